@@ -1,0 +1,49 @@
+# Everything a developer, CI or a new user runs. All of it happens inside .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+CODE := dtensor checkpoint storage tools tests
+
+.PHONY: help install check format test demo clean
+
+help:
+	@echo "make demo    train, kill a rank during a save, resume on another mesh, prove the losses"
+	@echo "make test    the whole test suite"
+	@echo "make check   formatter, linter, type checker"
+	@echo "make format  apply formatter and safe lint fixes"
+
+$(VENV)/.deps: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade "pip>=25.1" "setuptools>=77"
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --group dev \
+		--editable . --config-settings editable_mode=strict
+	touch $@
+
+# The strict editable install is a tree of links, one per module: new files need it made again.
+$(VENV)/.linked: $(VENV)/.deps $(shell find $(CODE) -name '*.py' 2>/dev/null | sort)
+	@find $(CODE) -name '*.py' | sort | cmp -s - $(VENV)/.files || \
+		($(BIN)/pip install --quiet --no-deps --no-build-isolation \
+			--editable . --config-settings editable_mode=strict && \
+		find $(CODE) -name '*.py' | sort > $(VENV)/.files)
+	@touch $@
+
+install: $(VENV)/.linked
+
+check: install
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: install
+	$(BIN)/ruff format $(CODE)
+	$(BIN)/ruff check --fix $(CODE)
+
+test: install
+	$(BIN)/python -m pytest
+
+demo: install
+	$(BIN)/python -m dtckpt.tools.demo
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info demo-output

@@ -1,0 +1,1 @@
+"""Formats, planning, saving and loading of sharded state."""

@@ -1,0 +1,1 @@
+"""Meshes, placements, layouts and distributed tensors."""

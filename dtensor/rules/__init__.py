@@ -1,0 +1,1 @@
+"""Sharding rules of operators, one family a file."""

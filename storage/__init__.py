@@ -1,0 +1,1 @@
+"""Where bytes live: one small ``Store`` protocol over local disk and object stores."""

@@ -1,0 +1,98 @@
+"""Every error the library raises, in one tree, grouped by what a caller would do about it.
+
+::
+
+    DtckptError
+      PlacementError(ValueError)          a placement, mesh or layout that cannot be: fix the call
+      UnsupportedOp(NotImplementedError)  no sharding rule for an operator
+      CheckpointError                     anything about saving and loading
+        NotCommitted(FileNotFoundError)   no complete checkpoint there: choose another path
+        AlreadyCommitted(FileExistsError) a checkpoint is there already: overwrite=True or another path
+        Corrupt                           stored bytes are not what was written: use another checkpoint
+        LayoutMismatch(ValueError)        names, shapes or dtypes differ from what was asked for
+        Unsavable(TypeError)              a value that the format cannot hold
+        RankFailed                        another rank failed or fell silent
+        Timeout(TimeoutError)             a deadline passed
+        StorageError(OSError)             the storage failed
+          ObjectNotFound(FileNotFoundError)
+          ObjectExists(FileExistsError)
+
+Each also derives from the builtin that a caller would expect, so ``except OSError`` works.
+Messages say what happened, where (tensor, file, byte range, rank), what was expected, what was
+found, and what to do. The module imports nothing: it is the ground that all packages stand on.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AlreadyCommitted",
+    "CheckpointError",
+    "Corrupt",
+    "DtckptError",
+    "LayoutMismatch",
+    "NotCommitted",
+    "ObjectExists",
+    "ObjectNotFound",
+    "PlacementError",
+    "RankFailed",
+    "StorageError",
+    "Timeout",
+    "Unsavable",
+    "UnsupportedOp",
+]
+
+
+class DtckptError(Exception):
+    """Base class of every error that dtckpt raises on purpose."""
+
+
+class PlacementError(DtckptError, ValueError):
+    """A box, placement, mesh or layout is impossible or does not fit its tensor."""
+
+
+class UnsupportedOp(DtckptError, NotImplementedError):
+    """A tensor operator has no sharding rule and may not fall back."""
+
+
+class CheckpointError(DtckptError):
+    """A checkpoint could not be saved, read or understood."""
+
+
+class NotCommitted(CheckpointError, FileNotFoundError):
+    """There is no committed checkpoint at this place."""
+
+
+class AlreadyCommitted(CheckpointError, FileExistsError):
+    """A committed checkpoint is already at this place and may not be replaced."""
+
+
+class Corrupt(CheckpointError):
+    """Stored bytes are not the bytes that were written."""
+
+
+class LayoutMismatch(CheckpointError, ValueError):
+    """Names, shapes, dtypes or boxes do not fit what was asked for."""
+
+
+class Unsavable(CheckpointError, TypeError):
+    """A value has a type that the format does not hold."""
+
+
+class RankFailed(CheckpointError):
+    """A rank raised, died or fell silent; every other rank raises this in its place."""
+
+
+class Timeout(CheckpointError, TimeoutError):
+    """A deadline passed."""
+
+
+class StorageError(CheckpointError, OSError):
+    """The storage refused or failed an operation."""
+
+
+class ObjectNotFound(StorageError, FileNotFoundError):
+    """The named object does not exist."""
+
+
+class ObjectExists(StorageError, FileExistsError):
+    """The named object exists already and objects are never overwritten."""
