@@ -7,8 +7,8 @@
       UnsupportedOp(NotImplementedError)  no sharding rule for an operator
       CheckpointError                     anything about saving and loading
         NotCommitted(FileNotFoundError)   no complete checkpoint there: choose another path
-        AlreadyCommitted(FileExistsError) a checkpoint is there already: overwrite=True or another path
-        Corrupt                           stored bytes are not what was written: use another checkpoint
+        AlreadyCommitted(FileExistsError) one is there already: pass overwrite=True or another path
+        Corrupt                           stored bytes are not those written: use another checkpoint
         LayoutMismatch(ValueError)        names, shapes or dtypes differ from what was asked for
         Unsavable(TypeError)              a value that the format cannot hold
         RankFailed                        another rank failed or fell silent

@@ -1,0 +1,198 @@
+"""Boxes: rectangles of a global index space.
+
+A box is the only geometry that the library moves bytes by. Resharding is ``intersect`` followed by
+``relative_to``: the part of a wanted box that a stored box holds, in the stored box's own
+coordinates.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dtckpt.errors import PlacementError
+
+_SPAN = re.compile(r"(\d+):(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """The elements ``offsets[d] <= i[d] < offsets[d] + sizes[d]`` of a tensor, for every dim d.
+
+    A box with a size of 0 in some dim holds nothing. The box of a 0-d tensor has no dims and holds
+    one element.
+
+    >>> Box((2, 0), (3, 4)).numel
+    12
+    >>> print(Box((2, 0), (3, 4)))
+    [2:5,0:4]
+    """
+
+    offsets: tuple[int, ...]
+    """First index in every dim, in elements."""
+    sizes: tuple[int, ...]
+    """Extent in every dim, in elements."""
+
+    def __post_init__(self) -> None:
+        if len(self.offsets) != len(self.sizes):
+            raise PlacementError(
+                f"a box needs as many offsets as sizes, got {self.offsets} and {self.sizes}"
+            )
+        for offset, size in zip(self.offsets, self.sizes, strict=True):
+            if offset < 0 or size < 0:
+                raise PlacementError(
+                    "offsets and sizes of a box must not be negative, "
+                    f"got {self.offsets} and {self.sizes}"
+                )
+
+    @classmethod
+    def whole(cls, shape: tuple[int, ...]) -> Box:
+        """Return the box of every element of a tensor of ``shape``."""
+        return cls((0,) * len(shape), tuple(shape))
+
+    @classmethod
+    def parse(cls, text: str) -> Box:
+        """Return the box that ``str`` wrote.
+
+        >>> Box.parse("[2:5,0:4]") == Box((2, 0), (3, 4))
+        True
+        """
+        inner = text[1:-1]
+        spans = inner.split(",") if inner else []
+        matches = [_SPAN.fullmatch(span) for span in spans]
+        if text[:1] + text[-1:] != "[]" or not all(matches):
+            raise PlacementError(f"not a box: {text!r}; expected a form like '[0:512,0:1024]'")
+        bounds = [(int(match[1]), int(match[2])) for match in matches if match]
+        return cls(tuple(a for a, _ in bounds), tuple(b - a for a, b in bounds))
+
+    @property
+    def ndim(self) -> int:
+        """Number of dims."""
+        return len(self.sizes)
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.sizes)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the box holds no element."""
+        return 0 in self.sizes
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """One past the last index in every dim."""
+        return tuple(a + n for a, n in zip(self.offsets, self.sizes, strict=True))
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """Index that selects the box from an array of the global shape."""
+        return tuple(slice(a, a + n) for a, n in zip(self.offsets, self.sizes, strict=True))
+
+    def intersect(self, other: Box) -> Box | None:
+        """Return the common elements, or None where there are none.
+
+        >>> Box((0,), (4,)).intersect(Box((3,), (5,)))
+        Box(offsets=(3,), sizes=(1,))
+        >>> Box((0,), (4,)).intersect(Box((4,), (5,))) is None
+        True
+        """
+        _require_same_ndim(self, other)
+        offsets: list[int] = []
+        sizes: list[int] = []
+        for a, n, b, m in zip(self.offsets, self.sizes, other.offsets, other.sizes, strict=True):
+            start = max(a, b)
+            size = min(a + n, b + m) - start
+            if size <= 0:
+                return None
+            offsets.append(start)
+            sizes.append(size)
+        return Box(tuple(offsets), tuple(sizes))
+
+    def contains(self, other: Box) -> bool:
+        """Whether every element of ``other`` is in this box; an empty box is in every box."""
+        _require_same_ndim(self, other)
+        return other.is_empty or self.intersect(other) == other
+
+    def translate(self, by: tuple[int, ...]) -> Box:
+        """Return the box moved by ``by`` elements in every dim.
+
+        >>> Box((2, 0), (3, 4)).translate((-2, 1))
+        Box(offsets=(0, 1), sizes=(3, 4))
+        """
+        return Box(tuple(a + d for a, d in zip(self.offsets, by, strict=True)), self.sizes)
+
+    def relative_to(self, outer: Box) -> Box:
+        """Return this box in the coordinates of ``outer``, which must contain it.
+
+        >>> Box((5, 2), (1, 2)).relative_to(Box((4, 2), (4, 4)))
+        Box(offsets=(1, 0), sizes=(1, 2))
+        """
+        return self.translate(tuple(-a for a in outer.offsets))
+
+    def halves(self) -> tuple[Box, Box]:
+        """Return the two halves along the first dim of more than one index.
+
+        Elements of the first half come before those of the second in row-major order.
+
+        >>> [str(half) for half in Box((0, 0), (1, 5)).halves()]
+        ['[0:1,0:2]', '[0:1,2:5]']
+        """
+        dim = next((dim for dim, size in enumerate(self.sizes) if size > 1), None)
+        if dim is None:
+            raise PlacementError(f"a box of {self.numel} elements cannot be halved")
+        offset, half = self.offsets[dim], self.sizes[dim] // 2
+        return (
+            Box(self.offsets, (*self.sizes[:dim], half, *self.sizes[dim + 1 :])),
+            Box(
+                (*self.offsets[:dim], offset + half, *self.offsets[dim + 1 :]),
+                (*self.sizes[:dim], self.sizes[dim] - half, *self.sizes[dim + 1 :]),
+            ),
+        )
+
+    def __str__(self) -> str:
+        spans = zip(self.offsets, self.ends, strict=True)
+        return "[" + ",".join(f"{start}:{end}" for start, end in spans) + "]"
+
+
+def first_overlap(boxes: list[Box]) -> tuple[Box, Box] | None:
+    """Return two boxes that share an element, or None where all are disjoint.
+
+    A sweep along the first dim: boxes are compared only with those that are still open there.
+
+    >>> first_overlap([Box((0,), (4,)), Box((4,), (2,)), Box((3,), (2,))])
+    (Box(offsets=(0,), sizes=(4,)), Box(offsets=(3,), sizes=(2,)))
+    """
+    open_boxes: list[Box] = []
+    for box in sorted((b for b in boxes if not b.is_empty), key=lambda b: b.offsets):
+        start = box.offsets[:1]
+        open_boxes = [other for other in open_boxes if other.ends[:1] > start or not start]
+        for other in open_boxes:
+            if box.intersect(other) is not None:
+                return other, box
+        open_boxes.append(box)
+    return None
+
+
+def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return how many elements apart neighbours lie in every dim of a contiguous array.
+
+    >>> row_major_strides((2, 3, 4))
+    (12, 4, 1)
+    """
+    return tuple(_suffix_products(shape))[::-1]
+
+
+def _suffix_products(shape: tuple[int, ...]) -> Iterator[int]:
+    product = 1
+    for size in reversed(shape):
+        yield product
+        product *= size
+
+
+def _require_same_ndim(a: Box, b: Box) -> None:
+    if len(a.sizes) != len(b.sizes):
+        raise PlacementError(f"boxes of {a.ndim} and {b.ndim} dims do not compare: {a} and {b}")

@@ -1,0 +1,94 @@
+"""Irregular layouts: an explicit list of the boxes that ranks hold.
+
+For tensors whose placement no mesh arithmetic describes (packed expert weights, foreign tensor
+types that only tell their chunks). The cost grows with the number of boxes, so a ``Layout`` is
+used wherever one exists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+from dtckpt.errors import PlacementError
+
+from .box import Box, first_overlap
+
+
+@dataclass(frozen=True, slots=True)
+class IrregularLayout:
+    """A tensor of ``shape`` of which every listed rank holds the listed box.
+
+    A rank may hold several boxes. Ranks that hold the same box are replicas of it; different boxes
+    must not overlap, and together they must cover the tensor.
+
+    >>> layout = IrregularLayout((4,), ((0, Box((0,), (3,))), (1, Box((3,), (1,)))))
+    >>> [(rank, str(common)) for rank, _, common in layout.pieces_meeting(Box((2,), (2,)))]
+    [(0, '[2:3]'), (1, '[3:4]')]
+    """
+
+    shape: tuple[int, ...]
+    pieces: tuple[tuple[int, Box], ...]
+    """(rank, box) pairs; empty boxes are left out and the rest is sorted."""
+
+    def __post_init__(self) -> None:
+        pieces = sorted(
+            {(rank, box) for rank, box in self.pieces if not box.is_empty},
+            key=lambda piece: (piece[1].offsets, piece[1].sizes, piece[0]),
+        )
+        object.__setattr__(self, "pieces", tuple(pieces))
+
+    def boxes(self) -> list[Box]:
+        """Return every different box once, in row-major order of its offsets."""
+        return list(dict.fromkeys(box for _, box in self.pieces))
+
+    def validate(self) -> None:
+        """Raise PlacementError unless the boxes cover every element exactly once."""
+        boxes = self.boxes()
+        whole = Box.whole(self.shape)
+        for box in boxes:
+            if not whole.contains(box):
+                raise PlacementError(f"box {box} does not lie in a tensor of shape {self.shape}")
+        overlap = first_overlap(boxes)
+        if overlap is not None:
+            raise PlacementError(
+                f"boxes {overlap[0]} and {overlap[1]} of a tensor of shape {self.shape} overlap "
+                "without being equal"
+            )
+        held = sum(box.numel for box in boxes)
+        if held != whole.numel:
+            raise PlacementError(
+                f"the ranks hold {held} of the {whole.numel} elements of a tensor of shape "
+                f"{self.shape}: {', '.join(map(str, boxes[:8]))}"
+            )
+
+    def pieces_meeting(self, box: Box) -> Iterator[tuple[int, Box, Box]]:
+        """Yield (lowest rank, held box, common box) of every held box that meets ``box``."""
+        seen: set[Box] = set()
+        for rank, held in self.pieces:
+            if held in seen:
+                continue
+            seen.add(held)
+            common = held.intersect(box)
+            if common is not None:
+                yield rank, held, common
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object of shape and boxes."""
+        return {
+            "shape": list(self.shape),
+            "boxes": [[rank, str(box)] for rank, box in self.pieces],
+        }
+
+    @classmethod
+    def from_json(cls, value: object) -> IrregularLayout:
+        """Return the layout that ``to_json`` wrote; PlacementError where it is malformed."""
+        try:
+            fields = cast(dict[str, Any], value)
+            return cls(
+                tuple(int(n) for n in fields["shape"]),
+                tuple((int(rank), Box.parse(text)) for rank, text in fields["boxes"]),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise PlacementError(f"not an irregular layout: {value!r} ({error})") from error

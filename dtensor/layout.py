@@ -1,0 +1,284 @@
+"""Layouts: which elements of a tensor every coordinate of a mesh holds.
+
+From a layout alone any rank computes what any other rank holds, by arithmetic. The axes that split
+a dim cut it one after the other, each cutting the pieces of the one before, so a dim falls into a
+row of intervals and the tensor into a grid of *cells*. A cell is held by as many coordinates as
+the remaining axes have: its *replicas*.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+from dtckpt.errors import PlacementError
+
+from .box import Box
+from .mesh import Mesh, unravel
+from .placement import Placement, Ragged, Replicate, Shard, parse_placement
+
+Coordinate = tuple[int, ...]
+Cell = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """One cut of a tensor dim by one mesh axis."""
+
+    axis: int
+    num_pieces: int
+    starts: tuple[int, ...] | None
+    """First index of every ragged piece and the end of the last; None for even chunks."""
+
+    def piece(self, index: int, extent: int) -> tuple[int, int]:
+        """Return start and size of piece ``index`` of ``extent`` indices."""
+        if self.starts is not None:
+            return self.starts[index], self.starts[index + 1] - self.starts[index]
+        chunk = -(-extent // self.num_pieces)
+        start = min(index * chunk, extent)
+        return start, min(chunk, extent - start)
+
+    def find(self, position: int, extent: int) -> int:
+        """Return which piece holds ``position``."""
+        if self.starts is not None:
+            return bisect_right(self.starts, position) - 1
+        return position // -(-extent // self.num_pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A tensor of ``shape`` laid out on ``mesh`` by one placement per axis.
+
+    Immutable and hashable. Negative dims are normalised, and an explicit shard order that equals
+    the default one is dropped, so equal layouts compare equal.
+
+    >>> layout = Layout(Mesh((2, 2), ("dp", "tp")), (Shard(0), Shard(1)), (5, 4))
+    >>> [str(layout.box(c)) for c in layout.mesh.coordinates()]
+    ['[0:3,0:2]', '[0:3,2:4]', '[3:5,0:2]', '[3:5,2:4]']
+    """
+
+    mesh: Mesh
+    placements: tuple[Placement, ...]
+    shape: tuple[int, ...]
+    splits: tuple[tuple[Split, ...], ...] = field(init=False, repr=False, compare=False)
+    """For every tensor dim the axes that cut it, in cutting order."""
+    replica_axes: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """Axes that cut nothing."""
+
+    def __post_init__(self) -> None:
+        if len(self.placements) != self.mesh.ndim:
+            raise PlacementError(
+                f"a mesh of {self.mesh.ndim} axes ({self.mesh}) needs as many placements, "
+                f"got {len(self.placements)}: ({format_placements(self.placements)})"
+            )
+        placements = tuple(self._normal(i, p) for i, p in enumerate(self.placements))
+        splits = tuple(self._cuts(dim, placements) for dim in range(len(self.shape)))
+        placements = _without_default_order(placements, splits)
+        replica_axes = tuple(i for i, p in enumerate(placements) if not p.is_shard())
+        object.__setattr__(self, "placements", placements)
+        object.__setattr__(self, "splits", splits)
+        object.__setattr__(self, "replica_axes", replica_axes)
+
+    def _normal(self, axis: int, placement: Placement) -> Placement:
+        if not isinstance(placement, Shard | Ragged):
+            return placement
+        ndim = len(self.shape)
+        if not -ndim <= placement.dim < ndim:
+            raise PlacementError(
+                f"{placement} on axis {self.mesh.axis_names[axis]!r} names dim {placement.dim}, "
+                f"but a tensor of shape {self.shape} has {ndim} dims"
+            )
+        if isinstance(placement, Ragged):
+            self._check_ragged(axis, placement)
+        return replace(placement, dim=placement.dim % ndim)
+
+    def _check_ragged(self, axis: int, placement: Ragged) -> None:
+        count, size = self.mesh.shape[axis], self.shape[placement.dim]
+        if len(placement.sizes) != count or sum(placement.sizes) != size:
+            raise PlacementError(
+                f"{placement} on axis {self.mesh.axis_names[axis]!r} needs {count} sizes that sum "
+                f"to {size}, got {len(placement.sizes)} that sum to {sum(placement.sizes)}"
+            )
+
+    def _cuts(self, dim: int, placements: tuple[Placement, ...]) -> tuple[Split, ...]:
+        on_dim = [(axis, p) for axis, p in enumerate(placements) if p.is_shard(dim)]
+        ragged = [(axis, p) for axis, p in on_dim if isinstance(p, Ragged)]
+        shards = [(axis, p) for axis, p in on_dim if isinstance(p, Shard)]
+        if len(ragged) > 1:
+            raise PlacementError(
+                f"({format_placements(placements)}): only one axis may cut dim {dim} raggedly, "
+                "since its sizes are those of the whole dim"
+            )
+        orders = [p.order for _, p in shards if p.order is not None]
+        if orders:
+            if sorted(orders) != list(range(len(shards))):
+                raise PlacementError(
+                    f"({format_placements(placements)}): the axes that shard dim {dim} need the "
+                    f"orders 0 to {len(shards) - 1}, each once, or none at all"
+                )
+            shards.sort(key=lambda item: item[1].order or 0)
+        return tuple(
+            [Split(axis, len(p.sizes), _starts(p.sizes)) for axis, p in ragged]
+            + [Split(axis, self.mesh.shape[axis], None) for axis, _ in shards]
+        )
+
+    @classmethod
+    def replicated(cls, mesh: Mesh, shape: Sequence[int]) -> Layout:
+        """Return the layout in which every rank of the mesh holds the whole tensor."""
+        return cls(mesh, (Replicate(),) * mesh.ndim, tuple(shape))
+
+    @property
+    def numel(self) -> int:
+        """Number of elements of the global tensor."""
+        return math.prod(self.shape)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether some axis still waits for a reduction."""
+        return any(p.is_partial() for p in self.placements)
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Number of cells along every dim, empty ones included."""
+        return tuple(math.prod(split.num_pieces for split in cuts) for cuts in self.splits)
+
+    @property
+    def num_replicas(self) -> int:
+        """How many coordinates hold each cell."""
+        return math.prod(self.mesh.shape[axis] for axis in self.replica_axes)
+
+    def box(self, coordinate: Coordinate) -> Box:
+        """Return what a coordinate holds; its sizes are the shape of the local tensor."""
+        return self.cell_box(self.cell(coordinate))
+
+    def cell(self, coordinate: Coordinate) -> Cell:
+        """Return the grid index of the cell that a coordinate holds."""
+        index: list[int] = []
+        for cuts in self.splits:
+            position = 0
+            for split in cuts:
+                position = position * split.num_pieces + coordinate[split.axis]
+            index.append(position)
+        return tuple(index)
+
+    def cell_box(self, cell: Cell) -> Box:
+        """Return the box of a cell, which may be empty."""
+        spans = [self._interval(dim, index) for dim, index in enumerate(cell)]
+        return Box(tuple(start for start, _ in spans), tuple(size for _, size in spans))
+
+    def _interval(self, dim: int, index: int) -> tuple[int, int]:
+        cuts = self.splits[dim]
+        start, extent = 0, self.shape[dim]
+        for split, i in zip(cuts, unravel(index, tuple(s.num_pieces for s in cuts)), strict=True):
+            offset, extent = split.piece(i, extent)
+            start += offset
+        return start, extent
+
+    def cells(self) -> Iterator[Cell]:
+        """Yield every cell, empty ones included, in row-major order of the grid."""
+        return itertools.product(*(range(n) for n in self.grid))
+
+    def cells_meeting(self, box: Box) -> Iterator[tuple[Cell, Box]]:
+        """Yield every cell that shares elements with ``box``, with the box of those elements.
+
+        The cost grows with the number of such cells and of axes, not with the size of the mesh.
+        """
+        if box.ndim != len(self.shape) or not Box.whole(self.shape).contains(box):
+            raise PlacementError(f"box {box} does not lie in a tensor of shape {self.shape}")
+        if box.is_empty:
+            return
+        ranges = [
+            range(self._find(dim, start), self._find(dim, end - 1) + 1)
+            for dim, (start, end) in enumerate(zip(box.offsets, box.ends, strict=True))
+        ]
+        for cell in itertools.product(*ranges):
+            common = self.cell_box(cell).intersect(box)
+            if common is not None:
+                yield cell, common
+
+    def _find(self, dim: int, position: int) -> int:
+        index, extent = 0, self.shape[dim]
+        for split in self.splits[dim]:
+            i = split.find(position, extent)
+            start, extent = split.piece(i, extent)
+            position -= start
+            index = index * split.num_pieces + i
+        return index
+
+    def replica(self, coordinate: Coordinate) -> int:
+        """Return which of its cell's replicas a coordinate holds, from 0 to num_replicas - 1."""
+        index = 0
+        for axis in self.replica_axes:
+            index = index * self.mesh.shape[axis] + coordinate[axis]
+        return index
+
+    def coordinate(self, cell: Cell, replica: int = 0) -> Coordinate:
+        """Return the coordinate that holds a given replica of a cell."""
+        coordinate = [0] * self.mesh.ndim
+        shape = tuple(self.mesh.shape[axis] for axis in self.replica_axes)
+        for axis, i in zip(self.replica_axes, unravel(replica, shape), strict=True):
+            coordinate[axis] = i
+        for cuts, index in zip(self.splits, cell, strict=True):
+            digits = unravel(index, tuple(split.num_pieces for split in cuts))
+            for split, digit in zip(cuts, digits, strict=True):
+                coordinate[split.axis] = digit
+        return tuple(coordinate)
+
+    def holders(self, box: Box) -> Iterator[Coordinate]:
+        """Yield every coordinate whose local box contains all of ``box``, which is not empty.
+
+        >>> layout = Layout(Mesh((2, 2)), (Shard(0), Replicate()), (4,))
+        >>> list(layout.holders(Box((2,), (1,))))
+        [(1, 0), (1, 1)]
+        """
+        for cell, common in self.cells_meeting(box):
+            if common == box:
+                for replica in range(self.num_replicas):
+                    yield self.coordinate(cell, replica)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object of mesh, placements in text form, and shape."""
+        return {
+            "mesh": self.mesh.to_json(),
+            "placements": [str(p) for p in self.placements],
+            "shape": list(self.shape),
+        }
+
+    @classmethod
+    def from_json(cls, value: object) -> Layout:
+        """Return the layout that ``to_json`` wrote; PlacementError where it is malformed."""
+        try:
+            fields = cast(dict[str, Any], value)
+            return cls(
+                Mesh.from_json(fields["mesh"]),
+                tuple(parse_placement(text) for text in fields["placements"]),
+                tuple(int(n) for n in fields["shape"]),
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise PlacementError(f"not a layout: {value!r} ({error})") from error
+
+    def __str__(self) -> str:
+        return f"{list(self.shape)} ({format_placements(self.placements)}) on {self.mesh}"
+
+
+def format_placements(placements: Sequence[Placement]) -> str:
+    """Return placements in their text form, as ``parse_placements`` reads them."""
+    return ", ".join(str(placement) for placement in placements)
+
+
+def _starts(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(itertools.accumulate(sizes, initial=0))
+
+
+def _without_default_order(
+    placements: tuple[Placement, ...], splits: tuple[tuple[Split, ...], ...]
+) -> tuple[Placement, ...]:
+    in_mesh_order = [all(a.axis < b.axis for a, b in itertools.pairwise(cuts)) for cuts in splits]
+    return tuple(
+        replace(p, order=None) if isinstance(p, Shard) and in_mesh_order[p.dim] else p
+        for p in placements
+    )

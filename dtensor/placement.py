@@ -1,0 +1,145 @@
+"""Placements: how a tensor lies along one axis of a mesh.
+
+A tensor has one placement per mesh axis. ``Shard`` and ``Ragged`` split a tensor dim over the axis,
+``Replicate`` repeats the tensor along it, ``Partial`` holds terms that are still to be reduced over
+it. They are plain frozen values that know nothing of torch, with a short text form that manifests
+and the command line share: ``S(0)``, ``S(0)@1``, ``R``, ``P(sum)``, ``Ragged(0:3,1,4)``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from dtckpt.errors import PlacementError
+
+REDUCE_OPS = ("sum", "avg", "product", "max", "min")
+"""Element-wise reductions that a ``Partial`` can be waiting for."""
+
+_FORMS = re.compile(
+    r"S\((?P<shard>-?\d+)\)(?:@(?P<order>\d+))?"
+    r"|(?P<replicate>R)"
+    r"|P\((?P<partial>\w+)\)"
+    r"|Ragged\((?P<ragged>-?\d+):(?P<sizes>\d+(?:,\d+)*)\)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Base of all placements; ``isinstance`` or the three questions below tell them apart."""
+
+    def is_shard(self, dim: int | None = None) -> bool:
+        """Whether the axis splits a tensor dim (the one given, if any)."""
+        return isinstance(self, Shard | Ragged) and dim in (None, self.dim)
+
+    def is_replicate(self) -> bool:
+        """Whether every coordinate of the axis holds the same values."""
+        return isinstance(self, Replicate)
+
+    def is_partial(self, reduce_op: str | None = None) -> bool:
+        """Whether values are still to be reduced over the axis (by the op given, if any)."""
+        return isinstance(self, Partial) and reduce_op in (None, self.reduce_op)
+
+
+@dataclass(frozen=True, slots=True)
+class Shard(Placement):
+    """Splits tensor dim ``dim`` over the axis as ``torch.chunk`` does.
+
+    Of n indices over k coordinates each holds ``ceil(n / k)``; the last ones hold fewer or none.
+
+    Where several axes split one dim, the axes cut in the order of the mesh unless ``order`` says
+    otherwise: ``Shard(0, order=1), Shard(0, order=0)`` lets the second axis cut first, and the
+    first axis cut the pieces (tensor parallel inside FSDP). Orders count from 0 among the axes
+    that split the dim, and are given for all of them or for none.
+
+    >>> print(Shard(0), Shard(1, order=2))
+    S(0) S(1)@2
+    """
+
+    dim: int
+    order: int | None = None
+
+    def __str__(self) -> str:
+        return f"S({self.dim})" if self.order is None else f"S({self.dim})@{self.order}"
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged(Placement):
+    """Splits tensor dim ``dim`` over the axis into pieces of the given sizes, one per coordinate.
+
+    The sizes sum to the size of the dim; any of them may be 0. A ragged axis is the first to cut
+    its dim, whatever its place in the mesh; other axes may shard its pieces further.
+
+    >>> print(Ragged(0, (3, 0, 5)))
+    Ragged(0:3,0,5)
+    """
+
+    dim: int
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.sizes or min(self.sizes) < 0:
+            raise PlacementError(
+                f"Ragged(dim={self.dim}) needs one size of 0 or more per coordinate, "
+                f"got {self.sizes}"
+            )
+
+    def __str__(self) -> str:
+        return f"Ragged({self.dim}:{','.join(map(str, self.sizes))})"
+
+
+@dataclass(frozen=True, slots=True)
+class Replicate(Placement):
+    """Every coordinate of the axis holds the same values."""
+
+    def __str__(self) -> str:
+        return "R"
+
+
+@dataclass(frozen=True, slots=True)
+class Partial(Placement):
+    """Every coordinate holds a term; the value is their element-wise reduction over the axis.
+
+    ``reduce_op`` is one of "sum", "avg", "product", "max", "min".
+    """
+
+    reduce_op: str = "sum"
+
+    def __post_init__(self) -> None:
+        if self.reduce_op not in REDUCE_OPS:
+            raise PlacementError(
+                f"Partial cannot reduce by {self.reduce_op!r}; expected one of {REDUCE_OPS}"
+            )
+
+    def __str__(self) -> str:
+        return f"P({self.reduce_op})"
+
+
+def parse_placement(text: str) -> Placement:
+    """Return the placement that ``str`` wrote.
+
+    >>> parse_placement("Ragged(0:3,0,5)")
+    Ragged(dim=0, sizes=(3, 0, 5))
+    """
+    match = _FORMS.fullmatch(text.strip())
+    if match is None:
+        raise PlacementError(
+            f"not a placement: {text!r}; expected S(dim), S(dim)@order, R, P(op) "
+            "or Ragged(dim:size,size,...)"
+        )
+    if match["replicate"]:
+        return Replicate()
+    if match["partial"]:
+        return Partial(match["partial"])
+    if match["ragged"]:
+        return Ragged(int(match["ragged"]), tuple(map(int, match["sizes"].split(","))))
+    return Shard(int(match["shard"]), int(match["order"]) if match["order"] else None)
+
+
+def parse_placements(text: str) -> tuple[Placement, ...]:
+    """Return placements from a comma-separated list, one per mesh axis.
+
+    >>> parse_placements("S(0), R")
+    (Shard(dim=0, order=None), Replicate())
+    """
+    return tuple(parse_placement(part) for part in re.split(r",(?![^()]*\))", text))

@@ -1,0 +1,39 @@
+"""What every coordinate holds, by cutting a NumPy array of indices as the definitions say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dtckpt.dtensor.layout import Layout
+from dtckpt.dtensor.placement import Ragged, Shard
+
+Array = np.ndarray[Any, Any]
+
+
+def local_array(layout: Layout, coordinate: tuple[int, ...], whole: Array) -> Array:
+    """Return the part of ``whole`` that a coordinate holds, one placement after the other."""
+    for dim in range(whole.ndim):
+        cuts = [(a, p) for a, p in enumerate(layout.placements) if p.is_shard(dim)]
+        for axis, placement in sorted(cuts, key=_cutting_order):
+            pieces = _cut(whole, dim, placement, layout.mesh.shape[axis])
+            whole = pieces[coordinate[axis]]
+    return whole
+
+
+def _cutting_order(cut: tuple[int, Any]) -> tuple[int, int]:
+    axis, placement = cut
+    if isinstance(placement, Ragged):
+        return (0, axis)
+    return (1, axis if placement.order is None else placement.order)
+
+
+def _cut(whole: Array, dim: int, placement: Any, count: int) -> list[Array]:
+    if isinstance(placement, Ragged):
+        bounds = np.cumsum(placement.sizes)[:-1]
+        return np.split(whole, bounds, axis=dim)
+    assert isinstance(placement, Shard)
+    chunk = -(-whole.shape[dim] // count)
+    bounds = [min(i * chunk, whole.shape[dim]) for i in range(1, count)]
+    return np.split(whole, bounds, axis=dim)

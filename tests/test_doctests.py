@@ -1,0 +1,16 @@
+"""Every runnable example in a docstring is run."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+
+import pytest
+
+from .test_packaging import modules
+
+
+@pytest.mark.parametrize("name", [name for name, _ in modules() if not name.endswith("__main__")])
+def test_examples_in_docstrings(name: str) -> None:
+    failures = doctest.testmod(importlib.import_module(name)).failed
+    assert failures == 0
