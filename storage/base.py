@@ -1,0 +1,298 @@
+"""The interface of every store: named, immutable objects made of bytes.
+
+A store holds objects under names (``names``). It reads exact ranges, streams new objects of known
+size, publishes small ones atomically, lists and deletes. It knows nothing of tensors.
+
+========================  ====================================================================
+concurrency               what may happen
+========================  ====================================================================
+``Store``                 every method may be called from any thread at any time
+``WriteStream``           belongs to one thread; streams of one store are independent
+``read_into``             may fill the buffers in any order and from several threads of its own
+``WriteStream.write``     may hand the bytes to background transfers, but only as its own copy
+========================  ====================================================================
+
+Visibility: an object appears under its name complete or not at all. A failed ``close`` or
+``publish`` leaves nothing, except that when its very last step fails (the reply was lost, the
+directory could not be flushed) the complete object may be there. It is never partial.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Self
+
+from dtckpt.errors import ObjectNotFound, StorageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+__all__ = ["ObjectInfo", "ReadRequest", "Store", "WriteStream", "byte_view", "check_range"]
+
+
+def byte_view(data: Buffer) -> memoryview:
+    """``data`` as a flat view of bytes, without a copy; ``ValueError`` if it is not contiguous."""
+    view = memoryview(data)
+    if not view.c_contiguous:
+        raise ValueError("the buffer must be C-contiguous")
+    if view.nbytes == 0:
+        return view if view.ndim == 1 and view.format == "B" else memoryview(bytearray())
+    return view.cast("B")
+
+
+def check_range(start: int, stop: int | None) -> None:
+    """Raise ``ValueError`` unless ``0 <= start <= stop`` (``None``: the end)."""
+    if start < 0 or (stop is not None and stop < start):
+        raise ValueError(f"bad byte range {start}:{stop}: expected 0 <= start <= stop")
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """What a store tells of an object without reading it."""
+
+    name: str
+    """Relative to the store that was asked."""
+    size: int
+    """In bytes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadRequest:
+    """Fill ``buffer`` with the object's bytes from ``offset`` on.
+
+    The buffer is anything that gives a writable, C-contiguous ``memoryview``; ``ValueError`` if it
+    does not.
+    """
+
+    offset: int
+    """Of the first byte in the object."""
+    buffer: Buffer
+    view: memoryview = field(init=False, repr=False)
+    """The buffer as flat bytes; its length is the number of bytes to read."""
+
+    def __post_init__(self) -> None:
+        if self.offset < 0:
+            raise ValueError(f"bad read offset {self.offset}: expected 0 or more")
+        if memoryview(self.buffer).readonly:
+            raise ValueError("the buffer of a read request must be writable")
+        object.__setattr__(self, "view", byte_view(self.buffer))
+
+    @property
+    def stop(self) -> int:
+        """The offset after the last byte."""
+        return self.offset + self.view.nbytes
+
+
+class WriteStream(ABC):
+    """A new object being written, front to back, in exactly the announced number of bytes.
+
+    A context manager: leaving the block normally closes, leaving it by any exception (Ctrl-C too)
+    aborts. After a failed ``write`` nothing but ``abort`` makes sense; ``close`` then raises.
+
+    Subclasses supply ``_append``, ``_finish`` and ``_discard``.
+    """
+
+    def __init__(self, where: str, announced: int) -> None:
+        """``where`` is for messages. ``ValueError`` if ``announced`` (bytes) is negative."""
+        self._where = where
+        self._announced = announced
+        self._size = 0
+        self._state: Literal["open", "failed", "closed", "aborted"] = "open"
+        if announced < 0:
+            raise ValueError(f"bad object size {announced} for {where}: expected 0 or more")
+
+    @property
+    def size(self) -> int:
+        """The number of bytes written so far."""
+        return self._size
+
+    def write(self, data: Buffer) -> None:
+        """Append ``data``; on return the caller may reuse its buffer.
+
+        Raises ``StorageError`` at once when that exceeds the announced size.
+        """
+        view = byte_view(data)
+        if self._state != "open":
+            raise StorageError(f"cannot write to {self._where}: the stream is {self._state}")
+        if self._size + view.nbytes > self._announced:
+            self._state = "failed"
+            raise self._wrong_size(self._size + view.nbytes)
+        try:
+            self._append(view)
+        except BaseException:
+            self._state = "failed"
+            raise
+        self._size += view.nbytes
+
+    def close(self) -> None:
+        """Complete the object: on return it is durable and visible under its name.
+
+        Raises ``ObjectExists`` if another writer took the name, ``StorageError`` if the bytes
+        written are not as many as announced or the store failed. Closing again does nothing.
+        """
+        if self._state == "closed":
+            return
+        if self._state == "aborted":
+            raise StorageError(f"cannot close {self._where}: the stream was aborted")
+        refusal: StorageError | None = None
+        if self._state == "failed":
+            refusal = StorageError(f"cannot close {self._where}: an earlier write failed")
+        elif self._size != self._announced:
+            refusal = self._wrong_size(self._size)
+        if refusal is not None:
+            self._abort_because(refusal)
+            raise refusal
+        try:
+            self._finish()
+        except BaseException as error:
+            self._abort_because(error)
+            raise
+        self._state = "closed"
+
+    def abort(self) -> None:
+        """Give up: nothing is left under the name. Does nothing after ``close`` or ``abort``."""
+        if self._state in ("open", "failed"):
+            self._state = "aborted"
+            self._discard()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self._abort_because(error)
+        elif self._state != "aborted":
+            self.close()
+
+    def _abort_because(self, error: BaseException) -> None:
+        """Abort without hiding ``error`` behind a failure to clean up."""
+        try:
+            self.abort()
+        except Exception as second:
+            error.add_note(f"and cleaning up failed: {second}")
+
+    def _wrong_size(self, got: int) -> StorageError:
+        return StorageError(
+            f"cannot complete {self._where}: {self._announced} bytes were announced, {got} written"
+        )
+
+    @abstractmethod
+    def _append(self, view: memoryview) -> None:
+        """Take the bytes of ``view``, which stays valid only during the call."""
+
+    @abstractmethod
+    def _finish(self) -> None:
+        """Make the object durable and visible; every announced byte has been appended."""
+
+    @abstractmethod
+    def _discard(self) -> None:
+        """Remove every trace of the object; also called after ``_finish`` raised."""
+
+
+class Store(ABC):
+    """Objects under one root (a directory, a bucket prefix). Usable as a context manager.
+
+    Every method raises ``ValueError`` for impossible arguments before any I/O, and ``StorageError``
+    or its subclasses ``ObjectNotFound`` and ``ObjectExists`` when the storage fails.
+    """
+
+    url: str
+    """The root, canonical and without secrets: for messages, and to open the store again."""
+
+    @abstractmethod
+    def stat(self, name: str) -> ObjectInfo:
+        """Size of one object; ``ObjectNotFound`` if there is none (a directory is none)."""
+
+    def exists(self, name: str) -> bool:
+        """Whether the object is there now, not from any cache."""
+        try:
+            self.stat(name)
+        except ObjectNotFound:
+            return False
+        return True
+
+    @abstractmethod
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        """Exactly the bytes ``start:stop`` (``None``: to the end); never fewer.
+
+        ``StorageError`` naming the range and the size if the object ends before ``stop``.
+        """
+
+    @abstractmethod
+    def read_into(self, name: str, requests: Sequence[ReadRequest]) -> None:
+        """Fill every buffer exactly, or raise.
+
+        The order of the reads is free, and so is their parallelism. Buffers may not overlap one
+        another; ranges may. An empty buffer asks nothing of the object. After an error the
+        contents of all buffers are undefined.
+        """
+
+    @abstractmethod
+    def create(self, name: str, size: int) -> WriteStream:
+        """Begin a new object of exactly ``size`` bytes; nothing is visible before its ``close``.
+
+        Never overwrites: ``ObjectExists`` here if the name is taken, or from ``close`` if another
+        writer took it meanwhile. Space is reserved here where the store can do so.
+        """
+
+    @abstractmethod
+    def publish(self, name: str, data: bytes, *, overwrite: bool) -> None:
+        """Write a small object atomically: readers see nothing, or the old one, or all of this.
+
+        Durable on return. Without ``overwrite`` it raises ``ObjectExists`` if the name is taken;
+        of several racing writers exactly one succeeds where the store has conditional writes.
+        A store whose replies can be lost reads back and compares, so racers that must tell who won
+        publish different bytes.
+        """
+
+    @abstractmethod
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """All objects below ``prefix`` (a directory-like name; ``""`` is the root), sorted by name.
+
+        Recursive; ``"a"`` means ``a/...``, not ``ab``. Unfinished writes are not listed.
+        """
+
+    def leftovers(self, prefix: str = "") -> Iterator[str]:
+        """Names of unfinished writes below ``prefix``, fit for ``delete``.
+
+        Writers that are still alive are among them: ask only where none can be. Stores that keep
+        unfinished writes out of sight (multipart uploads) yield nothing.
+        """
+        return iter(())
+
+    @abstractmethod
+    def delete(self, names: Iterable[str]) -> None:
+        """Remove objects; a missing one is no error. Names must all be valid, or none is removed.
+
+        Directories that this empties are removed too, never the root.
+        """
+
+    @abstractmethod
+    def substore(self, prefix: str) -> Store:
+        """The store of the same kind whose root is ``prefix`` within this one."""
+
+    def close(self) -> None:
+        """Release connections; the store must not be used afterwards. Objects stay."""
+        return
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"

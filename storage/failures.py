@@ -1,0 +1,76 @@
+"""From whatever a system call or a driver raised to the library's error tree."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from dtckpt.errors import ObjectExists, ObjectNotFound, StorageError
+
+__all__ = [
+    "already_exists",
+    "not_found",
+    "out_of_range",
+    "reading",
+    "storage_error",
+    "translated",
+]
+
+
+def storage_error(action: str, where: str, cause: Exception) -> StorageError:
+    """The error that says ``cannot {action} {where}`` for ``cause``, ready to be raised from it.
+
+    ``FileNotFoundError`` and ``FileExistsError`` become ``ObjectNotFound`` and ``ObjectExists``,
+    all else ``StorageError``. An ``errno`` is kept.
+    """
+    kind, number = StorageError, None
+    detail = f"{type(cause).__name__}: {cause}"
+    if isinstance(cause, OSError):
+        number = cause.errno
+        detail = cause.strerror or str(cause) or type(cause).__name__
+    if isinstance(cause, FileNotFoundError):
+        kind, number = ObjectNotFound, errno.ENOENT
+    elif isinstance(cause, FileExistsError):
+        kind, number = ObjectExists, errno.EEXIST
+    message = f"cannot {action} {where}: {detail}"
+    return kind(message) if number is None else kind(number, message)
+
+
+@contextmanager
+def translated(action: str, where: str) -> Generator[None]:
+    """Turn every exception of the block but the library's own into ``storage_error``."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except Exception as error:
+        raise storage_error(action, where, error) from error
+
+
+@contextmanager
+def reading(action: str, where: str) -> Generator[None]:
+    """``translated``, where an object is also missing if a directory is there or a file above."""
+    with translated(action, where):
+        try:
+            yield
+        except (IsADirectoryError, NotADirectoryError) as error:
+            raise not_found(where) from error
+
+
+def not_found(where: str) -> ObjectNotFound:
+    """The error for an object that is not there."""
+    return ObjectNotFound(errno.ENOENT, f"no object at {where}")
+
+
+def already_exists(where: str) -> ObjectExists:
+    """The error for a write under a name that is taken."""
+    return ObjectExists(
+        errno.EEXIST, f"an object is already at {where}: objects are never replaced by accident"
+    )
+
+
+def out_of_range(where: str, start: int, stop: int | None, size: int) -> StorageError:
+    """The error for a read that goes past the end of an object of ``size`` bytes."""
+    end = "end" if stop is None else stop
+    return StorageError(f"cannot read bytes {start}:{end} of {where}: it has {size} bytes")

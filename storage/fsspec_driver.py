@@ -1,0 +1,104 @@
+"""An fsspec file system, one per process, with the settings that make it safe to trust."""
+
+from __future__ import annotations
+
+import copy
+import os
+from typing import Any
+
+from dtckpt.errors import StorageError
+
+__all__ = ["Driver"]
+
+_S3 = frozenset({"s3", "s3a"})
+
+# Here an upload becomes visible when it is completed, in one step. Not every object store is among
+# them: the driver of oss, for one, appends to a visible object.
+_OBJECT_STORES = _S3 | {"abfs", "abfss", "az", "gcs", "gs"}
+
+
+class Driver:
+    """Makes the file system of a URL on first use in each process.
+
+    The class is looked up at once: ``StorageError`` if it is unknown or not installed, and
+    ``ValueError`` for a URL that cannot be a root.
+    """
+
+    def __init__(self, url: str, options: dict[str, Any]) -> None:
+        self.url = _canonical(url)
+        self.scheme = self.url.partition("://")[0]
+        self._raw_url = url
+        self._options = options
+        # By process id. A file system inherited over a fork cannot be used, nor even finalised:
+        # its event loop thread is gone. So it stays referenced here.
+        self._made: dict[int, tuple[Any, str]] = {}
+        _require(self.scheme)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Driver, (self._raw_url, self._options)
+
+    @property
+    def puts_are_atomic(self) -> bool:
+        """Whether an object written by one call appears complete or not at all."""
+        return self.scheme == "memory" or self.scheme in _OBJECT_STORES
+
+    @property
+    def streams_are_atomic(self) -> bool:
+        """Whether a file opened for writing appears only when it is closed."""
+        return self.scheme in _OBJECT_STORES
+
+    def get(self) -> tuple[Any, str]:
+        """This process's file system and its path of the root, without a trailing slash."""
+        pid = os.getpid()
+        made = self._made.get(pid)
+        if made is None:
+            import fsspec
+
+            # Two threads may both come here; either result will do, and no lock crosses a fork.
+            fs, root = fsspec.url_to_fs(self._raw_url, **self._safe_options())
+            made = self._made[pid] = (fs, root.rstrip("/"))
+        return made
+
+    def _safe_options(self) -> dict[str, Any]:
+        """The user's options and what must not be left to defaults.
+
+        Listing caches miss what other processes do. Retries of botocore multiply with those of
+        s3fs, and its pool of 10 connections is narrower than our batches.
+        """
+        options = dict(self._options)
+        if self.scheme in _S3:
+            defaults = {"retries": {"max_attempts": 1}, "max_pool_connections": 32}
+            # botocore rewrites the dictionaries it is given.
+            given: dict[str, Any] = copy.deepcopy(options.get("config_kwargs") or {})
+            options["config_kwargs"] = defaults | given
+        return options | {"use_listings_cache": False, "skip_instance_cache": True}
+
+
+def _canonical(url: str) -> str:
+    """The URL for messages: lower-case scheme, no trailing slash, no password."""
+    scheme, found, rest = url.partition("://")
+    shown = f"{scheme}://..."
+    if not found or "::" in url:
+        raise ValueError(f"bad store URL {shown}: expected one scheme://path, not chained")
+    if "?" in rest:
+        raise ValueError(f"bad store URL {shown}: pass what stands after '?' as options")
+    scheme = scheme.lower()
+    if not rest.strip("/") and scheme != "memory":
+        raise ValueError(f"bad store URL {url}: it names no bucket or directory")
+    account, _, _ = rest.partition("/")[0].rpartition("@")
+    if ":" in account:
+        rest = f"{account.partition(':')[0]}@{rest[len(account) + 1 :]}"
+    return f"{scheme}://{rest.rstrip('/')}"
+
+
+def _require(scheme: str) -> None:
+    """Raise ``StorageError``, saying what to install, unless fsspec has a driver."""
+    import fsspec
+
+    try:
+        fsspec.get_filesystem_class(scheme)
+    except ImportError as error:
+        hint = "pip install 'dtckpt[s3]'" if scheme in _S3 else str(error)
+        raise StorageError(f"the driver of {scheme}:// is not installed: {hint}") from error
+    except ValueError as error:
+        raise StorageError(f"no driver is known for {scheme}://") from error

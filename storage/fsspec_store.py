@@ -1,0 +1,266 @@
+"""Objects in anything that fsspec can reach: S3, Google Cloud Storage, Azure, memory://, SFTP."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, final
+
+from dtckpt.errors import ObjectNotFound, StorageError
+
+from .base import ObjectInfo, ReadRequest, Store, WriteStream, check_range
+from .failures import already_exists, not_found, out_of_range, reading, translated
+from .fsspec_driver import Driver
+from .fsspec_streams import PART_BYTES, MultipartStream, RenameStream, WholeStream, move
+from .names import check_name, check_prefix, is_reserved, join, reserved_name
+
+__all__ = ["FsspecStore"]
+
+# Reads are cut to this size, and this many are in flight: 128 MiB at most.
+_RANGE_BYTES = 8 << 20
+_NUM_RANGES = 16
+
+
+@final
+class FsspecStore(Store):
+    """Objects below an fsspec URL; ``options`` go to its driver as they are.
+
+    Nothing that a driver says is taken on trust: no listing cache is used, every range is measured,
+    every write is looked at afterwards, and every exception becomes a ``StorageError``.
+
+    * Object stores: an object appears when its upload completes. ``publish`` is one conditional
+      PUT where the driver has it, read back and compared; a create whose reply was lost is
+      recognised by that. Where the server ignores conditions, of several racing writers more than
+      one may believe to have won for a moment; the read back narrows that, but cannot close it.
+    * Large objects: the name is checked when the object is begun, not when it is completed. Writers
+      use names that no one else does.
+    * Other file systems: objects are written under a hidden name and renamed, or copied where
+      renaming is not supported. Exclusive creation is check-then-rename, and nothing is flushed
+      beyond what the driver does.
+
+    May be pickled and used after a fork: each process makes its own connection.
+    """
+
+    def __init__(self, url: str, **options: Any) -> None:
+        self._driver = Driver(url, options)
+        self._prefix = ""
+        self.url = self._driver.url
+
+    def stat(self, name: str) -> ObjectInfo:
+        fs, path, where = self._at(name)
+        with reading("stat", where):
+            fs.invalidate_cache()
+            info = fs.info(path)
+            if info["type"] != "file":
+                raise not_found(where)
+            return ObjectInfo(name, int(info["size"]))
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        check_range(start, stop)
+        where = join(self.url, check_name(name))
+        if stop is None or stop == start:
+            size = self.stat(name).size
+            if start > size:
+                raise out_of_range(where, start, stop, size)
+            stop = size if stop is None else stop
+        # One range on its own: the result is not to be put together from pieces.
+        return self._fetch(name, [(start, stop)])[0] if stop > start else b""
+
+    def read_into(self, name: str, requests: Sequence[ReadRequest]) -> None:
+        check_name(name)
+        pieces = list(_pieces(requests))
+        for first in range(0, len(pieces), _NUM_RANGES):
+            batch = pieces[first : first + _NUM_RANGES]
+            parts = self._fetch(name, [(offset, offset + len(view)) for offset, view in batch])
+            for (_, view), part in zip(batch, parts, strict=True):
+                view[:] = part
+
+    def create(self, name: str, size: int) -> WriteStream:
+        if size < 0:
+            raise ValueError(f"bad object size {size} for {name}: expected 0 or more")
+        self._refuse_taken(name)
+        fs, path, where = self._at(name)
+
+        def check(expected: int) -> None:
+            self._check_size(name, expected)
+
+        if not self._driver.puts_are_atomic:
+            paths = (_hidden(path), path)
+            return RenameStream(where, size, fs, paths, lambda: self._refuse_taken(name), check)
+        if size > PART_BYTES and self._driver.streams_are_atomic:
+            return MultipartStream(where, size, fs, path, check)
+        return WholeStream(where, size, lambda data: self._put_new(name, data))
+
+    def publish(self, name: str, data: bytes, *, overwrite: bool) -> None:
+        payload = bytes(data)
+        if overwrite:
+            check_name(name)
+            self._put(name, payload, exclusive=False)
+            return
+        self._refuse_taken(name)
+        self._put(name, payload, exclusive=True)
+        if not self._holds(name, payload):
+            raise already_exists(join(self.url, name))
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        found = (item for item in self._find(prefix) if not is_reserved(item.name))
+        return iter(sorted(found, key=lambda item: item.name))
+
+    def leftovers(self, prefix: str = "") -> Iterator[str]:
+        return iter(sorted(item.name for item in self._find(prefix) if is_reserved(item.name)))
+
+    def delete(self, names: Iterable[str]) -> None:
+        # One by one: the drivers' rm takes names for patterns, and "w[0:4]" is a fair name.
+        for name in [check_name(name, reserved=True) for name in names]:
+            fs, path, where = self._at(name, reserved=True)
+            with suppress(ObjectNotFound), reading("delete", where):
+                fs.rm_file(path)
+
+    def substore(self, prefix: str) -> Store:
+        check_name(prefix)
+        child = FsspecStore.__new__(FsspecStore)
+        child._driver = self._driver
+        child._prefix = join(self._prefix, prefix)
+        child.url = join(self.url, prefix)
+        return child
+
+    def _at(self, name: str, *, reserved: bool = False) -> tuple[Any, str, str]:
+        """File system, its path of the object, and the URL for messages."""
+        if "?versionId=" in check_name(name, reserved=reserved):
+            raise ValueError(f"bad object name {name!r}: drivers cut it at '?versionId='")
+        where = join(self.url, name)
+        with translated("connect to", self.url):
+            fs, root = self._driver.get()
+        return fs, f"{root}/{join(self._prefix, name)}", where
+
+    def _fetch(self, name: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
+        """The bytes of each range, of exactly the right length."""
+        fs, path, where = self._at(name)
+        starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
+        tuning = {"batch_size": _NUM_RANGES} if fs.async_impl else {}
+        try:
+            with reading("read", where):
+                # The default on_error puts exceptions among the results.
+                parts = fs.cat_ranges(
+                    [path] * len(ranges), starts, stops, on_error="raise", **tuning
+                )
+                lengths = [len(part) for part in parts]
+        except ObjectNotFound:
+            raise
+        except StorageError as error:
+            self._check_bounds(name, ranges, error)
+            raise
+        expected = [stop - start for start, stop in ranges]
+        if lengths != expected:
+            self._check_bounds(name, ranges, None)
+            raise StorageError(f"short read of {where}: expected {expected} bytes, got {lengths}")
+        return parts
+
+    def _check_bounds(
+        self, name: str, ranges: Sequence[tuple[int, int]], cause: StorageError | None
+    ) -> None:
+        """Raise the error that says so if a range goes past the end of the object."""
+        size = self.stat(name).size
+        for start, stop in ranges:
+            if stop > size:
+                raise out_of_range(join(self.url, name), start, stop, size) from cause
+
+    def _put_new(self, name: str, data: bytes) -> None:
+        self._put(name, data, exclusive=True)
+        self._check_size(name, len(data))
+
+    def _put(self, name: str, data: bytes, *, exclusive: bool) -> None:
+        """Write the whole object; a failure that left exactly our bytes there is none."""
+        fs, path, where = self._at(name)
+        try:
+            with translated("write", where):
+                if self._driver.puts_are_atomic:
+                    _pipe(fs, path, data, exclusive=exclusive)
+                else:
+                    self._write_and_move(name, data, exclusive=exclusive)
+        except StorageError:
+            # The object may stand although the reply was lost; a driver that then tried again
+            # has found our own object in the way.
+            with suppress(StorageError):
+                if self._holds(name, data):
+                    return
+            raise
+
+    def _write_and_move(self, name: str, data: bytes, *, exclusive: bool) -> None:
+        fs, path, _ = self._at(name)
+        hidden = _hidden(path)
+        fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+        try:
+            fs.pipe_file(hidden, data)
+            if exclusive:
+                self._refuse_taken(name)
+            move(fs, hidden, path)
+        except BaseException:
+            with suppress(Exception):
+                fs.rm_file(hidden)
+            raise
+
+    def _refuse_taken(self, name: str) -> None:
+        if self.exists(name):
+            raise already_exists(join(self.url, name))
+
+    def _holds(self, name: str, data: bytes) -> bool:
+        """Whether the object is there and has exactly these bytes."""
+        try:
+            return self.stat(name).size == len(data) and self.read(name) == data
+        except ObjectNotFound:
+            return False
+
+    def _check_size(self, name: str, expected: int) -> None:
+        size = self.stat(name).size
+        if size != expected:
+            raise StorageError(
+                f"the store has {size} bytes of {join(self.url, name)}, {expected} were written"
+            )
+
+    def _find(self, prefix: str) -> Iterator[ObjectInfo]:
+        where = join(self.url, check_prefix(prefix))
+        with translated("list", where):
+            fs, root = self._driver.get()
+            fs.invalidate_cache()
+            try:
+                top = f"{root}/{join(self._prefix, prefix)}".rstrip("/")
+                found: dict[str, Any] = fs.find(top or fs.root_marker, detail=True)
+            except FileNotFoundError:
+                return
+            # Drivers differ in leading slashes.
+            base = f"{root}/{self._prefix}".strip("/")
+            below = join(base, prefix).strip("/") + "/"
+            start = len(base) + 1 if base else 0
+            for path, info in found.items():
+                key = path.lstrip("/")
+                # Directory markers end in a slash; an object called like the prefix is not in it.
+                inside = below == "/" or key.startswith(below)
+                if inside and info["type"] == "file" and not key.endswith("/"):
+                    yield ObjectInfo(key[start:], int(info["size"]))
+
+
+def _pipe(fs: Any, path: str, data: bytes, *, exclusive: bool) -> None:
+    """One PUT, conditional on absence if ``exclusive`` and the driver can say so."""
+    condition: dict[str, Any] = {}
+    if exclusive:
+        method: Callable[..., Any] = fs._pipe_file if fs.async_impl else fs.pipe_file
+        known = inspect.signature(method).parameters
+        if "mode" in known:
+            condition = {"mode": "create"}
+        elif "overwrite" in known:
+            condition = {"overwrite": False}
+    fs.pipe_file(path, data, **condition)
+
+
+def _hidden(path: str) -> str:
+    directory, _, base = path.rpartition("/")
+    return f"{directory}/{reserved_name(base)}"
+
+
+def _pieces(requests: Sequence[ReadRequest]) -> Iterator[tuple[int, memoryview]]:
+    """The requests cut into ranges of bounded size."""
+    for request in requests:
+        for start in range(0, request.view.nbytes, _RANGE_BYTES):
+            yield request.offset + start, request.view[start : start + _RANGE_BYTES]

@@ -1,0 +1,273 @@
+"""Objects as files below a directory of a local or network file system (POSIX)."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import final
+
+from dtckpt.errors import StorageError
+
+from .base import ObjectInfo, ReadRequest, Store, WriteStream, check_range
+from .failures import already_exists, not_found, out_of_range, reading, translated
+from .names import check_name, check_prefix, is_reserved, join, reserved_name
+from .posix import link_new, make_directories, preallocate, read_at, sync_directory, write_at
+
+__all__ = ["LocalStore"]
+
+# A directory can be removed by another process between making it and using it.
+_OPEN_ATTEMPTS = 8
+
+
+@final
+class LocalStore(Store):
+    """One file per object, safe against crashes and power loss.
+
+    An object is written under a hidden name beside its own (``.{name}.{nonce}.tmp``), flushed,
+    linked to its name and made durable by flushing the directory. Linking never replaces, so
+    creation is exclusive on every file system with hard links; replacement is ``rename``. Modes
+    follow the umask. Reading needs no write permission and opens the file anew each time.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Root the store at ``path`` (``~`` and relative paths are resolved now).
+
+        Nothing is made or checked: the directory appears with the first object.
+        """
+        if os.name != "posix":
+            raise StorageError(f"cannot open {path}: local storage needs a POSIX system")
+        self.url = os.path.abspath(Path(path).expanduser())
+        # Directories whose entry in their parent this store has made durable.
+        self._durable: set[str] = set()
+
+    def stat(self, name: str) -> ObjectInfo:
+        path = self._path(name)
+        with reading("stat", path):
+            status = os.stat(path)
+            if not stat.S_ISREG(status.st_mode):
+                raise not_found(path)
+        return ObjectInfo(name, status.st_size)
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        check_range(start, stop)
+        path = self._path(name)
+        with reading("read", path), _opened(path) as (fd, size):
+            end = size if stop is None else stop
+            if max(start, end) > size:
+                raise out_of_range(path, start, stop, size)
+            data = os.pread(fd, end - start, start)
+            if len(data) < end - start:
+                rest = bytearray(end - start - len(data))
+                filled = read_at(fd, [memoryview(rest)], start + len(data))
+                data += rest[:filled]
+            if len(data) < end - start:
+                raise out_of_range(path, start, end, start + len(data))
+        return data
+
+    def read_into(self, name: str, requests: Sequence[ReadRequest]) -> None:
+        path = self._path(name)
+        with reading("read", path), _opened(path) as (fd, size):
+            for run in _adjacent(requests):
+                start, stop = run[0].offset, run[-1].stop
+                if stop > size:
+                    raise out_of_range(path, start, stop, size)
+                filled = read_at(fd, [request.view for request in run], start)
+                if filled < stop - start:
+                    raise out_of_range(path, start, stop, start + filled)
+
+    def create(self, name: str, size: int) -> WriteStream:
+        path = self._path(name)
+        stream = _LocalStream(path, size, overwrite=False)
+        if os.path.lexists(path):
+            raise already_exists(path)
+        stream.open(self._open_unfinished)
+        return stream
+
+    def publish(self, name: str, data: bytes, *, overwrite: bool) -> None:
+        path = self._path(name)
+        if not overwrite and os.path.lexists(path):
+            raise already_exists(path)
+        with _LocalStream(path, len(data), overwrite=overwrite) as stream:
+            stream.open(self._open_unfinished)
+            stream.write(data)
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        found = (item for item in self._walk(prefix) if not is_reserved(item.name))
+        return iter(sorted(found, key=lambda item: item.name))
+
+    def leftovers(self, prefix: str = "") -> Iterator[str]:
+        return iter(sorted(item.name for item in self._walk(prefix) if is_reserved(item.name)))
+
+    def delete(self, names: Iterable[str]) -> None:
+        paths = [join(self.url, check_name(name, reserved=True)) for name in names]
+        touched: set[str] = set()
+        for path in paths:
+            with translated("delete", path):
+                try:
+                    os.unlink(path)
+                except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                    continue
+            touched.add(os.path.dirname(path))
+        # The longest first: a directory is looked at after all those within it.
+        for directory in sorted(touched, key=len, reverse=True):
+            self._prune(directory)
+
+    def substore(self, prefix: str) -> Store:
+        return LocalStore(self._path(prefix))
+
+    def _path(self, name: str) -> str:
+        return join(self.url, check_name(name))
+
+    def _open_unfinished(self, path: str) -> tuple[int, str]:
+        """Make and open a hidden file beside ``path``: its descriptor and its path."""
+        directory, base = os.path.split(path)
+        attempts = 0
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+        while True:
+            temporary = os.path.join(directory, reserved_name(base))
+            try:
+                self._ensure(directory)
+                return os.open(temporary, flags, 0o666), temporary
+            except FileNotFoundError:
+                self._durable.discard(directory)
+                attempts += 1
+                if attempts == _OPEN_ATTEMPTS:
+                    raise
+
+    def _ensure(self, directory: str) -> None:
+        """Make ``directory`` durable, with all that lies between it and the root's parent.
+
+        Even a directory that was there may have been made a moment ago by a process that then
+        died, so its parent is flushed once by every store that uses it.
+        """
+        while directory not in self._durable:
+            make_directories(directory)
+            parent = os.path.dirname(directory)
+            try:
+                sync_directory(parent)
+            except PermissionError:
+                # Above the root is no business of ours, and often not readable.
+                if directory != self.url:
+                    raise
+            self._durable.add(directory)
+            if directory == self.url:
+                return
+            directory = parent
+
+    def _prune(self, directory: str) -> None:
+        """Remove ``directory`` and its parents as far as they are empty, and flush the rest."""
+        with translated("delete", directory):
+            while directory != self.url:
+                self._durable.discard(directory)
+                try:
+                    os.rmdir(directory)
+                except OSError:
+                    break  # not empty, gone already, or not ours to remove
+                directory = os.path.dirname(directory)
+            with suppress(FileNotFoundError):
+                sync_directory(directory)
+
+    def _walk(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Every regular file below ``prefix``; links to directories are not followed."""
+        pending = [check_prefix(prefix)]
+        while pending:
+            below = pending.pop()
+            path = join(self.url, below)
+            with translated("list", path):
+                try:
+                    entries = list(os.scandir(path))
+                except (FileNotFoundError, NotADirectoryError):
+                    continue
+                for entry in entries:
+                    name = join(below, entry.name)
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(name)
+                    elif entry.is_file():
+                        with suppress(FileNotFoundError):  # deleted since the scan
+                            yield ObjectInfo(name, entry.stat().st_size)
+
+
+class _LocalStream(WriteStream):
+    """A hidden file that becomes ``path`` on close."""
+
+    _fd = -1
+    _temporary = ""
+
+    def __init__(self, path: str, size: int, *, overwrite: bool) -> None:
+        super().__init__(path, size)
+        self._path = path
+        self._overwrite = overwrite
+
+    def open(self, open_unfinished: Callable[[str], tuple[int, str]]) -> None:
+        """Make the hidden file by ``open_unfinished(path)`` and reserve its space."""
+        with translated("create", self._path):
+            self._fd, self._temporary = open_unfinished(self._path)
+        try:
+            with translated(f"reserve {self._announced} bytes for", self._path):
+                preallocate(self._fd, self._announced)
+        except BaseException:
+            self.abort()
+            raise
+
+    def _append(self, view: memoryview) -> None:
+        with translated("write", self._path):
+            write_at(self._fd, view, self._size)
+
+    def _finish(self) -> None:
+        with translated("complete", self._path):
+            os.fsync(self._fd)
+            self._close_fd()
+            if self._overwrite:
+                os.rename(self._temporary, self._path)
+            else:
+                link_new(self._temporary, self._path)
+            self._temporary = ""
+            sync_directory(os.path.dirname(self._path))
+
+    def _discard(self) -> None:
+        with translated("clean up", self._temporary or self._where):
+            try:
+                self._close_fd()
+            finally:
+                if self._temporary:
+                    with suppress(FileNotFoundError):
+                        os.unlink(self._temporary)
+
+    def _close_fd(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        if self._state in ("open", "failed"):
+            with suppress(StorageError):
+                self.abort()
+
+
+@contextmanager
+def _opened(path: str) -> Generator[tuple[int, int]]:
+    """Descriptor and size of the file at ``path``, open for reading."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise not_found(path)
+        yield fd, status.st_size
+    finally:
+        os.close(fd)
+
+
+def _adjacent(requests: Sequence[ReadRequest]) -> Iterator[list[ReadRequest]]:
+    """The requests by offset, those that follow one another without a gap together."""
+    run: list[ReadRequest] = []
+    wanted = (request for request in requests if request.view.nbytes)
+    for request in sorted(wanted, key=lambda request: request.offset):
+        if run and request.offset != run[-1].stop:
+            yield run
+            run = []
+        run.append(request)
+    if run:
+        yield run

@@ -1,0 +1,113 @@
+"""A store in the memory of this process: for tests, dry runs and small states."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from typing import final
+
+from .base import ObjectInfo, ReadRequest, Store, WriteStream, check_range
+from .failures import already_exists, not_found, out_of_range
+from .names import check_name, check_prefix, join
+
+__all__ = ["MemoryStore"]
+
+_numbers = itertools.count(1)
+
+
+@final
+class MemoryStore(Store):
+    """Objects in a dictionary, shared with every substore; gone when the process ends.
+
+    ``objects`` is the dictionary to use, from full name to bytes; a fresh one by default. Its
+    ``url`` cannot be opened again.
+    """
+
+    def __init__(self, objects: MutableMapping[str, bytes] | None = None) -> None:
+        self.url = f"in-process://{next(_numbers)}"
+        self._objects: MutableMapping[str, bytes] = {} if objects is None else objects
+        self._lock = threading.Lock()
+        self._prefix = ""
+
+    def stat(self, name: str) -> ObjectInfo:
+        return ObjectInfo(name, len(self._get(name)))
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        check_range(start, stop)
+        data = self._get(name)
+        if max(start, stop or 0) > len(data):
+            raise out_of_range(join(self.url, name), start, stop, len(data))
+        return data[start:stop]
+
+    def read_into(self, name: str, requests: Sequence[ReadRequest]) -> None:
+        data = self._get(name)
+        for request in requests:
+            if request.view.nbytes and request.stop > len(data):
+                where = join(self.url, name)
+                raise out_of_range(where, request.offset, request.stop, len(data))
+            request.view[:] = data[request.offset : request.stop]
+
+    def create(self, name: str, size: int) -> WriteStream:
+        stream = _MemoryStream(self, name, size)
+        if self.exists(name):
+            raise already_exists(join(self.url, name))
+        return stream
+
+    def publish(self, name: str, data: bytes, *, overwrite: bool) -> None:
+        key = self._key(name)
+        with self._lock:
+            if not overwrite and key in self._objects:
+                raise already_exists(join(self.url, name))
+            self._objects[key] = bytes(data)
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        root = join(self._prefix, check_prefix(prefix))
+        below = f"{root}/" if root else ""
+        start = len(self._prefix) + 1 if self._prefix else 0
+        with self._lock:
+            found = [(key, len(data)) for key, data in self._objects.items()]
+        return iter(
+            [ObjectInfo(key[start:], n) for key, n in sorted(found) if key.startswith(below)]
+        )
+
+    def delete(self, names: Iterable[str]) -> None:
+        keys = [self._key(name) for name in names]
+        with self._lock:
+            for key in keys:
+                self._objects.pop(key, None)
+
+    def substore(self, prefix: str) -> Store:
+        child = MemoryStore(self._objects)
+        child.url = join(self.url, prefix)
+        child._prefix = self._key(prefix)
+        child._lock = self._lock
+        return child
+
+    def _key(self, name: str) -> str:
+        return join(self._prefix, check_name(name))
+
+    def _get(self, name: str) -> bytes:
+        key = self._key(name)
+        with self._lock:
+            data = self._objects.get(key)
+        if data is None:
+            raise not_found(join(self.url, name))
+        return data
+
+
+class _MemoryStream(WriteStream):
+    def __init__(self, store: MemoryStore, name: str, size: int) -> None:
+        super().__init__(join(store.url, check_name(name)), size)
+        self._store = store
+        self._name = name
+        self._data = bytearray()
+
+    def _append(self, view: memoryview) -> None:
+        self._data += view
+
+    def _finish(self) -> None:
+        self._store.publish(self._name, bytes(self._data), overwrite=False)
+
+    def _discard(self) -> None:
+        self._data = bytearray()

@@ -1,0 +1,60 @@
+"""Object names: what is allowed, how they join, and which ones are reserved.
+
+A name is a relative path of ``str`` components joined by ``/``, the same on every kind of store.
+Unfinished writes on file systems live beside their object under a hidden, reserved name.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+__all__ = ["check_name", "check_prefix", "is_reserved", "join", "reserved_name"]
+
+_RESERVED = re.compile(r"\..+\.(?:[0-9a-f]{16}\.tmp|claim)", re.DOTALL)
+
+# The longest file name is 255 bytes on most file systems; a reserved name adds 22 to its own.
+_STEM_BYTES = 200
+
+
+def check_name(name: str, *, reserved: bool = False) -> str:
+    """Return ``name``, or raise ``ValueError`` if it cannot name an object.
+
+    Names of unfinished writes are refused unless ``reserved`` is true.
+    """
+    # Backslash and NUL mean different things to different stores; lone surrogates have no UTF-8.
+    parts = name.split("/")
+    if any(part in ("", ".", "..") for part in parts):
+        raise ValueError(f"bad object name {name!r}: empty, '.' and '..' components are refused")
+    if "\\" in name or "\0" in name:
+        raise ValueError(f"bad object name {name!r}: backslash and NUL are refused")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"bad object name {name!r}: it cannot be encoded as UTF-8") from None
+    if not reserved and any(_RESERVED.fullmatch(part) for part in parts):
+        raise ValueError(f"bad object name {name!r}: it is reserved for unfinished writes")
+    return name
+
+
+def check_prefix(prefix: str) -> str:
+    """Return ``prefix`` if it is ``""`` (everything) or a valid name, else raise ``ValueError``."""
+    return check_name(prefix) if prefix else prefix
+
+
+def join(base: str, name: str) -> str:
+    """Join a URL, directory or prefix with a name; either may be empty."""
+    if not base or not name or base.endswith("/"):
+        return base + name
+    return f"{base}/{name}"
+
+
+def reserved_name(base: str) -> str:
+    """A fresh hidden name for an unfinished write of the file called ``base`` (no directories)."""
+    stem = base.encode()[:_STEM_BYTES].decode(errors="ignore")
+    return f".{stem}.{os.urandom(8).hex()}.tmp"
+
+
+def is_reserved(name: str) -> bool:
+    """Whether the last component of ``name`` is that of an unfinished write."""
+    return _RESERVED.fullmatch(name.rpartition("/")[2]) is not None

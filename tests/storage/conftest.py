@@ -1,0 +1,77 @@
+"""A real S3 server on loopback, started once for all tests that ask for it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from dtckpt.storage import Store, open_store
+
+BUCKET = "dtckpt-tests"
+
+
+@dataclass(frozen=True, slots=True)
+class S3:
+    """Where the server is, how to reach it, and a client that goes around the store."""
+
+    store: Store
+    """Rooted where no other test is."""
+    url: str
+    """The root of ``store``."""
+    options: dict[str, Any]
+    client: Any
+
+    def key(self, name: str) -> str:
+        """The key of ``name`` below ``url``."""
+        return f"{self.url.removeprefix(f's3://{BUCKET}/')}/{name}"
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def s3_client(s3_endpoint: str) -> Any:
+    import boto3
+
+    client: Any = boto3.client(
+        "s3",
+        endpoint_url=s3_endpoint,
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+        region_name="us-east-1",
+    )
+    client.create_bucket(Bucket=BUCKET)
+    return client
+
+
+@pytest.fixture(scope="session")
+def s3_options(s3_endpoint: str) -> dict[str, Any]:
+    return {
+        "key": "test",
+        "secret": "test",
+        "client_kwargs": {"endpoint_url": s3_endpoint, "region_name": "us-east-1"},
+    }
+
+
+@pytest.fixture(scope="session")
+def s3_bucket(s3_options: dict[str, Any]) -> Store:
+    """The whole bucket; one connection serves all tests."""
+    return open_store(f"s3://{BUCKET}", **s3_options)
+
+
+@pytest.fixture
+def s3(s3_bucket: Store, s3_options: dict[str, Any], s3_client: Any) -> S3:
+    store = s3_bucket.substore(uuid.uuid4().hex)
+    return S3(store, store.url, s3_options, s3_client)

@@ -1,0 +1,218 @@
+"""The fsspec store on S3: a real server on loopback, real uploads in parts."""
+
+from __future__ import annotations
+
+import copy
+import os
+import signal
+import sys
+from typing import Any
+
+import fsspec
+import pytest
+
+from dtckpt.errors import ObjectExists, ObjectNotFound, StorageError
+from dtckpt.storage import FsspecStore, Store, fsspec_streams, open_store
+
+from .conformance import DATA, Raw, StoreTests, names, write
+from .conftest import BUCKET, S3
+
+
+class RawBucket:
+    def __init__(self, s3: S3) -> None:
+        self.s3 = s3
+
+    def put(self, name: str, data: bytes) -> None:
+        self.s3.client.put_object(Bucket=BUCKET, Key=self.s3.key(name), Body=data)
+
+    def get(self, name: str) -> bytes | None:
+        try:
+            reply = self.s3.client.get_object(Bucket=BUCKET, Key=self.s3.key(name))
+        except self.s3.client.exceptions.NoSuchKey:
+            return None
+        return reply["Body"].read()
+
+    def uploads(self) -> list[str]:
+        """Keys of unfinished uploads in parts."""
+        found = self.s3.client.list_multipart_uploads(Bucket=BUCKET).get("Uploads", [])
+        return [upload["Key"] for upload in found if upload["Key"].startswith(self.s3.key(""))]
+
+
+@pytest.fixture
+def raw(s3: S3) -> RawBucket:
+    return RawBucket(s3)
+
+
+@pytest.fixture
+def store(s3: S3) -> Store:
+    return s3.store
+
+
+class TestS3(StoreTests):
+    num_races = 1
+
+    @pytest.fixture
+    def raw(self, s3: S3) -> Raw:
+        return RawBucket(s3)
+
+    @pytest.fixture
+    def store(self, s3: S3) -> Store:
+        return s3.store
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> int:
+    """The least that S3 allows."""
+    monkeypatch.setattr(fsspec_streams, "PART_BYTES", 5 << 20)
+    monkeypatch.setattr("dtckpt.storage.fsspec_store.PART_BYTES", 5 << 20)
+    return 5 << 20
+
+
+def test_upload_in_parts(store: Store, raw: RawBucket, small_parts: int) -> None:
+    data = os.urandom(1 << 20) * 11
+    with store.create("x", len(data)) as stream:
+        stream.write(data[:3])
+        stream.write(memoryview(data)[3:])
+        assert len(raw.uploads()) == 1
+        assert names(store) == []
+    assert len(data) > 2 * small_parts
+    assert raw.get("x") == data
+    assert raw.uploads() == []
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_aborted_upload(store: Store, raw: RawBucket) -> None:
+    stream = store.create("x", 7 << 20)
+    stream.write(bytes(6 << 20))
+    assert len(raw.uploads()) == 1
+    stream.abort()
+    assert (raw.uploads(), raw.get("x")) == ([], None)
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("num_mib", [1, 6])
+def test_dropped_upload(store: Store, raw: RawBucket, num_mib: int) -> None:
+    stream = store.create("x", 7 << 20)
+    stream.write(bytes(num_mib << 20))
+    del stream
+    assert (raw.uploads(), raw.get("x")) == ([], None)
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_short_upload(store: Store, raw: RawBucket) -> None:
+    stream = store.create("x", 7 << 20)
+    stream.write(bytes(6 << 20))
+    with pytest.raises(StorageError, match="announced"):
+        stream.close()
+    assert (raw.uploads(), raw.get("x")) == ([], None)
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_upload_that_the_server_forgot(store: Store, raw: RawBucket, s3: S3) -> None:
+    stream = store.create("x", 7 << 20)
+    stream.write(bytes(7 << 20))
+    (upload,) = s3.client.list_multipart_uploads(Bucket=BUCKET)["Uploads"]
+    s3.client.abort_multipart_upload(Bucket=BUCKET, Key=upload["Key"], UploadId=upload["UploadId"])
+    with pytest.raises(StorageError, match="cannot complete"):
+        stream.close()
+    assert raw.get("x") is None
+
+
+def test_store_of_its_own(raw: RawBucket, s3: S3) -> None:
+    with open_store(f"{s3.url}/", **s3.options) as store:
+        assert store.url == s3.url
+        write(store, "d/x", DATA)
+    assert raw.get("d/x") == DATA
+
+
+def test_part_sizes() -> None:
+    mib = 1 << 20
+    assert fsspec_streams.part_bytes(1) == fsspec_streams.part_bytes(1000 * mib) == 16 * mib
+    huge = 5 << 40
+    assert huge / fsspec_streams.part_bytes(huge) <= 10_000
+    assert fsspec_streams.part_bytes(huge) % mib == 0
+
+
+def test_errors_of_the_server(s3: S3) -> None:
+    nowhere = FsspecStore("s3://no-such-bucket-here/x", **s3.options)
+    with pytest.raises(ObjectNotFound, match="s3://no-such-bucket-here/x/y"):
+        nowhere.read("y")
+    with pytest.raises(StorageError, match="no-such-bucket-here"):
+        nowhere.publish("y", b"1", overwrite=True)
+
+
+def test_unreachable_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The driver's own retries take long.
+    monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
+    options: dict[str, Any] = {
+        "key": "test",
+        "secret": "test",
+        "client_kwargs": {"endpoint_url": "http://127.0.0.1:1", "region_name": "us-east-1"},
+    }
+    store = FsspecStore("s3://bucket/x", **options)
+    with pytest.raises(StorageError, match="cannot stat s3://bucket/x/y"):
+        store.exists("y")
+
+
+def test_forced_and_given_settings(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, Any]] = []
+    real = fsspec.url_to_fs
+
+    def logged(url: str, **options: Any) -> Any:
+        seen.append(copy.deepcopy(options))
+        return real(url, **options)
+
+    monkeypatch.setattr(fsspec, "url_to_fs", logged)
+    given = {"max_pool_connections": 5, "retries": {"max_attempts": 3}}
+    FsspecStore(s3.url, **s3.options).exists("x")
+    FsspecStore(s3.url, **s3.options, config_kwargs=given).exists("x")
+    forced = {"use_listings_cache": False, "skip_instance_cache": True}
+    retries = {"retries": {"max_attempts": 1}}
+    assert seen == [
+        s3.options | forced | {"config_kwargs": retries | {"max_pool_connections": 32}},
+        s3.options | forced | {"config_kwargs": given},
+    ]
+    assert given == {"max_pool_connections": 5, "retries": {"max_attempts": 3}}
+
+
+def test_other_writers_are_seen_at_once(store: Store, raw: RawBucket, s3: S3) -> None:
+    assert names(store) == []
+    assert not store.exists("x")
+    raw.put("x", DATA)
+    assert store.exists("x")
+    assert names(store) == ["x"]
+    s3.client.delete_object(Bucket=BUCKET, Key=s3.key("x"))
+    assert not store.exists("x")
+    assert names(store) == []
+
+
+def test_directory_markers_are_no_objects(store: Store, raw: RawBucket) -> None:
+    raw.put("d/", b"")
+    raw.put("d/x", b"1")
+    assert names(store) == names(store, "d") == ["d/x"]
+    assert not store.exists("d")
+
+
+def test_create_is_conditional_on_the_server(store: Store, raw: RawBucket) -> None:
+    stream = store.create("x", 4)
+    stream.write(b"ours")
+    raw.put("x", b"them")
+    with pytest.raises(ObjectExists):
+        stream.close()
+    assert raw.get("x") == b"them"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="fork")
+# Newer Pythons warn of what is tested here: a fork beside the driver's thread.
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_after_a_fork(store: Store) -> None:
+    write(store, "x", DATA)
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(20)  # die rather than hang
+        try:
+            os._exit(0 if store.read("x") == DATA else 1)
+        except BaseException:
+            os._exit(2)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
