@@ -1,1 +1,73 @@
-"""Formats, planning, saving and loading of sharded state."""
+"""Save, load, open, verify and reshard checkpoints of sharded state.
+
+``import dtckpt.checkpoint as dcp`` offers ``dcp.save`` and ``dcp.load`` under the argument names of
+``torch.distributed.checkpoint``. Names are imported when they are first used, so that looking at a
+checkpoint does not load torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dtckpt.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from .handle import Checkpoint, LazyTensor, open
+    from .loader import LoadReport, load
+    from .manifest import Manifest, read_manifest
+    from .resharding import Rule, parse_rules, reshard
+    from .saver import SaveReport, save
+    from .stateful import Stateful
+    from .steps import Step, committed_steps, latest
+    from .tree import PerRank
+    from .values import register_enum
+    from .verifying import VerifyReport, verify
+
+__all__ = [
+    "Checkpoint",
+    "LazyTensor",
+    "LoadReport",
+    "Manifest",
+    "PerRank",
+    "Rule",
+    "SaveReport",
+    "Stateful",
+    "Step",
+    "VerifyReport",
+    "committed_steps",
+    "latest",
+    "load",
+    "open",
+    "parse_rules",
+    "read_manifest",
+    "register_enum",
+    "reshard",
+    "save",
+    "verify",
+]
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "Checkpoint": ".handle",
+        "LazyTensor": ".handle",
+        "LoadReport": ".loader",
+        "Manifest": ".manifest",
+        "PerRank": ".tree",
+        "Rule": ".resharding",
+        "SaveReport": ".saver",
+        "Stateful": ".stateful",
+        "Step": ".steps",
+        "VerifyReport": ".verifying",
+        "committed_steps": ".steps",
+        "latest": ".steps",
+        "load": ".loader",
+        "open": ".handle",
+        "parse_rules": ".resharding",
+        "read_manifest": ".manifest",
+        "register_enum": ".values",
+        "reshard": ".resharding",
+        "save": ".saver",
+        "verify": ".verifying",
+    },
+)

@@ -41,7 +41,15 @@ class IrregularLayout:
 
     def boxes(self) -> list[Box]:
         """Return every different box once, in row-major order of its offsets."""
-        return list(dict.fromkeys(box for _, box in self.pieces))
+        return [box for _, box in self.distinct_pieces()]
+
+    def distinct_pieces(self) -> Iterator[tuple[int, Box]]:
+        """Yield every different box with the lowest rank that holds it."""
+        last: Box | None = None
+        for rank, box in self.pieces:
+            if box != last:
+                yield rank, box
+            last = box
 
     def validate(self) -> None:
         """Raise PlacementError unless the boxes cover every element exactly once."""
@@ -65,11 +73,7 @@ class IrregularLayout:
 
     def pieces_meeting(self, box: Box) -> Iterator[tuple[int, Box, Box]]:
         """Yield (lowest rank, held box, common box) of every held box that meets ``box``."""
-        seen: set[Box] = set()
-        for rank, held in self.pieces:
-            if held in seen:
-                continue
-            seen.add(held)
+        for rank, held in self.distinct_pieces():
             common = held.intersect(box)
             if common is not None:
                 yield rank, held, common

@@ -69,6 +69,9 @@ class AlreadyCommitted(CheckpointError, FileExistsError):
 class Corrupt(CheckpointError):
     """Stored bytes are not the bytes that were written."""
 
+    overwritten: tuple[str, ...] = ()
+    """Destinations into which some elements had been loaded before the damage was found."""
+
 
 class LayoutMismatch(CheckpointError, ValueError):
     """Names, shapes, dtypes or boxes do not fit what was asked for."""

@@ -1,0 +1,105 @@
+"""The commit: prove that the written files hold everything, then publish the manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from dtckpt.errors import AlreadyCommitted, CheckpointError, ObjectExists, ObjectNotFound
+
+from ..storage.base import Store
+from .blocks import DEFAULT_BLOCK_BYTES, num_blocks
+from .datafile import DIGEST_BYTES
+from .manifest import MANIFEST, FileRecord, Manifest, data_path
+from .plan import StoredTensor
+from .tree import Node
+
+
+def check_free(store: Store, *, overwrite: bool) -> None:
+    """Raise AlreadyCommitted if a checkpoint is there that may not be replaced."""
+    if not overwrite and store.exists(MANIFEST):
+        raise AlreadyCommitted(
+            f"{store.url}: a committed checkpoint is already here and nothing was changed. "
+            "Choose another path, or pass overwrite=True to replace it"
+        )
+
+
+def check_files(
+    tensors: Sequence[StoredTensor], files: Sequence[FileRecord], block_bytes: int
+) -> None:
+    """Raise CheckpointError unless the data files have room for exactly the bytes of all tensors.
+
+    The cost grows with tensors and files; which chunk lies where follows from the plan that every
+    writer derived alike, and is checked again from the file headers at each load.
+    """
+    expected = sum(tensor.num_bytes for tensor in tensors)
+    written = sum(_data_bytes(record, block_bytes) for record in files)
+    if len({record.rank for record in files}) != len(files) or written != expected:
+        raise CheckpointError(
+            f"the ranks report {written} bytes of data in {len(files)} files, expected {expected} "
+            "bytes; the checkpoint was not committed. The ranks seem to hold tensors of other "
+            "sizes than they announced"
+        )
+
+
+def _data_bytes(record: FileRecord, block_bytes: int) -> int:
+    """Return the data bytes of a file: all that is neither header nor checksum table."""
+    rest = record.size - record.header_bytes
+    blocks = -(-rest // (block_bytes + DIGEST_BYTES))
+    data = rest - blocks * DIGEST_BYTES
+    return data if num_blocks(data, block_bytes) == blocks else -1
+
+
+def commit(
+    store: Store,
+    *,
+    save_id: str,
+    tensors: Sequence[StoredTensor],
+    tree: Node,
+    files: Sequence[FileRecord],
+    metadata: Any,
+    overwrite: bool,
+    block_bytes: int = DEFAULT_BLOCK_BYTES,
+) -> Manifest:
+    """Publish the manifest of a finished save and return it.
+
+    From then on, and not before, the checkpoint exists. With ``overwrite`` the files of the
+    checkpoint that it replaces are deleted afterwards.
+    """
+    check_files(tensors, files, block_bytes)
+    manifest = Manifest(
+        save_id=save_id,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        tensors={tensor.name: tensor for tensor in tensors},
+        tree=tree,
+        files=tuple(files),
+        metadata=metadata,
+    )
+    replaced = _replaced_files(store, save_id) if overwrite else []
+    try:
+        store.publish(MANIFEST, manifest.to_bytes(), overwrite=overwrite)
+    except ObjectExists as error:
+        raise AlreadyCommitted(
+            f"{store.url}: another save committed a checkpoint here while this one was writing; "
+            "that one stands. Choose another path, or pass overwrite=True"
+        ) from error
+    store.delete(replaced)
+    return manifest
+
+
+def _replaced_files(store: Store, save_id: str) -> list[str]:
+    """Return every data file of other saves under this checkpoint."""
+    if not store.exists(MANIFEST):
+        return []
+    own = f"data/{save_id}/"
+    return [info.name for info in store.list("data") if not info.name.startswith(own)]
+
+
+def discard(store: Store, save_id: str, rank: int) -> None:
+    """Delete what a rank wrote for a save that failed."""
+    try:
+        store.delete([data_path(save_id, rank)])
+    except (ObjectNotFound, OSError):
+        # The save has failed already and names its cause; a leftover file is never read.
+        return

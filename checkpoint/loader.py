@@ -1,0 +1,220 @@
+"""Loading: match, prove that every byte is there, then read straight into the destinations."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dtckpt.errors import LayoutMismatch
+
+from ..storage.base import Store
+from ..storage.open import open_store
+from .manifest import MANIFEST, Manifest, read_manifest_bytes
+from .matching import Match, Rebuild, match
+from .ranks import Ranks, ranks_of, together
+from .reading import Read, StoredData, Want, execute
+from .tensors import LocalTensor, TensorSink, local_tensor, tensor_tag
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadReport:
+    """What a load did, as one rank saw it. Names are those of leaves in the checkpoint."""
+
+    url: str
+    loaded: tuple[str, ...]
+    """Tensors and values of this rank's state that were filled."""
+    missing: tuple[str, ...]
+    """Leaves of this rank's state that the checkpoint does not have; left as they were."""
+    unexpected: tuple[str, ...]
+    """Leaves of the checkpoint that no rank asked for."""
+    resharded: tuple[str, ...]
+    """Loaded tensors whose layout now differs from the saved one."""
+    bytes_needed: int
+    """Bytes of this rank's destinations."""
+    bytes_read: int
+    """Bytes of data that this rank read to fill them."""
+
+
+def load(
+    state_dict: Mapping[Any, Any],
+    checkpoint_id: str | os.PathLike[str] | Store,
+    *,
+    process_group: Any = None,
+    no_dist: bool = False,
+    strict: bool = True,
+    storage_options: Mapping[str, Any] | None = None,
+    allow_pickle: bool = False,
+) -> LoadReport:
+    """Fill ``state_dict`` from a checkpoint, whatever layout it was saved with.
+
+    Tensors are filled in place: DTensors of any mesh and placement, plain tensors (each rank gets
+    the whole), numpy arrays. Other leaves are replaced in their containers by the saved value.
+    Objects with ``load_state_dict()`` are given their filled state dict at the end; a torch
+    optimizer that has made no step yet is loaded without one.
+
+    Every rank of ``process_group`` calls this; without a group this process alone does. ``strict``
+    requires that the checkpoint has every leaf of the state and that some rank asks for every leaf
+    of the checkpoint; otherwise the report lists what was left out.
+
+    Raises the same error on every rank: NotCommitted, Corrupt, LayoutMismatch, StorageError. All
+    that manifest, headers and sizes can tell is checked before any destination changes. A damaged
+    block is found as it is read; the Corrupt error then lists what was already overwritten.
+    """
+    ranks = ranks_of(process_group, no_dist=no_dist)
+    job = _Load(ranks, strict=strict, allow_pickle=allow_pickle)
+    return job.run(state_dict, checkpoint_id, dict(storage_options or {}))
+
+
+class _Load:
+    """One load on one rank; holds what the phases hand on."""
+
+    store: Store
+    manifest: Manifest
+    found: Match
+    rebuild: Rebuild
+    tensors: dict[str, LocalTensor]
+    reads: list[Read]
+
+    def __init__(self, ranks: Ranks, *, strict: bool, allow_pickle: bool) -> None:
+        self.ranks = ranks
+        self.strict = strict
+        self.allow_pickle = allow_pickle
+
+    def run(
+        self,
+        state: Mapping[Any, Any],
+        target: str | os.PathLike[str] | Store,
+        options: dict[str, Any],
+    ) -> LoadReport:
+        manifests = together(
+            self.ranks, "load: read manifest", lambda: self.read_manifest(target, options)
+        )
+        answers = together(self.ranks, "load: plan", lambda: self.plan(state, manifests[0]))
+        unexpected = _in_all([json.loads(answer) for answer in answers])
+        together(self.ranks, "load: check", lambda: self.check_complete(unexpected))
+        bytes_read = 0
+
+        def read() -> bytes:
+            nonlocal bytes_read
+            bytes_read = execute(self.store, self.reads)
+            return b""
+
+        together(self.ranks, "load: read", read)
+        together(self.ranks, "load: restore", self.restore)
+        return self.report(unexpected, bytes_read)
+
+    def read_manifest(
+        self, target: str | os.PathLike[str] | Store, options: dict[str, Any]
+    ) -> bytes:
+        self.store = open_store(target, **options)
+        if self.ranks.rank != self.ranks.all[0]:
+            return b""
+        return read_manifest_bytes(self.store)
+
+    def plan(self, state: Mapping[Any, Any], manifest: bytes) -> bytes:
+        """Match the state, plan all reads, and return the names that it does not ask for."""
+        self.manifest = Manifest.from_bytes(manifest, f"{self.store.url}/{MANIFEST}")
+        rank = self.ranks.rank
+        self.found, self.rebuild = match(
+            state,
+            self.manifest.tree,
+            self.manifest.tensors,
+            rank=rank,
+            tensor_tag=tensor_tag,
+            allow_pickle=self.allow_pickle,
+        )
+        self.tensors = {
+            name: local_tensor(name, value, rank) for name, value in self.found.destinations.items()
+        }
+        self.check_fit()
+        wants = [
+            Want(tensor=self.manifest.tensors[name], box=box, sink=TensorSink(tensor))
+            for name, local in self.tensors.items()
+            for box, tensor in local.parts
+        ]
+        self.reads = StoredData(self.store, self.manifest).plan(wants)
+        return json.dumps(self.found.unexpected).encode()
+
+    def check_fit(self) -> None:
+        """Raise LayoutMismatch unless shapes, dtypes and kinds of all leaves agree."""
+        problems = list(self.found.problems)
+        for name, local in self.tensors.items():
+            stored = self.manifest.tensors.get(name)
+            if stored is None:
+                problems.append(f"{name}: the tree names this tensor, the manifest has it not")
+            elif (stored.dtype, stored.shape) != (local.dtype, local.shape):
+                problems.append(
+                    f"{name}: saved as {stored.dtype.torch_name}{list(stored.shape)}, wanted as "
+                    f"{local.dtype.torch_name}{list(local.shape)}"
+                )
+            else:
+                problems += [
+                    f"{name}: the destination of {box} overlaps itself in memory; clone it"
+                    for box, tensor in local.parts
+                    if _overlaps_itself(tensor)
+                ]
+        if problems:
+            raise LayoutMismatch(
+                f"{self.store.url}: {len(problems)} leaves do not fit and nothing was loaded:\n  "
+                + "\n  ".join(problems[:20])
+            )
+
+    def check_complete(self, unexpected: list[str]) -> bytes:
+        """Raise LayoutMismatch if ``strict`` and something is missing or left over."""
+        if self.strict and (self.found.missing or unexpected):
+            raise LayoutMismatch(
+                f"{self.store.url}: state and checkpoint differ and nothing was loaded. Missing "
+                f"in the checkpoint: {_some(self.found.missing)}. In the checkpoint but not asked "
+                f"for: {_some(unexpected)}. Pass strict=False to load what both have"
+            )
+        return b""
+
+    def restore(self) -> bytes:
+        """Put the saved values into place and hand stateful objects their state."""
+        for local in self.tensors.values():
+            # The elements were stored past autograd, which must not trust what it kept of them.
+            torch.autograd.graph.increment_version([tensor for _, tensor in local.parts])
+        self.rebuild()
+        for finish in self.found.finishers:
+            finish()
+        return b""
+
+    def report(self, unexpected: list[str], bytes_read: int) -> LoadReport:
+        needed = sum(
+            box.numel * local.dtype.itemsize
+            for local in self.tensors.values()
+            for box, _ in local.parts
+        )
+        return LoadReport(
+            url=self.store.url,
+            loaded=(*self.tensors, *self.found.values),
+            missing=tuple(self.found.missing),
+            unexpected=tuple(unexpected),
+            resharded=tuple(
+                name
+                for name, local in self.tensors.items()
+                if local.layout is not None and local.layout != self.manifest.tensors[name].layout
+            ),
+            bytes_needed=needed,
+            bytes_read=bytes_read,
+        )
+
+
+def _in_all(lists: list[list[str]]) -> list[str]:
+    common = set(lists[0]).intersection(*lists[1:])
+    return [name for name in lists[0] if name in common]
+
+
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    return any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _some(names: list[str]) -> str:
+    if not names:
+        return "nothing"
+    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

@@ -1,0 +1,51 @@
+"""Names of leaves: the path through the state dict as one readable, unambiguous string.
+
+Components are joined by ``/``. A flat dict keeps its keys as they are, dots included
+(``model.embed.weight``), a dict of dicts reads as a path (``model/embed.weight``). An integer key
+is written ``#3`` and a list index ``3``. Characters that would be mistaken for structure are
+percent-encoded, so different paths always have different names. The names are also the keys of
+data files, where ``[`` opens the box of a part.
+"""
+
+from __future__ import annotations
+
+_ESCAPES = {"%": "%25", "/": "%2F", "[": "%5B"}
+
+Path = tuple[str, ...]
+"""Encoded components."""
+
+
+def key_component(key: str | int) -> str:
+    """Return the component of a dict key.
+
+    >>> key_component("layers.0.weight"), key_component("a/b"), key_component(3)
+    ('layers.0.weight', 'a%2Fb', '#3')
+    """
+    if isinstance(key, int):
+        return f"#{key}"
+    text = "".join(_ESCAPES.get(char, char) for char in key)
+    if text[:1] in ("#", "@"):
+        return f"%{ord(text[0]):02X}{text[1:]}"
+    # "__metadata__" and "__dtckpt..." are taken in data files; an empty key would be invisible.
+    if text == "__metadata__" or text.startswith("__dtckpt"):
+        return f"%5F{text[1:]}"
+    return text or "%"
+
+
+def index_component(index: int) -> str:
+    """Return the component of a position in a list or tuple."""
+    return str(index)
+
+
+def rank_component(rank: int) -> str:
+    """Return the component of the value that one rank keeps for itself."""
+    return f"@{rank}"
+
+
+def join(path: Path) -> str:
+    """Return the name of a path.
+
+    >>> join(("model", "embed.weight"))
+    'model/embed.weight'
+    """
+    return "/".join(path)

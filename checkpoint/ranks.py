@@ -1,0 +1,186 @@
+"""The ranks that take part in a save or load, and the rule that they fail together.
+
+``together`` runs one phase on every rank and lets each know how the others fared: all get all
+results, or all raise the same error. Errors travel as text, so no exception has to be picklable.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+import dtckpt.errors
+from dtckpt.errors import CheckpointError, RankFailed
+
+from .spec import ranks_text
+
+_OK, _FAILED = b"\0", b"\1"
+
+
+class Ranks(Protocol):
+    """Some ranks, of which this process (or thread) is one."""
+
+    @property
+    def rank(self) -> int:
+        """Global number of this rank."""
+        ...
+
+    @property
+    def all(self) -> tuple[int, ...]:
+        """Global numbers of all ranks that take part; the first one coordinates."""
+        ...
+
+    def exchange(self, payload: bytes) -> list[bytes]:
+        """Give some bytes to every rank and return everyone's, in the order of ``all``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Solo:
+    """A single rank without a process group."""
+
+    rank: int = 0
+
+    @property
+    def all(self) -> tuple[int, ...]:
+        """This rank alone."""
+        return (self.rank,)
+
+    def exchange(self, payload: bytes) -> list[bytes]:
+        """Return this rank's own payload."""
+        return [payload]
+
+
+class GroupRanks:
+    """The ranks of a process group."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self.all = _global_ranks(group)
+        self.rank = self.all[group.rank()]
+        self._device = _device_of(group)
+
+    def exchange(self, payload: bytes) -> list[bytes]:
+        """All-gather byte strings of any length: first the lengths, then the padded bytes."""
+        lengths = self._all_gather(torch.tensor([len(payload)], dtype=torch.int64))
+        longest = max(int(length) for length in lengths)
+        if longest == 0:
+            return [b""] * len(lengths)
+        mine = torch.zeros(longest, dtype=torch.uint8)
+        if payload:
+            mine[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+        gathered = self._all_gather(mine)
+        return [
+            data[: int(length)].numpy().tobytes()
+            for data, length in zip(gathered, lengths, strict=True)
+        ]
+
+    def _all_gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
+        mine = mine.to(self._device)
+        out = [torch.empty_like(mine) for _ in self.all]
+        # The group's own method: groups of ranks that are threads are registered nowhere.
+        self._group.allgather([out], [mine]).wait()
+        return [data.to("cpu") for data in out]
+
+
+def ranks_of(process_group: Any = None, *, no_dist: bool = False) -> Ranks:
+    """Return the ranks of a group, of the default group if there is one, or this one alone."""
+    if no_dist:
+        return Solo()
+    if process_group is not None:
+        return GroupRanks(process_group)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return GroupRanks(torch.distributed.group.WORLD)
+    return Solo()
+
+
+def together(ranks: Ranks, phase: str, body: Callable[[], bytes]) -> list[bytes]:
+    """Run ``body`` on every rank and return all results, or raise the same error on all ranks.
+
+    ``phase`` is what messages call this part of the work, for instance "save: write". The error
+    is of the type that the failing rank raised if that is one of ours, else CheckpointError. An
+    exception that is not an ``Exception`` (Ctrl-C) is told to the others and raised as it is.
+    """
+    failure: BaseException | None = None
+    try:
+        payload = _OK + body()
+    except BaseException as error:
+        failure, payload = error, _FAILED + _describe(error)
+    answers = _exchange(ranks, phase, payload, failure)
+    if failure is not None and not isinstance(failure, Exception):
+        raise failure
+    failed = {
+        rank: json.loads(answer[1:])
+        for rank, answer in zip(ranks.all, answers, strict=True)
+        if answer[:1] != _OK
+    }
+    if failed:
+        raise _error(phase, failed, alone=len(ranks.all) == 1) from failure
+    return [answer[1:] for answer in answers]
+
+
+def _exchange(
+    ranks: Ranks, phase: str, payload: bytes, failure: BaseException | None
+) -> Sequence[bytes]:
+    try:
+        return ranks.exchange(payload)
+    except RuntimeError as error:
+        raise RankFailed(
+            f"{phase}: rank {ranks.rank} could not reach the other ranks "
+            f"({ranks_text(ranks.all)} take part): one of them died, fell silent or left. "
+            f"{'This rank had failed itself: ' + repr(failure) if failure else error}"
+        ) from (failure or error)
+
+
+def _describe(error: BaseException) -> bytes:
+    value = {
+        "type": type(error).__name__ if isinstance(error, CheckpointError) else None,
+        "text": str(error) if isinstance(error, CheckpointError) else _safe_repr(error),
+        "overwritten": list(getattr(error, "overwritten", ())),
+    }
+    return json.dumps(value).encode()
+
+
+def _safe_repr(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception as broken:
+        return f"{type(error).__name__} (its text could not be made: {type(broken).__name__})"
+
+
+def _error(phase: str, failed: dict[int, Any], *, alone: bool) -> CheckpointError:
+    by_text: dict[str, list[int]] = {}
+    for rank, told in failed.items():
+        by_text.setdefault(told["text"], []).append(rank)
+    if alone:
+        message = f"{phase}: {next(iter(by_text))}"
+    else:
+        parts = [f"{phase} failed on {ranks_text(r)}: {text}" for text, r in by_text.items()]
+        message = "\n".join(parts)
+    names = {told["type"] for told in failed.values()}
+    cls = getattr(dtckpt.errors, names.pop() or "CheckpointError") if len(names) == 1 else None
+    error = (cls or CheckpointError)(message)
+    if isinstance(error, dtckpt.errors.Corrupt):
+        error.overwritten = tuple(
+            {n: None for told in failed.values() for n in told["overwritten"]}
+        )
+    return error
+
+
+def _global_ranks(group: Any) -> tuple[int, ...]:
+    if isinstance(group, torch.distributed.ProcessGroup):
+        return tuple(torch.distributed.get_process_group_ranks(group))
+    return tuple(range(group.size()))
+
+
+def _device_of(group: Any) -> torch.device:
+    """Return where a group moves bytes: the CPU if it can, else the current accelerator."""
+    if isinstance(group, torch.distributed.ProcessGroup):
+        backends = str(torch.distributed.get_backend_config(group))
+        if "cpu:" not in backends and "gloo" not in backends:
+            return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

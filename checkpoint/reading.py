@@ -1,0 +1,307 @@
+"""Reading boxes of stored tensors: plan exact block ranges, then read, verify and scatter.
+
+Planning turns every wanted box into *pieces*, parts of one chunk whose bytes span a bounded range
+of the file, and merges the ranges of neighbouring pieces into *reads* of whole blocks. Executing
+reads each range once, verifies every block of it, and copies the pieces out with NumPy strides, so
+no copy is larger than a read. Nothing here imports torch: elements are moved as opaque items.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from dtckpt.errors import Corrupt, LayoutMismatch, ObjectNotFound
+
+from ..dtensor.box import Box, row_major_strides
+from ..storage.base import ReadRequest, Store
+from .blocks import DIGEST_BYTES, digest
+from .datafile import Entry, FileLayout, parse_header
+from .manifest import FileRecord, Manifest
+from .plan import StoredTensor
+
+Array = np.ndarray[Any, Any]
+
+MAX_READ_BYTES = 16 << 20
+NUM_READERS = 4
+"""Reads in flight; with MAX_READ_BYTES this bounds the memory of a load."""
+
+
+class Sink(Protocol):
+    """Where wanted elements go."""
+
+    def put(self, part: Box, items: Array) -> None:
+        """Store ``items``, of unsigned ints as wide as an element, at ``part`` of the wanted box.
+
+        Called from several threads at once, for disjoint parts; ``items`` is valid only during
+        the call.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Want:
+    """A box of a stored tensor and where its elements go."""
+
+    tensor: StoredTensor
+    box: Box
+    sink: Sink
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DataFile:
+    """An intact header and checksum table, with the blocks still to be verified."""
+
+    name: str
+    where: str
+    layout: FileLayout
+    table: bytes
+
+    def block_digest(self, block: int) -> bytes:
+        """Return the digest that a block must have."""
+        return self.table[block * DIGEST_BYTES : (block + 1) * DIGEST_BYTES]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Elements of one chunk that are copied in one go."""
+
+    want: Want
+    entry: Entry
+    in_chunk: Box
+    in_want: Box
+    start: int
+    """First byte of the span in the data region."""
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """A range of whole blocks of one file and what is copied out of it."""
+
+    file: DataFile
+    first_block: int
+    end_block: int
+    pieces: tuple[Piece, ...]
+
+    @property
+    def start(self) -> int:
+        """First byte in the data region."""
+        return self.first_block * self.file.layout.block_bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """Length of the range; the last block of a file may be short."""
+        end = min(self.end_block * self.file.layout.block_bytes, self.file.layout.data_bytes)
+        return end - self.start
+
+
+class StoredData:
+    """The data files of a checkpoint, opened and checked once each."""
+
+    def __init__(self, store: Store, manifest: Manifest) -> None:
+        self.store = store
+        self.manifest = manifest
+        self._records = {record.rank: record for record in manifest.files}
+        self._files: dict[int, DataFile] = {}
+        self._lock = threading.Lock()
+
+    def file(self, rank: int, needed_by: str) -> DataFile:
+        """Return the data file of a rank; Corrupt unless it is the one that was written."""
+        with self._lock:
+            if rank not in self._files:
+                if rank not in self._records:
+                    raise Corrupt(
+                        f"{self.store.url}: tensor {needed_by!r} needs the data file of rank "
+                        f"{rank}, which the manifest does not list"
+                    )
+                self._files[rank] = self._open(self._records[rank])
+            return self._files[rank]
+
+    def _open(self, record: FileRecord) -> DataFile:
+        name = self.manifest.path_of(record)
+        where = f"{self.store.url}/{name}"
+        try:
+            size = self.store.stat(name).size
+        except ObjectNotFound as error:
+            raise Corrupt(
+                f"{where}: this data file is missing, though the checkpoint was committed with "
+                f"it ({record.size} bytes). Restore the file or load another checkpoint"
+            ) from error
+        if size != record.size:
+            raise Corrupt(
+                f"{where}: the file has {size} bytes, expected {record.size}; it was truncated "
+                "or replaced. Load another checkpoint"
+            )
+        header = self.store.read(name, 0, record.header_bytes)
+        if digest(header).hex() != record.header_digest:
+            raise Corrupt(
+                f"{where}: bytes 0 to {record.header_bytes} (header) are damaged or belong to "
+                "another save. Load another checkpoint"
+            )
+        layout = parse_header(header, where)
+        table = self.store.read(name, layout.table_start, record.size)
+        if layout.size != record.size or digest(table).hex() != record.table_digest:
+            raise Corrupt(
+                f"{where}: bytes {layout.table_start} to {record.size} (checksum table) are "
+                "damaged or belong to another save. Load another checkpoint"
+            )
+        return DataFile(name, where, layout, table)
+
+    def entry(self, rank: int, tensor: StoredTensor, chunk: Box) -> tuple[DataFile, Entry]:
+        """Return where a chunk lies; Corrupt unless its file has it with dtype and sizes."""
+        file = self.file(rank, tensor.name)
+        entry = file.layout.entries.get(tensor.key(chunk))
+        if entry is None or (entry.dtype, entry.shape) != (tensor.dtype, chunk.sizes):
+            found = "no such entry" if entry is None else f"{entry.dtype.code}{list(entry.shape)}"
+            raise Corrupt(
+                f"{file.where}: expected entry {tensor.key(chunk)!r} of "
+                f"{tensor.dtype.code}{list(chunk.sizes)}, got {found}"
+            )
+        return file, entry
+
+    def plan(self, wants: Iterable[Want]) -> list[Read]:
+        """Return reads that bring exactly the wanted elements.
+
+        Raises Corrupt or LayoutMismatch unless the stored chunks cover every wanted box exactly;
+        all files are checked here, before any element is read.
+        """
+        pieces: dict[DataFile, list[Piece]] = {}
+        for want in wants:
+            for file, piece in self._pieces(want):
+                pieces.setdefault(file, []).append(piece)
+        return [read for file, found in pieces.items() for read in _merge(file, found)]
+
+    def _pieces(self, want: Want) -> Iterator[tuple[DataFile, Piece]]:
+        tensor, covered = want.tensor, 0
+        for rank, chunk, common in tensor.chunks_meeting(want.box):
+            file, entry = self.entry(rank, tensor, chunk)
+            covered += common.numel
+            for part in _split(common.relative_to(chunk), entry, file.layout):
+                in_want = part.translate(chunk.offsets).relative_to(want.box)
+                start, end = _span(part, entry)
+                yield (
+                    file,
+                    Piece(
+                        want=want, entry=entry, in_chunk=part, in_want=in_want, start=start, end=end
+                    ),
+                )
+        if covered != want.box.numel:
+            raise LayoutMismatch(
+                f"{self.store.url}: the stored chunks of tensor {tensor.name!r} hold {covered} of "
+                f"the {want.box.numel} elements of {want.box}"
+            )
+
+
+def _span(part: Box, entry: Entry) -> tuple[int, int]:
+    """Return the bytes of the data region from the first to past the last element."""
+    strides = row_major_strides(entry.shape)
+    first = sum(o * s for o, s in zip(part.offsets, strides, strict=True))
+    last = first + sum((n - 1) * s for n, s in zip(part.sizes, strides, strict=True))
+    size = entry.dtype.itemsize
+    return entry.start + first * size, entry.start + (last + 1) * size
+
+
+def _split(part: Box, entry: Entry, layout: FileLayout) -> Iterator[Box]:
+    """Yield parts with spans that fit into a read and do not skip whole blocks in vain.
+
+    A span with gaps is halved until more than half of it is wanted or it is a block or two long.
+    """
+    start, end = _span(part, entry)
+    wanted = part.numel * entry.dtype.itemsize
+    dense = end - start <= max(2 * wanted, 2 * layout.block_bytes)
+    if part.numel == 1 or (dense and end - start <= MAX_READ_BYTES - 2 * layout.block_bytes):
+        yield part
+        return
+    for half in part.halves():
+        yield from _split(half, entry, layout)
+
+
+def _merge(file: DataFile, pieces: list[Piece]) -> Iterator[Read]:
+    """Yield reads of neighbouring pieces, sorted by offset and bounded in size."""
+    block_bytes = file.layout.block_bytes
+    group: list[Piece] = []
+    first = end = 0
+    for piece in sorted(pieces, key=lambda p: (p.start, p.end)):
+        piece_first, piece_end = piece.start // block_bytes, -(-piece.end // block_bytes)
+        grown = max(end, piece_end)
+        if group and (piece_first > end or (grown - first) * block_bytes > MAX_READ_BYTES):
+            yield Read(file=file, first_block=first, end_block=end, pieces=tuple(group))
+            group = []
+        if not group:
+            first, grown = piece_first, piece_end
+        end = grown
+        group.append(piece)
+    if group:
+        yield Read(file=file, first_block=first, end_block=end, pieces=tuple(group))
+
+
+def execute(store: Store, reads: Sequence[Read]) -> int:
+    """Run reads in parallel and return the bytes read.
+
+    Raises Corrupt at the first damaged block; it then lists the tensors of which some elements
+    were already stored, also in its attribute ``overwritten``.
+    """
+    touched: dict[str, None] = {}
+
+    def run(read: Read) -> int:
+        data = np.empty(read.num_bytes, dtype=np.uint8)
+        offset = read.file.layout.data_start + read.start
+        store.read_into(read.file.name, [ReadRequest(offset, data.data)])
+        damaged = verify_blocks(read, data)
+        if damaged:
+            raise Corrupt("; ".join(damaged))
+        for piece in read.pieces:
+            touched[piece.want.tensor.name] = None
+            piece.want.sink.put(piece.in_want, _items(piece, data, read.start))
+        return read.num_bytes
+
+    with ThreadPoolExecutor(NUM_READERS, thread_name_prefix="dtckpt-read") as pool:
+        futures = [pool.submit(run, read) for read in reads]
+        try:
+            return sum(future.result() for future in futures)
+        except BaseException as error:
+            pool.shutdown(wait=True, cancel_futures=True)
+            if isinstance(error, Corrupt):
+                raise _with_overwritten(error, tuple(touched)) from error
+            raise
+
+
+def _with_overwritten(error: Corrupt, names: tuple[str, ...]) -> Corrupt:
+    text = f"{error}. Destinations already overwritten: {', '.join(names) if names else 'none'}."
+    told = Corrupt(text)
+    told.overwritten = names
+    return told
+
+
+def verify_blocks(read: Read, data: Array) -> list[str]:
+    """Return one message, naming file, bytes and tensors, for every block without its digest."""
+    layout = read.file.layout
+    view = data.data
+    damaged: list[str] = []
+    for block in range(read.first_block, read.end_block):
+        start = block * layout.block_bytes - read.start
+        if digest(view[start : start + layout.block_bytes]) == read.file.block_digest(block):
+            continue
+        low = block * layout.block_bytes
+        high = min(low + layout.block_bytes, layout.data_bytes)
+        names = layout.keys_between(low, high)
+        damaged.append(
+            f"{read.file.where}: bytes {layout.data_start + low} to {layout.data_start + high} "
+            f"are damaged; they belong to {', '.join(names[:8])}"
+            f"{' and others' if len(names) > 8 else ''}"
+        )
+    return damaged
+
+
+def _items(piece: Piece, data: Array, data_start: int) -> Array:
+    """Return a strided view of a piece's elements in a buffer that starts at ``data_start``."""
+    size = piece.entry.dtype.itemsize
+    items = data[piece.start - data_start : piece.end - data_start].view(f"u{size}")
+    strides = tuple(s * size for s in row_major_strides(piece.entry.shape))
+    return np.lib.stride_tricks.as_strided(items, piece.in_chunk.sizes, strides, writeable=False)

@@ -1,0 +1,234 @@
+"""Offline resharding: rewrite a checkpoint for another mesh, without ranks and in bounded memory.
+
+It is the same algorithm as everywhere: the boxes of the new layout are intersected with those of
+the old one, and exactly those bytes are streamed from file to file, verified as they are read.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+
+from dtckpt.errors import LayoutMismatch, PlacementError
+
+from ..dtensor.box import Box
+from ..dtensor.irregular import IrregularLayout
+from ..dtensor.layout import Layout
+from ..dtensor.mesh import Mesh
+from ..dtensor.placement import Placement, Replicate, parse_placements
+from ..storage.base import Store
+from ..storage.open import open_store
+from .committing import check_free, commit, discard
+from .manifest import FileRecord, Manifest, read_manifest
+from .plan import StoredTensor, assign_writers
+from .reading import Array, StoredData, Want, execute
+from .spec import GlobalTensor
+from .writing import PIECE_BYTES, Chunk, write_file
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Tensors whose name matches a shell-style pattern get these placements.
+
+    >>> Rule.parse("model/*.weight=S(0),R").placements
+    (Shard(dim=0, order=None), Replicate())
+    """
+
+    pattern: str
+    placements: tuple[Placement, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Rule:
+        """Return the rule of ``PATTERN=PLACEMENT,PLACEMENT,...``, one placement per mesh axis."""
+        pattern, equals, placements = text.rpartition("=")
+        if not equals or not pattern:
+            raise PlacementError(
+                f"not a rule: {text!r}; expected a form like 'model/*.weight=S(0),R'"
+            )
+        return cls(pattern.strip(), parse_placements(placements))
+
+
+def parse_rules(text: str) -> tuple[Rule, ...]:
+    """Return the rules of a text, separated by ``;``."""
+    return tuple(Rule.parse(part.strip()) for part in text.split(";") if part.strip())
+
+
+def reshard(
+    source: str | os.PathLike[str] | Store,
+    target: str | os.PathLike[str] | Store,
+    mesh: Mesh,
+    rules: Sequence[Rule],
+    *,
+    overwrite: bool = False,
+    source_options: Mapping[str, Any] | None = None,
+    target_options: Mapping[str, Any] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Manifest:
+    """Write ``source`` anew at ``target`` as if it had been saved from ``mesh``.
+
+    The first rule that matches a tensor's name places it; tensors that no rule matches and 0-d
+    tensors are replicated, and what a rank kept for itself (PerRank) stays with its rank. Memory
+    is bounded whatever the size; ``on_progress(done, total)`` is called with bytes written. The
+    target is committed at the end or not at all. Errors are those of ``load`` and ``save``.
+    """
+    old = open_store(source, **dict(source_options or {}))
+    new = open_store(target, **dict(target_options or {}))
+    manifest = read_manifest(old)
+    check_free(new, overwrite=overwrite)
+    placed = [_place(tensor, mesh, rules) for tensor in manifest.tensors.values()]
+    tensors = assign_writers(placed)
+    job = _Reshard(StoredData(old, manifest), new, on_progress, sum(t.num_bytes for t in tensors))
+    files = job.write_all(tensors)
+    return commit(
+        new,
+        save_id=job.save_id,
+        tensors=tensors,
+        tree=manifest.tree,
+        files=files,
+        metadata=manifest.metadata,
+        overwrite=overwrite,
+    )
+
+
+def _place(tensor: StoredTensor, mesh: Mesh, rules: Sequence[Rule]) -> GlobalTensor:
+    layout: Layout | IrregularLayout
+    if any(part.startswith("@") for part in tensor.name.split("/")):
+        layout = tensor.layout
+    else:
+        rule = next((r for r in rules if fnmatchcase(tensor.name, r.pattern)), None)
+        placements = rule.placements if rule and tensor.shape else (Replicate(),) * mesh.ndim
+        try:
+            layout = Layout(mesh, placements, tensor.shape)
+        except PlacementError as error:
+            pattern = rule.pattern if rule else "*"
+            raise LayoutMismatch(f"tensor {tensor.name!r}, rule {pattern!r}: {error}") from error
+        if layout.is_partial:
+            raise LayoutMismatch(f"tensor {tensor.name!r}: a checkpoint holds no Partial tensors")
+    return GlobalTensor(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape, layout=layout)
+
+
+class _Reshard:
+    def __init__(
+        self,
+        data: StoredData,
+        target: Store,
+        on_progress: Callable[[int, int], None] | None,
+        total: int,
+    ) -> None:
+        self.data = data
+        self.target = target
+        self.on_progress = on_progress
+        self.total = total
+        self.done = 0
+        self.save_id = secrets.token_hex(8)
+
+    def write_all(self, tensors: Sequence[StoredTensor]) -> list[FileRecord]:
+        ranks = sorted({rank for tensor in tensors for rank in _writers(tensor)})
+        files: list[FileRecord] = []
+        try:
+            for rank in ranks:
+                chunks = self.chunks(tensors, rank)
+                record = write_file(self.target, chunks, save_id=self.save_id, rank=rank)
+                if record is not None:
+                    files.append(record)
+        except BaseException:
+            for rank in ranks:
+                discard(self.target, self.save_id, rank)
+            raise
+        return files
+
+    def chunks(self, tensors: Sequence[StoredTensor], rank: int) -> list[Chunk]:
+        """Return a rank's chunks in file order; small ones are read together in batches."""
+        found = [(tensor, box) for tensor in tensors for box in tensor.chunks_of(rank)]
+        found.sort(key=lambda item: -item[0].dtype.itemsize)
+        chunks: list[Chunk] = []
+        batch = _Batch(self)
+        for tensor, box in found:
+            if not batch.has_room(tensor, box):
+                batch = _Batch(self)
+            batch.add(tensor, box)
+            chunks.append(Chunk(tensor=tensor, box=box, source=_BatchSource(batch, tensor, box)))
+        return chunks
+
+    def read(self, wanted: Sequence[tuple[StoredTensor, Box]]) -> list[Array]:
+        """Return the items of some boxes of new tensors, from the old files."""
+        arrays = [np.empty(box.sizes, dtype=f"u{tensor.dtype.itemsize}") for tensor, box in wanted]
+        wants = [
+            Want(tensor=self.data.manifest.tensors[t.name], box=box, sink=_ArraySink(array))
+            for (t, box), array in zip(wanted, arrays, strict=True)
+        ]
+        execute(self.data.store, self.data.plan(wants))
+        self.done += sum(array.nbytes for array in arrays)
+        if self.on_progress is not None:
+            self.on_progress(self.done, self.total)
+        return arrays
+
+
+def _writers(tensor: StoredTensor) -> Iterator[int]:
+    if isinstance(tensor.layout, IrregularLayout):
+        yield from (rank for rank, _ in tensor.layout.distinct_pieces())
+        return
+    for cell in tensor.layout.cells():
+        yield tensor.layout.mesh.rank(tensor.layout.coordinate(cell, tensor.writer))
+
+
+class _Batch:
+    """Neighbouring chunks of a new file that are read from the old files in one go."""
+
+    def __init__(self, job: _Reshard) -> None:
+        self._job = job
+        self._members: dict[tuple[str, Box], StoredTensor] = {}
+        self._num_bytes = 0
+        self._arrays: dict[tuple[str, Box], Array] | None = None
+
+    def has_room(self, tensor: StoredTensor, box: Box) -> bool:
+        num_bytes = box.numel * tensor.dtype.itemsize
+        return not self._members or self._num_bytes + num_bytes <= PIECE_BYTES
+
+    def add(self, tensor: StoredTensor, box: Box) -> None:
+        self._members[(tensor.name, box)] = tensor
+        self._num_bytes += box.numel * tensor.dtype.itemsize
+
+    def pieces(self, tensor: StoredTensor, box: Box, max_bytes: int) -> Iterator[Array]:
+        if self._num_bytes > max_bytes:  # one chunk larger than a batch: in parts
+            for part in _parts(box, max_bytes // tensor.dtype.itemsize):
+                yield self._job.read([(tensor, part)])[0]
+            return
+        if self._arrays is None:
+            wanted = [(t, box) for (_, box), t in self._members.items()]
+            arrays = self._job.read(wanted)
+            self._arrays = dict(zip(self._members, arrays, strict=True))
+        yield self._arrays.pop((tensor.name, box))
+
+
+def _parts(box: Box, max_numel: int) -> Iterator[Box]:
+    if box.numel <= max_numel:
+        yield box
+        return
+    for half in box.halves():
+        yield from _parts(half, max_numel)
+
+
+@dataclass(frozen=True, slots=True)
+class _BatchSource:
+    batch: _Batch
+    tensor: StoredTensor
+    box: Box
+
+    def pieces(self, max_bytes: int) -> Iterator[memoryview]:
+        for array in self.batch.pieces(self.tensor, self.box, max_bytes):
+            yield array.reshape(-1).view(np.uint8).data
+
+
+@dataclass(frozen=True, slots=True)
+class _ArraySink:
+    array: Array
+
+    def put(self, part: Box, items: Array) -> None:
+        self.array[part.slices] = items

@@ -1,0 +1,206 @@
+"""Saving: flatten, agree, write in parallel, commit once."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dtckpt.errors import CheckpointError
+
+from ..storage.base import Store
+from ..storage.open import open_store
+from .blocks import DEFAULT_BLOCK_BYTES
+from .committing import check_free, commit, discard
+from .manifest import FileRecord, Manifest
+from .plan import StoredTensor, assign_writers
+from .ranks import Ranks, ranks_of, together
+from .spec import GlobalState, Report, StateSpec, fingerprint, merge
+from .tensors import LocalTensor, local_tensor, tensor_tag
+from .tree import flatten
+from .writing import Chunk, write_file
+
+_FINGERPRINT_BYTES = 16
+_SAVE_ID_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveReport:
+    """What a save did, as one rank saw it."""
+
+    url: str
+    save_id: str
+    num_tensors: int
+    total_bytes: int
+    """Bytes of all tensors, each counted once."""
+    written_bytes: int
+    """Bytes that this rank wrote, headers and checksums included."""
+
+
+def save(
+    state_dict: Mapping[Any, Any],
+    checkpoint_id: str | os.PathLike[str] | Store,
+    *,
+    process_group: Any = None,
+    no_dist: bool = False,
+    overwrite: bool = False,
+    metadata: Any = None,
+    storage_options: Mapping[str, Any] | None = None,
+    allow_pickle: bool = False,
+) -> SaveReport:
+    """Write a checkpoint and return when it is durable and committed.
+
+    Every rank of ``process_group`` (default: the default group; without one, or with ``no_dist``,
+    this process alone) calls this with its part of the state: a dict, nested at will, of DTensors
+    of ours or torch's, plain tensors and numpy arrays (which count as replicated and must be equal
+    on all ranks; see ``PerRank``), objects with ``state_dict()``, and plain values. Tensors are
+    read as they are during the call.
+
+    ``checkpoint_id`` is a directory, a URL such as ``s3://bucket/run/step-1000`` (with
+    ``storage_options`` passed on to its driver), or a ``Store``. ``metadata`` is any JSON value
+    and is kept in the manifest. ``allow_pickle`` pickles values that the format does not hold.
+
+    Raises the same error on every rank: AlreadyCommitted before anything is written if a
+    checkpoint is there and ``overwrite`` is not set; Unsavable, LayoutMismatch, StorageError or
+    another CheckpointError naming the rank, the phase and the cause. After an error no checkpoint
+    appears, and one that was there is as it was.
+    """
+    ranks = ranks_of(process_group, no_dist=no_dist)
+    job = _Save(ranks, overwrite=overwrite, allow_pickle=allow_pickle)
+    return job.run(state_dict, checkpoint_id, dict(storage_options or {}), metadata)
+
+
+class _Save:
+    """One save on one rank; holds what the phases hand on."""
+
+    store: Store
+    tensors: dict[str, LocalTensor]
+    spec: bytes
+    save_id: str
+
+    def __init__(self, ranks: Ranks, *, overwrite: bool, allow_pickle: bool) -> None:
+        self.ranks = ranks
+        self.overwrite = overwrite
+        self.allow_pickle = allow_pickle
+
+    @property
+    def is_coordinator(self) -> bool:
+        return self.ranks.rank == self.ranks.all[0]
+
+    def run(
+        self,
+        state: Mapping[Any, Any],
+        target: str | os.PathLike[str] | Store,
+        options: dict[str, Any],
+        metadata: Any,
+    ) -> SaveReport:
+        answers = together(
+            self.ranks, "save: plan", lambda: self.describe(state, target, options, metadata)
+        )
+        self.save_id = answers[0][_FINGERPRINT_BYTES:].hex()
+        whole = self.agree([answer[:_FINGERPRINT_BYTES] for answer in answers])
+        stored = assign_writers(whole.tensors)
+        files = self.write(stored)
+        self.commit(stored, whole, files, metadata)
+        mine = [record.size for record in files if record.rank == self.ranks.rank]
+        return SaveReport(
+            url=self.store.url,
+            save_id=self.save_id,
+            num_tensors=len(stored),
+            total_bytes=sum(tensor.num_bytes for tensor in stored),
+            written_bytes=sum(mine),
+        )
+
+    def describe(
+        self,
+        state: Mapping[Any, Any],
+        target: str | os.PathLike[str] | Store,
+        options: dict[str, Any],
+        metadata: Any,
+    ) -> bytes:
+        """Flatten the state and return fingerprint and proposed save id."""
+        self.store = open_store(target, **options)
+        if self.is_coordinator:
+            check_free(self.store, overwrite=self.overwrite)
+            _check_metadata(metadata)
+        rank = self.ranks.rank
+        flat = flatten(state, rank=rank, tensor_tag=tensor_tag, allow_pickle=self.allow_pickle)
+        self.tensors = {n: local_tensor(n, value, rank) for n, value in flat.tensors.items()}
+        specs = {name: tensor.spec() for name, tensor in self.tensors.items()}
+        self.spec = StateSpec(flat.tree, specs).to_bytes()
+        return fingerprint(self.spec) + secrets.token_bytes(_SAVE_ID_BYTES)
+
+    def agree(self, prints: list[bytes]) -> GlobalState:
+        """Return the state of all ranks; one rank of each fingerprint sends its spec."""
+        ranks_by_print: dict[bytes, list[int]] = {}
+        for rank, found in zip(self.ranks.all, prints, strict=True):
+            ranks_by_print.setdefault(found, []).append(rank)
+        speakers = {ranks[0]: tuple(ranks) for ranks in ranks_by_print.values()}
+        specs = {self.ranks.rank: self.spec}
+        if len(speakers) > 1:
+            speaks = self.ranks.rank in speakers
+            answers = together(self.ranks, "save: agree", lambda: self.spec if speaks else b"")
+            specs = dict(zip(self.ranks.all, answers, strict=True))
+        else:
+            specs = {self.ranks.all[0]: self.spec}
+        reports: list[Report] = [
+            (ranks, StateSpec.from_bytes(specs[speaker])) for speaker, ranks in speakers.items()
+        ]
+        return merge(reports)
+
+    def write(self, stored: tuple[StoredTensor, ...]) -> list[FileRecord]:
+        """Write this rank's data file and return the records of all ranks."""
+        rank = self.ranks.rank
+
+        def write_own() -> bytes:
+            chunks = [
+                Chunk(tensor=tensor, box=box, source=self.tensors[tensor.name].source(box))
+                for tensor in stored
+                for box in tensor.chunks_of(rank)
+            ]
+            record = write_file(self.store, chunks, save_id=self.save_id, rank=rank)
+            return json.dumps(record.to_json()).encode() if record else b""
+
+        try:
+            answers = together(self.ranks, "save: write", write_own)
+        except BaseException:
+            discard(self.store, self.save_id, rank)
+            raise
+        return [FileRecord.from_json(json.loads(answer)) for answer in answers if answer]
+
+    def commit(
+        self,
+        stored: tuple[StoredTensor, ...],
+        whole: GlobalState,
+        files: list[FileRecord],
+        metadata: Any,
+    ) -> Manifest | None:
+        """Let the coordinator publish the manifest, and wait until it has."""
+
+        def publish() -> bytes:
+            if self.is_coordinator:
+                commit(
+                    self.store,
+                    save_id=self.save_id,
+                    tensors=stored,
+                    tree=whole.tree,
+                    files=files,
+                    metadata=metadata,
+                    overwrite=self.overwrite,
+                    block_bytes=DEFAULT_BLOCK_BYTES,
+                )
+            return b""
+
+        together(self.ranks, "save: commit", publish)
+
+
+def _check_metadata(metadata: Any) -> None:
+    try:
+        json.dumps(metadata, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"metadata must be a JSON value (None, bool, number, str, list, dict): {error}"
+        ) from error

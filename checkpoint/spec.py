@@ -1,0 +1,262 @@
+"""What a rank says it holds, and how ranks come to one view of the whole.
+
+A rank describes its state by names, shapes, dtypes and layouts alone. Ranks whose descriptions
+have the same fingerprint need to exchange nothing else, because a layout tells what every rank
+holds. Where they differ (pipeline stages, experts, values of one rank) one description per
+fingerprint is sent to all, and every rank merges them by the same rules.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import xxhash
+
+from dtckpt.errors import LayoutMismatch, PlacementError
+
+from ..dtensor.box import Box
+from ..dtensor.irregular import IrregularLayout
+from ..dtensor.layout import Layout
+from ..dtensor.mesh import Mesh
+from ..dtensor.placement import parse_placement
+from .dtypes import DType, dtype_of_code
+from .names import Path, index_component, join, key_component, rank_component
+from .tree import Node, tag_of
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """One tensor as one rank sees it; exactly one of the last three fields is given."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    layout: Layout | None = None
+    """Mesh and placements, for distributed tensors."""
+    boxes: tuple[Box, ...] | None = None
+    """What this rank holds, for tensors that only tell their chunks."""
+    digest: str | None = None
+    """Hash of the bytes, for plain tensors: every rank that has the name must hold the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """The state of one rank without the bytes of its tensors."""
+
+    tree: Node
+    tensors: dict[str, TensorSpec]
+
+    def to_bytes(self) -> bytes:
+        """Return canonical JSON: equal states give equal bytes on all ranks."""
+        meshes: dict[Mesh, int] = {}
+        tensors = {name: _tensor_json(spec, meshes) for name, spec in self.tensors.items()}
+        value = {
+            "format": FORMAT_VERSION,
+            "meshes": [mesh.to_json() for mesh in meshes],
+            "tensors": tensors,
+            "tree": self.tree,
+        }
+        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> StateSpec:
+        """Return the spec that ``to_bytes`` wrote."""
+        value = json.loads(data)
+        meshes = [Mesh.from_json(mesh) for mesh in value["meshes"]]
+        tensors = {name: _tensor_from_json(t, meshes) for name, t in value["tensors"].items()}
+        return cls(value["tree"], tensors)
+
+
+def fingerprint(spec: bytes) -> bytes:
+    """Return 16 bytes that differ where specs differ."""
+    return xxhash.xxh3_128_digest(spec)
+
+
+def _tensor_json(spec: TensorSpec, meshes: dict[Mesh, int]) -> list[Any]:
+    where: Any
+    if spec.layout is not None:
+        mesh = meshes.setdefault(spec.layout.mesh, len(meshes))
+        where = [mesh, *(str(p) for p in spec.layout.placements)]
+    elif spec.boxes is not None:
+        where = {"boxes": [str(box) for box in spec.boxes]}
+    else:
+        where = {"digest": spec.digest}
+    return [spec.dtype.code, list(spec.shape), where]
+
+
+def _tensor_from_json(value: list[Any], meshes: Sequence[Mesh]) -> TensorSpec:
+    code, sizes, where = value
+    dtype, shape = dtype_of_code(code, "state spec"), tuple(sizes)
+    if isinstance(where, list):
+        mesh, *placements = cast(list[Any], where)
+        layout = Layout(meshes[mesh], tuple(parse_placement(p) for p in placements), shape)
+        return TensorSpec(dtype=dtype, shape=shape, layout=layout)
+    if "boxes" in where:
+        boxes = tuple(Box.parse(text) for text in where["boxes"])
+        return TensorSpec(dtype=dtype, shape=shape, boxes=boxes)
+    return TensorSpec(dtype=dtype, shape=shape, digest=where["digest"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlobalTensor:
+    """A tensor of the whole job: who holds which box."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    layout: Layout | IrregularLayout
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the global tensor."""
+        return Box.whole(self.shape).numel * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalState:
+    """The state of all ranks."""
+
+    tree: Node
+    tensors: tuple[GlobalTensor, ...]
+
+
+Report = tuple[tuple[int, ...], StateSpec]
+"""Ranks with one and the same spec."""
+
+
+def merge(reports: Sequence[Report]) -> GlobalState:
+    """Return the state of all ranks; LayoutMismatch, naming the ranks, where they contradict.
+
+    Every rank calls this with the same reports and so gets the same result or the same error.
+    """
+    holders: dict[str, list[tuple[tuple[int, ...], TensorSpec]]] = {}
+    for ranks, spec in reports:
+        for name, tensor in spec.tensors.items():
+            holders.setdefault(name, []).append((ranks, tensor))
+    tensors = tuple(_merge_tensor(name, found) for name, found in holders.items())
+    return GlobalState(_merge_nodes([(r, spec.tree) for r, spec in reports], ()), tensors)
+
+
+def _merge_tensor(name: str, found: list[tuple[tuple[int, ...], TensorSpec]]) -> GlobalTensor:
+    ranks, first = found[0]
+    for other_ranks, other in found[1:]:
+        if (other.dtype, other.shape) != (first.dtype, first.shape):
+            raise LayoutMismatch(
+                f"tensor {name!r} is {_describe(first)} on {ranks_text(ranks)} but "
+                f"{_describe(other)} on {ranks_text(other_ranks)}; give different tensors "
+                "different names, or wrap a value of one rank in PerRank"
+            )
+        if other.layout != first.layout or (other.boxes is None) != (first.boxes is None):
+            raise LayoutMismatch(
+                f"tensor {name!r} is laid out as {first.layout} on {ranks_text(ranks)} but as "
+                f"{other.layout} on {ranks_text(other_ranks)}"
+            )
+        if other.digest != first.digest:
+            raise LayoutMismatch(
+                f"plain tensor {name!r} has different values on {ranks_text(ranks)} and "
+                f"{ranks_text(other_ranks)}. Plain tensors count as replicated: make them equal, "
+                "shard them as DTensors, or wrap a value of one rank in PerRank"
+            )
+    holding = tuple(sorted(rank for ranks, _ in found for rank in ranks))
+    layout = _merge_layout(name, first, found, holding)
+    return GlobalTensor(name=name, dtype=first.dtype, shape=first.shape, layout=layout)
+
+
+def _merge_layout(
+    name: str,
+    first: TensorSpec,
+    found: list[tuple[tuple[int, ...], TensorSpec]],
+    holding: tuple[int, ...],
+) -> Layout | IrregularLayout:
+    if first.layout is not None:
+        absent = sorted(set(first.layout.mesh.all_ranks()) - set(holding))
+        if absent:
+            raise LayoutMismatch(
+                f"tensor {name!r} lies on the ranks of mesh {first.layout.mesh}, but "
+                f"{ranks_text(absent)} did not bring it to this save (taking part: "
+                f"{ranks_text(holding)}); save from every rank of the mesh"
+            )
+        return first.layout
+    if first.boxes is None:
+        mesh = Mesh((len(holding),), ("rank",), holding)
+        return Layout.replicated(mesh, first.shape)
+    pieces = [(rank, box) for ranks, s in found for rank in ranks for box in s.boxes or ()]
+    layout = IrregularLayout(first.shape, tuple(pieces))
+    try:
+        layout.validate()
+    except PlacementError as error:
+        raise LayoutMismatch(f"tensor {name!r}: {error}") from error
+    return layout
+
+
+def _merge_nodes(nodes: list[tuple[tuple[int, ...], Node]], path: Path) -> Node:
+    ranks, first = nodes[0]
+    if all(node == first and type(node) is type(first) for _, node in nodes[1:]):
+        return first
+    tags = [tag_of(node) for _, node in nodes]
+    if len(set(tags)) == 1 and tags[0] in ("dict", "items", "per_rank"):
+        return {tags[0]: _merge_dicts(tags[0], nodes, path)}
+    if len(set(tags)) == 1 and tags[0] in ("list", "tuple"):
+        lists = [(r, node[tags[0]]) for r, node in nodes]
+        if len({len(items) for _, items in lists}) == 1:
+            return {
+                tags[0]: [
+                    _merge_nodes([(r, items[i]) for r, items in lists], (*path, index_component(i)))
+                    for i in range(len(lists[0][1]))
+                ]
+            }
+    differing = next((r, n) for r, n in nodes if n != first or type(n) is not type(first))
+    raise LayoutMismatch(
+        f"value {join(path)!r} differs between ranks: {_shorten(first)} on {ranks_text(ranks)}, "
+        f"{_shorten(differing[1])} on {ranks_text(differing[0])}. Values count as replicated: "
+        "make them equal or wrap them in PerRank"
+    )
+
+
+def _merge_dicts(tag: str, nodes: list[tuple[tuple[int, ...], Node]], path: Path) -> Any:
+    by_key: dict[Any, list[tuple[tuple[int, ...], Node]]] = {}
+    for ranks, node in nodes:
+        items: Iterable[Any] = node[tag] if tag == "items" else node[tag].items()
+        for key, child in items:
+            by_key.setdefault(key, []).append((ranks, child))
+    merged = {
+        key: _merge_nodes(
+            found, (*path, rank_component(int(key)) if tag == "per_rank" else key_component(key))
+        )
+        for key, found in by_key.items()
+    }
+    return [[key, node] for key, node in merged.items()] if tag == "items" else merged
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Return ranks for a message, runs shortened.
+
+    >>> ranks_text([0, 1, 2, 5]), ranks_text([3])
+    ('ranks 0-2, 5', 'rank 3')
+    """
+    runs = list(_runs(sorted(ranks)))
+    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+    single = len(runs) == 1 and runs[0][0] == runs[0][1]
+    return f"rank {text}" if single else f"ranks {text}"
+
+
+def _runs(ranks: list[int]) -> Iterator[tuple[int, int]]:
+    start = None
+    for i, rank in enumerate(ranks):
+        start = rank if start is None else start
+        if i + 1 == len(ranks) or ranks[i + 1] != rank + 1:
+            yield start, rank
+            start = None
+
+
+def _describe(spec: TensorSpec) -> str:
+    return f"{spec.dtype.torch_name}{list(spec.shape)}"
+
+
+def _shorten(node: Node) -> str:
+    text = json.dumps(node)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,91 @@
+"""Finding the newest committed checkpoint of a run, laid out as ``root/step-N``."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dtckpt.errors import Corrupt, ObjectNotFound
+
+from ..storage.base import Store
+from ..storage.open import open_store
+from .manifest import MANIFEST, read_manifest
+
+logger = logging.getLogger("dtckpt.checkpoint")
+
+_STEP = re.compile(r"(?:.*\D)?(\d+)")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Step:
+    """A committed checkpoint under a root."""
+
+    number: int
+    """The number that ends the directory's name."""
+    name: str
+    """The directory's name under the root."""
+    url: str
+    """Where it is, for ``load``."""
+
+
+def committed_steps(
+    root: str | os.PathLike[str] | Store, *, storage_options: Mapping[str, Any] | None = None
+) -> list[Step]:
+    """Return every checkpoint directly under ``root`` whose manifest is there, oldest first.
+
+    Directories are numbered by the digits that end their names (``step-1000``); others are passed
+    over. Half-written checkpoints have no manifest and are not listed.
+    """
+    store = open_store(root, **dict(storage_options or {}))
+    steps: list[Step] = []
+    for info in store.list():
+        name, _, rest = info.name.partition("/")
+        match = _STEP.fullmatch(name)
+        if match and rest == MANIFEST:
+            steps.append(Step(int(match[1]), name, store.substore(name).url))
+    return sorted(steps)
+
+
+def latest(
+    root: str | os.PathLike[str] | Store,
+    *,
+    process_group: Any = None,
+    no_dist: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Step | None:
+    """Return the newest committed checkpoint under ``root``, or None if there is none.
+
+    Every rank of ``process_group`` calls this and gets the answer of the first one. A checkpoint
+    with a damaged manifest is passed over with a warning.
+    """
+    from .ranks import ranks_of, together
+
+    ranks = ranks_of(process_group, no_dist=no_dist)
+    options = dict(storage_options or {})
+
+    def find() -> bytes:
+        found = _newest(root, options) if ranks.rank == ranks.all[0] else None
+        return found.name.encode() if found else b""
+
+    name = together(ranks, "latest", find)[0].decode()
+    if not name:
+        return None
+    url = open_store(root, **options).substore(name).url
+    match = _STEP.fullmatch(name)
+    return Step(int(match[1]) if match else 0, name, url)
+
+
+def _newest(root: str | os.PathLike[str] | Store, options: dict[str, Any]) -> Step | None:
+    store = open_store(root, **options)
+    for step in reversed(committed_steps(store)):
+        try:
+            read_manifest(store.substore(step.name))
+        except (Corrupt, ObjectNotFound) as error:
+            logger.warning("passing over %s: %s", step.url, error)
+            continue
+        return step
+    return None

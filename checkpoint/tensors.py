@@ -1,0 +1,279 @@
+"""Torch tensors and numpy arrays as the rest of the package sees them: specs, sources and sinks.
+
+Accepted are our DTensors, torch's DTensors (FSDP2, tensor parallel, HSDP), any other tensor that
+speaks torch's checkpoint protocol, plain tensors and numpy arrays.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+import xxhash
+
+from dtckpt.errors import LayoutMismatch, PlacementError, Unsavable
+
+from ..dtensor.box import Box
+from ..dtensor.layout import Layout
+from .dtypes import BY_TORCH_NAME, DType
+from .spec import TensorSpec
+
+Array = np.ndarray[Any, Any]
+
+_INT_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalTensor:
+    """A tensor as this rank holds it."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    """Shape of the global tensor."""
+    layout: Layout | None
+    """Mesh and placements where there are any."""
+    is_plain: bool
+    """Whether every rank that has the name holds the whole tensor."""
+    parts: tuple[tuple[Box, torch.Tensor], ...]
+    """Boxes that this rank holds, with tensors of their sizes."""
+
+    def spec(self) -> TensorSpec:
+        """Return what this rank tells the others; plain tensors are hashed."""
+        if self.layout is not None:
+            return TensorSpec(dtype=self.dtype, shape=self.shape, layout=self.layout)
+        if self.is_plain:
+            value = content_digest(self.parts[0][1])
+            return TensorSpec(dtype=self.dtype, shape=self.shape, digest=value)
+        boxes = tuple(box for box, _ in self.parts)
+        return TensorSpec(dtype=self.dtype, shape=self.shape, boxes=boxes)
+
+    def source(self, box: Box) -> TensorSource:
+        """Return the bytes of a box that this rank holds."""
+        for held, tensor in self.parts:
+            if held.contains(box):
+                part = box.relative_to(held)
+                return TensorSource(tensor.detach()[part.slices])
+        raise LayoutMismatch(
+            f"tensor {self.name!r}: this rank was to write {box} but holds "
+            f"{', '.join(str(held) for held, _ in self.parts) or 'nothing'}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSource:
+    """The bytes of a tensor in row-major order; only its own elements, never its whole storage."""
+
+    tensor: torch.Tensor
+
+    def pieces(self, max_bytes: int) -> Iterator[memoryview]:
+        """Yield the bytes; a contiguous CPU tensor is not copied."""
+        tensor = self.tensor
+        if tensor.numel() == 0:
+            return
+        if _is_plain_memory(tensor) and tensor.is_contiguous():
+            view = _bytes_of(tensor)
+            for start in range(0, len(view), max_bytes):
+                yield view[start : start + max_bytes]
+            return
+        for box in _bounded(Box.whole(tuple(tensor.shape)), max_bytes // tensor.element_size()):
+            part = tensor[box.slices].resolve_conj().resolve_neg()
+            yield _bytes_of(part.to("cpu").contiguous())
+
+
+def _bounded(box: Box, max_numel: int) -> Iterator[Box]:
+    if box.numel <= max_numel:
+        yield box
+        return
+    for half in box.halves():
+        yield from _bounded(half, max_numel)
+
+
+class TensorSink:
+    """Stores loaded elements into a tensor of the wanted box's sizes."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor.detach()
+        self._items = _items_of(self._tensor) if _is_plain_memory(self._tensor) else None
+
+    def put(self, part: Box, items: Array) -> None:
+        """Store ``items`` at ``part``; parts of several threads do not overlap."""
+        if self._items is not None:
+            self._items[part.slices] = items
+            return
+        host = torch.from_numpy(np.array(items).view(f"i{items.itemsize}"))
+        self._tensor[part.slices].copy_(host.view(self._tensor.dtype))
+
+
+def tensor_tag(value: object) -> str | None:
+    """Say how a value is stored: "tensor", "ndarray", or None if it is not a tensor at all."""
+    if isinstance(value, torch.Tensor) or _speaks_protocol(value):
+        return "tensor"
+    if isinstance(value, np.ndarray):
+        return "ndarray"
+    return None
+
+
+def local_tensor(name: str, value: Any, rank: int) -> LocalTensor:
+    """Return how ``rank``, which is this one, holds ``value``.
+
+    Raises Unsavable for tensors that have no bytes of their own (meta, sparse, quantized) or a
+    dtype outside of the format, and LayoutMismatch where a local shard is not what its layout
+    says.
+    """
+    if isinstance(value, np.ndarray):
+        return _plain(name, _tensor_of_array(name, value))
+    layout = _layout_of(name, value)
+    if layout is not None:
+        return _distributed(name, value, layout, rank)
+    if _speaks_protocol(value):
+        return _chunked(name, value)
+    if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        raise Unsavable(
+            f"tensor {name!r} is a {type(value).__module__}.{type(value).__qualname__}, a tensor "
+            "type that neither is a DTensor nor offers __create_chunk_list__; save the tensors "
+            "that it consists of"
+        )
+    return _plain(name, value)
+
+
+def content_digest(tensor: torch.Tensor) -> str:
+    """Return the xxh3_128 hash of a tensor's bytes as 32 hex digits."""
+    hasher = xxhash.xxh3_128()
+    for piece in TensorSource(tensor.detach()).pieces(1 << 24):
+        hasher.update(piece)
+    return hasher.hexdigest()
+
+
+def _plain(name: str, tensor: torch.Tensor) -> LocalTensor:
+    dtype = _check(name, tensor)
+    shape = tuple(tensor.shape)
+    return LocalTensor(
+        name=name,
+        dtype=dtype,
+        shape=shape,
+        layout=None,
+        is_plain=True,
+        parts=((Box.whole(shape), tensor),),
+    )
+
+
+def _distributed(name: str, value: Any, layout: Layout, rank: int) -> LocalTensor:
+    if layout.is_partial:
+        raise Unsavable(
+            f"tensor {name!r} is laid out as {layout}: its ranks hold terms of a reduction that "
+            "is still to be done. Redistribute it to Shard or Replicate before saving or loading"
+        )
+    local = cast(torch.Tensor, value._local_tensor)
+    coordinate = layout.mesh.coordinate(rank)
+    parts: tuple[tuple[Box, torch.Tensor], ...] = ()
+    if coordinate is not None:
+        box = layout.box(coordinate)
+        if tuple(local.shape) != box.sizes:
+            raise LayoutMismatch(
+                f"tensor {name!r}: the layout {layout} gives rank {rank} the box {box}, but its "
+                f"local shard has the shape {tuple(local.shape)}. Say how the tensor really is "
+                "split, for instance with a Ragged placement"
+            )
+        parts = ((box, local),)
+    return LocalTensor(
+        name=name,
+        dtype=_check(name, local),
+        shape=layout.shape,
+        layout=layout,
+        is_plain=False,
+        parts=parts,
+    )
+
+
+def _chunked(name: str, value: Any) -> LocalTensor:
+    from torch.distributed.checkpoint.metadata import MetadataIndex
+
+    parts: list[tuple[Box, torch.Tensor]] = []
+    for chunk in value.__create_chunk_list__():
+        box = Box(tuple(chunk.offsets), tuple(chunk.sizes))
+        if not box.is_empty:
+            shard = value.__get_tensor_shard__(MetadataIndex(name, chunk.offsets))
+            parts.append((box, shard))
+    dtype = _dtype_of(name, value.dtype)
+    for _, shard in parts:
+        _check(name, shard)
+    shape = tuple(value.shape)
+    return LocalTensor(
+        name=name, dtype=dtype, shape=shape, layout=None, is_plain=False, parts=tuple(parts)
+    )
+
+
+def _layout_of(name: str, value: Any) -> Layout | None:
+    """Return mesh and placements of a DTensor of ours or torch's, or None for other values."""
+    ours = sys.modules.get("dtckpt.dtensor.dtensor")
+    if ours is not None and isinstance(value, ours.DTensor):
+        return value.layout
+    torchs = sys.modules.get("torch.distributed.tensor")
+    if torchs is None or not isinstance(value, torchs.DTensor):
+        return None
+    from ..dtensor.interop import layout_from_torch  # loads all of torch.distributed.tensor
+
+    try:
+        return layout_from_torch(value)
+    except PlacementError as error:
+        if value.placements and any(p.is_partial() for p in value.placements):
+            raise Unsavable(f"tensor {name!r}: {error}") from error
+        return None  # a placement that we cannot name; the chunk list still tells the boxes
+
+
+def _speaks_protocol(value: object) -> bool:
+    return hasattr(value, "__create_chunk_list__") and hasattr(value, "__get_tensor_shard__")
+
+
+def _check(name: str, tensor: torch.Tensor) -> DType:
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise Unsavable(
+            f"tensor {name!r} has the layout {tensor.layout}"
+            f"{' and is quantized' if tensor.is_quantized else ''}; only dense tensors can be "
+            "stored. Save the tensors that it consists of"
+        )
+    if tensor.device.type == "meta":
+        raise Unsavable(
+            f"tensor {name!r} is on the meta device and has no memory; materialise it first, for "
+            "instance with module.to_empty(device=...)"
+        )
+    return _dtype_of(name, tensor.dtype)
+
+
+def _dtype_of(name: str, dtype: torch.dtype) -> DType:
+    found = BY_TORCH_NAME.get(str(dtype).removeprefix("torch."))
+    if found is None:
+        raise Unsavable(
+            f"tensor {name!r} has the dtype {dtype}, which safetensors does not hold; expected "
+            f"one of {', '.join(BY_TORCH_NAME)}"
+        )
+    return found
+
+
+def _tensor_of_array(name: str, array: Array) -> torch.Tensor:
+    if array.dtype.name not in BY_TORCH_NAME or not array.dtype.isnative:
+        raise Unsavable(
+            f"numpy array {name!r} has the dtype {array.dtype.str}; expected one of "
+            f"{', '.join(BY_TORCH_NAME)} in native byte order"
+        )
+    writable = array if array.flags.writeable and min(array.strides, default=0) >= 0 else None
+    return torch.from_numpy(array.copy() if writable is None else writable)
+
+
+def _is_plain_memory(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu" and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def _items_of(tensor: torch.Tensor) -> Array:
+    """Return a view of the elements as unsigned ints; strides are kept."""
+    size = tensor.element_size()
+    return tensor.view(_INT_OF_SIZE[size]).numpy().view(f"u{size}")

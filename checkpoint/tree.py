@@ -1,0 +1,168 @@
+"""The structure of a state dict as typed JSON, so that it survives a round trip.
+
+Containers are ``{"dict": {...}}`` (str keys), ``{"items": [[key, node], ...]}`` (any int key),
+``{"list": [...]}``, ``{"tuple": [...]}`` and ``{"per_rank": {"0": node, ...}}``. Tensors are
+``{"tensor": name}`` or, for numpy arrays, ``{"ndarray": name}``. All other nodes are leaves of
+``values``.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from dtckpt.errors import Corrupt, Unsavable
+
+from .names import Path, index_component, join, key_component, rank_component
+from .stateful import Stateful, is_stateful
+from .values import Node, decode_value, encode_value
+
+_DICTS = (dict, OrderedDict, defaultdict)
+_SEQUENCES = {list: "list", tuple: "tuple"}
+CONTAINERS = ("dict", "items", "list", "tuple", "per_rank")
+TENSORS = ("tensor", "ndarray")
+
+
+@dataclass(slots=True)
+class PerRank:
+    """A value that every rank keeps for itself, such as the state of its random generator.
+
+    Without it a plain tensor or value must be equal on all ranks. It is saved under the rank and
+    given back to the same rank.
+    """
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Flattened:
+    """A state dict taken apart."""
+
+    tree: Node
+    tensors: dict[str, Any]
+    """Every tensor and numpy array by name, in order of appearance."""
+
+
+def flatten(
+    state: Mapping[Any, Any],
+    *,
+    rank: int,
+    tensor_tag: Callable[[object], str | None],
+    allow_pickle: bool,
+) -> Flattened:
+    """Take a state dict apart into its structure and its tensors.
+
+    ``tensor_tag`` says "tensor" or "ndarray" for what is to be stored as a tensor. Objects with
+    ``state_dict()`` and ``load_state_dict()`` stand for their state dict. Raises Unsavable, with
+    the name of the leaf, for what cannot be written.
+    """
+    return _Flattening(rank, tensor_tag, allow_pickle).run(state)
+
+
+class _Flattening:
+    def __init__(
+        self, rank: int, tensor_tag: Callable[[object], str | None], allow_pickle: bool
+    ) -> None:
+        self.rank = rank
+        self.tensor_tag = tensor_tag
+        self.allow_pickle = allow_pickle
+        self.tensors: dict[str, Any] = {}
+        self.open_containers: set[int] = set()
+
+    def run(self, state: Mapping[Any, Any]) -> Flattened:
+        return Flattened(self.node(state, ()), self.tensors)
+
+    def node(self, value: Any, path: Path) -> Node:
+        tag = self.tensor_tag(value)
+        if tag is not None:
+            name = join(path)
+            self.tensors[name] = value
+            return {tag: name}
+        if isinstance(value, PerRank):
+            child = self.node(value.value, (*path, rank_component(self.rank)))
+            return {"per_rank": {str(self.rank): child}}
+        if is_stateful(value):
+            return self.node(cast(Stateful, value).state_dict(), path)
+        if type(value) in _DICTS or type(value) in _SEQUENCES:
+            return self.container(value, path)
+        return encode_value(value, join(path), allow_pickle=self.allow_pickle)
+
+    def container(self, value: Any, path: Path) -> Node:
+        if id(value) in self.open_containers:
+            raise Unsavable(f"{join(path)}: the container holds itself")
+        self.open_containers.add(id(value))
+        try:
+            if type(value) in _SEQUENCES:
+                items = [self.node(v, (*path, index_component(i))) for i, v in enumerate(value)]
+                return {_SEQUENCES[type(value)]: items}
+            return self.dict_node(value, path)
+        finally:
+            self.open_containers.discard(id(value))
+
+    def dict_node(self, value: dict[Any, Any], path: Path) -> Node:
+        for key in value:
+            if type(key) not in (str, int):
+                raise Unsavable(
+                    f"{join(path)}: the dict key {key!r} is of type {type(key).__name__}; "
+                    "only str and int keys can be written"
+                )
+        nodes = [(key, self.node(v, (*path, key_component(key)))) for key, v in value.items()]
+        if all(type(key) is str for key in value):
+            return {"dict": dict(nodes)}
+        return {"items": [[key, node] for key, node in nodes]}
+
+
+def tag_of(node: Node) -> str | None:
+    """Return the tag of a node that is an object, or None for a JSON scalar."""
+    if not isinstance(node, dict):
+        return None
+    fields = cast(dict[str, Any], node)
+    if len(fields) != 1:
+        raise Corrupt(f"malformed tree node with the keys {sorted(fields)}; expected one")
+    return next(iter(fields))
+
+
+def children(node: Node) -> list[tuple[str | int, str, Node]]:
+    """Return (key or index, path component, node) of every child of a container node."""
+    tag = tag_of(node)
+    try:
+        if tag == "dict":
+            return [(key, key_component(key), child) for key, child in node[tag].items()]
+        if tag == "items":
+            return [(key, key_component(key), child) for key, child in node[tag]]
+        if tag in ("list", "tuple"):
+            return [(i, index_component(i), child) for i, child in enumerate(node[tag])]
+        if tag == "per_rank":
+            return [(int(r), rank_component(int(r)), child) for r, child in node[tag].items()]
+    except (AttributeError, TypeError, ValueError) as error:
+        raise Corrupt(f"malformed {tag} node: {error}") from error
+    return []
+
+
+def leaves(node: Node, path: Path = ()) -> Iterator[tuple[str, Node]]:
+    """Yield (name, node) of every leaf; empty containers are leaves too."""
+    inner = children(node)
+    if not inner:
+        yield join(path), node
+    for _, component, child in inner:
+        yield from leaves(child, (*path, component))
+
+
+def unflatten(
+    node: Node, tensor: Callable[[str, str], Any], *, allow_pickle: bool, path: Path = ()
+) -> Any:
+    """Return the value of a tree; ``tensor(name, tag)`` supplies its tensors."""
+    tag = tag_of(node)
+    if tag in TENSORS:
+        return tensor(node[tag], cast(str, tag))
+    if tag not in CONTAINERS:
+        return decode_value(node, join(path), allow_pickle=allow_pickle)
+    built = {
+        key: unflatten(child, tensor, allow_pickle=allow_pickle, path=(*path, component))
+        for key, component, child in children(node)
+    }
+    if tag in ("list", "tuple"):
+        return list(built.values()) if tag == "list" else tuple(built.values())
+    return built

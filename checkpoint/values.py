@@ -1,0 +1,169 @@
+"""Typed JSON for values that are not tensors.
+
+None, bool, int, finite float and str are JSON scalars. Everything else is an object with one key
+that names its type. Nothing is pickled unless the caller insists, at save and again at load.
+"""
+
+from __future__ import annotations
+
+import base64
+import enum
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any, cast
+
+from dtckpt.errors import CheckpointError, Corrupt, Unsavable
+
+Node = Any
+"""A JSON value of this codec."""
+
+_ENUMS: dict[str, type[enum.Enum]] = {}
+
+
+def register_enum(cls: type[enum.Enum]) -> type[enum.Enum]:
+    """Let members of an enum be saved by name; use as a decorator.
+
+    Loading needs the same registration, since a checkpoint never imports code by itself.
+    """
+    _ENUMS[_qualified_name(cls)] = cls
+    return cls
+
+
+def encode_value(value: object, name: str, *, allow_pickle: bool) -> Node:
+    """Return the node of a leaf; Unsavable, with its name, where the format has no form for it."""
+    if value is None or type(value) in (bool, int, str):
+        return value
+    encoder = _ENCODERS.get(type(value)) or _foreign_encoder(value)
+    if encoder is not None:
+        return encoder(value)
+    if allow_pickle:
+        return {"pickle": _to_base64(pickle.dumps(value))}
+    raise Unsavable(
+        f"{name}: a value of type {_qualified_name(type(value))} cannot be written. The format "
+        "holds tensors, numpy arrays and scalars, None, bool, int, float, complex, str, bytes, "
+        "list, tuple, dict, torch dtypes, devices and sizes, and enums given to register_enum. "
+        "Convert the value, or pass allow_pickle=True at save and at load"
+    )
+
+
+def decode_value(node: Node, name: str, *, allow_pickle: bool) -> Any:
+    """Return the value of a leaf node; Corrupt where it is malformed."""
+    if not isinstance(node, dict):
+        return node
+    fields = cast(dict[str, Any], node)
+    tag = next(iter(fields), "")
+    if tag == "pickle" and not allow_pickle:
+        raise CheckpointError(
+            f"{name} was saved as a pickle, which can run code when it is read; "
+            "pass allow_pickle=True if you trust whoever wrote the checkpoint"
+        )
+    if len(fields) != 1 or tag not in _DECODERS:
+        raise Corrupt(f"{name}: unknown value form {fields!r}")
+    try:
+        return _DECODERS[tag](fields[tag])
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise Corrupt(f"{name}: malformed {tag} value {fields[tag]!r} ({error})") from error
+
+
+def _encode_float(value: float) -> Node:
+    return value if math.isfinite(value) else {"float": repr(value)}
+
+
+def _encode_numpy_scalar(value: Any) -> Node:
+    return {"numpy": [value.dtype.str, _to_base64(value.tobytes())]}
+
+
+def _decode_numpy_scalar(value: list[str]) -> Any:
+    import numpy as np
+
+    dtype = np.dtype(value[0])
+    if dtype.hasobject:
+        raise Corrupt(f"a numpy scalar cannot have the dtype {value[0]!r}")
+    return np.frombuffer(base64.b64decode(value[1], validate=True), dtype=dtype)[0]
+
+
+def _foreign_encoder(value: object) -> Callable[[Any], Node] | None:
+    """Return the encoder of torch's, numpy's and registered enum types, known by their names."""
+    cls = type(value)
+    if isinstance(value, enum.Enum):
+        if _ENUMS.get(_qualified_name(cls)) is not cls:
+            return None
+        return lambda member: {"enum": [_qualified_name(cls), member.name]}
+    module = cls.__module__.partition(".")[0]
+    if module == "torch":
+        return _TORCH_ENCODERS.get(cls.__name__)
+    if module == "numpy" and hasattr(value, "tobytes") and not cast(Any, value).dtype.hasobject:
+        return _encode_numpy_scalar
+    return None
+
+
+def _torch_attribute(name: str) -> Any:
+    import torch
+
+    value = getattr(torch, name)
+    if not isinstance(value, torch.dtype):
+        raise Corrupt(f"torch.{name} is not a dtype")
+    return value
+
+
+def _torch_device(text: str) -> Any:
+    import torch
+
+    return torch.device(text)
+
+
+def _torch_size(sizes: list[int]) -> Any:
+    import torch
+
+    return torch.Size(sizes)
+
+
+def _decode_enum(value: list[str]) -> enum.Enum:
+    if value[0] not in _ENUMS:
+        raise CheckpointError(f"enum {value[0]} is not known here; call register_enum before load")
+    return _ENUMS[value[0]][value[1]]
+
+
+def _decode_float(text: str) -> float:
+    value = float(text)
+    if math.isfinite(value):
+        raise ValueError("finite floats are plain JSON numbers")
+    return value
+
+
+def _to_base64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+def _from_base64(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
+def _qualified_name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+_ENCODERS: dict[type, Callable[[Any], Node]] = {
+    float: _encode_float,
+    complex: lambda value: {"complex": [_encode_float(value.real), _encode_float(value.imag)]},
+    bytes: lambda value: {"bytes": _to_base64(value)},
+}
+_TORCH_ENCODERS: dict[str, Callable[[Any], Node]] = {
+    "dtype": lambda value: {"dtype": str(value).removeprefix("torch.")},
+    "device": lambda value: {"device": str(value)},
+    "Size": lambda value: {"size": list(value)},
+}
+_DECODERS: dict[str, Callable[[Any], Any]] = {
+    "float": _decode_float,
+    "complex": lambda parts: complex(*(decode_value(p, "", allow_pickle=False) for p in parts)),
+    "bytes": _from_base64,
+    "numpy": _decode_numpy_scalar,
+    "dtype": _torch_attribute,
+    "device": _torch_device,
+    "size": _torch_size,
+    "enum": _decode_enum,
+    "pickle": lambda text: pickle.loads(_from_base64(text)),
+}

@@ -1,0 +1,110 @@
+"""Saves and loads of many ranks in one thread: the engine without processes and without torch."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dtckpt.checkpoint.committing import commit
+from dtckpt.checkpoint.dtypes import DTYPES
+from dtckpt.checkpoint.manifest import FileRecord, read_manifest
+from dtckpt.checkpoint.plan import assign_writers
+from dtckpt.checkpoint.reading import StoredData, Want, execute
+from dtckpt.checkpoint.spec import GlobalTensor
+from dtckpt.checkpoint.writing import Chunk, write_file
+from dtckpt.dtensor import Box, IrregularLayout, Layout
+from dtckpt.storage import MemoryStore, Store
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class Given:
+    """A whole tensor and how it is laid out."""
+
+    array: Array
+    """Items as unsigned ints."""
+    code: str
+    layout: Layout | IrregularLayout
+
+
+@dataclass(frozen=True)
+class ArraySource:
+    """The bytes of an array."""
+
+    array: Array
+
+    def pieces(self, max_bytes: int) -> Iterator[memoryview]:
+        """Yield the bytes at most ``max_bytes`` at a time."""
+        data = np.ascontiguousarray(self.array).reshape(-1).view(np.uint8).data
+        for start in range(0, len(data), max_bytes):
+            yield data[start : start + max_bytes]
+
+
+@dataclass(frozen=True)
+class ArraySink:
+    """Fills an array, counting how often each element is stored."""
+
+    array: Array
+    count: Array
+
+    def put(self, part: Box, items: Array) -> None:
+        """Store the items."""
+        self.array[part.slices] = items
+        self.count[part.slices] += 1
+
+
+def save_all(
+    given: Mapping[str, Given], ranks: Sequence[int], block_bytes: int = 64
+) -> tuple[Store, list[FileRecord]]:
+    """Write what every rank would write, commit, and return the store and the files."""
+    store, save_id = MemoryStore(), secrets.token_hex(4)
+    tensors = assign_writers(
+        GlobalTensor(name=name, dtype=DTYPES[g.code], shape=g.layout.shape, layout=g.layout)
+        for name, g in given.items()
+    )
+    files: list[FileRecord] = []
+    for rank in ranks:
+        chunks = [
+            Chunk(tensor=t, box=box, source=ArraySource(given[t.name].array[box.slices]))
+            for t in tensors
+            for box in t.chunks_of(rank)
+        ]
+        record = write_file(store, chunks, save_id=save_id, rank=rank, block_bytes=block_bytes)
+        if record:
+            files.append(record)
+    commit(
+        store,
+        save_id=save_id,
+        tensors=tensors,
+        tree={"dict": {name: {"tensor": name} for name in given}},
+        files=files,
+        metadata=None,
+        overwrite=False,
+        block_bytes=block_bytes,
+    )
+    return store, files
+
+
+def load_box(store: Store, name: str, box: Box) -> Array:
+    """Return one box of a stored tensor; every element must have been stored exactly once."""
+    data = StoredData(store, read_manifest(store))
+    tensor = data.manifest.tensors[name]
+    array = np.zeros(box.sizes, dtype=f"u{tensor.dtype.itemsize}")
+    count = np.zeros(box.sizes, dtype=int)
+    reads = data.plan([Want(tensor=tensor, box=box, sink=ArraySink(array, count))])
+    execute(store, reads)
+    assert (count == 1).all()
+    return array
+
+
+def items(shape: Sequence[int], code: str, seed: int = 0) -> Array:
+    """Return random items of a dtype as unsigned ints."""
+    size = DTYPES[code].itemsize
+    high = 2 if code == "BOOL" else 2 ** (8 * size) - 1
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, high, size=tuple(shape), dtype=f"u{size}")
