@@ -13,6 +13,7 @@ docs/format.md describes the format for implementers.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -33,17 +34,14 @@ class Entry:
     key: str
     dtype: DType
     shape: tuple[int, ...]
-    """Shape in torch elements."""
+    """Shape as the header states it, in values."""
     start: int
     """First byte, counted from the start of the data region."""
 
     @property
     def num_bytes(self) -> int:
         """Length in bytes."""
-        size = self.dtype.itemsize
-        for n in self.shape:
-            size *= n
-        return size
+        return math.prod(self.shape) // self.dtype.packed * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,12 +101,12 @@ def lay_out(
     }
     start = 0
     for key, dtype, shape in sorted(chunks, key=lambda chunk: -chunk[1].itemsize):
-        entry = Entry(key=key, dtype=dtype, shape=shape, start=start)
+        entry = Entry(key=key, dtype=dtype, shape=dtype.file_shape(shape), start=start)
         start += entry.num_bytes
         entries[key] = entry
         header[key] = {
             "dtype": dtype.code,
-            "shape": list(dtype.file_shape(shape)),
+            "shape": list(entry.shape),
             "data_offsets": [entry.start, start],
         }
     blocks = num_blocks(start, block_bytes)
@@ -155,8 +153,6 @@ def parse_header(data: bytes, where: str) -> FileLayout:
 def _entry(key: str, value: dict[str, Any], where: str) -> Entry:
     dtype = dtype_of_code(value["dtype"], f"{where}, entry {key!r}")
     shape = tuple(int(n) for n in value["shape"])
-    if dtype.packed > 1 and shape:
-        shape = (*shape[:-1], shape[-1] // dtype.packed)
     start, end = value["data_offsets"]
     entry = Entry(key=key, dtype=dtype, shape=shape, start=int(start))
     if entry.start + entry.num_bytes != end or entry.start % dtype.itemsize:

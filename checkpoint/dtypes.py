@@ -22,9 +22,9 @@ class DType:
 
     def file_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape that a safetensors header states for a tensor of ``shape``."""
-        if self.packed == 1 or not shape:
+        if self.packed == 1:
             return shape
-        return (*shape[:-1], shape[-1] * self.packed)
+        return (*shape[:-1], shape[-1] * self.packed) if shape else (self.packed,)
 
 
 _TABLE = (

@@ -211,7 +211,9 @@ def _in_all(lists: list[list[str]]) -> list[str]:
 
 
 def _overlaps_itself(tensor: torch.Tensor) -> bool:
-    return any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.numel() > 1 and any(
+        n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True)
+    )
 
 
 def _some(names: list[str]) -> str:

@@ -112,7 +112,7 @@ class Manifest:
         _check_version(value, where)
         try:
             return cls._from_json(value)
-        except (KeyError, TypeError, ValueError, AttributeError, PlacementError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, PlacementError) as error:
             raise Corrupt(f"{where}: malformed manifest: {error!r}") from error
 
     @classmethod

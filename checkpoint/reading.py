@@ -73,6 +73,7 @@ class Piece:
 
     want: Want
     entry: Entry
+    chunk: Box
     in_chunk: Box
     in_want: Box
     start: int
@@ -157,11 +158,12 @@ class StoredData:
         """Return where a chunk lies; Corrupt unless its file has it with dtype and sizes."""
         file = self.file(rank, tensor.name)
         entry = file.layout.entries.get(tensor.key(chunk))
-        if entry is None or (entry.dtype, entry.shape) != (tensor.dtype, chunk.sizes):
+        shape = tensor.dtype.file_shape(chunk.sizes)
+        if entry is None or (entry.dtype, entry.shape) != (tensor.dtype, shape):
             found = "no such entry" if entry is None else f"{entry.dtype.code}{list(entry.shape)}"
             raise Corrupt(
                 f"{file.where}: expected entry {tensor.key(chunk)!r} of "
-                f"{tensor.dtype.code}{list(chunk.sizes)}, got {found}"
+                f"{tensor.dtype.code}{list(shape)}, got {found}"
             )
         return file, entry
 
@@ -182,13 +184,19 @@ class StoredData:
         for rank, chunk, common in tensor.chunks_meeting(want.box):
             file, entry = self.entry(rank, tensor, chunk)
             covered += common.numel
-            for part in _split(common.relative_to(chunk), entry, file.layout):
+            for part in _split(common.relative_to(chunk), chunk, entry, file.layout):
                 in_want = part.translate(chunk.offsets).relative_to(want.box)
-                start, end = _span(part, entry)
+                start, end = _span(part, chunk, entry)
                 yield (
                     file,
                     Piece(
-                        want=want, entry=entry, in_chunk=part, in_want=in_want, start=start, end=end
+                        want=want,
+                        entry=entry,
+                        chunk=chunk,
+                        in_chunk=part,
+                        in_want=in_want,
+                        start=start,
+                        end=end,
                     ),
                 )
         if covered != want.box.numel:
@@ -198,28 +206,28 @@ class StoredData:
             )
 
 
-def _span(part: Box, entry: Entry) -> tuple[int, int]:
+def _span(part: Box, chunk: Box, entry: Entry) -> tuple[int, int]:
     """Return the bytes of the data region from the first to past the last element."""
-    strides = row_major_strides(entry.shape)
+    strides = row_major_strides(chunk.sizes)
     first = sum(o * s for o, s in zip(part.offsets, strides, strict=True))
     last = first + sum((n - 1) * s for n, s in zip(part.sizes, strides, strict=True))
     size = entry.dtype.itemsize
     return entry.start + first * size, entry.start + (last + 1) * size
 
 
-def _split(part: Box, entry: Entry, layout: FileLayout) -> Iterator[Box]:
+def _split(part: Box, chunk: Box, entry: Entry, layout: FileLayout) -> Iterator[Box]:
     """Yield parts with spans that fit into a read and do not skip whole blocks in vain.
 
     A span with gaps is halved until more than half of it is wanted or it is a block or two long.
     """
-    start, end = _span(part, entry)
+    start, end = _span(part, chunk, entry)
     wanted = part.numel * entry.dtype.itemsize
     dense = end - start <= max(2 * wanted, 2 * layout.block_bytes)
     if part.numel == 1 or (dense and end - start <= MAX_READ_BYTES - 2 * layout.block_bytes):
         yield part
         return
     for half in part.halves():
-        yield from _split(half, entry, layout)
+        yield from _split(half, chunk, entry, layout)
 
 
 def _merge(file: DataFile, pieces: list[Piece]) -> Iterator[Read]:
@@ -303,5 +311,5 @@ def _items(piece: Piece, data: Array, data_start: int) -> Array:
     """Return a strided view of a piece's elements in a buffer that starts at ``data_start``."""
     size = piece.entry.dtype.itemsize
     items = data[piece.start - data_start : piece.end - data_start].view(f"u{size}")
-    strides = tuple(s * size for s in row_major_strides(piece.entry.shape))
+    strides = tuple(s * size for s in row_major_strides(piece.chunk.sizes))
     return np.lib.stride_tricks.as_strided(items, piece.in_chunk.sizes, strides, writeable=False)

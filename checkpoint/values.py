@@ -11,17 +11,19 @@ import enum
 import math
 import pickle
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from dtckpt.errors import CheckpointError, Corrupt, Unsavable
 
 Node = Any
 """A JSON value of this codec."""
 
+EnumT = TypeVar("EnumT", bound=enum.Enum)
+
 _ENUMS: dict[str, type[enum.Enum]] = {}
 
 
-def register_enum(cls: type[enum.Enum]) -> type[enum.Enum]:
+def register_enum(cls: type[EnumT]) -> type[EnumT]:
     """Let members of an enum be saved by name; use as a decorator.
 
     Loading needs the same registration, since a checkpoint never imports code by itself.

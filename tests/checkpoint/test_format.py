@@ -1,0 +1,172 @@
+"""The files themselves: readable by others, and as docs/format.md says."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import xxhash
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+import dtckpt.checkpoint as dcp
+from dtckpt.checkpoint.dtypes import BY_TORCH_NAME, DTYPES
+from dtckpt.checkpoint.manifest import Manifest
+from dtckpt.checkpoint.plan import StoredTensor
+from dtckpt.dtensor import Layout, Mesh, Shard
+from dtckpt.errors import CheckpointError, Corrupt, LayoutMismatch
+from dtckpt.storage import MemoryStore
+
+from .simulate import Given, items, save_all
+
+DATA = Path(__file__).parents[1] / "data"
+
+
+def tensor_of(name: str) -> torch.Tensor:
+    """A small tensor with random bits of a dtype."""
+    dtype = getattr(torch, name)
+    if dtype is torch.bool:
+        return torch.tensor([[True, False, True]])
+    size = BY_TORCH_NAME[name].itemsize
+    raw = torch.from_numpy(np.random.default_rng(0).integers(0, 255, (2, 3 * size), dtype="u1"))
+    return raw.view(dtype)
+
+
+def test_a_data_file_opens_with_plain_safetensors(tmp_path: Path) -> None:
+    state = {"model.embed.weight": torch.randn(7, 3), "model.norm": torch.ones(5).bfloat16()}
+    dcp.save(state, tmp_path)
+    (file,) = tmp_path.glob("data/*/*.safetensors")
+    with safe_open(file, "pt") as opened:
+        assert set(state) < set(opened.keys()), "whole tensors keep their names"
+        for name, tensor in state.items():
+            assert torch.equal(opened.get_tensor(name), tensor)
+        assert opened.metadata()["format"] == "pt"
+    assert file.stat().st_mode & 0o044, "others may read it"
+
+
+def test_parts_are_named_by_their_boxes(tmp_path: Path) -> None:
+    layout = Layout(Mesh((2, 2)), (Shard(0), Shard(1)), (5, 4))
+    whole = items((5, 4), "F32")
+    store, files = save_all({"w": Given(whole, "F32", layout)}, range(4))
+    keys: dict[str, torch.Tensor] = {}
+    for info in store.list("data"):
+        path = tmp_path / Path(info.name).name
+        path.write_bytes(store.read(info.name))
+        keys |= load_file(path)
+    del keys["__dtckpt_blocks__"]
+    assert sorted(keys) == ["w[0:3,0:2]", "w[0:3,2:4]", "w[3:5,0:2]", "w[3:5,2:4]"]
+    assert np.array_equal(keys["w[3:5,2:4]"].view(torch.int32).numpy().view("u4"), whole[3:, 2:])
+    assert len(files) == 4
+
+
+def test_data_starts_on_a_page_and_carries_its_checksums(tmp_path: Path) -> None:
+    dcp.save({"w": torch.randn(600_000)}, tmp_path)
+    (file,) = tmp_path.glob("data/*/*.safetensors")
+    data = file.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    assert (8 + length) % 4096 == 0
+    start, end = header["__dtckpt_blocks__"]["data_offsets"]
+    assert 8 + length + end == len(data)
+    block = int(header["__metadata__"]["dtckpt_block_bytes"])
+    region, table = data[8 + length :][:start], data[8 + length :][start:end]
+    digests = [xxhash.xxh3_128_digest(region[i : i + block]) for i in range(0, start, block)]
+    assert b"".join(digests) == table
+    record = json.loads((tmp_path / "manifest.json").read_bytes())["files"][0]
+    assert record["size"] == len(data)
+    assert record["header"] == xxhash.xxh3_128_hexdigest(data[: 8 + length])
+    assert record["blocks"] == xxhash.xxh3_128_hexdigest(table)
+
+
+@pytest.mark.parametrize("name", sorted(BY_TORCH_NAME))
+def test_every_dtype_that_torch_and_safetensors_share(name: str, tmp_path: Path) -> None:
+    tensor = tensor_of(name)
+    dcp.save({"x": tensor, "scalar": tensor[0, 0].clone()}, tmp_path)
+    into = {"x": torch.empty_like(tensor), "scalar": torch.empty_like(tensor[0, 0])}
+    dcp.load(into, tmp_path)
+    assert torch.equal(into["x"].view(torch.uint8), tensor.view(torch.uint8))
+    (file,) = tmp_path.glob("data/*/*.safetensors")
+    with safe_open(file, "pt") as opened:
+        found = opened.get_tensor("x")
+    assert found.dtype == tensor.dtype
+    assert torch.equal(found.view(torch.uint8), tensor.view(torch.uint8))
+
+
+def test_size_0_tensors_are_there_for_other_readers(tmp_path: Path) -> None:
+    dcp.save({"x": torch.zeros(0, 3)}, tmp_path)
+    (file,) = tmp_path.glob("data/*/*.safetensors")
+    with safe_open(file, "pt") as opened:
+        assert opened.get_tensor("x").shape == (0, 3)
+
+
+def test_the_manifest_does_not_grow_with_the_mesh() -> None:
+    sizes: list[int] = []
+    for axis in (2, 64):
+        layout = Layout(Mesh((axis, axis)), (Shard(0), Shard(1)), (4096, 4096))
+        manifest = manifest_of(layout)
+        sizes.append(len(manifest.to_bytes()))
+    assert sizes[1] - sizes[0] < 10
+
+
+def manifest_of(layout: Layout) -> Manifest:
+    """A manifest of 50 tensors without files."""
+    tensors = {
+        f"layer{i}": StoredTensor(
+            name=f"layer{i}", dtype=DTYPES["F32"], shape=layout.shape, layout=layout
+        )
+        for i in range(50)
+    }
+    return Manifest(save_id="0", created="", tensors=tensors, tree=None, files=())
+
+
+def rewritten(text: str) -> MemoryStore:
+    """A store with a manifest of this text and a right digest."""
+    blank = re.sub(r'^\{"digest": "\w{32}"', '{"digest": "' + "0" * 32 + '"', text)
+    digest = xxhash.xxh3_128_hexdigest(blank.encode())
+    return MemoryStore({"manifest.json": blank.replace("0" * 32, digest, 1).encode()})
+
+
+def test_newer_versions_and_required_features_are_refused() -> None:
+    store = MemoryStore()
+    dcp.save({"x": 1}, store)
+    text = store.read("manifest.json").decode()
+    assert dcp.open(rewritten(text)).state_dict() == {"x": 1}
+    for old, new in [('"version": 1', '"version": 2'), ('"requires": []', '"requires": ["zip"]')]:
+        with pytest.raises(CheckpointError, match="Upgrade dtckpt"):
+            dcp.open(rewritten(text.replace(old, new)))
+    optional = text.replace('"requires": []', '"requires": [], "novelty": [1]')
+    assert dcp.open(rewritten(optional)).state_dict() == {"x": 1}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"dtype": "F32"', '"dtype": "F33"'),
+        ('"shape": [4]', '"shape": [-4]'),
+        ('"placements": ["R"]', '"placements": ["R", "R"]'),
+        ('"placements": ["R"]', '"placements": ["X"]'),
+        ('"writer": 0', '"writer": 5'),
+        ('"mesh": 0', '"mesh": 9'),
+        ('"format": "dtckpt"', '"format": "other"'),
+        ('"save_id"', '"safe_id"'),
+    ],
+)
+def test_malformed_manifests_with_a_right_digest_are_refused(old: str, new: str) -> None:
+    store = MemoryStore()
+    dcp.save({"x": torch.ones(4)}, store)
+    text = store.read("manifest.json").decode()
+    assert old in text
+    with pytest.raises((Corrupt, LayoutMismatch)):
+        dcp.load({"x": torch.zeros(4)}, rewritten(text.replace(old, new)))
+
+
+def test_metadata_is_kept_and_must_be_json() -> None:
+    store = MemoryStore()
+    dcp.save({}, store, metadata={"git": "abc", "step": 3})
+    assert dcp.open(store).metadata == {"git": "abc", "step": 3}
+    with pytest.raises(CheckpointError, match="must be a JSON value"):
+        dcp.save({}, MemoryStore(), metadata=object())
