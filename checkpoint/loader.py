@@ -129,7 +129,7 @@ class _Load:
             allow_pickle=self.allow_pickle,
         )
         self.tensors = {
-            name: local_tensor(name, value, rank) for name, value in self.found.destinations.items()
+            name: local_tensor(name, value) for name, value in self.found.destinations.items()
         }
         self.check_fit()
         wants = [

@@ -128,7 +128,9 @@ class _Save:
             _check_metadata(metadata)
         rank = self.ranks.rank
         flat = flatten(state, rank=rank, tensor_tag=tensor_tag, allow_pickle=self.allow_pickle)
-        self.tensors = {n: local_tensor(n, value, rank) for n, value in flat.tensors.items()}
+        self.tensors = {name: local_tensor(name, value) for name, value in flat.tensors.items()}
+        for tensor in self.tensors.values():
+            tensor.check_rank(rank)
         specs = {name: tensor.spec() for name, tensor in self.tensors.items()}
         self.spec = StateSpec(flat.tree, specs).to_bytes()
         return fingerprint(self.spec) + secrets.token_bytes(_SAVE_ID_BYTES)

@@ -21,7 +21,7 @@ from ..dtensor.box import Box
 from ..dtensor.irregular import IrregularLayout
 from ..dtensor.layout import Layout
 from ..dtensor.mesh import Mesh
-from ..dtensor.placement import parse_placement
+from ..dtensor.placement import Replicate, parse_placement
 from .dtypes import DType, dtype_of_code
 from .names import Path, index_component, join, key_component, rank_component
 from .tree import Node, tag_of
@@ -150,10 +150,10 @@ def _merge_tensor(name: str, found: list[tuple[tuple[int, ...], TensorSpec]]) ->
                 f"{_describe(other)} on {ranks_text(other_ranks)}; give different tensors "
                 "different names, or wrap a value of one rank in PerRank"
             )
-        if other.layout != first.layout or (other.boxes is None) != (first.boxes is None):
+        if not _are_alike(first, other):
             raise LayoutMismatch(
-                f"tensor {name!r} is laid out as {first.layout} on {ranks_text(ranks)} but as "
-                f"{other.layout} on {ranks_text(other_ranks)}"
+                f"tensor {name!r} is laid out as {_where(first)} on {ranks_text(ranks)} but as "
+                f"{_where(other)} on {ranks_text(other_ranks)}"
             )
         if other.digest != first.digest:
             raise LayoutMismatch(
@@ -166,6 +166,33 @@ def _merge_tensor(name: str, found: list[tuple[tuple[int, ...], TensorSpec]]) ->
     return GlobalTensor(name=name, dtype=first.dtype, shape=first.shape, layout=layout)
 
 
+def _are_alike(one: TensorSpec, other: TensorSpec) -> bool:
+    """Return whether both say where they lie in the same way, be it on sibling meshes."""
+    if one.layout is None or other.layout is None:
+        return one.layout is other.layout and (one.boxes is None) == (other.boxes is None)
+    if one.layout == other.layout:
+        return True
+    a, b = one.layout.mesh, other.layout.mesh
+    same_form = (a.shape, one.layout.placements) == (b.shape, other.layout.placements)
+    return same_form and not set(a.all_ranks()) & set(b.all_ranks())
+
+
+def _join_siblings(layouts: Sequence[Layout]) -> Layout:
+    """Return one layout for copies of a tensor on meshes of one form and different ranks.
+
+    Under data plus tensor parallelism, what only the data axis shards lies so: every line of ranks
+    along that axis is a mesh of its own and holds a copy. The joined mesh has an axis of copies.
+    """
+    first = layouts[0]
+    if len(layouts) == 1:
+        return first
+    taken = first.mesh.axis_names
+    label = next(n for n in ("copy", *(f"copy{i}" for i in range(len(taken)))) if n not in taken)
+    ranks = tuple(rank for layout in layouts for rank in layout.mesh.all_ranks())
+    mesh = Mesh((len(layouts), *first.mesh.shape), (label, *taken), ranks)
+    return Layout(mesh, (Replicate(), *first.placements), first.shape)
+
+
 def _merge_layout(
     name: str,
     first: TensorSpec,
@@ -173,14 +200,16 @@ def _merge_layout(
     holding: tuple[int, ...],
 ) -> Layout | IrregularLayout:
     if first.layout is not None:
-        absent = sorted(set(first.layout.mesh.all_ranks()) - set(holding))
+        layouts = dict.fromkeys(spec.layout for _, spec in found if spec.layout is not None)
+        joined = _join_siblings(list(layouts))
+        absent = sorted(set(joined.mesh.all_ranks()) - set(holding))
         if absent:
             raise LayoutMismatch(
-                f"tensor {name!r} lies on the ranks of mesh {first.layout.mesh}, but "
+                f"tensor {name!r} lies on the ranks of mesh {joined.mesh}, but "
                 f"{ranks_text(absent)} did not bring it to this save (taking part: "
                 f"{ranks_text(holding)}); save from every rank of the mesh"
             )
-        return first.layout
+        return joined
     if first.boxes is None:
         mesh = Mesh((len(holding),), ("rank",), holding)
         return Layout.replicated(mesh, first.shape)
@@ -251,6 +280,12 @@ def _runs(ranks: list[int]) -> Iterator[tuple[int, int]]:
         if i + 1 == len(ranks) or ranks[i + 1] != rank + 1:
             yield start, rank
             start = None
+
+
+def _where(spec: TensorSpec) -> str:
+    if spec.layout is None:
+        return "a plain tensor" if spec.boxes is None else "chunks without a mesh"
+    return f"{spec.layout} over {ranks_text(spec.layout.mesh.all_ranks())}"
 
 
 def _describe(spec: TensorSpec) -> str:

@@ -52,6 +52,20 @@ class LocalTensor:
         boxes = tuple(box for box, _ in self.parts)
         return TensorSpec(dtype=self.dtype, shape=self.shape, boxes=boxes)
 
+    def check_rank(self, rank: int) -> None:
+        """Raise LayoutMismatch unless ``rank`` of the process group is this rank of the mesh."""
+        if self.layout is None:
+            return
+        coordinate = self.layout.mesh.coordinate(rank)
+        held = [] if coordinate is None else [self.layout.box(coordinate)]
+        if [box for box, _ in self.parts] != held:
+            raise LayoutMismatch(
+                f"tensor {self.name!r}: rank {rank} of the process group would hold "
+                f"{held or 'nothing'} of {self.layout}, but the tensor's own mesh says "
+                f"{[str(box) for box, _ in self.parts] or 'nothing'}. Save with the process group "
+                "that the mesh was made from"
+            )
+
     def source(self, box: Box) -> TensorSource:
         """Return the bytes of a box that this rank holds."""
         for held, tensor in self.parts:
@@ -118,8 +132,8 @@ def tensor_tag(value: object) -> str | None:
     return None
 
 
-def local_tensor(name: str, value: Any, rank: int) -> LocalTensor:
-    """Return how ``rank``, which is this one, holds ``value``.
+def local_tensor(name: str, value: Any) -> LocalTensor:
+    """Return how this rank holds ``value``; a DTensor knows by itself which rank it is on.
 
     Raises Unsavable for tensors that have no bytes of their own (meta, sparse, quantized) or a
     dtype outside of the format, and LayoutMismatch where a local shard is not what its layout
@@ -129,7 +143,7 @@ def local_tensor(name: str, value: Any, rank: int) -> LocalTensor:
         return _plain(name, _tensor_of_array(name, value))
     layout = _layout_of(name, value)
     if layout is not None:
-        return _distributed(name, value, layout, rank)
+        return _distributed(name, value, layout)
     if _speaks_protocol(value):
         return _chunked(name, value)
     if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
@@ -162,22 +176,22 @@ def _plain(name: str, tensor: torch.Tensor) -> LocalTensor:
     )
 
 
-def _distributed(name: str, value: Any, layout: Layout, rank: int) -> LocalTensor:
+def _distributed(name: str, value: Any, layout: Layout) -> LocalTensor:
     if layout.is_partial:
         raise Unsavable(
             f"tensor {name!r} is laid out as {layout}: its ranks hold terms of a reduction that "
             "is still to be done. Redistribute it to Shard or Replicate before saving or loading"
         )
     local = cast(torch.Tensor, value._local_tensor)
-    coordinate = layout.mesh.coordinate(rank)
+    coordinate = value.device_mesh.get_coordinate()
     parts: tuple[tuple[Box, torch.Tensor], ...] = ()
     if coordinate is not None:
-        box = layout.box(coordinate)
+        box = layout.box(tuple(coordinate))
         if tuple(local.shape) != box.sizes:
             raise LayoutMismatch(
-                f"tensor {name!r}: the layout {layout} gives rank {rank} the box {box}, but its "
-                f"local shard has the shape {tuple(local.shape)}. Say how the tensor really is "
-                "split, for instance with a Ragged placement"
+                f"tensor {name!r}: the layout {layout} gives coordinate {tuple(coordinate)} the "
+                f"box {box}, but its local shard has the shape {tuple(local.shape)}. Say how the "
+                "tensor really is split, for instance with a Ragged placement"
             )
         parts = ((box, local),)
     return LocalTensor(
