@@ -12,6 +12,7 @@ import torch
 
 from dtckpt.errors import LayoutMismatch
 
+from ..dtensor.irregular import IrregularLayout
 from ..storage.base import Store
 from ..storage.open import open_store
 from .manifest import MANIFEST, Manifest, read_manifest_bytes
@@ -33,7 +34,7 @@ class LoadReport:
     unexpected: tuple[str, ...]
     """Leaves of the checkpoint that no rank asked for."""
     resharded: tuple[str, ...]
-    """Loaded tensors whose layout now differs from the saved one."""
+    """Loaded tensors of which this rank holds another part than at the save."""
     bytes_needed: int
     """Bytes of this rank's destinations."""
     bytes_read: int
@@ -184,6 +185,14 @@ class _Load:
             finish()
         return b""
 
+    def is_resharded(self, name: str, local: LocalTensor) -> bool:
+        """Whether this rank holds other boxes now than the rank of its number held at the save."""
+        layout = self.manifest.tensors[name].layout
+        if isinstance(layout, IrregularLayout):
+            return True
+        coordinate = layout.mesh.coordinate(self.ranks.rank)
+        return coordinate is None or [layout.box(coordinate)] != [box for box, _ in local.parts]
+
     def report(self, unexpected: list[str], bytes_read: int) -> LoadReport:
         needed = sum(
             box.numel * local.dtype.itemsize
@@ -198,7 +207,7 @@ class _Load:
             resharded=tuple(
                 name
                 for name, local in self.tensors.items()
-                if local.layout is not None and local.layout != self.manifest.tensors[name].layout
+                if local.layout is not None and self.is_resharded(name, local)
             ),
             bytes_needed=needed,
             bytes_read=bytes_read,

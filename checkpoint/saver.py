@@ -18,7 +18,7 @@ from .committing import check_free, commit, discard
 from .manifest import FileRecord, Manifest
 from .plan import StoredTensor, assign_writers
 from .ranks import Ranks, ranks_of, together
-from .spec import GlobalState, Report, StateSpec, fingerprint, merge
+from .spec import GlobalState, Report, StateSpec, check_copies, fingerprint, merge
 from .tensors import LocalTensor, local_tensor, tensor_tag
 from .tree import flatten
 from .writing import Chunk, write_file
@@ -151,7 +151,23 @@ class _Save:
         reports: list[Report] = [
             (ranks, StateSpec.from_bytes(specs[speaker])) for speaker, ranks in speakers.items()
         ]
-        return merge(reports)
+        whole = merge(reports)
+        self.compare_copies(whole)
+        return whole
+
+    def compare_copies(self, whole: GlobalState) -> None:
+        """Check that meshes which hold copies of a tensor agree on its values."""
+        joined = [tensor.name for tensor in whole.tensors if tensor.is_joined]
+        if not joined:
+            return
+
+        def digests() -> bytes:
+            mine = [self.tensors[name] for name in joined if name in self.tensors]
+            return json.dumps({tensor.name: tensor.digest() for tensor in mine}).encode()
+
+        answers = together(self.ranks, "save: compare copies", digests)
+        found = {r: json.loads(a) for r, a in zip(self.ranks.all, answers, strict=True)}
+        check_copies(whole.tensors, found)
 
     def write(self, stored: tuple[StoredTensor, ...]) -> list[FileRecord]:
         """Write this rank's data file and return the records of all ranks."""

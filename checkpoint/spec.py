@@ -109,6 +109,8 @@ class GlobalTensor:
     dtype: DType
     shape: tuple[int, ...]
     layout: Layout | IrregularLayout
+    is_joined: bool = False
+    """Whether several meshes told of it, so that they hold copies only if their bytes agree."""
 
     @property
     def num_bytes(self) -> int:
@@ -163,7 +165,13 @@ def _merge_tensor(name: str, found: list[tuple[tuple[int, ...], TensorSpec]]) ->
             )
     holding = tuple(sorted(rank for ranks, _ in found for rank in ranks))
     layout = _merge_layout(name, first, found, holding)
-    return GlobalTensor(name=name, dtype=first.dtype, shape=first.shape, layout=layout)
+    return GlobalTensor(
+        name=name,
+        dtype=first.dtype,
+        shape=first.shape,
+        layout=layout,
+        is_joined=first.layout is not None and layout != first.layout,
+    )
 
 
 def _are_alike(one: TensorSpec, other: TensorSpec) -> bool:
@@ -220,6 +228,27 @@ def _merge_layout(
     except PlacementError as error:
         raise LayoutMismatch(f"tensor {name!r}: {error}") from error
     return layout
+
+
+def check_copies(tensors: Iterable[GlobalTensor], digests: dict[int, dict[str, str]]) -> None:
+    """Raise LayoutMismatch unless ranks that hold the same box of a joined tensor hold one value.
+
+    ``digests`` gives the hash of every rank's part by name. Two pipeline stages that call
+    different tensors by one name are told apart here.
+    """
+    for tensor in tensors:
+        if not tensor.is_joined or isinstance(tensor.layout, IrregularLayout):
+            continue
+        layout, seen = tensor.layout, dict[Box, int]()
+        for coordinate in layout.mesh.coordinates():
+            rank, box = layout.mesh.rank(coordinate), layout.box(coordinate)
+            first = seen.setdefault(box, rank)
+            if digests[rank][tensor.name] != digests[first][tensor.name]:
+                raise LayoutMismatch(
+                    f"tensor {tensor.name!r} lies on several meshes, but box {box} has different "
+                    f"values on {ranks_text([first])} and {ranks_text([rank])}. Give different "
+                    "tensors different names, or bring the copies into step"
+                )
 
 
 def _merge_nodes(nodes: list[tuple[tuple[int, ...], Node]], path: Path) -> Node:

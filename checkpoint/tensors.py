@@ -47,10 +47,17 @@ class LocalTensor:
         if self.layout is not None:
             return TensorSpec(dtype=self.dtype, shape=self.shape, layout=self.layout)
         if self.is_plain:
-            value = content_digest(self.parts[0][1])
-            return TensorSpec(dtype=self.dtype, shape=self.shape, digest=value)
+            return TensorSpec(dtype=self.dtype, shape=self.shape, digest=self.digest())
         boxes = tuple(box for box, _ in self.parts)
         return TensorSpec(dtype=self.dtype, shape=self.shape, boxes=boxes)
+
+    def digest(self) -> str:
+        """Return the xxh3_128 hash of the bytes that this rank holds, as 32 hex digits."""
+        hasher = xxhash.xxh3_128()
+        for _, tensor in self.parts:
+            for piece in TensorSource(tensor.detach()).pieces(1 << 24):
+                hasher.update(piece)
+        return hasher.hexdigest()
 
     def check_rank(self, rank: int) -> None:
         """Raise LayoutMismatch unless ``rank`` of the process group is this rank of the mesh."""
@@ -153,14 +160,6 @@ def local_tensor(name: str, value: Any) -> LocalTensor:
             "that it consists of"
         )
     return _plain(name, value)
-
-
-def content_digest(tensor: torch.Tensor) -> str:
-    """Return the xxh3_128 hash of a tensor's bytes as 32 hex digits."""
-    hasher = xxhash.xxh3_128()
-    for piece in TensorSource(tensor.detach()).pieces(1 << 24):
-        hasher.update(piece)
-    return hasher.hexdigest()
 
 
 def _plain(name: str, tensor: torch.Tensor) -> LocalTensor:

@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from dtckpt.errors import StorageError
+from dtckpt.tools import inspecting
+from dtckpt.tools.options import parse_options
+from dtckpt.tools.valuetext import value_text
+
+from .conftest import Run
+
+_RUN = "import sys; from dtckpt.tools.cli import main; main(sys.argv[1:], standalone_mode=False)"
+
+
+def process(*args: object, after: str = "") -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own, and then some code."""
+    command = [sys.executable, "-c", f"{_RUN}\n{after}", *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_tells_commands_and_exit_codes(run: Run, flag: str) -> None:
+    result = run(flag)
+    assert result.exit_code == 0
+    for word in ("inspect", "verify", "reshard", "Exit codes"):
+        assert word in result.stdout
+    for command in ("inspect", "verify", "reshard"):
+        assert run(command, flag).exit_code == 0
+
+
+def test_version(run: Run) -> None:
+    assert run("--version").stdout.startswith("dtckpt 0.")
+
+
+def test_grammar_of_rules_is_documented(run: Run) -> None:
+    text = run("reshard", "-h").stdout
+    for form in ("S(dim)", "S(dim)@order", "Ragged(dim:n,n)", "R  ", "PATTERN=PLACEMENT"):
+        assert form in text
+
+
+@pytest.mark.parametrize(
+    ("command", "unwanted"),
+    [
+        (("--help",), ("torch", "numpy", "rich", "fsspec", "dtckpt.checkpoint.manifest")),
+        (("inspect",), ("torch", "numpy", "fsspec")),
+        (("inspect", "--json"), ("torch", "numpy", "fsspec", "rich")),
+        (("verify",), ("torch", "fsspec", "rich")),
+    ],
+)
+def test_imports_only_what_is_needed(
+    saved: Path, command: tuple[str, ...], unwanted: tuple[str, ...]
+) -> None:
+    place = () if command == ("--help",) else (saved / "step-100",)
+    show = f"print(sorted({{*{unwanted!r}}} & set(sys.modules)), file=sys.stderr)"
+    done = process(*command, *place, after=show)
+    assert done.stdout
+    assert done.stderr.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_nothing_there(run: Run, tmp_path: Path, command: str) -> None:
+    result = run(command, tmp_path / "nowhere")
+    assert (result.exit_code, result.stdout) == (4, "")
+    assert result.stderr.startswith(f"Error: {tmp_path}/nowhere: no committed checkpoint here")
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("order", [("--debug", "inspect"), ("inspect", "--debug")])
+def test_debug_shows_the_traceback(run: Run, tmp_path: Path, order: tuple[str, ...]) -> None:
+    result = run(*order, tmp_path)
+    assert result.exit_code == 4
+    assert "Traceback" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (StorageError(13, "cannot read x: Permission denied"), 3, "Error: cannot read x: Perm"),
+        (PermissionError(13, "Permission denied"), 3, "Error: Permission denied"),
+        (KeyboardInterrupt(), 130, "Error: interrupted"),
+        (ZeroDivisionError("oops"), 70, "Error: unexpected ZeroDivisionError: oops"),
+    ],
+)
+def test_exit_codes(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, text: str
+) -> None:
+    def fail(*_args: object, **_kwargs: object) -> Any:
+        raise error
+
+    monkeypatch.setattr(inspecting, "store_at", fail)
+    result = run("inspect", "anywhere")
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert result.stderr.startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("args", "where"),
+    [
+        (("s3://bucket/x?y=1",), "'CHECKPOINT'"),
+        (("file://host/x",), "'CHECKPOINT'"),
+        (("here", "--option", "anon=true"), "'--option'"),
+        (("here", "--option", "anon"), "'--option'"),
+    ],
+)
+def test_bad_places_are_usage_errors(run: Run, args: tuple[str, ...], where: str) -> None:
+    result = run("inspect", *args)
+    assert result.exit_code == 2
+    assert f"Invalid value for {where}" in result.stderr
+
+
+def test_unknown_driver(run: Run) -> None:
+    assert run("inspect", "nosuch://x/y").exit_code == 3
+
+
+def test_options_nest_and_are_json_or_text() -> None:
+    items = [
+        "anon=true",
+        "client_kwargs.endpoint_url=http://127.0.0.1:5555/?a=b",
+        "client_kwargs.verify=false",
+        'key="123"',
+        "limit=NaN",
+        'config={"a": [1]}',
+        "empty=",
+    ]
+    assert parse_options(items) == {
+        "anon": True,
+        "client_kwargs": {"endpoint_url": "http://127.0.0.1:5555/?a=b", "verify": False},
+        "key": "123",
+        "limit": "NaN",
+        "config": {"a": [1]},
+        "empty": "",
+    }
+
+
+@pytest.mark.parametrize("items", [["a"], ["=1"], ["a..b=1"], ["a=1", "a.b=2"], ["a=1", "a=2"]])
+def test_options_that_make_no_sense(items: list[str]) -> None:
+    with pytest.raises(click.BadParameter):
+        parse_options(items)
+
+
+@pytest.mark.parametrize(
+    ("node", "text"),
+    [
+        (None, "None"),
+        ("it's", '"it\'s"'),
+        ({"float": "-inf"}, "-inf"),
+        ({"complex": [1.0, {"float": "nan"}]}, "complex(1.0, nan)"),
+        ({"bytes": "YWJj"}, "3 bytes"),
+        ({"bytes": 3}, '{"bytes": 3}'),
+        ({"numpy": ["<f4", "AAAAAA=="]}, "numpy scalar <f4"),
+        ({"device": "cuda:0"}, "device 'cuda:0'"),
+        ({"size": [2, 3]}, "torch.Size([2, 3])"),
+        ({"enum": ["lib.Color", "RED"]}, "Color.RED"),
+        ({"pickle": "YWJj"}, "pickled, 3 bytes"),
+        ({"tuple": [1]}, "(1,)"),
+        ({"tuple": []}, "()"),
+        ({"list": list(range(9))}, "[0, 1, 2, ... 9 items]"),
+        ({"unheard": {"of": 1}}, '{"unheard": {"of": 1}}'),
+        ("y" * 99, "'" + "y" * 46 + "..."),
+    ],
+)
+def test_value_texts(node: Any, text: str) -> None:
+    assert value_text(node) == text
+
+
+@pytest.mark.parametrize("on_a_terminal", [True, False])
+def test_progress_only_on_a_terminal(saved: Path, on_a_terminal: bool) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", _RUN, "verify", str(saved / "step-100")]
+    env = os.environ | {"TERM": "xterm"}
+    stderr = theirs if on_a_terminal else subprocess.PIPE
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=stderr, env=env, check=True)
+    os.close(theirs)
+    told = os.read(ours, 1 << 16) if on_a_terminal else done.stderr
+    os.close(ours)
+    assert (b"verifying" in told) == on_a_terminal
+    assert b"\x1b" not in done.stdout
+    assert b"intact" in done.stdout
+
+
+def test_a_reader_that_leaves_is_no_damage(saved: Path) -> None:
+    script = "from dtckpt.tools.cli import main; main()"
+    for options in ((), ("--json",)):
+        command = [sys.executable, "-c", script, "inspect", str(saved / "step-100"), *options]
+        ours, theirs = os.pipe()
+        os.close(ours)
+        done = subprocess.run(command, stdout=theirs, stderr=subprocess.PIPE, check=False)
+        os.close(theirs)
+        assert done.stderr == b""
+        assert done.returncode == 141

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import dtckpt.checkpoint as dcp
+
+from .conftest import Run, data_file, document, flip
+
+
+def test_text_shows_structure_tensors_values_and_files(run: Run, saved: Path) -> None:
+    result = run("inspect", saved / "step-100")
+    assert (result.exit_code, result.stderr) == (0, "")
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    for line in (
+        f"checkpoint {saved / 'step-100'}",
+        "format dtckpt 1",
+        "tensors 12, 36.7 KiB",
+        'metadata {"loss": 1.5}',
+        "\u2502 \u251c\u2500\u2500 embed.weight float32[96, 40] 15.0 KiB R on rank=1",
+        "\u2502 \u251c\u2500\u2500 layers list of 3",
+        "\u251c\u2500\u2500 betas (0.9, 0.95)",
+        "\u251c\u2500\u2500 rng per rank",
+        "\u2514\u2500\u2500 seeds (3, [0, 1, 2, ... 50 items])",
+        "\u251c\u2500\u2500 loss nan",
+        "\u251c\u2500\u2500 blob 4 bytes",
+        "\u251c\u2500\u2500 dtype torch.bfloat16",
+        "\u2514\u2500\u2500 empty {}",
+    ):
+        assert any(found.endswith(line) for found in lines), line
+    assert data_file(saved / "step-100").name in result.stdout
+
+
+def test_output_into_a_pipe_is_plain_and_whole(run: Run, saved: Path) -> None:
+    text = run("inspect", saved / "step-100").stdout
+    assert "\x1b" not in text
+    assert "'a\\x1b[31mb'" in text
+    assert all(line == line.rstrip() for line in text.splitlines())
+
+
+@pytest.mark.parametrize("columns", [20, 60, 80, 120])
+def test_narrow_output_loses_nothing(run: Run, saved: Path, columns: int) -> None:
+    text = run("inspect", saved / "step-100", env={"COLUMNS": str(columns)}).stdout
+    for part in ("embed.weight", "float32[96, 40]", "R on rank=1", "param_groups", "bfloat16[17]"):
+        assert part in text
+    assert ("dtype and shape" in text) == (columns >= 80)
+
+
+def test_colours_follow_the_environment(run: Run, saved: Path) -> None:
+    forced = {"FORCE_COLOR": "1", "TERM": "xterm"}
+    assert "\x1b[36m" in run("inspect", saved / "step-100", env=forced).stdout
+    assert (
+        "\x1b[36m" not in run("inspect", saved / "step-100", env=forced | {"NO_COLOR": "1"}).stdout
+    )
+
+
+def test_json_has_everything(run: Run, saved: Path) -> None:
+    found = document(run("inspect", saved / "step-100", "--json"))
+    with dcp.open(saved / "step-100") as opened:
+        manifest = opened.manifest
+        assert found["tensors"].keys() == set(opened)
+    assert found["kind"] == "checkpoint"
+    assert found["save_id"] == manifest.save_id
+    assert found["tree"] == manifest.tree
+    assert found["metadata"] == {"loss": 1.5}
+    assert found["tensors"]["model/embed.weight"] == {
+        "dtype": "float32",
+        "shape": [96, 40],
+        "bytes": 15360,
+        "layout": {"mesh": 0, "placements": ["R"]},
+    }
+    assert found["meshes"] == [{"shape": [1], "axes": ["rank"]}]
+    assert found["values"]["step"] == 12
+    assert found["values"]["optim/param_groups/0/betas"] == {"tuple": [0.9, 0.95]}
+    size = data_file(saved / "step-100").stat().st_size
+    assert [(file["rank"], file["bytes"]) for file in found["files"]] == [(0, size)]
+    assert (saved / "step-100" / found["files"][0]["path"]).is_file()
+
+
+def test_names_and_values_are_selected(run: Run, saved: Path) -> None:
+    options = ("--name", "model/*/w", "--name", "step")
+    text = run("inspect", saved / "step-100", *options).stdout
+    assert "3 of 12 tensors match" in text
+    assert "step" in text
+    assert "embed" not in text
+    assert "optim" not in text
+    found = document(run("inspect", saved / "step-100", "--json", *options))
+    assert list(found["tensors"]) == [f"model/layers/{i}/w" for i in range(3)]
+    assert found["values"] == {"step": 12}
+    assert found["num_tensors"] == 12
+    assert "betas" not in run("inspect", saved / "step-100", "--no-values").stdout
+    assert "values" not in document(run("inspect", saved / "step-100", "--json", "--no-values"))
+
+
+def test_a_run_lists_its_committed_checkpoints(run: Run, saved: Path) -> None:
+    text = run("inspect", saved).stdout
+    assert "2 committed checkpoints" in text
+    assert text.splitlines()[-1] == f"Look into one: dtckpt inspect {saved / 'step-100'}"
+    found = document(run("inspect", saved, "--json"))
+    assert found["kind"] == "run"
+    assert [(s["number"], s["name"]) for s in found["steps"]] == [
+        (20, "step-20"),
+        (100, "step-100"),
+    ]
+
+
+def test_damaged_manifest(run: Run, checkpoint: Path) -> None:
+    flip(checkpoint / "manifest.json", 700)
+    result = run("inspect", checkpoint)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"Error: {checkpoint}/manifest.json: ")
+
+
+def test_no_tensors_at_all(run: Run, tmp_path: Path) -> None:
+    dcp.save({"step": 1, "when": {"day": "monday"}}, tmp_path)
+    assert "monday" in run("inspect", tmp_path).stdout
+    dcp.save({}, tmp_path, overwrite=True)
+    assert "tensors" in run("inspect", tmp_path).stdout
+
+
+def test_many_files_are_summed_up(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    rules = ("--mesh", "dp=20", "--placements", "*=S(0)")
+    assert run("reshard", checkpoint, tmp_path / "many", *rules).exit_code == 0
+    text = run("inspect", tmp_path / "many").stdout
+    assert "... and 4 more" in text
+    assert "mesh        dp=20: 20 ranks" in text
+
+
+def test_sharded_layouts_and_hostile_names(run: Run, tmp_path: Path) -> None:
+    dcp.save({"w\x1b[2J": torch.zeros(4, 4), "a[0]": torch.zeros(1)}, tmp_path / "a")
+    rules = ("--mesh", "dp=2,tp=2", "--placements", "w*=S(0)@1,S(0)@0")
+    assert run("reshard", tmp_path / "a", tmp_path / "b", *rules).exit_code == 0
+    text = run("inspect", tmp_path / "b").stdout
+    assert "w\\x1b%5B2J" in text
+    assert "S(0)@1,S(0)@0 on dp=2,tp=2" in text
+    assert "R,R on dp=2,tp=2" in text

@@ -1,0 +1,248 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import dtckpt.checkpoint as dcp
+from dtckpt.checkpoint import parse_rules, read_manifest
+from dtckpt.dtensor import Mesh
+from dtckpt.errors import StorageError
+from dtckpt.storage import Call, FaultyStore, LocalStore, MemoryStore, RaiseError, Rule
+from dtckpt.tools.planning import bytes_by_rank, plan
+
+from .conftest import Run, data_file, document, flip, state
+
+RULES = "*embed.weight=R,S(1); model/layers/*/w=S(0),S(1)"
+MORE = "*/exp_avg=Ragged(0:90,6),S(0)"
+MESH = ("--mesh", "dp=2,tp=2")
+
+
+def tensors(value: Any, name: str = "") -> dict[str, torch.Tensor]:
+    """Every tensor of a nested state, by some path."""
+    if isinstance(value, torch.Tensor):
+        return {name: value}
+    if isinstance(value, dcp.LazyTensor):
+        return {name: value[...]}
+    if isinstance(value, dcp.PerRank):
+        return tensors({0: value.value}, name)
+    children: list[tuple[Any, Any]] = []
+    if isinstance(value, dict):
+        children = list(value.items())
+    elif isinstance(value, list | tuple):
+        children = list(enumerate(value))
+    return {n: t for key, child in children for n, t in tensors(child, f"{name}/{key}").items()}
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*.*")}
+
+
+def test_every_tensor_survives(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    result = run("reshard", checkpoint, target, *MESH, "--placements", RULES, "--placements", MORE)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "12 tensors" in result.stdout
+    assert "dp=2,tp=2" in result.stdout
+    assert run("verify", target).exit_code == 0
+    with dcp.open(checkpoint) as old, dcp.open(target) as new:
+        before, after = tensors(old.state_dict()), tensors(new.state_dict())
+        assert new.metadata == {"loss": 1.5}
+        assert new.manifest.tree == old.manifest.tree
+        layouts = {name: tensor.layout for name, tensor in new.items()}
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        assert after[name].dtype == tensor.dtype
+        assert torch.equal(after[name], tensor), name
+    assert {n: t.shape for n, t in before.items()} == {
+        n: t.shape for n, t in tensors(state()).items()
+    }
+    placed = {name: str(layout).partition("] ")[2] for name, layout in layouts.items()}
+    assert placed["model/embed.weight"] == "(R, S(1)) on dp=2,tp=2"
+    assert placed["optim/state/#0/exp_avg"] == "(Ragged(0:90,6), S(0)) on dp=2,tp=2"
+    assert placed["model/scale"] == "(R, R) on dp=2,tp=2"
+    assert placed["model/layers/0/b"] == "(R, R) on dp=2,tp=2"
+    assert placed["rng/@0/torch"] == "(R) on rank=1"
+
+
+def test_dry_run_tells_what_the_run_does(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    rules = parse_rules(f"{RULES};{MORE}")
+    mesh = Mesh.parse("dp=2,tp=2")
+    planned = plan(read_manifest(LocalStore(checkpoint)), mesh, rules)
+    done = dcp.reshard(checkpoint, target, mesh, rules)
+    assert {p.tensor.name: p.layout for p in planned} == {
+        name: tensor.layout for name, tensor in done.tensors.items()
+    }
+
+
+def test_dry_run_writes_nothing(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    rules = f"{RULES}; model/scale=S(0),S(0)"
+    args = ("reshard", checkpoint, target, *MESH, "--placements", rules, "--dry-run")
+    result = run(*args)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert not target.exists()
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    embed = "float32[96, 40] 15.0 KiB R on rank=1"
+    assert f"model/embed.weight {embed} R,S(1) *embed.weight" in lines
+    assert any(line.endswith("R on rank=1 R,R 0-d") for line in lines)
+    assert any(line.endswith("R on rank=1 as it is stays with its rank") for line in lines)
+    assert lines[-1] == "Dry run: nothing was written."
+    narrow = run(*args, env={"COLUMNS": "70"}).stdout
+    assert "\nmodel/embed.weight\n  float32[96, 40]  15.0 KiB  R on rank=1 -> R,S(1)" in narrow
+
+
+def test_bytes_by_rank(tmp_path: Path) -> None:
+    dcp.save({"w": torch.zeros(5, 4), "b": torch.zeros(3)}, tmp_path)
+    planned = plan(read_manifest(LocalStore(tmp_path)), Mesh((2,)), parse_rules("w=S(0)"))
+    assert bytes_by_rank(planned) == {0: 48 + 12, 1: 32 + 12}
+
+
+def test_many_ranks_are_summed_up(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    args = ("reshard", checkpoint, tmp_path / "t", "--mesh", "dp=64", "-n", "--placements")
+    assert "(least)" in run(*args, "*=S(0)").stdout
+    dcp.save({"w": torch.zeros(64)}, tmp_path / "even")
+    result = run("reshard", tmp_path / "even", *args[2:], "*=S(0)")
+    assert "each of 64         4 B" in result.stdout
+
+
+def test_a_rule_that_places_nothing_is_told(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    args = ("reshard", checkpoint, tmp_path / "target", "--mesh", "dp=2")
+    result = run(*args, "--placements", "*=R;model/*=S(0)")
+    assert result.exit_code == 0
+    assert "Warning: the rule 'model/*' places no tensor" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("mesh", "rules", "option"),
+    [
+        ("dp2", "*=R", "--mesh"),
+        ("dp=0", "*=R", "--mesh"),
+        ("dp=2,dp=2", "*=R,R", "--mesh"),
+        ("dp=2", "*", "--placements"),
+        ("dp=2", " ; ", "--placements"),
+        ("dp=2", "*=Q", "--placements"),
+        ("dp=2", "*=S(0),R", "--placements"),
+        ("dp=2", "*=P(sum)", "--placements"),
+    ],
+)
+def test_usage_errors_name_their_option(
+    run: Run, checkpoint: Path, tmp_path: Path, mesh: str, rules: str, option: str
+) -> None:
+    result = run("reshard", checkpoint, tmp_path / "t", "--mesh", mesh, "--placements", rules)
+    assert result.exit_code == 2
+    assert f"Invalid value for '{option}'" in result.stderr
+    assert not (tmp_path / "t").exists()
+
+
+def test_rules_that_do_not_fit_list_their_tensors(
+    run: Run, checkpoint: Path, tmp_path: Path
+) -> None:
+    args = ("reshard", checkpoint, tmp_path / "t", "--mesh", "dp=2", "--placements")
+    result = run(*args, "model/layers/*=S(1)")
+    assert result.exit_code == 3
+    assert [line for line in result.stderr.splitlines() if "model/layers/" in line] == [
+        f"  tensor 'model/layers/{i}/b': S(1) on axis 'dp' names dim 1, "
+        "but a tensor of shape (17,) has 1 dims"
+        for i in range(3)
+    ]
+    assert not (tmp_path / "t").exists()
+
+
+def test_target_that_is_committed_stays(run: Run, checkpoint: Path, saved: Path) -> None:
+    before = contents(checkpoint)
+    args = ("reshard", saved / "step-20", checkpoint, "--mesh", "dp=2", "--placements", "*=S(0)")
+    for extra in ((), ("--dry-run",)):
+        result = run(*args, *extra)
+        assert result.exit_code == 3
+        assert "pass --overwrite" in result.stderr
+        assert contents(checkpoint) == before
+    assert run(*args, "--overwrite").exit_code == 0
+    assert list(document(run("inspect", checkpoint, "--json"))["tensors"]) == ["a"]
+    assert len(list(checkpoint.glob("data/*"))) == 1
+
+
+def test_onto_itself(run: Run, checkpoint: Path) -> None:
+    with dcp.open(checkpoint) as old:
+        before = {name: tensor[...] for name, tensor in old.items()}
+    args = ("reshard", checkpoint, checkpoint, "--mesh", "dp=3", "--placements", "*=S(0)")
+    assert run(*args, "--overwrite").exit_code == 0
+    with dcp.open(checkpoint) as new:
+        assert all(torch.equal(new[name][...], tensor) for name, tensor in before.items())
+        assert len(new.manifest.files) == 3
+
+
+def test_damaged_source_leaves_no_checkpoint(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    flip(data_file(checkpoint), 4096 + 100)
+    target = tmp_path / "target"
+    result = run("reshard", checkpoint, target, *MESH, "--placements", RULES)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert data_file(checkpoint).name in result.stderr
+    assert "bytes 4096 to " in result.stderr
+    assert not any(target.rglob("*.*"))
+
+
+def test_source_that_is_no_checkpoint(run: Run, saved: Path, tmp_path: Path) -> None:
+    args = (tmp_path / "t", "--mesh", "dp=2", "--placements", "*=R")
+    assert run("reshard", saved, *args).exit_code == 4
+
+
+def test_every_failing_storage_call_leaves_no_checkpoint(checkpoint: Path) -> None:
+    mesh, rules = Mesh((2,)), parse_rules("*=S(0)")
+    calls = FaultyStore(MemoryStore())
+    dcp.reshard(checkpoint, calls, mesh, rules)
+    assert len(calls.calls) > 8
+    for number in range(1, len(calls.calls) + 1):
+        objects: dict[str, bytes] = {}
+
+        def fail(call: Call, number: int = number) -> RaiseError | None:
+            return RaiseError(StorageError("broken")) if call.number == number else None
+
+        with pytest.raises(StorageError, match="broken"):
+            dcp.reshard(checkpoint, FaultyStore(MemoryStore(objects), fail), mesh, rules)
+        assert "manifest.json" not in objects
+
+
+def test_a_failing_write_leaves_no_files(checkpoint: Path) -> None:
+    objects: dict[str, bytes] = {}
+    broken = Rule(RaiseError(StorageError("disk full")), op="close", nth=2)
+    with pytest.raises(StorageError, match="disk full"):
+        dcp.reshard(
+            checkpoint,
+            FaultyStore(MemoryStore(objects), [broken]),
+            Mesh((2,)),
+            parse_rules("*=S(0)"),
+        )
+    assert objects == {}
+
+
+_MEASURE = """
+import resource, sys
+from dtckpt.tools.cli import main
+
+def reshard(source, target):
+    args = ["reshard", source, target, "--mesh", "dp=2,tp=2", "--placements", "*=S(1),S(0)"]
+    main(args, standalone_mode=False)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+
+small, large, target = sys.argv[1:]
+base = reshard(small, target + "/small")
+print(reshard(large, target + "/large") - base, "torch" in sys.modules)
+"""
+
+
+def test_memory_is_bounded(saved: Path, tmp_path: Path) -> None:
+    mebi = 1 << 20
+    dcp.save({"u": torch.ones(2, 13 * mebi), "v": torch.ones(13 * mebi, 2)}, tmp_path / "large")
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*.safetensors")) > 200 * mebi
+    args = [sys.executable, "-c", _MEASURE, saved / "step-100", tmp_path / "large", tmp_path]
+    done = subprocess.run(args, capture_output=True, text=True, check=True, env=dict(os.environ))
+    grown, has_torch = done.stdout.splitlines()[-1].split()
+    assert int(grown) < 150
+    assert has_torch == "False"

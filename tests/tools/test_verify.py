@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from .conftest import Run, data_file, document, flip
+
+Damage = Callable[[Path], None]
+
+
+def _data(checkpoint: Path) -> None:
+    flip(data_file(checkpoint), 4096 + 100)
+
+
+def _header(checkpoint: Path) -> None:
+    flip(data_file(checkpoint), 50)
+
+
+def _table(checkpoint: Path) -> None:
+    flip(data_file(checkpoint), -1)
+
+
+def _truncate(checkpoint: Path) -> None:
+    path = data_file(checkpoint)
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _delete(checkpoint: Path) -> None:
+    data_file(checkpoint).unlink()
+
+
+def test_intact(run: Run, saved: Path) -> None:
+    result = run("verify", saved / "step-100")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "intact (12 tensors in 1 file" in result.stdout
+    found = document(run("verify", saved / "step-100", "--json"))
+    assert found["intact"]
+    assert found["problems"] == []
+    assert found["num_tensors"] == 12
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        (_data, "bytes 4096 to "),
+        (_header, "bytes 0 to 4096 (header)"),
+        (_table, "(checksum table)"),
+        (_truncate, "truncated"),
+        (_delete, "missing"),
+    ],
+)
+def test_damage_names_file_bytes_and_tensors(
+    run: Run, checkpoint: Path, damage: Damage, text: str
+) -> None:
+    name = str(data_file(checkpoint).relative_to(checkpoint))
+    damage(checkpoint)
+    result = run("verify", checkpoint)
+    assert (result.exit_code, result.stderr) == (1, "")
+    head, *problems = result.stdout.splitlines()
+    assert head.startswith(f"{checkpoint}: damaged, 1 problem")
+    assert len(problems) == 1
+    assert problems[0].startswith(f"  {name}: ")
+    assert text in problems[0]
+    assert "bytes " in problems[0]
+    assert "model/embed.weight" in problems[0]
+    result = run("verify", checkpoint, "--json")
+    assert result.exit_code == 1
+    found = document(result)
+    assert not found["intact"]
+    assert [problem["file"] for problem in found["problems"]] == [name]
+
+
+def test_damage_of_one_file_does_not_hide_another(
+    run: Run, checkpoint: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "target"
+    run("reshard", checkpoint, target, "--mesh", "dp=4", "--placements", "*=S(0)")
+    first, second, third, _ = sorted(target.glob("data/*/*.safetensors"))
+    flip(first, -20_000 % first.stat().st_size)
+    flip(second, 50)
+    third.unlink()
+    result = run("verify", target)
+    assert result.exit_code == 1
+    assert "damaged, 3 problems" in result.stdout
+    for file in (first, second, third):
+        assert f"/{file.name}: " in result.stdout
+
+
+def test_damaged_manifest(run: Run, checkpoint: Path) -> None:
+    flip(checkpoint / "manifest.json", 700)
+    result = run("verify", checkpoint)
+    assert (result.exit_code, result.stderr) == (1, "")
+    assert "  manifest.json: " in result.stdout
+    found = document(run("verify", checkpoint, "--json"))
+    assert found["problems"][0]["file"] == "manifest.json"
+    assert found["num_tensors"] is None
+
+
+def test_truncated_manifest(run: Run, checkpoint: Path) -> None:
+    path = checkpoint / "manifest.json"
+    path.write_bytes(path.read_bytes()[:-1])
+    assert run("verify", checkpoint).exit_code == 1
+
+
+def test_nothing_committed(run: Run, checkpoint: Path) -> None:
+    (checkpoint / "manifest.json").unlink()
+    result = run("verify", checkpoint)
+    assert (result.exit_code, result.stdout) == (4, "")
+    assert "no committed checkpoint" in result.stderr

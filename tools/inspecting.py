@@ -1,0 +1,84 @@
+"""``dtckpt inspect``: what a checkpoint holds, from its manifest alone."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dtckpt.errors import NotCommitted
+
+from .options import SCHEMA_VERSION, debug_option, json_option, store_at, store_option
+
+if TYPE_CHECKING:
+    from ..checkpoint import Manifest, Step
+    from ..storage import Store
+
+
+@click.command()
+@click.argument("checkpoint")
+@json_option
+@click.option(
+    "--name",
+    "names",
+    multiple=True,
+    metavar="PATTERN",
+    help="Only tensors and values whose name matches, such as 'model/*.weight'. Repeatable.",
+)
+@click.option("--values/--no-values", default=True, help="Whether to show what is not a tensor.")
+@store_option("--option", "the store")
+@debug_option
+def inspect(
+    checkpoint: str, as_json: bool, names: tuple[str, ...], values: bool, option: dict[str, Any]
+) -> None:
+    """Show what CHECKPOINT holds: structure, shapes, dtypes, bytes, layouts and files.
+
+    Reads the manifest only. Where CHECKPOINT is the directory of a run, its committed checkpoints
+    are listed. In patterns * matches any characters, / included.
+    """
+    from ..checkpoint import read_manifest
+
+    with store_at(checkpoint, option, argument="'CHECKPOINT'", option="'--option'") as store:
+        try:
+            manifest = read_manifest(store)
+        except NotCommitted:
+            steps = _steps(store)
+            if not steps:
+                raise
+            _show_run(store, steps, as_json=as_json)
+            return
+        _show_checkpoint(store, manifest, names, values=values, as_json=as_json)
+
+
+def _steps(store: Store) -> list[Step]:
+    from ..checkpoint import committed_steps
+
+    return committed_steps(store)
+
+
+def _show_run(store: Store, steps: list[Step], *, as_json: bool) -> None:
+    if as_json:
+        listed = [{"number": s.number, "name": s.name, "url": s.url} for s in steps]
+        _print_json({"kind": "run", "url": store.url, "steps": listed})
+        return
+    from .inspection_text import show_run
+
+    show_run(store.url, steps)
+
+
+def _show_checkpoint(
+    store: Store, manifest: Manifest, names: tuple[str, ...], *, values: bool, as_json: bool
+) -> None:
+    if as_json:
+        from .inspection_json import checkpoint_document
+
+        _print_json(checkpoint_document(store.url, manifest, names, values=values))
+        return
+    from .inspection_text import show_checkpoint
+
+    show_checkpoint(store.url, manifest, names, values=values)
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    click.echo(json.dumps({"schema_version": SCHEMA_VERSION} | document, indent=2))

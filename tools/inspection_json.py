@@ -1,0 +1,71 @@
+"""A checkpoint as one JSON document, for ``dtckpt inspect --json``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..checkpoint.spec import FORMAT_VERSION
+from ..dtensor import IrregularLayout, Mesh
+from .treeview import matcher, plain_values
+
+if TYPE_CHECKING:
+    from ..checkpoint import Manifest
+    from ..checkpoint.plan import StoredTensor
+
+
+def checkpoint_document(
+    url: str, manifest: Manifest, names: tuple[str, ...], *, values: bool
+) -> dict[str, Any]:
+    """Return everything that ``inspect`` shows.
+
+    ``names`` and ``values`` choose among ``tensors`` and ``values``; all else is of the whole
+    checkpoint. ``tree`` is the structure as the manifest states it, left out where less than
+    everything was asked for. A tensor's mesh is an index into ``meshes``.
+    """
+    wanted = matcher(names)
+    meshes: dict[Mesh, int] = {}
+    tensors = {name: _tensor(tensor, meshes) for name, tensor in manifest.tensors.items()}
+    document: dict[str, Any] = {
+        "kind": "checkpoint",
+        "url": url,
+        "format": "dtckpt",
+        "format_version": FORMAT_VERSION,
+        "save_id": manifest.save_id,
+        "created": manifest.created,
+        "metadata": manifest.metadata,
+        "num_tensors": len(tensors),
+        "tensor_bytes": sum(tensor.num_bytes for tensor in manifest.tensors.values()),
+        "num_files": len(manifest.files),
+        "file_bytes": sum(record.size for record in manifest.files),
+        "meshes": [mesh.to_json() for mesh in meshes],
+        "tensors": {name: tensor for name, tensor in tensors.items() if wanted(name)},
+        "files": [
+            {"path": manifest.path_of(record), "rank": record.rank, "bytes": record.size}
+            for record in manifest.files
+        ],
+    }
+    if values:
+        found = plain_values(manifest.tree)
+        document["values"] = {name: node for name, node in found if wanted(name)}
+    if values and not names:
+        document["tree"] = manifest.tree
+    return document
+
+
+def _tensor(tensor: StoredTensor, meshes: dict[Mesh, int]) -> dict[str, Any]:
+    return {
+        "dtype": tensor.dtype.torch_name,
+        "shape": list(tensor.shape),
+        "bytes": tensor.num_bytes,
+        "layout": _layout(tensor, meshes),
+    }
+
+
+def _layout(tensor: StoredTensor, meshes: dict[Mesh, int]) -> dict[str, Any]:
+    layout = tensor.layout
+    if isinstance(layout, IrregularLayout):
+        return {"boxes": layout.to_json()["boxes"]}
+    return {
+        "mesh": meshes.setdefault(layout.mesh, len(meshes)),
+        "placements": [str(placement) for placement in layout.placements],
+    }

@@ -1,0 +1,129 @@
+"""A checkpoint, or the checkpoints of a run, for people to read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich.tree import Tree
+
+from ..checkpoint.spec import FORMAT_VERSION
+from ..dtensor import IrregularLayout
+from .console import count, iec, layout_text, mesh_text, printable, stdout_console, tensor_text
+from .grid import Grid, Line, Lines, plain, show
+from .treeview import Branch, Guides, matcher, rows, view
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..checkpoint import Manifest, Step
+
+_MAX_FILES = 16
+
+
+def show_run(url: str, steps: Sequence[Step]) -> None:
+    """List the committed checkpoints of a run."""
+    console = stdout_console()
+    grid = Grid("step", "checkpoint", right=(0,))
+    for step in steps:
+        grid.add(plain(str(step.number)), plain(printable(step.url)))
+    head = f"{count(len(steps), 'committed checkpoint')} in {printable(url)}"
+    show(console, Lines([plain(head), plain("")]), grid)
+    hint = f"Look into one: dtckpt inspect {printable(steps[-1].url)}"
+    show(console, Lines([plain(""), plain(hint)]))
+
+
+def show_checkpoint(url: str, manifest: Manifest, names: tuple[str, ...], *, values: bool) -> None:
+    """Print header, structure and files."""
+    console = stdout_console()
+    blank = Lines([plain("")])
+    show(console, _header(url, manifest))
+    root = view(manifest.tree, manifest.tensors, wanted=matcher(names), values=values)
+    if root.children:
+        show(console, blank, _structure(console, root))
+    if names:
+        show(console, blank, Lines([plain(_selection(manifest, names))]))
+    if manifest.files:
+        show(console, blank, _files(manifest))
+
+
+def _header(url: str, manifest: Manifest) -> Grid:
+    tensor_bytes = sum(tensor.num_bytes for tensor in manifest.tensors.values())
+    file_bytes = sum(record.size for record in manifest.files)
+    facts = [
+        ("checkpoint", url),
+        ("save id", manifest.save_id),
+        ("created", manifest.created),
+        ("format", f"dtckpt {FORMAT_VERSION}"),
+        ("tensors", f"{len(manifest.tensors):,}, {iec(tensor_bytes)}"),
+        ("files", f"{len(manifest.files):,}, {iec(file_bytes)}"),
+        *(("" if i else "mesh", text) for i, text in enumerate(_meshes(manifest))),
+    ]
+    if manifest.metadata is not None:
+        facts.append(("metadata", json.dumps(manifest.metadata, ensure_ascii=False)))
+    grid = Grid()
+    for label, text in facts:
+        grid.add(plain(label, "bold"), plain(printable(text)))
+    return grid
+
+
+def _meshes(manifest: Manifest) -> list[str]:
+    """Return every mesh once, in the order of the tensors."""
+    layouts = (tensor.layout for tensor in manifest.tensors.values())
+    meshes = {layout.mesh: None for layout in layouts if not isinstance(layout, IrregularLayout)}
+    return [f"{mesh_text(mesh)}: {count(mesh.size, 'rank')}" for mesh in meshes]
+
+
+def _structure(console: Console, root: Branch) -> Grid | Lines:
+    """Return the tree with one line for each leaf, or with two where lines are short."""
+    guides: Guides = Tree.ASCII_GUIDES if console.options.ascii_only else Tree.TREE_GUIDES[0]
+    grid = Grid("name", "dtype and shape, or value", "bytes", "layout", right=(2,))
+    for lead, branch in rows(root, guides):
+        grid.add([(lead, "dim"), _label(branch)], *((fact,) for fact in _facts(branch)))
+    return grid if grid.width <= console.width else Lines(list(_narrow(root, guides)))
+
+
+def _narrow(root: Branch, guides: Guides) -> Iterator[Line]:
+    """Yield the tree with the facts of a tensor on the line below its name."""
+    space, going_on, fork, _ = guides
+    for lead, branch in rows(root, guides):
+        facts = [part for fact in _facts(branch) for part in (("  ", ""), fact)]
+        if branch.tensor is None:
+            yield [(lead, "dim"), _label(branch), *facts]
+            continue
+        below = lead[: -len(fork)] + (going_on if lead.endswith(fork) else space)
+        yield [(lead, "dim"), _label(branch)]
+        yield [(below, "dim"), *facts]
+
+
+def _label(branch: Branch) -> tuple[str, str]:
+    return branch.label, "bold" if branch.children else ""
+
+
+def _facts(branch: Branch) -> Iterator[tuple[str, str]]:
+    tensor = branch.tensor
+    if tensor is not None:
+        yield tensor_text(tensor), ""
+        yield iec(tensor.num_bytes), "cyan"
+        yield layout_text(tensor.layout), ""
+    elif branch.text:
+        yield branch.text, "dim" if branch.children else "green"
+
+
+def _selection(manifest: Manifest, names: tuple[str, ...]) -> str:
+    wanted = matcher(names)
+    shown = [tensor for name, tensor in manifest.tensors.items() if wanted(name)]
+    num_bytes = sum(tensor.num_bytes for tensor in shown)
+    return f"{len(shown):,} of {count(len(manifest.tensors), 'tensor')} match, {iec(num_bytes)}"
+
+
+def _files(manifest: Manifest) -> Grid:
+    grid = Grid("file", "bytes", right=(1,))
+    for record in manifest.files[:_MAX_FILES]:
+        grid.add(plain(manifest.path_of(record)), plain(iec(record.size), "cyan"))
+    rest = manifest.files[_MAX_FILES:]
+    if rest:
+        size = sum(record.size for record in rest)
+        grid.add(plain(f"... and {len(rest):,} more"), plain(iec(size), "cyan"))
+    return grid

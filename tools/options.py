@@ -1,0 +1,137 @@
+"""Arguments that several commands take, and how their text becomes a value."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from dtckpt.errors import PlacementError
+
+if TYPE_CHECKING:
+    from ..checkpoint import Rule
+    from ..dtensor import Mesh
+    from ..storage import Store
+
+SCHEMA_VERSION = 1
+"""Of the documents that ``--json`` prints; grows when a field changes its meaning or goes."""
+
+DAMAGE = 1
+"""Exit code for stored bytes that are not those written."""
+
+DEBUG = "dtckpt.debug"
+"""Key in a context's ``meta`` of whether to show tracebacks."""
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def debug_option(command: _Command) -> _Command:
+    """Add ``--debug``."""
+
+    def remember(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+        if value:
+            ctx.meta[DEBUG] = True
+
+    return click.option(
+        "--debug", is_flag=True, expose_value=False, callback=remember, help="Show tracebacks."
+    )(command)
+
+
+def json_option(command: _Command) -> _Command:
+    """Add ``--json``."""
+    return click.option(
+        "--json", "as_json", is_flag=True, help="Print one JSON document with a schema_version."
+    )(command)
+
+
+def store_option(name: str, of_what: str) -> Callable[[_Command], _Command]:
+    """Return a decorator that adds a repeatable ``KEY=VALUE`` option for a store's driver."""
+
+    def callback(
+        _ctx: click.Context, _param: click.Parameter, values: Sequence[str]
+    ) -> dict[str, Any]:
+        return parse_options(values)
+
+    return click.option(
+        name,
+        multiple=True,
+        metavar="KEY=VALUE",
+        callback=callback,
+        help=f"Option for the driver of {of_what}, such as anon=true or "
+        "client_kwargs.endpoint_url=URL; JSON where VALUE is JSON, else text. Repeatable.",
+    )
+
+
+def parse_options(items: Sequence[str]) -> dict[str, Any]:
+    """Return the dictionary of ``KEY=VALUE`` items; dots in a key open dictionaries.
+
+    >>> parse_options(["anon=true", "client_kwargs.region_name=eu"])
+    {'anon': True, 'client_kwargs': {'region_name': 'eu'}}
+    """
+    options: dict[str, Any] = {}
+    for item in items:
+        key, equals, text = item.partition("=")
+        path = key.split(".")
+        if not equals or not all(path):
+            raise click.BadParameter(f"expected KEY=VALUE, got {key!r}")
+        inner = options
+        for part in path[:-1]:
+            inner = inner.setdefault(part, {})
+            if not isinstance(inner, dict):
+                raise click.BadParameter(f"{key} needs {part} to be a dictionary, not a value")
+        if path[-1] in inner:
+            raise click.BadParameter(f"{key} is given twice")
+        inner[path[-1]] = _json_or_text(text)
+    return options
+
+
+def _json_or_text(text: str) -> Any:
+    def refuse(constant: str) -> Any:
+        raise ValueError(constant)
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except ValueError:
+        return text
+
+
+def store_at(url: str, options: dict[str, Any], *, argument: str, option: str) -> Store:
+    """Return the store of a URL; a usage error, naming its argument, where it cannot be one."""
+    from ..storage import open_store
+
+    try:
+        return open_store(url, **options)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint=argument) from error
+    except TypeError as error:
+        raise click.BadParameter(str(error), param_hint=option) from error
+
+
+def parse_mesh(_ctx: click.Context, _param: click.Parameter, text: str) -> Mesh:
+    """Return the mesh of a text such as ``dp=2,tp=4``; a usage error where it is none."""
+    from ..dtensor import Mesh
+
+    try:
+        return Mesh.parse(text)
+    except PlacementError as error:
+        raise click.BadParameter(str(error)) from error
+
+
+def parse_rule_sets(
+    _ctx: click.Context, _param: click.Parameter, texts: Sequence[str]
+) -> tuple[Rule, ...]:
+    """Return the rules of all texts, in order; a usage error where one is no rule."""
+    from ..checkpoint import parse_rules
+
+    rules: list[Rule] = []
+    for text in texts:
+        try:
+            found = parse_rules(text)
+        except PlacementError as error:
+            raise click.BadParameter(str(error)) from error
+        if not found:
+            raise click.BadParameter(f"no rule in {text!r}")
+        rules += found
+    return tuple(rules)

@@ -1,0 +1,94 @@
+"""The plan of a reshard, for people to read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..dtensor import IrregularLayout
+from .console import (
+    count,
+    iec,
+    layout_text,
+    mesh_text,
+    placements_text,
+    printable,
+    stdout_console,
+    tensor_text,
+)
+from .grid import Grid, Line, Lines, plain, show
+from .planning import Planned, bytes_by_rank
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ..dtensor import Mesh
+
+_MAX_RANKS = 16
+
+
+def show_plan(planned: Sequence[Planned], mesh: Mesh, *, source: str, target: str) -> None:
+    """Print what every tensor would become and what every rank would hold."""
+    console = stdout_console()
+    blank = Lines([plain("")])
+    head = Grid()
+    head.add(plain("source", "bold"), plain(printable(source)))
+    head.add(plain("target", "bold"), plain(printable(target)))
+    head.add(plain("mesh", "bold"), plain(f"{mesh_text(mesh)}: {count(mesh.size, 'rank')}"))
+    show(console, head)
+    if planned:
+        show(console, blank, _tensors(console, planned))
+        show(console, blank, _ranks(bytes_by_rank(planned)))
+    show(console, blank, Lines([plain("Dry run: nothing was written.")]))
+
+
+def _tensors(console: Console, planned: Sequence[Planned]) -> Grid | Lines:
+    """Return one line for each tensor, or two where lines are short."""
+    facts = [_facts(item) for item in planned]
+    grid = Grid("tensor", "dtype and shape", "bytes", "from", "to", "by", right=(2,))
+    for row in facts:
+        grid.add(*((fact,) for fact in row))
+    if grid.width <= console.width:
+        return grid
+    return Lines([line for row in facts for line in _narrow(*row)])
+
+
+def _facts(item: Planned) -> tuple[tuple[str, str], ...]:
+    tensor = item.tensor
+    by = (item.note, "dim") if item.note or not item.rule else (printable(item.rule.pattern), "")
+    return (
+        (printable(tensor.name), ""),
+        (tensor_text(tensor), ""),
+        (iec(tensor.num_bytes), "cyan"),
+        (layout_text(tensor.layout), ""),
+        (_becomes(item), ""),
+        by,
+    )
+
+
+def _narrow(name: tuple[str, str], *facts: tuple[str, str]) -> tuple[Line, Line]:
+    what, num_bytes, before, after, by = facts
+    gap = ("  ", "")
+    arrow, opening, closing = (" -> ", ""), ("  (", ""), (")", "")
+    return [name], [gap, what, gap, num_bytes, gap, before, arrow, after, opening, by, closing]
+
+
+def _becomes(item: Planned) -> str:
+    layout = item.layout
+    if layout is item.tensor.layout or isinstance(layout, IrregularLayout):
+        return "as it is"
+    return placements_text(layout)
+
+
+def _ranks(held: dict[int, int]) -> Grid:
+    """Return the bytes of every rank, or of the extremes where there are many."""
+    grid = Grid("rank", "bytes held", right=(0, 1))
+    shown = [(str(rank), num_bytes) for rank, num_bytes in held.items()]
+    if len(held) > _MAX_RANKS:
+        least, most = min(held, key=held.__getitem__), max(held, key=held.__getitem__)
+        shown = [(f"{least} (least)", held[least]), (f"{most} (most)", held[most])]
+        if held[least] == held[most]:
+            shown = [(f"each of {len(held):,}", held[most])]
+    for label, num_bytes in shown:
+        grid.add(plain(label), plain(iec(num_bytes), "cyan"))
+    return grid
