@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from .handle import Checkpoint, LazyTensor, open
     from .loader import LoadReport, load
     from .manifest import Manifest, read_manifest
-    from .resharding import Rule, parse_rules, reshard
+    from .placing import Placed, Rule, parse_rules, place
+    from .resharding import reshard
     from .saver import SaveReport, save
     from .stateful import Stateful
     from .steps import Step, committed_steps, latest
     from .tree import PerRank
     from .values import register_enum
-    from .verifying import VerifyReport, verify
+    from .verifying import Problem, VerifyReport, verify
 
 __all__ = [
     "Checkpoint",
@@ -29,6 +30,8 @@ __all__ = [
     "LoadReport",
     "Manifest",
     "PerRank",
+    "Placed",
+    "Problem",
     "Rule",
     "SaveReport",
     "Stateful",
@@ -39,6 +42,7 @@ __all__ = [
     "load",
     "open",
     "parse_rules",
+    "place",
     "read_manifest",
     "register_enum",
     "reshard",
@@ -54,7 +58,9 @@ __getattr__ = lazy_exports(
         "LoadReport": ".loader",
         "Manifest": ".manifest",
         "PerRank": ".tree",
-        "Rule": ".resharding",
+        "Placed": ".placing",
+        "Problem": ".verifying",
+        "Rule": ".placing",
         "SaveReport": ".saver",
         "Stateful": ".stateful",
         "Step": ".steps",
@@ -63,7 +69,8 @@ __getattr__ = lazy_exports(
         "latest": ".steps",
         "load": ".loader",
         "open": ".handle",
-        "parse_rules": ".resharding",
+        "parse_rules": ".placing",
+        "place": ".placing",
         "read_manifest": ".manifest",
         "register_enum": ".values",
         "reshard": ".resharding",

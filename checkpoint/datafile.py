@@ -61,7 +61,7 @@ class FileLayout:
         return [
             entry.key
             for entry in self.entries.values()
-            if entry.start < end and entry.start + entry.num_bytes > start
+            if entry.num_bytes and entry.start < end and entry.start + entry.num_bytes > start
         ]
 
     @property

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dtckpt.errors import LayoutMismatch
+from dtckpt.errors import Corrupt, LayoutMismatch
 
 from ..dtensor.irregular import IrregularLayout
 from ..storage.base import Store
@@ -102,7 +102,7 @@ class _Load:
 
         def read() -> bytes:
             nonlocal bytes_read
-            bytes_read = execute(self.store, self.reads)
+            bytes_read = self.read()
             return b""
 
         together(self.ranks, "load: read", read)
@@ -174,6 +174,16 @@ class _Load:
                 f"for: {_some(unexpected)}. Pass strict=False to load what both have"
             )
         return b""
+
+    def read(self) -> int:
+        """Fill all destinations and return the bytes read."""
+        try:
+            return execute(self.store, self.reads)
+        except Corrupt as error:
+            names = ", ".join(error.overwritten) or "none"
+            told = Corrupt(f"{error}. Destinations already overwritten: {names}")
+            told.overwritten = error.overwritten
+            raise told from error
 
     def restore(self) -> bytes:
         """Put the saved values into place and hand stateful objects their state."""

@@ -252,8 +252,8 @@ def _merge(file: DataFile, pieces: list[Piece]) -> Iterator[Read]:
 def execute(store: Store, reads: Sequence[Read]) -> int:
     """Run reads in parallel and return the bytes read.
 
-    Raises Corrupt at the first damaged block; it then lists the tensors of which some elements
-    were already stored, also in its attribute ``overwritten``.
+    Raises Corrupt at the first damaged block; its attribute ``overwritten`` then lists the tensors
+    of which some elements were already stored.
     """
     touched: dict[str, None] = {}
 
@@ -263,7 +263,7 @@ def execute(store: Store, reads: Sequence[Read]) -> int:
         store.read_into(read.file.name, [ReadRequest(offset, data.data)])
         damaged = verify_blocks(read, data)
         if damaged:
-            raise Corrupt("; ".join(damaged))
+            raise Corrupt("; ".join(map(str, damaged)))
         for piece in read.pieces:
             touched[piece.want.tensor.name] = None
             piece.want.sink.put(piece.in_want, _items(piece, data, read.start))
@@ -276,33 +276,47 @@ def execute(store: Store, reads: Sequence[Read]) -> int:
         except BaseException as error:
             pool.shutdown(wait=True, cancel_futures=True)
             if isinstance(error, Corrupt):
-                raise _with_overwritten(error, tuple(touched)) from error
+                error.overwritten = tuple(touched)
             raise
 
 
-def _with_overwritten(error: Corrupt, names: tuple[str, ...]) -> Corrupt:
-    text = f"{error}. Destinations already overwritten: {', '.join(names) if names else 'none'}."
-    told = Corrupt(text)
-    told.overwritten = names
-    return told
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """A block whose bytes are not those that were written."""
+
+    file: DataFile
+    start: int
+    """First byte in the file."""
+    end: int
+    keys: tuple[str, ...]
+    """Entries with bytes in the block."""
+
+    def __str__(self) -> str:
+        names = ", ".join(self.keys[:8]) + (" and others" if len(self.keys) > 8 else "")
+        return (
+            f"{self.file.where}: bytes {self.start} to {self.end} are damaged; "
+            f"they belong to {names}"
+        )
 
 
-def verify_blocks(read: Read, data: Array) -> list[str]:
-    """Return one message, naming file, bytes and tensors, for every block without its digest."""
+def verify_blocks(read: Read, data: Array) -> list[Damage]:
+    """Return every block of a read that does not have its digest."""
     layout = read.file.layout
     view = data.data
-    damaged: list[str] = []
+    damaged: list[Damage] = []
     for block in range(read.first_block, read.end_block):
         start = block * layout.block_bytes - read.start
         if digest(view[start : start + layout.block_bytes]) == read.file.block_digest(block):
             continue
         low = block * layout.block_bytes
         high = min(low + layout.block_bytes, layout.data_bytes)
-        names = layout.keys_between(low, high)
         damaged.append(
-            f"{read.file.where}: bytes {layout.data_start + low} to {layout.data_start + high} "
-            f"are damaged; they belong to {', '.join(names[:8])}"
-            f"{' and others' if len(names) > 8 else ''}"
+            Damage(
+                file=read.file,
+                start=layout.data_start + low,
+                end=layout.data_start + high,
+                keys=tuple(layout.keys_between(low, high)),
+            )
         )
     return damaged
 

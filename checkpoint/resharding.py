@@ -10,53 +10,22 @@ import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
 
-from dtckpt.errors import LayoutMismatch, PlacementError
-
 from ..dtensor.box import Box
 from ..dtensor.irregular import IrregularLayout
-from ..dtensor.layout import Layout
 from ..dtensor.mesh import Mesh
-from ..dtensor.placement import Placement, Replicate, parse_placements
 from ..storage.base import Store
 from ..storage.open import open_store
 from .committing import check_free, commit, discard
 from .manifest import FileRecord, Manifest, read_manifest
+from .placing import Rule, place
 from .plan import StoredTensor, assign_writers
 from .reading import Array, StoredData, Want, execute
 from .spec import GlobalTensor
 from .writing import PIECE_BYTES, Chunk, write_file
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """Tensors whose name matches a shell-style pattern get these placements.
-
-    >>> Rule.parse("model/*.weight=S(0),R").placements
-    (Shard(dim=0, order=None), Replicate())
-    """
-
-    pattern: str
-    placements: tuple[Placement, ...]
-
-    @classmethod
-    def parse(cls, text: str) -> Rule:
-        """Return the rule of ``PATTERN=PLACEMENT,PLACEMENT,...``, one placement per mesh axis."""
-        pattern, equals, placements = text.rpartition("=")
-        if not equals or not pattern:
-            raise PlacementError(
-                f"not a rule: {text!r}; expected a form like 'model/*.weight=S(0),R'"
-            )
-        return cls(pattern.strip(), parse_placements(placements))
-
-
-def parse_rules(text: str) -> tuple[Rule, ...]:
-    """Return the rules of a text, separated by ``;``."""
-    return tuple(Rule.parse(part.strip()) for part in text.split(";") if part.strip())
 
 
 def reshard(
@@ -72,17 +41,20 @@ def reshard(
 ) -> Manifest:
     """Write ``source`` anew at ``target`` as if it had been saved from ``mesh``.
 
-    The first rule that matches a tensor's name places it; tensors that no rule matches and 0-d
-    tensors are replicated, and what a rank kept for itself (PerRank) stays with its rank. Memory
-    is bounded whatever the size; ``on_progress(done, total)`` is called with bytes written. The
-    target is committed at the end or not at all. Errors are those of ``load`` and ``save``.
+    ``rules`` place the tensors as ``place`` says. Memory is bounded whatever the size;
+    ``on_progress(done, total)`` is called with bytes written. The target is committed at the end or
+    not at all. Errors are those of ``load`` and ``save``.
     """
     old = open_store(source, **dict(source_options or {}))
     new = open_store(target, **dict(target_options or {}))
     manifest = read_manifest(old)
     check_free(new, overwrite=overwrite)
-    placed = [_place(tensor, mesh, rules) for tensor in manifest.tensors.values()]
-    tensors = assign_writers(placed)
+    tensors = assign_writers(
+        GlobalTensor(
+            name=p.tensor.name, dtype=p.tensor.dtype, shape=p.tensor.shape, layout=p.layout
+        )
+        for p in place(manifest, mesh, rules)
+    )
     job = _Reshard(StoredData(old, manifest), new, on_progress, sum(t.num_bytes for t in tensors))
     files = job.write_all(tensors)
     return commit(
@@ -94,23 +66,6 @@ def reshard(
         metadata=manifest.metadata,
         overwrite=overwrite,
     )
-
-
-def _place(tensor: StoredTensor, mesh: Mesh, rules: Sequence[Rule]) -> GlobalTensor:
-    layout: Layout | IrregularLayout
-    if any(part.startswith("@") for part in tensor.name.split("/")):
-        layout = tensor.layout
-    else:
-        rule = next((r for r in rules if fnmatchcase(tensor.name, r.pattern)), None)
-        placements = rule.placements if rule and tensor.shape else (Replicate(),) * mesh.ndim
-        try:
-            layout = Layout(mesh, placements, tensor.shape)
-        except PlacementError as error:
-            pattern = rule.pattern if rule else "*"
-            raise LayoutMismatch(f"tensor {tensor.name!r}, rule {pattern!r}: {error}") from error
-        if layout.is_partial:
-            raise LayoutMismatch(f"tensor {tensor.name!r}: a checkpoint holds no Partial tensors")
-    return GlobalTensor(name=tensor.name, dtype=tensor.dtype, shape=tensor.shape, layout=layout)
 
 
 class _Reshard:

@@ -9,13 +9,29 @@ from typing import Any
 
 import numpy as np
 
-from dtckpt.errors import Corrupt, LayoutMismatch
+from dtckpt.errors import CheckpointError, Corrupt, LayoutMismatch
 
 from ..dtensor.box import Box
 from ..storage.base import ReadRequest, Store
 from ..storage.open import open_store
-from .manifest import Manifest, read_manifest
-from .reading import MAX_READ_BYTES, DataFile, Read, StoredData, verify_blocks
+from .blocks import num_blocks
+from .manifest import FileRecord, Manifest, read_manifest
+from .reading import MAX_READ_BYTES, Damage, DataFile, Read, StoredData, verify_blocks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One fault of a checkpoint."""
+
+    message: str
+    """What is wrong, naming file, byte range and tensors."""
+    file: str | None = None
+    """Name of the data file in the checkpoint, where the fault is in one."""
+    start: int = 0
+    """First byte that cannot be used."""
+    end: int = 0
+    tensors: tuple[str, ...] = ()
+    """Tensors with bytes in that range."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +42,9 @@ class VerifyReport:
     num_files: int
     num_tensors: int
     bytes_checked: int
-    problems: tuple[str, ...]
-    """Every fault, naming file, byte range and tensors; empty if the checkpoint is intact."""
+    """Bytes that were read and compared with a checksum."""
+    problems: tuple[Problem, ...]
+    """Every fault; empty if the checkpoint is intact."""
 
 
 def verify(
@@ -38,8 +55,9 @@ def verify(
 ) -> VerifyReport:
     """Read a checkpoint completely and report every fault.
 
-    ``on_progress(done, total)`` is called with bytes. Faults of data files are collected; raises
-    NotCommitted or Corrupt only where the manifest itself cannot be used.
+    ``on_progress(done, total)`` is called with bytes. Faults of data files, storage errors
+    included, are collected; raises NotCommitted or Corrupt only where the manifest itself cannot
+    be used.
     """
     store = open_store(checkpoint_id, **dict(storage_options or {}))
     manifest = read_manifest(store)
@@ -55,52 +73,75 @@ class _Verification:
         self.data = StoredData(store, manifest)
         self.on_progress = on_progress
         self.total = sum(record.size for record in manifest.files)
-        self.done = 0
-        self.problems: list[str] = []
+        self.checked = 0
+        self.problems: list[Problem] = []
 
     def run(self) -> VerifyReport:
-        broken: set[int] = set()
+        unusable: set[int] = set()
         for record in self.manifest.files:
             try:
-                self.check_blocks(self.data.file(record.rank, "all"))
-            except Corrupt as error:
-                broken.add(record.rank)
-                self.problems.append(str(error))
-            self.progress(record.header_bytes)
-        self.check_chunks(broken)
+                file = self.data.file(record.rank, "all")
+                self.progress(record.size - file.layout.data_bytes)
+                self.check_blocks(file)
+            except CheckpointError as error:
+                unusable.add(record.rank)
+                self.problems.append(self.unusable_file(record, error))
+        self.check_chunks(unusable)
         return VerifyReport(
             url=self.store.url,
             num_files=len(self.manifest.files),
             num_tensors=len(self.manifest.tensors),
-            bytes_checked=self.total,
+            bytes_checked=self.checked,
             problems=tuple(self.problems),
+        )
+
+    def unusable_file(self, record: FileRecord, error: CheckpointError) -> Problem:
+        """Return the problem of a file that as a whole cannot be read or understood."""
+        tensors = [t for t in self.manifest.tensors.values() if any(t.chunks_of(record.rank))]
+        names = ", ".join(t.name for t in tensors[:8])
+        others = f" and {len(tensors) - 8} more" if len(tensors) > 8 else ""
+        return Problem(
+            message=f"{error}. Of no use now: bytes 0 to {record.size} with {names}{others}",
+            file=self.manifest.path_of(record),
+            start=0,
+            end=record.size,
+            tensors=tuple(t.name for t in tensors),
         )
 
     def check_blocks(self, file: DataFile) -> None:
         """Verify the data region, block by block."""
-        blocks = -(-file.layout.data_bytes // file.layout.block_bytes)
-        step = MAX_READ_BYTES // file.layout.block_bytes
+        blocks = num_blocks(file.layout.data_bytes, file.layout.block_bytes)
+        step = max(1, MAX_READ_BYTES // file.layout.block_bytes)
         for first in range(0, blocks, step):
-            read = Read(
-                file=file, first_block=first, end_block=min(first + step, blocks), pieces=()
-            )
+            end = min(first + step, blocks)
+            read = Read(file=file, first_block=first, end_block=end, pieces=())
             buffer = np.empty(read.num_bytes, dtype=np.uint8)
             offset = file.layout.data_start + read.start
             self.store.read_into(file.name, [ReadRequest(offset, buffer.data)])
-            self.problems += verify_blocks(read, buffer)
+            self.problems += [_damaged(damage) for damage in verify_blocks(read, buffer)]
             self.progress(read.num_bytes)
 
-    def check_chunks(self, broken: set[int]) -> None:
+    def check_chunks(self, unusable: set[int]) -> None:
         """Check that the files hold every chunk of every tensor."""
         for tensor in self.manifest.tensors.values():
             try:
                 for rank, chunk, _ in tensor.chunks_meeting(Box.whole(tensor.shape)):
-                    if rank not in broken:
+                    if rank not in unusable:
                         self.data.entry(rank, tensor, chunk)
             except (Corrupt, LayoutMismatch) as error:
-                self.problems.append(str(error))
+                self.problems.append(Problem(message=str(error), tensors=(tensor.name,)))
 
     def progress(self, num_bytes: int) -> None:
-        self.done += num_bytes
+        self.checked += num_bytes
         if self.on_progress is not None:
-            self.on_progress(min(self.done, self.total), self.total)
+            self.on_progress(self.checked, self.total)
+
+
+def _damaged(damage: Damage) -> Problem:
+    return Problem(
+        message=str(damage),
+        file=damage.file.name,
+        start=damage.start,
+        end=damage.end,
+        tensors=tuple(dict.fromkeys(key.partition("[")[0] for key in damage.keys)),
+    )

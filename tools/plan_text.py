@@ -17,17 +17,18 @@ from .console import (
     tensor_text,
 )
 from .grid import Grid, Line, Lines, plain, show
-from .planning import Planned, bytes_by_rank
+from .planning import bytes_by_rank
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ..checkpoint import Placed
     from ..dtensor import Mesh
 
 _MAX_RANKS = 16
 
 
-def show_plan(planned: Sequence[Planned], mesh: Mesh, *, source: str, target: str) -> None:
+def show_plan(placed: Sequence[Placed], mesh: Mesh, *, source: str, target: str) -> None:
     """Print what every tensor would become and what every rank would hold."""
     console = stdout_console()
     blank = Lines([plain("")])
@@ -36,15 +37,15 @@ def show_plan(planned: Sequence[Planned], mesh: Mesh, *, source: str, target: st
     head.add(plain("target", "bold"), plain(printable(target)))
     head.add(plain("mesh", "bold"), plain(f"{mesh_text(mesh)}: {count(mesh.size, 'rank')}"))
     show(console, head)
-    if planned:
-        show(console, blank, _tensors(console, planned))
-        show(console, blank, _ranks(bytes_by_rank(planned)))
+    if placed:
+        show(console, blank, _tensors(console, placed))
+        show(console, blank, _ranks(bytes_by_rank(placed)))
     show(console, blank, Lines([plain("Dry run: nothing was written.")]))
 
 
-def _tensors(console: Console, planned: Sequence[Planned]) -> Grid | Lines:
+def _tensors(console: Console, placed: Sequence[Placed]) -> Grid | Lines:
     """Return one line for each tensor, or two where lines are short."""
-    facts = [_facts(item) for item in planned]
+    facts = [_facts(item) for item in placed]
     grid = Grid("tensor", "dtype and shape", "bytes", "from", "to", "by", right=(2,))
     for row in facts:
         grid.add(*((fact,) for fact in row))
@@ -53,7 +54,7 @@ def _tensors(console: Console, planned: Sequence[Planned]) -> Grid | Lines:
     return Lines([line for row in facts for line in _narrow(*row)])
 
 
-def _facts(item: Planned) -> tuple[tuple[str, str], ...]:
+def _facts(item: Placed) -> tuple[tuple[str, str], ...]:
     tensor = item.tensor
     by = (item.note, "dim") if item.note or not item.rule else (printable(item.rule.pattern), "")
     return (
@@ -73,7 +74,7 @@ def _narrow(name: tuple[str, str], *facts: tuple[str, str]) -> tuple[Line, Line]
     return [name], [gap, what, gap, num_bytes, gap, before, arrow, after, opening, by, closing]
 
 
-def _becomes(item: Planned) -> str:
+def _becomes(item: Placed) -> str:
     layout = item.layout
     if layout is item.tensor.layout or isinstance(layout, IrregularLayout):
         return "as it is"

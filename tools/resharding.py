@@ -98,14 +98,14 @@ def _check_rules(mesh: Mesh, rules: Sequence[Rule]) -> None:
 def _reshard(
     old: Store, new: Store, mesh: Mesh, rules: Sequence[Rule], *, overwrite: bool, dry_run: bool
 ) -> None:
-    from ..checkpoint import read_manifest
+    from ..checkpoint import place, read_manifest
     from ..checkpoint.committing import check_free
-    from .planning import plan, unused
+    from .planning import unused
 
     manifest = read_manifest(old)
     check_free(new, overwrite=overwrite)
-    planned = plan(manifest, mesh, rules)
-    for rule in unused(planned, rules):
+    placed = place(manifest, mesh, rules)
+    for rule in unused(placed, rules):
         click.echo(
             f"Warning: the rule {rule.pattern!r} places no tensor; names are listed by: "
             f"dtckpt inspect {printable(old.url)}",
@@ -114,7 +114,7 @@ def _reshard(
     if dry_run:
         from .plan_text import show_plan
 
-        show_plan(planned, mesh, source=old.url, target=new.url)
+        show_plan(placed, mesh, source=old.url, target=new.url)
         return
     written = _write(old, new, mesh, rules, overwrite=overwrite)
     num_bytes = sum(tensor.num_bytes for tensor in written.tensors.values())

@@ -98,7 +98,9 @@ def test_every_flip_is_found_by_verify_too(
             else:
                 problems = verify(store).problems
                 assert problems
-                assert all(name in problem for problem in problems)
+                assert all(name in problem.message for problem in problems)
+                assert {problem.file for problem in problems} == {name}
+                assert all(problem.start < problem.end for problem in problems)
 
 
 def test_no_value_is_wrong_after_a_flip_in_data(

@@ -14,7 +14,7 @@ from dtckpt.checkpoint import parse_rules, read_manifest
 from dtckpt.dtensor import Mesh
 from dtckpt.errors import StorageError
 from dtckpt.storage import Call, FaultyStore, LocalStore, MemoryStore, RaiseError, Rule
-from dtckpt.tools.planning import bytes_by_rank, plan
+from dtckpt.tools.planning import bytes_by_rank
 
 from .conftest import Run, data_file, document, flip, state
 
@@ -74,7 +74,7 @@ def test_dry_run_tells_what_the_run_does(run: Run, checkpoint: Path, tmp_path: P
     target = tmp_path / "target"
     rules = parse_rules(f"{RULES};{MORE}")
     mesh = Mesh.parse("dp=2,tp=2")
-    planned = plan(read_manifest(LocalStore(checkpoint)), mesh, rules)
+    planned = dcp.place(read_manifest(LocalStore(checkpoint)), mesh, rules)
     done = dcp.reshard(checkpoint, target, mesh, rules)
     assert {p.tensor.name: p.layout for p in planned} == {
         name: tensor.layout for name, tensor in done.tensors.items()
@@ -100,7 +100,7 @@ def test_dry_run_writes_nothing(run: Run, checkpoint: Path, tmp_path: Path) -> N
 
 def test_bytes_by_rank(tmp_path: Path) -> None:
     dcp.save({"w": torch.zeros(5, 4), "b": torch.zeros(3)}, tmp_path)
-    planned = plan(read_manifest(LocalStore(tmp_path)), Mesh((2,)), parse_rules("w=S(0)"))
+    planned = dcp.place(read_manifest(LocalStore(tmp_path)), Mesh((2,)), parse_rules("w=S(0)"))
     assert bytes_by_rank(planned) == {0: 48 + 12, 1: 32 + 12}
 
 

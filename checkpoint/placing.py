@@ -1,0 +1,93 @@
+"""Rules that place the tensors of a checkpoint on another mesh, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from dtckpt.errors import LayoutMismatch, PlacementError
+
+from ..dtensor.irregular import IrregularLayout
+from ..dtensor.layout import Layout
+from ..dtensor.mesh import Mesh
+from ..dtensor.placement import Placement, parse_placements
+from .manifest import Manifest
+from .plan import StoredTensor
+
+_MAX_PROBLEMS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Tensors whose name matches a shell-style pattern get these placements.
+
+    >>> Rule.parse("model/*.weight=S(0),R").placements
+    (Shard(dim=0, order=None), Replicate())
+    """
+
+    pattern: str
+    placements: tuple[Placement, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Rule:
+        """Return the rule of ``PATTERN=PLACEMENT,PLACEMENT,...``, one placement per mesh axis."""
+        pattern, equals, placements = text.rpartition("=")
+        if not equals or not pattern:
+            raise PlacementError(
+                f"not a rule: {text!r}; expected a form like 'model/*.weight=S(0),R'"
+            )
+        return cls(pattern.strip(), parse_placements(placements))
+
+
+def parse_rules(text: str) -> tuple[Rule, ...]:
+    """Return the rules of a text, separated by ``;``."""
+    return tuple(Rule.parse(part.strip()) for part in text.split(";") if part.strip())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A stored tensor and the layout that it is to have."""
+
+    tensor: StoredTensor
+    layout: Layout | IrregularLayout
+    rule: Rule | None = None
+    """The rule that placed it, if one did."""
+    note: str = ""
+    """Why no rule did."""
+
+
+def place(manifest: Manifest, mesh: Mesh, rules: Sequence[Rule]) -> list[Placed]:
+    """Return every tensor with its new layout.
+
+    The first rule that matches a tensor's name places it. Tensors that no rule matches and 0-d
+    tensors are replicated, and what a rank kept for itself (PerRank) stays with its rank. Raises
+    LayoutMismatch listing the tensors that their rule does not fit.
+    """
+    placed: list[Placed] = []
+    problems: list[str] = []
+    for tensor in manifest.tensors.values():
+        try:
+            placed.append(_place(tensor, mesh, rules))
+        except PlacementError as error:
+            problems.append(f"tensor {tensor.name!r}: {error}")
+    if problems:
+        rest = len(problems) - _MAX_PROBLEMS
+        shown = problems[:_MAX_PROBLEMS] + ([f"and {rest} more tensors"] if rest > 0 else [])
+        raise LayoutMismatch("the rules do not fit the checkpoint:\n  " + "\n  ".join(shown))
+    return placed
+
+
+def _place(tensor: StoredTensor, mesh: Mesh, rules: Sequence[Rule]) -> Placed:
+    if any(part.startswith("@") for part in tensor.name.split("/")):
+        return Placed(tensor=tensor, layout=tensor.layout, note="stays with its rank")
+    rule = next((rule for rule in rules if fnmatchcase(tensor.name, rule.pattern)), None)
+    if rule is None or not tensor.shape:
+        note = "no rule" if rule is None else "0-d"
+        return Placed(
+            tensor=tensor, layout=Layout.replicated(mesh, tensor.shape), rule=rule, note=note
+        )
+    layout = Layout(mesh, rule.placements, tensor.shape)
+    if layout.is_partial:
+        raise PlacementError(f"rule {rule.pattern!r}: a checkpoint holds no Partial tensors")
+    return Placed(tensor=tensor, layout=layout, rule=rule)
