@@ -7,14 +7,25 @@ from typing import TYPE_CHECKING
 from dtckpt.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from .adopt import from_torch, to_torch
     from .box import Box
+    from .device_mesh import DeviceMesh
+    from .dtensor import DTensor, distribute_tensor
+    from .interop import layout_from_torch, mesh_from_torch, placements_from_torch
     from .irregular import IrregularLayout
     from .layout import Layout
     from .mesh import Mesh
+    from .mesh_setup import init_device_mesh
+    from .modes import strict
     from .placement import Partial, Placement, Ragged, Replicate, Shard, parse_placements
+    from .rules.table import register_sharding
+    from .spec import DTensorSpec, TensorMeta
 
 __all__ = [
     "Box",
+    "DTensor",
+    "DTensorSpec",
+    "DeviceMesh",
     "IrregularLayout",
     "Layout",
     "Mesh",
@@ -23,13 +34,26 @@ __all__ = [
     "Ragged",
     "Replicate",
     "Shard",
+    "TensorMeta",
+    "distribute_tensor",
+    "from_torch",
+    "init_device_mesh",
+    "layout_from_torch",
+    "mesh_from_torch",
     "parse_placements",
+    "placements_from_torch",
+    "register_sharding",
+    "strict",
+    "to_torch",
 ]
 
 __getattr__ = lazy_exports(
     __name__,
     {
         "Box": ".box",
+        "DTensor": ".dtensor",
+        "DTensorSpec": ".spec",
+        "DeviceMesh": ".device_mesh",
         "IrregularLayout": ".irregular",
         "Layout": ".layout",
         "Mesh": ".mesh",
@@ -38,6 +62,16 @@ __getattr__ = lazy_exports(
         "Ragged": ".placement",
         "Replicate": ".placement",
         "Shard": ".placement",
+        "TensorMeta": ".spec",
+        "distribute_tensor": ".dtensor",
+        "from_torch": ".adopt",
+        "init_device_mesh": ".mesh_setup",
+        "layout_from_torch": ".interop",
+        "mesh_from_torch": ".interop",
         "parse_placements": ".placement",
+        "placements_from_torch": ".interop",
+        "register_sharding": ".rules.table",
+        "strict": ".modes",
+        "to_torch": ".adopt",
     },
 )

@@ -108,7 +108,9 @@ class LocalStore(Store):
             with translated("delete", path):
                 try:
                     os.unlink(path)
-                except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+                except FileNotFoundError:
+                    pass  # an aborted stream may have left its directory behind
+                except (NotADirectoryError, IsADirectoryError):
                     continue
             touched.add(os.path.dirname(path))
         # The longest first: a directory is looked at after all those within it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from dtckpt.errors import (
     StorageError,
     Unsavable,
 )
-from dtckpt.storage import FaultyStore, MemoryStore, RaiseError, Rule, Store, TornWrite
+from dtckpt.storage import FaultyStore, LocalStore, MemoryStore, RaiseError, Rule, Store, TornWrite
 
 from ..ranks import RanksFailed, run_ranks
 
@@ -344,3 +345,10 @@ def test_ranks_read_well_in_messages() -> None:
     assert ranks_text([7, 0, 1, 2]) == "ranks 0-2, 7"
     assert ranks_text([4]) == "rank 4"
     assert ranks_text([4, 6]) == "ranks 4, 6"
+
+
+def test_a_failed_save_leaves_no_trace_on_disk(tmp_path: Path) -> None:
+    broken = Rule(RaiseError(StorageError("disk on fire")), op="close")
+    with pytest.raises(StorageError, match="on fire"):
+        dcp.save(state(), FaultyStore(LocalStore(tmp_path), [broken]))
+    assert list(tmp_path.iterdir()) == []
