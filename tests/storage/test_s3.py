@@ -14,8 +14,8 @@ import pytest
 from dtckpt.errors import ObjectExists, ObjectNotFound, StorageError
 from dtckpt.storage import FsspecStore, Store, fsspec_streams, open_store
 
+from ..conftest import BUCKET, S3
 from .conformance import DATA, Raw, StoreTests, names, write
-from .conftest import BUCKET, S3
 
 
 class RawBucket:

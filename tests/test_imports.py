@@ -1,0 +1,96 @@
+"""Arrows between packages point down only, and looking at a checkpoint does not load torch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+MAY_IMPORT = {
+    "storage": set[str](),
+    "dtensor": set[str](),
+    "checkpoint": {"dtensor", "storage"},
+    "tools": {"checkpoint", "dtensor", "storage"},
+}
+GEOMETRY = ("box", "irregular", "layout", "mesh", "placement")
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield (line, package of dtckpt) for every import in a file, function-level ones included."""
+    depth = len(path.relative_to(ROOT).parts) - 1
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            parts = (node.module or "").split(".")
+            if node.level == depth + 1:
+                names = [alias.name for alias in node.names] if not node.module else parts[:1]
+                yield from ((node.lineno, name) for name in names)
+            elif node.level == 0 and parts[0] == "dtckpt" and len(parts) > 1:
+                yield node.lineno, parts[1]
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                parts = alias.name.split(".")
+                if parts[0] == "dtckpt" and len(parts) > 1:
+                    yield node.lineno, parts[1]
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_imports_point_down(package: str) -> None:
+    allowed = MAY_IMPORT[package] | {package, "errors", "lazy"}
+    for path in (ROOT / package).rglob("*.py"):
+        if "namespace" in path.parts:
+            continue
+        for line, target in imports(path):
+            assert target in allowed, f"{path.relative_to(ROOT)}:{line} imports {target}"
+
+
+def loaded_by(code: str) -> set[str]:
+    """Top-level modules that a fresh interpreter has after running some code."""
+    program = f"{code}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
+    run = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT.parent, capture_output=True, text=True, check=True
+    )
+    return set(run.stdout.split())
+
+
+def test_geometry_does_not_import_torch() -> None:
+    code = "import dtckpt.dtensor as d; d.Layout(d.Mesh((2,)), (d.Shard(0),), (4,)).box((1,))"
+    assert not {"torch", "numpy", "fsspec"} & loaded_by(code)
+    for module in GEOMETRY:
+        assert "torch" not in loaded_by(f"import dtckpt.dtensor.{module}")
+
+
+def test_manifests_are_read_without_torch_and_numpy(tmp_path: Path) -> None:
+    import dtckpt.checkpoint as dcp
+
+    dcp.save({"step": 3}, tmp_path)
+    code = (
+        "import dtckpt.checkpoint as c, dtckpt.storage as s; "
+        f"c.read_manifest(s.open_store({str(tmp_path)!r}))"
+    )
+    assert not {"torch", "numpy", "fsspec"} & loaded_by(code)
+    code = f"import dtckpt.checkpoint as c; c.verify({str(tmp_path)!r})"
+    assert not {"torch", "fsspec"} & loaded_by(code)
+    code = (
+        "import dtckpt.checkpoint as c, dtckpt.dtensor as d; "
+        f"c.reshard({str(tmp_path)!r}, {str(tmp_path / 'new')!r}, d.Mesh((2,)), ())"
+    )
+    assert not {"torch", "fsspec"} & loaded_by(code)
+
+
+@pytest.mark.parametrize("package", ["checkpoint", "dtensor", "storage"])
+def test_all_names_everything_public(package: str) -> None:
+    import importlib
+
+    module = importlib.import_module(f"dtckpt.{package}")
+    assert sorted(set(module.__all__)) == sorted(module.__all__)
+    for name in module.__all__:
+        value = getattr(module, name)
+        assert value is not None
+        assert type(value).__name__ != "module", f"{name} is hidden by a module of that name"
+    with pytest.raises(AttributeError):
+        _ = module.no_such_name
