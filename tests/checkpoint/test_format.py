@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from dtckpt.dtensor import Layout, Mesh, Shard
 from dtckpt.errors import CheckpointError, Corrupt, LayoutMismatch
 from dtckpt.storage import MemoryStore
 
+from . import golden
 from .simulate import Given, items, save_all
 
 DATA = Path(__file__).parents[1] / "data"
@@ -170,3 +172,24 @@ def test_metadata_is_kept_and_must_be_json() -> None:
     assert dcp.open(store).metadata == {"git": "abc", "step": 3}
     with pytest.raises(CheckpointError, match="must be a JSON value"):
         dcp.save({}, MemoryStore(), metadata=object())
+
+
+@pytest.mark.parametrize("version", sorted(path.name for path in DATA.iterdir() if path.is_dir()))
+def test_checkpoints_of_every_released_version_load(version: str) -> None:
+    path = DATA / version
+    assert dcp.verify(path).problems == ()
+    checkpoint = dcp.open(path)
+    for name in golden.LAYOUTS:
+        assert torch.equal(checkpoint[f"model/{name}"][...], golden.whole(name))
+    assert repr(checkpoint.state_dict()["values"]) == repr(golden.VALUES)
+    assert checkpoint.metadata == {"made": "by hand"}
+    into: dict[str, Any] = {
+        "model": {name: torch.zeros_like(golden.whole(name)) for name in golden.LAYOUTS},
+        "plain": torch.zeros(4),
+        "rng": dcp.PerRank({"seed": -1, "state": torch.zeros(3, dtype=torch.int64)}),
+        "values": None,
+    }
+    dcp.load(into, path)
+    assert torch.equal(into["model"]["ordered"], golden.whole("ordered"))
+    assert into["rng"].value["seed"] == 0
+    assert repr(into["values"]) == repr(golden.VALUES)

@@ -1,0 +1,83 @@
+"""The state that the checkpoints under tests/data hold, one directory per format version.
+
+``python -m tests.checkpoint.golden DIR`` writes it anew with this version of the code; a directory
+of a released version is never written again.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+import dtckpt.checkpoint as dcp
+from dtckpt.dtensor import DeviceMesh, DTensor, Layout, Mesh, Placement, Ragged, Replicate, Shard
+
+from ..ranks import run_ranks
+
+MESH = Mesh((2, 2), ("dp", "tp"))
+LAYOUTS: dict[str, tuple[tuple[Placement, ...], tuple[int, ...], torch.dtype]] = {
+    "even": ((Shard(0), Shard(1)), (4, 6), torch.float32),
+    "uneven": ((Shard(0), Replicate()), (5,), torch.bfloat16),
+    "ordered": ((Shard(0, 1), Shard(0, 0)), (7, 2), torch.int64),
+    "ragged": ((Replicate(), Ragged(1, (3, 1))), (2, 4), torch.float16),
+    "replicated": ((Replicate(), Replicate()), (3,), torch.uint8),
+    "empty": ((Shard(0), Shard(0)), (0, 3), torch.float32),
+    "scalar": ((Replicate(), Replicate()), (), torch.float64),
+}
+VALUES: dict[Any, Any] = {
+    "none": None,
+    "bool": True,
+    "int": -(2**70),
+    "float": 0.1,
+    "nan": float("nan"),
+    "complex": 1 - 2j,
+    "text": "Gr\u00fc\u00dfe/\u2713",
+    "bytes": b"\x00\xff",
+    "list": [1, [2.5], {}],
+    "tuple": (1, (), "x"),
+    "dotted.key": {"a/b": 1, "": 2, "#": 3},
+    "dtype": torch.bfloat16,
+    "device": torch.device("cuda", 1),
+    "size": torch.Size((2, 3)),
+    "ints": {3: "three", -1: "minus one", "3": "text"},
+}
+
+
+def whole(name: str) -> torch.Tensor:
+    """The whole of a tensor."""
+    _, shape, dtype = LAYOUTS[name]
+    numel = torch.Size(shape).numel()
+    return (torch.arange(numel) + 10 * len(name)).reshape(shape).to(dtype)
+
+
+def tensor(name: str, rank: int) -> DTensor:
+    """A tensor as one rank holds it."""
+    placements, shape, _ = LAYOUTS[name]
+    coordinate = MESH.coordinate(rank)
+    assert coordinate is not None
+    local = whole(name)[Layout(MESH, placements, shape).box(coordinate).slices].clone()
+    mesh = DeviceMesh("cpu", MESH, rank=rank)
+    return DTensor.from_local(local, mesh, placements, shape=shape)
+
+
+def state(rank: int) -> dict[str, Any]:
+    """The state of one rank."""
+    return {
+        "model": {name: tensor(name, rank) for name in LAYOUTS},
+        "plain": torch.arange(4.0),
+        "rng": dcp.PerRank({"seed": rank, "state": torch.full((3,), rank)}),
+        "values": VALUES,
+    }
+
+
+def write(target: str) -> None:
+    """Save the state from four ranks."""
+    run_ranks(
+        4, lambda r, g: dcp.save(state(r), target, process_group=g, metadata={"made": "by hand"})
+    )
+
+
+if __name__ == "__main__":
+    write(sys.argv[1])
