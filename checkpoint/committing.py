@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from dtckpt.errors import AlreadyCommitted, CheckpointError, ObjectExists, ObjectNotFound
+from dtckpt.errors import (
+    AlreadyCommitted,
+    CheckpointError,
+    Corrupt,
+    NotCommitted,
+    ObjectExists,
+    StorageError,
+)
 
 from ..storage.base import Store
-from .blocks import DEFAULT_BLOCK_BYTES, num_blocks
-from .datafile import DIGEST_BYTES
-from .manifest import MANIFEST, FileRecord, Manifest, data_path
+from .blocks import DEFAULT_BLOCK_BYTES, DIGEST_BYTES, num_blocks
+from .manifest import MANIFEST, FileRecord, Manifest, data_path, read_manifest
 from .plan import StoredTensor
 from .tree import Node
+
+logger = logging.getLogger("dtckpt.checkpoint")
 
 
 def check_free(store: Store, *, overwrite: bool) -> None:
@@ -76,7 +85,7 @@ def commit(
         files=tuple(files),
         metadata=metadata,
     )
-    replaced = _replaced_files(store, save_id) if overwrite else []
+    replaced = _replaced_files(store) if overwrite else []
     try:
         store.publish(MANIFEST, manifest.to_bytes(), overwrite=overwrite)
     except ObjectExists as error:
@@ -84,22 +93,29 @@ def commit(
             f"{store.url}: another save committed a checkpoint here while this one was writing; "
             "that one stands. Choose another path, or pass overwrite=True"
         ) from error
-    store.delete(replaced)
+    try:
+        store.delete(replaced)
+    except StorageError as error:
+        logger.warning("%s: files of the replaced checkpoint are left over: %s", store.url, error)
     return manifest
 
 
-def _replaced_files(store: Store, save_id: str) -> list[str]:
-    """Return every data file of other saves under this checkpoint."""
-    if not store.exists(MANIFEST):
+def _replaced_files(store: Store) -> list[str]:
+    """Return the data files of the checkpoint that is there.
+
+    Only what its manifest names: other files may belong to a save that is still under way.
+    """
+    try:
+        manifest = read_manifest(store)
+    except (NotCommitted, Corrupt):
         return []
-    own = f"data/{save_id}/"
-    return [info.name for info in store.list("data") if not info.name.startswith(own)]
+    return [manifest.path_of(record) for record in manifest.files]
 
 
 def discard(store: Store, save_id: str, rank: int) -> None:
     """Delete what a rank wrote for a save that failed."""
     try:
         store.delete([data_path(save_id, rank)])
-    except (ObjectNotFound, OSError):
+    except OSError:
         # The save has failed already and names its cause; a leftover file is never read.
         return

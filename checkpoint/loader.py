@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from dtckpt.errors import Corrupt, LayoutMismatch
@@ -19,7 +20,7 @@ from .manifest import MANIFEST, Manifest, read_manifest_bytes
 from .matching import Match, Rebuild, match
 from .ranks import Ranks, ranks_of, together
 from .reading import Read, StoredData, Want, execute
-from .tensors import LocalTensor, TensorSink, local_tensor, tensor_tag
+from .tensors import LocalTensor, TensorSink, is_shared, local_tensor, tensor_tag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,11 +155,7 @@ class _Load:
                     f"{local.dtype.torch_name}{list(local.shape)}"
                 )
             else:
-                problems += [
-                    f"{name}: the destination of {box} overlaps itself in memory; clone it"
-                    for box, tensor in local.parts
-                    if _overlaps_itself(tensor)
-                ]
+                problems += _unfit_destinations(self.found.destinations[name], local)
         if problems:
             raise LayoutMismatch(
                 f"{self.store.url}: {len(problems)} leaves do not fit and nothing was loaded:\n  "
@@ -227,6 +224,17 @@ class _Load:
 def _in_all(lists: list[list[str]]) -> list[str]:
     common = set(lists[0]).intersection(*lists[1:])
     return [name for name in lists[0] if name in common]
+
+
+def _unfit_destinations(value: Any, local: LocalTensor) -> list[str]:
+    """Return what is wrong with the memory that a tensor or array is to be loaded into."""
+    if isinstance(value, np.ndarray) and not is_shared(value):
+        return [f"{local.name}: the numpy array is read-only or runs backwards; give a fresh one"]
+    return [
+        f"{local.name}: the destination of {box} overlaps itself in memory; clone it"
+        for box, tensor in local.parts
+        if _overlaps_itself(tensor)
+    ]
 
 
 def _overlaps_itself(tensor: torch.Tensor) -> bool:

@@ -7,7 +7,6 @@ every byte has arrived.
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -18,7 +17,18 @@ from .names import Path, index_component, join, key_component, rank_component
 from .optimizers import optimizer_template
 from .plan import StoredTensor
 from .stateful import Stateful, is_stateful
-from .tree import CONTAINERS, TENSORS, Node, PerRank, children, leaves, tag_of, unflatten
+from .tree import (
+    CONTAINERS,
+    DICTS,
+    SEQUENCES,
+    TENSORS,
+    Node,
+    PerRank,
+    children,
+    leaves,
+    tag_of,
+    unflatten,
+)
 
 Rebuild = Callable[[], Any]
 
@@ -77,10 +87,10 @@ class _Walk:
             return self.per_rank(value, node, path)
         if is_stateful(value):
             return self.stateful(cast(Stateful, value), node, path)
-        if isinstance(value, dict | OrderedDict | defaultdict) and value:
-            return self.dict(cast(dict[Any, Any], value), node, path)
-        if isinstance(value, list | tuple) and value:
-            return self.sequence(cast(Any, value), node, path)
+        if type(value) in DICTS and value:
+            return self.dict(value, node, path)
+        if type(value) in SEQUENCES and value:
+            return self.sequence(value, node, path)
         return self.leaf(value, node, path)
 
     def tensor(self, value: Any, node: Node, path: Path) -> Rebuild:
@@ -157,14 +167,14 @@ class _Walk:
         """A leaf of the template takes whatever value was saved there, containers included."""
         tensors = [name for name, child in leaves(node, path) if tag_of(child) in TENSORS]
         if tensors:
-            if isinstance(value, dict | list | tuple) and tag_of(node) in CONTAINERS:
+            if (type(value) in DICTS or type(value) in SEQUENCES) and tag_of(node) in CONTAINERS:
                 self.unexpected(node, path)
             else:
                 self.found.problems.append(
                     f"{join(path)}: {type(value).__name__} is wanted, but tensors were saved "
                     f"({', '.join(tensors[:3])}); give tensors to load into"
                 )
-            return lambda: cast(Any, value)
+            return lambda: value
         self.found.values.append(join(path))
 
         def no_tensor(name: str, _tag: str) -> Any:
@@ -181,11 +191,11 @@ class _Walk:
 
     def miss(self, value: Any, path: Path) -> None:
         """Note every leaf of a template for which nothing was saved."""
-        if isinstance(value, dict) and value:
-            for key, item in cast(dict[Any, Any], value).items():
+        if type(value) in DICTS and value:
+            for key, item in value.items():
                 self.miss(item, (*path, key_component(key)))
-        elif isinstance(value, list | tuple) and value:
-            for i, item in enumerate(cast(list[Any], value)):
+        elif type(value) in SEQUENCES and value:
+            for i, item in enumerate(value):
                 self.miss(item, (*path, index_component(i)))
         elif is_stateful(value):
             self.miss(cast(Stateful, value).state_dict(), path)

@@ -92,6 +92,11 @@ def ranks_of(process_group: Any = None, *, no_dist: bool = False) -> Ranks:
     if no_dist:
         return Solo()
     if process_group is not None:
+        if not hasattr(process_group, "rank"):  # what torch gives to ranks outside of a new group
+            raise CheckpointError(
+                "this rank is not a member of the process group that it was given; only the "
+                "members of a group may call save and load with it"
+            )
         return GroupRanks(process_group)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return GroupRanks(torch.distributed.group.WORLD)

@@ -225,7 +225,7 @@ def _layout_of(name: str, value: Any) -> Layout | None:
     """Return mesh and placements of a DTensor of ours or torch's, or None for other values."""
     ours = sys.modules.get("dtckpt.dtensor.dtensor")
     if ours is not None and isinstance(value, ours.DTensor):
-        return value.layout
+        return value.global_layout
     torchs = sys.modules.get("torch.distributed.tensor")
     if torchs is None or not isinstance(value, torchs.DTensor):
         return None
@@ -274,8 +274,12 @@ def _tensor_of_array(name: str, array: Array) -> torch.Tensor:
             f"numpy array {name!r} has the dtype {array.dtype.str}; expected one of "
             f"{', '.join(BY_TORCH_NAME)} in native byte order"
         )
-    writable = array if array.flags.writeable and min(array.strides, default=0) >= 0 else None
-    return torch.from_numpy(array.copy() if writable is None else writable)
+    return torch.from_numpy(array if is_shared(array) else array.copy())
+
+
+def is_shared(array: Array) -> bool:
+    """Whether torch can share an array's memory; else only its values can be had, by a copy."""
+    return array.flags.writeable and min(array.strides, default=0) >= 0
 
 
 def _is_plain_memory(tensor: torch.Tensor) -> bool:

@@ -19,8 +19,8 @@ from .names import Path, index_component, join, key_component, rank_component
 from .stateful import Stateful, is_stateful
 from .values import Node, decode_value, encode_value
 
-_DICTS = (dict, OrderedDict, defaultdict)
-_SEQUENCES = {list: "list", tuple: "tuple"}
+DICTS = (dict, OrderedDict, defaultdict)
+SEQUENCES = {list: "list", tuple: "tuple"}
 CONTAINERS = ("dict", "items", "list", "tuple", "per_rank")
 TENSORS = ("tensor", "ndarray")
 
@@ -85,7 +85,7 @@ class _Flattening:
             return {"per_rank": {str(self.rank): child}}
         if is_stateful(value):
             return self.node(cast(Stateful, value).state_dict(), path)
-        if type(value) in _DICTS or type(value) in _SEQUENCES:
+        if type(value) in DICTS or type(value) in SEQUENCES:
             return self.container(value, path)
         return encode_value(value, join(path), allow_pickle=self.allow_pickle)
 
@@ -94,9 +94,9 @@ class _Flattening:
             raise Unsavable(f"{join(path)}: the container holds itself")
         self.open_containers.add(id(value))
         try:
-            if type(value) in _SEQUENCES:
+            if type(value) in SEQUENCES:
                 items = [self.node(v, (*path, index_component(i))) for i, v in enumerate(value)]
-                return {_SEQUENCES[type(value)]: items}
+                return {SEQUENCES[type(value)]: items}
             return self.dict_node(value, path)
         finally:
             self.open_containers.discard(id(value))

@@ -128,9 +128,13 @@ class Box:
     def relative_to(self, outer: Box) -> Box:
         """Return this box in the coordinates of ``outer``, which must contain it.
 
+        An empty box is in every box, wherever it lies; its offsets become 0.
+
         >>> Box((5, 2), (1, 2)).relative_to(Box((4, 2), (4, 4)))
         Box(offsets=(1, 0), sizes=(1, 2))
         """
+        if self.is_empty:
+            return Box((0,) * self.ndim, self.sizes)
         return self.translate(tuple(-a for a in outer.offsets))
 
     def halves(self) -> tuple[Box, Box]:

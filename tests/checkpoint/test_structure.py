@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import enum
 import sys
 from typing import Any, NamedTuple
@@ -16,6 +17,8 @@ from hypothesis import strategies as st
 import dtckpt.checkpoint as dcp
 from dtckpt.errors import CheckpointError, LayoutMismatch, Unsavable
 from dtckpt.storage import MemoryStore
+
+from . import golden
 
 scalars = (
     st.none()
@@ -143,6 +146,25 @@ def test_numpy_arrays_come_back_in_place() -> None:
     dcp.load(loaded, store)
     assert loaded["x"] is kept
     assert np.array_equal(kept, state["x"])
+
+
+def test_an_array_that_cannot_be_filled_is_refused() -> None:
+    store = MemoryStore()
+    dcp.save({"x": np.arange(4.0)[::-1]}, store)
+    assert dcp.open(store)["x"][...].tolist() == [3, 2, 1, 0]
+    fixed = np.zeros(4)
+    fixed.flags.writeable = False
+    for into in (fixed, np.zeros(4)[::-1]):
+        with pytest.raises(LayoutMismatch, match="read-only or runs backwards"):
+            dcp.load({"x": into}, store)
+
+
+def test_a_state_of_values_loads_into_itself() -> None:
+    store = MemoryStore()
+    dcp.save({"v": golden.VALUES}, store)
+    into = {"v": copy.deepcopy(golden.VALUES)}
+    dcp.load(into, store)
+    assert repr(into["v"]) == repr(golden.VALUES)
 
 
 def test_tensors_are_filled_in_place_inside_of_tuples_and_lists() -> None:

@@ -20,7 +20,16 @@ from dtckpt.errors import (
     StorageError,
     Unsavable,
 )
-from dtckpt.storage import FaultyStore, LocalStore, MemoryStore, RaiseError, Rule, Store, TornWrite
+from dtckpt.storage import (
+    Fault,
+    FaultyStore,
+    LocalStore,
+    MemoryStore,
+    RaiseError,
+    Rule,
+    Store,
+    TornWrite,
+)
 
 from ..ranks import RanksFailed, run_ranks
 
@@ -180,6 +189,26 @@ def test_a_committed_checkpoint_is_not_touched_without_leave() -> None:
     dcp.load(into, store)
     assert into["t0"][0] == 2.0
     assert not {i.name for i in store.list("data")} & set(before), "old files are gone"
+
+
+def test_an_overwrite_leaves_the_files_of_a_save_under_way_alone() -> None:
+    store = MemoryStore()
+    dcp.save(state(), store)
+
+    published: list[bool] = []
+
+    class OtherJob(Fault):
+        """Another job commits to the same place when this one has written its data."""
+
+        def before(self) -> None:
+            published.append(True)
+            dcp.save(state(2.0), store, overwrite=True)
+
+    dcp.save(state(3.0), FaultyStore(store, [Rule(OtherJob(), op="publish")]), overwrite=True)
+    assert published
+    into = state(0.0)
+    dcp.load(into, store)
+    assert into["t0"][0] == 3.0
 
 
 def test_a_failed_overwrite_leaves_the_old_checkpoint() -> None:

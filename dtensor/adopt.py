@@ -1,0 +1,57 @@
+"""torch's DTensors as ours and back, without copying."""
+
+# pyright: reportPrivateUsage=false
+# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch.distributed.tensor as torch_tensor
+
+from dtckpt.errors import PlacementError
+
+from .distribute import check_local_shape
+from .dtensor import DTensor
+from .interop import layout_from_torch, placements_to_torch
+from .mesh_setup import device_mesh_from_torch, torch_mesh_of
+from .spec import spec_of
+
+
+def from_torch(tensor: torch_tensor.DTensor) -> DTensor:
+    """Return our view of a torch DTensor: the same local memory, on the wrapped mesh.
+
+    A leaf of its own: gradients do not flow through. Raises PlacementError where the placements
+    are none of ours.
+    """
+    layout = layout_from_torch(tensor)
+    mesh = device_mesh_from_torch(tensor.device_mesh)
+    local = _local_of(tensor)
+    spec = spec_of(mesh, layout.placements, layout.shape, tensor.stride(), tensor.dtype)
+    check_local_shape(local, spec)
+    return DTensor(local, spec, requires_grad=tensor.requires_grad)
+
+
+def _local_of(tensor: torch_tensor.DTensor) -> Any:
+    local = getattr(tensor, "_local_tensor", None)
+    return tensor.to_local().detach() if local is None else local
+
+
+def to_torch(tensor: DTensor) -> torch_tensor.DTensor:
+    """Return a torch DTensor with the same local memory; the opposite of ``from_torch``.
+
+    Raises PlacementError where torch cannot express the placements.
+    """
+    layout = tensor.global_layout
+    placements = placements_to_torch(layout)
+    made = torch_tensor.DTensor.from_local(
+        tensor._local_tensor.detach(),
+        torch_mesh_of(tensor.device_mesh),
+        placements,
+        run_check=False,
+        shape=tensor.shape,
+        stride=tensor.stride(),
+    )
+    if layout_from_torch(made) != layout:
+        raise PlacementError(f"torch reads {layout} as {layout_from_torch(made)}")
+    return cast(torch_tensor.DTensor, made.requires_grad_(tensor.requires_grad))

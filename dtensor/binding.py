@@ -1,0 +1,155 @@
+"""What a call of an operator is: its tensors, the mesh they lie on, and a key for its plan."""
+
+# pyright: reportPrivateUsage=false
+# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from dtckpt.errors import PlacementError
+
+from .device_mesh import DeviceMesh
+from .modes import promotes_plain_tensors
+from .placement import Replicate
+from .schemas import Op
+from .spec import DTensorSpec, spec_of
+from .wrapper import Wrapper
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """The tensors of one call, in the order they appear, with their specs."""
+
+    mesh: DeviceMesh
+    leaves: list[Tensor]
+    specs: list[DTensorSpec]
+    key: tuple[Any, ...]
+    """Equal for two calls that may share a plan."""
+    is_flat: bool = False
+    """Whether all tensors are arguments themselves, none in a list or a keyword."""
+
+
+def bind(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, by_type: bool) -> Binding:
+    """Return the binding of a call; ``by_type`` keys numbers by their type, not their value.
+
+    Raises PlacementError, alike on all ranks, where tensors lie on different meshes or a plain
+    tensor of one dim or more stands beside distributed ones.
+    """
+    flat = None if kwargs else _bind_flat(op, args, by_type=by_type)
+    if flat is not None:
+        return flat
+    leaves: list[Tensor] = []
+    collect_tensors(args, leaves)
+    collect_tensors(kwargs.values(), leaves)
+    mesh = next(leaf._spec.mesh for leaf in leaves if isinstance(leaf, Wrapper))
+    specs = [_spec_on(mesh, leaf, index, op, leaves) for index, leaf in enumerate(leaves)]
+    remaining = iter(specs)
+    key: list[Any] = [op]
+    key.extend([_key(arg, remaining, by_type) for arg in args])
+    key.extend([(name, _key(arg, remaining, by_type)) for name, arg in kwargs.items()])
+    return Binding(mesh, leaves, specs, tuple(key))
+
+
+def _bind_flat(op: Op, args: tuple[Any, ...], *, by_type: bool) -> Binding | None:
+    """Return the binding of distributed tensors on one mesh and numbers: the common case."""
+    leaves: list[Tensor] = []
+    specs: list[DTensorSpec] = []
+    key: list[Any] = [op]
+    mesh: DeviceMesh | None = None
+    for arg in args:
+        if isinstance(arg, Wrapper):
+            spec = arg._spec
+            if mesh is None:
+                mesh = spec.mesh
+            elif mesh is not spec.mesh:
+                return None
+            leaves.append(arg)
+            specs.append(spec)
+            key.append(spec)
+        elif isinstance(arg, int | float):
+            key.append(type(arg) if by_type else (type(arg), arg))
+        else:
+            return None
+    return None if mesh is None else Binding(mesh, leaves, specs, tuple(key), True)
+
+
+def collect_tensors(values: Any, into: list[Tensor]) -> None:
+    """Append every tensor in ``values``, and in the lists among them."""
+    for value in values:
+        if isinstance(value, Tensor):
+            into.append(value)
+        elif isinstance(value, list | tuple):
+            collect_tensors(value, into)
+
+
+def substitute(value: Any, replacements: Iterator[Any]) -> Any:
+    """Return ``value`` with every tensor in it replaced by the next replacement."""
+    if isinstance(value, Tensor):
+        return next(replacements)
+    if isinstance(value, list | tuple):
+        return type(value)([substitute(item, replacements) for item in value])
+    return value
+
+
+def substituted(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], replacements: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments with every tensor replaced, in the order of ``collect_tensors``."""
+    remaining = iter(replacements)
+    return (
+        tuple([substitute(arg, remaining) for arg in args]),
+        {name: substitute(arg, remaining) for name, arg in kwargs.items()},
+    )
+
+
+def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
+    """Return ``value`` with ``function`` applied to every tensor in it."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, list | tuple):
+        return type(value)([map_tensors(function, item) for item in value])
+    return value
+
+
+def _key(value: Any, specs: Iterator[DTensorSpec], by_type: bool) -> Any:
+    if isinstance(value, Tensor):
+        return (next(specs), isinstance(value, Wrapper))
+    if isinstance(value, list | tuple):
+        return tuple([_key(item, specs, by_type) for item in value])
+    if by_type and isinstance(value, int | float | complex):
+        return type(value)
+    return (type(value), value)
+
+
+def _spec_on(
+    mesh: DeviceMesh, leaf: Tensor, index: int, op: Op, leaves: list[Tensor]
+) -> DTensorSpec:
+    if isinstance(leaf, Wrapper):
+        spec = leaf._spec
+        if spec.mesh is mesh:
+            return spec
+        if spec.mesh == mesh:
+            return spec_of(mesh, spec.placements, spec.shape, spec.stride, spec.dtype)
+        raise PlacementError(
+            f"{op}: tensor {index} lies on {spec.mesh!r}, but tensor 0 on {mesh!r}; the tensors of "
+            "one operator must lie on one mesh"
+        )
+    if leaf.ndim and not promotes_plain_tensors():
+        listed = ", ".join(_described(other) for other in leaves)
+        raise PlacementError(
+            f"{op}({listed}): tensor {index} is a plain torch.Tensor of shape {list(leaf.shape)} "
+            "beside DTensors. Make it one: distribute_tensor(tensor, mesh) if every rank has the "
+            "same values, or DTensor.from_local(tensor, mesh, placements) if it is a local part"
+        )
+    return spec_of(mesh, (Replicate(),) * mesh.ndim, leaf.shape, leaf.stride(), leaf.dtype)
+
+
+def _described(leaf: Tensor) -> str:
+    if isinstance(leaf, Wrapper):
+        return str(leaf._spec)
+    return f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)} plain"

@@ -1,0 +1,281 @@
+"""Device meshes: a mesh of ranks with the process groups of a running job.
+
+A ``DeviceMesh`` is a ``Mesh`` value plus three things of this process: a device type, its rank, and
+one process group per axis, made when first asked for. Without any process group it still answers
+every question that does not depend on the rank, so layouts can be planned anywhere.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from dtckpt.errors import PlacementError
+
+from .collectives import Peers
+from .groups import check_group_ranks, given_groups, make_group, ranks_of
+from .mesh import Mesh
+from .modes import enter_mesh, leave_mesh
+
+T = TypeVar("T")
+
+MeshLike = Mesh | torch.Tensor | Sequence[Any]
+"""Ranks in an array of any number of axes."""
+
+
+class DeviceMesh:
+    """An n-d array of ranks with a process group per axis.
+
+    ``groups`` gives one group per axis, of the ranks that differ from this one along that axis
+    only, in axis order; ``world_group`` one of all ranks in row-major order. What is not given is
+    made by ``torch.distributed.new_group`` on first use, which the ranks of that group must reach
+    in the same order. Two meshes are equal when ranks, shape and device type are.
+
+    >>> mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"))
+    >>> mesh.shape, mesh.size("tp"), mesh.get_rank() if mesh.has_rank else None
+    ((2, 2), 2, None)
+    """
+
+    def __init__(
+        self,
+        device_type: str,
+        mesh: MeshLike,
+        *,
+        mesh_dim_names: Sequence[str] | None = None,
+        rank: int | None = None,
+        groups: Sequence[Any] | None = None,
+        world_group: Any = None,
+    ) -> None:
+        if ":" in device_type:
+            raise PlacementError(
+                f"a mesh needs a device type such as 'cuda', not the single device {device_type!r}"
+            )
+        self.device_type = device_type
+        self.layout_mesh = _as_mesh(mesh, mesh_dim_names)
+        """The pure value: shape, axis names and ranks."""
+        self._groups = given_groups(self.layout_mesh, groups, world_group)
+        self._rank = self._find_rank(rank)
+        self._coordinate = None if self._rank is None else self.layout_mesh.coordinate(self._rank)
+        self._parent: tuple[DeviceMesh, tuple[tuple[int, ...], ...]] | None = None
+        self._children: dict[object, DeviceMesh] = {}
+        self._peers: dict[tuple[int, ...], Peers] = {}
+        self._lock = threading.RLock()
+        self._caches: dict[str, Any] = {}
+
+    def _find_rank(self, rank: int | None) -> int | None:
+        if rank is not None:
+            return rank
+        if all((axis,) in self._groups for axis in range(self.ndim)):
+            here = tuple(self._groups[(axis,)].rank() for axis in range(self.ndim))
+            return self.layout_mesh.rank(here)
+        return dist.get_rank() if dist.is_initialized() else None
+
+    @staticmethod
+    def from_group(
+        group: Any,
+        device_type: str,
+        mesh: MeshLike | None = None,
+        *,
+        mesh_dim_names: Sequence[str] | None = None,
+        world_group: Any = None,
+    ) -> DeviceMesh:
+        """Return a mesh of existing groups: one group, or a list of them, one per axis.
+
+        A single group needs no ``mesh``: its ranks are used. A list needs ``mesh``. Groups that
+        know their global ranks are checked against the mesh.
+        """
+        several = isinstance(group, list | tuple)
+        groups: list[Any] = list(group) if several else [group]
+        if mesh is None:
+            if len(groups) != 1:
+                raise PlacementError(f"{len(groups)} groups need a mesh that says how they lie")
+            mesh = ranks_of(groups[0]) or list(range(groups[0].size()))
+        made = DeviceMesh(
+            device_type, mesh, mesh_dim_names=mesh_dim_names, groups=groups, world_group=world_group
+        )
+        for axis, single in enumerate(groups):
+            check_group_ranks(single, made._ranks_along((axis,)), made.mesh_dim_names[axis])
+        return made
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return self.layout_mesh.ndim
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Number of coordinates along every axis."""
+        return self.layout_mesh.shape
+
+    @property
+    def mesh(self) -> torch.Tensor:
+        """Array of the global ranks."""
+        return torch.tensor(self.layout_mesh.all_ranks()).view(self.shape)
+
+    @property
+    def mesh_dim_names(self) -> tuple[str, ...]:
+        """One name per axis; ``axis0``, ``axis1``, ... where none were given."""
+        return self.layout_mesh.axis_names
+
+    @property
+    def has_rank(self) -> bool:
+        """Whether this process has a rank."""
+        return self._rank is not None
+
+    def size(self, mesh_dim: int | str | None = None) -> int:
+        """Return the number of ranks, or of coordinates along one axis."""
+        if mesh_dim is None:
+            return self.layout_mesh.size
+        return self.shape[self.layout_mesh.axis(mesh_dim)]
+
+    def get_rank(self) -> int:
+        """Return the global rank of this process; PlacementError where it has none."""
+        if self._rank is None:
+            raise PlacementError(
+                f"this process has no rank in mesh {self.layout_mesh}: initialise "
+                "torch.distributed, or pass groups= or rank= to the DeviceMesh"
+            )
+        return self._rank
+
+    def get_coordinate(self) -> tuple[int, ...] | None:
+        """Return this rank's coordinate, or None where the mesh does not include it."""
+        self.get_rank()
+        return self._coordinate
+
+    def coordinate_of(self, rank: int) -> tuple[int, ...] | None:
+        """Return any rank's coordinate."""
+        return self.layout_mesh.coordinate(rank)
+
+    def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
+        """Return this rank's index along an axis, which 1-d meshes need not name."""
+        return self._here()[self._single_axis(mesh_dim)]
+
+    def get_group(self, mesh_dim: int | str | None = None) -> Any:
+        """Return the process group along an axis, which 1-d meshes need not name."""
+        return self.group_of((self._single_axis(mesh_dim),))
+
+    def get_all_groups(self) -> list[Any]:
+        """Return the process groups, one per axis."""
+        return [self.get_group(axis) for axis in range(self.ndim)]
+
+    def group_of(self, axes: tuple[int, ...]) -> Any:
+        """Return the group of the ranks that differ from this one along ``axes`` only.
+
+        ``axes`` must ascend.
+        """
+        if self._parent is not None:
+            parent, parts = self._parent
+            return parent.group_of(tuple(sorted(a for axis in axes for a in parts[axis])))
+        group = self._groups.get(axes)
+        if group is None:
+            with self._lock:
+                group = self._groups.get(axes)
+                if group is None:
+                    group = make_group(self.layout_mesh, axes, self._ranks_along)
+                    self._groups[axes] = group
+        return group
+
+    def peers(self, axes: tuple[int, ...]) -> Peers:
+        """Return that group's ranks in row-major order of their coordinates along ``axes``."""
+        found = self._peers.get(axes)
+        if found is None:
+            group = self.group_of(axes)
+            found = self._peers[axes] = Peers(group, self._group_ranks(group, axes))
+        return found
+
+    def _group_ranks(self, group: Any, axes: tuple[int, ...]) -> tuple[int, ...]:
+        ranks = self._ranks_along(axes)
+        registered = ranks_of(group)
+        if registered is not None:
+            return tuple(registered.index(rank) for rank in ranks)
+        if self._parent is None:
+            return tuple(range(len(ranks)))
+        parent, parts = self._parent
+        above = tuple(sorted(a for axis in axes for a in parts[axis]))
+        order = parent._ranks_along(above)
+        group_ranks = parent.peers(above).group_ranks
+        return tuple(group_ranks[order.index(rank)] for rank in ranks)
+
+    def _ranks_along(self, axes: tuple[int, ...]) -> tuple[int, ...]:
+        return self.layout_mesh.submesh(axes, self._here()).all_ranks()
+
+    def _here(self) -> tuple[int, ...]:
+        coordinate = self.get_coordinate()
+        if coordinate is None:
+            raise PlacementError(f"rank {self._rank} is not in mesh {self.layout_mesh}")
+        return coordinate
+
+    def _single_axis(self, mesh_dim: int | str | None) -> int:
+        if mesh_dim is not None:
+            return self.layout_mesh.axis(mesh_dim)
+        if self.ndim > 1:
+            raise PlacementError(
+                f"mesh {self.layout_mesh} has {self.ndim} axes: name one of {self.mesh_dim_names}"
+            )
+        return 0
+
+    def __getitem__(self, names: str | tuple[str, ...]) -> DeviceMesh:
+        """Return the mesh along the named axes through this rank, in the order given."""
+        wanted = (names,) if isinstance(names, str) else tuple(names)
+        axes = tuple(self.layout_mesh.axis(name) for name in wanted)
+        if axes == tuple(range(self.ndim)):
+            return self
+        mesh = self.layout_mesh.submesh(axes, self._here())
+        return self._derived(mesh, tuple((axis,) for axis in axes))
+
+    def flatten(self, mesh_dim_name: str | None = None) -> DeviceMesh:
+        """Return the 1-d mesh of all ranks in row-major order."""
+        name = mesh_dim_name or "_".join(self.mesh_dim_names)
+        mesh = Mesh((self.size(),), (name,), self.layout_mesh.all_ranks())
+        return self._derived(mesh, (tuple(range(self.ndim)),))
+
+    def _derived(self, mesh: Mesh, parts: tuple[tuple[int, ...], ...]) -> DeviceMesh:
+        key = (parts, mesh.axis_names)
+        with self._lock:
+            if key not in self._children:
+                child = DeviceMesh(self.device_type, mesh, rank=self._rank)
+                child._parent = (self, parts)
+                self._children[key] = child
+            return self._children[key]
+
+    def cache(self, name: str, make: Callable[[], T]) -> T:
+        """Return this mesh's cache of that name; what ranks keep lives with their mesh."""
+        found = self._caches.get(name)
+        if found is None:
+            with self._lock:
+                found = self._caches.setdefault(name, make())
+        return found
+
+    def __enter__(self) -> DeviceMesh:
+        enter_mesh(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        leave_mesh()
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, DeviceMesh):
+            return self is other or (
+                self.layout_mesh == other.layout_mesh and self.device_type == other.device_type
+            )
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash((self.layout_mesh, self.device_type))
+
+    def __deepcopy__(self, _: object) -> DeviceMesh:
+        return self  # a mesh is this process's place in a job: there is no second one
+
+    def __repr__(self) -> str:
+        return f"DeviceMesh({self.device_type!r}, {str(self.layout_mesh)!r})"
+
+
+def _as_mesh(mesh: MeshLike, names: Sequence[str] | None) -> Mesh:
+    if isinstance(mesh, Mesh):
+        return mesh if names is None else Mesh(mesh.shape, tuple(names), mesh.ranks)
+    ranks = torch.as_tensor(mesh)
+    return Mesh(tuple(ranks.shape), tuple(names or ()), tuple(ranks.flatten().tolist()))

@@ -1,0 +1,103 @@
+"""The path of one operator call: key, prepared plan, local call, wrapped result."""
+
+# pyright: reportPrivateUsage=false
+# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .binding import Binding, bind
+from .ladder import run_without_rule
+from .norms import DECOMPOSITIONS
+from .placement import Replicate
+from .plan import LocalPlan, make_plan
+from .redistribute import redistribute_local
+from .rules.table import RULES
+from .schemas import Op, is_foreach, is_pointwise
+from .wrapper import Wrapper
+
+aten = torch.ops.aten
+
+MAX_PLANS = 4096
+"""Plans remembered per mesh; the one used longest ago goes first."""
+
+
+class PlanCache:
+    """The plans of one mesh; None stands for an operator without a rule."""
+
+    def __init__(self, limit: int = MAX_PLANS) -> None:
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._plans: OrderedDict[tuple[Any, ...], LocalPlan | None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._plans)
+
+    def find(self, key: tuple[Any, ...], make: Callable[[], LocalPlan | None]) -> LocalPlan | None:
+        """Return the plan of ``key``, made on first use."""
+        with self._lock:
+            if key in self._plans:
+                self._plans.move_to_end(key)
+                return self._plans[key]
+        plan = make()
+        with self._lock:
+            self._plans[key] = plan
+            while len(self._plans) > self._limit:
+                self._plans.popitem(last=False)
+        return plan
+
+
+def dispatch(cls: type[Wrapper], op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return what ``op`` returns for distributed tensors of class ``cls``."""
+    special = _SPECIAL.get(op)
+    if special is not None:
+        return special(*args)
+    bound = bind(op, args, kwargs, by_type=is_pointwise(op) or is_foreach(op))
+    decomposition = DECOMPOSITIONS.get(op)
+    if decomposition is not None and not (op in RULES and _all_whole(bound)):
+        return decomposition(*args, **kwargs)
+    cache = bound.mesh.cache("plans", PlanCache)
+    plan = cache.find(bound.key, lambda: make_plan(op, args, kwargs, bound))
+    if plan is None:
+        return run_without_rule(cls, op, args, kwargs, bound)
+    return plan.run(cls, args, kwargs, bound)
+
+
+def _all_whole(bound: Binding) -> bool:
+    return all(p.is_replicate() for spec in bound.specs for p in spec.placements)
+
+
+def _item(tensor: Wrapper) -> Any:
+    return _whole(tensor).item()
+
+
+def _equal(left: Tensor, right: Tensor) -> bool:
+    if left.shape != right.shape:
+        return False
+    same = left == right
+    return bool(same.all().item())
+
+
+def _is_same_size(left: Tensor, right: Tensor) -> bool:
+    return left.shape == right.shape
+
+
+def _whole(tensor: Wrapper) -> Tensor:
+    spec = tensor._spec
+    target = spec.with_placements((Replicate(),) * spec.mesh.ndim)
+    return redistribute_local(tensor._local_tensor, spec, target)
+
+
+_SPECIAL: dict[Op, Callable[..., Any]] = {
+    aten._local_scalar_dense.default: _item,
+    aten.equal.default: _equal,
+    aten.is_same_size.default: _is_same_size,
+}
+"""Operators that return no tensor."""

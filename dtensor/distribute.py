@@ -1,0 +1,177 @@
+"""Making distributed tensors: from one rank's data, or from the data that every rank has."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dtckpt.errors import PlacementError
+
+from .box import row_major_strides
+from .collectives import all_gather_ints, all_to_all, broadcast, from_bytes
+from .device_mesh import DeviceMesh
+from .layout import Layout, format_placements
+from .placement import Placement, Replicate
+from .redistribute import redistribute_local
+from .spec import DTensorSpec, spec_of
+
+MAX_DIMS = 15
+"""Dims that a local tensor may have where its global shape is to be inferred."""
+
+
+def scatter_from(tensor: Tensor, spec: DTensorSpec, source_rank: int | None) -> Tensor:
+    """Return this rank's local tensor of ``spec``, in memory of its own.
+
+    The values come from the coordinate that has index ``source_rank`` along every axis, in one
+    exchange in which it sends to each rank what that holds and no more. With None every rank
+    takes its part of its own ``tensor`` and nothing is sent.
+    """
+    if spec.box is None:
+        return tensor.new_empty(spec.local_shape)
+    mesh = spec.mesh
+    values = spec.with_placements([Replicate() if p.is_partial() else p for p in spec.placements])
+    if tensor.is_meta or source_rank is None or mesh.size() == 1:
+        local = tensor.detach()[spec.box.slices].clone(memory_format=torch.contiguous_format)
+    else:
+        local = _send_parts(tensor.detach(), values, _source(mesh, source_rank))
+    return redistribute_local(local, values, spec)
+
+
+def _source(mesh: DeviceMesh, source_rank: int) -> tuple[int, ...]:
+    if not 0 <= source_rank < min(mesh.shape):
+        raise PlacementError(
+            f"src_data_rank={source_rank} is not an index along every axis of mesh "
+            f"{mesh.layout_mesh}"
+        )
+    return (source_rank,) * mesh.ndim
+
+
+def _send_parts(tensor: Tensor, spec: DTensorSpec, source: tuple[int, ...]) -> Tensor:
+    mesh, layout = spec.mesh, spec.layout
+    peers = mesh.peers(tuple(range(mesh.ndim)))
+    coordinates = list(mesh.layout_mesh.coordinates())
+    position = coordinates.index(source)
+    if layout.num_replicas == mesh.size():
+        return broadcast(tensor, position, peers)
+    sends: list[Tensor | None] = [None] * len(coordinates)
+    if mesh.get_coordinate() == source:
+        sends = [tensor[layout.box(c).slices] for c in coordinates]
+    sizes = spec.local_shape
+    num_bytes = tensor.element_size() * (spec.box.numel if spec.box else 0)
+    incoming = [num_bytes if i == position else 0 for i in range(len(coordinates))]
+    parts = all_to_all(sends, incoming, peers, tensor.device)
+    return from_bytes(parts[position].clone(), tensor.dtype, sizes)
+
+
+def spec_of_local(
+    local: Tensor,
+    mesh: DeviceMesh,
+    placements: Sequence[Placement],
+    shape: Sequence[int] | None,
+    stride: Sequence[int] | None,
+    *,
+    compare: bool,
+) -> DTensorSpec:
+    """Return the spec of a tensor of which every rank holds ``local``.
+
+    Without ``shape`` the sizes of sharded dims are summed over the ranks, which exchange their
+    local shapes once; with it nothing is exchanged unless ``compare`` asks for it. Raises
+    PlacementError, on every rank that took part in an exchange, where a local shape is not that
+    of its layout.
+    """
+    if len(placements) != mesh.ndim:
+        raise PlacementError(
+            f"mesh {mesh.layout_mesh} has {mesh.ndim} axes and needs as many placements, "
+            f"got ({format_placements(placements)})"
+        )
+    own = tuple(local.shape)
+    sharded = any(p.is_shard() for p in placements)
+    reported: dict[tuple[int, ...], tuple[int, ...]] = {}
+    if compare or (shape is None and sharded):
+        reported = _local_shapes(own, mesh, local.device)
+    if shape is None:
+        shape = _summed(own, mesh, placements, reported) if sharded else own
+    global_stride = _stride_like(local, shape) if stride is None else stride
+    spec = spec_of(mesh, placements, shape, global_stride, local.dtype)
+    if reported:
+        _check_shapes(spec.layout, reported)
+    else:
+        check_local_shape(local, spec)
+    return spec
+
+
+def check_local_shape(local: Tensor, spec: DTensorSpec) -> None:
+    """Raise PlacementError where a local tensor is not what this rank holds of ``spec``."""
+    here = spec.mesh.get_coordinate() if spec.mesh.has_rank else None
+    if here is not None:
+        _check_shapes(spec.layout, {here: tuple(local.shape)})
+
+
+def _local_shapes(
+    own: tuple[int, ...], mesh: DeviceMesh, device: torch.device
+) -> dict[tuple[int, ...], tuple[int, ...]]:
+    if len(own) > MAX_DIMS:
+        raise PlacementError(
+            f"a local tensor of {len(own)} dims needs an explicit shape=; at most {MAX_DIMS} dims "
+            "are inferred"
+        )
+    width = MAX_DIMS + 1
+    table = [len(own), *own] + [0] * (MAX_DIMS - len(own))
+    for axis in reversed(range(mesh.ndim)):
+        if mesh.shape[axis] > 1:
+            rows = all_gather_ints(table, mesh.peers((axis,)), device)
+            table = list(itertools.chain.from_iterable(rows))
+    found = (table[i : i + width] for i in range(0, len(table), width))
+    shapes = [tuple(row[1 : 1 + row[0]]) for row in found]
+    return dict(zip(mesh.layout_mesh.coordinates(), shapes, strict=True))
+
+
+def _summed(
+    own: tuple[int, ...],
+    mesh: DeviceMesh,
+    placements: Sequence[Placement],
+    reported: dict[tuple[int, ...], tuple[int, ...]],
+) -> tuple[int, ...]:
+    if len({len(shape) for shape in reported.values()}) > 1:
+        raise PlacementError(f"local tensors have different numbers of dims: {_listed(reported)}")
+    ndim = len(own)
+    shape: list[int] = []
+    for dim in range(ndim):
+        axes = {a for a, p in enumerate(placements) if p.is_shard(dim) or p.is_shard(dim - ndim)}
+        line = (c for c in reported if not any(i for a, i in enumerate(c) if a not in axes))
+        shape.append(sum(reported[c][dim] for c in line))
+    return tuple(shape)
+
+
+def _check_shapes(layout: Layout, reported: dict[tuple[int, ...], tuple[int, ...]]) -> None:
+    wrong = {c: shape for c, shape in reported.items() if layout.box(c).sizes != shape}
+    if wrong:
+        expected = {c: layout.box(c).sizes for c in wrong}
+        raise PlacementError(
+            f"local shapes do not fit a tensor of shape {layout.shape} with placements "
+            f"({format_placements(layout.placements)}) on mesh {layout.mesh}: expected "
+            f"{_listed(expected)}, got {_listed(wrong)}. Shard cuts as torch.chunk does; use "
+            "Ragged(dim, sizes) for other sizes"
+        )
+
+
+def _listed(shapes: dict[tuple[int, ...], tuple[int, ...]]) -> str:
+    parts = [
+        f"{shape} at {coordinate}" for coordinate, shape in itertools.islice(shapes.items(), 4)
+    ]
+    return ", ".join(parts) + (", ..." if len(shapes) > len(parts) else "")
+
+
+def _stride_like(local: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
+    """Return strides for ``shape`` that order the dims as those of ``local``."""
+    if local.is_contiguous():
+        return row_major_strides(tuple(shape))
+    order = sorted(range(local.ndim), key=lambda dim: -local.stride(dim))
+    packed = row_major_strides(tuple(shape[dim] for dim in order))
+    strides = [0] * local.ndim
+    for dim, step in zip(order, packed, strict=True):
+        strides[dim] = step
+    return tuple(strides)

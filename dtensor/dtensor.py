@@ -1,0 +1,278 @@
+"""``DTensor``: a tensor with the shape of the whole and the memory of this rank's part."""
+
+# pyright: reportPrivateUsage=false
+# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, NoReturn, cast
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
+
+from dtckpt.errors import PlacementError
+
+from .autograd import FromLocal, Redistribute, ToLocal
+from .collectives import all_reduce
+from .device_mesh import DeviceMesh
+from .dispatch import dispatch
+from .distribute import scatter_from, spec_of_local
+from .interop import AnyPlacement, placements_from_torch
+from .layout import Layout, format_placements
+from .mesh_setup import resolve_mesh
+from .placement import Placement, Replicate
+from .protocol import Checkpointable
+from .redistribute import require_commuting
+from .spec import DTensorSpec, spec_of
+from .wrapper import Wrapper
+
+AnyMesh = DeviceMesh | TorchDeviceMesh
+
+# torch's setter knows the wrapper only, not the local tensor in it.
+_DATA: Any = vars(torch._C.TensorBase)["data"]
+
+
+class DTensor(Checkpointable):
+    """A tensor whose shape is global and whose memory is this rank's part of it.
+
+    Operators compute what one device would. Make one with ``from_local``, ``distribute_tensor`` or
+    an operator on another; the constructor takes a local tensor and a spec as they are and is for
+    code that has both.
+    """
+
+    __slots__ = ()
+
+    # Subclass dispatch happens below autograd only. The stubs know another signature.
+    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return dispatch(cls, func, args, kwargs or {})
+
+    @staticmethod
+    def from_local(
+        local_tensor: Tensor,
+        device_mesh: AnyMesh | None = None,
+        placements: Sequence[AnyPlacement] | None = None,
+        *,
+        run_check: bool = False,
+        shape: Sequence[int] | None = None,
+        stride: Sequence[int] | None = None,
+        grad_placements: Sequence[AnyPlacement] | None = None,
+    ) -> DTensor:
+        """Return the tensor of which every rank holds its ``local_tensor``; differentiable.
+
+        The result shares memory with ``local_tensor``. ``placements`` default to Replicate.
+        Without ``shape`` the ranks exchange their local shapes once if a dim is sharded; with it,
+        or with replicas only, nothing is exchanged and the local shape is checked against the
+        layout alone. ``run_check`` compares the local shapes and the values of replicas of all
+        ranks; it changes nothing. The gradient arrives with ``grad_placements``, or with
+        ``placements`` where Partial has become Replicate.
+
+        Raises PlacementError where placements, shapes or replicas do not fit.
+        """
+        mesh = resolve_mesh(device_mesh)
+        ours = _placements(placements, mesh, local_tensor.ndim)
+        require_commuting(ours)
+        spec = spec_of_local(local_tensor, mesh, ours, shape, stride, compare=run_check)
+        if run_check:
+            _check_replicas(local_tensor, spec)
+        grads = None
+        if grad_placements is not None:
+            grads = _placements(grad_placements, mesh, local_tensor.ndim)
+        return cast(DTensor, FromLocal.apply(local_tensor, DTensor, spec, grads))
+
+    def to_local(self, *, grad_placements: Sequence[AnyPlacement] | None = None) -> Tensor:
+        """Return this rank's part, which shares memory with the tensor; differentiable.
+
+        The gradient of the result is taken to have ``grad_placements``, or the placements of the
+        tensor where Partial has become Replicate.
+        """
+        if not torch.is_grad_enabled():
+            return self._local_tensor
+        grads = None
+        if grad_placements is not None:
+            grads = _placements(grad_placements, self.device_mesh, self.ndim)
+        return cast(Tensor, ToLocal.apply(self, grads))
+
+    def full_tensor(self, *, grad_placements: Sequence[AnyPlacement] | None = None) -> Tensor:
+        """Return the whole tensor on every rank of the mesh; differentiable.
+
+        It never shares memory with the tensor unless that is replicated already.
+        """
+        whole = self.redistribute(placements=[Replicate()] * self.device_mesh.ndim)
+        return whole.to_local(grad_placements=grad_placements)
+
+    def redistribute(
+        self,
+        device_mesh: AnyMesh | None = None,
+        placements: Sequence[AnyPlacement] | None = None,
+        *,
+        async_op: bool = False,
+        forward_dtype: torch.dtype | None = None,
+        backward_dtype: torch.dtype | None = None,
+    ) -> DTensor:
+        """Return the same values with other placements (Replicate by default); differentiable.
+
+        ``forward_dtype`` is cast to before anything moves and stays; gradients travel in
+        ``backward_dtype`` and arrive in the dtype of this tensor, with its placements, Partial
+        ones as Replicate. Raises PlacementError for another mesh and for ``async_op``, which do
+        not exist yet.
+        """
+        mesh = self.device_mesh if device_mesh is None else resolve_mesh(device_mesh)
+        if mesh != self.device_mesh:
+            raise PlacementError(
+                f"cannot redistribute from {self.device_mesh!r} to {mesh!r}: only the placements "
+                "may change, not the mesh"
+            )
+        if async_op:
+            raise PlacementError("redistribute has no async_op yet; leave it out")
+        ours = _placements(placements, self.device_mesh, self.ndim)
+        self._spec.with_placements(ours)  # an impossible layout is refused before autograd runs
+        return cast(DTensor, Redistribute.apply(self, ours, forward_dtype, backward_dtype))
+
+    @property
+    def device_mesh(self) -> DeviceMesh:
+        """The mesh that the tensor lies on."""
+        return self._spec.mesh
+
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """One placement per axis of the mesh."""
+        return self._spec.placements
+
+    @property
+    def global_layout(self) -> Layout:
+        """Mesh, placements and shape as a value without a process group.
+
+        Not called ``layout``, which in torch is the kind of storage.
+        """
+        return self._spec.layout
+
+    @property
+    def data(self) -> Tensor:
+        """The tensor without its gradient history; what is assigned brings its own layout."""
+        return _DATA.__get__(self)
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        if not isinstance(value, Wrapper):
+            raise PlacementError(
+                f"the data of a DTensor must be a DTensor, got {type(value).__name__}; make it one "
+                "with distribute_tensor or DTensor.from_local"
+            )
+        _DATA.__set__(self, value)
+        self._local_tensor, self._spec = value._local_tensor, value._spec
+
+    def tolist(self) -> Any:
+        """Return the values as Python numbers; PlacementError unless every rank has them all."""
+        return _whole(self, "tolist").tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """Return the values as an array; PlacementError unless every rank has them all."""
+        return _whole(self, "numpy").numpy(force=force)
+
+    def __format__(self, format_spec: str) -> str:
+        return format(self.item() if self.ndim == 0 else repr(self), format_spec)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DTensor:
+        if id(self) in memo:
+            return memo[id(self)]
+        if not self.is_leaf:
+            raise RuntimeError("only leaf tensors can be deep-copied; detach() the tensor first")
+        made = type(self)(
+            self._local_tensor.detach().clone(), self._spec, requires_grad=self.requires_grad
+        )
+        memo[id(self)] = made
+        for name, value in self.__dict__.items():  # such as the mark of a Parameter
+            setattr(made, name, copy.deepcopy(value, memo))
+        if self.grad is not None:
+            made.grad = copy.deepcopy(self.grad, memo)
+        return made
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "a DTensor is not pickled: it would hold one rank's part and a mesh of this job. Save "
+            "it with dtckpt.checkpoint.save, or pickle its full_tensor()"
+        )
+
+    def __repr__(self, **_: Any) -> str:
+        placements = format_placements(self.placements)
+        return (
+            f"DTensor(local={self._local_tensor}, shape={list(self.shape)}, "
+            f"placements=({placements}), mesh={str(self.device_mesh.layout_mesh)!r})"
+        )
+
+
+def distribute_tensor(
+    tensor: Tensor,
+    device_mesh: AnyMesh | None = None,
+    placements: Sequence[AnyPlacement] | None = None,
+    *,
+    src_data_rank: int | None = 0,
+) -> DTensor:
+    """Return ``tensor`` laid out on a mesh, in memory of its own.
+
+    The values are those of the rank with index ``src_data_rank`` along every axis, which sends
+    to each rank its part; other ranks give shape and dtype only. With None every rank cuts its
+    part from its own tensor. ``placements`` default to Replicate; a leaf's ``requires_grad``
+    carries over.
+
+    Raises PlacementError for placements that do not fit, and for a DTensor that lies otherwise.
+    """
+    mesh = resolve_mesh(device_mesh)
+    ours = _placements(placements, mesh, tensor.ndim)
+    if not tensor.is_leaf:
+        raise PlacementError("distribute_tensor takes leaf tensors; detach() it first")
+    spec = spec_of(mesh, ours, tensor.shape, None, tensor.dtype)
+    if isinstance(tensor, Wrapper):
+        if tensor._spec.layout != spec.layout:
+            raise PlacementError(
+                f"{tensor._spec} is distributed already; use redistribute to change its placements"
+            )
+        return cast(DTensor, tensor)
+    local = scatter_from(tensor, spec, src_data_rank)
+    return DTensor(local, spec, requires_grad=tensor.requires_grad)
+
+
+def _placements(
+    placements: Sequence[AnyPlacement] | None, mesh: DeviceMesh, ndim: int
+) -> tuple[Placement, ...]:
+    if placements is None:
+        return (Replicate(),) * mesh.ndim
+    if len(placements) != mesh.ndim:
+        raise PlacementError(
+            f"mesh {mesh.layout_mesh} has {mesh.ndim} axes and needs as many placements, "
+            f"got {list(placements)}"
+        )
+    return placements_from_torch(placements, mesh.shape, ndim)
+
+
+def _whole(tensor: DTensor, method: str) -> Tensor:
+    if not all(p.is_replicate() for p in tensor.placements):
+        raise PlacementError(
+            f"{method}() needs the whole tensor on this rank, but its placements are "
+            f"({format_placements(tensor.placements)}); call full_tensor() first"
+        )
+    return tensor._local_tensor
+
+
+def _check_replicas(local: Tensor, spec: DTensorSpec) -> None:
+    """Raise PlacementError on every rank where replicas of one part have different values."""
+    axes = [axis for axis, p in enumerate(spec.placements) if p.is_replicate()]
+    bits = local.detach().contiguous().view(-1).view(torch.uint8)
+    differs = torch.zeros(spec.mesh.ndim, dtype=torch.int32, device=local.device)
+    for axis in axes:
+        peers = spec.mesh.peers((axis,))
+        top = all_reduce(bits, "max", peers)
+        differs[axis] = int(not torch.equal(top, all_reduce(bits, "min", peers)))
+    for axis in range(spec.mesh.ndim):
+        differs = all_reduce(differs, "max", spec.mesh.peers((axis,)))
+    names = [spec.mesh.mesh_dim_names[axis] for axis in axes if differs[axis]]
+    if names:
+        raise PlacementError(f"run_check: replicas differ along {names} of {spec}")

@@ -1,0 +1,161 @@
+"""What happens to operators without a rule: decomposed, or gathered and run whole."""
+
+# pyright: reportPrivateUsage=false
+# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dtckpt.errors import DtckptError, UnsupportedOp
+
+from .binding import Binding, substituted
+from .modes import is_strict, promoting_plain_tensors
+from .placement import Replicate
+from .redistribute import redistribute_local
+from .schemas import Op, functional_of, is_random
+from .spec import DTensorSpec, spec_of
+from .wrapper import Wrapper
+
+aten = torch.ops.aten
+
+_STORAGE_OPS = frozenset({"aten::set_", "aten::resize_", "aten::resize_as_"})
+
+
+def run_without_rule(
+    cls: type[Wrapper], op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], bound: Binding
+) -> Any:
+    """Return what the operator returns, by its decomposition or on whole tensors.
+
+    Raises UnsupportedOp in strict mode, for random operators and for those that change storage.
+    """
+    if _is_composite(op):  # as it arrives in inference mode: its definition, not a fallback
+        return op.decompose(*args, **kwargs)
+    _refuse(op, bound)
+    functional = functional_of(op)
+    if functional is not None and functional is not op:
+        return _via_functional(op, functional, args, kwargs)
+    decomposition = _decomposition_of(op)
+    if decomposition is not None:
+        try:
+            with promoting_plain_tensors():
+                result = decomposition(*args, **kwargs)
+        except (DtckptError, NotImplementedError):
+            result = NotImplemented
+        if result is not NotImplemented:
+            return result
+    return _run_whole(cls, op, args, kwargs, bound)
+
+
+def _refuse(op: Op, bound: Binding) -> None:
+    listed = ", ".join(str(spec) for spec in bound.specs[:4])
+    if op._schema.name in _STORAGE_OPS:
+        raise UnsupportedOp(f"{op}({listed}) changes the storage of a DTensor, which has none")
+    if is_random(op):
+        raise UnsupportedOp(
+            f"{op}({listed}) draws random numbers, which would differ between replicas; make the "
+            "values on one rank and distribute_tensor them"
+        )
+    if is_strict():
+        raise UnsupportedOp(
+            f"{op}({listed}) has no sharding rule and strict mode allows no fallback; write one "
+            "with register_sharding, or redistribute and use to_local()"
+        )
+
+
+def _via_functional(
+    op: Op, functional: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    outs = {arg.name for arg in op._schema.arguments if arg.is_out}
+    given = {name: value for name, value in kwargs.items() if name not in outs}
+    result = functional(*args, **given)
+    targets = [
+        kwargs[argument.name] if argument.name in kwargs else args[position]
+        for position, argument in enumerate(op._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    _copy_into(targets, [result] if len(targets) == 1 else result)
+    if not op._schema.returns:
+        return None
+    return targets[0] if len(targets) == 1 else tuple(targets)
+
+
+def _copy_into(targets: Any, values: Any) -> None:
+    for target, value in zip(targets, values, strict=True):
+        if isinstance(target, Tensor):
+            target.copy_(value)
+        else:
+            _copy_into(target, value)
+
+
+def _is_composite(op: Op) -> bool:
+    return op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+
+
+def _decomposition_of(op: Op) -> Callable[..., Any] | None:
+    if op._schema.is_mutable:
+        return None
+    decompositions: Any = getattr(torch, "_decomp", None)
+    table: Mapping[Op, Callable[..., Any]] = getattr(decompositions, "decomposition_table", {})
+    return table.get(op)
+
+
+def _run_whole(
+    cls: type[Wrapper], op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], bound: Binding
+) -> Any:
+    mesh = bound.mesh
+    replicated = (Replicate(),) * mesh.ndim
+    whole_specs = [spec.with_placements(replicated) for spec in bound.specs]
+    _warn_once(op, bound, whole_specs)
+    wholes: list[Tensor] = []
+    for leaf, spec, target in zip(bound.leaves, bound.specs, whole_specs, strict=True):
+        local = leaf._local_tensor if isinstance(leaf, Wrapper) else leaf
+        wholes.append(redistribute_local(local, spec, target))
+    whole_args, whole_kwargs = substituted(args, kwargs, wholes)
+    result = op(*whole_args, **whole_kwargs)
+    if op._schema.is_mutable:
+        _write_back(bound, whole_specs, wholes)
+    by_identity = {id(whole): leaf for whole, leaf in zip(wholes, bound.leaves, strict=True)}
+
+    def wrap(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            if id(value) in by_identity:
+                return by_identity[id(value)]
+            spec = spec_of(mesh, replicated, value.shape, value.stride(), value.dtype)
+            return cls(value, spec)
+        if isinstance(value, list | tuple):
+            return type(value)([wrap(item) for item in value])
+        return value
+
+    return wrap(result)
+
+
+def _write_back(bound: Binding, whole_specs: list[DTensorSpec], wholes: list[Tensor]) -> None:
+    for leaf, spec, whole_spec, whole in zip(
+        bound.leaves, bound.specs, whole_specs, wholes, strict=True
+    ):
+        if isinstance(leaf, Wrapper) and whole is not leaf._local_tensor:
+            leaf._local_tensor.copy_(redistribute_local(whole, whole_spec, spec))
+
+
+def _warn_once(op: Op, bound: Binding, whole_specs: list[DTensorSpec]) -> None:
+    warned: set[Op] = bound.mesh.cache("warned", set[Op])
+    if op in warned:
+        return
+    warned.add(op)
+    pairs = zip(bound.specs, whole_specs, strict=True)
+    num_bytes = sum(
+        math.prod(spec.shape) * spec.dtype.itemsize for spec, whole in pairs if spec is not whole
+    )
+    warnings.warn(
+        f"{op} has no sharding rule: its inputs are gathered ({num_bytes} bytes this time) and it "
+        "runs whole on every rank. Write a rule with register_sharding; strict mode makes this an "
+        "error. Said once per operator and mesh",
+        stacklevel=2,
+    )

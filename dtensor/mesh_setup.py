@@ -1,0 +1,142 @@
+"""Ways to a device mesh: over the whole job, around a torch mesh, or the active one."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Sequence
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
+
+from dtckpt.errors import PlacementError
+
+from .collectives import all_gather_ints
+from .device_mesh import DeviceMesh
+from .interop import mesh_from_torch
+from .mesh import Mesh
+from .modes import active_mesh
+
+# Torch meshes of two threads differ, so ranks that are threads never share an entry.
+_WRAPPED: WeakKeyDictionary[TorchDeviceMesh, DeviceMesh] = WeakKeyDictionary()
+_WRAPPED_LOCK = threading.Lock()
+
+
+def init_device_mesh(
+    device_type: str, mesh_shape: Sequence[int], *, mesh_dim_names: Sequence[str] | None = None
+) -> DeviceMesh:
+    """Return the mesh of ranks 0, 1, 2, ... of the whole job in row-major order.
+
+    Initialises torch.distributed from the environment where nobody has. Every rank must pass the
+    same arguments: they are compared, and a difference raises PlacementError on every rank.
+    """
+    if not dist.is_initialized():
+        dist.init_process_group()
+    mesh = Mesh(tuple(mesh_shape), tuple(mesh_dim_names or ()))
+    if mesh.size != dist.get_world_size():
+        raise PlacementError(
+            f"a mesh of shape {mesh.shape} has {mesh.size} ranks, but the job has "
+            f"{dist.get_world_size()}"
+        )
+    made = DeviceMesh(device_type, mesh)
+    _check_agreement(made)
+    return made
+
+
+def _check_agreement(mesh: DeviceMesh) -> None:
+    text = f"{mesh.device_type} {mesh.layout_mesh}"
+    digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+    world = DeviceMesh(mesh.device_type, Mesh((mesh.size(),)))
+    device = torch.device(mesh.device_type)
+    digests = [row[0] for row in all_gather_ints([digest], world.peers((0,)), device)]
+    others = [rank for rank, other in enumerate(digests) if other != digests[0]]
+    if others:
+        raise PlacementError(
+            f"ranks disagree about the mesh: {others} differ from rank 0; this rank has {text!r}"
+        )
+
+
+def device_mesh_from_torch(torch_mesh: TorchDeviceMesh) -> DeviceMesh:
+    """Return a mesh around a torch mesh, with its process groups; one object for one torch mesh."""
+    with _WRAPPED_LOCK:
+        found = _WRAPPED.get(torch_mesh)
+        if found is None:
+            found = DeviceMesh(
+                torch_mesh.device_type,
+                mesh_from_torch(torch_mesh),
+                rank=_rank_of(torch_mesh),
+                groups=_groups_of(torch_mesh),
+            )
+            _WRAPPED[torch_mesh] = found
+        return found
+
+
+def _rank_of(torch_mesh: TorchDeviceMesh) -> int | None:
+    if dist.is_initialized():
+        return dist.get_rank()
+    return getattr(torch_mesh, "_cur_rank", None)
+
+
+def _groups_of(torch_mesh: TorchDeviceMesh) -> list[Any] | None:
+    if not dist.is_initialized() or torch_mesh.get_coordinate() is None:
+        return None
+    try:
+        return torch_mesh.get_all_groups()
+    except RuntimeError:  # made without a backend: groups are then made when they are needed
+        return None
+
+
+def torch_mesh_of(mesh: DeviceMesh) -> TorchDeviceMesh:
+    """Return a torch mesh with the process groups of ``mesh``, the wrapped one if there is one."""
+    for torch_mesh, wrapper in list(_WRAPPED.items()):
+        if wrapper is mesh:
+            return torch_mesh
+    return mesh.cache("torch_mesh", lambda: _make_torch_mesh(mesh))
+
+
+def _make_torch_mesh(mesh: DeviceMesh) -> TorchDeviceMesh:
+    names = mesh.mesh_dim_names
+    if dist.is_initialized() and mesh.get_coordinate() is not None:
+        groups = cast("list[dist.ProcessGroup]", mesh.get_all_groups())
+        made = TorchDeviceMesh.from_group(
+            groups if mesh.ndim > 1 else groups[0],
+            mesh.device_type,
+            mesh=mesh.mesh,
+            mesh_dim_names=names,
+        )
+    else:
+        made = _torch_mesh_without_groups(mesh)
+    with _WRAPPED_LOCK:
+        _WRAPPED.setdefault(made, mesh)
+    return made
+
+
+def _torch_mesh_without_groups(mesh: DeviceMesh) -> TorchDeviceMesh:
+    try:
+        return TorchDeviceMesh(
+            mesh.device_type,
+            mesh.mesh,
+            mesh_dim_names=mesh.mesh_dim_names,
+            _init_backend=False,
+            _rank=mesh.get_rank(),
+        )
+    except TypeError as error:  # these parameters are private
+        raise PlacementError(
+            f"this torch ({torch.__version__}) makes no mesh without a process group: initialise "
+            "torch.distributed first"
+        ) from error
+
+
+def resolve_mesh(mesh: DeviceMesh | TorchDeviceMesh | None) -> DeviceMesh:
+    """Return the mesh given, a wrapped torch mesh, or the active one for None."""
+    if isinstance(mesh, DeviceMesh):
+        return mesh
+    if mesh is not None:
+        return device_mesh_from_torch(mesh)
+    found = active_mesh()
+    if found is None:
+        raise PlacementError("no mesh: pass device_mesh, or enter one with 'with mesh:'")
+    return found

@@ -1,0 +1,70 @@
+"""Norms of sharded tensors, in terms of reductions that have rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+
+def vector_norm(
+    tensor: Tensor,
+    ord: float = 2,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Return the norm over some dims: local powers, one reduction, one root."""
+    values = tensor.abs() if dtype is None else tensor.to(dtype).abs()
+    dims = list(range(tensor.ndim)) if dim is None else list(dim)
+    if ord == 0:
+        return (values != 0).to(values.dtype).sum(dims, keepdim)
+    if ord == float("inf"):
+        return values.amax(dims, keepdim)
+    if ord == float("-inf"):
+        return values.amin(dims, keepdim)
+    if ord == 1:
+        return values.sum(dims, keepdim)
+    return values.pow(ord).sum(dims, keepdim).pow(1 / ord)
+
+
+def foreach_norm(
+    tensors: Sequence[Tensor], ord: float = 2, dtype: torch.dtype | None = None
+) -> list[Tensor]:
+    """Return the norm of every tensor."""
+    return [torch.linalg.vector_norm(tensor, ord, dtype=dtype) for tensor in tensors]
+
+
+def norm(
+    tensor: Tensor,
+    p: float | None = 2,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Return the norm by the older operators, which know None for 2."""
+    return torch.linalg.vector_norm(
+        tensor, 2 if p is None else p, dim or None, keepdim, dtype=dtype
+    )
+
+
+def norm_as(tensor: Tensor, p: float | None, *, dtype: torch.dtype) -> Tensor:
+    """Return the norm over all dims in another dtype."""
+    return norm(tensor, p, dtype=dtype)
+
+
+DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+    aten.norm.Scalar: norm,
+    aten.norm.ScalarOpt_dim: norm,
+    aten.norm.ScalarOpt_dim_dtype: norm,
+    aten.norm.ScalarOpt_dtype: norm_as,
+    aten.linalg_vector_norm.default: vector_norm,
+    aten._foreach_norm.Scalar: foreach_norm,
+}
+"""Operators that are split into others, unless they have a rule and all their tensors are whole."""

@@ -1,0 +1,280 @@
+"""Plans: what one kind of call does on this rank, prepared once and run often."""
+
+# pyright: reportPrivateUsage=false
+# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dtckpt.errors import PlacementError
+
+from .binding import Binding, map_tensors, substituted
+from .redistribute import redistribute_local
+from .rules import find_rule, rule_maker
+from .rules.choice import Choice, choose
+from .rules.table import LocalCall, OpCall, Rule
+from .schemas import Op, functional_of, is_foreach, is_in_place
+from .spec import DTensorSpec, TensorMeta
+from .wrapper import Wrapper
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalPlan:
+    """Redistribute some inputs, run something on local tensors, wrap its results."""
+
+    op: Op
+    run_local: Callable[..., Any]
+    moves: tuple[tuple[int, DTensorSpec, DTensorSpec], ...]
+    """Inputs that are redistributed: index, present spec, wanted spec."""
+    outputs: tuple[DTensorSpec | None, ...]
+    written: tuple[int, ...] = ()
+    """Inputs that are written in place, in the order of the outputs."""
+    replaced: frozenset[int] = frozenset()
+    """Those of them that get other placements first, by position in ``written``."""
+    is_view: bool = False
+    plain: frozenset[int] = frozenset()
+    """Outputs that are plain, as all their inputs were (elements of foreach operators)."""
+
+    def run(
+        self, cls: type[Wrapper], args: tuple[Any, ...], kwargs: Mapping[str, Any], bound: Binding
+    ) -> Any:
+        """Return what the operator returns, as distributed tensors."""
+        leaves = bound.leaves
+        for position, index in enumerate(self.written):
+            _refuse_lost_writes(self.op, leaves[index], replaces=position in self.replaced)
+        locals_ = [leaf._local_tensor if isinstance(leaf, Wrapper) else leaf for leaf in leaves]
+        for index, source, target in self.moves:
+            locals_[index] = redistribute_local(locals_[index], source, target)
+        if bound.is_flat:
+            remaining = iter(locals_)
+            flat = [next(remaining) if isinstance(arg, Tensor) else arg for arg in args]
+            result = self.run_local(*flat)
+        else:
+            local_args, local_kwargs = substituted(args, kwargs, locals_)
+            result = self.run_local(*local_args, **local_kwargs)
+        if self.written:
+            return self._written(leaves, locals_, args)
+        wrapped = self._wrapped(cls, result)
+        if self.is_view and (self.moves or getattr(leaves[0], "_lost_writes", False)):
+            map_tensors(_mark_lost_writes, wrapped)
+        return wrapped
+
+    def _written(self, leaves: list[Tensor], locals_: list[Tensor], args: tuple[Any, ...]) -> Any:
+        for position in self.replaced:
+            index, spec = self.written[position], self.outputs[position]
+            leaf = leaves[index]
+            if isinstance(leaf, Wrapper) and spec is not None:
+                leaf._local_tensor, leaf._spec = locals_[index], spec
+        return args[0] if isinstance(args[0], Tensor) else None
+
+    def _wrapped(self, cls: type[Wrapper], result: Any) -> Any:
+        outputs = self.outputs
+        if isinstance(result, Tensor):
+            spec = outputs[0]
+            return result if spec is None else cls(result, spec)
+        if isinstance(result, list | tuple):
+            made = [
+                local if spec is None or local is None or index in self.plain else cls(local, spec)
+                for index, (local, spec) in enumerate(zip(result, outputs, strict=True))
+            ]
+            return type(result)(made)
+        return result
+
+
+def _mark_lost_writes(tensor: Tensor) -> None:
+    if isinstance(tensor, Wrapper):
+        tensor._lost_writes = True
+
+
+def _refuse_lost_writes(op: Op, leaf: Tensor, *, replaces: bool) -> None:
+    if not isinstance(leaf, Wrapper):
+        return
+    if leaf._lost_writes:
+        raise PlacementError(
+            f"{op} writes to a view of a DTensor that had to be redistributed to be viewed, so the "
+            "write would not reach the viewed tensor; clone() the view, or write to the tensor"
+        )
+    if replaces and leaf._is_view():
+        raise PlacementError(
+            f"{op} changes the placements of {leaf._spec}, which is a view of another tensor; "
+            "redistribute that first, or clone() the view"
+        )
+
+
+def make_plan(
+    op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], bound: Binding
+) -> LocalPlan | None:
+    """Return the plan of a call by its rule, or None where the table has none.
+
+    What the operator itself refuses (shapes that do not fit) is raised here, from global shapes.
+    """
+    functional = functional_of(op)
+    if functional is None or rule_maker(functional) is None:
+        return None
+    metas = _output_metas(op, args, kwargs, bound)
+    if metas is None:
+        return None
+    if is_foreach(op):
+        return _foreach_plan(op, functional, args, kwargs, bound, metas)
+    call_args, call_kwargs = substituted(args, kwargs, bound.specs)
+    call = OpCall(
+        op=functional,
+        args=call_args,
+        kwargs=call_kwargs,
+        specs=tuple(bound.specs),
+        outputs=tuple(metas),
+    )
+    rule = find_rule(functional, call)
+    if rule is None:
+        return None
+    in_place = is_in_place(op)
+    choice, replaces = _choose(call, rule, in_place=in_place)
+    if choice is None:
+        return None
+    return LocalPlan(
+        op=op,
+        run_local=_local_function(op, call, rule, choice),
+        moves=_moves(bound.specs, choice.inputs),
+        outputs=choice.outputs,
+        written=(0,) if in_place else (),
+        replaced=frozenset({0}) if replaces else frozenset(),
+        is_view=op.is_view,
+    )
+
+
+def _choose(call: OpCall, rule: Rule, *, in_place: bool) -> tuple[Choice | None, bool]:
+    """Return the choice, and whether the written tensor must get other placements for it."""
+    if in_place:
+        choice = choose(call, rule.rows, call.specs[0].placements)
+        if choice is not None:
+            return choice, False
+    return choose(call, rule.rows), in_place
+
+
+def _moves(
+    specs: list[DTensorSpec], wanted: tuple[DTensorSpec, ...], offset: int = 0
+) -> tuple[tuple[int, DTensorSpec, DTensorSpec], ...]:
+    return tuple(
+        (offset + index, spec, target)
+        for index, (spec, target) in enumerate(zip(specs, wanted, strict=True))
+        if spec.layout != target.layout
+    )
+
+
+def _local_function(op: Op, call: OpCall, rule: Rule, choice: Choice) -> Callable[..., Any]:
+    if call.specs[0].box is None and call.specs[0].mesh.has_rank:
+        return _nothing(choice)
+    if rule.local is not None:
+        made = rule.local(LocalCall(call, choice.inputs, choice.outputs))
+        if made is not None:
+            return made
+    return op
+
+
+def _nothing(choice: Choice) -> Callable[..., Any]:
+    """Return what runs on a rank outside of the mesh: it makes empty tensors."""
+
+    def run(*_: Any, **__: Any) -> Any:
+        made = [None if s is None else torch.empty(0, dtype=s.dtype) for s in choice.outputs]
+        return made[0] if len(made) == 1 else tuple(made)
+
+    return run
+
+
+def _output_metas(
+    op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], bound: Binding
+) -> list[TensorMeta | None] | None:
+    """Return the global metadata of every output by running the operator without data."""
+    empties: list[Tensor] = []
+    for leaf in bound.leaves:
+        if isinstance(leaf, Wrapper):
+            made = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
+            empties.append(made)
+        else:  # a number in a tensor takes part in type promotion as what it is
+            empties.append(leaf if leaf.ndim == 0 else leaf.to("meta"))
+    meta_args, meta_kwargs = substituted(args, kwargs, empties)
+    if meta_kwargs.get("device") is not None:
+        meta_kwargs["device"] = torch.device("meta")
+    try:
+        result = op(*meta_args, **meta_kwargs)
+    except NotImplementedError:
+        return None
+    if result is None and is_in_place(op):
+        result = meta_args[0]
+    listed = result if isinstance(result, list | tuple) else [result]
+    return [
+        TensorMeta(out.shape, out.stride(), out.dtype) if isinstance(out, Tensor) else None
+        for out in listed
+    ]
+
+
+def _foreach_plan(
+    op: Op,
+    functional: Op,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    bound: Binding,
+    metas: list[TensorMeta | None],
+) -> LocalPlan | None:
+    """Return the plan of an operator on lists: a choice per element, one call on local lists."""
+    numbered, _ = substituted(args, {}, range(len(bound.leaves)))
+    in_place = is_in_place(op)
+    inputs = list(bound.specs)
+    outputs: list[DTensorSpec | None] = []
+    plain: set[int] = set()
+    replaced: set[int] = set()
+    for i, meta in enumerate(metas):
+        own = [_element(n, i) for n, arg in zip(numbered, args, strict=True) if _is_tensor(arg, i)]
+        if not any(isinstance(bound.leaves[m], Wrapper) for m in own):
+            plain.add(i)
+            outputs.append(None)
+            continue
+        call = _element_call(functional, args, kwargs, i, [bound.specs[m] for m in own], meta)
+        rule = find_rule(functional, call)
+        choice, replaces = _choose(call, rule, in_place=in_place) if rule else (None, False)
+        if choice is None:
+            return None
+        if replaces:
+            replaced.add(i)
+        for member, spec in zip(own, choice.inputs, strict=True):
+            inputs[member] = spec
+        outputs.extend(choice.outputs)
+    return LocalPlan(
+        op=op,
+        run_local=op,
+        moves=_moves(bound.specs, tuple(inputs)),
+        outputs=tuple(outputs),
+        written=tuple(range(len(metas))) if in_place else (),
+        replaced=frozenset(replaced),
+        plain=frozenset(plain),
+    )
+
+
+def _element_call(
+    functional: Op,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    index: int,
+    specs: list[DTensorSpec],
+    meta: TensorMeta | None,
+) -> OpCall:
+    """Return what an operator on lists does to the tensors at one place of them."""
+    values = iter(specs)
+    call_args = tuple(
+        next(values) if _is_tensor(arg, index) else _element(arg, index) for arg in args
+    )
+    return OpCall(op=functional, args=call_args, kwargs=kwargs, specs=tuple(specs), outputs=(meta,))
+
+
+def _element(arg: Any, index: int) -> Any:
+    return arg[index] if isinstance(arg, list | tuple) else arg
+
+
+def _is_tensor(arg: Any, index: int) -> bool:
+    return isinstance(_element(arg, index), Tensor)

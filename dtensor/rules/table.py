@@ -1,0 +1,167 @@
+"""The table of sharding rules: what an operator may do with placements.
+
+A rule looks at one call and names, for one mesh axis at a time, the *rows* that are right: the
+placement of every tensor input and of every output along that axis. The engine takes the cheapest
+row per axis, so the cost grows with the number of axes and never with the product of their
+choices. Most rules state their *factors* and get their rows from those (``factors.py``); a rule may
+also list rows itself, which is what ``register_sharding`` gives to users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ..interop import AnyPlacement, placements_from_torch
+from ..placement import Placement, Replicate
+from ..schemas import Op
+from ..spec import DTensorSpec, TensorMeta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpCall:
+    """One call of an operator, with a spec in the place of every tensor."""
+
+    op: Op
+    """The functional form, also where the call is in place."""
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    specs: tuple[DTensorSpec, ...]
+    """Specs of the tensor inputs in the order they appear."""
+    outputs: tuple[TensorMeta | None, ...]
+    """Global shape, strides and dtype of every output; None where there is no tensor."""
+
+    def arg(self, index: int, name: str, default: Any = None) -> Any:
+        """Return an argument given by position or name."""
+        if index < len(self.args):
+            return self.args[index]
+        return self.kwargs.get(name, default)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Placements along one axis that are right together."""
+
+    inputs: tuple[Placement, ...]
+    outputs: tuple[Placement, ...]
+    factor: int | None = None
+    """The factor that the axis splits, if it splits one."""
+
+
+@dataclass(slots=True)
+class Cuts:
+    """What the axes looked at so far split."""
+
+    mesh_shape: tuple[int, ...]
+    axes: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
+    """By factor, the axes that split it."""
+
+
+class Rows(Protocol):
+    """Rows of one call."""
+
+    def rows(self, axis: int, cuts: Cuts) -> Sequence[Row]:
+        """Return the rows that ``axis`` may take."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LocalCall:
+    """What is known of a call when its local part is chosen."""
+
+    call: OpCall
+    inputs: tuple[DTensorSpec, ...]
+    """Specs of the inputs after redistribution."""
+    outputs: tuple[DTensorSpec | None, ...]
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Local shape of the first output."""
+        first = self.outputs[0]
+        return () if first is None else first.local_shape
+
+
+LocalMaker = Callable[[LocalCall], Callable[..., Any] | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What the engine needs to know of one call."""
+
+    rows: Rows
+    local: LocalMaker | None = None
+    """Returns what runs on the local tensors in place of the operator, or None for itself."""
+
+
+RuleMaker = Callable[[OpCall], Rule | None]
+"""Returns the rule of a call, or None where the table has none for it after all."""
+
+RULES: dict[Op, RuleMaker] = {}
+"""Rules by functional operator, ours and the users' alike."""
+
+
+def rule(*ops: Op) -> Callable[[RuleMaker], RuleMaker]:
+    """Register the decorated function as the rule of some operators."""
+
+    def register(maker: RuleMaker) -> RuleMaker:
+        RULES.update(dict.fromkeys(ops, maker))
+        return maker
+
+    return register
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRows:
+    """Rows that do not depend on the axis."""
+
+    listed: tuple[Row, ...]
+
+    def rows(self, axis: int, cuts: Cuts) -> Sequence[Row]:
+        """Return the rows, which are the same for all axes."""
+        del axis, cuts
+        return self.listed
+
+
+Shardings = Sequence[tuple[Sequence[AnyPlacement], Sequence[AnyPlacement | None]]]
+
+
+def register_sharding(
+    op: Op | Sequence[Op],
+) -> Callable[[Callable[..., Shardings]], Callable[..., Shardings]]:
+    """Register the decorated function as the rule of one operator or several.
+
+    It is called with the arguments of the operator, a ``DTensorSpec`` in the place of every
+    tensor, and returns the shardings that are right along one mesh axis: pairs of the placements
+    of all outputs and of all arguments (None for those that are no tensors). All-replicate need
+    not be listed. A rule of the user replaces the one of the library.
+    """
+    ops = [op] if isinstance(op, Op) else list(op)
+
+    def register(function: Callable[..., Shardings]) -> Callable[..., Shardings]:
+        def maker(call: OpCall) -> Rule:
+            listed = [_replicated(call)]
+            for outputs, inputs in function(*call.args, **call.kwargs):
+                tensors = [p for p in inputs if p is not None]
+                ins = zip(tensors, call.specs, strict=True)
+                outs = zip(outputs, call.outputs, strict=True)
+                listed.append(
+                    Row(
+                        tuple(_one(p, spec.ndim) for p, spec in ins),
+                        tuple(_one(p, len(m.shape) if m else 0) for p, m in outs),
+                    )
+                )
+            return Rule(rows=ListedRows(tuple(listed)))
+
+        RULES.update(dict.fromkeys(ops, maker))
+        return function
+
+    return register
+
+
+def _replicated(call: OpCall) -> Row:
+    return Row((Replicate(),) * len(call.specs), (Replicate(),) * len(call.outputs))
+
+
+def _one(placement: AnyPlacement, ndim: int) -> Placement:
+    return placements_from_torch((placement,), (1,), ndim)[0]

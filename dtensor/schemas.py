@@ -1,0 +1,83 @@
+"""Facts of operators that their schemas tell."""
+
+# pyright: reportPrivateUsage=false
+# The schema of an operator has no public name in torch.
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+
+Op = torch._ops.OpOverload
+
+
+@cache
+def functional_of(op: Op) -> Op | None:
+    """Return the form of an in-place or ``out=`` operator that writes nothing, if there is one.
+
+    A functional operator is its own.
+    """
+    if not op._schema.is_mutable:
+        return op
+    namespace, name = op._schema.name.split("::")
+    if is_in_place(op):
+        packet = getattr(getattr(torch.ops, namespace), name[:-1], None)
+        overload = op._overloadname
+        found = getattr(packet, overload, None)
+        return found if isinstance(found, Op) and not found._schema.is_mutable else None
+    packet: Any = getattr(getattr(torch.ops, namespace), name)
+    wanted = [arg.name for arg in op._schema.arguments if not _is_written(arg)]
+    for overload in packet.overloads():
+        found = getattr(packet, overload)
+        names = [arg.name for arg in found._schema.arguments]
+        if not found._schema.is_mutable and names == wanted:
+            return found
+    return None
+
+
+@cache
+def base_name(op: Op) -> str:
+    """Return the name of an operator without namespace and overload."""
+    return op._schema.name.split("::")[1]
+
+
+def is_default_overload(op: Op) -> bool:
+    """Whether the operator is the plain form of its name."""
+    return op._overloadname == "default"
+
+
+@cache
+def is_in_place(op: Op) -> bool:
+    """Whether the operator writes its first argument and returns it."""
+    schema = op._schema
+    return schema.is_mutable and schema.name.endswith("_") and _is_written(schema.arguments[0])
+
+
+@cache
+def is_out_variant(op: Op) -> bool:
+    """Whether the operator writes arguments that are given for that only."""
+    return any(arg.is_out for arg in op._schema.arguments)
+
+
+@cache
+def is_pointwise(op: Op) -> bool:
+    """Whether every element of the result depends on the same element of the inputs only."""
+    return torch.Tag.pointwise in op.tags and not is_random(op)
+
+
+@cache
+def is_foreach(op: Op) -> bool:
+    """Whether the operator does the same for every element of lists of tensors."""
+    return op._schema.name.startswith("aten::_foreach_")
+
+
+@cache
+def is_random(op: Op) -> bool:
+    """Whether the operator draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in op.tags
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write

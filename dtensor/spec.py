@@ -1,0 +1,128 @@
+"""Specs: what a distributed tensor is, on one device mesh.
+
+Specs are interned per mesh object: two equal specs of one mesh are one object. Comparing and
+hashing them are therefore pointer operations, which the dispatch of every operator relies on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
+
+import torch
+
+from .box import Box, row_major_strides
+from .device_mesh import DeviceMesh
+from .layout import Layout, format_placements
+from .placement import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMeta:
+    """Shape, strides and dtype of a global tensor."""
+
+    shape: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class DTensorSpec:
+    """A layout on a device mesh, with strides and dtype.
+
+    Made by ``spec_of`` only, which returns the same object for the same values.
+    """
+
+    mesh: DeviceMesh
+    layout: Layout
+    tensor_meta: TensorMeta
+    placements: tuple[Placement, ...] = field(init=False)
+    box: Box | None = field(init=False)
+    """What this rank holds; None where the process has no rank or is not in the mesh."""
+
+    def __post_init__(self) -> None:
+        here = self.mesh.get_coordinate() if self.mesh.has_rank else None
+        object.__setattr__(self, "placements", self.layout.placements)
+        object.__setattr__(self, "box", None if here is None else self.layout.box(here))
+
+    @property
+    def shape(self) -> torch.Size:
+        """Global shape."""
+        return self.tensor_meta.shape
+
+    @property
+    def stride(self) -> tuple[int, ...]:
+        """Global strides."""
+        return self.tensor_meta.stride
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Element type."""
+        return self.tensor_meta.dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of tensor dims."""
+        return len(self.tensor_meta.shape)
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """Shape of this rank's local tensor; (0,) where the rank is not in the mesh."""
+        return (0,) if self.box is None else self.box.sizes
+
+    def with_placements(self, placements: Sequence[Placement]) -> DTensorSpec:
+        """Return the spec of the same tensor with other placements."""
+        meta = self.tensor_meta
+        return spec_of(self.mesh, tuple(placements), meta.shape, meta.stride, meta.dtype)
+
+    def __str__(self) -> str:
+        name = str(self.dtype).removeprefix("torch.")
+        return f"{name}{list(self.shape)} ({format_placements(self.placements)})"
+
+
+Key = tuple[tuple[Placement, ...], tuple[int, ...], tuple[int, ...], torch.dtype]
+
+
+class _Interned:
+    """The live specs of one mesh."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.specs: WeakValueDictionary[Key, DTensorSpec] = WeakValueDictionary()
+
+
+def spec_of(
+    mesh: DeviceMesh,
+    placements: Sequence[Placement],
+    shape: Sequence[int],
+    stride: Sequence[int] | None,
+    dtype: torch.dtype,
+) -> DTensorSpec:
+    """Return the one spec of these values; contiguous strides where ``stride`` is None.
+
+    Raises PlacementError where the placements do not fit the mesh or the shape.
+    """
+    interned = mesh.cache("specs", _Interned)
+    given = tuple(int(n) for n in shape)
+    strides = row_major_strides(given) if stride is None else tuple(int(n) for n in stride)
+    key: Key = (tuple(placements), given, strides, dtype)
+    found = interned.specs.get(key)
+    if found is not None:
+        return found
+    layout = Layout(mesh.layout_mesh, tuple(placements), given)
+    normal: Key = (layout.placements, given, strides, dtype)
+    with interned.lock:
+        found = interned.specs.get(normal)
+        if found is None:
+            meta = TensorMeta(torch.Size(given), strides, dtype)
+            found = DTensorSpec(mesh, layout, meta)
+            interned.specs[normal] = found
+        interned.specs[key] = found
+    return found
+
+
+def contiguous_spec(spec: DTensorSpec) -> DTensorSpec:
+    """Return the spec of the same tensor with contiguous strides."""
+    return spec_of(spec.mesh, spec.placements, spec.shape, None, spec.dtype)

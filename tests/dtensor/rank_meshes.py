@@ -1,0 +1,96 @@
+"""Device meshes for ranks that are threads: one real Gloo group per axis and one over all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from dtckpt.dtensor import DeviceMesh, Mesh
+from dtckpt.dtensor.dtensor import DTensor
+from dtckpt.dtensor.layout import Layout
+from tests.ranks import gloo_group, run_ranks
+
+from .oracle import local_array
+
+T = TypeVar("T")
+
+_c10d: Any = dist
+
+
+def run_on_mesh(shape: tuple[int, ...], body: Callable[[DeviceMesh], T]) -> list[T]:
+    """Run ``body(mesh)`` in one thread per rank of a mesh of ``shape``; results by rank."""
+    store = _c10d.HashStore()
+
+    def run(rank: int, world: dist.ProcessGroup) -> T:
+        return body(rank_mesh(store, shape, rank, world))
+
+    return run_ranks(math.prod(shape), run)
+
+
+def rank_mesh(store: object, shape: tuple[int, ...], rank: int, world: Any) -> DeviceMesh:
+    """Return one rank's mesh with its own ends of the groups."""
+    mesh = Mesh(shape)
+    coordinate = mesh.coordinate(rank)
+    assert coordinate is not None
+    groups: list[Any] = []
+    for axis, size in enumerate(shape):
+        row = tuple(i for a, i in enumerate(coordinate) if a != axis)
+        prefix = _c10d.PrefixStore(f"axis{axis}/{row}", store)
+        groups.append(gloo_group(prefix, coordinate[axis], size))
+    return DeviceMesh("cpu", mesh, groups=groups, world_group=world)
+
+
+def scattered(whole: torch.Tensor, mesh: DeviceMesh, placements: Any) -> Any:
+    """Return ``whole`` laid out by cutting it here, without any communication.
+
+    A Partial axis holds terms that differ and reduce to the values.
+    """
+    layout = Layout(mesh.layout_mesh, tuple(placements), tuple(whole.shape))
+    here = mesh.get_coordinate()
+    assert here is not None
+    local = torch.from_numpy(local_array(layout, here, whole.detach().numpy()).copy())
+    for axis, placement in enumerate(layout.placements):
+        op = getattr(placement, "reduce_op", None)
+        if op is not None:
+            local = _term(local, op, here[axis], mesh.shape[axis])
+    return DTensor.from_local(local, mesh, placements, shape=whole.shape)
+
+
+def _term(local: torch.Tensor, op: str, index: int, count: int) -> torch.Tensor:
+    if count == 1:
+        return local
+    if op == "sum":  # 1, 2, 3, ... and what is left
+        return local - count * (count - 1) // 2 if index == 0 else torch.full_like(local, index)
+    if op == "avg":
+        return local + (index - (count - 1) / 2)
+    if op == "product":
+        return local / 2 ** (count - 1) if index == 0 else torch.full_like(local, 2)
+    step = index if op == "min" else -index
+    return local + step
+
+
+def expected_local(
+    whole: torch.Tensor, layout: Layout, here: tuple[int, ...]
+) -> np.ndarray[Any, Any]:
+    """Return what a coordinate holds by the oracle."""
+    return local_array(layout, here, whole.detach().numpy())
+
+
+def assert_holds(tensor: torch.Tensor, whole: torch.Tensor, **tolerance: Any) -> None:
+    """Assert that a distributed tensor is ``whole``: shape, dtype, and this rank's values."""
+    assert isinstance(tensor, DTensor), type(tensor)
+    assert tensor.shape == whole.shape
+    assert tensor.dtype == whole.dtype
+    here = tensor.device_mesh.get_coordinate()
+    assert here is not None
+    assert tuple(tensor.to_local().shape) == tensor.global_layout.box(here).sizes
+    if tensor.global_layout.is_partial:
+        torch.testing.assert_close(tensor.full_tensor(), whole, **tolerance)
+    else:
+        expected = torch.from_numpy(expected_local(whole, tensor.global_layout, here).copy())
+        torch.testing.assert_close(tensor.to_local().detach(), expected, **tolerance)

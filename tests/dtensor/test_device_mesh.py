@@ -1,0 +1,180 @@
+"""Device meshes: abstract, of explicit groups, over a job, and around torch's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from dtckpt.dtensor import DeviceMesh, Mesh, Replicate, Shard
+from dtckpt.dtensor.modes import active_mesh
+from dtckpt.errors import PlacementError
+
+from .rank_meshes import run_on_mesh, scattered
+
+
+def run_script(text: str) -> str:
+    """Run a script in a Python of its own; a default process group then stays there."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", text],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_an_abstract_mesh_answers_what_needs_no_rank() -> None:
+    mesh = DeviceMesh("cpu", [[3, 1], [0, 2]], mesh_dim_names=("dp", "tp"))
+    assert (mesh.ndim, mesh.shape, mesh.size(), mesh.size("tp")) == (2, (2, 2), 4, 2)
+    assert mesh.mesh.tolist() == [[3, 1], [0, 2]]
+    assert mesh.mesh_dim_names == ("dp", "tp")
+    assert mesh.coordinate_of(1) == (0, 1)
+    assert mesh == DeviceMesh("cpu", Mesh((2, 2), ranks=(3, 1, 0, 2)))
+    assert hash(mesh) == hash(DeviceMesh("cpu", Mesh((2, 2), ranks=(3, 1, 0, 2))))
+    assert mesh != DeviceMesh("cuda", [[3, 1], [0, 2]])
+    for question in (mesh.get_coordinate, mesh.get_rank, lambda: mesh["tp"]):
+        with pytest.raises(PlacementError, match="has no rank"):
+            question()
+
+
+def test_a_mesh_with_a_rank_needs_groups_only_to_communicate() -> None:
+    mesh = DeviceMesh("cpu", [[3, 1], [0, 2]], mesh_dim_names=("dp", "tp"), rank=2)
+    assert mesh.get_coordinate() == (1, 1)
+    assert mesh["tp"].mesh.tolist() == [0, 2]
+    assert mesh["tp", "dp"].mesh.tolist() == [[3, 0], [1, 2]]
+    assert mesh["tp"] is mesh["tp"]
+    assert mesh["dp", "tp"] is mesh
+    assert mesh.flatten("all").mesh.tolist() == [3, 1, 0, 2]
+    assert mesh.flatten().mesh_dim_names == ("dp_tp",)
+    with pytest.raises(PlacementError, match=r"no process group over \('dp',\)"):
+        mesh.get_group("dp")
+    with pytest.raises(PlacementError, match="name one of"):
+        mesh.get_local_rank()
+    with pytest.raises(PlacementError, match="no axis named"):
+        mesh["pp"]
+    outside = DeviceMesh("cpu", [0, 1], rank=7)
+    assert outside.get_coordinate() is None
+    with pytest.raises(PlacementError, match="rank 7 is not in mesh"):
+        outside.get_local_rank()
+
+
+@pytest.mark.parametrize(
+    ("device", "ranks", "message"),
+    [("cuda:0", [0, 1], "single device"), ("cpu", [0, 0], "different ranks"), ("cpu", [], "least")],
+)
+def test_impossible_meshes_are_refused(device: str, ranks: list[int], message: str) -> None:
+    with pytest.raises(PlacementError, match=message):
+        DeviceMesh(device, ranks)
+
+
+def test_explicit_groups() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        rank = mesh.get_rank()
+        assert mesh.get_coordinate() == (rank // 3, rank % 3)
+        assert [group.size() for group in mesh.get_all_groups()] == [2, 3]
+        assert mesh.get_group(1).rank() == rank % 3
+        with pytest.raises(PlacementError, match="groups of sizes"):
+            DeviceMesh("cpu", mesh.layout_mesh, groups=mesh.get_all_groups()[:1])
+        with pytest.raises(PlacementError, match="need a mesh"):
+            DeviceMesh.from_group(mesh.get_all_groups(), "cpu")
+        row = DeviceMesh.from_group(mesh.get_group(1), "cpu")
+        assert row.shape == (3,)
+        for sub, placements in [
+            (mesh["axis1"], [Shard(0)]),
+            (mesh.flatten(), [Shard(0)]),
+            (mesh["axis1", "axis0"], [Shard(0), Shard(1)]),
+        ]:
+            tensor = scattered(torch.arange(14.0).view(7, 2), sub, placements)
+            target = [Shard(1), Replicate()][: sub.ndim]
+            moved = tensor.redistribute(placements=target)
+            assert torch.equal(moved.full_tensor(), torch.arange(14.0).view(7, 2))
+
+    run_on_mesh((2, 3), body)
+
+
+def test_the_active_mesh_is_of_one_thread() -> None:
+    mesh, inner = DeviceMesh("cpu", [0, 1]), DeviceMesh("cpu", [2])
+    seen: list[object] = []
+    with mesh:
+        thread = threading.Thread(target=lambda: seen.append(active_mesh()))
+        thread.start()
+        thread.join()
+        with inner:
+            assert active_mesh() is inner
+        assert active_mesh() is mesh
+    assert active_mesh() is None
+    assert seen == [None]
+
+
+def test_geometry_does_not_import_torch() -> None:
+    run_script(
+        "import sys, dtckpt.dtensor as d; from dtckpt.dtensor import Layout, Mesh, Shard\n"
+        "import dtckpt.dtensor.irregular\n"
+        "assert len(d.__all__) == len(set(d.__all__)) and 'torch' not in sys.modules"
+    )
+
+
+def test_every_public_name_is_there() -> None:
+    import dtckpt.dtensor as package
+
+    assert package.__all__ == sorted(package.__all__)
+    for name in package.__all__:
+        assert getattr(package, name) is not None
+
+
+SINGLE_PROCESS = """
+import tempfile, torch, torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.distributed.tensor as tt
+from torch.distributed.device_mesh import init_device_mesh as torch_init
+import dtckpt.dtensor as dt
+from dtckpt.errors import PlacementError
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+mesh = dt.init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
+assert mesh.get_coordinate() == (0, 0) and mesh["tp"].get_group().size() == 1
+try:
+    dt.init_device_mesh("cpu", (2,))
+except PlacementError as error:
+    assert "the job has 1" in str(error)
+else:
+    raise SystemExit("a mesh larger than the job")
+
+torch_mesh = torch_init("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
+theirs = tt.distribute_tensor(torch.arange(6.0).view(3, 2), torch_mesh, [tt.Shard(0), tt.Shard(1)])
+ours = dt.from_torch(theirs)
+assert ours.placements == (dt.Shard(0), dt.Shard(1))
+assert ours.device_mesh.get_group("tp") is torch_mesh.get_group("tp")
+assert ours.device_mesh is dt.from_torch(theirs).device_mesh
+ours.to_local()[0, 0] = 7
+assert theirs.to_local()[0, 0] == 7
+back = dt.to_torch(ours)
+assert back.device_mesh is torch_mesh and back.placements == theirs.placements
+assert back.to_local().data_ptr() == theirs.to_local().data_ptr()
+made = dt.to_torch(dt.distribute_tensor(torch.ones(4), mesh, [dt.Shard(0), dt.Partial("max")]))
+assert made.placements == (tt.Shard(0), tt.Partial("max")), made
+assert dt.distribute_tensor(torch.ones(2), torch_mesh, [tt.Shard(0), dt.Replicate()]).shape == (2,)
+from_group = dt.DeviceMesh.from_group(dist.group.WORLD, "cpu")
+assert from_group.mesh.tolist() == [0]
+
+state = {"a": dt.distribute_tensor(torch.arange(6.0).view(3, 2), mesh, [dt.Shard(0), dt.Shard(1)])}
+with tempfile.TemporaryDirectory() as folder:
+    dcp.save(state, checkpoint_id=folder)
+    loaded = {"a": dt.distribute_tensor(torch.zeros(3, 2), mesh, [dt.Shard(1), dt.Replicate()])}
+    dcp.load(loaded, checkpoint_id=folder)
+    assert torch.equal(loaded["a"].full_tensor(), torch.arange(6.0).view(3, 2))
+    theirs = {"a": tt.zeros(3, 2, device_mesh=torch_mesh, placements=[tt.Replicate()] * 2)}
+    dcp.load(theirs, checkpoint_id=folder)
+    assert torch.equal(theirs["a"].full_tensor(), torch.arange(6.0).view(3, 2))
+dist.destroy_process_group()
+"""
+
+
+def test_one_process_with_a_default_group() -> None:
+    run_script(SINGLE_PROCESS)

@@ -1,0 +1,291 @@
+"""The dispatch frame: plans, writes, refusals, fallbacks, and training with all of it."""
+
+# pyright: reportPrivateUsage=false
+# Reads `_spec`, as users of torch do.
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dtckpt.dtensor import (
+    DeviceMesh,
+    Partial,
+    Replicate,
+    Shard,
+    distribute_tensor,
+    register_sharding,
+    strict,
+)
+from dtckpt.dtensor.dispatch import PlanCache
+from dtckpt.dtensor.rules.table import RULES
+from dtckpt.errors import PlacementError, UnsupportedOp
+from tests.ranks import RanksFailed
+
+from .rank_meshes import assert_holds, run_on_mesh, scattered
+
+
+def test_partial_scalars_are_reduced_when_read() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        tensor = scattered(torch.arange(4.0), mesh, [Shard(0)])
+        assert tensor.sum().item() == 6
+        assert tensor.max().item() == 3
+        assert bool((tensor > 2).any())
+        assert f"{tensor.sum():.1f}" == "6.0"
+        assert float(tensor.mean()) == 1.5
+
+    run_on_mesh((2,), body)
+
+
+def test_writing_a_constant_into_partial_terms() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        value = scattered(torch.ones(3), mesh, [Partial()])
+        assert value.add_(1) is value
+        assert not value.global_layout.is_partial
+        assert_holds(value, torch.full((3,), 2.0))
+        zero = scattered(torch.ones(3), mesh, [Partial()]).zero_()
+        assert zero.placements == (Partial(),)
+        assert_holds(torch.empty_like(zero).fill_(4), torch.full((3,), 4.0))
+
+    run_on_mesh((3,), body)
+
+
+def test_writes_through_views() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        tensor = scattered(torch.zeros(4, 2), mesh, [Shard(0)])
+        tensor[:, 1].fill_(5)
+        tensor.t()[0].add_(1)
+        assert_holds(tensor, torch.tensor([[1.0, 5.0]] * 4))
+        with pytest.raises(PlacementError, match="would not reach"):
+            tensor[1].fill_(3)
+        tensor[1].clone().fill_(3)
+
+    run_on_mesh((2,), body)
+
+
+def test_plain_tensors_beside_distributed_ones_are_refused() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        tensor = scattered(torch.ones(4), mesh, [Shard(0)])
+        assert_holds(tensor * torch.tensor(2.0), torch.full((4,), 2.0))
+        torch.add(tensor, torch.ones(4))
+
+    with pytest.raises(RanksFailed) as failed:
+        run_on_mesh((2,), body)
+    texts = {str(error) for error in failed.value.errors.values()}
+    assert len(failed.value.errors) == 2
+    assert len(texts) == 1
+    text = texts.pop()
+    for part in ("aten.add", "tensor 1 is a plain", "[4]", "distribute_tensor", "from_local"):
+        assert part in text
+
+
+def test_shape_errors_are_the_same_on_every_rank() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        a = scattered(torch.ones(3, 4), mesh, [Shard(0)])
+        torch.mm(a, a)
+
+    with pytest.raises(RanksFailed) as failed:
+        run_on_mesh((4,), body)
+    assert len(failed.value.errors) == 4
+    assert len({str(error) for error in failed.value.errors.values()}) == 1
+
+
+def test_operators_without_a_rule_fall_back_once_warned() -> None:
+    def body(mesh: DeviceMesh) -> list[str]:
+        tensor = scattered(torch.arange(6.0).view(3, 2), mesh, [Shard(0)])
+        with pytest.raises(UnsupportedOp, match="strict mode"), strict():
+            tensor.roll(1)
+        for _ in range(2):
+            found = torch.linalg.qr(tensor).R.abs()
+            torch.testing.assert_close(
+                found.full_tensor(), torch.linalg.qr(torch.arange(6.0).view(3, 2)).R.abs()
+            )
+        return []
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run_on_mesh((2,), body)
+    texts = [str(w.message) for w in caught]
+    assert len([t for t in texts if "linalg_qr" in t and "24 bytes" in t]) == 2  # one per rank
+
+
+def test_decompositions_run_on_distributed_tensors() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        whole = torch.arange(6.0).view(3, 2)
+        tensor = scattered(whole, mesh, [Shard(0)]).detach().requires_grad_()
+        loss: Any = nn.functional.mse_loss(tensor, scattered(whole + 1, mesh, [Shard(0)]))
+        torch.testing.assert_close(loss.full_tensor(), torch.tensor(1.0))
+        loss.backward()
+        assert tensor.grad is not None
+        assert_holds(tensor.grad, torch.full((3, 2), -1 / 3))
+
+    run_on_mesh((2,), body)
+
+
+def test_random_operators_are_refused() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        tensor = scattered(torch.ones(4), mesh, [Shard(0)])
+        with pytest.raises(UnsupportedOp, match="random"):
+            tensor.uniform_()
+
+    run_on_mesh((2,), body)
+
+
+def test_users_rules() -> None:
+    op = torch.ops.aten.roll.default
+    before = RULES.get(op)
+
+    @register_sharding(op)
+    def _(tensor: Any, shifts: Any, dims: Any = ()) -> Any:  # pyright: ignore[reportUnusedFunction]
+        del shifts
+        return [([Shard(d)], [Shard(d), None, None]) for d in range(tensor.ndim) if d not in dims]
+
+    def body(mesh: DeviceMesh) -> None:
+        whole = torch.arange(6.0).view(3, 2)
+        with strict():
+            rolled = scattered(whole, mesh, [Shard(0)]).roll(1, 1)
+            assert rolled.placements == (Shard(0),)
+            assert_holds(rolled, whole.roll(1, 1))
+            assert_holds(scattered(whole, mesh, [Shard(0)]).roll(1, 0), whole.roll(1, 0))
+
+    try:
+        run_on_mesh((2,), body)
+    finally:
+        RULES.pop(op) if before is None else RULES.update({op: before})
+
+
+def test_plans_are_reused_and_bounded() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        cache = mesh.cache("plans", lambda: PlanCache(limit=8))
+        tensor = scattered(torch.ones(4, 2), mesh, [Shard(0)])
+        for step in range(20):
+            tensor = tensor * (1.0 + step)
+        assert len(cache) == 1
+        for size in range(1, 30):
+            scattered(torch.ones(size), mesh, [Replicate()]).neg()
+        assert len(cache) == 8
+        one, two = (scattered(torch.ones(4), mesh, [Shard(0)]) for _ in range(2))
+        assert one._spec is two._spec
+
+    run_on_mesh((2,), body)
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+def test_training_equals_one_device(optimizer: str, foreach: bool) -> None:
+    def model() -> nn.Sequential:
+        made = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.LayerNorm(5), nn.Linear(5, 3))
+        for index, parameter in enumerate(made.parameters()):
+            values = torch.linspace(-1, 1, parameter.numel()).view(parameter.shape)
+            parameter.data.copy_(values * (index + 1) / 4)
+        return made
+
+    def steps(net: nn.Module, inputs: Tensor) -> None:
+        kwargs: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.01, "foreach": foreach}
+        if optimizer == "SGD":
+            kwargs["momentum"] = 0.9
+        stepper = getattr(torch.optim, optimizer)(net.parameters(), **kwargs)
+        for _ in range(3):
+            net(inputs).square().mean().backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+            stepper.step()
+            stepper.zero_grad()
+
+    inputs = torch.linspace(-2, 2, 42).view(7, 6)
+    reference = model()
+    steps(reference, inputs)
+
+    def body(mesh: DeviceMesh) -> None:
+        layouts = [(Replicate(), Shard(0)), (Shard(0), Shard(0)), (Shard(0), Replicate())]
+        net = model()
+        for index, module in enumerate(net.modules()):
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                placements = layouts[index % 3]
+                setattr(module, name, nn.Parameter(distribute_tensor(parameter, mesh, placements)))
+        with strict():
+            steps(net, scattered(inputs, mesh, [Shard(0), Replicate()]))
+        for ours, expected in zip(net.parameters(), reference.parameters(), strict=True):
+            assert_holds(ours.detach(), expected.detach(), rtol=1e-4, atol=1e-5)
+
+    run_on_mesh((2, 2), body)
+
+
+def test_inference_mode() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        inputs, weight = torch.arange(12.0).view(2, 2, 3), torch.arange(15.0).view(5, 3)
+        with torch.inference_mode(), strict():
+            found = nn.functional.linear(
+                scattered(inputs, mesh, [Shard(0)]), scattered(weight, mesh, [Replicate()])
+            )
+            assert_holds(found, nn.functional.linear(inputs, weight))
+
+    run_on_mesh((2,), body)
+
+
+def test_data_can_be_replaced() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        module = nn.Linear(4, 4, bias=False)
+        module.weight = nn.Parameter(distribute_tensor(torch.ones(4, 4), mesh, [Shard(0)]))
+        module.to(torch.float64)
+        assert_holds(module.weight.detach(), torch.ones(4, 4, dtype=torch.float64))
+        module.weight.data = scattered(torch.zeros(4, 4), mesh, [Shard(1)])
+        assert_holds(module.weight.detach(), torch.zeros(4, 4))
+        with pytest.raises(PlacementError, match="must be a DTensor"):
+            module.weight.data = torch.zeros(4, 4)
+        again = copy.deepcopy(module)
+        again.load_state_dict({"weight": scattered(torch.ones(4, 4), mesh, [Shard(0)])})
+        assert_holds(again.weight.detach(), torch.ones(4, 4))
+        assert_holds(module.weight.detach(), torch.zeros(4, 4))
+
+    run_on_mesh((2,), body)
+
+
+def test_embedding_and_cross_entropy() -> None:
+    def forward(weight: Tensor, indices: Tensor, labels: Tensor) -> Tensor:
+        hidden = nn.functional.embedding(indices, weight).flatten(0, 1)
+        return nn.functional.cross_entropy(hidden, labels)
+
+    weight = torch.linspace(-1, 1, 30).view(10, 3)
+    indices, labels = torch.tensor([[1, 2], [3, 9], [1, 0]]), torch.tensor([0, 1, 2, 2, 1, 0])
+    plain = weight.clone().requires_grad_()
+    expected = forward(plain, indices, labels)
+    expected.backward()
+
+    def body(mesh: DeviceMesh) -> None:
+        for placement in (Replicate(), Shard(0), Shard(1)):
+            ours = scattered(weight, mesh, [placement]).detach().requires_grad_()
+            found = forward(
+                ours, scattered(indices, mesh, [Shard(0)]), scattered(labels, mesh, [Shard(0)])
+            )
+            assert_holds(found.detach(), expected.detach())
+            found.backward()
+            assert plain.grad is not None
+            assert_holds(ours.grad, plain.grad)
+
+    run_on_mesh((2,), body)
+
+
+def test_variants_that_write_elsewhere() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        tensor = scattered(torch.ones(4, 2), mesh, [Shard(1)])
+        out = torch.empty_like(tensor)
+        torch.add(tensor, tensor, out=out)
+        assert_holds(out, torch.full((4, 2), 2.0))
+        tensor[0] = 5.0
+        assert tensor.sum().item() == 16
+        parameter = nn.Parameter(scattered(torch.ones(4, 2), mesh, [Shard(0)]))
+        plain = nn.Parameter(torch.ones(4, 2))
+        for each in (parameter, plain):
+            stepper = torch.optim.AdamW([each], fused=True)
+            each.sum().backward()
+            stepper.step()
+        assert_holds(parameter.detach(), plain.detach())
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="aten._fused_adamw.default has no sharding rule")
+        run_on_mesh((2,), body)

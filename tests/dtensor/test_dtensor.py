@@ -1,0 +1,188 @@
+"""The class itself: ways in and out, copies and refusals."""
+
+# pyright: reportPrivateUsage=false
+# Reads `_spec`, as users of torch do.
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dtckpt.dtensor import (
+    DeviceMesh,
+    DTensor,
+    Partial,
+    Ragged,
+    Replicate,
+    Shard,
+    distribute_tensor,
+)
+from dtckpt.errors import PlacementError
+from tests.ranks import RanksFailed
+
+from .rank_meshes import assert_holds, run_on_mesh, scattered
+
+
+def test_from_local_sums_the_sizes_of_uneven_parts() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        whole = torch.arange(10.0).view(5, 2)
+        rank = mesh.get_rank()
+        part = whole[2 * rank : 2 * rank + 2]
+        tensor = DTensor.from_local(part, mesh, [Shard(0)])
+        assert_holds(tensor, whole)
+        assert tensor.to_local().data_ptr() == part.data_ptr() or part.numel() == 0
+        column = whole.t().contiguous().t()[2 * rank : 2 * rank + 2]
+        assert DTensor.from_local(column, mesh, [Shard(0)], shape=(5, 2)).stride() == (1, 5)
+
+    run_on_mesh((3,), body)
+
+
+@pytest.mark.parametrize(
+    ("rows", "kwargs", "message"),
+    [
+        ((1, 2, 3), {}, "Ragged"),
+        ((2, 2, 2), {"placements": [Shard(0), Shard(0)]}, "as many placements"),
+        ((2, 2, 2), {"placements": [Shard(1, 1)]}, "orders 0 to 0"),
+        ((2, 2, 2), {"shape": (7, 2)}, "local shapes do not fit"),
+        ((2, 2, 1), {"placements": [Replicate()], "run_check": True}, "local shapes do not fit"),
+    ],
+)
+def test_from_local_refuses_what_does_not_fit_on_every_rank(
+    rows: tuple[int, ...], kwargs: dict[str, Any], message: str
+) -> None:
+    def body(mesh: DeviceMesh) -> None:
+        local = torch.zeros(rows[mesh.get_rank()], 2)
+        arguments: dict[str, Any] = {"placements": [Shard(0)], **kwargs}
+        DTensor.from_local(local, mesh, **arguments)
+
+    with pytest.raises(RanksFailed) as failed:
+        run_on_mesh((3,), body)
+    assert len(failed.value.errors) == 3
+    for error in failed.value.errors.values():
+        assert isinstance(error, PlacementError)
+        assert message in str(error)
+
+
+def test_run_check_finds_replicas_that_differ_and_changes_nothing() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        local = torch.full((3,), float(mesh.get_local_rank(1)))
+        DTensor.from_local(local, mesh, [Replicate(), Shard(0)], run_check=True)
+        with pytest.raises(PlacementError, match=r"replicas differ along \['axis1'\]"):
+            DTensor.from_local(local, mesh, [Shard(0), Replicate()], run_check=True)
+        assert local.tolist() == [float(mesh.get_local_rank(1))] * 3
+
+    run_on_mesh((2, 2), body)
+
+
+def test_ragged_parts() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        sizes = (1, 0, 4)
+        local = torch.full((sizes[mesh.get_rank()], 2), float(mesh.get_rank()))
+        tensor = DTensor.from_local(local, mesh, [Ragged(0, sizes)])
+        assert tensor.full_tensor()[:, 0].tolist() == [0, 2, 2, 2, 2]
+
+    run_on_mesh((3,), body)
+
+
+@pytest.mark.parametrize("source", [0, 1, None])
+def test_distribute_tensor(source: int | None) -> None:
+    def body(mesh: DeviceMesh) -> None:
+        rank = mesh.get_rank()
+        is_source = source is None or mesh.get_coordinate() == (source, source)
+        whole = torch.arange(15.0).view(5, 3)
+        mine = whole.clone() if is_source else torch.full_like(whole, -1)
+        for placements in [
+            (Shard(0), Shard(1)),
+            (Shard(0, 1), Shard(0, 0)),
+            (Replicate(), Replicate()),
+            (Partial(), Shard(0)),
+        ]:
+            mine.requires_grad_(True)
+            tensor = distribute_tensor(mine, mesh, placements, src_data_rank=source)
+            assert tensor.requires_grad
+            assert_holds(tensor.detach(), whole)
+            tensor._local_tensor.detach().zero_()
+            mine.requires_grad_(False)
+            assert mine[0, 1].item() == (1 if is_source else -1), rank
+
+    run_on_mesh((2, 2), body)
+
+
+def test_distribute_tensor_refuses() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        leaf = torch.ones(4, requires_grad=True)
+        with pytest.raises(PlacementError, match="leaf"):
+            distribute_tensor(leaf * 2, mesh)
+        with pytest.raises(PlacementError, match="src_data_rank=2"):
+            distribute_tensor(leaf, mesh, src_data_rank=2)
+        tensor = distribute_tensor(leaf, mesh, [Shard(0)])
+        assert distribute_tensor(tensor, mesh, [Shard(0)]) is tensor
+        with pytest.raises(PlacementError, match="use redistribute"):
+            distribute_tensor(tensor, mesh, [Replicate()])
+        with mesh:
+            assert distribute_tensor(torch.ones(2)).device_mesh is mesh
+        with pytest.raises(PlacementError, match="with mesh:"):
+            distribute_tensor(torch.ones(2))
+
+    run_on_mesh((2,), body)
+
+
+def test_gradients_through_local_tensors() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        local = torch.ones(2, 3, requires_grad=True)
+        tensor = DTensor.from_local(local, mesh, [Shard(0)])
+        assert tensor.requires_grad
+        weights = scattered(torch.arange(12.0).view(4, 3), mesh, [Shard(0)])
+        (tensor * weights).full_tensor().sum().backward()
+        assert local.grad is not None
+        assert torch.equal(local.grad, weights.to_local())
+        partial = torch.ones(2, requires_grad=True)
+        DTensor.from_local(partial, mesh, [Partial()]).full_tensor().sum().backward()
+        assert partial.grad is not None
+        assert partial.grad.tolist() == [1, 1]
+        leaf = scattered(torch.ones(4), mesh, [Replicate()]).detach().requires_grad_()
+        part = leaf.to_local(grad_placements=[Partial()])
+        (part * (mesh.get_rank() + 1)).sum().backward()
+        assert leaf.grad is not None
+        assert leaf.grad._spec.placements == (Partial(),)
+        assert leaf.grad.full_tensor().tolist() == [3] * 4
+
+    run_on_mesh((2,), body)
+
+
+def test_copies_parameters_and_text() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        tensor = distribute_tensor(torch.arange(4.0), mesh, [Shard(0)])
+        parameter = nn.Parameter(tensor)
+        assert isinstance(parameter, nn.Parameter)
+        assert isinstance(parameter, DTensor)
+        parameter.sum().backward()
+        again = copy.deepcopy(parameter)
+        assert isinstance(again, nn.Parameter)
+        assert again.requires_grad
+        assert again.grad is not None
+        with torch.no_grad():
+            again.zero_()
+        assert_holds(parameter.detach(), torch.arange(4.0))
+        assert "placements=(S(0))" in repr(parameter)
+        assert isinstance(parameter.detach(), DTensor)
+        assert not parameter.detach().requires_grad
+        with pytest.raises(TypeError, match=r"dtckpt\.checkpoint\.save"):
+            pickle.dumps(tensor)
+        with pytest.raises(PlacementError, match="full_tensor"):
+            tensor.tolist()
+        with pytest.raises(PlacementError, match="full_tensor"):
+            tensor.numpy()
+        whole = tensor.redistribute(placements=[Replicate()])
+        assert whole.tolist() == [0, 1, 2, 3]
+        assert whole.numpy().sum() == 6
+        assert tensor.global_layout.shape == (4,)
+        assert torch.equal(tensor, tensor.clone())
+        assert not torch.equal(tensor, tensor + 1)
+
+    run_on_mesh((2,), body)

@@ -1,0 +1,151 @@
+"""torch's placements, and the protocol of torch.distributed.checkpoint."""
+
+# pyright: reportPrivateImportUsage=false
+# torch does not mark what its checkpoint package exports.
+
+from __future__ import annotations
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as torch_checkpoint
+import torch.distributed.tensor as torch_tensor
+import torch.multiprocessing
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.device_mesh import init_device_mesh as torch_init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import placement_types
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+from dtckpt.dtensor import (
+    DeviceMesh,
+    Layout,
+    Mesh,
+    Partial,
+    Ragged,
+    Replicate,
+    Shard,
+    distribute_tensor,
+    from_torch,
+    init_device_mesh,
+    layout_from_torch,
+    to_torch,
+)
+from dtckpt.dtensor.interop import placements_from_torch, placements_to_torch
+from dtckpt.dtensor.placement import Placement
+from dtckpt.errors import PlacementError
+
+from .rank_meshes import run_on_mesh, scattered
+
+# Private, and gone in some torch: then there is nothing to translate.
+Strided: Any = getattr(placement_types, "_StridedShard", None)
+
+
+def test_plain_placements_pass_both_ways() -> None:
+    ours = (Shard(1), Replicate(), Partial("max"))
+    theirs = (torch_tensor.Shard(-1), torch_tensor.Replicate(), torch_tensor.Partial("max"))
+    assert placements_from_torch(theirs, (2, 2, 2), 2) == ours
+    assert placements_from_torch(ours, (2, 2, 2), 2) == ours
+    back = placements_to_torch(Layout(Mesh((2, 2, 2)), ours, (4, 4)))
+    assert back == (torch_tensor.Shard(1), *theirs[1:])
+
+
+def test_fsdp_inside_tensor_parallel() -> None:
+    theirs = (Strided(0, split_factor=2), torch_tensor.Shard(0))
+    ours = placements_from_torch(theirs, (2, 2), 1)
+    assert ours == (Shard(0, order=1), Shard(0, order=0))
+    assert placements_to_torch(Layout(Mesh((2, 2)), ours, (8,))) == theirs
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+@pytest.mark.parametrize("shape", [(2, 2, 2), (2, 3, 4), (3, 1, 2)])
+def test_every_order_survives_the_split_factors(
+    shape: tuple[int, ...], order: tuple[int, ...]
+) -> None:
+    placements: tuple[Placement, ...] = tuple(Shard(0, i) for i in order)
+    layout = Layout(Mesh(shape), placements, (48,))
+    decoded = placements_from_torch(placements_to_torch(layout), shape, 1)
+    again = Layout(Mesh(shape), decoded, (48,))
+    for coordinate in layout.mesh.coordinates():
+        assert again.box(coordinate) == layout.box(coordinate)
+    assert math.prod(again.grid) == math.prod(shape)
+
+
+def test_what_neither_side_can_say_is_refused() -> None:
+    with pytest.raises(PlacementError, match="no axes to its right make 3 pieces"):
+        placements_from_torch((Strided(0, split_factor=3), torch_tensor.Shard(0)), (2, 2), 1)
+    with pytest.raises(PlacementError, match="no ragged placement"):
+        placements_to_torch(Layout(Mesh((2,)), (Ragged(0, (1, 3)),), (4,)))
+    masked: Any = getattr(placement_types, "_MaskPartial", None)
+    if masked is not None:
+        with pytest.raises(PlacementError, match="internal placement"):
+            placements_from_torch((masked(),), (2,), 1)
+
+
+def test_without_the_private_placement_orders_are_refused(monkeypatch: Any) -> None:
+    monkeypatch.setattr("dtckpt.dtensor.interop._STRIDED", None)
+    layout = Layout(Mesh((2, 2)), (Shard(0, 1), Shard(0, 0)), (8,))
+    with pytest.raises(PlacementError, match="no placement for the shard order"):
+        placements_to_torch(layout)
+
+
+def test_checkpoint_protocol() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        tensor = scattered(torch.arange(15.0).view(5, 3), mesh, [Shard(0), Shard(1)])
+        here = mesh.get_coordinate()
+        assert here is not None
+        box = tensor.global_layout.box(here)
+        (chunk,) = tensor.__create_chunk_list__()
+        assert (tuple(chunk.offsets), tuple(chunk.sizes)) == (box.offsets, box.sizes)
+        (item,) = tensor.__create_write_items__("w", tensor)
+        assert item.index == MetadataIndex("w", chunk.offsets)
+        assert item.tensor_data is not None
+        assert item.tensor_data.size == (5, 3)
+        shard = tensor.__get_tensor_shard__(item.index)
+        assert shard.data_ptr() == tensor.to_local().data_ptr()
+        with pytest.raises(PlacementError, match="no chunk at offset"):
+            tensor.__get_tensor_shard__(MetadataIndex("w", torch.Size((1, 1))))
+        partial = scattered(torch.ones(3), mesh, [Partial(), Replicate()])
+        with pytest.raises(ValueError, match="has no values before it is reduced"):
+            partial.__create_chunk_list__()
+        if here == (1, 0):
+            small = scattered(torch.ones(1), mesh, [Shard(0), Replicate()])
+            assert small.__create_chunk_list__() == []
+
+    run_on_mesh((2, 2), body)
+
+
+def _two_processes(rank: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=4)
+    torch_mesh = torch_init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    net = torch.nn.Linear(3, 11, bias=False)
+    whole = torch.arange(33.0).view(11, 3)
+    with torch.no_grad():
+        net.weight.copy_(whole)
+    parallelize_module(net, torch_mesh["tp"], ColwiseParallel())
+    fully_shard(net, mesh=torch_mesh["dp"])
+    weight: Any = net.weight
+    assert layout_from_torch(weight).placements == (Shard(0, 1), Shard(0, 0))
+    ours = from_torch(weight)
+    assert torch.equal(ours.full_tensor(), whole)
+    assert to_torch(ours).placements == weight.placements
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    reversed_mesh = DeviceMesh("cpu", [[3, 1], [2, 0]])
+    for other in (mesh, reversed_mesh, mesh["tp", "dp"]):
+        moved = distribute_tensor(whole, other, [Shard(0), Shard(1)])
+        assert torch.equal(moved.redistribute(placements=[Shard(1), Shard(0)]).full_tensor(), whole)
+        assert moved.sum().item() == whole.sum().item()
+    torch_checkpoint.save({"w": ours.detach(), "m": moved}, checkpoint_id=f"{folder}/saved")
+    target = {"w": distribute_tensor(torch.zeros(11, 3), mesh, [Replicate(), Shard(1)])}
+    torch_checkpoint.load(target, checkpoint_id=f"{folder}/saved")
+    assert torch.equal(target["w"].full_tensor(), whole)
+    dist.destroy_process_group()
+
+
+def test_a_job_of_four_processes(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(_two_processes, (str(tmp_path),), nprocs=4)
