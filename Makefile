@@ -12,20 +12,25 @@ help:
 	@echo "make check   formatter, linter, type checker"
 	@echo "make format  apply formatter and safe lint fixes"
 
+EDITABLE := --editable . --config-settings editable_mode=strict
+LOG := $(VENV)/install.log
+
 $(VENV)/.deps: pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade "pip>=25.1" "setuptools>=77"
-	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --group dev \
-		--editable . --config-settings editable_mode=strict
-	touch $@
+	@echo "Installing into $(VENV) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@($(BIN)/pip install --quiet --upgrade "pip>=25.1" "setuptools>=77" && \
+		$(BIN)/pip install --quiet --constraint constraints.txt torch && \
+		$(BIN)/pip install --quiet --constraint constraints.txt --group dev $(EDITABLE)) \
+		> $(LOG) 2>&1 || (cat $(LOG); exit 1)
+	@find $(CODE) -name '*.py' | sort > $(VENV)/.files
+	@touch $@
 
 # The strict editable install is a tree of links, one per module: new files need it made again.
 $(VENV)/.linked: $(VENV)/.deps $(shell find $(CODE) -name '*.py' 2>/dev/null | sort)
 	@find $(CODE) -name '*.py' | sort | cmp -s - $(VENV)/.files || \
-		($(BIN)/pip install --quiet --no-deps --no-build-isolation \
-			--editable . --config-settings editable_mode=strict && \
-		find $(CODE) -name '*.py' | sort > $(VENV)/.files)
+		($(BIN)/pip install --quiet --no-deps --no-build-isolation $(EDITABLE) > $(LOG) 2>&1 \
+			|| (cat $(LOG); exit 1))
+	@find $(CODE) -name '*.py' | sort > $(VENV)/.files
 	@touch $@
 
 install: $(VENV)/.linked
