@@ -25,15 +25,13 @@ $(VENV)/.deps: pyproject.toml constraints.txt
 	@find $(CODE) -name '*.py' | sort > $(VENV)/.files
 	@touch $@
 
-# The strict editable install is a tree of links, one per module: new files need it made again.
-$(VENV)/.linked: $(VENV)/.deps $(shell find $(CODE) -name '*.py' 2>/dev/null | sort)
+# The strict editable install is a tree of links, one per module: it is made again whenever files
+# have come or gone.
+install: $(VENV)/.deps
 	@find $(CODE) -name '*.py' | sort | cmp -s - $(VENV)/.files || \
 		($(BIN)/pip install --quiet --no-deps --no-build-isolation $(EDITABLE) > $(LOG) 2>&1 \
 			|| (cat $(LOG); exit 1))
 	@find $(CODE) -name '*.py' | sort > $(VENV)/.files
-	@touch $@
-
-install: $(VENV)/.linked
 
 check: install
 	$(BIN)/ruff format --check $(CODE)
