@@ -137,7 +137,7 @@ def _exchange(
         raise RankFailed(
             f"{phase}: rank {ranks.rank} could not reach the other ranks "
             f"({ranks_text(ranks.all)} take part): one of them died, fell silent or left. "
-            f"{'This rank had failed itself: ' + repr(failure) if failure else error}"
+            f"{'This rank had failed itself: ' + _safe_repr(failure) if failure else _short(error)}"
         ) from (failure or error)
 
 
@@ -148,6 +148,11 @@ def _describe(error: BaseException) -> bytes:
         "overwritten": list(getattr(error, "overwritten", ())),
     }
     return json.dumps(value).encode()
+
+
+def _short(error: BaseException) -> str:
+    """Return the fact that a backend reports, without the advice that Gloo appends to it."""
+    return str(error).partition(" This is typically")[0].partition("\n")[0]
 
 
 def _safe_repr(error: BaseException) -> str:

@@ -7,7 +7,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from datetime import timedelta
 from pathlib import Path
+
+import torch.distributed as dist
 
 ROOT = Path(__file__).parents[1]
 
@@ -15,8 +18,8 @@ ROOT = Path(__file__).parents[1]
 def run_processes(module: str, size: int, *args: str, timeout: float = 180) -> list[str]:
     """Run ``python -m module`` once per rank and return what each printed.
 
-    The ranks find RANK, WORLD_SIZE and DTCKPT_TEST_INIT (an init method) in their environment.
-    Raises AssertionError with the output of the first rank that fails.
+    The module calls ``join_group`` first and ``leave_group`` last. Raises AssertionError with the
+    output of the ranks that fail.
     """
     with tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder) / f"rank{rank}.txt" for rank in range(size)]
@@ -67,3 +70,27 @@ def _wait(processes: list[subprocess.Popen[bytes]], timeout: float) -> None:
         if any(codes):
             deadline = min(deadline, time.monotonic() + 5)
         time.sleep(0.05)
+
+
+def join_group() -> int:
+    """Make the default Gloo group of the ranks of ``run_processes`` and return this one's rank."""
+    rank = int(os.environ["RANK"])
+    dist.init_process_group(
+        "gloo",
+        init_method=os.environ["DTCKPT_TEST_INIT"],
+        rank=rank,
+        world_size=int(os.environ["WORLD_SIZE"]),
+        timeout=timedelta(seconds=60),
+    )
+    return rank
+
+
+def leave_group() -> None:
+    """End this rank well; nothing that follows is run.
+
+    Without ``_exit`` torch's Gloo threads sometimes abort the interpreter as it winds down.
+    """
+    dist.barrier()
+    dist.destroy_process_group()
+    print("ok", flush=True)
+    os._exit(0)

@@ -5,9 +5,7 @@ Run by test_fsdp, one process per rank. Every comparison is of full tensors, on 
 
 from __future__ import annotations
 
-import os
 import sys
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -27,6 +25,8 @@ from torch.distributed.tensor.parallel import (
 import dtckpt.checkpoint as dcp
 from dtckpt.dtensor import from_torch
 from dtckpt.errors import LayoutMismatch
+
+from ..processes import join_group, leave_group
 
 Full = dict[str, torch.Tensor]
 
@@ -169,14 +169,7 @@ def check_wrong_locals(path: str) -> None:
 
 def main(folder: str) -> None:
     """Run all checks on this rank."""
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    dist.init_process_group(
-        "gloo",
-        init_method=os.environ["DTCKPT_TEST_INIT"],
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=60),
-    )
+    rank = join_group()
     torch.set_num_threads(1)
     expected = train_and_save(f"{folder}/step-3")
     if rank == 0:
@@ -184,9 +177,7 @@ def main(folder: str) -> None:
     check_other_meshes(f"{folder}/step-3", expected, rank)
     check_own_dtensors(f"{folder}/mixed")
     check_wrong_locals(f"{folder}/wrong")
-    dist.barrier()
-    dist.destroy_process_group()
-    print("ok")
+    leave_group()
 
 
 if __name__ == "__main__":

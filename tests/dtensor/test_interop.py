@@ -12,15 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.distributed.checkpoint as torch_checkpoint
 import torch.distributed.tensor as torch_tensor
-import torch.multiprocessing
 from torch.distributed.checkpoint.metadata import MetadataIndex
-from torch.distributed.device_mesh import init_device_mesh as torch_init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import placement_types
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from dtckpt.dtensor import (
     DeviceMesh,
@@ -30,16 +24,12 @@ from dtckpt.dtensor import (
     Ragged,
     Replicate,
     Shard,
-    distribute_tensor,
-    from_torch,
-    init_device_mesh,
-    layout_from_torch,
-    to_torch,
 )
 from dtckpt.dtensor.interop import placements_from_torch, placements_to_torch
 from dtckpt.dtensor.placement import Placement
 from dtckpt.errors import PlacementError
 
+from ..processes import run_processes
 from .rank_meshes import run_on_mesh, scattered
 
 # Private, and gone in some torch: then there is nothing to translate.
@@ -120,32 +110,5 @@ def test_checkpoint_protocol() -> None:
     run_on_mesh((2, 2), body)
 
 
-def _two_processes(rank: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=4)
-    torch_mesh = torch_init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    net = torch.nn.Linear(3, 11, bias=False)
-    whole = torch.arange(33.0).view(11, 3)
-    with torch.no_grad():
-        net.weight.copy_(whole)
-    parallelize_module(net, torch_mesh["tp"], ColwiseParallel())
-    fully_shard(net, mesh=torch_mesh["dp"])
-    weight: Any = net.weight
-    assert layout_from_torch(weight).placements == (Shard(0, 1), Shard(0, 0))
-    ours = from_torch(weight)
-    assert torch.equal(ours.full_tensor(), whole)
-    assert to_torch(ours).placements == weight.placements
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    reversed_mesh = DeviceMesh("cpu", [[3, 1], [2, 0]])
-    for other in (mesh, reversed_mesh, mesh["tp", "dp"]):
-        moved = distribute_tensor(whole, other, [Shard(0), Shard(1)])
-        assert torch.equal(moved.redistribute(placements=[Shard(1), Shard(0)]).full_tensor(), whole)
-        assert moved.sum().item() == whole.sum().item()
-    torch_checkpoint.save({"w": ours.detach(), "m": moved}, checkpoint_id=f"{folder}/saved")
-    target = {"w": distribute_tensor(torch.zeros(11, 3), mesh, [Replicate(), Shard(1)])}
-    torch_checkpoint.load(target, checkpoint_id=f"{folder}/saved")
-    assert torch.equal(target["w"].full_tensor(), whole)
-    dist.destroy_process_group()
-
-
 def test_a_job_of_four_processes(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(_two_processes, (str(tmp_path),), nprocs=4)
+    run_processes("tests.dtensor.job_ranks", 4, str(tmp_path))

@@ -1,0 +1,133 @@
+"""The three training runs: uninterrupted, killed in a save, resumed on another mesh."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import dtckpt.checkpoint as ck
+from dtckpt.errors import DtckptError, NotCommitted
+from dtckpt.storage import open_store
+
+from ..console import iec
+from .launch import Outcome
+from .setting import (
+    KILL_RANK,
+    KILL_STEP,
+    MESH,
+    MESH_RESUMED,
+    NEWEST,
+    RANKS,
+    RANKS_RESUMED,
+    SAVES,
+    Setting,
+)
+from .worker import TIMEOUT
+
+
+def train_uninterrupted(demo: Setting) -> Outcome:
+    """Train to the end: what the other runs are compared with."""
+    outcome = demo.train("uninterrupted", demo.reference, MESH, RANKS)
+    losses = list(outcome.losses().values())
+    last = sum(losses[-5:]) / 5
+    _check_all_committed(demo, demo.reference, "all its saves are committed")
+    demo.claims.check(
+        "the model learns: the mean loss of the last 5 steps is below 0.7 times the first",
+        last < 0.7 * losses[0],
+        f"{losses[0]:.3f} -> {last:.3f}",
+    )
+    return outcome
+
+
+def train_until_killed(demo: Setting) -> Outcome:
+    """Train again, until a rank dies in the middle of a save."""
+    outcome = demo.train("killed", demo.run, MESH, RANKS, is_killed=True)
+    died = rf"rank +: {KILL_RANK} .*\n *exitcode +: -9 "
+    demo.claims.check(
+        f"rank {KILL_RANK} was ended by SIGKILL, and the job with it",
+        outcome.exit_code != 0 and re.search(died, outcome.log) is not None,
+        f"torchrun ended with {outcome.exit_code}",
+    )
+    _check_survivors(demo, outcome)
+    _check_leftovers(demo)
+    _check_not_committed(demo)
+    newest = ck.latest(demo.run)
+    demo.claims.check(
+        f"the newest committed checkpoint is the one before, step {NEWEST}",
+        newest is not None and newest.number == NEWEST,
+    )
+    report = ck.verify(demo.step(NEWEST))
+    demo.claims.check(
+        f"step {NEWEST} is intact to the last byte",
+        not report.problems,
+        f"{iec(report.bytes_checked)} checked",
+    )
+    return outcome
+
+
+def train_resumed(demo: Setting) -> Outcome:
+    """Go on from the newest checkpoint on half the ranks, with another mesh."""
+    outcome = demo.train("resumed", demo.run, MESH_RESUMED, RANKS_RESUMED)
+    told = outcome.resumed()
+    demo.claims.check(f"it resumed from step {NEWEST}", told["step"] == NEWEST)
+    demo.claims.check(
+        "on both ranks every tensor and value was then, bit for bit, what the checkpoint holds",
+        told["tensors"] > 0 and not told["differences"],
+        f"{told['tensors']} tensors of parameters and optimizer gathered and compared, and all "
+        f"values; differences: {', '.join(told['differences']) or 'none'}",
+    )
+    demo.claims.check(
+        "every sharded tensor lies on these ranks in other parts than it was saved",
+        told["resharded"] == told["sharded"] > 0,
+        f"{told['resharded']} tensors: on {MESH} before, on {MESH_RESUMED} now",
+    )
+    text = f"step {KILL_STEP} was saved again in the same place; now all saves are committed"
+    _check_all_committed(demo, demo.run, text)
+    return outcome
+
+
+def _check_all_committed(demo: Setting, root: Path, text: str) -> None:
+    committed = tuple(step.number for step in ck.committed_steps(root))
+    demo.claims.check(text, committed == SAVES, f"steps {', '.join(map(str, committed))}")
+
+
+def _check_survivors(demo: Setting, outcome: Outcome) -> None:
+    survivors = [rank for rank in range(RANKS) if rank != KILL_RANK]
+    told = [error for rank, error in outcome.errors.items() if rank in survivors]
+    longest = max((error["seconds"] for error in told), default=float("inf"))
+    message = told[0]["message"].partition(" This is typically")[0] if told else ""
+    demo.claims.check(
+        f"ranks {', '.join(map(str, survivors))} did not wait for it: each raised RankFailed long "
+        f"before their timeout of {TIMEOUT.seconds} s",
+        [error["error"] for error in told] == ["RankFailed"] * len(survivors)
+        and longest < TIMEOUT.seconds / 2,
+        f"at most {longest:.1f} s after its save began: {message}",
+    )
+
+
+def _check_leftovers(demo: Setting) -> None:
+    store = open_store(demo.step(KILL_STEP))
+    leftovers = [Path(store.url) / name for name in store.leftovers()]
+    (whole,) = (demo.reference / f"step-{KILL_STEP}").glob(f"data/*/{KILL_RANK:05}.safetensors")
+    for path in leftovers:
+        written = len(path.read_bytes().rstrip(b"\0"))  # the rest is reserved space
+        demo.claims.check(
+            f"it died in the middle of a write: about half of the data file of rank {KILL_RANK} is "
+            "there",
+            whole.stem in path.name and 0.4 < written / whole.stat().st_size < 0.9,
+            f"{path.name}: {iec(written)} written of {iec(whole.stat().st_size)}",
+        )
+    demo.claims.check(
+        f"nothing else is there of step {KILL_STEP}: no manifest, no finished file",
+        len(leftovers) == 1 and not list(store.list()),
+    )
+
+
+def _check_not_committed(demo: Setting) -> None:
+    error = None
+    try:
+        ck.load({"step": 0}, demo.step(KILL_STEP))
+    except DtckptError as found:
+        error = found
+    text = f"loading step {KILL_STEP} raises NotCommitted"
+    demo.claims.check(text, isinstance(error, NotCommitted), str(error or ""))

@@ -1,0 +1,169 @@
+"""The training job of the demo: what every rank runs under torchrun.
+
+It is a training script of today: torch's ``parallelize_module`` and ``fully_shard``, torch's AdamW,
+and ``dtckpt.checkpoint`` to save and load.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+import dtckpt.checkpoint as ck
+from dtckpt.errors import CheckpointError
+from dtckpt.storage import FaultyStore, Store, open_store
+
+from .checks import count_dtensors, state_differences
+from .ending import KillHalfway, Stop
+from .model import make_model, parallelize
+from .text import Corpus
+
+ROWS = 8
+"""Passages in a batch, all data-parallel ranks together."""
+_SEED = 7
+TIMEOUT = timedelta(seconds=60)
+"""After which a rank gives up on one that is silent but not gone."""
+
+
+class Job:
+    """Model, optimizer, schedule and data on one rank, and their checkpoints."""
+
+    def __init__(self, options: argparse.Namespace, mesh: DeviceMesh) -> None:
+        self.options = options
+        self.mesh = mesh
+        self.corpus = Corpus(Path(options.corpus).read_bytes())
+        self.model = parallelize(make_model(_SEED), mesh)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=2e-3, weight_decay=0.1)
+        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, options.steps)
+        self.state: dict[str, Any] = {
+            "model": self.model,
+            "optim": self.optimizer,
+            "schedule": self.schedule,
+            "step": 0,
+        }
+
+    def train(self, stop: Stop) -> None:
+        """Load the newest checkpoint, if there is one, and train to the last step."""
+        newest = ck.latest(self.options.checkpoints)
+        if newest is not None:
+            self.resume(newest)
+        for step in range(self.state["step"] + 1, self.options.steps + 1):
+            stop.leave_if_asked()
+            started = time.perf_counter()
+            loss = self.step(step)
+            self.log(event="step", step=step, loss=loss, seconds=time.perf_counter() - started)
+            if step % self.options.save_every == 0 or step == self.options.steps:
+                self.save(step)
+
+    def resume(self, newest: ck.Step) -> None:
+        """Load a checkpoint and compare every leaf of the state with what lies there."""
+        started = time.perf_counter()
+        report = ck.load(self.state, newest.url)
+        seconds = time.perf_counter() - started
+        live = {
+            key: value.state_dict() if hasattr(value, "state_dict") else value
+            for key, value in self.state.items()
+        }
+        with ck.open(newest.url) as checkpoint:
+            differences = state_differences(live, checkpoint.state_dict())
+            num_tensors = len(checkpoint)
+        self.log(
+            event="resume",
+            step=newest.number,
+            seconds=seconds,
+            tensors=num_tensors,
+            resharded=len(_of_any_rank(report.resharded)),
+            sharded=count_dtensors(live),
+            differences=_of_any_rank(differences),
+        )
+
+    def step(self, step: int) -> float:
+        """Make one step and return the mean loss of the whole batch."""
+        batch = self.corpus.batch(step, rows=ROWS, context=self.model.config.context)
+        mine = batch.share(self.mesh.get_local_rank("dp"), self.mesh["dp"].size())
+        loss = self.model(mine.inputs, mine.targets)
+        loss.backward()
+        self.optimizer.step()
+        self.schedule.step()
+        self.optimizer.zero_grad()
+        self.state["step"] = step
+        # Ranks of one tensor-parallel group have the same rows, so this is the mean over all rows.
+        total = loss.detach().double()
+        dist.all_reduce(total)
+        return float(total) / dist.get_world_size()
+
+    def save(self, step: int) -> None:
+        """Save as ``step-N``; the rank that is to die takes a store that sees to it."""
+        path = f"{self.options.checkpoints}/step-{step}"
+        target: str | Store = path
+        if (step, dist.get_rank()) == (self.options.kill_step, self.options.kill_rank):
+            target = FaultyStore(open_store(path), KillHalfway())
+        started = time.perf_counter()
+        try:
+            report = ck.save(self.state, target, metadata={"mesh": self.options.mesh})
+        except CheckpointError as error:
+            self.tell(error, time.perf_counter() - started)
+            raise
+        seconds = time.perf_counter() - started
+        self.log(event="save", step=step, bytes=report.total_bytes, seconds=seconds)
+
+    def tell(self, error: CheckpointError, seconds: float) -> None:
+        """Leave this rank's error, raised after so many seconds of a save, beside the events."""
+        told = {"error": type(error).__name__, "message": str(error), "seconds": seconds}
+        Path(f"{self.options.events}.rank{dist.get_rank()}").write_text(json.dumps(told))
+
+    def log(self, **event: Any) -> None:
+        """Append an event to the log, which rank 0 keeps."""
+        if dist.get_rank() == 0:
+            with Path(self.options.events).open("a") as file:
+                file.write(json.dumps(event) + "\n")
+
+
+def _of_any_rank(names: Sequence[str]) -> list[str]:
+    """Return the names that at least one rank gives; all ranks call this."""
+    found: list[Sequence[str]] = [()] * dist.get_world_size()
+    dist.all_gather_object(found, names)
+    return list(dict.fromkeys(name for names in found for name in names))
+
+
+def main() -> None:
+    """Run one rank."""
+    options = _options()
+    stop = Stop()
+    dist.init_process_group("gloo", timeout=TIMEOUT)
+    axes = dict(axis.split("=") for axis in options.mesh.split(","))
+    sizes = tuple(int(size) for size in axes.values())
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=tuple(axes))
+    Job(options, mesh).train(stop)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--checkpoints", required=True, help="directory of all steps")
+    parser.add_argument("--corpus", required=True, help="text to train on")
+    parser.add_argument("--events", required=True, help="file of events, one JSON line each")
+    parser.add_argument("--mesh", required=True, help="for instance dp=2,tp=2")
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--save-every", type=int, required=True)
+    parser.add_argument("--kill-step", type=int, help="the save in which a rank is to die")
+    parser.add_argument("--kill-rank", type=int, help="the rank that is to die")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
+    # Everything is on disk and the groups are gone. Threads of theirs that outlive the interpreter
+    # now and then abort its regular end ("terminate called without an active exception").
+    os._exit(0)
