@@ -78,7 +78,7 @@ class _Save:
 
     store: Store
     tensors: dict[str, LocalTensor]
-    spec: bytes
+    spec: StateSpec
     save_id: str
 
     def __init__(self, ranks: Ranks, *, overwrite: bool, allow_pickle: bool) -> None:
@@ -132,25 +132,21 @@ class _Save:
         for tensor in self.tensors.values():
             tensor.check_rank(rank)
         specs = {name: tensor.spec() for name, tensor in self.tensors.items()}
-        self.spec = StateSpec(flat.tree, specs).to_bytes()
-        return fingerprint(self.spec) + secrets.token_bytes(_SAVE_ID_BYTES)
+        self.spec = StateSpec(flat.tree, specs)
+        return fingerprint(self.spec.to_bytes()) + secrets.token_bytes(_SAVE_ID_BYTES)
 
     def agree(self, prints: list[bytes]) -> GlobalState:
         """Return the state of all ranks; one rank of each fingerprint sends its spec."""
         ranks_by_print: dict[bytes, list[int]] = {}
         for rank, found in zip(self.ranks.all, prints, strict=True):
             ranks_by_print.setdefault(found, []).append(rank)
-        speakers = {ranks[0]: tuple(ranks) for ranks in ranks_by_print.values()}
-        specs = {self.ranks.rank: self.spec}
-        if len(speakers) > 1:
-            speaks = self.ranks.rank in speakers
-            answers = together(self.ranks, "save: agree", lambda: self.spec if speaks else b"")
+        reports: list[Report] = [(self.ranks.all, self.spec)]
+        if len(ranks_by_print) > 1:
+            speakers = {ranks[0]: tuple(ranks) for ranks in ranks_by_print.values()}
+            own = self.spec.to_bytes() if self.ranks.rank in speakers else b""
+            answers = together(self.ranks, "save: agree", lambda: own)
             specs = dict(zip(self.ranks.all, answers, strict=True))
-        else:
-            specs = {self.ranks.all[0]: self.spec}
-        reports: list[Report] = [
-            (ranks, StateSpec.from_bytes(specs[speaker])) for speaker, ranks in speakers.items()
-        ]
+            reports = [(ranks, StateSpec.from_bytes(specs[r])) for r, ranks in speakers.items()]
         whole = merge(reports)
         self.compare_copies(whole)
         return whole

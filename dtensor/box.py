@@ -40,12 +40,11 @@ class Box:
             raise PlacementError(
                 f"a box needs as many offsets as sizes, got {self.offsets} and {self.sizes}"
             )
-        for offset, size in zip(self.offsets, self.sizes, strict=True):
-            if offset < 0 or size < 0:
-                raise PlacementError(
-                    "offsets and sizes of a box must not be negative, "
-                    f"got {self.offsets} and {self.sizes}"
-                )
+        if self.sizes and (min(self.offsets) < 0 or min(self.sizes) < 0):
+            raise PlacementError(
+                "offsets and sizes of a box must not be negative, "
+                f"got {self.offsets} and {self.sizes}"
+            )
 
     @classmethod
     def whole(cls, shape: tuple[int, ...]) -> Box:

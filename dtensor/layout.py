@@ -173,6 +173,8 @@ class Layout:
     def _interval(self, dim: int, index: int) -> tuple[int, int]:
         cuts = self.splits[dim]
         start, extent = 0, self.shape[dim]
+        if not cuts:
+            return start, extent
         for split, i in zip(cuts, unravel(index, tuple(s.num_pieces for s in cuts)), strict=True):
             offset, extent = split.piece(i, extent)
             start += offset
