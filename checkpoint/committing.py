@@ -13,7 +13,6 @@ from dtckpt.errors import (
     Corrupt,
     NotCommitted,
     ObjectExists,
-    StorageError,
 )
 
 from ..storage.base import Store
@@ -32,6 +31,8 @@ def check_free(store: Store, *, overwrite: bool) -> None:
             f"{store.url}: a committed checkpoint is already here and nothing was changed. "
             "Choose another path, or pass overwrite=True to replace it"
         )
+    if overwrite:
+        _replaced_files(store)  # one of a newer format is refused here, before anything is written
 
 
 def check_files(
@@ -50,6 +51,22 @@ def check_files(
             "bytes; the checkpoint was not committed. The ranks seem to hold tensors of other "
             "sizes than they announced"
         )
+
+
+def _check_present(store: Store, save_id: str, files: Sequence[FileRecord]) -> None:
+    """Raise CheckpointError unless the coordinator sees every file that a rank says it wrote.
+
+    Ranks that save to their own local disks write a checkpoint that nobody can load.
+    """
+    for record in files:
+        name = data_path(save_id, record.rank)
+        found = store.stat(name).size if store.exists(name) else None
+        if found != record.size:
+            raise CheckpointError(
+                f"{store.url}/{name}: rank {record.rank} wrote this file of {record.size} bytes, "
+                f"but the coordinator finds {'none' if found is None else f'{found} bytes'} there; "
+                "the checkpoint was not committed. All ranks must save to storage that they share"
+            )
 
 
 def _data_bytes(record: FileRecord, block_bytes: int) -> int:
@@ -77,6 +94,7 @@ def commit(
     checkpoint that it replaces are deleted afterwards.
     """
     check_files(tensors, files, block_bytes)
+    _check_present(store, save_id, files)
     manifest = Manifest(
         save_id=save_id,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -95,7 +113,7 @@ def commit(
         ) from error
     try:
         store.delete(replaced)
-    except StorageError as error:
+    except Exception as error:
         logger.warning("%s: files of the replaced checkpoint are left over: %s", store.url, error)
     return manifest
 

@@ -136,6 +136,7 @@ def parse_header(data: bytes, where: str) -> FileLayout:
         header = cast(dict[str, Any], json.loads(data[8:]))
         metadata = header.pop("__metadata__")
         table = header.pop(TABLE_KEY)
+        _check_metadata(metadata, where)
         entries = {key: _entry(key, value, where) for key, value in header.items()}
         layout = FileLayout(
             save_id=metadata["dtckpt_save_id"],
@@ -150,9 +151,16 @@ def parse_header(data: bytes, where: str) -> FileLayout:
     return layout
 
 
+def _check_metadata(metadata: dict[str, str], where: str) -> None:
+    if metadata["dtckpt_version"] != "1" or int(metadata["dtckpt_block_bytes"]) < 1:
+        raise Corrupt(f"{where}: unusable header metadata {metadata!r}")
+
+
 def _entry(key: str, value: dict[str, Any], where: str) -> Entry:
     dtype = dtype_of_code(value["dtype"], f"{where}, entry {key!r}")
     shape = tuple(int(n) for n in value["shape"])
+    if any(n < 0 for n in shape):
+        raise Corrupt(f"{where}, entry {key!r}: negative shape {shape}")
     start, end = value["data_offsets"]
     entry = Entry(key=key, dtype=dtype, shape=shape, start=int(start))
     if entry.start + entry.num_bytes != end or entry.start % dtype.itemsize:

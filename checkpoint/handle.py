@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from ..storage.base import Store
 from ..storage.open import open_store
 from .manifest import Manifest, read_manifest
 from .plan import StoredTensor
-from .reading import StoredData, Want, execute
+from .reading import ReadCache, StoredData, Want, execute
 from .tree import unflatten
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
     def __init__(self, store: Store, manifest: Manifest) -> None:
         self.manifest = manifest
         self._data = StoredData(store, manifest)
+        self._cache = ReadCache()
 
     @property
     def url(self) -> str:
@@ -62,7 +64,7 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
             near = [other for other in self.manifest.tensors if other.endswith(name)][:3]
             hint = f"; did you mean {', '.join(near)}?" if near else ""
             raise KeyError(f"{self.url} has no tensor {name!r}{hint}")
-        return LazyTensor(self._data, self.manifest.tensors[name])
+        return LazyTensor(self._data, self.manifest.tensors[name], self._cache)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.manifest.tensors)
@@ -96,9 +98,10 @@ class LazyTensor:
     ``tensor[...]`` reads all of it, ``tensor[2:5, :, -1]`` a part, as a new tensor on the CPU.
     """
 
-    def __init__(self, data: StoredData, stored: StoredTensor) -> None:
+    def __init__(self, data: StoredData, stored: StoredTensor, cache: ReadCache) -> None:
         self._data = data
         self._stored = stored
+        self._cache = cache
 
     @property
     def name(self) -> str:
@@ -133,20 +136,28 @@ class LazyTensor:
 
         from .tensors import TensorSink
 
-        out = torch.empty(box.sizes, dtype=self.dtype)
+        out = torch.empty(box.sizes, dtype=self.dtype, device="cpu")
         reads = self._data.plan([Want(tensor=self._stored, box=box, sink=TensorSink(out))])
-        execute(self._data.store, reads)
+        execute(self._data.store, reads, cache=self._cache)
         return out
 
     def __repr__(self) -> str:
         return f"<LazyTensor {self.name!r} {self._stored.dtype.torch_name}{list(self.shape)}>"
 
 
+def _int(part: Any) -> int:
+    """Return an index given as a Python or numpy integer."""
+    if isinstance(part, bool):
+        raise TypeError(f"expected an int, a slice or ..., got {part!r}")
+    return operator.index(part)
+
+
 def _resolve(
     index: Index | tuple[Index, ...], shape: tuple[int, ...], name: str
 ) -> tuple[Box, tuple[int | slice, ...]]:
     """Return the box that an index needs and the index to apply to the box's elements."""
-    parts = list(index) if isinstance(index, tuple) else [index]
+    given = index if isinstance(index, tuple) else (index,)
+    parts = [part if part is Ellipsis or isinstance(part, slice) else _int(part) for part in given]
     if parts.count(Ellipsis) == 0:
         parts.append(Ellipsis)
     at = parts.index(Ellipsis)

@@ -11,16 +11,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from dtckpt.errors import Corrupt, LayoutMismatch
+from dtckpt.errors import LayoutMismatch
 
 from ..dtensor.irregular import IrregularLayout
 from ..storage.base import Store
 from ..storage.open import open_store
 from .manifest import MANIFEST, Manifest, read_manifest_bytes
 from .matching import Match, Rebuild, match
+from .memory import find_sharing, overlaps_itself
 from .ranks import Ranks, ranks_of, together
 from .reading import Read, StoredData, Want, execute
-from .tensors import LocalTensor, TensorSink, is_shared, local_tensor, tensor_tag
+from .tensors import (
+    LocalTensor,
+    TensorComparison,
+    TensorSink,
+    is_shared,
+    local_tensor,
+    tensor_tag,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +42,8 @@ class LoadReport:
     """Leaves of this rank's state that the checkpoint does not have; left as they were."""
     unexpected: tuple[str, ...]
     """Leaves of the checkpoint that no rank asked for."""
+    dropped: tuple[str, ...]
+    """Values that some rank kept for itself (PerRank) which takes no part in this load."""
     resharded: tuple[str, ...]
     """Loaded tensors of which this rank holds another part than at the save."""
     bytes_needed: int
@@ -81,10 +91,13 @@ class _Load:
     rebuild: Rebuild
     tensors: dict[str, LocalTensor]
     reads: list[Read]
+    comparisons: list[Read]
+    """Reads for tied tensors: what is stored for each must be equal."""
 
     def __init__(self, ranks: Ranks, *, strict: bool, allow_pickle: bool) -> None:
         self.ranks = ranks
         self.strict = strict
+        self.touched: dict[str, None] = {}
         self.allow_pickle = allow_pickle
 
     def run(
@@ -103,10 +116,11 @@ class _Load:
 
         def read() -> bytes:
             nonlocal bytes_read
-            bytes_read = self.read()
+            bytes_read = execute(self.store, self.reads, touched=self.touched)
+            bytes_read += execute(self.store, self.comparisons)
             return b""
 
-        together(self.ranks, "load: read", read)
+        together(self.ranks, "load: read", read, touched=lambda: self.touched)
         together(self.ranks, "load: restore", self.restore)
         return self.report(unexpected, bytes_read)
 
@@ -121,12 +135,11 @@ class _Load:
     def plan(self, state: Mapping[Any, Any], manifest: bytes) -> bytes:
         """Match the state, plan all reads, and return the names that it does not ask for."""
         self.manifest = Manifest.from_bytes(manifest, f"{self.store.url}/{MANIFEST}")
-        rank = self.ranks.rank
         self.found, self.rebuild = match(
             state,
             self.manifest.tree,
             self.manifest.tensors,
-            rank=rank,
+            ranks=self.ranks,
             tensor_tag=tensor_tag,
             allow_pickle=self.allow_pickle,
         )
@@ -134,12 +147,7 @@ class _Load:
             name: local_tensor(name, value) for name, value in self.found.destinations.items()
         }
         self.check_fit()
-        wants = [
-            Want(tensor=self.manifest.tensors[name], box=box, sink=TensorSink(tensor))
-            for name, local in self.tensors.items()
-            for box, tensor in local.parts
-        ]
-        self.reads = StoredData(self.store, self.manifest).plan(wants)
+        self.plan_reads()
         return json.dumps(self.found.unexpected).encode()
 
     def check_fit(self) -> None:
@@ -162,6 +170,28 @@ class _Load:
                 + "\n  ".join(problems[:20])
             )
 
+    def plan_reads(self) -> None:
+        """Plan what to read into every destination, and what to compare with tied ones."""
+        parts = [(name, box, t) for name, local in self.tensors.items() for box, t in local.parts]
+        sharing = find_sharing([tensor for _, _, tensor in parts])
+        if sharing.overlapping:
+            told = [f"{parts[a][0]} and {parts[b][0]}" for a, b in sharing.overlapping[:10]]
+            raise LayoutMismatch(
+                f"{self.store.url}: these destinations overlap in memory and nothing was loaded: "
+                f"{'; '.join(told)}. Load into separate tensors"
+            )
+        wants: list[Want] = []
+        compared: list[Want] = []
+        for i, (name, box, tensor) in enumerate(parts):
+            stored = self.manifest.tensors[name]
+            if i in sharing.tied:
+                sink = TensorComparison(name, tensor)
+                compared.append(Want(tensor=stored, box=box, sink=sink))
+            else:
+                wants.append(Want(tensor=stored, box=box, sink=TensorSink(tensor)))
+        data = StoredData(self.store, self.manifest)
+        self.reads, self.comparisons = data.plan(wants), data.plan(compared)
+
     def check_complete(self, unexpected: list[str]) -> bytes:
         """Raise LayoutMismatch if ``strict`` and something is missing or left over."""
         if self.strict and (self.found.missing or unexpected):
@@ -171,16 +201,6 @@ class _Load:
                 f"for: {_some(unexpected)}. Pass strict=False to load what both have"
             )
         return b""
-
-    def read(self) -> int:
-        """Fill all destinations and return the bytes read."""
-        try:
-            return execute(self.store, self.reads)
-        except Corrupt as error:
-            names = ", ".join(error.overwritten) or "none"
-            told = Corrupt(f"{error}. Destinations already overwritten: {names}")
-            told.overwritten = error.overwritten
-            raise told from error
 
     def restore(self) -> bytes:
         """Put the saved values into place and hand stateful objects their state."""
@@ -211,6 +231,7 @@ class _Load:
             loaded=(*self.tensors, *self.found.values),
             missing=tuple(self.found.missing),
             unexpected=tuple(unexpected),
+            dropped=tuple(self.found.dropped),
             resharded=tuple(
                 name
                 for name, local in self.tensors.items()
@@ -233,14 +254,8 @@ def _unfit_destinations(value: Any, local: LocalTensor) -> list[str]:
     return [
         f"{local.name}: the destination of {box} overlaps itself in memory; clone it"
         for box, tensor in local.parts
-        if _overlaps_itself(tensor)
+        if overlaps_itself(tensor)
     ]
-
-
-def _overlaps_itself(tensor: torch.Tensor) -> bool:
-    return tensor.numel() > 1 and any(
-        n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True)
-    )
 
 
 def _some(names: list[str]) -> str:

@@ -8,11 +8,12 @@ of the whole text, so a damaged manifest is never believed. docs/format.md descr
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from dtckpt.errors import CheckpointError, Corrupt, NotCommitted, ObjectNotFound, PlacementError
+from dtckpt.errors import CheckpointError, Corrupt, NotCommitted, ObjectNotFound
 
 from ..dtensor.irregular import IrregularLayout
 from ..dtensor.layout import Layout
@@ -23,7 +24,7 @@ from .blocks import digest
 from .dtypes import dtype_of_code
 from .plan import StoredTensor
 from .spec import FORMAT_VERSION
-from .tree import Node
+from .tree import Node, tensor_names
 
 MANIFEST = "manifest.json"
 _PREFIX = b'{"digest": "'
@@ -108,12 +109,34 @@ class Manifest:
                 f"{where}: the manifest of {len(data)} bytes does not have the digest that it "
                 "states; it was damaged or truncated. Load another checkpoint"
             )
-        value = cast(dict[str, Any], json.loads(data))
-        _check_version(value, where)
         try:
-            return cls._from_json(value)
-        except (LookupError, TypeError, ValueError, AttributeError, PlacementError) as error:
+            value = cast(dict[str, Any], json.loads(data))
+            _check_version(value, where)
+            manifest = cls._from_json(value)
+            manifest._validate()
+        except CheckpointError:
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise Corrupt(f"{where}: malformed manifest: {error!r}") from error
+        return manifest
+
+    def _validate(self) -> None:
+        """Raise ValueError where fields are well-formed but do not fit together."""
+        if not re.fullmatch(r"[0-9a-f]+", self.save_id):
+            raise ValueError(f"the save id {self.save_id!r} is not hexadecimal")
+        named = list(tensor_names(self.tree))
+        if sorted(named) != sorted(self.tensors):
+            odd = sorted(set(named) ^ set(self.tensors)) or ["a name used twice"]
+            raise ValueError(f"tree and tensors do not name the same tensors: {odd[:5]}")
+        for tensor in self.tensors.values():
+            layout = tensor.layout
+            if min(tensor.shape, default=0) < 0 or (
+                isinstance(layout, Layout) and layout.is_partial
+            ):
+                raise ValueError(f"tensor {tensor.name!r} cannot be laid out as {layout}")
+        for record in self.files:
+            if min(record.rank, record.header_bytes, record.size - record.header_bytes) < 0:
+                raise ValueError(f"impossible file record {record}")
 
     @classmethod
     def _from_json(cls, value: dict[str, Any]) -> Manifest:

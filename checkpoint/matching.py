@@ -11,14 +11,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import torch
+
 from dtckpt.errors import LayoutMismatch
 
 from .names import Path, index_component, join, key_component, rank_component
-from .optimizers import optimizer_template
+from .optimizers import load_optimizer, optimizer_template
 from .plan import StoredTensor
+from .ranks import Ranks
 from .stateful import Stateful, is_stateful
 from .tree import (
     CONTAINERS,
+    DICT_TAGS,
     DICTS,
     SEQUENCES,
     TENSORS,
@@ -26,6 +30,7 @@ from .tree import (
     PerRank,
     children,
     leaves,
+    per_rank_nodes,
     tag_of,
     unflatten,
 )
@@ -45,6 +50,8 @@ class Match:
     """Leaves of the template that the checkpoint does not have."""
     unexpected: list[str] = field(default_factory=list[str])
     """Leaves of the checkpoint that the template does not have."""
+    dropped: list[str] = field(default_factory=list[str])
+    """Values that ranks kept for themselves which take no part now."""
     problems: list[str] = field(default_factory=list[str])
     """Leaves that are there on both sides but cannot be the same thing."""
     finishers: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
@@ -56,12 +63,17 @@ def match(
     tree: Node,
     stored: Mapping[str, StoredTensor],
     *,
-    rank: int,
+    ranks: Ranks,
     tensor_tag: Callable[[object], str | None],
     allow_pickle: bool,
 ) -> tuple[Match, Rebuild]:
     """Walk ``template`` beside ``tree`` and return the match and the function that finishes it."""
-    walk = _Walk(stored, rank, tensor_tag, allow_pickle)
+    if type(template) not in DICTS:
+        raise LayoutMismatch(
+            f"a state to load into is a dict, got {type(template).__name__}; load changes it in "
+            "place, so wrap other things in a dict"
+        )
+    walk = _Walk(stored, ranks, tensor_tag, allow_pickle)
     rebuild = walk.node(template, tree, ())
     return walk.found, rebuild
 
@@ -70,12 +82,12 @@ class _Walk:
     def __init__(
         self,
         stored: Mapping[str, StoredTensor],
-        rank: int,
+        ranks: Ranks,
         tensor_tag: Callable[[object], str | None],
         allow_pickle: bool,
     ) -> None:
         self.stored = stored
-        self.rank = rank
+        self.ranks = ranks
         self.tensor_tag = tensor_tag
         self.allow_pickle = allow_pickle
         self.found = Match()
@@ -86,7 +98,7 @@ class _Walk:
         if isinstance(value, PerRank):
             return self.per_rank(value, node, path)
         if is_stateful(value):
-            return self.stateful(cast(Stateful, value), node, path)
+            return self.stateful(value, node, path)
         if type(value) in DICTS and value:
             return self.dict(value, node, path)
         if type(value) in SEQUENCES and value:
@@ -108,21 +120,28 @@ class _Walk:
         if tag_of(node) != "per_rank":
             self.found.problems.append(f"{join(path)}: PerRank is wanted, a shared value was saved")
             return lambda: value
-        component = (*path, rank_component(self.rank))
-        if self.rank not in inner:
+        for rank in inner.keys() - set(self.ranks.all):
+            names = leaves(inner[rank], (*path, rank_component(int(rank))))
+            self.found.dropped += [name for name, _ in names]
+        component = (*path, rank_component(self.ranks.rank))
+        if self.ranks.rank not in inner:
             self.found.missing.append(join(component))
             return lambda: value
-        rebuild = self.node(value.value, inner[self.rank], component)
+        rebuild = self.node(value.value, inner[self.ranks.rank], component)
         return lambda: PerRank(rebuild())
 
-    def stateful(self, value: Stateful, node: Node, path: Path) -> Rebuild:
-        template = optimizer_template(value, node, self.stored) or value.state_dict()
-        rebuild = self.node(template, node, path)
-        self.found.finishers.append(lambda: value.load_state_dict(rebuild()))
+    def stateful(self, value: Any, node: Node, path: Path) -> Rebuild:
+        if isinstance(value, torch.optim.Optimizer):
+            optimizer: torch.optim.Optimizer = value
+            rebuild = self.node(optimizer_template(optimizer, node, self.stored), node, path)
+            self.found.finishers.append(lambda: load_optimizer(optimizer, rebuild()))
+        else:
+            rebuild = self.node(value.state_dict(), node, path)
+            self.found.finishers.append(lambda: value.load_state_dict(rebuild()))
         return lambda: value
 
     def dict(self, value: dict[Any, Any], node: Node, path: Path) -> Rebuild:
-        if tag_of(node) not in ("dict", "items"):
+        if tag_of(node) not in DICT_TAGS:
             return self.mismatch(value, node, path, "a dict")
         saved = {key: child for key, _, child in children(node)}
         rebuilds: dict[Any, Rebuild] = {}
@@ -165,6 +184,11 @@ class _Walk:
 
     def leaf(self, value: Any, node: Node, path: Path) -> Rebuild:
         """A leaf of the template takes whatever value was saved there, containers included."""
+        if any(True for _ in per_rank_nodes(node)):
+            self.found.problems.append(
+                f"{join(path)}: every rank kept a value of its own; wrap the destination in PerRank"
+            )
+            return lambda: value
         tensors = [name for name, child in leaves(node, path) if tag_of(child) in TENSORS]
         if tensors:
             if (type(value) in DICTS or type(value) in SEQUENCES) and tag_of(node) in CONTAINERS:

@@ -7,9 +7,9 @@ results, or all raise the same error. Errors travel as text, so no exception has
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -19,6 +19,12 @@ from dtckpt.errors import CheckpointError, RankFailed
 from .spec import ranks_text
 
 _OK, _FAILED = b"\0", b"\1"
+
+_OWN_ERRORS = tuple(
+    cls
+    for cls in vars(dtckpt.errors).values()
+    if isinstance(cls, type) and issubclass(cls, CheckpointError)
+)
 
 
 class Ranks(Protocol):
@@ -66,11 +72,11 @@ class GroupRanks:
 
     def exchange(self, payload: bytes) -> list[bytes]:
         """All-gather byte strings of any length: first the lengths, then the padded bytes."""
-        lengths = self._all_gather(torch.tensor([len(payload)], dtype=torch.int64))
+        lengths = self._all_gather(torch.tensor([len(payload)], dtype=torch.int64, device="cpu"))
         longest = max(int(length) for length in lengths)
         if longest == 0:
             return [b""] * len(lengths)
-        mine = torch.zeros(longest, dtype=torch.uint8)
+        mine = torch.zeros(longest, dtype=torch.uint8, device="cpu")
         if payload:
             mine[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
         gathered = self._all_gather(mine)
@@ -90,7 +96,9 @@ class GroupRanks:
 def ranks_of(process_group: Any = None, *, no_dist: bool = False) -> Ranks:
     """Return the ranks of a group, of the default group if there is one, or this one alone."""
     if no_dist:
-        return Solo()
+        # Alone, but still itself: what a rank keeps for itself is found under its number.
+        available = torch.distributed.is_available() and torch.distributed.is_initialized()
+        return Solo(torch.distributed.get_rank() if available else 0)
     if process_group is not None:
         if not hasattr(process_group, "rank"):  # what torch gives to ranks outside of a new group
             raise CheckpointError(
@@ -103,29 +111,60 @@ def ranks_of(process_group: Any = None, *, no_dist: bool = False) -> Ranks:
     return Solo()
 
 
-def together(ranks: Ranks, phase: str, body: Callable[[], bytes]) -> list[bytes]:
+def together(
+    ranks: Ranks,
+    phase: str,
+    body: Callable[[], bytes],
+    *,
+    on_failure: Callable[[CheckpointError], None] | None = None,
+    touched: Callable[[], Iterable[str]] = tuple,
+) -> list[bytes]:
     """Run ``body`` on every rank and return all results, or raise the same error on all ranks.
 
     ``phase`` is what messages call this part of the work, for instance "save: write". The error
     is of the type that the failing rank raised if that is one of ours, else CheckpointError. An
     exception that is not an ``Exception`` (Ctrl-C) is told to the others and raised as it is.
+
+    ``on_failure`` is called with the error once this rank knows that some rank failed, and that
+    all others know it, too; not where the exchange itself broke, since others may then believe
+    that all went well. ``touched`` names what this rank has overwritten, whether it failed or not.
     """
     failure: BaseException | None = None
     try:
         payload = _OK + body()
     except BaseException as error:
         failure, payload = error, _FAILED + _describe(error)
-    answers = _exchange(ranks, phase, payload, failure)
-    if failure is not None and not isinstance(failure, Exception):
-        raise failure
+    names = json.dumps(list(touched())).encode()
+    answers = [
+        _split(answer)
+        for answer in _exchange(ranks, phase, len(names).to_bytes(8) + names + payload, failure)
+    ]
     failed = {
-        rank: json.loads(answer[1:])
-        for rank, answer in zip(ranks.all, answers, strict=True)
+        rank: cast(dict[str, Any], json.loads(answer[1:]))
+        for rank, (_, answer) in zip(ranks.all, answers, strict=True)
         if answer[:1] != _OK
     }
-    if failed:
-        raise _error(phase, failed, alone=len(ranks.all) == 1) from failure
-    return [answer[1:] for answer in answers]
+    if not failed:
+        return [answer[1:] for _, answer in answers]
+    error = _error(phase, failed, alone=len(ranks.all) == 1)
+    _add_overwritten(error, [name for names, _ in answers for name in json.loads(names)])
+    if on_failure is not None:
+        on_failure(error)
+    if failure is not None and not isinstance(failure, Exception):
+        raise failure
+    raise error from failure
+
+
+def _split(answer: bytes) -> tuple[bytes, bytes]:
+    end = 8 + int.from_bytes(answer[:8])
+    return answer[8:end], answer[end:]
+
+
+def _add_overwritten(error: CheckpointError, names: Iterable[str]) -> None:
+    error.overwritten = tuple(dict.fromkeys(names))
+    if error.overwritten:
+        told = ", ".join(error.overwritten)
+        error.args = (f"{error}. Destinations already overwritten on some rank: {told}",)
 
 
 def _exchange(
@@ -137,17 +176,21 @@ def _exchange(
         raise RankFailed(
             f"{phase}: rank {ranks.rank} could not reach the other ranks "
             f"({ranks_text(ranks.all)} take part): one of them died, fell silent or left. "
-            f"{'This rank had failed itself: ' + _safe_repr(failure) if failure else _short(error)}"
+            f"{'This rank had failed itself: ' + _told(failure) if failure else _short(error)}"
         ) from (failure or error)
 
 
 def _describe(error: BaseException) -> bytes:
-    value = {
-        "type": type(error).__name__ if isinstance(error, CheckpointError) else None,
-        "text": str(error) if isinstance(error, CheckpointError) else _safe_repr(error),
-        "overwritten": list(getattr(error, "overwritten", ())),
-    }
-    return json.dumps(value).encode()
+    """Return the type, if it is one of ours or derived from it, and the text; never raises."""
+    ours = [cls.__name__ for cls in type(error).__mro__ if cls in _OWN_ERRORS]
+    text = _safe_str(error)
+    if not ours or type(error) not in _OWN_ERRORS:
+        text = f"{type(error).__name__}: {text}"
+    return json.dumps({"type": ours[0] if ours else None, "text": text}).encode()
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {_safe_str(error)}"
 
 
 def _short(error: BaseException) -> str:
@@ -155,11 +198,11 @@ def _short(error: BaseException) -> str:
     return str(error).partition(" This is typically")[0].partition("\n")[0]
 
 
-def _safe_repr(error: BaseException) -> str:
+def _safe_str(error: BaseException) -> str:
     try:
-        return f"{type(error).__name__}: {error}"
+        return str(error)
     except Exception as broken:
-        return f"{type(error).__name__} (its text could not be made: {type(broken).__name__})"
+        return f"(its text could not be made: {type(broken).__name__})"
 
 
 def _error(phase: str, failed: dict[int, Any], *, alone: bool) -> CheckpointError:
@@ -172,13 +215,8 @@ def _error(phase: str, failed: dict[int, Any], *, alone: bool) -> CheckpointErro
         parts = [f"{phase} failed on {ranks_text(r)}: {text}" for text, r in by_text.items()]
         message = "\n".join(parts)
     names = {told["type"] for told in failed.values()}
-    cls = getattr(dtckpt.errors, names.pop() or "CheckpointError") if len(names) == 1 else None
-    error = (cls or CheckpointError)(message)
-    if isinstance(error, dtckpt.errors.Corrupt):
-        error.overwritten = tuple(
-            {n: None for told in failed.values() for n in told["overwritten"]}
-        )
-    return error
+    cls = next((c for c in _OWN_ERRORS if names == {c.__name__}), CheckpointError)
+    return cls(message)
 
 
 def _global_ranks(group: Any) -> tuple[int, ...]:

@@ -146,6 +146,8 @@ class StoredData:
                 "another save. Load another checkpoint"
             )
         layout = parse_header(header, where)
+        if layout.save_id != self.manifest.save_id:
+            raise Corrupt(f"{where}: the file belongs to the save {layout.save_id!r}, not this one")
         table = self.store.read(name, layout.table_start, record.size)
         if layout.size != record.size or digest(table).hex() != record.table_digest:
             raise Corrupt(
@@ -249,35 +251,73 @@ def _merge(file: DataFile, pieces: list[Piece]) -> Iterator[Read]:
         yield Read(file=file, first_block=first, end_block=end, pieces=tuple(group))
 
 
-def execute(store: Store, reads: Sequence[Read]) -> int:
+class ReadCache:
+    """The last read of a caller that reads many small boxes, one after the other."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Read, Array] | None = None
+
+    def find(self, read: Read) -> Array | None:
+        """Return the verified bytes of a read, if the last one held them."""
+        if self._last is None:
+            return None
+        last, data = self._last
+        if last.file is not read.file or last.start > read.start:
+            return None
+        part = data[read.start - last.start :][: read.num_bytes]
+        return part if len(part) == read.num_bytes else None
+
+    def keep(self, read: Read, data: Array) -> None:
+        """Remember a read in place of the one before."""
+        self._last = (read, data)
+
+
+def execute(
+    store: Store,
+    reads: Sequence[Read],
+    *,
+    touched: dict[str, None] | None = None,
+    cache: ReadCache | None = None,
+) -> int:
     """Run reads in parallel and return the bytes read.
 
-    Raises Corrupt at the first damaged block; its attribute ``overwritten`` then lists the tensors
-    of which some elements were already stored.
+    Raises Corrupt at the first damaged block. ``touched`` collects the names of tensors of which
+    elements were stored, also where the call fails.
     """
-    touched: dict[str, None] = {}
+    touched = {} if touched is None else touched
 
     def run(read: Read) -> int:
-        data = np.empty(read.num_bytes, dtype=np.uint8)
-        offset = read.file.layout.data_start + read.start
-        store.read_into(read.file.name, [ReadRequest(offset, data.data)])
-        damaged = verify_blocks(read, data)
-        if damaged:
-            raise Corrupt("; ".join(map(str, damaged)))
+        data = cache.find(read) if cache is not None else None
+        num_bytes = 0 if data is not None else read.num_bytes
+        if data is None:
+            data = _fetch(store, read)
+            if cache is not None:
+                cache.keep(read, data)
         for piece in read.pieces:
             touched[piece.want.tensor.name] = None
             piece.want.sink.put(piece.in_want, _items(piece, data, read.start))
-        return read.num_bytes
+        return num_bytes
 
+    if len(reads) == 1:
+        return run(reads[0])
     with ThreadPoolExecutor(NUM_READERS, thread_name_prefix="dtckpt-read") as pool:
         futures = [pool.submit(run, read) for read in reads]
         try:
             return sum(future.result() for future in futures)
-        except BaseException as error:
+        except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
-            if isinstance(error, Corrupt):
-                error.overwritten = tuple(touched)
             raise
+
+
+def _fetch(store: Store, read: Read) -> Array:
+    """Return the bytes of a read, verified."""
+    data = np.empty(read.num_bytes, dtype=np.uint8)
+    offset = read.file.layout.data_start + read.start
+    store.read_into(read.file.name, [ReadRequest(offset, data.data)])
+    damaged = verify_blocks(read, data)
+    if damaged:
+        raise Corrupt("; ".join(map(str, damaged)))
+    return data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

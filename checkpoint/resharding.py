@@ -152,7 +152,7 @@ class _Batch:
 
     def pieces(self, tensor: StoredTensor, box: Box, max_bytes: int) -> Iterator[Array]:
         if self._num_bytes > max_bytes:  # one chunk larger than a batch: in parts
-            for part in _parts(box, max_bytes // tensor.dtype.itemsize):
+            for part in box.parts(max_bytes // tensor.dtype.itemsize):
                 yield self._job.read([(tensor, part)])[0]
             return
         if self._arrays is None:
@@ -160,14 +160,6 @@ class _Batch:
             arrays = self._job.read(wanted)
             self._arrays = dict(zip(self._members, arrays, strict=True))
         yield self._arrays.pop((tensor.name, box))
-
-
-def _parts(box: Box, max_numel: int) -> Iterator[Box]:
-    if box.numel <= max_numel:
-        yield box
-        return
-    for half in box.halves():
-        yield from _parts(half, max_numel)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,21 +9,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dtckpt.errors import CheckpointError
+from dtckpt.errors import AlreadyCommitted, CheckpointError
 
 from ..storage.base import Store
 from ..storage.open import open_store
+from .agreeing import Record, agree, describe
 from .blocks import DEFAULT_BLOCK_BYTES
 from .committing import check_free, commit, discard
-from .manifest import FileRecord, Manifest
+from .manifest import FileRecord
 from .plan import StoredTensor, assign_writers
 from .ranks import Ranks, ranks_of, together
-from .spec import GlobalState, Report, StateSpec, check_copies, fingerprint, merge
+from .spec import GlobalState, StateSpec, split_per_rank
 from .tensors import LocalTensor, local_tensor, tensor_tag
 from .tree import flatten
 from .writing import Chunk, write_file
 
-_FINGERPRINT_BYTES = 16
 _SAVE_ID_BYTES = 8
 
 
@@ -65,8 +65,10 @@ def save(
 
     Raises the same error on every rank: AlreadyCommitted before anything is written if a
     checkpoint is there and ``overwrite`` is not set; Unsavable, LayoutMismatch, StorageError or
-    another CheckpointError naming the rank, the phase and the cause. After an error no checkpoint
-    appears, and one that was there is as it was.
+    another CheckpointError naming the rank, the phase and the cause. After an error no half-written
+    checkpoint is ever taken for one, and one that was there is as it was, unless the very last
+    step went through and only its confirmation was lost (a rank died in the commit): then the new
+    one is there, complete.
     """
     ranks = ranks_of(process_group, no_dist=no_dist)
     job = _Save(ranks, overwrite=overwrite, allow_pickle=allow_pickle)
@@ -78,7 +80,8 @@ class _Save:
 
     store: Store
     tensors: dict[str, LocalTensor]
-    spec: StateSpec
+    shared: StateSpec
+    per_rank: StateSpec
     save_id: str
 
     def __init__(self, ranks: Ranks, *, overwrite: bool, allow_pickle: bool) -> None:
@@ -100,8 +103,11 @@ class _Save:
         answers = together(
             self.ranks, "save: plan", lambda: self.describe(state, target, options, metadata)
         )
-        self.save_id = answers[0][_FINGERPRINT_BYTES:].hex()
-        whole = self.agree([answer[:_FINGERPRINT_BYTES] for answer in answers])
+        records = [Record.from_bytes(answer) for answer in answers]
+        self.save_id = records[0].save_id.hex()
+        whole = agree(
+            self.ranks, records, self.shared, self.per_rank, self.store.url, self.digest_of
+        )
         stored = assign_writers(whole.tensors)
         files = self.write(stored)
         self.commit(stored, whole, files, metadata)
@@ -121,7 +127,7 @@ class _Save:
         options: dict[str, Any],
         metadata: Any,
     ) -> bytes:
-        """Flatten the state and return fingerprint and proposed save id."""
+        """Flatten the state and return this rank's record."""
         self.store = open_store(target, **options)
         if self.is_coordinator:
             check_free(self.store, overwrite=self.overwrite)
@@ -131,39 +137,15 @@ class _Save:
         self.tensors = {name: local_tensor(name, value) for name, value in flat.tensors.items()}
         for tensor in self.tensors.values():
             tensor.check_rank(rank)
-        specs = {name: tensor.spec() for name, tensor in self.tensors.items()}
-        self.spec = StateSpec(flat.tree, specs)
-        return fingerprint(self.spec.to_bytes()) + secrets.token_bytes(_SAVE_ID_BYTES)
+        alone = len(self.ranks.all) == 1  # then there is nobody to compare plain tensors with
+        specs = {name: tensor.spec(hashed=not alone) for name, tensor in self.tensors.items()}
+        self.shared, self.per_rank = split_per_rank(StateSpec(flat.tree, specs))
+        save_id = secrets.token_bytes(_SAVE_ID_BYTES)
+        return describe(self.shared, self.store.url, save_id).to_bytes()
 
-    def agree(self, prints: list[bytes]) -> GlobalState:
-        """Return the state of all ranks; one rank of each fingerprint sends its spec."""
-        ranks_by_print: dict[bytes, list[int]] = {}
-        for rank, found in zip(self.ranks.all, prints, strict=True):
-            ranks_by_print.setdefault(found, []).append(rank)
-        reports: list[Report] = [(self.ranks.all, self.spec)]
-        if len(ranks_by_print) > 1:
-            speakers = {ranks[0]: tuple(ranks) for ranks in ranks_by_print.values()}
-            own = self.spec.to_bytes() if self.ranks.rank in speakers else b""
-            answers = together(self.ranks, "save: agree", lambda: own)
-            specs = dict(zip(self.ranks.all, answers, strict=True))
-            reports = [(ranks, StateSpec.from_bytes(specs[r])) for r, ranks in speakers.items()]
-        whole = merge(reports)
-        self.compare_copies(whole)
-        return whole
-
-    def compare_copies(self, whole: GlobalState) -> None:
-        """Check that meshes which hold copies of a tensor agree on its values."""
-        joined = [tensor.name for tensor in whole.tensors if tensor.is_joined]
-        if not joined:
-            return
-
-        def digests() -> bytes:
-            mine = [self.tensors[name] for name in joined if name in self.tensors]
-            return json.dumps({tensor.name: tensor.digest() for tensor in mine}).encode()
-
-        answers = together(self.ranks, "save: compare copies", digests)
-        found = {r: json.loads(a) for r, a in zip(self.ranks.all, answers, strict=True)}
-        check_copies(whole.tensors, found)
+    def digest_of(self, name: str) -> str | None:
+        """Return the hash of this rank's part of a tensor, if it has one."""
+        return self.tensors[name].digest() if name in self.tensors else None
 
     def write(self, stored: tuple[StoredTensor, ...]) -> list[FileRecord]:
         """Write this rank's data file and return the records of all ranks."""
@@ -178,11 +160,13 @@ class _Save:
             record = write_file(self.store, chunks, save_id=self.save_id, rank=rank)
             return json.dumps(record.to_json()).encode() if record else b""
 
-        try:
-            answers = together(self.ranks, "save: write", write_own)
-        except BaseException:
-            discard(self.store, self.save_id, rank)
-            raise
+        # Only a failure that all ranks know of: else the others may be about to commit the file.
+        answers = together(
+            self.ranks,
+            "save: write",
+            write_own,
+            on_failure=lambda _: discard(self.store, self.save_id, rank),
+        )
         return [FileRecord.from_json(json.loads(answer)) for answer in answers if answer]
 
     def commit(
@@ -191,7 +175,7 @@ class _Save:
         whole: GlobalState,
         files: list[FileRecord],
         metadata: Any,
-    ) -> Manifest | None:
+    ) -> None:
         """Let the coordinator publish the manifest, and wait until it has."""
 
         def publish() -> bytes:
@@ -208,7 +192,11 @@ class _Save:
                 )
             return b""
 
-        together(self.ranks, "save: commit", publish)
+        def discard_if_lost(error: CheckpointError) -> None:
+            if isinstance(error, AlreadyCommitted):  # certain, unlike other failures to publish
+                discard(self.store, self.save_id, self.ranks.rank)
+
+        together(self.ranks, "save: commit", publish, on_failure=discard_if_lost)
 
 
 def _check_metadata(metadata: Any) -> None:

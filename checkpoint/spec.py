@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import xxhash
 
-from dtckpt.errors import LayoutMismatch, PlacementError
+from dtckpt.errors import LayoutMismatch, PlacementError, Unsavable
 
 from ..dtensor.box import Box
 from ..dtensor.irregular import IrregularLayout
@@ -23,8 +23,17 @@ from ..dtensor.layout import Layout
 from ..dtensor.mesh import Mesh
 from ..dtensor.placement import Replicate, parse_placement
 from .dtypes import DType, dtype_of_code
-from .names import Path, index_component, join, key_component, rank_component
-from .tree import Node, tag_of
+from .names import Path, index_component, join, key_component
+from .tree import (
+    CONTAINERS,
+    DICT_TAGS,
+    Node,
+    children,
+    container_node,
+    per_rank_nodes,
+    tag_of,
+    tensor_names,
+)
 
 FORMAT_VERSION = 1
 
@@ -110,7 +119,7 @@ class GlobalTensor:
     shape: tuple[int, ...]
     layout: Layout | IrregularLayout
     is_joined: bool = False
-    """Whether several meshes told of it, so that they hold copies only if their bytes agree."""
+    """Whether ranks hold copies only if their bytes agree, which is still to be seen."""
 
     @property
     def num_bytes(self) -> int:
@@ -124,6 +133,11 @@ class GlobalState:
 
     tree: Node
     tensors: tuple[GlobalTensor, ...]
+
+    @property
+    def has_per_rank(self) -> bool:
+        """Whether ranks keep something for themselves."""
+        return any(True for _ in per_rank_nodes(self.tree))
 
 
 Report = tuple[tuple[int, ...], StateSpec]
@@ -170,8 +184,12 @@ def _merge_tensor(name: str, found: list[tuple[tuple[int, ...], TensorSpec]]) ->
         dtype=first.dtype,
         shape=first.shape,
         layout=layout,
-        is_joined=first.layout is not None and layout != first.layout,
+        is_joined=layout != first.layout if first.layout else _has_replicas(layout),
     )
+
+
+def _has_replicas(layout: Layout | IrregularLayout) -> bool:
+    return isinstance(layout, IrregularLayout) and len(layout.boxes()) < len(layout.pieces)
 
 
 def _are_alike(one: TensorSpec, other: TensorSpec) -> bool:
@@ -185,7 +203,7 @@ def _are_alike(one: TensorSpec, other: TensorSpec) -> bool:
     return same_form and not set(a.all_ranks()) & set(b.all_ranks())
 
 
-def _join_siblings(layouts: Sequence[Layout]) -> Layout:
+def _join_siblings(name: str, layouts: Sequence[Layout]) -> Layout:
     """Return one layout for copies of a tensor on meshes of one form and different ranks.
 
     Under data plus tensor parallelism, what only the data axis shards lies so: every line of ranks
@@ -197,6 +215,11 @@ def _join_siblings(layouts: Sequence[Layout]) -> Layout:
     taken = first.mesh.axis_names
     label = next(n for n in ("copy", *(f"copy{i}" for i in range(len(taken)))) if n not in taken)
     ranks = tuple(rank for layout in layouts for rank in layout.mesh.all_ranks())
+    if len(set(ranks)) != len(ranks):
+        raise LayoutMismatch(
+            f"tensor {name!r} lies on {len(layouts)} meshes, some of which share ranks: "
+            f"{', '.join(ranks_text(layout.mesh.all_ranks()) for layout in layouts)}"
+        )
     mesh = Mesh((len(layouts), *first.mesh.shape), (label, *taken), ranks)
     return Layout(mesh, (Replicate(), *first.placements), first.shape)
 
@@ -209,7 +232,7 @@ def _merge_layout(
 ) -> Layout | IrregularLayout:
     if first.layout is not None:
         layouts = dict.fromkeys(spec.layout for _, spec in found if spec.layout is not None)
-        joined = _join_siblings(list(layouts))
+        joined = _join_siblings(name, list(layouts))
         absent = sorted(set(joined.mesh.all_ranks()) - set(holding))
         if absent:
             raise LayoutMismatch(
@@ -230,6 +253,56 @@ def _merge_layout(
     return layout
 
 
+def split_per_rank(spec: StateSpec) -> tuple[StateSpec, StateSpec]:
+    """Return a spec without what the rank keeps for itself, and that part alone.
+
+    The tree of the second part is a dict from the names of ``per_rank`` nodes to the nodes.
+    """
+    own: dict[str, Node] = {}
+    tree = _without_per_rank(spec.tree, (), own)
+    mine = {tensor for node in own.values() for tensor in tensor_names(node)}
+    for name in mine:
+        if spec.tensors[name].layout is not None or spec.tensors[name].boxes is not None:
+            raise Unsavable(
+                f"tensor {name!r} is distributed; PerRank is for plain tensors and values"
+            )
+    shared = {name: tensor for name, tensor in spec.tensors.items() if name not in mine}
+    kept = {name: tensor for name, tensor in spec.tensors.items() if name in mine}
+    return StateSpec(tree, shared), StateSpec(own, kept)
+
+
+def with_per_rank(whole: GlobalState, parts: dict[int, StateSpec]) -> GlobalState:
+    """Return the state with what every rank keeps for itself put into its place."""
+    tree = json.loads(json.dumps(whole.tree))
+    for name, node in per_rank_nodes(tree):
+        for part in parts.values():
+            node["per_rank"].update(part.tree.get(name, {}).get("per_rank", {}))
+    tensors = list(whole.tensors)
+    for rank, part in parts.items():
+        mesh = Mesh((1,), ("rank",), (rank,))
+        tensors += [
+            GlobalTensor(
+                name=name, dtype=t.dtype, shape=t.shape, layout=Layout.replicated(mesh, t.shape)
+            )
+            for name, t in part.tensors.items()
+        ]
+    return GlobalState(tree, tuple(tensors))
+
+
+def _without_per_rank(node: Node, path: Path, own: dict[str, Node]) -> Node:
+    tag = tag_of(node)
+    if tag == "per_rank":
+        own[join(path)] = node
+        return {tag: {}}
+    if tag not in CONTAINERS:
+        return node
+    inner = [
+        (key, _without_per_rank(child, (*path, component), own))
+        for key, component, child in children(node)
+    ]
+    return container_node(tag, inner)
+
+
 def check_copies(tensors: Iterable[GlobalTensor], digests: dict[int, dict[str, str]]) -> None:
     """Raise LayoutMismatch unless ranks that hold the same box of a joined tensor hold one value.
 
@@ -237,27 +310,37 @@ def check_copies(tensors: Iterable[GlobalTensor], digests: dict[int, dict[str, s
     different tensors by one name are told apart here.
     """
     for tensor in tensors:
-        if not tensor.is_joined or isinstance(tensor.layout, IrregularLayout):
+        if not tensor.is_joined:
             continue
-        layout, seen = tensor.layout, dict[Box, int]()
-        for coordinate in layout.mesh.coordinates():
-            rank, box = layout.mesh.rank(coordinate), layout.box(coordinate)
-            first = seen.setdefault(box, rank)
+        seen: dict[tuple[Box, ...], int] = {}
+        for rank, boxes in _boxes_by_rank(tensor.layout).items():
+            first = seen.setdefault(boxes, rank)
             if digests[rank][tensor.name] != digests[first][tensor.name]:
                 raise LayoutMismatch(
-                    f"tensor {tensor.name!r} lies on several meshes, but box {box} has different "
-                    f"values on {ranks_text([first])} and {ranks_text([rank])}. Give different "
-                    "tensors different names, or bring the copies into step"
+                    f"tensor {tensor.name!r}: {', '.join(map(str, boxes))} has different values "
+                    f"on {ranks_text([first])} and {ranks_text([rank])}. Give different tensors "
+                    "different names, or bring the copies into step"
                 )
+
+
+def _boxes_by_rank(layout: Layout | IrregularLayout) -> dict[int, tuple[Box, ...]]:
+    if isinstance(layout, Layout):
+        mesh = layout.mesh
+        return {mesh.rank(at): (layout.box(at),) for at in mesh.coordinates()}
+    boxes: dict[int, tuple[Box, ...]] = {}
+    for rank, box in layout.pieces:
+        boxes[rank] = (*boxes.get(rank, ()), box)
+    return boxes
 
 
 def _merge_nodes(nodes: list[tuple[tuple[int, ...], Node]], path: Path) -> Node:
     ranks, first = nodes[0]
-    if all(node == first and type(node) is type(first) for _, node in nodes[1:]):
+    text = json.dumps(first)  # tells 1 from True and 0.0 from -0.0, which == does not
+    if all(json.dumps(node) == text for _, node in nodes[1:]):
         return first
     tags = [tag_of(node) for _, node in nodes]
-    if len(set(tags)) == 1 and tags[0] in ("dict", "items", "per_rank"):
-        return {tags[0]: _merge_dicts(tags[0], nodes, path)}
+    if len(set(tags)) == 1 and tags[0] in DICT_TAGS:
+        return _merge_dicts(nodes, path)
     if len(set(tags)) == 1 and tags[0] in ("list", "tuple"):
         lists = [(r, node[tags[0]]) for r, node in nodes]
         if len({len(items) for _, items in lists}) == 1:
@@ -267,7 +350,7 @@ def _merge_nodes(nodes: list[tuple[tuple[int, ...], Node]], path: Path) -> Node:
                     for i in range(len(lists[0][1]))
                 ]
             }
-    differing = next((r, n) for r, n in nodes if n != first or type(n) is not type(first))
+    differing = next((r, node) for r, node in nodes if json.dumps(node) != text)
     raise LayoutMismatch(
         f"value {join(path)!r} differs between ranks: {_shorten(first)} on {ranks_text(ranks)}, "
         f"{_shorten(differing[1])} on {ranks_text(differing[0])}. Values count as replicated: "
@@ -275,19 +358,15 @@ def _merge_nodes(nodes: list[tuple[tuple[int, ...], Node]], path: Path) -> Node:
     )
 
 
-def _merge_dicts(tag: str, nodes: list[tuple[tuple[int, ...], Node]], path: Path) -> Any:
+def _merge_dicts(nodes: list[tuple[tuple[int, ...], Node]], path: Path) -> Node:
     by_key: dict[Any, list[tuple[tuple[int, ...], Node]]] = {}
     for ranks, node in nodes:
-        items: Iterable[Any] = node[tag] if tag == "items" else node[tag].items()
-        for key, child in items:
+        for key, _, child in children(node):
             by_key.setdefault(key, []).append((ranks, child))
-    merged = {
-        key: _merge_nodes(
-            found, (*path, rank_component(int(key)) if tag == "per_rank" else key_component(key))
-        )
-        for key, found in by_key.items()
-    }
-    return [[key, node] for key, node in merged.items()] if tag == "items" else merged
+    merged = [
+        (key, _merge_nodes(found, (*path, key_component(key)))) for key, found in by_key.items()
+    ]
+    return container_node(tag_of(nodes[0][1]), merged)
 
 
 def ranks_text(ranks: Iterable[int]) -> str:

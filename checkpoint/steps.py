@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dtckpt.errors import Corrupt, ObjectNotFound
+from dtckpt.errors import Corrupt, NotCommitted
 
 from ..storage.base import Store
 from ..storage.open import open_store
@@ -60,7 +60,8 @@ def latest(
     """Return the newest committed checkpoint under ``root``, or None if there is none.
 
     Every rank of ``process_group`` calls this and gets the answer of the first one. A checkpoint
-    with a damaged manifest is passed over with a warning.
+    with a damaged manifest is passed over with a warning; one of a newer format raises, so that a
+    run is not continued from an older step by mistake.
     """
     from .ranks import ranks_of, together
 
@@ -84,7 +85,7 @@ def _newest(root: str | os.PathLike[str] | Store, options: dict[str, Any]) -> St
     for step in reversed(committed_steps(store)):
         try:
             read_manifest(store.substore(step.name))
-        except (Corrupt, ObjectNotFound) as error:
+        except (Corrupt, NotCommitted) as error:
             logger.warning("passing over %s: %s", step.url, error)
             continue
         return step

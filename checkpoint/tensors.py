@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from ..dtensor.box import Box
 from ..dtensor.layout import Layout
 from .dtypes import BY_TORCH_NAME, DType
 from .spec import TensorSpec
+from .writing import PIECE_BYTES
 
 Array = np.ndarray[Any, Any]
 
@@ -42,12 +43,13 @@ class LocalTensor:
     parts: tuple[tuple[Box, torch.Tensor], ...]
     """Boxes that this rank holds, with tensors of their sizes."""
 
-    def spec(self) -> TensorSpec:
-        """Return what this rank tells the others; plain tensors are hashed."""
+    def spec(self, *, hashed: bool) -> TensorSpec:
+        """Return what this rank tells the others, of plain tensors with their hash if asked."""
         if self.layout is not None:
             return TensorSpec(dtype=self.dtype, shape=self.shape, layout=self.layout)
         if self.is_plain:
-            return TensorSpec(dtype=self.dtype, shape=self.shape, digest=self.digest())
+            value = self.digest() if hashed else None
+            return TensorSpec(dtype=self.dtype, shape=self.shape, digest=value)
         boxes = tuple(box for box, _ in self.parts)
         return TensorSpec(dtype=self.dtype, shape=self.shape, boxes=boxes)
 
@@ -55,7 +57,7 @@ class LocalTensor:
         """Return the xxh3_128 hash of the bytes that this rank holds, as 32 hex digits."""
         hasher = xxhash.xxh3_128()
         for _, tensor in self.parts:
-            for piece in TensorSource(tensor.detach()).pieces(1 << 24):
+            for piece in TensorSource(tensor.detach()).pieces(PIECE_BYTES):
                 hasher.update(piece)
         return hasher.hexdigest()
 
@@ -101,17 +103,26 @@ class TensorSource:
             for start in range(0, len(view), max_bytes):
                 yield view[start : start + max_bytes]
             return
-        for box in _bounded(Box.whole(tuple(tensor.shape)), max_bytes // tensor.element_size()):
+        for box in Box.whole(tuple(tensor.shape)).parts(max_bytes // tensor.element_size()):
             part = tensor[box.slices].resolve_conj().resolve_neg()
             yield _bytes_of(part.to("cpu").contiguous())
 
 
-def _bounded(box: Box, max_numel: int) -> Iterator[Box]:
-    if box.numel <= max_numel:
-        yield box
-        return
-    for half in box.halves():
-        yield from _bounded(half, max_numel)
+class TensorComparison:
+    """Compares loaded elements with a tensor that has been filled already."""
+
+    def __init__(self, name: str, tensor: torch.Tensor) -> None:
+        self._name = name
+        self._tensor = tensor.detach()
+
+    def put(self, part: Box, items: Array) -> None:
+        """Raise LayoutMismatch unless ``part`` of the tensor has these elements."""
+        filled = self._tensor[part.slices].resolve_conj().resolve_neg().to("cpu").contiguous()
+        if not np.array_equal(_items_of(filled), items):
+            raise LayoutMismatch(
+                f"tensor {self._name!r} shares its memory with another one in the state that is "
+                "loaded, but the checkpoint holds different values for the two. Untie them"
+            )
 
 
 class TensorSink:
@@ -134,7 +145,7 @@ def tensor_tag(value: object) -> str | None:
     """Say how a value is stored: "tensor", "ndarray", or None if it is not a tensor at all."""
     if isinstance(value, torch.Tensor) or _speaks_protocol(value):
         return "tensor"
-    if isinstance(value, np.ndarray):
+    if type(value) in (np.ndarray, np.memmap):  # others, such as masked arrays, hold more
         return "ndarray"
     return None
 
@@ -146,20 +157,14 @@ def local_tensor(name: str, value: Any) -> LocalTensor:
     dtype outside of the format, and LayoutMismatch where a local shard is not what its layout
     says.
     """
-    if isinstance(value, np.ndarray):
+    if type(value) in (np.ndarray, np.memmap):
         return _plain(name, _tensor_of_array(name, value))
     layout = _layout_of(name, value)
     if layout is not None:
         return _distributed(name, value, layout)
     if _speaks_protocol(value):
         return _chunked(name, value)
-    if type(value) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
-        raise Unsavable(
-            f"tensor {name!r} is a {type(value).__module__}.{type(value).__qualname__}, a tensor "
-            "type that neither is a DTensor nor offers __create_chunk_list__; save the tensors "
-            "that it consists of"
-        )
-    return _plain(name, value)
+    return _plain(name, _own_memory(name, value))
 
 
 def _plain(name: str, tensor: torch.Tensor) -> LocalTensor:
@@ -181,7 +186,7 @@ def _distributed(name: str, value: Any, layout: Layout) -> LocalTensor:
             f"tensor {name!r} is laid out as {layout}: its ranks hold terms of a reduction that "
             "is still to be done. Redistribute it to Shard or Replicate before saving or loading"
         )
-    local = cast(torch.Tensor, value._local_tensor)
+    local = _own_memory(name, value._local_tensor)
     coordinate = value.device_mesh.get_coordinate()
     parts: tuple[tuple[Box, torch.Tensor], ...] = ()
     if coordinate is not None:
@@ -211,10 +216,14 @@ def _chunked(name: str, value: Any) -> LocalTensor:
         box = Box(tuple(chunk.offsets), tuple(chunk.sizes))
         if not box.is_empty:
             shard = value.__get_tensor_shard__(MetadataIndex(name, chunk.offsets))
-            parts.append((box, shard))
+            parts.append((box, _own_memory(name, shard)))
     dtype = _dtype_of(name, value.dtype)
-    for _, shard in parts:
-        _check(name, shard)
+    for box, shard in parts:
+        if (_check(name, shard), tuple(shard.shape)) != (dtype, box.sizes):
+            raise LayoutMismatch(
+                f"tensor {name!r} announces {dtype.torch_name}{list(box.sizes)} at {box}, but the "
+                f"shard there is {shard.dtype}{list(shard.shape)}"
+            )
     shape = tuple(value.shape)
     return LocalTensor(
         name=name, dtype=dtype, shape=shape, layout=None, is_plain=False, parts=tuple(parts)
@@ -241,6 +250,26 @@ def _layout_of(name: str, value: Any) -> Layout | None:
 
 def _speaks_protocol(value: object) -> bool:
     return hasattr(value, "__create_chunk_list__") and hasattr(value, "__get_tensor_shard__")
+
+
+def _own_memory(name: str, tensor: Any) -> torch.Tensor:
+    """Return a tensor whose elements are its own memory; Unsavable for wrappers of others.
+
+    The result of a collective that is under way is waited for.
+    """
+    if hasattr(tensor, "trigger_wait"):
+        tensor = tensor.trigger_wait()
+    cls = type(tensor)
+    if cls in (torch.Tensor, torch.nn.Parameter):
+        return tensor
+    own = getattr(cls, "__torch_dispatch__", None)
+    if own is not getattr(torch.Tensor, "__torch_dispatch__", None):
+        raise Unsavable(
+            f"tensor {name!r} is (or has as its shard) a {cls.__module__}.{cls.__qualname__}, "
+            "which computes its elements from other tensors, and neither is a DTensor nor offers "
+            "__create_chunk_list__; save the tensors that it consists of"
+        )
+    return tensor.as_subclass(torch.Tensor)
 
 
 def _check(name: str, tensor: torch.Tensor) -> DType:
@@ -279,7 +308,8 @@ def _tensor_of_array(name: str, array: Array) -> torch.Tensor:
 
 def is_shared(array: Array) -> bool:
     """Whether torch can share an array's memory; else only its values can be had, by a copy."""
-    return array.flags.writeable and min(array.strides, default=0) >= 0
+    strides = array.strides
+    return array.flags.writeable and all(s >= 0 and s % array.itemsize == 0 for s in strides)
 
 
 def _is_plain_memory(tensor: torch.Tensor) -> bool:

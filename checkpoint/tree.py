@@ -1,15 +1,15 @@
 """The structure of a state dict as typed JSON, so that it survives a round trip.
 
-Containers are ``{"dict": {...}}`` (str keys), ``{"items": [[key, node], ...]}`` (any int key),
-``{"list": [...]}``, ``{"tuple": [...]}`` and ``{"per_rank": {"0": node, ...}}``. Tensors are
-``{"tensor": name}`` or, for numpy arrays, ``{"ndarray": name}``. All other nodes are leaves of
-``values``.
+Containers are ``{"dict": {...}}`` (str keys), ``{"items": [[key, node], ...]}`` (any int key), the
+same list under ``"ordered"`` (OrderedDict) or ``"counter"`` (Counter), ``{"list": [...]}``,
+``{"tuple": [...]}`` and ``{"per_rank": {"0": node, ...}}``. Tensors are ``{"tensor": name}``, numpy
+arrays ``{"ndarray": name}``. All other nodes are leaves of ``values``.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,11 +17,19 @@ from dtckpt.errors import Corrupt, Unsavable
 
 from .names import Path, index_component, join, key_component, rank_component
 from .stateful import Stateful, is_stateful
-from .values import Node, decode_value, encode_value
+from .values import VALUE_TAGS, Node, decode_value, encode_value
 
-DICTS = (dict, OrderedDict, defaultdict)
-SEQUENCES = {list: "list", tuple: "tuple"}
-CONTAINERS = ("dict", "items", "list", "tuple", "per_rank")
+DICTS: dict[type, str] = {
+    dict: "items",
+    defaultdict: "items",  # its factory is code, which a checkpoint does not hold
+    OrderedDict: "ordered",
+    Counter: "counter",
+}
+SEQUENCES: dict[type, str] = {list: "list", tuple: "tuple"}
+PAIRS: dict[str, type] = {"items": dict, "ordered": OrderedDict, "counter": Counter}
+"""Tags of dicts that are lists of [key, node] pairs, with the type that they come back as."""
+DICT_TAGS = ("dict", *PAIRS)
+CONTAINERS = (*DICT_TAGS, "list", "tuple", "per_rank")
 TENSORS = ("tensor", "ndarray")
 
 
@@ -109,9 +117,10 @@ class _Flattening:
                     "only str and int keys can be written"
                 )
         nodes = [(key, self.node(v, (*path, key_component(key)))) for key, v in value.items()]
-        if all(type(key) is str for key in value):
-            return {"dict": dict(nodes)}
-        return {"items": [[key, node] for key, node in nodes]}
+        tag = DICTS[type(value)]
+        if tag == "items" and all(type(key) is str for key in value):
+            tag = "dict"
+        return container_node(tag, nodes)
 
 
 def tag_of(node: Node) -> str | None:
@@ -130,7 +139,7 @@ def children(node: Node) -> list[tuple[str | int, str, Node]]:
     try:
         if tag == "dict":
             return [(key, key_component(key), child) for key, child in node[tag].items()]
-        if tag == "items":
+        if tag in PAIRS:
             return [(key, key_component(key), child) for key, child in node[tag]]
         if tag in ("list", "tuple"):
             return [(i, index_component(i), child) for i, child in enumerate(node[tag])]
@@ -138,7 +147,40 @@ def children(node: Node) -> list[tuple[str | int, str, Node]]:
             return [(int(r), rank_component(int(r)), child) for r, child in node[tag].items()]
     except (AttributeError, TypeError, ValueError) as error:
         raise Corrupt(f"malformed {tag} node: {error}") from error
+    if tag not in TENSORS and tag is not None and tag not in VALUE_TAGS:
+        raise Corrupt(
+            f"unknown tree node {tag!r}; expected one of {CONTAINERS + TENSORS + VALUE_TAGS}"
+        )
     return []
+
+
+def container_node(tag: str | None, items: Sequence[tuple[str | int, Node]]) -> Node:
+    """Return the container node of some (key or index, node) pairs; ``children`` undoes it."""
+    if tag in PAIRS:
+        return {tag: [[key, node] for key, node in items]}
+    if tag in ("list", "tuple"):
+        return {tag: [node for _, node in items]}
+    return {tag: {str(key): node for key, node in items}}
+
+
+def per_rank_nodes(node: Node, path: Path = ()) -> Iterator[tuple[str, Node]]:
+    """Yield (name, node) of every ``per_rank`` node."""
+    if tag_of(node) == "per_rank":
+        yield join(path), node
+        return
+    for _, component, child in children(node):
+        yield from per_rank_nodes(child, (*path, component))
+
+
+def tensor_names(node: Node) -> Iterator[str]:
+    """Yield the names that the tensor leaves of a tree give; Corrupt where one is no name."""
+    tag = tag_of(node)
+    if tag in TENSORS:
+        if not isinstance(node[tag], str):
+            raise Corrupt(f"malformed {tag} node: {node[tag]!r} is not a name")
+        yield node[tag]
+    for _, _, child in children(node):
+        yield from tensor_names(child)
 
 
 def leaves(node: Node, path: Path = ()) -> Iterator[tuple[str, Node]]:
@@ -165,4 +207,4 @@ def unflatten(
     }
     if tag in ("list", "tuple"):
         return list(built.values()) if tag == "list" else tuple(built.values())
-    return built
+    return PAIRS[tag](built) if tag in PAIRS else built

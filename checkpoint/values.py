@@ -20,6 +20,9 @@ Node = Any
 
 EnumT = TypeVar("EnumT", bound=enum.Enum)
 
+_MAX_INT_BITS = 14_000
+"""Python reads no longer decimals (4,300 digits) by default."""
+
 _ENUMS: dict[str, type[enum.Enum]] = {}
 
 
@@ -34,6 +37,8 @@ def register_enum(cls: type[EnumT]) -> type[EnumT]:
 
 def encode_value(value: object, name: str, *, allow_pickle: bool) -> Node:
     """Return the node of a leaf; Unsavable, with its name, where the format has no form for it."""
+    if type(value) is int and value.bit_length() > _MAX_INT_BITS:
+        raise Unsavable(f"{name}: an int of {value.bit_length()} bits is too long to be written")
     if value is None or type(value) in (bool, int, str):
         return value
     encoder = _ENCODERS.get(type(value)) or _foreign_encoder(value)
@@ -97,9 +102,16 @@ def _foreign_encoder(value: object) -> Callable[[Any], Node] | None:
     module = cls.__module__.partition(".")[0]
     if module == "torch":
         return _TORCH_ENCODERS.get(cls.__name__)
-    if module == "numpy" and hasattr(value, "tobytes") and not cast(Any, value).dtype.hasobject:
-        return _encode_numpy_scalar
+    if module == "numpy" and isinstance(value, _numpy().generic):
+        kind = cast(Any, value).dtype.kind
+        return _encode_numpy_scalar if kind in "biufcmMSU" else None
     return None
+
+
+def _numpy() -> Any:
+    import numpy as np
+
+    return np
 
 
 def _torch_attribute(name: str) -> Any:
@@ -169,3 +181,6 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "enum": _decode_enum,
     "pickle": lambda text: pickle.loads(_from_base64(text)),
 }
+
+VALUE_TAGS = tuple(_DECODERS)
+"""Tags of value nodes."""

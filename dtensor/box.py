@@ -156,6 +156,18 @@ class Box:
             ),
         )
 
+    def parts(self, max_numel: int) -> Iterator[Box]:
+        """Yield boxes of at most ``max_numel`` elements that make up this one, in row-major order.
+
+        >>> [str(part) for part in Box((0, 0), (3, 4)).parts(4)]
+        ['[0:1,0:4]', '[1:2,0:4]', '[2:3,0:4]']
+        """
+        if self.numel <= max(max_numel, 1):
+            yield self
+            return
+        for half in self.halves():
+            yield from half.parts(max_numel)
+
     def __str__(self) -> str:
         spans = zip(self.offsets, self.ends, strict=True)
         return "[" + ",".join(f"{start}:{end}" for start, end in spans) + "]"

@@ -97,6 +97,11 @@ class FsspecStore(Store):
         if overwrite:
             check_name(name)
             self._put(name, payload, exclusive=False)
+            if not self._holds(name, payload):
+                raise StorageError(
+                    f"{join(self.url, name)}: other bytes than those just published are there; "
+                    "the write was lost, or another writer replaced them"
+                )
             return
         self._refuse_taken(name)
         self._put(name, payload, exclusive=True)

@@ -40,7 +40,9 @@ def gloo_group(
     return _c10d.ProcessGroupGloo(store, rank, size, options)
 
 
-def run_ranks(size: int, body: Callable[[int, dist.ProcessGroup], T]) -> list[T]:
+def run_ranks(
+    size: int, body: Callable[[int, dist.ProcessGroup], T], *, timeout: timedelta = TIMEOUT
+) -> list[T]:
     """Run ``body(rank, group)`` in one thread per rank and return the results by rank.
 
     Raises RanksFailed with every rank's exception, and TimeoutError where a rank hangs.
@@ -51,7 +53,7 @@ def run_ranks(size: int, body: Callable[[int, dist.ProcessGroup], T]) -> list[T]
 
     def run(rank: int) -> None:
         try:
-            results[rank] = body(rank, gloo_group(store, rank, size))
+            results[rank] = body(rank, gloo_group(store, rank, size, timeout))
         except BaseException as error:
             errors[rank] = error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -193,3 +194,49 @@ def test_checkpoints_of_every_released_version_load(version: str) -> None:
     assert torch.equal(into["model"]["ordered"], golden.whole("ordered"))
     assert into["rng"].value["seed"] == 0
     assert repr(into["values"]) == repr(golden.VALUES)
+
+
+def mutations(value: Any, rng: random.Random) -> Any:
+    """A copy of a JSON value with one leaf or key changed to something odd."""
+    odd = [None, -1, 0, 2**70, 1.5, "", "x", [], {}, [[]], {"tensor": "nowhere"}, True]
+    copied = json.loads(json.dumps(value))
+    places: list[tuple[Any, Any]] = []
+
+    def walk(node: Any) -> None:
+        keys = list(node) if isinstance(node, dict) else range(len(node))
+        for key in keys:
+            places.append((node, key))
+            if isinstance(node[key], dict | list):
+                walk(node[key])
+
+    walk(copied)
+    node, key = rng.choice(places)
+    if isinstance(node, dict) and rng.random() < 0.2:
+        del node[key]
+    else:
+        node[key] = rng.choice(odd)
+    return copied
+
+
+def test_no_internal_error_leaves_a_malformed_manifest() -> None:
+    """With a right digest, as only a faulty writer would make: precise errors all the same."""
+    store = MemoryStore()
+    state = {"w": torch.ones(4), "v": [1, {"a": (None, b"x")}], "r": dcp.PerRank(3)}
+    dcp.save(state, store)
+    names = [info.name for info in store.list("data")]
+    files = {name: store.read(name) for name in names}
+    value = json.loads(store.read("manifest.json"))
+    del value["digest"]
+    rng = random.Random(5)
+    refused = 0
+    for _ in range(400):
+        text = '{"digest": "' + "0" * 32 + '", ' + json.dumps(mutations(value, rng))[1:]
+        damaged = rewritten(text)
+        damaged = MemoryStore({"manifest.json": damaged.read("manifest.json"), **files})
+        try:
+            dcp.open(damaged).state_dict()
+            dcp.verify(damaged)
+            dcp.load({"w": torch.zeros(4), "v": None, "r": dcp.PerRank(0)}, damaged)
+        except CheckpointError:
+            refused += 1
+    assert refused > 200

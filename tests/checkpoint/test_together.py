@@ -276,8 +276,9 @@ def test_plain_tensors_and_values_must_agree() -> None:
 
 
 def test_shapes_must_agree() -> None:
+    store = MemoryStore()
     error = same_error(
-        lambda r, g: dcp.save({"t": torch.ones(2 + (r == 1))}, MemoryStore(), process_group=g)
+        lambda r, g: dcp.save({"t": torch.ones(2 + (r == 1))}, store, process_group=g)
     )
     assert "float32[2] on ranks 0, 2 but float32[3] on rank 1" in str(error)
 
@@ -381,3 +382,45 @@ def test_a_failed_save_leaves_no_trace_on_disk(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="on fire"):
         dcp.save(state(), FaultyStore(LocalStore(tmp_path), [broken]))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_values_that_only_look_equal_are_told_apart() -> None:
+    store = MemoryStore()
+    for one, other in ((1, True), (0.0, -0.0), (2, 2.0)):
+        error = same_error(
+            lambda r, g, one=one, other=other: dcp.save(
+                {"x": [one if r == 0 else other]}, store, process_group=g
+            )
+        )
+        assert "value 'x/0' differs" in str(error)
+
+
+def test_a_rank_without_its_group_still_gets_its_own_values() -> None:
+    store = MemoryStore()
+    run_ranks(SIZE, lambda r, g: dcp.save({"s": dcp.PerRank({"seed": r})}, store, process_group=g))
+    into: dict[str, Any] = {"s": dcp.PerRank({"seed": -1})}
+    report = dcp.load(into, store)
+    assert into["s"].value == {"seed": 0}
+    assert report.dropped == ("s/@1/seed", "s/@2/seed")
+
+
+def test_what_ranks_keep_for_themselves_does_not_cost_their_agreement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only the values of each rank are exchanged, not the description of all tensors."""
+    sent: list[int] = []
+    exchange = GroupRanks.exchange
+
+    def count(self: GroupRanks, payload: bytes) -> list[bytes]:
+        sent.append(len(payload))
+        return exchange(self, payload)
+
+    monkeypatch.setattr(GroupRanks, "exchange", count)
+
+    def save(rank: int, group: Any) -> None:
+        state = {f"layer{i}": torch.ones(3) for i in range(500)}
+        dcp.save(state | {"seed": dcp.PerRank(rank)}, store, process_group=group)
+
+    store = MemoryStore()
+    run_ranks(2, save)
+    assert max(sent) < 1000

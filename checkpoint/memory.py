@@ -1,0 +1,92 @@
+"""Whether the memory of destinations overlaps, within one of them or between two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+_MAX_WORK = 1_000_000
+"""Steps for the exact answer about two strided views; beyond that they count as overlapping."""
+
+
+@dataclass(slots=True)
+class Sharing:
+    """What destinations share memory."""
+
+    tied: dict[int, int] = field(default_factory=dict[int, int])
+    """Positions of tensors that are the very memory of an earlier one, with its position."""
+    overlapping: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """Positions of tensors that share some elements only."""
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether two elements of a tensor may be the same memory.
+
+    >>> overlaps_itself(torch.zeros(3).expand(2, 3)), overlaps_itself(torch.zeros(2, 3).T)
+    (True, False)
+    """
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return tensor.numel() > 0
+            reach += stride * (size - 1)
+    return False
+
+
+def find_sharing(tensors: Sequence[torch.Tensor]) -> Sharing:
+    """Return which tensors share memory; views that only interleave do not."""
+    sharing = Sharing()
+    first: dict[tuple[object, ...], int] = {}
+    spans: list[tuple[int, int, int]] = []
+    for index, tensor in enumerate(tensors):
+        if tensor.numel() == 0:
+            continue
+        start, size = tensor.data_ptr(), tensor.element_size()
+        key = (tensor.device, start, size, tuple(tensor.shape), tensor.stride())
+        if first.setdefault(key, index) != index:
+            sharing.tied[index] = first[key]
+        elif tensor.device.type == "cpu":
+            reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+            spans.append((start, start + (reach + 1) * size, index))
+    open_spans: list[tuple[int, int, int]] = []
+    for span in sorted(spans):
+        open_spans = [other for other in open_spans if other[1] > span[0]]
+        sharing.overlapping += [
+            (other[2], span[2])
+            for other in open_spans
+            if _share_elements(tensors[other[2]], tensors[span[2]])
+        ]
+        open_spans.append(span)
+    return sharing
+
+
+def _share_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
+    try:
+        max_work: Any = _MAX_WORK  # numpy's stub knows its two special values only
+        return np.shares_memory(_bytes(one), _bytes(other), max_work=max_work)
+    except np.exceptions.TooHardError:
+        return True
+
+
+def _bytes(tensor: torch.Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.void]]:
+    """Return an array of the tensor's shape, strides and address; its values are not read."""
+    return np.asarray(_Address(tensor))
+
+
+class _Address:
+    """An object by which numpy sees the memory of a tensor of any dtype."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        size = tensor.element_size()
+        self.__array_interface__ = {
+            "shape": tuple(tensor.shape),
+            "strides": tuple(stride * size for stride in tensor.stride()),
+            "typestr": f"|V{size}",
+            "data": (tensor.data_ptr(), True),
+            "version": 3,
+        }

@@ -1,0 +1,195 @@
+"""The commit protocol: what is committed can be loaded, and what was committed stays."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import dtckpt.checkpoint as dcp
+from dtckpt.checkpoint.manifest import MANIFEST
+from dtckpt.errors import CheckpointError, LayoutMismatch, NotCommitted, RankFailed, StorageError
+from dtckpt.storage import Fault, FaultyStore, FsspecStore, MemoryStore, RaiseError, Rule, Store
+
+from ..ranks import RanksFailed, run_ranks
+
+SIZE = 3
+
+
+def state(value: float = 1.0) -> dict[str, Any]:
+    """Something to write for every rank."""
+    return {f"t{i}": torch.full((50,), value) for i in range(2 * SIZE)}
+
+
+class Interrupted:
+    """A group whose n-th all-gather takes effect and then raises, as Ctrl-C would."""
+
+    def __init__(self, group: Any, nth: int, error: BaseException) -> None:
+        self.group = group
+        self.left = nth
+        self.error = error
+
+    def rank(self) -> int:
+        """This rank."""
+        return self.group.rank()
+
+    def size(self) -> int:
+        """Number of ranks."""
+        return self.group.size()
+
+    def allgather(self, out: Any, mine: Any) -> Any:
+        """Gather, and raise at the end if it is time."""
+        work = self.group.allgather(out, mine)
+        self.left -= 1
+        if self.left == 0:
+            work.wait()
+            raise self.error
+        return work
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("Connection closed by peer")])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_an_interrupt_at_any_collective_leaves_a_checkpoint_that_loads(
+    error: BaseException, overwrite: bool
+) -> None:
+    """A rank that does not know whether the others commit must not delete what they need."""
+    for nth in range(1, 7):
+        store = MemoryStore()
+        target = "step-1" if overwrite else "step-2"
+        dcp.save(state(1.0), store.substore("step-1"))
+        place = store.substore(target)
+
+        def save(rank: int, group: Any, nth: int = nth, place: Store = place) -> None:
+            mine = Interrupted(group, nth, error) if rank == SIZE - 1 else group
+            dcp.save(state(2.0), place, process_group=mine, overwrite=overwrite)
+
+        with pytest.raises(RanksFailed) as failure:
+            run_ranks(SIZE, save, timeout=timedelta(milliseconds=500))
+        assert SIZE - 1 in failure.value.errors
+        newest = dcp.latest(store)
+        assert newest is not None
+        into = state(0.0)
+        dcp.load(into, store.substore(newest.name))
+        assert {float(t[0]) for t in into.values()} <= {1.0, 2.0}
+        assert len({float(t[0]) for t in into.values()}) == 1
+        if not overwrite:
+            dcp.load(into, store.substore("step-1"))
+            assert into["t0"][0] == 1.0
+
+
+def test_ranks_that_do_not_share_storage_commit_nothing() -> None:
+    def save(rank: int, group: Any) -> None:
+        store = FaultyStore(MemoryStore(objects[rank]))
+        store.url = "disk://of-this-node"
+        dcp.save(state(), store, process_group=group)
+
+    objects: list[dict[str, bytes]] = [{} for _ in range(SIZE)]
+    with pytest.raises(RanksFailed) as failure:
+        run_ranks(SIZE, save)
+    for error in failure.value.errors.values():
+        assert "storage that they share" in str(error)
+    assert all(MANIFEST not in found for found in objects)
+
+
+def test_ranks_with_different_paths_are_told_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(RanksFailed) as failure:
+        run_ranks(SIZE, lambda r, g: dcp.save(state(), tmp_path / f"at-{r}", process_group=g))
+    for error in failure.value.errors.values():
+        assert isinstance(error, LayoutMismatch)
+        assert "save to different places: ranks 1-2" in str(error)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failure_to_clean_up_is_no_failure_to_save() -> None:
+    store = MemoryStore()
+    dcp.save(state(), store)
+    broken = Rule(RaiseError(ValueError("odd name")), op="delete")
+    dcp.save(state(2.0), FaultyStore(store, [broken]), overwrite=True)
+    into = state(0.0)
+    dcp.load(into, store)
+    assert into["t0"][0] == 2.0
+
+
+def test_the_loser_of_a_race_takes_its_files_away() -> None:
+    store = MemoryStore()
+
+    class Winner(Fault):
+        def before(self) -> None:
+            dcp.save(state(2.0), store)
+
+    with pytest.raises(CheckpointError, match="another save committed"):
+        dcp.save(state(3.0), FaultyStore(store, [Rule(Winner(), op="publish")]))
+    assert len(list(store.list("data"))) == 1
+    into = state(0.0)
+    dcp.load(into, store)
+    assert into["t0"][0] == 2.0
+
+
+def test_a_lost_manifest_is_noticed_before_old_files_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    url = "memory://dtckpt-lost-manifest/step-1"
+    dcp.save(state(1.0), url)
+    put = FsspecStore._put  # pyright: ignore[reportPrivateUsage]
+
+    def lose(self: FsspecStore, name: str, data: bytes, *, exclusive: bool) -> None:
+        if name != MANIFEST:
+            put(self, name, data, exclusive=exclusive)
+
+    monkeypatch.setattr(FsspecStore, "_put", lose)
+    with pytest.raises(StorageError, match="other bytes than those just published"):
+        dcp.save(state(2.0), url, overwrite=True)
+    into = state(0.0)
+    dcp.load(into, url)
+    assert into["t0"][0] == 1.0
+
+
+def test_latest_survives_a_checkpoint_that_goes_while_it_looks() -> None:
+    store = MemoryStore()
+    for step in (1, 2):
+        dcp.save({"step": step}, store.substore(f"step-{step}"))
+
+    class Pruned(Fault):
+        def before(self) -> None:
+            store.delete(["step-2/manifest.json"])
+
+    faulty = FaultyStore(store, [Rule(Pruned(), op="read", name="*step-2/manifest.json")])
+    found = dcp.latest(faulty)
+    assert found is not None
+    assert found.number == 1
+
+
+def test_an_exception_that_cannot_be_described_still_reaches_all() -> None:
+    class Odd(Exception):
+        overwritten = True
+
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    class Own(StorageError):
+        """An error of a user's store."""
+
+    for raised, expected in ((Odd(), "Odd"), (Own("quota exceeded"), "Own: quota exceeded")):
+        store = MemoryStore()
+
+        def save(
+            rank: int, group: Any, error: Exception = raised, target: MemoryStore = store
+        ) -> None:
+            rules = [Rule(RaiseError(error), op="create")] if rank == 1 else []
+            dcp.save(state(), FaultyStore(target, rules), process_group=group)
+
+        with pytest.raises(RanksFailed) as failure:
+            run_ranks(2, save)
+        for error in failure.value.errors.values():
+            assert isinstance(error, CheckpointError)
+            assert not isinstance(error, RankFailed)
+            assert expected in str(error)
+            assert isinstance(error, StorageError) == ("quota" in expected)
+
+
+def test_a_rank_outside_of_the_group_is_told_so() -> None:
+    with pytest.raises(CheckpointError, match="not a member"):
+        dcp.save({}, MemoryStore(), process_group=object())
+    with pytest.raises(NotCommitted):
+        dcp.load({}, MemoryStore())
