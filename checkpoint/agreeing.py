@@ -14,17 +14,10 @@ from dataclasses import dataclass
 
 from dtckpt.errors import LayoutMismatch
 
+from .merging import Report, check_copies, merge, with_per_rank
 from .ranks import Ranks, together
-from .spec import (
-    GlobalState,
-    Report,
-    StateSpec,
-    check_copies,
-    fingerprint,
-    merge,
-    ranks_text,
-    with_per_rank,
-)
+from .spec import GlobalState, StateSpec, fingerprint
+from .text import ranks_text
 
 
 @dataclass(frozen=True, slots=True)

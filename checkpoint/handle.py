@@ -16,7 +16,8 @@ from ..storage.base import Store
 from ..storage.open import open_store
 from .manifest import Manifest, read_manifest
 from .plan import StoredTensor
-from .reading import ReadCache, StoredData, Want, execute
+from .reading import ReadCache, Want, execute, plan_reads
+from .stored import StoredData
 from .tree import unflatten
 
 if TYPE_CHECKING:
@@ -134,10 +135,10 @@ class LazyTensor:
         """Return the elements of a box as a contiguous CPU tensor of its sizes."""
         import torch
 
-        from .tensors import TensorSink
+        from .transfer import TensorSink
 
         out = torch.empty(box.sizes, dtype=self.dtype, device="cpu")
-        reads = self._data.plan([Want(tensor=self._stored, box=box, sink=TensorSink(out))])
+        reads = plan_reads(self._data, [Want(tensor=self._stored, box=box, sink=TensorSink(out))])
         execute(self._data.store, reads, cache=self._cache)
         return out
 

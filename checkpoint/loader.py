@@ -20,15 +20,10 @@ from .manifest import MANIFEST, Manifest, read_manifest_bytes
 from .matching import Match, Rebuild, match
 from .memory import find_sharing, overlaps_itself
 from .ranks import Ranks, ranks_of, together
-from .reading import Read, StoredData, Want, execute
-from .tensors import (
-    LocalTensor,
-    TensorComparison,
-    TensorSink,
-    is_shared,
-    local_tensor,
-    tensor_tag,
-)
+from .reading import Read, Want, execute, plan_reads
+from .stored import StoredData
+from .tensors import LocalTensor, is_shared, local_tensor, tensor_tag
+from .transfer import TensorComparison, TensorSink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +185,7 @@ class _Load:
             else:
                 wants.append(Want(tensor=stored, box=box, sink=TensorSink(tensor)))
         data = StoredData(self.store, self.manifest)
-        self.reads, self.comparisons = data.plan(wants), data.plan(compared)
+        self.reads, self.comparisons = plan_reads(data, wants), plan_reads(data, compared)
 
     def check_complete(self, unexpected: list[str]) -> bytes:
         """Raise LayoutMismatch if ``strict`` and something is missing or left over."""

@@ -16,7 +16,7 @@ import torch
 import dtckpt.errors
 from dtckpt.errors import CheckpointError, RankFailed
 
-from .spec import ranks_text
+from .text import ranks_text
 
 _OK, _FAILED = b"\0", b"\1"
 

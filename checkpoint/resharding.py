@@ -23,8 +23,9 @@ from .committing import check_free, commit, discard
 from .manifest import FileRecord, Manifest, read_manifest
 from .placing import Rule, place
 from .plan import StoredTensor, assign_writers
-from .reading import Array, StoredData, Want, execute
+from .reading import Array, Want, execute, plan_reads
 from .spec import GlobalTensor
+from .stored import StoredData
 from .writing import PIECE_BYTES, Chunk, write_file
 
 
@@ -118,7 +119,7 @@ class _Reshard:
             Want(tensor=self.data.manifest.tensors[t.name], box=box, sink=_ArraySink(array))
             for (t, box), array in zip(wanted, arrays, strict=True)
         ]
-        execute(self.data.store, self.data.plan(wants))
+        execute(self.data.store, plan_reads(self.data, wants))
         self.done += sum(array.nbytes for array in arrays)
         if self.on_progress is not None:
             self.on_progress(self.done, self.total)

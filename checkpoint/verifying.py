@@ -16,7 +16,8 @@ from ..storage.base import ReadRequest, Store
 from ..storage.open import open_store
 from .blocks import num_blocks
 from .manifest import FileRecord, Manifest, read_manifest
-from .reading import MAX_READ_BYTES, Damage, DataFile, Read, StoredData, verify_blocks
+from .reading import MAX_READ_BYTES, Damage, Read, verify_blocks
+from .stored import DataFile, StoredData
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,7 +122,7 @@ def mesh_text(mesh: Mesh) -> str:
     """Return a mesh's axes, and its ranks where they do not count up from 0."""
     if mesh.ranks is None:
         return printable(str(mesh))
-    from ..checkpoint.spec import ranks_text
+    from ..checkpoint.text import ranks_text
 
     return f"{printable(str(mesh))} ({ranks_text(mesh.ranks)})"
 
@@ -132,7 +132,7 @@ def layout_text(layout: Layout | IrregularLayout) -> str:
     from ..dtensor import IrregularLayout
 
     if isinstance(layout, IrregularLayout):
-        from ..checkpoint.spec import ranks_text
+        from ..checkpoint.text import ranks_text
 
         boxes = len(layout.boxes())
         what = "1 box" if boxes == 1 else f"{boxes:,} boxes"

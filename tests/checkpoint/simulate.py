@@ -13,8 +13,9 @@ from dtckpt.checkpoint.committing import commit
 from dtckpt.checkpoint.dtypes import DTYPES
 from dtckpt.checkpoint.manifest import FileRecord, read_manifest
 from dtckpt.checkpoint.plan import assign_writers
-from dtckpt.checkpoint.reading import StoredData, Want, execute
+from dtckpt.checkpoint.reading import Want, execute, plan_reads
 from dtckpt.checkpoint.spec import GlobalTensor
+from dtckpt.checkpoint.stored import StoredData
 from dtckpt.checkpoint.writing import Chunk, write_file
 from dtckpt.dtensor import Box, IrregularLayout, Layout
 from dtckpt.storage import MemoryStore, Store
@@ -96,7 +97,7 @@ def load_box(store: Store, name: str, box: Box) -> Array:
     tensor = data.manifest.tensors[name]
     array = np.zeros(box.sizes, dtype=f"u{tensor.dtype.itemsize}")
     count = np.zeros(box.sizes, dtype=int)
-    reads = data.plan([Want(tensor=tensor, box=box, sink=ArraySink(array, count))])
+    reads = plan_reads(data, [Want(tensor=tensor, box=box, sink=ArraySink(array, count))])
     execute(store, reads)
     assert (count == 1).all()
     return array

@@ -12,7 +12,7 @@ import torch
 
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint.ranks import GroupRanks, together
-from dtckpt.checkpoint.spec import ranks_text
+from dtckpt.checkpoint.text import ranks_text
 from dtckpt.errors import (
     AlreadyCommitted,
     CheckpointError,

@@ -57,6 +57,9 @@ class UnsupportedOp(DtckptError, NotImplementedError):
 class CheckpointError(DtckptError):
     """A checkpoint could not be saved, read or understood."""
 
+    overwritten: tuple[str, ...] = ()
+    """After a failed load: names of tensors of which some elements had been loaded, on any rank."""
+
 
 class NotCommitted(CheckpointError, FileNotFoundError):
     """There is no committed checkpoint at this place."""
@@ -68,9 +71,6 @@ class AlreadyCommitted(CheckpointError, FileExistsError):
 
 class Corrupt(CheckpointError):
     """Stored bytes are not the bytes that were written."""
-
-    overwritten: tuple[str, ...] = ()
-    """Destinations into which some elements had been loaded before the damage was found."""
 
 
 class LayoutMismatch(CheckpointError, ValueError):
