@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from dtckpt.errors import PlacementError
 
-_SPAN = re.compile(r"(\d+):(\d+)")
+_SPAN = re.compile(r"(\d{1,18}):(\d{1,18})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,15 +176,23 @@ class Box:
 def first_overlap(boxes: list[Box]) -> tuple[Box, Box] | None:
     """Return two boxes that share an element, or None where all are disjoint.
 
-    A sweep along the first dim: boxes are compared only with those that are still open there.
+    A sweep along the dim in which the boxes start at most places: each is compared only with those
+    that are still open there.
 
     >>> first_overlap([Box((0,), (4,)), Box((4,), (2,)), Box((3,), (2,))])
     (Box(offsets=(0,), sizes=(4,)), Box(offsets=(3,), sizes=(2,)))
     """
+    held = [box for box in boxes if not box.is_empty]
+    ndim = held[0].ndim if held else 0
+    if ndim == 0:
+        return (held[0], held[1]) if len(held) > 1 else None
+    dim = max(range(ndim), key=lambda d: len({box.offsets[d] for box in held}))
     open_boxes: list[Box] = []
-    for box in sorted((b for b in boxes if not b.is_empty), key=lambda b: b.offsets):
-        start = box.offsets[:1]
-        open_boxes = [other for other in open_boxes if other.ends[:1] > start or not start]
+    for box in sorted(held, key=lambda b: (b.offsets[dim], b.offsets)):
+        start = box.offsets[dim]
+        open_boxes = [
+            other for other in open_boxes if other.offsets[dim] + other.sizes[dim] > start
+        ]
         for other in open_boxes:
             if box.intersect(other) is not None:
                 return other, box

@@ -14,6 +14,7 @@ from typing import Any, cast
 from dtckpt.errors import PlacementError
 
 from .box import Box, first_overlap
+from .integers import ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +92,10 @@ class IrregularLayout:
         try:
             fields = cast(dict[str, Any], value)
             return cls(
-                tuple(int(n) for n in fields["shape"]),
-                tuple((int(rank), Box.parse(text)) for rank, text in fields["boxes"]),
+                ints(fields["shape"], "shape"),
+                tuple((ints([rank], "rank")[0], Box.parse(text)) for rank, text in fields["boxes"]),
             )
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, PlacementError):
+                raise
             raise PlacementError(f"not an irregular layout: {value!r} ({error})") from error

@@ -18,6 +18,7 @@ from typing import Any, cast
 from dtckpt.errors import PlacementError
 
 from .box import Box
+from .integers import ints
 from .mesh import Mesh, unravel
 from .placement import Placement, Ragged, Replicate, Shard, parse_placement
 
@@ -70,6 +71,10 @@ class Layout:
     """Axes that cut nothing."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", ints(self.shape, "the shape of a tensor"))
+        if self.shape and min(self.shape) < 0:
+            raise PlacementError(f"a tensor cannot have the shape {self.shape}")
+        object.__setattr__(self, "placements", _all_ours(self.placements))
         if len(self.placements) != self.mesh.ndim:
             raise PlacementError(
                 f"a mesh of {self.mesh.ndim} axes ({self.mesh}) needs as many placements, "
@@ -129,7 +134,7 @@ class Layout:
     @classmethod
     def replicated(cls, mesh: Mesh, shape: Sequence[int]) -> Layout:
         """Return the layout in which every rank of the mesh holds the whole tensor."""
-        return cls(mesh, (Replicate(),) * mesh.ndim, tuple(shape))
+        return cls(mesh, (Replicate(),) * mesh.ndim, ints(shape, "the shape of a tensor"))
 
     @property
     def numel(self) -> int:
@@ -157,6 +162,7 @@ class Layout:
 
     def cell(self, coordinate: Coordinate) -> Cell:
         """Return the grid index of the cell that a coordinate holds."""
+        self.mesh.check(coordinate)
         index: list[int] = []
         for cuts in self.splits:
             position = 0
@@ -220,6 +226,10 @@ class Layout:
 
     def coordinate(self, cell: Cell, replica: int = 0) -> Coordinate:
         """Return the coordinate that holds a given replica of a cell."""
+        if not 0 <= replica < self.num_replicas or not all(
+            0 <= i < n for i, n in zip(cell, self.grid, strict=True)
+        ):
+            raise PlacementError(f"{self} has no replica {replica} of cell {cell}")
         coordinate = [0] * self.mesh.ndim
         shape = tuple(self.mesh.shape[axis] for axis in self.replica_axes)
         for axis, i in zip(self.replica_axes, unravel(replica, shape), strict=True):
@@ -258,13 +268,24 @@ class Layout:
             return cls(
                 Mesh.from_json(fields["mesh"]),
                 tuple(parse_placement(text) for text in fields["placements"]),
-                tuple(int(n) for n in fields["shape"]),
+                ints(fields["shape"], "shape"),
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise PlacementError(f"not a layout: {value!r} ({error})") from error
 
     def __str__(self) -> str:
         return f"{list(self.shape)} ({format_placements(self.placements)}) on {self.mesh}"
+
+
+def _all_ours(placements: object) -> tuple[Placement, ...]:
+    if isinstance(placements, list | tuple):
+        found = tuple(cast(Sequence[object], placements))
+        if all(isinstance(placement, Placement) for placement in found):
+            return cast(tuple[Placement, ...], found)
+    raise PlacementError(
+        f"placements must be a sequence of dtckpt's, one per axis, got {placements!r}; translate "
+        "torch's with placements_from_torch"
+    )
 
 
 def format_placements(placements: Sequence[Placement]) -> str:

@@ -15,6 +15,8 @@ from typing import Any, cast
 
 from dtckpt.errors import PlacementError
 
+from .integers import ints
+
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
@@ -35,10 +37,14 @@ class Mesh:
     """Global rank of every coordinate in row-major order; None means 0, 1, 2, ..."""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", ints(self.shape, "the shape of a mesh"))
+        object.__setattr__(self, "axis_names", tuple(self.axis_names))
+        if self.ranks is not None:
+            object.__setattr__(self, "ranks", ints(self.ranks, "the ranks of a mesh"))
         if not self.axis_names:
             names = tuple(f"axis{i}" for i in range(len(self.shape)))
             object.__setattr__(self, "axis_names", names)
-        if self.ranks == tuple(range(self.size)):
+        if self.ranks is not None and self.ranks == tuple(range(self.size)):
             object.__setattr__(self, "ranks", None)
         self._validate()
 
@@ -98,14 +104,20 @@ class Mesh:
 
     def rank(self, coordinate: tuple[int, ...]) -> int:
         """Return the global rank at a coordinate."""
+        self.check(coordinate)
         index = 0
         for i, n in zip(coordinate, self.shape, strict=True):
-            if not 0 <= i < n:
-                raise PlacementError(
-                    f"coordinate {coordinate} is outside of a mesh of shape {self.shape}"
-                )
             index = index * n + i
         return index if self.ranks is None else self.ranks[index]
+
+    def check(self, coordinate: tuple[int, ...]) -> None:
+        """Raise PlacementError unless a coordinate lies in the mesh."""
+        if len(coordinate) != len(self.shape) or not all(
+            0 <= i < n for i, n in zip(coordinate, self.shape, strict=True)
+        ):
+            raise PlacementError(
+                f"coordinate {coordinate} is outside of a mesh of shape {self.shape}"
+            )
 
     def coordinate(self, rank: int) -> tuple[int, ...] | None:
         """Return the coordinate of a global rank, or None where the rank is not in the mesh."""
@@ -129,6 +141,8 @@ class Mesh:
         >>> Mesh((2, 3), ("dp", "tp")).submesh(("tp",), at=(1, 0))
         Mesh(shape=(3,), axis_names=('tp',), ranks=(3, 4, 5))
         """
+        if len(at) != self.ndim:
+            raise PlacementError(f"coordinate {at} does not fit a mesh of {self.ndim} axes")
         indices = [self.axis(axis) for axis in axes]
         shape = tuple(self.shape[i] for i in indices)
         ranks: list[int] = []
@@ -153,11 +167,11 @@ class Mesh:
             fields = cast(dict[str, Any], value)
             ranks = fields.get("ranks")
             return cls(
-                tuple(int(n) for n in fields["shape"]),
+                ints(fields["shape"], "shape"),
                 tuple(str(name) for name in fields["axes"]),
-                None if ranks is None else tuple(int(rank) for rank in ranks),
+                None if ranks is None else ints(ranks, "ranks"),
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise PlacementError(f"not a mesh: {value!r} ({error})") from error
 
     def __str__(self) -> str:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from dtckpt.errors import PlacementError
 
+from .integers import ints
+
 REDUCE_OPS = ("sum", "avg", "product", "max", "min")
 """Element-wise reductions that a ``Partial`` can be waiting for."""
 
@@ -20,7 +22,8 @@ _FORMS = re.compile(
     r"S\((?P<shard>-?\d+)\)(?:@(?P<order>\d+))?"
     r"|(?P<replicate>R)"
     r"|P\((?P<partial>\w+)\)"
-    r"|Ragged\((?P<ragged>-?\d+):(?P<sizes>\d+(?:,\d+)*)\)"
+    r"|Ragged\((?P<ragged>-?\d+):(?P<sizes>\d+(?:,\d+)*)\)",
+    re.ASCII,
 )
 
 
@@ -78,6 +81,7 @@ class Ragged(Placement):
     sizes: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "sizes", ints(self.sizes, f"the sizes of Ragged(dim={self.dim})"))
         if not self.sizes or min(self.sizes) < 0:
             raise PlacementError(
                 f"Ragged(dim={self.dim}) needs one size of 0 or more per coordinate, "
@@ -122,7 +126,7 @@ def parse_placement(text: str) -> Placement:
     Ragged(dim=0, sizes=(3, 0, 5))
     """
     match = _FORMS.fullmatch(text.strip())
-    if match is None:
+    if match is None or max(map(len, re.findall(r"\d+", text)), default=0) > 18:
         raise PlacementError(
             f"not a placement: {text!r}; expected S(dim), S(dim)@order, R, P(op) "
             "or Ragged(dim:size,size,...)"

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtckpt.dtensor.box import Box
+from dtckpt.dtensor.irregular import IrregularLayout
 from dtckpt.dtensor.layout import Layout
 from dtckpt.dtensor.mesh import Mesh
 from dtckpt.dtensor.placement import (
@@ -155,3 +156,66 @@ def boxes_in(draw: st.DrawFn, shape: tuple[int, ...]) -> Box:
     """A box, possibly empty, inside of a tensor of ``shape``."""
     spans = [sorted((draw(st.integers(0, n)), draw(st.integers(0, n)))) for n in shape]
     return Box(tuple(a for a, _ in spans), tuple(b - a for a, b in spans))
+
+
+def test_torch_placements_and_other_things_are_not_taken_for_ours() -> None:
+    import torch.distributed.tensor as torch_tensor
+
+    for odd in ((torch_tensor.Shard(0),), ("S(0)",), Shard(0), (None,)):
+        with pytest.raises(PlacementError, match="one per axis"):
+            Layout(Mesh((2,)), odd, (4,))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("coordinate", [(2,), (-1,), (0, 0), ()])
+def test_coordinates_outside_of_the_mesh_are_refused(coordinate: tuple[int, ...]) -> None:
+    layout = Layout(Mesh((2,)), (Shard(0),), (4,))
+    with pytest.raises(PlacementError, match="outside of a mesh"):
+        layout.box(coordinate)
+    with pytest.raises(PlacementError):
+        layout.coordinate((9,))
+    with pytest.raises(PlacementError):
+        layout.coordinate((0,), replica=1)
+
+
+def test_sequences_become_tuples_and_odd_numbers_are_refused() -> None:
+    layout = Layout(Mesh([2, 2]), [Shard(0), Ragged(1, [1, 3])], [4, 4])  # pyright: ignore
+    assert layout == Layout(Mesh((2, 2)), (Shard(0), Ragged(1, (1, 3))), (4, 4))
+    assert hash(layout)
+    for shape in ("22", [2.5], [True], [None], 3, (-4,)):
+        with pytest.raises(PlacementError):
+            Layout.replicated(Mesh((2,)), shape)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"mesh": {"shape": [2], "axes": ["a"]}, "placements": ["R"], "shape": ["x"]},
+        {"mesh": {"shape": [1e400], "axes": ["a"]}, "placements": ["R"], "shape": [2]},
+        {
+            "mesh": {"shape": [2], "axes": ["a"]},
+            "placements": ["S(" + "9" * 5000 + ")"],
+            "shape": [2],
+        },
+        {"mesh": {"shape": [2], "axes": ["a"]}, "placements": ["S(\u0663)"], "shape": [2]},
+        {"mesh": {"shape": [2], "axes": ["a"]}, "placements": [3], "shape": [2]},
+        {"shape": [2], "boxes": [[0]]},
+        {"shape": [2], "boxes": [["0", "[0:2]"]]},
+        {"shape": [2], "boxes": [[0, "[0:" + "9" * 5000 + "]"]]},
+    ],
+)
+def test_malformed_layouts_are_refused(value: dict[str, object]) -> None:
+    kind = IrregularLayout if "boxes" in value else Layout
+    with pytest.raises(PlacementError):
+        kind.from_json(value)
+
+
+def test_a_huge_mesh_is_cheap() -> None:
+    mesh = Mesh((10**9,))
+    assert Layout(mesh, (Shard(0),), (10**12,)).box((10**9 - 1,)).sizes == (1000,)
+
+
+def test_columns_are_checked_for_overlap_as_fast_as_rows() -> None:
+    mesh = Mesh((4096,))
+    layout = Layout(mesh, (Shard(1),), (8, 8192))
+    pieces = [(rank, layout.box((rank,))) for rank in range(4096)]
+    IrregularLayout((8, 8192), tuple(pieces)).validate()  # minutes, if every pair were compared

@@ -1,0 +1,31 @@
+"""Strict reading of integers from JSON and from users."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from typing import Any, cast
+
+from dtckpt.errors import PlacementError
+
+
+def ints(values: object, what: str) -> tuple[int, ...]:
+    """Return a tuple of ints; PlacementError, naming ``what``, for anything that is not one.
+
+    >>> ints([2, 3], "shape")
+    (2, 3)
+    """
+    if type(values) is tuple and all(type(value) is int for value in cast(Any, values)):
+        return cast(tuple[int, ...], values)
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise PlacementError(f"{what} must be a sequence of ints, got {values!r}")
+    try:
+        return tuple(_int(value) for value in cast(Iterable[Any], values))
+    except TypeError as error:
+        raise PlacementError(f"{what} must be a sequence of ints, got {values!r}") from error
+
+
+def _int(value: Any) -> int:
+    if isinstance(value, bool):
+        raise TypeError("a bool is not an int here")
+    return operator.index(value)
