@@ -58,7 +58,7 @@ class FromLocal(torch.autograd.Function):
         else:
             target = spec.with_placements(ctx.grad_placements)
         local = redistribute_local(grad._local_tensor, grad._spec, target)
-        return local, None, None, None
+        return _own(local) if local is grad._local_tensor else local, None, None, None
 
 
 class ToLocal(torch.autograd.Function):
@@ -82,7 +82,7 @@ class ToLocal(torch.autograd.Function):
             target = gradient_spec(spec, grad.dtype)
         else:
             target = _typed(spec.with_placements(ctx.grad_placements), grad.dtype)
-        return ctx.cls(grad, target), None
+        return ctx.cls(_own(grad), contiguous_spec(target)), None
 
 
 class Redistribute(torch.autograd.Function):
@@ -113,6 +113,15 @@ class Redistribute(torch.autograd.Function):
         return back, None, None, None
 
 
+def _own(local: Tensor) -> Tensor:
+    """Return a contiguous copy.
+
+    Autograd cannot see that the memory inside of a wrapper is shared with the gradient of another
+    tensor, or is one number expanded, and would add to it in place.
+    """
+    return local.clone(memory_format=torch.contiguous_format)
+
+
 def moved(
     tensor: Wrapper, placements: tuple[Placement, ...], dtype: torch.dtype | None = None
 ) -> Wrapper:
@@ -122,5 +131,5 @@ def moved(
     local = tensor._local_tensor if dtype is None else tensor._local_tensor.to(dtype)
     result = redistribute_local(local, source, target)
     if result is tensor._local_tensor:
-        return type(tensor)(result.view_as(result), target)
+        return type(tensor)(_own(result), contiguous_spec(target))
     return type(tensor)(result, target if result is local else contiguous_spec(target))

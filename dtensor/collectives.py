@@ -21,6 +21,8 @@ from dtckpt.errors import PlacementError
 _c10d: Any = dist
 """torch's stubs leave out the option classes and the methods of groups."""
 
+_TOP_BIT = -(2**63)
+
 _BACKEND_DTYPES = frozenset(
     {
         torch.float64,
@@ -104,23 +106,29 @@ def all_reduce(local: Tensor, reduce_op: str, peers: Peers) -> Tensor:
 
     Not-a-number spreads, as it does on one device.
     """
-    _require_reducible(local.dtype, reduce_op)
-    reduced = _all_reduce(local, reduce_op, peers)
-    if _may_lose_nan(local.dtype, reduce_op):
-        nowhere = _all_reduce(local.isnan(), "max", peers)
-        reduced.masked_fill_(nowhere, float("nan"))
-    return reduced
-
-
-def _all_reduce(local: Tensor, reduce_op: str, peers: Peers) -> Tensor:
-    wide = local.to(_wire_dtype(local.dtype), copy=True, memory_format=torch.contiguous_format)
+    dtype = local.dtype
+    _require_reducible(dtype, reduce_op)
+    if dtype.is_complex and reduce_op == "product":  # which backends do not have
+        parts = all_gather(local, [tuple(local.shape)] * peers.size, peers)
+        return reduce_locally(torch.stack(parts), reduce_op)
+    wide = _to_wire(local, reduce_op).clone(memory_format=torch.contiguous_format)
     if wide.numel():
-        options = _c10d.AllreduceOptions()
-        options.reduceOp = _backend_op(local.dtype, reduce_op)
-        peers.group.allreduce([wide], options).wait()
+        nowhere = None
+        if _may_lose_nan(dtype, reduce_op):
+            nowhere = wide.isnan().to(torch.uint8)
+            _run_all_reduce(nowhere, _BACKEND_OPS["max"], peers)
+        _run_all_reduce(wide, _backend_op(dtype, reduce_op), peers)
+        if nowhere is not None:
+            wide.masked_fill_(nowhere.bool(), float("nan"))
     if reduce_op == "avg":
         wide /= peers.size
-    return wide.to(local.dtype)
+    return _from_wire(wide, dtype, reduce_op)
+
+
+def _run_all_reduce(tensor: Tensor, backend_op: Any, peers: Peers) -> None:
+    options = _c10d.AllreduceOptions()
+    options.reduceOp = backend_op
+    peers.group.allreduce([tensor], options).wait()
 
 
 def reduce_scatter(pieces: Sequence[Tensor], reduce_op: str, peers: Peers) -> Tensor:
@@ -134,9 +142,10 @@ def reduce_scatter(pieces: Sequence[Tensor], reduce_op: str, peers: Peers) -> Te
     mine = pieces[peers.position]
     _require_reducible(mine.dtype, reduce_op)
     even = len({piece.numel() for piece in pieces}) == 1
-    if even and mine.numel() and not _may_lose_nan(mine.dtype, reduce_op):
-        wire = _wire_dtype(mine.dtype)
-        flat = [piece.reshape(-1).to(wire) for piece in pieces]
+    lacking = mine.dtype.is_complex and reduce_op == "product"
+    if even and mine.numel() and not lacking and not _may_lose_nan(mine.dtype, reduce_op):
+        flat = [_to_wire(piece.reshape(-1), reduce_op) for piece in pieces]
+        wire = flat[0].dtype
         send = torch.cat(peers.by_group_rank(flat))
         reduced = torch.empty(mine.numel(), dtype=wire, device=mine.device)
         options = _c10d.ReduceScatterOptions()
@@ -144,7 +153,7 @@ def reduce_scatter(pieces: Sequence[Tensor], reduce_op: str, peers: Peers) -> Te
         peers.group._reduce_scatter_base(reduced, send, options).wait()
         if reduce_op == "avg":
             reduced /= peers.size
-        return reduced.to(mine.dtype).view(mine.shape)
+        return _from_wire(reduced, mine.dtype, reduce_op).view(mine.shape)
     size = mine.numel() * mine.element_size()
     terms = all_to_all(pieces, [size] * len(pieces), peers, mine.device)
     stacked = torch.stack([from_bytes(term, mine.dtype, tuple(mine.shape)) for term in terms])
@@ -182,8 +191,9 @@ def from_bytes(data: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> Tens
 
 def reduce_locally(stacked: Tensor, reduce_op: str) -> Tensor:
     """Return the reduction over dim 0 in the dtype of ``stacked``."""
-    reduced = _LOCAL_REDUCTIONS[reduce_op](stacked.to(_accumulator(stacked.dtype)))
-    return reduced.to(stacked.dtype)
+    wide = _to_wire(stacked, reduce_op)
+    reduced = _LOCAL_REDUCTIONS[reduce_op](wide.to(_accumulator(wide.dtype)))
+    return _from_wire(reduced.to(wide.dtype), stacked.dtype, reduce_op)
 
 
 def _mean(stacked: Tensor) -> Tensor:
@@ -223,7 +233,28 @@ def _wire_dtype(dtype: torch.dtype) -> torch.dtype:
         return dtype
     if dtype == torch.bool:
         return torch.uint8
+    if dtype.is_complex:
+        return torch.complex64
     return torch.float32 if dtype.is_floating_point else torch.int64
+
+
+def _to_wire(tensor: Tensor, reduce_op: str) -> Tensor:
+    """Return the values in a dtype that backends and kernels reduce.
+
+    Unsigned 64-bit integers travel as signed ones: sums and products are the same modulo 2**64, and
+    with the top bit flipped so is the order.
+    """
+    if tensor.dtype == torch.uint64:
+        signed = tensor.view(torch.int64)
+        return signed ^ _TOP_BIT if reduce_op in ("max", "min") else signed
+    return tensor.to(_wire_dtype(tensor.dtype))
+
+
+def _from_wire(tensor: Tensor, dtype: torch.dtype, reduce_op: str) -> Tensor:
+    if dtype == torch.uint64:
+        signed = tensor ^ _TOP_BIT if reduce_op in ("max", "min") else tensor
+        return signed.view(torch.uint64)
+    return tensor.to(dtype)
 
 
 def _accumulator(dtype: torch.dtype) -> torch.dtype:

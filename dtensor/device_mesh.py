@@ -218,6 +218,11 @@ class DeviceMesh:
             )
         return 0
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether the mesh has no process groups and nobody to make them."""
+        return not self._groups and not dist.is_initialized()
+
     def __getitem__(self, names: str | tuple[str, ...]) -> DeviceMesh:
         """Return the mesh along the named axes through this rank, in the order given."""
         wanted = (names,) if isinstance(names, str) else tuple(names)

@@ -61,10 +61,14 @@ def dispatch(cls: type[Wrapper], op: Op, args: tuple[Any, ...], kwargs: Mapping[
         return special(*args)
     bound = bind(op, args, kwargs, by_type=is_pointwise(op) or is_foreach(op))
     decomposition = DECOMPOSITIONS.get(op)
-    if decomposition is not None and not (op in RULES and _all_whole(bound)):
+    own = op in RULES.by_users or (op in RULES and _all_whole(bound))
+    if decomposition is not None and not own:
         return decomposition(*args, **kwargs)
+    if torch.Tag.inplace_view in op.tags:  # must not be taken for an in-place operator of values
+        return run_without_rule(cls, op, args, kwargs, bound)
     cache = bound.mesh.cache("plans", PlanCache)
-    plan = cache.find(bound.key, lambda: make_plan(op, args, kwargs, bound))
+    key = (*bound.key, torch.get_default_dtype(), RULES.generation)
+    plan = cache.find(key, lambda: make_plan(op, args, kwargs, bound))
     if plan is None:
         return run_without_rule(cls, op, args, kwargs, bound)
     return plan.run(cls, args, kwargs, bound)

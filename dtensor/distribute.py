@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Sequence
 
@@ -29,15 +30,39 @@ def scatter_from(tensor: Tensor, spec: DTensorSpec, source_rank: int | None) -> 
     exchange in which it sends to each rank what that holds and no more. With None every rank
     takes its part of its own ``tensor`` and nothing is sent.
     """
-    if spec.box is None:
-        return tensor.new_empty(spec.local_shape)
     mesh = spec.mesh
+    device = torch.device(mesh.device_type)
+    if spec.box is None:
+        return tensor.new_empty(
+            spec.local_shape, device=tensor.device if tensor.is_meta else device
+        )
     values = spec.with_placements([Replicate() if p.is_partial() else p for p in spec.placements])
-    if tensor.is_meta or source_rank is None or mesh.size() == 1:
-        local = tensor.detach()[spec.box.slices].clone(memory_format=torch.contiguous_format)
-    else:
-        local = _send_parts(tensor.detach(), values, _source(mesh, source_rank))
-    return redistribute_local(local, values, spec)
+    tensor = tensor.detach()
+    if source_rank is not None and mesh.size() > 1 and not (tensor.is_meta and mesh.is_silent):
+        source = _source(mesh, source_rank)
+        if _agree_on(tensor, mesh, source):
+            return redistribute_local(_send_parts(tensor, values, source), values, spec)
+    part = tensor[spec.box.slices]
+    local = torch.empty(part.shape, dtype=part.dtype, device="meta" if part.is_meta else device)
+    return redistribute_local(local.copy_(part), values, spec)
+
+
+def _agree_on(tensor: Tensor, mesh: DeviceMesh, source: tuple[int, ...]) -> bool:
+    """Compare what all ranks pass, and return whether the source has values to send.
+
+    PlacementError on every rank where shapes or dtypes differ: what follows would hang.
+    """
+    code = int.from_bytes(hashlib.sha256(str(tensor.dtype).encode()).digest()[:6])
+    row = [int(tensor.is_meta), code, *_padded(tuple(tensor.shape))]
+    rows = _gather_rows(row, mesh)
+    differing = [at for at, other in rows.items() if other[1:] != rows[source][1:]]
+    if differing:
+        raise PlacementError(
+            f"distribute_tensor: the tensors at coordinates {differing[:4]} have another shape or "
+            f"dtype than that at {source}, whose values are sent (this rank has "
+            f"{tensor.dtype}{list(tensor.shape)}); pass tensors of one shape and dtype"
+        )
+    return not rows[source][0]
 
 
 def _source(mesh: DeviceMesh, source_rank: int) -> tuple[int, ...]:
@@ -51,18 +76,21 @@ def _source(mesh: DeviceMesh, source_rank: int) -> tuple[int, ...]:
 
 def _send_parts(tensor: Tensor, spec: DTensorSpec, source: tuple[int, ...]) -> Tensor:
     mesh, layout = spec.mesh, spec.layout
+    device = torch.device(mesh.device_type)
+    if tensor.is_meta:  # not the source: only shape and dtype count
+        tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
     peers = mesh.peers(tuple(range(mesh.ndim)))
     coordinates = list(mesh.layout_mesh.coordinates())
     position = coordinates.index(source)
     if layout.num_replicas == mesh.size():
-        return broadcast(tensor, position, peers)
+        return broadcast(tensor.to(device), position, peers)
     sends: list[Tensor | None] = [None] * len(coordinates)
     if mesh.get_coordinate() == source:
-        sends = [tensor[layout.box(c).slices] for c in coordinates]
+        sends = [tensor[layout.box(c).slices].to(device) for c in coordinates]
     sizes = spec.local_shape
     num_bytes = tensor.element_size() * (spec.box.numel if spec.box else 0)
     incoming = [num_bytes if i == position else 0 for i in range(len(coordinates))]
-    parts = all_to_all(sends, incoming, peers, tensor.device)
+    parts = all_to_all(sends, incoming, peers, device)
     return from_bytes(parts[position].clone(), tensor.dtype, sizes)
 
 
@@ -91,7 +119,7 @@ def spec_of_local(
     sharded = any(p.is_shard() for p in placements)
     reported: dict[tuple[int, ...], tuple[int, ...]] = {}
     if compare or (shape is None and sharded):
-        reported = _local_shapes(own, mesh, local.device)
+        reported = _local_shapes(own, mesh)
     if shape is None:
         shape = _summed(own, mesh, placements, reported) if sharded else own
     global_stride = _stride_like(local, shape) if stride is None else stride
@@ -110,23 +138,31 @@ def check_local_shape(local: Tensor, spec: DTensorSpec) -> None:
         _check_shapes(spec.layout, {here: tuple(local.shape)})
 
 
-def _local_shapes(
-    own: tuple[int, ...], mesh: DeviceMesh, device: torch.device
-) -> dict[tuple[int, ...], tuple[int, ...]]:
-    if len(own) > MAX_DIMS:
+def _local_shapes(own: tuple[int, ...], mesh: DeviceMesh) -> dict[tuple[int, ...], tuple[int, ...]]:
+    rows = _gather_rows(_padded(own), mesh)
+    if any(row[0] > MAX_DIMS for row in rows.values()):
         raise PlacementError(
-            f"a local tensor of {len(own)} dims needs an explicit shape=; at most {MAX_DIMS} dims "
-            "are inferred"
+            f"some local tensor has more than {MAX_DIMS} dims (this rank's has {len(own)}) and "
+            "needs an explicit shape="
         )
-    width = MAX_DIMS + 1
-    table = [len(own), *own] + [0] * (MAX_DIMS - len(own))
+    return {at: tuple(row[1 : 1 + row[0]]) for at, row in rows.items()}
+
+
+def _padded(shape: tuple[int, ...]) -> list[int]:
+    """Return the number of dims and the sizes in as many ints for any shape."""
+    sizes = shape[:MAX_DIMS]
+    return [len(shape), *sizes] + [0] * (MAX_DIMS - len(sizes))
+
+
+def _gather_rows(row: list[int], mesh: DeviceMesh) -> dict[tuple[int, ...], list[int]]:
+    """Return the ints of every coordinate, as many from each."""
+    device, table = torch.device(mesh.device_type), row
     for axis in reversed(range(mesh.ndim)):
         if mesh.shape[axis] > 1:
             rows = all_gather_ints(table, mesh.peers((axis,)), device)
             table = list(itertools.chain.from_iterable(rows))
-    found = (table[i : i + width] for i in range(0, len(table), width))
-    shapes = [tuple(row[1 : 1 + row[0]]) for row in found]
-    return dict(zip(mesh.layout_mesh.coordinates(), shapes, strict=True))
+    found = [table[i : i + len(row)] for i in range(0, len(table), len(row))]
+    return dict(zip(mesh.layout_mesh.coordinates(), found, strict=True))
 
 
 def _summed(

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from dtckpt.errors import PlacementError
 
-from .autograd import FromLocal, Redistribute, ToLocal
+from .autograd import FromLocal, Redistribute, ToLocal, gradient_spec
 from .collectives import all_reduce
 from .device_mesh import DeviceMesh
 from .dispatch import dispatch
@@ -133,7 +133,19 @@ class DTensor(Checkpointable):
         if async_op:
             raise PlacementError("redistribute has no async_op yet; leave it out")
         ours = _placements(placements, self.device_mesh, self.ndim)
-        self._spec.with_placements(ours)  # an impossible layout is refused before autograd runs
+        target = self._spec.with_placements(ours)  # impossible ones are refused before autograd
+        casts = forward_dtype not in (None, self.dtype) or backward_dtype not in (None, self.dtype)
+        if target is self._spec and not casts:
+            # A view that autograd knows of, so that writes to either are noticed.
+            same = cast(DTensor, torch.ops.aten.alias(self))
+            if same.requires_grad:
+                wanted = gradient_spec(target).placements
+
+                def place(grad: Any) -> Any:
+                    return grad.redistribute(placements=wanted)
+
+                same.register_hook(place)
+            return same
         return cast(DTensor, Redistribute.apply(self, ours, forward_dtype, backward_dtype))
 
     @property

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from dtckpt.errors import DtckptError, UnsupportedOp
 
-from .binding import Binding, substituted
+from .binding import Binding, map_tensors, substituted
 from .modes import is_strict, promoting_plain_tensors
 from .placement import Replicate
 from .redistribute import redistribute_local
 from .schemas import Op, functional_of, is_random
 from .spec import DTensorSpec, spec_of
-from .wrapper import Wrapper
+from .wrapper import Wrapper, mark_lost_writes, refuse_lost_writes
 
 aten = torch.ops.aten
 
@@ -49,14 +49,39 @@ def run_without_rule(
         except (DtckptError, NotImplementedError):
             result = NotImplemented
         if result is not NotImplemented:
-            return result
+            if op.is_view and any(isinstance(f, Wrapper) and f._lost_writes for f in bound.leaves):
+                map_tensors(mark_lost_writes, result)
+            return _all_wrapped(cls, result, bound)
     return _run_whole(cls, op, args, kwargs, bound)
+
+
+def _all_wrapped(cls: type[Wrapper], result: Any, bound: Binding) -> Any:
+    if isinstance(result, Tensor):
+        return _wrapped(cls, result, bound)
+    if isinstance(result, list | tuple):
+        made = [_all_wrapped(cls, item, bound) for item in result]
+        return made if isinstance(result, list) else tuple(made)
+    return result
+
+
+def _wrapped(cls: type[Wrapper], tensor: Tensor, bound: Binding) -> Tensor:
+    """Return a result of a decomposition, replicated if the decomposition left it plain."""
+    if isinstance(tensor, Wrapper):
+        return tensor
+    placements = (Replicate(),) * bound.mesh.ndim
+    spec = spec_of(bound.mesh, placements, tensor.shape, tensor.stride(), tensor.dtype)
+    return cls(tensor, spec)
 
 
 def _refuse(op: Op, bound: Binding) -> None:
     listed = ", ".join(str(spec) for spec in bound.specs[:4])
     if op._schema.name in _STORAGE_OPS:
         raise UnsupportedOp(f"{op}({listed}) changes the storage of a DTensor, which has none")
+    if torch.Tag.inplace_view in op.tags:
+        raise UnsupportedOp(
+            f"{op}({listed}) changes the shape of a DTensor in place; assign the result of the "
+            "operator without the underscore instead"
+        )
     if is_random(op):
         raise UnsupportedOp(
             f"{op}({listed}) draws random numbers, which would differ between replicas; make the "
@@ -112,6 +137,9 @@ def _run_whole(
     mesh = bound.mesh
     replicated = (Replicate(),) * mesh.ndim
     whole_specs = [spec.with_placements(replicated) for spec in bound.specs]
+    if op._schema.is_mutable:
+        for leaf in bound.leaves:
+            refuse_lost_writes(op, leaf)
     _warn_once(op, bound, whole_specs)
     wholes: list[Tensor] = []
     for leaf, spec, target in zip(bound.leaves, bound.specs, whole_specs, strict=True):
@@ -121,6 +149,11 @@ def _run_whole(
     result = op(*whole_args, **whole_kwargs)
     if op._schema.is_mutable:
         _write_back(bound, whole_specs, wholes)
+    # A view of what was gathered shares no memory with the tensor that it should be a view of.
+    lost = op.is_view and any(
+        isinstance(leaf, Wrapper) and (leaf._lost_writes or whole is not leaf._local_tensor)
+        for whole, leaf in zip(wholes, bound.leaves, strict=True)
+    )
     by_identity = {id(whole): leaf for whole, leaf in zip(wholes, bound.leaves, strict=True)}
 
     def wrap(value: Any) -> Any:
@@ -128,7 +161,9 @@ def _run_whole(
             if id(value) in by_identity:
                 return by_identity[id(value)]
             spec = spec_of(mesh, replicated, value.shape, value.stride(), value.dtype)
-            return cls(value, spec)
+            made = cls(value, spec)
+            made._lost_writes = lost
+            return made
         if isinstance(value, list | tuple):
             return type(value)([wrap(item) for item in value])
         return value

@@ -14,8 +14,9 @@ from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from dtckpt.errors import PlacementError
 
-from .collectives import all_gather_ints
+from .collectives import Peers, all_gather_ints
 from .device_mesh import DeviceMesh
+from .integers import ints
 from .interop import mesh_from_torch
 from .mesh import Mesh
 from .modes import active_mesh
@@ -35,27 +36,31 @@ def init_device_mesh(
     """
     if not dist.is_initialized():
         dist.init_process_group()
-    mesh = Mesh(tuple(mesh_shape), tuple(mesh_dim_names or ()))
+    _check_agreement(f"{device_type!r} {mesh_shape!r} {mesh_dim_names!r}")
+    mesh = Mesh(ints(mesh_shape, "the shape of a mesh"), tuple(mesh_dim_names or ()))
     if mesh.size != dist.get_world_size():
         raise PlacementError(
             f"a mesh of shape {mesh.shape} has {mesh.size} ranks, but the job has "
             f"{dist.get_world_size()}"
         )
-    made = DeviceMesh(device_type, mesh)
-    _check_agreement(made)
-    return made
+    return DeviceMesh(device_type, mesh)
 
 
-def _check_agreement(mesh: DeviceMesh) -> None:
-    text = f"{mesh.device_type} {mesh.layout_mesh}"
-    digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
-    world = DeviceMesh(mesh.device_type, Mesh((mesh.size(),)))
-    device = torch.device(mesh.device_type)
-    digests = [row[0] for row in all_gather_ints([digest], world.peers((0,)), device)]
+def _check_agreement(arguments: str) -> None:
+    """Raise PlacementError on every rank unless all of them pass the same arguments.
+
+    Compared as text, before anything is made of them that could raise on some ranks only.
+    """
+    digest = int.from_bytes(hashlib.sha256(arguments.encode()).digest()[:7])
+    group: Any = dist.group.WORLD
+    uses_cuda = "gloo" not in str(dist.get_backend(group)) and torch.cuda.is_available()
+    device = torch.device("cuda", torch.cuda.current_device()) if uses_cuda else torch.device("cpu")
+    peers = Peers(group, tuple(range(dist.get_world_size())))
+    digests = [row[0] for row in all_gather_ints([digest], peers, device)]
     others = [rank for rank, other in enumerate(digests) if other != digests[0]]
     if others:
         raise PlacementError(
-            f"ranks disagree about the mesh: {others} differ from rank 0; this rank has {text!r}"
+            f"ranks disagree about the mesh: {others} differ from rank 0; this rank has {arguments}"
         )
 
 

@@ -20,8 +20,14 @@ def vector_norm(
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Return the norm over some dims: local powers, one reduction, one root."""
-    values = tensor.abs() if dtype is None else tensor.to(dtype).abs()
-    dims = list(range(tensor.ndim)) if dim is None else list(dim)
+    result = tensor.dtype if dtype is None else dtype
+    low = result.is_floating_point and result.itemsize < 4  # whose powers and sums overflow
+    values = tensor.to(torch.float32 if low else result).abs()
+    return _norm_of(values, ord, dim, keepdim).to(result)
+
+
+def _norm_of(values: Tensor, ord: float, dim: Sequence[int] | None, keepdim: bool) -> Tensor:
+    dims = list(range(values.ndim)) if dim is None else list(dim)
     if ord == 0:
         return (values != 0).to(values.dtype).sum(dims, keepdim)
     if ord == float("inf"):

@@ -15,13 +15,14 @@ from torch import Tensor
 from dtckpt.errors import PlacementError
 
 from .binding import Binding, map_tensors, substituted
+from .layout import Layout
 from .redistribute import redistribute_local
 from .rules import find_rule, rule_maker
 from .rules.choice import Choice, choose
 from .rules.table import LocalCall, OpCall, Rule
 from .schemas import Op, functional_of, is_foreach, is_in_place
 from .spec import DTensorSpec, TensorMeta
-from .wrapper import Wrapper
+from .wrapper import Wrapper, mark_lost_writes, refuse_lost_writes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,7 @@ class LocalPlan:
         """Return what the operator returns, as distributed tensors."""
         leaves = bound.leaves
         for position, index in enumerate(self.written):
-            _refuse_lost_writes(self.op, leaves[index], replaces=position in self.replaced)
+            _refuse_write(self.op, leaves[index], replaces=position in self.replaced)
         locals_ = [leaf._local_tensor if isinstance(leaf, Wrapper) else leaf for leaf in leaves]
         for index, source, target in self.moves:
             locals_[index] = redistribute_local(locals_[index], source, target)
@@ -61,8 +62,12 @@ class LocalPlan:
         if self.written:
             return self._written(leaves, locals_, args)
         wrapped = self._wrapped(cls, result)
-        if self.is_view and (self.moves or getattr(leaves[0], "_lost_writes", False)):
-            map_tensors(_mark_lost_writes, wrapped)
+        if self.is_view and (
+            self.moves
+            or getattr(leaves[0], "_lost_writes", False)
+            or _was_copied(result, locals_[0])
+        ):
+            map_tensors(mark_lost_writes, wrapped)
         return wrapped
 
     def _written(self, leaves: list[Tensor], locals_: list[Tensor], args: tuple[Any, ...]) -> Any:
@@ -87,20 +92,16 @@ class LocalPlan:
         return result
 
 
-def _mark_lost_writes(tensor: Tensor) -> None:
-    if isinstance(tensor, Wrapper):
-        tensor._lost_writes = True
+def _was_copied(result: Any, local: Tensor) -> bool:
+    """Whether a local view had to be a copy, as where strides do not allow the shape."""
+    if not isinstance(result, Tensor) or result.numel() == 0:
+        return False
+    return result.untyped_storage().data_ptr() != local.untyped_storage().data_ptr()
 
 
-def _refuse_lost_writes(op: Op, leaf: Tensor, *, replaces: bool) -> None:
-    if not isinstance(leaf, Wrapper):
-        return
-    if leaf._lost_writes:
-        raise PlacementError(
-            f"{op} writes to a view of a DTensor that had to be redistributed to be viewed, so the "
-            "write would not reach the viewed tensor; clone() the view, or write to the tensor"
-        )
-    if replaces and leaf._is_view():
+def _refuse_write(op: Op, leaf: Tensor, *, replaces: bool) -> None:
+    refuse_lost_writes(op, leaf)
+    if replaces and isinstance(leaf, Wrapper) and leaf._is_view():
         raise PlacementError(
             f"{op} changes the placements of {leaf._spec}, which is a view of another tensor; "
             "redistribute that first, or clone() the view"
@@ -152,9 +153,18 @@ def _choose(call: OpCall, rule: Rule, *, in_place: bool) -> tuple[Choice | None,
     """Return the choice, and whether the written tensor must get other placements for it."""
     if in_place:
         choice = choose(call, rule.rows, call.specs[0].placements)
-        if choice is not None:
+        if choice is not None and _writes_to(choice, call.specs[0].layout):
             return choice, False
-    return choose(call, rule.rows), in_place
+    choice = choose(call, rule.rows)
+    if in_place and choice is not None and not _writes_to(choice, choice.inputs[0].layout):
+        return None, False
+    return choice, in_place
+
+
+def _writes_to(choice: Choice, layout: Layout) -> bool:
+    """Whether the first input and output lie so, and a write to one is a write to the other."""
+    output = choice.outputs[0]
+    return choice.inputs[0].layout == layout and output is not None and output.layout == layout
 
 
 def _moves(

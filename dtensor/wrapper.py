@@ -4,12 +4,17 @@ Everything below the public ``DTensor`` (planning, dispatch, autograd) knows thi
 makes results with the class of the tensors it was given.
 """
 
+# pyright: reportPrivateUsage=false
+# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
+
+from dtckpt.errors import PlacementError
 
 from .spec import DTensorSpec
 
@@ -47,3 +52,19 @@ class Wrapper(Tensor):
         made._local_tensor = local_tensor
         made._lost_writes = False
         return made
+
+
+def mark_lost_writes(tensor: Tensor) -> None:
+    """Remember that a view is one in name only."""
+    if isinstance(tensor, Wrapper):
+        tensor._lost_writes = True
+
+
+def refuse_lost_writes(op: object, tensor: Tensor) -> None:
+    """Raise PlacementError before an operator writes to a view in name only."""
+    if isinstance(tensor, Wrapper) and tensor._lost_writes:
+        raise PlacementError(
+            f"{op} writes to a view of a DTensor that had to be redistributed or copied to be "
+            "viewed, so the write would not reach the viewed tensor; clone() the view, or write to "
+            "the tensor"
+        )

@@ -27,7 +27,7 @@ def choose(call: OpCall, rows: Rows, fixed: tuple[Placement, ...] | None = None)
     those of a tensor that is written in place. None where some axis has no such row.
     """
     mesh = call.specs[0].mesh
-    cuts = Cuts(mesh.shape)
+    cuts = Cuts(mesh.shape, first_leads=fixed is not None)
     chosen: list[Row] = []
     for axis in range(mesh.ndim):
         candidates = rows.rows(axis, cuts)
@@ -119,13 +119,18 @@ def _leads(index: int, call: OpCall, factors: Factors, cuts: Cuts) -> bool:
 
 
 def _leader(factor: int, call: OpCall, factors: Factors, cuts: Cuts) -> int | None:
-    """Return the largest input that the chosen axes, and no others, cut at ``factor`` already."""
+    """Return the largest input that the chosen axes, and no others, cut at ``factor`` already.
+
+    A tensor that is written in place goes before all others: it must not be cut anew.
+    """
     wanted = sorted(cuts.axes[factor])
     best: int | None = None
     for index, (spec, dims) in enumerate(zip(call.specs, factors.inputs, strict=True)):
         dim = dim_of(dims, factor)
         if dim is None or sorted(s.axis for s in spec.layout.splits[dim]) != wanted:
             continue
+        if index == 0 and cuts.first_leads:
+            return 0
         if best is None or math.prod(spec.shape) > math.prod(call.specs[best].shape):
             best = index
     return best

@@ -68,12 +68,14 @@ def embedding_backward(call: OpCall) -> Rule:
     count = call.specs[1].ndim
     indices: Dims = tuple(Dim(i) for i in range(count))
     column = Dim(count)
+    if call.args[4]:  # the gradient is divided by how often an index occurs, over all of them
+        indices = (None,) * count
     return Rule(
         rows=Factors(
             call=call,
             inputs=((*indices, column), indices),
             outputs=((None, column),),
-            reduce=dict.fromkeys(range(count), "sum"),
+            reduce={} if call.args[4] else dict.fromkeys(range(count), "sum"),
             linear=(frozenset({0}),),
         )
     )

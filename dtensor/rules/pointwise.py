@@ -89,7 +89,8 @@ def _linear_sets(call: OpCall) -> tuple[frozenset[int], ...]:
     if name in _UNARY or (name in _MONOTONE and _keeps_linearity(call)):
         return (every,)
     if name in _ALL_TOGETHER:
-        return () if has_constant else (every,)
+        casts = name in ("copy", "_foreach_copy") and not _keeps_linearity(call)
+        return () if has_constant or casts else (every,)
     if name in _FIRST_ONLY:
         tensor_first = isinstance(call.args[0], DTensorSpec)
         rounded = call.kwargs.get("rounding_mode") is not None
@@ -108,7 +109,7 @@ def _linear_ops(call: OpCall) -> tuple[str, ...]:
 def _keeps_linearity(call: OpCall) -> bool:
     """Whether a copy does not round: a cast to integers of a sum is no sum of casts."""
     first = call.outputs[0]
-    source = call.specs[0].dtype
+    source = call.specs[-1].dtype  # of a copy into another tensor, that which is copied
     return first is not None and (first.dtype == source or first.dtype.is_floating_point)
 
 

@@ -148,9 +148,13 @@ def _local_mean(dims: frozenset[int]) -> LocalMaker:
         dtype = local.outputs[0].dtype if local.outputs[0] else source.dtype
         keepdim = local.outputs[0] is not None and local.outputs[0].ndim == source.ndim
         reduced = sorted(dims)
+        # A sum in half precision may overflow where the mean does not.
+        low = dtype.is_floating_point and dtype.itemsize < 4
+        accumulator = torch.float32 if low else dtype
 
         def run(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
-            return tensor.sum(reduced, keepdim=keepdim, dtype=dtype).div_(count)
+            total = tensor.sum(reduced, keepdim=keepdim, dtype=accumulator)
+            return total.div_(count).to(dtype)
 
         return run
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from ..interop import AnyPlacement, placements_from_torch
 from ..placement import Placement, Replicate
-from ..schemas import Op
+from ..schemas import Op, functional_of
 from ..spec import DTensorSpec, TensorMeta
 
 
@@ -56,6 +56,8 @@ class Cuts:
     mesh_shape: tuple[int, ...]
     axes: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     """By factor, the axes that split it."""
+    first_leads: bool = False
+    """Whether the first input is written in place, so that all others are cut as it is."""
 
 
 class Rows(Protocol):
@@ -97,15 +99,36 @@ class Rule:
 RuleMaker = Callable[[OpCall], Rule | None]
 """Returns the rule of a call, or None where the table has none for it after all."""
 
-RULES: dict[Op, RuleMaker] = {}
-"""Rules by functional operator, ours and the users' alike."""
+
+class RuleTable(dict[Op, "RuleMaker"]):
+    """Rules by functional operator, ours and the users' alike."""
+
+    generation = 0
+    """Grows with every rule; plans made by older rules are not used again."""
+    by_users: set[Op]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_users = set()
+
+    def register(self, ops: Sequence[Op], maker: RuleMaker, *, by_user: bool = False) -> None:
+        """Add or replace the rule of some operators; in-place forms stand for functional ones."""
+        functional = [functional_of(op) or op for op in ops]
+        self.update(dict.fromkeys(functional, maker))
+        self.generation += 1
+        if by_user:
+            self.by_users.update(functional)
+
+
+RULES = RuleTable()
+"""The one table of rules."""
 
 
 def rule(*ops: Op) -> Callable[[RuleMaker], RuleMaker]:
     """Register the decorated function as the rule of some operators."""
 
     def register(maker: RuleMaker) -> RuleMaker:
-        RULES.update(dict.fromkeys(ops, maker))
+        RULES.register(ops, maker)
         return maker
 
     return register
@@ -153,7 +176,7 @@ def register_sharding(
                 )
             return Rule(rows=ListedRows(tuple(listed)))
 
-        RULES.update(dict.fromkeys(ops, maker))
+        RULES.register(ops, maker, by_user=True)
         return function
 
     return register

@@ -1,0 +1,278 @@
+"""Calls that once gave wrong values, lost writes, or left ranks waiting for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from dtckpt.dtensor import (
+    DeviceMesh,
+    DTensor,
+    Partial,
+    Ragged,
+    Replicate,
+    Shard,
+    distribute_tensor,
+    register_sharding,
+)
+from dtckpt.errors import PlacementError, UnsupportedOp
+
+from ..ranks import RanksFailed
+from .rank_meshes import run_on_mesh, scattered
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*has no sharding rule:UserWarning"),
+    pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning"),
+]
+
+
+def same_error(shape: tuple[int, ...], body: Any, kind: type[Exception] = PlacementError) -> str:
+    """Run ranks that must all raise, and return what they say."""
+    with pytest.raises(RanksFailed) as failure:
+        run_on_mesh(shape, body)
+    errors = failure.value.errors
+    size = 1
+    for n in shape:
+        size *= n
+    assert len(errors) == size
+    assert {type(error) for error in errors.values()} == {kind}
+    return str(next(iter(errors.values())))
+
+
+def test_products_in_place_reach_a_tensor_that_is_cut_otherwise() -> None:
+    a, b = torch.randn(4, 8), torch.randn(8, 3)
+
+    def ragged(mesh: DeviceMesh) -> None:
+        out = scattered(torch.zeros(4, 3), mesh, [Ragged(0, (1, 3))])
+        out.addmm_(scattered(a, mesh, [Shard(0)]), scattered(b, mesh, [Replicate()]))
+        torch.testing.assert_close(out.full_tensor(), a @ b)
+        assert out.placements == (Ragged(0, (1, 3)),)
+
+    def ordered(mesh: DeviceMesh) -> None:
+        out = scattered(torch.zeros(4, 3), mesh, [Shard(0), Shard(0)])
+        left = scattered(a, mesh, [Shard(0, 1), Shard(0, 0)])
+        out.addmm_(left, scattered(b, mesh, [Replicate()] * 2))
+        torch.testing.assert_close(out.full_tensor(), a @ b)
+
+    run_on_mesh((2,), ragged)
+    run_on_mesh((2, 2), ordered)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_writes_to_views_arrive_or_are_refused(dim: int) -> None:
+    views: list[Callable[[torch.Tensor], torch.Tensor]] = [
+        lambda x: x.diagonal(),
+        lambda x: x.as_strided((2, 2), (4, 1)),
+        lambda x: x.unfold(0, 2, 2),
+        lambda x: x.view(torch.int32),
+        lambda x: x.T.diagonal(0),
+        lambda x: x.view(-1),
+    ]
+
+    def body(mesh: DeviceMesh) -> None:
+        for view in views:
+            whole = torch.ones(4, 4)
+            x = scattered(whole, mesh, [Shard(dim)])
+            before = whole.clone()
+            refused = False
+            try:
+                view(x).zero_()
+            except PlacementError:
+                refused = True
+            view(whole).zero_()
+            assert torch.equal(x.full_tensor(), before if refused else whole)
+
+    run_on_mesh((2,), body)
+
+
+def test_a_view_that_had_to_be_copied_is_not_written() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        x = DTensor.from_local(torch.zeros(4, 6)[:, :3], mesh, [Replicate()])
+        with pytest.raises(PlacementError, match="would not reach"):
+            x.view(-1).add_(1)
+        y = DTensor.from_local(torch.zeros(4, 3), mesh, [Replicate()])
+        y.view(-1).add_(1)
+        assert y.sum().item() == 12
+
+    run_on_mesh((1,), body)
+
+
+def test_shapes_are_not_changed_in_place() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        x = scattered(torch.ones(4, 6), mesh, [Shard(0)])
+        for change in (x.t_, lambda: x.unsqueeze_(0), lambda: x.transpose_(0, 1), x.squeeze_):
+            with pytest.raises(UnsupportedOp, match="changes the shape"):
+                change()
+        assert x.full_tensor().shape == (4, 6)
+
+    run_on_mesh((2,), body)
+
+
+def test_gradients_have_memory_of_their_own() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        a = scattered(torch.ones(4), mesh, [Shard(0)]).requires_grad_()
+        c = scattered(torch.ones(4), mesh, [Shard(0)]).requires_grad_()
+        (a.to_local() + c.to_local()).sum().backward()
+        (a * 10).sum().backward()
+        assert a.grad is not None
+        assert c.grad is not None
+        assert a.grad.full_tensor().tolist() == [11.0] * 4  # pyright: ignore
+        assert c.grad.full_tensor().tolist() == [1.0] * 4  # pyright: ignore
+        c.grad.mul_(2)
+        c.to_local().sum().backward()
+        assert c.grad.full_tensor().tolist() == [3.0] * 4  # pyright: ignore
+
+    run_on_mesh((2,), body)
+
+
+def test_a_redistribute_that_changes_nothing_is_a_view_to_autograd() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        leaf = scattered(torch.full((4,), 2.0), mesh, [Shard(0)]).requires_grad_()
+        x = leaf * 1
+        same = x.redistribute(placements=[Shard(0)])
+        loss = (x * x).sum()
+        same.mul_(3)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+    run_on_mesh((2,), body)
+
+
+def test_half_precision_does_not_overflow_on_the_way() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        x = scattered(torch.full((8,), 300.0, dtype=torch.float16), mesh, [Shard(0)])
+        assert torch.linalg.vector_norm(x).item() == 848.5
+        many = scattered(torch.ones(300_000, dtype=torch.float16), mesh, [Shard(0)])
+        assert many.mean().item() == 1.0
+
+    run_on_mesh((2,), body)
+
+
+@pytest.mark.parametrize("target", [Replicate(), Shard(0)])
+def test_every_dtype_is_reduced_as_on_one_device(target: Any) -> None:
+    big = 2**63 + 5
+    through = {torch.complex32: torch.complex64, torch.float8_e4m3fn: torch.float32}
+    cases: list[tuple[str, Any, torch.dtype, Any]] = [
+        ("sum", [1.5 + 2j, 1.5 + 2j], torch.complex32, 3 + 4j),
+        ("product", [1 + 1j, 1 + 1j], torch.complex64, 2j),
+        ("max", [big, 1], torch.uint64, big),
+        ("min", [big, 1], torch.uint64, 1),
+        ("sum", [big, 1], torch.uint64, big + 1),
+        ("max", [3, 7], torch.uint16, 7),
+        ("max", [0.5, 2.0], torch.float8_e4m3fn, 2.0),
+        ("sum", [True, True], torch.bool, True),
+    ]
+
+    def body(mesh: DeviceMesh) -> None:
+        coordinate = mesh.get_coordinate()
+        assert coordinate is not None
+        for op, terms, dtype, expected in cases:
+            local = torch.tensor([terms[coordinate[0]]] * 4, dtype=through.get(dtype, dtype))
+            x = DTensor.from_local(local.to(dtype), mesh, [Partial(op)])
+            got = x.redistribute(placements=[target]).to_local()
+            wide = got.to(torch.complex64) if dtype == torch.complex32 else got
+            assert wide[0].item() == expected, (op, dtype, wide)
+
+    run_on_mesh((2,), body)
+
+
+def test_a_casting_copy_does_not_round_terms() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        source = DTensor.from_local(torch.tensor([0.5]), mesh, [Partial()])
+        target = DTensor.from_local(torch.tensor([0]), mesh, [Partial()])
+        target.copy_(source)
+        assert target.full_tensor().tolist() == [1]
+
+    run_on_mesh((2,), body)
+
+
+def test_embedding_gradients_scaled_by_frequency() -> None:
+    index = torch.tensor([1, 1, 1, 2])
+    weight = torch.ones(5, 1)
+    expected = weight.clone().requires_grad_()
+    torch.nn.functional.embedding(index, expected, scale_grad_by_freq=True).sum().backward()
+
+    def body(mesh: DeviceMesh) -> None:
+        w = scattered(weight, mesh, [Replicate()]).requires_grad_()
+        at = scattered(index, mesh, [Shard(0)])
+        torch.nn.functional.embedding(at, w, scale_grad_by_freq=True).sum().backward()
+        assert w.grad is not None
+        assert torch.equal(w.grad.full_tensor(), expected.grad)  # pyright: ignore
+
+    run_on_mesh((2,), body)
+
+
+def test_decompositions_give_distributed_tensors() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        x = scattered(torch.arange(8.0).view(4, 2), mesh, [Shard(0)])
+        padded = torch.nn.functional.pad(x, (1, 1))
+        assert isinstance(padded, DTensor)
+        expected = torch.nn.functional.pad(torch.arange(8.0).view(4, 2), (1, 1))
+        assert torch.equal(padded.full_tensor(), expected)
+
+    run_on_mesh((2,), body)
+
+
+def test_the_default_dtype_is_part_of_what_a_plan_is_for() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        x = scattered(torch.arange(4), mesh, [Shard(0)])
+        assert (x / 3).dtype == (x / 3).to_local().dtype == torch.float32
+        torch.set_default_dtype(torch.float64)
+        try:
+            assert (x / 3).dtype == (x / 3).to_local().dtype == torch.float64
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    run_on_mesh((1,), body)
+
+
+def test_a_rule_counts_from_when_it_is_registered() -> None:
+    from dtckpt.dtensor.rules.table import RULES
+
+    op = torch.ops.aten.tril.default
+    before = RULES.get(op)
+
+    def only_columns(*_: Any) -> Any:
+        return [([Shard(1)], [Shard(1), None])]
+
+    def body(mesh: DeviceMesh) -> None:
+        x = scattered(torch.ones(4, 4), mesh, [Shard(1)])
+        tril: Any = torch.tril
+        _ = tril(x)
+        register_sharding(op)(only_columns)
+        assert tril(x).placements == (Shard(1),)
+
+    try:
+        run_on_mesh((1,), body)
+    finally:
+        RULES.by_users.discard(op)
+        RULES.generation += 1
+        if before is None:
+            del RULES[op]
+        else:
+            RULES[op] = before
+
+
+def test_meta_tensors_beside_the_source_of_the_values() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        coordinate = mesh.get_coordinate()
+        real = coordinate == (0,)
+        whole = torch.arange(6.0) if real else torch.empty(6, device="meta")
+        x = distribute_tensor(whole, mesh, [Shard(0)])
+        assert x.full_tensor().tolist() == [0, 1, 2, 3, 4, 5]
+
+    run_on_mesh((2,), body)
+
+
+@pytest.mark.parametrize(
+    "other", [torch.ones(6, dtype=torch.float64), torch.ones(3), torch.ones(6, 1)]
+)
+def test_ranks_that_distribute_different_tensors_all_raise(other: torch.Tensor) -> None:
+    def body(mesh: DeviceMesh) -> None:
+        here = mesh.get_coordinate()
+        distribute_tensor(torch.ones(6) if here == (0,) else other, mesh, [Replicate()])
+
+    assert "another shape or dtype" in same_error((2,), body)
