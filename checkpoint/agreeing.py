@@ -50,14 +50,13 @@ def agree(
     records: list[Record],
     shared: StateSpec,
     per_rank: StateSpec,
-    url: str,
-    digest_of: Callable[[str], str | None],
+    digests_of: Callable[[str], dict[str, str]],
 ) -> GlobalState:
     """Return the state of all ranks; the same on each of them, or the same error.
 
-    ``digest_of`` gives the hash of this rank's part of a tensor, or None if it has none.
+    ``digests_of`` gives the hash of every box of a tensor that this rank holds.
     """
-    _check_places(ranks, records, url)
+    _check_places(ranks, records)
     by_print: dict[bytes, list[int]] = {}
     for rank, record in zip(ranks.all, records, strict=True):
         by_print.setdefault(record.fingerprint, []).append(rank)
@@ -69,7 +68,7 @@ def agree(
         told = dict(zip(ranks.all, answers, strict=True))
         reports = [(group, StateSpec.from_bytes(told[r])) for r, group in speakers.items()]
     whole = merge(reports)
-    _compare_copies(ranks, whole, digest_of)
+    _compare_copies(ranks, whole, digests_of)
     if whole.has_per_rank:
         answers = together(ranks, "save: values of each rank", per_rank.to_bytes)
         found = {r: StateSpec.from_bytes(a) for r, a in zip(ranks.all, answers, strict=True)}
@@ -77,19 +76,19 @@ def agree(
     return whole
 
 
-def _check_places(ranks: Ranks, records: list[Record], url: str) -> None:
+def _check_places(ranks: Ranks, records: list[Record]) -> None:
     first = records[0].place
     others = [r for r, record in zip(ranks.all, records, strict=True) if record.place != first]
     if others:
         raise LayoutMismatch(
             f"the ranks save to different places: {ranks_text(others)} to another one than rank "
-            f"{ranks.all[0]} (this rank to {url}). Give all ranks the same checkpoint_id; a path "
-            "made from the clock differs from rank to rank"
+            f"{ranks.all[0]}. Give all ranks the same checkpoint_id; a path made from the clock "
+            "differs from rank to rank"
         )
 
 
 def _compare_copies(
-    ranks: Ranks, whole: GlobalState, digest_of: Callable[[str], str | None]
+    ranks: Ranks, whole: GlobalState, digests_of: Callable[[str], dict[str, str]]
 ) -> None:
     """Check that ranks which hold copies of a tensor that nothing else vouches for agree on it."""
     joined = [tensor.name for tensor in whole.tensors if tensor.is_joined]
@@ -97,7 +96,7 @@ def _compare_copies(
         return
 
     def digests() -> bytes:
-        found = {name: digest_of(name) for name in joined}
+        found = {name: digests_of(name) for name in joined}
         return json.dumps(found).encode()
 
     answers = together(ranks, "save: compare copies", digests)

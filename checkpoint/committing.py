@@ -58,9 +58,10 @@ def _check_present(store: Store, save_id: str, files: Sequence[FileRecord]) -> N
 
     Ranks that save to their own local disks write a checkpoint that nobody can load.
     """
+    sizes = {info.name: info.size for info in store.list(f"data/{save_id}")}
     for record in files:
         name = data_path(save_id, record.rank)
-        found = store.stat(name).size if store.exists(name) else None
+        found = sizes.get(name)
         if found != record.size:
             raise CheckpointError(
                 f"{store.url}/{name}: rank {record.rank} wrote this file of {record.size} bytes, "
@@ -77,7 +78,7 @@ def _data_bytes(record: FileRecord, block_bytes: int) -> int:
     return data if num_blocks(data, block_bytes) == blocks else -1
 
 
-def commit(
+def prepare(
     store: Store,
     *,
     save_id: str,
@@ -85,14 +86,9 @@ def commit(
     tree: Node,
     files: Sequence[FileRecord],
     metadata: Any,
-    overwrite: bool,
     block_bytes: int = DEFAULT_BLOCK_BYTES,
 ) -> Manifest:
-    """Publish the manifest of a finished save and return it.
-
-    From then on, and not before, the checkpoint exists. With ``overwrite`` the files of the
-    checkpoint that it replaces are deleted afterwards.
-    """
+    """Return the manifest of a finished save; CheckpointError unless its files are all there."""
     check_files(tensors, files, block_bytes)
     _check_present(store, save_id, files)
     manifest = Manifest(
@@ -103,6 +99,15 @@ def commit(
         files=tuple(files),
         metadata=metadata,
     )
+    return Manifest.from_bytes(manifest.to_bytes(), f"{store.url}/{MANIFEST}")
+
+
+def commit(store: Store, manifest: Manifest, *, overwrite: bool) -> None:
+    """Publish the manifest of a finished save.
+
+    From then on, and not before, the checkpoint exists. With ``overwrite`` the files of the
+    checkpoint that it replaces are deleted afterwards.
+    """
     replaced = _replaced_files(store) if overwrite else []
     try:
         store.publish(MANIFEST, manifest.to_bytes(), overwrite=overwrite)
@@ -115,7 +120,6 @@ def commit(
         store.delete(replaced)
     except Exception as error:
         logger.warning("%s: files of the replaced checkpoint are left over: %s", store.url, error)
-    return manifest
 
 
 def _replaced_files(store: Store) -> list[str]:
@@ -134,6 +138,5 @@ def discard(store: Store, save_id: str, rank: int) -> None:
     """Delete what a rank wrote for a save that failed."""
     try:
         store.delete([data_path(save_id, rank)])
-    except OSError:
-        # The save has failed already and names its cause; a leftover file is never read.
-        return
+    except Exception as error:
+        logger.warning("%s: a file of a failed save is left over: %s", store.url, error)

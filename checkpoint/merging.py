@@ -12,7 +12,6 @@ from typing import Any
 
 from dtckpt.errors import LayoutMismatch, PlacementError
 
-from ..dtensor.box import Box
 from ..dtensor.irregular import IrregularLayout
 from ..dtensor.layout import Layout
 from ..dtensor.mesh import Mesh
@@ -159,34 +158,27 @@ def with_per_rank(whole: GlobalState, parts: dict[int, StateSpec]) -> GlobalStat
     return GlobalState(tree, tuple(tensors))
 
 
-def check_copies(tensors: Iterable[GlobalTensor], digests: dict[int, dict[str, str]]) -> None:
+def check_copies(
+    tensors: Iterable[GlobalTensor], digests: dict[int, dict[str, dict[str, str]]]
+) -> None:
     """Raise LayoutMismatch unless ranks that hold the same box of a joined tensor hold one value.
 
-    ``digests`` gives the hash of every rank's part by name. Two pipeline stages that call
+    ``digests`` gives the hash of every box by rank and name. Two pipeline stages that call
     different tensors by one name are told apart here.
     """
     for tensor in tensors:
         if not tensor.is_joined:
             continue
-        seen: dict[tuple[Box, ...], int] = {}
-        for rank, boxes in _boxes_by_rank(tensor.layout).items():
-            first = seen.setdefault(boxes, rank)
-            if digests[rank][tensor.name] != digests[first][tensor.name]:
-                raise LayoutMismatch(
-                    f"tensor {tensor.name!r}: {', '.join(map(str, boxes))} has different values "
-                    f"on {ranks_text([first])} and {ranks_text([rank])}. Give different tensors "
-                    "different names, or bring the copies into step"
-                )
-
-
-def _boxes_by_rank(layout: Layout | IrregularLayout) -> dict[int, tuple[Box, ...]]:
-    if isinstance(layout, Layout):
-        mesh = layout.mesh
-        return {mesh.rank(at): (layout.box(at),) for at in mesh.coordinates()}
-    boxes: dict[int, tuple[Box, ...]] = {}
-    for rank, box in layout.pieces:
-        boxes[rank] = (*boxes.get(rank, ()), box)
-    return boxes
+        seen: dict[str, tuple[int, str]] = {}
+        for rank, found in digests.items():
+            for box, value in found.get(tensor.name, {}).items():
+                first, expected = seen.setdefault(box, (rank, value))
+                if value != expected:
+                    raise LayoutMismatch(
+                        f"tensor {tensor.name!r}: {box} has different values on "
+                        f"{ranks_text([first])} and {ranks_text([rank])}. Give different tensors "
+                        "different names, or bring the copies into step"
+                    )
 
 
 def _merge_nodes(nodes: list[tuple[tuple[int, ...], Node]], path: Path) -> Node:
@@ -195,7 +187,7 @@ def _merge_nodes(nodes: list[tuple[tuple[int, ...], Node]], path: Path) -> Node:
     if all(json.dumps(node) == text for _, node in nodes[1:]):
         return first
     tags = [tag_of(node) for _, node in nodes]
-    if len(set(tags)) == 1 and tags[0] in DICT_TAGS:
+    if set(tags) <= {"dict", "items"} or (len(set(tags)) == 1 and tags[0] in DICT_TAGS):
         return _merge_dicts(nodes, path)
     if len(set(tags)) == 1 and tags[0] in ("list", "tuple"):
         lists = [(r, node[tags[0]]) for r, node in nodes]
@@ -222,7 +214,8 @@ def _merge_dicts(nodes: list[tuple[tuple[int, ...], Node]], path: Path) -> Node:
     merged = [
         (key, _merge_nodes(found, (*path, key_component(key)))) for key, found in by_key.items()
     ]
-    return container_node(tag_of(nodes[0][1]), merged)
+    tags = {tag_of(node) for _, node in nodes}
+    return container_node("items" if tags == {"dict", "items"} else tags.pop(), merged)
 
 
 def _describe(spec: TensorSpec) -> str:

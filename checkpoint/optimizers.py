@@ -15,6 +15,23 @@ import torch
 from .plan import StoredTensor
 from .tree import Node, children, tag_of
 
+_OF_PARAM_SHAPE = frozenset(
+    {
+        "acc_delta",
+        "exp_avg",
+        "exp_avg_sq",
+        "exp_inf",
+        "grad_avg",
+        "max_exp_avg_sq",
+        "momentum_buffer",
+        "prev",
+        "square_avg",
+        "sum",
+    }
+)
+"""State that always has the shape of its parameter. The destination then gets that shape, so that
+state of another model is found out; other state takes the shape that was saved."""
+
 
 def optimizer_template(
     optimizer: torch.optim.Optimizer, node: Node, stored: Mapping[str, StoredTensor]
@@ -23,11 +40,9 @@ def optimizer_template(
     template = optimizer.state_dict()
     saved = {key: child for key, _, child in children(node)}.get("state")
     params = _params(optimizer)
-    # LBFGS keeps flat vectors over all parameters, which are of no parameter's shape.
-    per_param = not isinstance(optimizer, torch.optim.LBFGS)
     for index, _, entry in children(saved):
         if index in params:
-            like = _Like(params[int(index)], stored, per_param=per_param)
+            like = _Like(params[int(index)], stored)
             template["state"][index] = like.entry(template["state"].get(index, {}), entry)
     return template
 
@@ -43,7 +58,8 @@ def load_optimizer(optimizer: torch.optim.Optimizer, filled: dict[str, Any]) -> 
         state = optimizer.state.get(param, {})
         for key, value in filled["state"].get(index, {}).items():
             loaded = state.get(key)
-            if isinstance(loaded, torch.Tensor) and loaded.dtype != value.dtype:
+            both = isinstance(loaded, torch.Tensor) and isinstance(value, torch.Tensor)
+            if both and loaded.dtype != value.dtype:
                 state[key] = value.detach().to(loaded.device)
 
 
@@ -54,19 +70,22 @@ def _params(optimizer: torch.optim.Optimizer) -> dict[int, torch.Tensor]:
 class _Like:
     """Builds a state of the saved form for one parameter."""
 
-    def __init__(
-        self, param: torch.Tensor, stored: Mapping[str, StoredTensor], *, per_param: bool
-    ) -> None:
+    def __init__(self, param: torch.Tensor, stored: Mapping[str, StoredTensor]) -> None:
         self.param = param
         self.stored = stored
-        self.per_param = per_param
 
-    def entry(self, existing: dict[str, Any], node: Node) -> dict[str, Any]:
+    def entry(self, existing: dict[Any, Any], node: Node) -> dict[Any, Any]:
         """Return the state of a parameter: its tensors where it has them, new ones elsewhere."""
-        built: dict[str, Any] = {}
+        built: dict[Any, Any] = {}
         for key, _, child in children(node):
-            held = existing.get(str(key))
-            built[str(key)] = held if isinstance(held, torch.Tensor) else self.build(child)
+            held, is_tensor = existing.get(key), tag_of(child) == "tensor"
+            if is_tensor and isinstance(held, torch.Tensor):
+                built[key] = held
+            elif is_tensor and key in _OF_PARAM_SHAPE and child["tensor"] in self.stored:
+                dtype = getattr(torch, self.stored[child["tensor"]].dtype.torch_name)
+                built[key] = torch.empty_like(self.param, dtype=dtype, requires_grad=False)
+            else:
+                built[key] = self.build(child)
         return existing | built
 
     def build(self, node: Node) -> Any:
@@ -79,17 +98,8 @@ class _Like:
         return items or None
 
     def tensor(self, saved: StoredTensor) -> torch.Tensor:
-        """Return a tensor for a saved one.
-
-        State of as many dims as the parameter, each of its size or of 1 (factored statistics),
-        belongs to the parameter. With other sizes it belongs to another one: the tensor then has
-        the parameter's shape, so that the load finds the mismatch.
-        """
+        """Return a tensor for a saved one: laid out as the parameter if it has its shape."""
         dtype = getattr(torch, saved.dtype.torch_name)
-        shape = tuple(self.param.shape)
-        foreign = len(saved.shape) == len(shape) and any(
-            n not in (1, m) for n, m in zip(saved.shape, shape, strict=True)
-        )
-        if saved.shape == shape or (self.per_param and foreign):
+        if saved.shape == tuple(self.param.shape):
             return torch.empty_like(self.param, dtype=dtype, requires_grad=False)
         return torch.empty(saved.shape, dtype=dtype, device="cpu")

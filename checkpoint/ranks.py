@@ -117,7 +117,7 @@ def together(
     body: Callable[[], bytes],
     *,
     on_failure: Callable[[CheckpointError], None] | None = None,
-    touched: Callable[[], Iterable[str]] = tuple,
+    touched: Callable[[], Iterable[str]] | None = None,
 ) -> list[bytes]:
     """Run ``body`` on every rank and return all results, or raise the same error on all ranks.
 
@@ -127,27 +127,26 @@ def together(
 
     ``on_failure`` is called with the error once this rank knows that some rank failed, and that
     all others know it, too; not where the exchange itself broke, since others may then believe
-    that all went well. ``touched`` names what this rank has overwritten, whether it failed or not.
+    that all went well. ``touched`` names what this rank has overwritten, whether it failed or not;
+    it is asked, on every rank, only after a failure.
     """
     failure: BaseException | None = None
     try:
         payload = _OK + body()
     except BaseException as error:
         failure, payload = error, _FAILED + _describe(error)
-    names = json.dumps(list(touched())).encode()
-    answers = [
-        _split(answer)
-        for answer in _exchange(ranks, phase, len(names).to_bytes(8) + names + payload, failure)
-    ]
+    answers = _exchange(ranks, phase, payload, failure)
     failed = {
         rank: cast(dict[str, Any], json.loads(answer[1:]))
-        for rank, (_, answer) in zip(ranks.all, answers, strict=True)
+        for rank, answer in zip(ranks.all, answers, strict=True)
         if answer[:1] != _OK
     }
     if not failed:
-        return [answer[1:] for _, answer in answers]
+        return [answer[1:] for answer in answers]
     error = _error(phase, failed, alone=len(ranks.all) == 1)
-    _add_overwritten(error, [name for names, _ in answers for name in json.loads(names)])
+    if touched is not None:  # on all ranks or on none, so all take part in this exchange
+        names = _exchange(ranks, phase, json.dumps(list(touched())).encode(), failure)
+        _add_overwritten(error, [name for told in names for name in json.loads(told)])
     if on_failure is not None:
         on_failure(error)
     if failure is not None and not isinstance(failure, Exception):
@@ -155,15 +154,12 @@ def together(
     raise error from failure
 
 
-def _split(answer: bytes) -> tuple[bytes, bytes]:
-    end = 8 + int.from_bytes(answer[:8])
-    return answer[8:end], answer[end:]
-
-
 def _add_overwritten(error: CheckpointError, names: Iterable[str]) -> None:
     error.overwritten = tuple(dict.fromkeys(names))
     if error.overwritten:
-        told = ", ".join(error.overwritten)
+        shown = ", ".join(error.overwritten[:20])
+        rest = len(error.overwritten) - 20
+        told = f"{shown} and {rest} more" if rest > 0 else shown
         error.args = (f"{error}. Destinations already overwritten on some rank: {told}",)
 
 

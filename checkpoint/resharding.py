@@ -19,7 +19,7 @@ from ..dtensor.irregular import IrregularLayout
 from ..dtensor.mesh import Mesh
 from ..storage.base import Store
 from ..storage.open import open_store
-from .committing import check_free, commit, discard
+from .committing import check_free, commit, discard, prepare
 from .manifest import FileRecord, Manifest, read_manifest
 from .placing import Rule, place
 from .plan import StoredTensor, assign_writers
@@ -58,15 +58,16 @@ def reshard(
     )
     job = _Reshard(StoredData(old, manifest), new, on_progress, sum(t.num_bytes for t in tensors))
     files = job.write_all(tensors)
-    return commit(
+    made = prepare(
         new,
         save_id=job.save_id,
         tensors=tensors,
         tree=manifest.tree,
         files=files,
         metadata=manifest.metadata,
-        overwrite=overwrite,
     )
+    commit(new, made, overwrite=overwrite)
+    return made
 
 
 class _Reshard:

@@ -14,9 +14,8 @@ from dtckpt.errors import AlreadyCommitted, CheckpointError
 from ..storage.base import Store
 from ..storage.open import open_store
 from .agreeing import Record, agree, describe
-from .blocks import DEFAULT_BLOCK_BYTES
-from .committing import check_free, commit, discard
-from .manifest import FileRecord
+from .committing import check_free, commit, discard, prepare
+from .manifest import FileRecord, Manifest
 from .plan import StoredTensor, assign_writers
 from .ranks import Ranks, ranks_of, together
 from .spec import GlobalState, StateSpec, split_per_rank
@@ -105,9 +104,7 @@ class _Save:
         )
         records = [Record.from_bytes(answer) for answer in answers]
         self.save_id = records[0].save_id.hex()
-        whole = agree(
-            self.ranks, records, self.shared, self.per_rank, self.store.url, self.digest_of
-        )
+        whole = agree(self.ranks, records, self.shared, self.per_rank, self.digests_of)
         stored = assign_writers(whole.tensors)
         files = self.write(stored)
         self.commit(stored, whole, files, metadata)
@@ -143,9 +140,9 @@ class _Save:
         save_id = secrets.token_bytes(_SAVE_ID_BYTES)
         return describe(self.shared, self.store.url, save_id).to_bytes()
 
-    def digest_of(self, name: str) -> str | None:
-        """Return the hash of this rank's part of a tensor, if it has one."""
-        return self.tensors[name].digest() if name in self.tensors else None
+    def digests_of(self, name: str) -> dict[str, str]:
+        """Return the hash of every box of a tensor that this rank holds."""
+        return self.tensors[name].digests() if name in self.tensors else {}
 
     def write(self, stored: tuple[StoredTensor, ...]) -> list[FileRecord]:
         """Write this rank's data file and return the records of all ranks."""
@@ -176,26 +173,36 @@ class _Save:
         files: list[FileRecord],
         metadata: Any,
     ) -> None:
-        """Let the coordinator publish the manifest, and wait until it has."""
+        """Let the coordinator check all files and publish the manifest, and wait until it has."""
 
-        def publish() -> bytes:
+        manifest: list[Manifest] = []
+
+        def check() -> bytes:
             if self.is_coordinator:
-                commit(
+                made = prepare(
                     self.store,
                     save_id=self.save_id,
                     tensors=stored,
                     tree=whole.tree,
                     files=files,
                     metadata=metadata,
-                    overwrite=self.overwrite,
-                    block_bytes=DEFAULT_BLOCK_BYTES,
                 )
+                manifest.append(made)
             return b""
+
+        def publish() -> bytes:
+            for made in manifest:
+                commit(self.store, made, overwrite=self.overwrite)
+            return b""
+
+        def discard_own(_: CheckpointError) -> None:
+            discard(self.store, self.save_id, self.ranks.rank)
 
         def discard_if_lost(error: CheckpointError) -> None:
             if isinstance(error, AlreadyCommitted):  # certain, unlike other failures to publish
-                discard(self.store, self.save_id, self.ranks.rank)
+                discard_own(error)
 
+        together(self.ranks, "save: check files", check, on_failure=discard_own)
         together(self.ranks, "save: commit", publish, on_failure=discard_if_lost)
 
 

@@ -7,7 +7,7 @@ speaks torch's checkpoint protocol, plain tensors and numpy arrays.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,12 @@ class LocalTensor:
             for piece in TensorSource(tensor.detach()).pieces(PIECE_BYTES):
                 hasher.update(piece)
         return hasher.hexdigest()
+
+    def digests(self) -> dict[str, str]:
+        """Return the hash of every box that this rank holds."""
+        return {
+            str(box): replace(self, parts=((box, tensor),)).digest() for box, tensor in self.parts
+        }
 
     def check_rank(self, rank: int) -> None:
         """Raise LayoutMismatch unless ``rank`` of the process group is this rank of the mesh."""
@@ -203,6 +209,11 @@ def _own_memory(name: str, tensor: Any) -> torch.Tensor:
     """
     if hasattr(tensor, "trigger_wait"):
         tensor = tensor.trigger_wait()
+    parameter = torch.nn.parameter
+    if isinstance(tensor, parameter.UninitializedParameter | parameter.UninitializedBuffer):
+        raise Unsavable(
+            f"tensor {name!r} is not initialised yet; run a forward pass of the module first"
+        )
     cls = type(tensor)
     if cls in (torch.Tensor, torch.nn.Parameter):
         return tensor

@@ -89,6 +89,8 @@ def _decode_numpy_scalar(value: list[str]) -> Any:
     dtype = np.dtype(value[0])
     if dtype.hasobject:
         raise Corrupt(f"a numpy scalar cannot have the dtype {value[0]!r}")
+    if dtype.itemsize == 0:
+        return dtype.type()
     return np.frombuffer(base64.b64decode(value[1], validate=True), dtype=dtype)[0]
 
 

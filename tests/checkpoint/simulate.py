@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dtckpt.checkpoint.committing import commit
+from dtckpt.checkpoint.committing import commit, prepare
 from dtckpt.checkpoint.dtypes import DTYPES
 from dtckpt.checkpoint.manifest import FileRecord, read_manifest
 from dtckpt.checkpoint.plan import assign_writers
@@ -78,16 +78,16 @@ def save_all(
         record = write_file(store, chunks, save_id=save_id, rank=rank, block_bytes=block_bytes)
         if record:
             files.append(record)
-    commit(
+    made = prepare(
         store,
         save_id=save_id,
         tensors=tensors,
         tree={"dict": {name: {"tensor": name} for name in given}},
         files=files,
         metadata=None,
-        overwrite=False,
         block_bytes=block_bytes,
     )
+    commit(store, made, overwrite=False)
     return store, files
 
 

@@ -131,3 +131,23 @@ def test_the_root_is_a_dict() -> None:
     store = saved({"a": 1})
     with pytest.raises(LayoutMismatch, match="is a dict, got tuple"):
         dcp.load((0, 0), store)  # pyright: ignore[reportArgumentType]
+
+
+def test_lazy_parameters_are_refused_until_they_are_there() -> None:
+    with pytest.raises(Unsavable, match="not initialised"):
+        dcp.save({"net": torch.nn.LazyLinear(3)}, MemoryStore())
+
+
+def test_many_columns_of_one_buffer_are_told_apart_quickly() -> None:
+    buffer = torch.zeros(50, 3000)
+    sharing = find_sharing([buffer[:, i : i + 2] for i in range(0, 3000, 2)])
+    assert not sharing.overlapping
+    assert find_sharing([buffer[:, 0:2], buffer[:, 1:3]]).overlapping == [(0, 1)]
+    one = torch.zeros(1, 5)
+    again = one.as_strided((1, 5), (77, 1))
+    assert find_sharing([one, again]).tied == {1: 0}
+
+
+def test_empty_numpy_strings() -> None:
+    state = {"a": np.str_(""), "b": np.bytes_(b"")}
+    assert dcp.open(saved(state)).state_dict() == state

@@ -238,3 +238,16 @@ def test_tensors_that_only_tell_their_chunks() -> None:
                 {"w": packed(r, fill=True)}, store.substore("holes"), process_group=g
             ),
         )
+
+
+def test_copies_of_single_boxes_are_compared() -> None:
+    store = MemoryStore()
+
+    def save(rank: int, group: Any) -> None:
+        parts = {(0,): torch.full((2,), float(rank))}
+        if rank == 0:
+            parts[(2,)] = torch.zeros(2)
+        dcp.save({"w": Packed((4,), parts)}, store, process_group=group)  # pyright: ignore
+
+    with pytest.raises(RanksFailed, match=r"\[0:2\] has different values on rank 0 and rank 1"):
+        run_ranks(2, save)

@@ -131,3 +131,48 @@ def test_schedulers() -> None:
         assert fresh[name].state_dict() == scheduler.state_dict()
         assert type(fresh["multi"].milestones) is type(used["multi"].milestones)
     assert fresh_optimizer.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+
+
+class Shampoo(torch.optim.Optimizer):
+    """State of as many dims as the parameter, but of other sizes, in lists and beside them."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    def step(self, closure: Any = None) -> Any:
+        """Make the state."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p] = {
+                    f"precond_{d}": torch.eye(n) * 2 for d, n in enumerate(p.shape)
+                } | {"history": [torch.ones(2), torch.zeros(3)], 7: torch.ones(1)}
+
+
+def test_state_of_any_shape_is_loaded_into_a_fresh_optimizer() -> None:
+    optimizer = Shampoo(model().parameters())
+    optimizer.step()
+    store = MemoryStore()
+    dcp.save({"o": optimizer}, store)
+    other = Shampoo(model().parameters())
+    dcp.load({"o": other}, store)
+    for state, expected in zip(other.state.values(), optimizer.state.values(), strict=True):
+        assert state.keys() == expected.keys()
+        assert torch.equal(state["precond_0"], expected["precond_0"])
+        assert torch.equal(state["history"][0], torch.ones(2))
+
+
+def test_step_counters_that_are_numbers() -> None:
+    net = model()
+    optimizer = torch.optim.AdamW(net.parameters())
+    for p in net.parameters():
+        zeros = torch.zeros_like(p)
+        optimizer.state[p] = {"step": 3, "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
+    store = MemoryStore()
+    dcp.save({"o": optimizer}, store)
+    for used in (False, True):
+        fresh = model()
+        other = torch.optim.AdamW(fresh.parameters())
+        if used:
+            step(fresh, other)
+        dcp.load({"o": other}, store)
+        assert int(other.state[fresh.weight]["step"]) == 3

@@ -424,3 +424,34 @@ def test_what_ranks_keep_for_themselves_does_not_cost_their_agreement(
     store = MemoryStore()
     run_ranks(2, save)
     assert max(sent) < 1000
+
+
+def test_a_stage_without_state_yet_beside_one_with_it() -> None:
+    store = MemoryStore()
+
+    def save(rank: int, group: Any) -> None:
+        state: dict[int, Any] = {5: {"step": rank}} if rank else {}
+        dcp.save({"state": state}, store, process_group=group)
+
+    run_ranks(2, save)
+    assert dcp.open(store).state_dict() == {"state": {5: {"step": 1}}}
+
+
+def test_names_are_not_exchanged_where_all_went_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    tensors = {f"layer{i}": torch.ones(1) for i in range(300)}
+    dcp.save(tensors, store)
+    sent: list[int] = []
+    exchange = GroupRanks.exchange
+
+    def count(self: GroupRanks, payload: bytes) -> list[bytes]:
+        sent.append(len(payload))
+        return exchange(self, payload)
+
+    monkeypatch.setattr(GroupRanks, "exchange", count)
+    run_ranks(
+        2,
+        lambda r, g: dcp.load({name: torch.zeros(1) for name in tensors}, store, process_group=g),
+    )
+    manifest = len(store.read("manifest.json"))
+    assert sorted(sent)[-2] < 100 < manifest
