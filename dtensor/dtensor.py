@@ -41,9 +41,11 @@ class DTensor(Checkpointable):
     Operators compute what one device would. Make one with ``from_local``, ``distribute_tensor`` or
     an operator on another; the constructor takes a local tensor and a spec as they are and is for
     code that has both.
-    """
 
-    __slots__ = ()
+    A view (``x.view(-1)``, ``x[0]``) shares memory with the tensor where every rank can view its
+    own part. Where the tensor has to be redistributed first the view is a copy: it does not follow
+    later writes to the tensor, and writing to it raises PlacementError.
+    """
 
     # Subclass dispatch happens below autograd only. The stubs know another signature.
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]
@@ -191,6 +193,12 @@ class DTensor(Checkpointable):
 
     def __format__(self, format_spec: str) -> str:
         return format(self.item() if self.ndim == 0 else repr(self), format_spec)
+
+    def __copy__(self) -> DTensor:
+        made = type(self)(self._local_tensor.detach(), self._spec, requires_grad=self.requires_grad)
+        for name, value in self.__dict__.items():
+            setattr(made, name, value)
+        return made
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DTensor:
         if id(self) in memo:

@@ -6,7 +6,6 @@ import hashlib
 import threading
 from collections.abc import Sequence
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -21,9 +20,10 @@ from .interop import mesh_from_torch
 from .mesh import Mesh
 from .modes import active_mesh
 
-# Torch meshes of two threads differ, so ranks that are threads never share an entry.
-_WRAPPED: WeakKeyDictionary[TorchDeviceMesh, DeviceMesh] = WeakKeyDictionary()
-_WRAPPED_LOCK = threading.Lock()
+# Kept on the torch mesh itself: torch compares meshes by value, and an equal one of a job that was
+# initialised anew has other process groups.
+_OURS = "_dtckpt_mesh"
+_WRAP_LOCK = threading.Lock()
 
 
 def init_device_mesh(
@@ -66,8 +66,8 @@ def _check_agreement(arguments: str) -> None:
 
 def device_mesh_from_torch(torch_mesh: TorchDeviceMesh) -> DeviceMesh:
     """Return a mesh around a torch mesh, with its process groups; one object for one torch mesh."""
-    with _WRAPPED_LOCK:
-        found = _WRAPPED.get(torch_mesh)
+    with _WRAP_LOCK:
+        found: DeviceMesh | None = getattr(torch_mesh, _OURS, None)
         if found is None:
             found = DeviceMesh(
                 torch_mesh.device_type,
@@ -75,7 +75,8 @@ def device_mesh_from_torch(torch_mesh: TorchDeviceMesh) -> DeviceMesh:
                 rank=_rank_of(torch_mesh),
                 groups=_groups_of(torch_mesh),
             )
-            _WRAPPED[torch_mesh] = found
+            setattr(torch_mesh, _OURS, found)
+            found.cache("torch_mesh", lambda: torch_mesh)
         return found
 
 
@@ -96,9 +97,6 @@ def _groups_of(torch_mesh: TorchDeviceMesh) -> list[Any] | None:
 
 def torch_mesh_of(mesh: DeviceMesh) -> TorchDeviceMesh:
     """Return a torch mesh with the process groups of ``mesh``, the wrapped one if there is one."""
-    for torch_mesh, wrapper in list(_WRAPPED.items()):
-        if wrapper is mesh:
-            return torch_mesh
     return mesh.cache("torch_mesh", lambda: _make_torch_mesh(mesh))
 
 
@@ -114,8 +112,7 @@ def _make_torch_mesh(mesh: DeviceMesh) -> TorchDeviceMesh:
         )
     else:
         made = _torch_mesh_without_groups(mesh)
-    with _WRAPPED_LOCK:
-        _WRAPPED.setdefault(made, mesh)
+    setattr(made, _OURS, mesh)
     return made
 
 

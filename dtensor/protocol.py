@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 
 
 class Checkpointable(Wrapper):
-    """Answers torch.distributed.checkpoint; a mixin of ``DTensor``."""
+    """Answers torch.distributed.checkpoint; a mixin of ``DTensor``.
 
-    __slots__ = ()
+    Neither class has slots of its own: torch's stager of asynchronous saves copies what it finds in
+    ``__slots__`` of the instance, which must be those of ``Wrapper``.
+    """
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
         """Return the box that this rank holds, or nothing where it is empty.

@@ -91,6 +91,7 @@ def _plan(source: DTensorSpec, target: DTensorSpec) -> RedistributePlan:
             f"cannot redistribute {source} on {mesh!r} to {target} on {target.mesh!r}: "
             "mesh and shape must be the same"
         )
+    require_commuting(target.placements)
     steps: list[Step] = []
     layout = _plan_reductions(source, target.layout, steps)
     wanted = replace(

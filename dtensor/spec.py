@@ -16,7 +16,7 @@ import torch
 from .box import Box, row_major_strides
 from .device_mesh import DeviceMesh
 from .layout import Layout, format_placements
-from .placement import Placement
+from .placement import Partial, Placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,9 @@ class DTensorSpec:
         here = self.mesh.get_coordinate() if self.mesh.has_rank else None
         object.__setattr__(self, "placements", self.layout.placements)
         object.__setattr__(self, "box", None if here is None else self.layout.box(here))
+
+    def __deepcopy__(self, memo: object) -> DTensorSpec:
+        return self
 
     @property
     def shape(self) -> torch.Size:
@@ -107,6 +110,8 @@ def spec_of(
     interned = mesh.cache("specs", _Interned)
     given = tuple(int(n) for n in shape)
     strides = row_major_strides(given) if stride is None else tuple(int(n) for n in stride)
+    if dtype == torch.bool:
+        placements = [_of_bools(placement) for placement in placements]
     key: Key = (tuple(placements), given, strides, dtype)
     found = interned.specs.get(key)
     if found is not None:
@@ -121,6 +126,15 @@ def spec_of(
             interned.specs[normal] = found
         interned.specs[key] = found
     return found
+
+
+def _of_bools(placement: Placement) -> Placement:
+    """Return the reduction that a sum or product means for bools: any, and all."""
+    if isinstance(placement, Partial):
+        return Partial(
+            {"sum": "max", "product": "min"}.get(placement.reduce_op, placement.reduce_op)
+        )
+    return placement
 
 
 def contiguous_spec(spec: DTensorSpec) -> DTensorSpec:

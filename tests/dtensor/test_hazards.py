@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -276,3 +277,58 @@ def test_ranks_that_distribute_different_tensors_all_raise(other: torch.Tensor) 
         distribute_tensor(torch.ones(6) if here == (0,) else other, mesh, [Replicate()])
 
     assert "another shape or dtype" in same_error((2,), body)
+
+
+def test_torch_stages_our_tensors_for_asynchronous_saves() -> None:
+    from torch.distributed.checkpoint._state_dict_stager import StateDictStager
+
+    def body(mesh: DeviceMesh) -> None:
+        x = scattered(torch.arange(4.0), mesh, [Shard(0)])
+        staged: Any = StateDictStager(pin_memory=False, share_memory=False).stage({"w": x})
+        copied: Any = staged["w"]
+        x.zero_()
+        assert isinstance(copied, DTensor)
+        assert copied.full_tensor().tolist() == [0, 1, 2, 3]
+
+    run_on_mesh((2,), body)
+
+
+def test_shallow_copies() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        x = scattered(torch.arange(4.0), mesh, [Shard(0)])
+        y = copy.copy(x)
+        y.add_(1)
+        assert x.full_tensor().tolist() == [1, 2, 3, 4]
+
+    run_on_mesh((2,), body)
+
+
+def test_a_pending_sum_of_bools_means_or_everywhere() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        x: Any = DTensor.from_local(torch.tensor([True, False]), mesh, [Partial("sum")])
+        assert x.full_tensor().tolist() == [True, False]
+        assert x.float().full_tensor().tolist() == [1, 0]
+        assert x.sum().item() == 1
+
+    run_on_mesh((2,), body)
+
+
+def test_views_that_were_redistributed_do_not_follow_the_tensor() -> None:
+    """Documented: such a view is a copy, and says so where it is written to."""
+
+    def body(mesh: DeviceMesh) -> None:
+        x = scattered(torch.zeros(2, 4), mesh, [Shard(1)])
+        view = x.view(-1)
+        with pytest.raises(PlacementError, match="would not reach"):
+            view.add_(1)
+
+    run_on_mesh((2,), body)
+
+
+def test_partial_targets_must_commute_with_what_is_pending() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        x = DTensor.from_local(torch.ones(2), mesh, [Partial("sum"), Replicate()])
+        with pytest.raises(PlacementError, match="commute"):
+            x.redistribute(placements=[Partial("sum"), Partial("max")])
+
+    run_on_mesh((2, 2), body)
