@@ -62,6 +62,8 @@ def _check_present(store: Store, save_id: str, files: Sequence[FileRecord]) -> N
     for record in files:
         name = data_path(save_id, record.rank)
         found = sizes.get(name)
+        if found != record.size and store.exists(name):  # a listing may lag behind; ask for it
+            found = store.stat(name).size
         if found != record.size:
             raise CheckpointError(
                 f"{store.url}/{name}: rank {record.rank} wrote this file of {record.size} bytes, "
