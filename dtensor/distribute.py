@@ -19,6 +19,8 @@ from .placement import Placement, Replicate
 from .redistribute import redistribute_local
 from .spec import DTensorSpec, spec_of
 
+_NO_LEAF = "distribute_tensor takes leaf tensors, but that of some rank is none; detach() it first"
+
 MAX_DIMS = 15
 """Dims that a local tensor may have where its global shape is to be inferred."""
 
@@ -37,25 +39,28 @@ def scatter_from(tensor: Tensor, spec: DTensorSpec, source_rank: int | None) -> 
             spec.local_shape, device=tensor.device if tensor.is_meta else device
         )
     values = spec.with_placements([Replicate() if p.is_partial() else p for p in spec.placements])
-    tensor = tensor.detach()
+    is_leaf, tensor = tensor.is_leaf, tensor.detach()
     if source_rank is not None and mesh.size() > 1 and not (tensor.is_meta and mesh.is_silent):
         source = _source(mesh, source_rank)
-        if _agree_on(tensor, mesh, source):
+        if _agree_on(tensor, mesh, source, is_leaf=is_leaf):
             return redistribute_local(_send_parts(tensor, values, source), values, spec)
+    if not is_leaf:
+        raise PlacementError(_NO_LEAF)
     part = tensor[spec.box.slices]
     local = torch.empty(part.shape, dtype=part.dtype, device="meta" if part.is_meta else device)
     return redistribute_local(local.copy_(part), values, spec)
 
 
-def _agree_on(tensor: Tensor, mesh: DeviceMesh, source: tuple[int, ...]) -> bool:
+def _agree_on(tensor: Tensor, mesh: DeviceMesh, source: tuple[int, ...], *, is_leaf: bool) -> bool:
     """Compare what all ranks pass, and return whether the source has values to send.
 
     PlacementError on every rank where shapes or dtypes differ: what follows would hang.
     """
-    code = int.from_bytes(hashlib.sha256(str(tensor.dtype).encode()).digest()[:6])
-    row = [int(tensor.is_meta), code, *_padded(tuple(tensor.shape))]
+    row = [int(tensor.is_meta), int(is_leaf), _code(tensor.dtype), *_padded(tuple(tensor.shape))]
     rows = _gather_rows(row, mesh)
-    differing = [at for at, other in rows.items() if other[1:] != rows[source][1:]]
+    if not all(other[1] for other in rows.values()):
+        raise PlacementError(_NO_LEAF)
+    differing = [at for at, other in rows.items() if other[2:] != rows[source][2:]]
     if differing:
         raise PlacementError(
             f"distribute_tensor: the tensors at coordinates {differing[:4]} have another shape or "
@@ -119,7 +124,7 @@ def spec_of_local(
     sharded = any(p.is_shard() for p in placements)
     reported: dict[tuple[int, ...], tuple[int, ...]] = {}
     if compare or (shape is None and sharded):
-        reported = _local_shapes(own, mesh)
+        reported = _local_shapes(local, mesh)
     if shape is None:
         shape = _summed(own, mesh, placements, reported) if sharded else own
     global_stride = _stride_like(local, shape) if stride is None else stride
@@ -138,14 +143,24 @@ def check_local_shape(local: Tensor, spec: DTensorSpec) -> None:
         _check_shapes(spec.layout, {here: tuple(local.shape)})
 
 
-def _local_shapes(own: tuple[int, ...], mesh: DeviceMesh) -> dict[tuple[int, ...], tuple[int, ...]]:
-    rows = _gather_rows(_padded(own), mesh)
+def _local_shapes(local: Tensor, mesh: DeviceMesh) -> dict[tuple[int, ...], tuple[int, ...]]:
+    own = tuple(local.shape)
+    rows = _gather_rows([*_padded(own), _code(local.dtype)], mesh)
+    if len({row[-1] for row in rows.values()}) > 1:
+        raise PlacementError(
+            f"local tensors have different dtypes (this rank's is {local.dtype}); make them one"
+        )
     if any(row[0] > MAX_DIMS for row in rows.values()):
         raise PlacementError(
             f"some local tensor has more than {MAX_DIMS} dims (this rank's has {len(own)}) and "
             "needs an explicit shape="
         )
     return {at: tuple(row[1 : 1 + row[0]]) for at, row in rows.items()}
+
+
+def _code(dtype: torch.dtype) -> int:
+    """Return a number that is the same for a dtype on all ranks."""
+    return int.from_bytes(hashlib.sha256(str(dtype).encode()).digest()[:6])
 
 
 def _padded(shape: tuple[int, ...]) -> list[int]:

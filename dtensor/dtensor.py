@@ -247,8 +247,6 @@ def distribute_tensor(
     """
     mesh = resolve_mesh(device_mesh)
     ours = _placements(placements, mesh, tensor.ndim)
-    if not tensor.is_leaf:
-        raise PlacementError("distribute_tensor takes leaf tensors; detach() it first")
     spec = spec_of(mesh, ours, tensor.shape, None, tensor.dtype)
     if isinstance(tensor, Wrapper):
         if tensor._spec.layout != spec.layout:

@@ -6,6 +6,7 @@ import hashlib
 import threading
 from collections.abc import Sequence
 from typing import Any, cast
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -20,9 +21,9 @@ from .interop import mesh_from_torch
 from .mesh import Mesh
 from .modes import active_mesh
 
-# Kept on the torch mesh itself: torch compares meshes by value, and an equal one of a job that was
-# initialised anew has other process groups.
-_OURS = "_dtckpt_mesh"
+_WRAPPED: dict[int, tuple[ref[TorchDeviceMesh], ref[DeviceMesh]]] = {}
+"""Our mesh for a torch mesh, by identity: torch compares meshes by value, and an equal one of a job
+that was initialised anew has other process groups."""
 _WRAP_LOCK = threading.Lock()
 
 
@@ -67,7 +68,7 @@ def _check_agreement(arguments: str) -> None:
 def device_mesh_from_torch(torch_mesh: TorchDeviceMesh) -> DeviceMesh:
     """Return a mesh around a torch mesh, with its process groups; one object for one torch mesh."""
     with _WRAP_LOCK:
-        found: DeviceMesh | None = getattr(torch_mesh, _OURS, None)
+        found = _known(torch_mesh)
         if found is None:
             found = DeviceMesh(
                 torch_mesh.device_type,
@@ -75,9 +76,19 @@ def device_mesh_from_torch(torch_mesh: TorchDeviceMesh) -> DeviceMesh:
                 rank=_rank_of(torch_mesh),
                 groups=_groups_of(torch_mesh),
             )
-            setattr(torch_mesh, _OURS, found)
+            _remember(torch_mesh, found)
             found.cache("torch_mesh", lambda: torch_mesh)
         return found
+
+
+def _known(torch_mesh: TorchDeviceMesh) -> DeviceMesh | None:
+    theirs, ours = _WRAPPED.get(id(torch_mesh), (None, None))
+    return ours() if theirs is not None and ours is not None and theirs() is torch_mesh else None
+
+
+def _remember(torch_mesh: TorchDeviceMesh, mesh: DeviceMesh) -> None:
+    key = id(torch_mesh)
+    _WRAPPED[key] = (ref(torch_mesh, lambda _: _WRAPPED.pop(key, None)), ref(mesh))
 
 
 def _rank_of(torch_mesh: TorchDeviceMesh) -> int | None:
@@ -112,7 +123,7 @@ def _make_torch_mesh(mesh: DeviceMesh) -> TorchDeviceMesh:
         )
     else:
         made = _torch_mesh_without_groups(mesh)
-    setattr(made, _OURS, mesh)
+    _remember(made, mesh)
     return made
 
 

@@ -168,10 +168,10 @@ def _writes_to(choice: Choice, layout: Layout) -> bool:
 
 
 def _moves(
-    specs: list[DTensorSpec], wanted: tuple[DTensorSpec, ...], offset: int = 0
+    specs: list[DTensorSpec], wanted: tuple[DTensorSpec, ...]
 ) -> tuple[tuple[int, DTensorSpec, DTensorSpec], ...]:
     return tuple(
-        (offset + index, spec, target)
+        (index, spec, target)
         for index, (spec, target) in enumerate(zip(specs, wanted, strict=True))
         if spec.layout != target.layout
     )

@@ -56,12 +56,6 @@ def is_in_place(op: Op) -> bool:
 
 
 @cache
-def is_out_variant(op: Op) -> bool:
-    """Whether the operator writes arguments that are given for that only."""
-    return any(arg.is_out for arg in op._schema.arguments)
-
-
-@cache
 def is_pointwise(op: Op) -> bool:
     """Whether every element of the result depends on the same element of the inputs only."""
     return torch.Tag.pointwise in op.tags and not is_random(op)

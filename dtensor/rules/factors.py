@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
+
 from ..box import Box
 from ..layout import Layout
 from ..mesh import Mesh
@@ -63,12 +65,19 @@ class Factors:
         )
         for op in self.linear_ops:
             for chosen in self.linear:
+                if op in LINEAR_OPS and self._has_bools(chosen):
+                    continue
                 ins = tuple(Partial(op) if i in chosen else Replicate() for i in range(count))
                 rows.append(Row(ins, (Partial(op),) * len(self.outputs)))
         if self.ignores_values:
             outputs = (Replicate(),) * len(self.outputs)
             rows.extend(Row((Partial(op),) * count, outputs) for op in REDUCE_OPS)
         return rows
+
+    def _has_bools(self, chosen: frozenset[int]) -> bool:
+        """Whether bools take part, whose terms do not add up."""
+        dtypes = [self.call.specs[i].dtype for i in chosen]
+        return torch.bool in dtypes + [meta.dtype for meta in self.call.outputs if meta]
 
     def _factors(self) -> list[int]:
         found = {dim.factor for dims in self.inputs for dim in dims if dim is not None}

@@ -160,6 +160,12 @@ assert back.to_local().data_ptr() == theirs.to_local().data_ptr()
 made = dt.to_torch(dt.distribute_tensor(torch.ones(4), mesh, [dt.Shard(0), dt.Partial("max")]))
 assert made.placements == (tt.Shard(0), tt.Partial("max")), made
 assert dt.distribute_tensor(torch.ones(2), torch_mesh, [tt.Shard(0), dt.Replicate()]).shape == (2,)
+import pickle
+wrapped = dt.from_torch(tt.ones(2, device_mesh=torch_mesh, placements=[tt.Replicate()] * 2))
+again = dt.from_torch(tt.ones(2, device_mesh=torch_mesh, placements=[tt.Replicate()] * 2))
+assert wrapped.device_mesh is again.device_mesh
+assert dt.to_torch(wrapped).device_mesh is torch_mesh
+assert pickle.loads(pickle.dumps(torch_mesh)) == torch_mesh
 from_group = dt.DeviceMesh.from_group(dist.group.WORLD, "cpu")
 assert from_group.mesh.tolist() == [0]
 

@@ -308,6 +308,10 @@ def test_a_pending_sum_of_bools_means_or_everywhere() -> None:
         x: Any = DTensor.from_local(torch.tensor([True, False]), mesh, [Partial("sum")])
         assert x.full_tensor().tolist() == [True, False]
         assert x.float().full_tensor().tolist() == [1, 0]
+        ones: Any = DTensor.from_local(torch.ones(2), mesh, [Partial("sum")])
+        assert (x + ones).full_tensor().tolist() == [3, 2]
+        joined: Any = torch.cat([ones, x])
+        assert joined.full_tensor().tolist() == [2, 2, 1, 0]
         assert x.sum().item() == 1
 
     run_on_mesh((2,), body)
@@ -332,3 +336,19 @@ def test_partial_targets_must_commute_with_what_is_pending() -> None:
             x.redistribute(placements=[Partial("sum"), Partial("max")])
 
     run_on_mesh((2, 2), body)
+
+
+def test_a_tensor_that_is_no_leaf_on_one_rank_is_refused_on_all() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        tensor = torch.ones(4, requires_grad=True)
+        distribute_tensor(tensor * 2 if mesh.get_coordinate() == (1,) else tensor, mesh, [Shard(0)])
+
+    assert "takes leaf tensors" in same_error((2,), body)
+
+
+def test_locals_of_different_dtypes_are_refused_on_all_ranks() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        dtype = torch.float32 if mesh.get_coordinate() == (0,) else torch.float64
+        DTensor.from_local(torch.ones(4, dtype=dtype), mesh, [Replicate()], run_check=True)
+
+    assert "different dtypes" in same_error((2,), body)
