@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dtckpt.errors import PlacementError
+
 from .binding import Binding, bind
 from .ladder import run_without_rule
 from .norms import DECOMPOSITIONS
@@ -95,6 +97,11 @@ def _is_same_size(left: Tensor, right: Tensor) -> bool:
 
 def _whole(tensor: Wrapper) -> Tensor:
     spec = tensor._spec
+    if spec.box is None:
+        raise PlacementError(
+            f"{spec} has no values on this rank, which is not in its mesh {spec.mesh.layout_mesh}; "
+            "ask for them on a rank of the mesh"
+        )
     target = spec.with_placements((Replicate(),) * spec.mesh.ndim)
     return redistribute_local(tensor._local_tensor, spec, target)
 

@@ -122,6 +122,11 @@ def spec_of_local(
         )
     own = tuple(local.shape)
     sharded = any(p.is_shard() for p in placements)
+    if shape is None and sharded and mesh.has_rank and mesh.get_coordinate() is None:
+        raise PlacementError(
+            f"this rank is not in mesh {mesh.layout_mesh} and cannot infer the global shape from "
+            "the ranks that are; pass shape="
+        )
     reported: dict[tuple[int, ...], tuple[int, ...]] = {}
     if compare or (shape is None and sharded):
         reported = _local_shapes(local, mesh)

@@ -352,3 +352,13 @@ def test_locals_of_different_dtypes_are_refused_on_all_ranks() -> None:
         DTensor.from_local(torch.ones(4, dtype=dtype), mesh, [Replicate()], run_check=True)
 
     assert "different dtypes" in same_error((2,), body)
+
+
+def test_ranks_outside_of_the_mesh_are_told_so() -> None:
+    outside = DeviceMesh("cpu", [0, 1], rank=5)
+    with pytest.raises(PlacementError, match="not in mesh"):
+        DTensor.from_local(torch.ones(0), outside, [Shard(0)])
+    tensor = DTensor.from_local(torch.ones(0), outside, [Shard(0)], shape=(4,))
+    assert tensor.shape == (4,)
+    with pytest.raises(PlacementError, match="no values on this rank"):
+        tensor.sum().item()
