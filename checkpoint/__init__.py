@@ -78,3 +78,7 @@ __getattr__ = lazy_exports(
         "verify": ".verifying",
     },
 )
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -174,7 +174,6 @@ class _Save:
         metadata: Any,
     ) -> None:
         """Let the coordinator check all files and publish the manifest, and wait until it has."""
-
         manifest: list[Manifest] = []
 
         def check() -> bytes:

@@ -75,3 +75,7 @@ __getattr__ = lazy_exports(
         "to_torch": ".adopt",
     },
 )
+
+
+def __dir__() -> list[str]:
+    return __all__

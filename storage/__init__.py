@@ -6,8 +6,9 @@ not load the drivers of remote ones.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from dtckpt.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from .base import ObjectInfo, ReadRequest, Store, WriteStream
@@ -49,34 +50,29 @@ __all__ = [
     "open_store",
 ]
 
-_MODULES = {
-    "base": ("ObjectInfo", "ReadRequest", "Store", "WriteStream"),
-    "faults": (
-        "Call",
-        "Delay",
-        "Fault",
-        "FlipBit",
-        "Kill",
-        "RaiseError",
-        "Rule",
-        "ShortRead",
-        "TornWrite",
-    ),
-    "faulty": ("FaultyStore",),
-    "fsspec_store": ("FsspecStore",),
-    "local": ("LocalStore",),
-    "memory": ("MemoryStore",),
-    "open": ("open_store",),
-}
-_HOMES = {name: module for module, names in _MODULES.items() for name in names}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f".{_HOMES[name]}", __name__), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "Call": ".faults",
+        "Delay": ".faults",
+        "Fault": ".faults",
+        "FaultyStore": ".faulty",
+        "FlipBit": ".faults",
+        "FsspecStore": ".fsspec_store",
+        "Kill": ".faults",
+        "LocalStore": ".local",
+        "MemoryStore": ".memory",
+        "ObjectInfo": ".base",
+        "RaiseError": ".faults",
+        "ReadRequest": ".base",
+        "Rule": ".faults",
+        "ShortRead": ".faults",
+        "Store": ".base",
+        "TornWrite": ".faults",
+        "WriteStream": ".base",
+        "open_store": ".open",
+    },
+)
 
 
 def __dir__() -> list[str]:

@@ -88,6 +88,7 @@ def test_all_names_everything_public(package: str) -> None:
 
     module = importlib.import_module(f"dtckpt.{package}")
     assert sorted(set(module.__all__)) == sorted(module.__all__)
+    assert dir(module) == sorted(module.__all__), "names that load on first use are listed, too"
     for name in module.__all__:
         value = getattr(module, name)
         assert value is not None
