@@ -66,8 +66,6 @@ def dispatch(cls: type[Wrapper], op: Op, args: tuple[Any, ...], kwargs: Mapping[
     own = op in RULES.by_users or (op in RULES and _all_whole(bound))
     if decomposition is not None and not own:
         return decomposition(*args, **kwargs)
-    if torch.Tag.inplace_view in op.tags:  # must not be taken for an in-place operator of values
-        return run_without_rule(cls, op, args, kwargs, bound)
     cache = bound.mesh.cache("plans", PlanCache)
     key = (*bound.key, torch.get_default_dtype(), RULES.generation)
     plan = cache.find(key, lambda: make_plan(op, args, kwargs, bound))

@@ -118,6 +118,10 @@ def make_plan(
     functional = functional_of(op)
     if functional is None or rule_maker(functional) is None:
         return None
+    if (
+        torch.Tag.inplace_view in op.tags
+    ):  # changes the shape, not the values: refused by the ladder
+        return None
     metas = _output_metas(op, args, kwargs, bound)
     if metas is None:
         return None
