@@ -4,10 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 CODE := dtensor checkpoint storage tools tests
 
-.PHONY: help install check format test demo clean
+.PHONY: help install check format test demo bench bench-scale clean
 
 help:
 	@echo "make demo    train, kill a rank during a save, resume on another mesh, prove the losses"
+	@echo "make bench   checkpoints beside their peers and the machine's limits (BENCH=--help)"
+	@echo "make bench-scale   planning for up to 16,384 ranks, simulated"
 	@echo "make test    the whole test suite"
 	@echo "make check   formatter, linter, type checker"
 	@echo "make format  apply formatter and safe lint fixes"
@@ -47,6 +49,14 @@ test: install
 
 demo: install
 	$(BIN)/python -m dtckpt.tools.demo
+
+bench: install
+	@$(BIN)/pip install --quiet --constraint constraints.txt torch_checkpointing==0.1.1 \
+		|| echo "torch_checkpointing cannot be installed; its rows will be skipped"
+	$(BIN)/python -m dtckpt.tools.bench $(BENCH)
+
+bench-scale: install
+	$(BIN)/python -m dtckpt.tools.bench.scale $(BENCH)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info demo-output

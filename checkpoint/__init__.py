@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING
 from dtckpt.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from .background import SaveHandle, SaveProgress, async_save
+    from .deleting import delete
     from .handle import Checkpoint, LazyTensor, open
-    from .loader import LoadReport, load
+    from .load_report import LoadReport
+    from .loader import load
     from .manifest import Manifest, read_manifest
     from .placing import Placed, Rule, parse_rules, place
     from .resharding import reshard
@@ -33,11 +36,15 @@ __all__ = [
     "Placed",
     "Problem",
     "Rule",
+    "SaveHandle",
+    "SaveProgress",
     "SaveReport",
     "Stateful",
     "Step",
     "VerifyReport",
+    "async_save",
     "committed_steps",
+    "delete",
     "latest",
     "load",
     "open",
@@ -55,17 +62,21 @@ __getattr__ = lazy_exports(
     {
         "Checkpoint": ".handle",
         "LazyTensor": ".handle",
-        "LoadReport": ".loader",
+        "LoadReport": ".load_report",
         "Manifest": ".manifest",
         "PerRank": ".tree",
         "Placed": ".placing",
         "Problem": ".verifying",
         "Rule": ".placing",
+        "SaveHandle": ".background",
+        "SaveProgress": ".background",
         "SaveReport": ".saver",
         "Stateful": ".stateful",
         "Step": ".steps",
         "VerifyReport": ".verifying",
+        "async_save": ".background",
         "committed_steps": ".steps",
+        "delete": ".deleting",
         "latest": ".steps",
         "load": ".loader",
         "open": ".handle",

@@ -16,8 +16,15 @@ from dtckpt.errors import (
 )
 
 from ..storage.base import Store
-from .blocks import DEFAULT_BLOCK_BYTES, DIGEST_BYTES, num_blocks
-from .manifest import MANIFEST, FileRecord, Manifest, data_path, read_manifest
+from .borrowing import check_lenders, dependents, leave_marks, refuse_if_needed
+from .manifest import (
+    MANIFEST,
+    BorrowedFile,
+    FileRecord,
+    Manifest,
+    data_path,
+    read_manifest,
+)
 from .plan import StoredTensor
 from .tree import Node
 
@@ -33,18 +40,19 @@ def check_free(store: Store, *, overwrite: bool) -> None:
         )
     if overwrite:
         _replaced_files(store)  # one of a newer format is refused here, before anything is written
+        refuse_if_needed(store, "replaced")
 
 
 def check_files(
-    tensors: Sequence[StoredTensor], files: Sequence[FileRecord], block_bytes: int
+    tensors: Sequence[StoredTensor], files: Sequence[FileRecord], borrowed_bytes: int
 ) -> None:
     """Raise CheckpointError unless the data files have room for exactly the bytes of all tensors.
 
     The cost grows with tensors and files; which chunk lies where follows from the plan that every
     writer derived alike, and is checked again from the file headers at each load.
     """
-    expected = sum(tensor.num_bytes for tensor in tensors)
-    written = sum(_data_bytes(record, block_bytes) for record in files)
+    expected = sum(tensor.stored_bytes for tensor in tensors)
+    written = sum(record.data_bytes for record in files) + borrowed_bytes
     if len({record.rank for record in files}) != len(files) or written != expected:
         raise CheckpointError(
             f"the ranks report {written} bytes of data in {len(files)} files, expected {expected} "
@@ -72,14 +80,6 @@ def _check_present(store: Store, save_id: str, files: Sequence[FileRecord]) -> N
             )
 
 
-def _data_bytes(record: FileRecord, block_bytes: int) -> int:
-    """Return the data bytes of a file: all that is neither header nor checksum table."""
-    rest = record.size - record.header_bytes
-    blocks = -(-rest // (block_bytes + DIGEST_BYTES))
-    data = rest - blocks * DIGEST_BYTES
-    return data if num_blocks(data, block_bytes) == blocks else -1
-
-
 def prepare(
     store: Store,
     *,
@@ -88,10 +88,11 @@ def prepare(
     tree: Node,
     files: Sequence[FileRecord],
     metadata: Any,
-    block_bytes: int = DEFAULT_BLOCK_BYTES,
+    borrowed: Sequence[BorrowedFile] = (),
+    borrowed_bytes: int = 0,
 ) -> Manifest:
     """Return the manifest of a finished save; CheckpointError unless its files are all there."""
-    check_files(tensors, files, block_bytes)
+    check_files(tensors, files, borrowed_bytes)
     _check_present(store, save_id, files)
     manifest = Manifest(
         save_id=save_id,
@@ -99,29 +100,64 @@ def prepare(
         tensors={tensor.name: tensor for tensor in tensors},
         tree=tree,
         files=tuple(files),
+        borrowed=tuple(borrowed),
         metadata=metadata,
     )
-    return Manifest.from_bytes(manifest.to_bytes(), f"{store.url}/{MANIFEST}")
+    manifest.validate()
+    return manifest
 
 
 def commit(store: Store, manifest: Manifest, *, overwrite: bool) -> None:
     """Publish the manifest of a finished save.
 
     From then on, and not before, the checkpoint exists. With ``overwrite`` the files of the
-    checkpoint that it replaces are deleted afterwards.
+    checkpoint that it replaces are deleted afterwards, unless others have come to refer to them.
     """
-    replaced = _replaced_files(store) if overwrite else []
+    try:
+        replaced = _replaced_files(store) if overwrite else []
+        if overwrite:
+            refuse_if_needed(store, "replaced")
+        leave_marks(store, manifest.borrowed)
+        check_lenders(store, manifest.borrowed)
+    except CheckpointError as error:
+        error.is_certain = True
+        raise
     try:
         store.publish(MANIFEST, manifest.to_bytes(), overwrite=overwrite)
     except ObjectExists as error:
-        raise AlreadyCommitted(
-            f"{store.url}: another save committed a checkpoint here while this one was writing; "
-            "that one stands. Choose another path, or pass overwrite=True"
-        ) from error
+        if not _is_published(store, manifest):  # else only the reply was lost
+            lost = AlreadyCommitted(
+                f"{store.url}: another save committed a checkpoint here while this one was "
+                "writing; that one stands. Choose another path, or pass overwrite=True"
+            )
+            lost.is_certain = True
+            raise lost from error
+    except CheckpointError as error:
+        error.is_certain = not _is_published(store, manifest)
+        raise
     try:
-        store.delete(replaced)
+        # Whoever deletes or replaces a lender looks for us after it has taken its manifest away,
+        # and we look for the lender after we have published ours: one of us sees the other.
+        check_lenders(store, manifest.borrowed)
+    except CheckpointError as error:
+        store.delete([MANIFEST])
+        error.is_certain = True
+        raise
+    try:
+        if replaced and not dependents(store):
+            store.delete(replaced)
     except Exception as error:
         logger.warning("%s: files of the replaced checkpoint are left over: %s", store.url, error)
+
+
+def _is_published(store: Store, manifest: Manifest) -> bool:
+    """Whether the manifest is, or for all that can be known may be, the one that is there."""
+    try:
+        return read_manifest(store).save_id == manifest.save_id
+    except (NotCommitted, Corrupt):
+        return False
+    except Exception:
+        return True
 
 
 def _replaced_files(store: Store) -> list[str]:

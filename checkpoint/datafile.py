@@ -5,7 +5,7 @@
     bytes 0-7         length N of the header, little endian
     bytes 8 - 8+N     JSON header, padded with spaces so that the data starts on a 4 KiB boundary
     data region       chunks back to back, wide dtypes first so that each is aligned to its items
-    checksum table    xxh3_128 of every block of the data region, as the last entry of the header
+    checksum table    xxh3_128 of every block of every chunk, as the last entry of the header
 
 docs/format.md describes the format for implementers.
 """
@@ -14,22 +14,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
 
 from dtckpt.errors import Corrupt
 
 from .blocks import DEFAULT_BLOCK_BYTES, DIGEST_BYTES, num_blocks
-from .dtypes import DType, dtype_of_code
+from .dtypes import DTYPES, DType, dtype_of_code
 
 ALIGNMENT = 4096
 TABLE_KEY = "__dtckpt_blocks__"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One chunk of a data file."""
+class Entry(NamedTuple):
+    """One chunk of a data file. A named tuple, because headers have ten thousands of them."""
 
     key: str
     dtype: DType
@@ -37,11 +36,15 @@ class Entry:
     """Shape as the header states it, in values."""
     start: int
     """First byte, counted from the start of the data region."""
+    num_bytes: int
+    """Length in bytes."""
+    first_block: int
+    """Number of its first checksum block in the table."""
 
     @property
-    def num_bytes(self) -> int:
-        """Length in bytes."""
-        return math.prod(self.shape) // self.dtype.packed * self.dtype.itemsize
+    def end(self) -> int:
+        """One past the last byte in the data region."""
+        return self.start + self.num_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,15 +57,12 @@ class FileLayout:
     """Offset of the data region in the file; also the number of header bytes."""
     data_bytes: int
     """Length of the data region."""
+    num_blocks: int
+    """Number of checksum blocks of all entries."""
     entries: dict[str, Entry]
-
-    def keys_between(self, start: int, end: int) -> list[str]:
-        """Return the keys of entries with bytes in a range of the data region."""
-        return [
-            entry.key
-            for entry in self.entries.values()
-            if entry.num_bytes and entry.start < end and entry.start + entry.num_bytes > start
-        ]
+    """By key, in file order."""
+    references: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Chunks that lie, under the same key, in a file of an earlier save: which one, by key."""
 
     @property
     def table_start(self) -> int:
@@ -72,7 +72,7 @@ class FileLayout:
     @property
     def table_bytes(self) -> int:
         """Length of the checksum table."""
-        return DIGEST_BYTES * num_blocks(self.data_bytes, self.block_bytes)
+        return DIGEST_BYTES * self.num_blocks
 
     @property
     def size(self) -> int:
@@ -84,6 +84,7 @@ def lay_out(
     chunks: Iterable[tuple[str, DType, tuple[int, ...]]],
     *,
     save_id: str,
+    references: Mapping[str, str] | None = None,
     block_bytes: int = DEFAULT_BLOCK_BYTES,
 ) -> tuple[FileLayout, bytes]:
     """Return the layout and the header bytes of a file of (key, dtype, shape) chunks.
@@ -91,29 +92,31 @@ def lay_out(
     Wide dtypes come first and keep their given order otherwise.
     """
     entries: dict[str, Entry] = {}
-    header: dict[str, Any] = {
-        "__metadata__": {
-            "format": "pt",
-            "dtckpt_version": "1",
-            "dtckpt_save_id": save_id,
-            "dtckpt_block_bytes": str(block_bytes),
-        }
+    metadata = {
+        "format": "pt",
+        "dtckpt_version": "1",
+        "dtckpt_save_id": save_id,
+        "dtckpt_block_bytes": str(block_bytes),
     }
-    start = 0
-    for key, dtype, shape in sorted(chunks, key=lambda chunk: -chunk[1].itemsize):
-        entry = Entry(key=key, dtype=dtype, shape=dtype.file_shape(shape), start=start)
-        start += entry.num_bytes
-        entries[key] = entry
+    if references:
+        metadata["dtckpt_references"] = json.dumps(references)
+    header: dict[str, Any] = {"__metadata__": metadata}
+    start = block = 0
+    for key, dtype, sizes in sorted(chunks, key=lambda chunk: -chunk[1].itemsize):
+        num_bytes = math.prod(sizes) * dtype.itemsize
+        shape = dtype.file_shape(sizes)
+        entries[key] = Entry(key, dtype, shape, start, num_bytes, block)
         header[key] = {
             "dtype": dtype.code,
-            "shape": list(entry.shape),
-            "data_offsets": [entry.start, start],
+            "shape": shape,
+            "data_offsets": (start, start + num_bytes),
         }
-    blocks = num_blocks(start, block_bytes)
+        start += num_bytes
+        block += num_blocks(num_bytes, block_bytes)
     header[TABLE_KEY] = {
         "dtype": "U8",
-        "shape": [blocks, DIGEST_BYTES],
-        "data_offsets": [start, start + blocks * DIGEST_BYTES],
+        "shape": (block, DIGEST_BYTES),
+        "data_offsets": (start, start + block * DIGEST_BYTES),
     }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-(8 + len(text)) % ALIGNMENT)
@@ -122,7 +125,9 @@ def lay_out(
         block_bytes=block_bytes,
         data_start=8 + len(text),
         data_bytes=start,
+        num_blocks=block,
         entries=entries,
+        references=references or {},
     )
     return layout, len(text).to_bytes(8, "little") + text
 
@@ -136,43 +141,55 @@ def parse_header(data: bytes, where: str) -> FileLayout:
         header = cast(dict[str, Any], json.loads(data[8:]))
         metadata = header.pop("__metadata__")
         table = header.pop(TABLE_KEY)
-        _check_metadata(metadata, where)
-        entries = {key: _entry(key, value, where) for key, value in header.items()}
+        block_bytes = int(metadata["dtckpt_block_bytes"])
+        if metadata["dtckpt_version"] != "1" or block_bytes < 1:
+            raise Corrupt(f"{where}: unusable header metadata {metadata!r}")
+        entries = _entries(header, block_bytes, where)
+        last = next(reversed(entries.values()), None)
         layout = FileLayout(
             save_id=metadata["dtckpt_save_id"],
-            block_bytes=int(metadata["dtckpt_block_bytes"]),
+            block_bytes=block_bytes,
             data_start=len(data),
-            data_bytes=sum(entry.num_bytes for entry in entries.values()),
+            data_bytes=last.end if last else 0,
+            num_blocks=last.first_block + num_blocks(last.num_bytes, block_bytes) if last else 0,
             entries=entries,
+            references=_references(metadata),
         )
-        _check_cover(layout, table["data_offsets"])
+        _check_table(layout, table["data_offsets"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise Corrupt(f"{where}: malformed header of {len(data)} bytes: {error!r}") from error
     return layout
 
 
-def _check_metadata(metadata: dict[str, str], where: str) -> None:
-    if metadata["dtckpt_version"] != "1" or int(metadata["dtckpt_block_bytes"]) < 1:
-        raise Corrupt(f"{where}: unusable header metadata {metadata!r}")
+def _references(metadata: dict[str, str]) -> dict[str, str]:
+    told = cast(dict[str, Any], json.loads(metadata.get("dtckpt_references", "{}")))
+    if not all(isinstance(where, str) for where in told.values()):
+        raise ValueError(f"malformed references {told!r}")
+    return told
 
 
-def _entry(key: str, value: dict[str, Any], where: str) -> Entry:
-    dtype = dtype_of_code(value["dtype"], f"{where}, entry {key!r}")
-    shape = tuple(int(n) for n in value["shape"])
-    if any(n < 0 for n in shape):
-        raise Corrupt(f"{where}, entry {key!r}: negative shape {shape}")
-    start, end = value["data_offsets"]
-    entry = Entry(key=key, dtype=dtype, shape=shape, start=int(start))
-    if entry.start + entry.num_bytes != end or entry.start % dtype.itemsize:
-        raise ValueError(f"entry {key!r} of {entry.num_bytes} bytes lies at {start} to {end}")
-    return entry
+def _check_table(layout: FileLayout, offsets: list[int]) -> None:
+    expected = [layout.data_bytes, layout.data_bytes + layout.table_bytes]
+    if offsets != expected:
+        raise ValueError(f"the checksum table lies at {offsets}, expected {expected}")
 
 
-def _check_cover(layout: FileLayout, table_offsets: list[int]) -> None:
-    position = 0
-    for entry in sorted(layout.entries.values(), key=lambda e: (e.start, e.num_bytes)):
-        if entry.start != position:
-            raise ValueError(f"entry {entry.key!r} starts at {entry.start}, expected {position}")
-        position += entry.num_bytes
-    if table_offsets != [position, position + layout.table_bytes]:
-        raise ValueError(f"the checksum table lies at {table_offsets}, expected {position}")
+def _entries(header: dict[str, Any], block_bytes: int, where: str) -> dict[str, Entry]:
+    """Return all entries in file order; ValueError unless they follow one another without gaps."""
+    entries: dict[str, Entry] = {}
+    position = block = 0
+    for key, value in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        start, end = value["data_offsets"]
+        dtype = DTYPES.get(value["dtype"]) or dtype_of_code(value["dtype"], f"{where}: {key!r}")
+        shape = tuple(map(int, value["shape"]))
+        num_bytes = math.prod(shape) // dtype.packed * dtype.itemsize
+        if min(shape, default=0) < 0 or start % dtype.itemsize:
+            raise ValueError(f"entry {key!r} has the shape {shape} and lies at {start}")
+        if (start, end) != (position, position + num_bytes):
+            raise ValueError(
+                f"entry {key!r} lies at {start} to {end}, expected {num_bytes} bytes at {position}"
+            )
+        entries[key] = Entry(key, dtype, shape, position, num_bytes, block)
+        position += num_bytes
+        block += -(-num_bytes // block_bytes)
+    return entries

@@ -139,7 +139,7 @@ class LazyTensor:
 
         out = torch.empty(box.sizes, dtype=self.dtype, device="cpu")
         reads = plan_reads(self._data, [Want(tensor=self._stored, box=box, sink=TensorSink(out))])
-        execute(self._data.store, reads, cache=self._cache)
+        execute(reads, cache=self._cache)
         return out
 
     def __repr__(self) -> str:

@@ -4,47 +4,33 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from functools import reduce
+from operator import and_
 from typing import Any
 
-import numpy as np
 import torch
 
 from dtckpt.errors import LayoutMismatch
 
-from ..dtensor.irregular import IrregularLayout
 from ..storage.base import Store
 from ..storage.open import open_store
+from .casting import DTypePolicy
+from .collector import paused_collector
+from .fitting import casts
+from .load_plan import LoadOptions, LoadPlan
+from .load_reads import LoadReads
+from .load_report import LoadReport
 from .manifest import MANIFEST, Manifest, read_manifest_bytes
-from .matching import Match, Rebuild, match
-from .memory import find_sharing, overlaps_itself
-from .ranks import Ranks, ranks_of, together
-from .reading import Read, Want, execute, plan_reads
-from .stored import StoredData
-from .tensors import LocalTensor, is_shared, local_tensor, tensor_tag
-from .transfer import TensorComparison, TensorSink
+from .ranks import DEFAULT_TIMEOUT, Answers, Ranks, ranks_of, together
+from .read_once import Answer, decide
+from .renaming import Rename, Renaming
+from .selecting import selection_of
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadReport:
-    """What a load did, as one rank saw it. Names are those of leaves in the checkpoint."""
-
-    url: str
-    loaded: tuple[str, ...]
-    """Tensors and values of this rank's state that were filled."""
-    missing: tuple[str, ...]
-    """Leaves of this rank's state that the checkpoint does not have; left as they were."""
-    unexpected: tuple[str, ...]
-    """Leaves of the checkpoint that no rank asked for."""
-    dropped: tuple[str, ...]
-    """Values that some rank kept for itself (PerRank) which takes no part in this load."""
-    resharded: tuple[str, ...]
-    """Loaded tensors of which this rank holds another part than at the save."""
-    bytes_needed: int
-    """Bytes of this rank's destinations."""
-    bytes_read: int
-    """Bytes of data that this rank read to fill them."""
+__all__ = ["LoadReport", "load"]
 
 
 def load(
@@ -54,6 +40,12 @@ def load(
     process_group: Any = None,
     no_dist: bool = False,
     strict: bool = True,
+    select: str | Sequence[str] | None = None,
+    rename: Rename | None = None,
+    dtype_policy: DTypePolicy = "error",
+    device: torch.device | str | None = None,
+    read_once: bool | None = None,
+    timeout: timedelta = DEFAULT_TIMEOUT,
     storage_options: Mapping[str, Any] | None = None,
     allow_pickle: bool = False,
 ) -> LoadReport:
@@ -62,195 +54,214 @@ def load(
     Tensors are filled in place: DTensors of any mesh and placement, plain tensors (each rank gets
     the whole), numpy arrays. Other leaves are replaced in their containers by the saved value.
     Objects with ``load_state_dict()`` are given their filled state dict at the end; a torch
-    optimizer that has made no step yet is loaded without one.
+    optimizer that has made no step yet is loaded without one. Tensors on the meta device are
+    replaced in their containers, parameters and buffers in their modules, by real ones on
+    ``device`` (by default that of the mesh of a DTensor, else the CPU), which get their memory
+    once the load is certain to fit. Tied ones stay tied, and an optimizer over such parameters
+    follows if it is loaded in the same call. Buffers that are not in the module's state dict are
+    left to the caller, and an object that wraps a module has to pass them on itself
+    (``load_state_dict(..., assign=True)``).
 
     Every rank of ``process_group`` calls this; without a group this process alone does. ``strict``
     requires that the checkpoint has every leaf of the state and that some rank asks for every leaf
     of the checkpoint; otherwise the report lists what was left out.
 
-    Raises the same error on every rank: NotCommitted, Corrupt, LayoutMismatch, StorageError. All
-    that manifest, headers and sizes can tell is checked before any destination changes. A damaged
-    block is found as it is read; the Corrupt error then lists what was already overwritten.
+    ``select`` limits all of this to some leaves of the checkpoint: a pattern, or several, of which
+    each has to select something. ``"model"`` means that leaf or all below it; ``*`` in
+    ``"model/*.bias"`` stands for any characters. All else in the state stays as it is.
+
+    ``rename`` gives, for names in the state, the names in the checkpoint: a mapping of names or
+    beginnings of names, ``{"model": "ema"}`` to load ``model/w`` from ``ema/w``, in which ``""``
+    stands for the whole, or a function that is given every name. Patterns and report are about
+    names in the checkpoint.
+
+    ``dtype_policy`` says what happens where a tensor was saved with another dtype: ``"error"``, or
+    conversion if no value can change (``"widen"``), or any conversion (``"cast"``).
+
+    ``read_once`` lets ranks read once what several of them would read and send it to each other:
+    what replicas hold, and the blocks of which they hold different parts, as where a checkpoint
+    of row shards is loaded as column shards. By default they do where reading is dear, from an
+    object store or on several hosts: for what at least 4 ranks want, and for tensors of which
+    blocks would be read at least twice. It needs layouts on exactly the ranks of the load. All
+    ranks agree that what was read is intact before it is sent, so a failure leaves no rank waiting
+    in a collective; a rank that dies or falls silent while it sends is noticed by the timeout of
+    the process group.
+
+    A rank that shows no sign of life for ``timeout`` while others wait for it is given up.
+
+    Raises the same error on every rank: NotCommitted, Corrupt, LayoutMismatch, StorageError,
+    RankFailed. All that manifest, headers and sizes can tell is checked before any destination
+    changes. A damaged block is found as it is read; the Corrupt error then lists what was already
+    overwritten.
     """
-    ranks = ranks_of(process_group, no_dist=no_dist)
-    job = _Load(ranks, strict=strict, allow_pickle=allow_pickle)
-    return job.run(state_dict, checkpoint_id, dict(storage_options or {}))
+    options = LoadOptions(
+        strict=strict,
+        allow_pickle=allow_pickle,
+        dtype_policy=dtype_policy,
+        device=device,
+        read_once=read_once,
+        storage=dict(storage_options or {}),
+    )
+    ranks = ranks_of(process_group, no_dist=no_dist, timeout=timeout, purpose="load")
+    try:
+        job = _Load(ranks, process_group or _world(), options)
+        return job.run(state_dict, checkpoint_id, select, rename)
+    finally:
+        ranks.close(sys.exception())
+
+
+def _world() -> Any:
+    distributed = torch.distributed
+    return distributed.group.WORLD if distributed.is_available() else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Decision:
+    """What the coordinator makes of all plans."""
+
+    unexpected: list[str]
+    """Leaves of the checkpoint that no rank asked for."""
+    idle: list[str]
+    """Keys of ``rename`` that are no name on any rank."""
+    read_once: bool
+    reason: str
 
 
 class _Load:
     """One load on one rank; holds what the phases hand on."""
 
     store: Store
-    manifest: Manifest
-    found: Match
-    rebuild: Rebuild
-    tensors: dict[str, LocalTensor]
-    reads: list[Read]
-    comparisons: list[Read]
-    """Reads for tied tensors: what is stored for each must be equal."""
+    plan: LoadPlan
+    reads: LoadReads
+    decision: _Decision
 
-    def __init__(self, ranks: Ranks, *, strict: bool, allow_pickle: bool) -> None:
+    def __init__(self, ranks: Ranks, group: Any, options: LoadOptions) -> None:
         self.ranks = ranks
-        self.strict = strict
-        self.touched: dict[str, None] = {}
-        self.allow_pickle = allow_pickle
+        self.group = group
+        self.options = options
 
     def run(
         self,
         state: Mapping[Any, Any],
         target: str | os.PathLike[str] | Store,
-        options: dict[str, Any],
+        select: str | Sequence[str] | None,
+        rename: Rename | None,
     ) -> LoadReport:
-        manifests = together(
-            self.ranks, "load: read manifest", lambda: self.read_manifest(target, options)
+        ranks = self.ranks
+        manifest = together(
+            ranks,
+            "load: read manifest",
+            lambda: self.read_manifest(target),
+            lambda answers: answers[ranks.all[0]],
         )
-        answers = together(self.ranks, "load: plan", lambda: self.plan(state, manifests[0]))
-        unexpected = _in_all([json.loads(answer) for answer in answers])
-        together(self.ranks, "load: check", lambda: self.check_complete(unexpected))
-        bytes_read = 0
+        decision = together(
+            ranks,
+            "load: plan",
+            lambda: self.make_plan(state, manifest, select, rename),
+            self.decide,
+        )
+        together(ranks, "load: check", lambda: self.check(decision))
+        self.reads.run(read_once=self.decision.read_once)
+        together(ranks, "load: restore", self.restore)
+        return self.report()
 
-        def read() -> bytes:
-            nonlocal bytes_read
-            bytes_read = execute(self.store, self.reads, touched=self.touched)
-            bytes_read += execute(self.store, self.comparisons)
-            return b""
-
-        together(self.ranks, "load: read", read, touched=lambda: self.touched)
-        together(self.ranks, "load: restore", self.restore)
-        return self.report(unexpected, bytes_read)
-
-    def read_manifest(
-        self, target: str | os.PathLike[str] | Store, options: dict[str, Any]
-    ) -> bytes:
-        self.store = open_store(target, **options)
+    def read_manifest(self, target: str | os.PathLike[str] | Store) -> bytes:
+        self.store = open_store(target, **self.options.storage)
         if self.ranks.rank != self.ranks.all[0]:
             return b""
         return read_manifest_bytes(self.store)
 
-    def plan(self, state: Mapping[Any, Any], manifest: bytes) -> bytes:
-        """Match the state, plan all reads, and return the names that it does not ask for."""
-        self.manifest = Manifest.from_bytes(manifest, f"{self.store.url}/{MANIFEST}")
-        self.found, self.rebuild = match(
-            state,
-            self.manifest.tree,
-            self.manifest.tensors,
-            ranks=self.ranks,
-            tensor_tag=tensor_tag,
-            allow_pickle=self.allow_pickle,
-        )
-        self.tensors = {
-            name: local_tensor(name, value) for name, value in self.found.destinations.items()
+    def make_plan(
+        self,
+        state: Mapping[Any, Any],
+        manifest: bytes,
+        select: str | Sequence[str] | None,
+        rename: Rename | None,
+    ) -> bytes:
+        """Plan, and return what the others must know of it."""
+        renaming = None if rename is None else Renaming(rename)
+        with paused_collector():
+            self.plan = LoadPlan(
+                state,
+                Manifest.from_bytes(manifest, f"{self.store.url}/{MANIFEST}"),
+                self.store,
+                ranks=self.ranks,
+                options=self.options,
+                selection=selection_of(select),
+                renaming=renaming,
+            )
+            self.reads = LoadReads(self.plan, self.ranks, self.group)
+            offer = self.reads.offer_to_share()
+            self.reads.plan_first()
+            answer = {
+                "unexpected": self.plan.found.unexpected_mask(),
+                "idle": [] if renaming is None else renaming.idle(),
+                "read_once": offer.to_json(),
+            }
+        return json.dumps(answer).encode()
+
+    def decide(self, answers: Answers) -> bytes:
+        """Return what all ranks are to know; runs on the coordinator."""
+        told: list[dict[str, Any]] = [json.loads(answer) for answer in answers.values()]
+        read_once, reason = decide([Answer(*answer["read_once"]) for answer in told], self.store)
+        idle = set(told[0]["idle"]).intersection(*(answer["idle"] for answer in told))
+        decision = {
+            "unexpected": f"{reduce(and_, (int(answer['unexpected'], 16) for answer in told)):x}",
+            "idle": sorted(idle),
+            "read_once": read_once,
+            "reason": reason,
         }
-        self.check_fit()
-        self.plan_reads()
-        return json.dumps(self.found.unexpected).encode()
+        return json.dumps(decision).encode()
 
-    def check_fit(self) -> None:
-        """Raise LayoutMismatch unless shapes, dtypes and kinds of all leaves agree."""
-        problems = list(self.found.problems)
-        for name, local in self.tensors.items():
-            stored = self.manifest.tensors.get(name)
-            if stored is None:
-                problems.append(f"{name}: the tree names this tensor, the manifest has it not")
-            elif (stored.dtype, stored.shape) != (local.dtype, local.shape):
-                problems.append(
-                    f"{name}: saved as {stored.dtype.torch_name}{list(stored.shape)}, wanted as "
-                    f"{local.dtype.torch_name}{list(local.shape)}"
-                )
-            else:
-                problems += _unfit_destinations(self.found.destinations[name], local)
-        if problems:
-            raise LayoutMismatch(
-                f"{self.store.url}: {len(problems)} leaves do not fit and nothing was loaded:\n  "
-                + "\n  ".join(problems[:20])
-            )
+    def check(self, told: bytes) -> bytes:
+        """Raise LayoutMismatch if ``strict`` and something is missing or left over.
 
-    def plan_reads(self) -> None:
-        """Plan what to read into every destination, and what to compare with tied ones."""
-        parts = [(name, box, t) for name, local in self.tensors.items() for box, t in local.parts]
-        sharing = find_sharing([tensor for _, _, tensor in parts])
-        if sharing.overlapping:
-            told = [f"{parts[a][0]} and {parts[b][0]}" for a, b in sharing.overlapping[:10]]
+        Else plan what could not be planned before it was decided who reads it.
+        """
+        value: dict[str, Any] = json.loads(told)
+        unexpected = self.plan.found.names_of_mask(value.pop("unexpected"))
+        self.decision = _Decision(unexpected=unexpected, **value)
+        where = self.store.url
+        if self.decision.idle:
             raise LayoutMismatch(
-                f"{self.store.url}: these destinations overlap in memory and nothing was loaded: "
-                f"{'; '.join(told)}. Load into separate tensors"
+                f"{where}: rename= has the keys {_some(self.decision.idle)}, which are no names in "
+                "the state, or beginnings of names up to a /, on any rank; nothing was loaded"
             )
-        wants: list[Want] = []
-        compared: list[Want] = []
-        for i, (name, box, tensor) in enumerate(parts):
-            stored = self.manifest.tensors[name]
-            if i in sharing.tied:
-                sink = TensorComparison(name, tensor)
-                compared.append(Want(tensor=stored, box=box, sink=sink))
-            else:
-                wants.append(Want(tensor=stored, box=box, sink=TensorSink(tensor)))
-        data = StoredData(self.store, self.manifest)
-        self.reads, self.comparisons = plan_reads(data, wants), plan_reads(data, compared)
-
-    def check_complete(self, unexpected: list[str]) -> bytes:
-        """Raise LayoutMismatch if ``strict`` and something is missing or left over."""
-        if self.strict and (self.found.missing or unexpected):
+        missing = [
+            at if at == name else f"{at} ({name} in the state)"
+            for at, name in self.plan.found.missing.items()
+        ]
+        if self.options.strict and (missing or unexpected):
             raise LayoutMismatch(
-                f"{self.store.url}: state and checkpoint differ and nothing was loaded. Missing "
-                f"in the checkpoint: {_some(self.found.missing)}. In the checkpoint but not asked "
-                f"for: {_some(unexpected)}. Pass strict=False to load what both have"
+                f"{where}: state and checkpoint differ and nothing was loaded. Missing in the "
+                f"checkpoint: {_some(missing)}. In the checkpoint but not asked for: "
+                f"{_some(unexpected)}. Pass strict=False to load what both have"
             )
+        with paused_collector():
+            self.reads.plan_rest(read_once=self.decision.read_once)
         return b""
 
     def restore(self) -> bytes:
-        """Put the saved values into place and hand stateful objects their state."""
-        for local in self.tensors.values():
-            # The elements were stored past autograd, which must not trust what it kept of them.
-            torch.autograd.graph.increment_version([tensor for _, tensor in local.parts])
-        self.rebuild()
-        for finish in self.found.finishers:
-            finish()
+        self.plan.restore()
         return b""
 
-    def is_resharded(self, name: str, local: LocalTensor) -> bool:
-        """Whether this rank holds other boxes now than the rank of its number held at the save."""
-        layout = self.manifest.tensors[name].layout
-        if isinstance(layout, IrregularLayout):
-            return True
-        coordinate = layout.mesh.coordinate(self.ranks.rank)
-        return coordinate is None or [layout.box(coordinate)] != [box for box, _ in local.parts]
-
-    def report(self, unexpected: list[str], bytes_read: int) -> LoadReport:
-        needed = sum(
-            box.numel * local.dtype.itemsize
-            for local in self.tensors.values()
-            for box, _ in local.parts
-        )
+    def report(self) -> LoadReport:
+        plan, decision = self.plan, self.decision
+        tensors, found = plan.tensors, plan.found
         return LoadReport(
             url=self.store.url,
-            loaded=(*self.tensors, *self.found.values),
-            missing=tuple(self.found.missing),
-            unexpected=tuple(unexpected),
-            dropped=tuple(self.found.dropped),
-            resharded=tuple(
-                name
-                for name, local in self.tensors.items()
-                if local.layout is not None and self.is_resharded(name, local)
-            ),
-            bytes_needed=needed,
-            bytes_read=bytes_read,
+            loaded=(*tensors, *found.values),
+            missing=tuple(found.missing),
+            unexpected=tuple(decision.unexpected),
+            dropped=tuple(found.dropped),
+            resharded=tuple(plan.resharded()),
+            cast=casts(plan.manifest.tensors, tensors),
+            bytes_needed=sum(t.nbytes for local in tensors.values() for _, t in local.parts),
+            bytes_read=self.reads.bytes_read,
+            bytes_received=self.reads.bytes_received,
+            read_once=decision.read_once,
+            read_once_reason=decision.reason,
         )
-
-
-def _in_all(lists: list[list[str]]) -> list[str]:
-    common = set(lists[0]).intersection(*lists[1:])
-    return [name for name in lists[0] if name in common]
-
-
-def _unfit_destinations(value: Any, local: LocalTensor) -> list[str]:
-    """Return what is wrong with the memory that a tensor or array is to be loaded into."""
-    if isinstance(value, np.ndarray) and not is_shared(value):
-        return [f"{local.name}: the numpy array is read-only or runs backwards; give a fresh one"]
-    return [
-        f"{local.name}: the destination of {box} overlaps itself in memory; clone it"
-        for box, tensor in local.parts
-        if overlaps_itself(tensor)
-    ]
 
 
 def _some(names: list[str]) -> str:

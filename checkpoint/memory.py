@@ -12,6 +12,9 @@ import torch
 _MAX_WORK = 1_000_000
 """Steps for the exact answer about two strided views; beyond that they count as overlapping."""
 
+_Span = tuple[int, int, int]
+"""First byte, end, and position of a tensor."""
+
 
 @dataclass(slots=True)
 class Sharing:
@@ -40,35 +43,65 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
 
 def find_sharing(tensors: Sequence[torch.Tensor]) -> Sharing:
     """Return which tensors share memory; views that only interleave do not."""
-    sharing = Sharing()
-    first: dict[tuple[object, ...], int] = {}
-    spans: list[tuple[int, int, int]] = []
+    spans: dict[torch.device, list[_Span]] = {}
     for index, tensor in enumerate(tensors):
-        if tensor.numel() == 0:
+        num_bytes = tensor.nbytes
+        if num_bytes == 0:
             continue
-        start, size = tensor.data_ptr(), tensor.element_size()
-        strides = tuple(s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1)
-        key = (tensor.device, start, size, tuple(tensor.shape), strides)
-        if first.setdefault(key, index) != index:
-            sharing.tied[index] = first[key]
-        elif tensor.device.type == "cpu":
-            reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-            spans.append((start, start + (reach + 1) * size, index))
-    open_spans: list[tuple[int, int, int]] = []
-    for span in sorted(spans):
-        open_spans = [other for other in open_spans if other[1] > span[0]]
-        sharing.overlapping += [
-            (other[2], span[2])
-            for other in open_spans
-            if _share_elements(tensors[other[2]], tensors[span[2]], spans=(other, span))
-        ]
-        open_spans.append(span)
+        if not tensor.is_contiguous():
+            steps = zip(tensor.shape, tensor.stride(), strict=True)
+            num_bytes = (1 + sum((n - 1) * s for n, s in steps)) * tensor.element_size()
+        start = tensor.data_ptr()
+        spans.setdefault(tensor.device, []).append((start, start + num_bytes, index))
+    sharing = Sharing()
+    for device, found in spans.items():
+        found.sort()
+        _sweep(tensors, found, sharing, told_apart=device.type == "cpu")
     return sharing
 
 
-def _share_elements(
-    one: torch.Tensor, other: torch.Tensor, *, spans: tuple[tuple[int, int, int], ...]
-) -> bool:
+def _sweep(
+    tensors: Sequence[torch.Tensor], spans: list[_Span], sharing: Sharing, *, told_apart: bool
+) -> None:
+    """Look at spans, by address; only those that begin before others end need a closer look."""
+    latest = 0
+    open_spans: list[_Span] = []
+    for span in spans:
+        start, end, index = span
+        if start >= latest:
+            open_spans = [span]
+            latest = end
+            continue
+        open_spans = [other for other in open_spans if other[1] > start]
+        latest = max(latest, end)
+        tensor = tensors[index]
+        first = next((o[2] for o in open_spans if _is_same(o, tensors[o[2]], start, tensor)), None)
+        if first is not None:
+            sharing.tied[index] = first
+            continue
+        if told_apart:
+            sharing.overlapping += [
+                (other[2], index)
+                for other in open_spans
+                if _share_elements(tensors[other[2]], tensor, spans=(other, span))
+            ]
+        open_spans.append(span)
+
+
+def _is_same(span: _Span, one: torch.Tensor, start: int, other: torch.Tensor) -> bool:
+    """Whether two tensors are the very same elements."""
+    return (
+        span[0] == start
+        and one.element_size() == other.element_size()
+        and one.shape == other.shape
+        and all(
+            s == t or n == 1
+            for n, s, t in zip(one.shape, one.stride(), other.stride(), strict=True)
+        )
+    )
+
+
+def _share_elements(one: torch.Tensor, other: torch.Tensor, *, spans: tuple[_Span, _Span]) -> bool:
     if _are_columns_apart(one, other, spans[1][0] - spans[0][0]):
         return False
     try:

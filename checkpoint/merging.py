@@ -17,56 +17,164 @@ from ..dtensor.layout import Layout
 from ..dtensor.mesh import Mesh
 from ..dtensor.placement import Replicate
 from .names import Path, index_component, join, key_component
-from .spec import GlobalState, GlobalTensor, StateSpec, TensorSpec
+from .spec import GlobalTensor, OwnPart, TensorSpec, TensorSpecs, Values
 from .text import ranks_text
 from .tree import DICT_TAGS, Node, children, container_node, per_rank_nodes, tag_of
 
-Report = tuple[tuple[int, ...], StateSpec]
-"""Ranks with one and the same spec."""
+SpecReport = tuple[tuple[int, ...], TensorSpecs]
+"""Ranks with the same tensors."""
+ValueReport = tuple[tuple[int, ...], Values]
+"""Ranks with the same values."""
 
 
-def merge(reports: Sequence[Report]) -> GlobalState:
-    """Return the state of all ranks; LayoutMismatch, naming the ranks, where they contradict.
-
-    Every rank calls this with the same reports and so gets the same result or the same error.
-    """
-    holders: dict[str, list[tuple[tuple[int, ...], TensorSpec]]] = {}
-    for ranks, spec in reports:
-        for name, tensor in spec.tensors.items():
+def merge_tensors(reports: Sequence[SpecReport]) -> tuple[GlobalTensor, ...]:
+    """Return the tensors of all ranks; LayoutMismatch, naming the ranks, where they contradict."""
+    holders: dict[str, _Found] = {}
+    for ranks, specs in reports:
+        for name, tensor in specs.items():
             holders.setdefault(name, []).append((ranks, tensor))
-    tensors = tuple(_merge_tensor(name, found) for name, found in holders.items())
-    return GlobalState(_merge_nodes([(r, spec.tree) for r, spec in reports], ()), tensors)
+    merge = _Merge()
+    return tuple(merge.tensor(name, found) for name, found in holders.items())
 
 
-def _merge_tensor(name: str, found: list[tuple[tuple[int, ...], TensorSpec]]) -> GlobalTensor:
-    ranks, first = found[0]
-    for other_ranks, other in found[1:]:
-        if (other.dtype, other.shape) != (first.dtype, first.shape):
-            raise LayoutMismatch(
-                f"tensor {name!r} is {_describe(first)} on {ranks_text(ranks)} but "
-                f"{_describe(other)} on {ranks_text(other_ranks)}; give different tensors "
-                "different names, or wrap a value of one rank in PerRank"
-            )
-        if not _are_alike(first, other):
-            raise LayoutMismatch(
-                f"tensor {name!r} is laid out as {_where(first)} on {ranks_text(ranks)} but as "
-                f"{_where(other)} on {ranks_text(other_ranks)}"
-            )
-        if other.digest != first.digest:
-            raise LayoutMismatch(
-                f"plain tensor {name!r} has different values on {ranks_text(ranks)} and "
-                f"{ranks_text(other_ranks)}. Plain tensors count as replicated: make them equal, "
-                "shard them as DTensors, or wrap a value of one rank in PerRank"
-            )
-    holding = tuple(sorted(rank for ranks, _ in found for rank in ranks))
-    layout = _merge_layout(name, first, found, holding)
-    return GlobalTensor(
-        name=name,
-        dtype=first.dtype,
-        shape=first.shape,
-        layout=layout,
-        is_joined=layout != first.layout if first.layout else _has_replicas(layout),
-    )
+def merge_values(reports: Sequence[ValueReport]) -> Node:
+    """Return the tree of all ranks; LayoutMismatch, naming the ranks, where values differ."""
+    seen: dict[str, tuple[tuple[int, ...], str]] = {}
+    for ranks, values in reports:
+        for name, value in values.digests.items():
+            first, expected = seen.setdefault(name, (ranks, value))
+            if value != expected:
+                raise LayoutMismatch(
+                    f"plain tensor {name!r} has different values on {ranks_text(first)} and "
+                    f"{ranks_text(ranks)}. Plain tensors count as replicated: make them equal, "
+                    "shard them as DTensors, or wrap a value of one rank in PerRank"
+                )
+    return _merge_nodes([(ranks, values.tree) for ranks, values in reports], ())
+
+
+_Found = list[tuple[tuple[int, ...], TensorSpec]]
+
+
+class _Merge:
+    """Merges the specs of tensors, one by one.
+
+    What depends on ranks and meshes alone is worked out once: there are few different ones, but
+    each may list thousands of ranks.
+    """
+
+    def __init__(self) -> None:
+        # Tuples of ranks are told apart by identity: hashing them would cost most of the time.
+        self.holding: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self.siblings: dict[tuple[Mesh, Mesh], bool] = {}
+        self.joined: dict[tuple[Mesh, ...], Mesh | LayoutMismatch] = {}
+        self.absent: dict[tuple[Mesh, int], list[int]] = {}
+        self.lines: dict[int, Mesh] = {}
+
+    def tensor(self, name: str, found: _Found) -> GlobalTensor:
+        ranks, first = found[0]
+        for other_ranks, other in found[1:]:
+            if (other.dtype, other.shape) != (first.dtype, first.shape):
+                raise LayoutMismatch(
+                    f"tensor {name!r} is {_describe(first)} on {ranks_text(ranks)} but "
+                    f"{_describe(other)} on {ranks_text(other_ranks)}; give different tensors "
+                    "different names, or wrap a value of one rank in PerRank"
+                )
+            if not self.are_alike(first, other):
+                raise LayoutMismatch(
+                    f"tensor {name!r} is laid out as {_where(first)} on {ranks_text(ranks)} but as "
+                    f"{_where(other)} on {ranks_text(other_ranks)}"
+                )
+        layout = self.layout(name, first, found)
+        return GlobalTensor(
+            name=name,
+            dtype=first.dtype,
+            shape=first.shape,
+            layout=layout,
+            is_plain=first.is_plain,
+            is_joined=layout != first.layout if first.layout else _has_replicas(layout),
+            same_as=first.same_as if len({spec.same_as for _, spec in found}) == 1 else None,
+        )
+
+    def are_alike(self, one: TensorSpec, other: TensorSpec) -> bool:
+        """Return whether both say where they lie in the same way, be it on sibling meshes."""
+        if one.layout is None or other.layout is None:
+            return one.layout is other.layout and (one.boxes is None) == (other.boxes is None)
+        if one.layout == other.layout:
+            return True
+        a, b = one.layout.mesh, other.layout.mesh
+        if (a, b) not in self.siblings:
+            apart = set(a.all_ranks()).isdisjoint(b.all_ranks())
+            self.siblings[(a, b)] = apart and a.shape == b.shape
+        return self.siblings[(a, b)] and one.layout.placements == other.layout.placements
+
+    def layout(self, name: str, first: TensorSpec, found: _Found) -> Layout | IrregularLayout:
+        holding = self.holders(found)
+        if first.layout is not None:
+            layouts = dict.fromkeys(spec.layout for _, spec in found if spec.layout is not None)
+            joined = self.join(name, list(layouts))
+            absent = self.absentees(joined.mesh, holding)
+            if absent:
+                raise LayoutMismatch(
+                    f"tensor {name!r} lies on the ranks of mesh {joined.mesh}, but "
+                    f"{ranks_text(absent)} did not bring it to this save (taking part: "
+                    f"{ranks_text(holding)}); save from every rank of the mesh"
+                )
+            return joined
+        if first.boxes is None:
+            if id(holding) not in self.lines:
+                self.lines[id(holding)] = Mesh((len(holding),), ("rank",), holding)
+            return Layout.replicated(self.lines[id(holding)], first.shape)
+        pieces = [(rank, box) for ranks, s in found for rank in ranks for box in s.boxes or ()]
+        layout = IrregularLayout(first.shape, tuple(pieces))
+        try:
+            layout.validate()
+        except PlacementError as error:
+            raise LayoutMismatch(f"tensor {name!r}: {error}") from error
+        return layout
+
+    def holders(self, found: _Found) -> tuple[int, ...]:
+        """Return all ranks that have a tensor, sorted."""
+        key = tuple(id(ranks) for ranks, _ in found)
+        if key not in self.holding:
+            self.holding[key] = tuple(sorted(rank for ranks, _ in found for rank in ranks))
+        return self.holding[key]
+
+    def absentees(self, mesh: Mesh, holding: tuple[int, ...]) -> list[int]:
+        """Return the ranks of a mesh that do not have a tensor which lies on it."""
+        key = (mesh, id(holding))
+        if key not in self.absent:
+            self.absent[key] = sorted(set(mesh.all_ranks()) - set(holding))
+        return self.absent[key]
+
+    def join(self, name: str, layouts: Sequence[Layout]) -> Layout:
+        """Return one layout for copies of a tensor on meshes of one form and different ranks.
+
+        Under data plus tensor parallelism, what only the data axis shards lies so: every line of
+        ranks along that axis is a mesh of its own and holds a copy. The joined mesh has an axis of
+        copies.
+        """
+        first = layouts[0]
+        if len(layouts) == 1:
+            return first
+        meshes = tuple(layout.mesh for layout in layouts)
+        if meshes not in self.joined:
+            self.joined[meshes] = _join_meshes(meshes)
+        mesh = self.joined[meshes]
+        if isinstance(mesh, LayoutMismatch):
+            raise LayoutMismatch(f"tensor {name!r} {mesh}")
+        return Layout(mesh, (Replicate(), *first.placements), first.shape)
+
+
+def _join_meshes(meshes: tuple[Mesh, ...]) -> Mesh | LayoutMismatch:
+    taken = meshes[0].axis_names
+    label = next(n for n in ("copy", *(f"copy{i}" for i in range(len(taken)))) if n not in taken)
+    ranks = tuple(rank for mesh in meshes for rank in mesh.all_ranks())
+    if len(set(ranks)) != len(ranks):
+        return LayoutMismatch(
+            f"lies on {len(meshes)} meshes, some of which share ranks: "
+            f"{', '.join(ranks_text(mesh.all_ranks()) for mesh in meshes)}"
+        )
+    return Mesh((len(meshes), *meshes[0].shape), (label, *taken), ranks)
 
 
 def _has_replicas(layout: Layout | IrregularLayout) -> bool:
@@ -79,106 +187,25 @@ def _where(spec: TensorSpec) -> str:
     return f"{spec.layout} over {ranks_text(spec.layout.mesh.all_ranks())}"
 
 
-def _are_alike(one: TensorSpec, other: TensorSpec) -> bool:
-    """Return whether both say where they lie in the same way, be it on sibling meshes."""
-    if one.layout is None or other.layout is None:
-        return one.layout is other.layout and (one.boxes is None) == (other.boxes is None)
-    if one.layout == other.layout:
-        return True
-    a, b = one.layout.mesh, other.layout.mesh
-    same_form = (a.shape, one.layout.placements) == (b.shape, other.layout.placements)
-    return same_form and not set(a.all_ranks()) & set(b.all_ranks())
-
-
-def _join_siblings(name: str, layouts: Sequence[Layout]) -> Layout:
-    """Return one layout for copies of a tensor on meshes of one form and different ranks.
-
-    Under data plus tensor parallelism, what only the data axis shards lies so: every line of ranks
-    along that axis is a mesh of its own and holds a copy. The joined mesh has an axis of copies.
-    """
-    first = layouts[0]
-    if len(layouts) == 1:
-        return first
-    taken = first.mesh.axis_names
-    label = next(n for n in ("copy", *(f"copy{i}" for i in range(len(taken)))) if n not in taken)
-    ranks = tuple(rank for layout in layouts for rank in layout.mesh.all_ranks())
-    if len(set(ranks)) != len(ranks):
-        raise LayoutMismatch(
-            f"tensor {name!r} lies on {len(layouts)} meshes, some of which share ranks: "
-            f"{', '.join(ranks_text(layout.mesh.all_ranks()) for layout in layouts)}"
+def own_tensors(rank: int, part: OwnPart) -> list[GlobalTensor]:
+    """Return the tensors that a rank keeps for itself."""
+    mesh = Mesh((1,), ("rank",), (rank,))
+    return [
+        GlobalTensor(
+            name=name, dtype=t.dtype, shape=t.shape, layout=Layout.replicated(mesh, t.shape)
         )
-    mesh = Mesh((len(layouts), *first.mesh.shape), (label, *taken), ranks)
-    return Layout(mesh, (Replicate(), *first.placements), first.shape)
+        for name, t in part.tensors.items()
+    ]
 
 
-def _merge_layout(
-    name: str,
-    first: TensorSpec,
-    found: list[tuple[tuple[int, ...], TensorSpec]],
-    holding: tuple[int, ...],
-) -> Layout | IrregularLayout:
-    if first.layout is not None:
-        layouts = dict.fromkeys(spec.layout for _, spec in found if spec.layout is not None)
-        joined = _join_siblings(name, list(layouts))
-        absent = sorted(set(joined.mesh.all_ranks()) - set(holding))
-        if absent:
-            raise LayoutMismatch(
-                f"tensor {name!r} lies on the ranks of mesh {joined.mesh}, but "
-                f"{ranks_text(absent)} did not bring it to this save (taking part: "
-                f"{ranks_text(holding)}); save from every rank of the mesh"
-            )
-        return joined
-    if first.boxes is None:
-        mesh = Mesh((len(holding),), ("rank",), holding)
-        return Layout.replicated(mesh, first.shape)
-    pieces = [(rank, box) for ranks, s in found for rank in ranks for box in s.boxes or ()]
-    layout = IrregularLayout(first.shape, tuple(pieces))
-    try:
-        layout.validate()
-    except PlacementError as error:
-        raise LayoutMismatch(f"tensor {name!r}: {error}") from error
-    return layout
-
-
-def with_per_rank(whole: GlobalState, parts: dict[int, StateSpec]) -> GlobalState:
-    """Return the state with what every rank keeps for itself put into its place."""
-    tree = json.loads(json.dumps(whole.tree))
-    for name, node in per_rank_nodes(tree):
-        for part in parts.values():
-            node["per_rank"].update(part.tree.get(name, {}).get("per_rank", {}))
-    tensors = list(whole.tensors)
-    for rank, part in parts.items():
-        mesh = Mesh((1,), ("rank",), (rank,))
-        tensors += [
-            GlobalTensor(
-                name=name, dtype=t.dtype, shape=t.shape, layout=Layout.replicated(mesh, t.shape)
-            )
-            for name, t in part.tensors.items()
-        ]
-    return GlobalState(tree, tuple(tensors))
-
-
-def check_copies(
-    tensors: Iterable[GlobalTensor], digests: dict[int, dict[str, dict[str, str]]]
-) -> None:
-    """Raise LayoutMismatch unless ranks that hold the same box of a joined tensor hold one value.
-
-    ``digests`` gives the hash of every box by rank and name. Two pipeline stages that call
-    different tensors by one name are told apart here.
-    """
-    for tensor in tensors:
-        if not tensor.is_joined:
-            continue
-        seen: dict[str, tuple[int, str]] = {}
-        for rank, found in digests.items():
-            for box, value in found.get(tensor.name, {}).items():
-                first, expected = seen.setdefault(box, (rank, value))
-                if value != expected:
-                    raise LayoutMismatch(
-                        f"tensor {tensor.name!r}: {box} has different values on "
-                        f"{ranks_text([first])} and {ranks_text([rank])}. Give different tensors "
-                        "different names, or bring the copies into step"
-                    )
+def with_own_parts(tree: Node, parts: Iterable[OwnPart]) -> Node:
+    """Return the tree with what every rank keeps for itself put into its place."""
+    whole = json.loads(json.dumps(tree))
+    parts = list(parts)
+    for name, node in per_rank_nodes(whole):
+        for part in parts:
+            node["per_rank"].update(part.nodes.get(name, {}).get("per_rank", {}))
+    return whole
 
 
 def _merge_nodes(nodes: list[tuple[tuple[int, ...], Node]], path: Path) -> Node:

@@ -9,7 +9,7 @@ data files, where ``[`` opens the box of a part.
 
 from __future__ import annotations
 
-_ESCAPES = {"%": "%25", "/": "%2F", "[": "%5B"}
+_ESCAPES = str.maketrans({"%": "%25", "/": "%2F", "[": "%5B"})
 
 Path = tuple[str, ...]
 """Encoded components."""
@@ -23,7 +23,9 @@ def key_component(key: str | int) -> str:
     """
     if isinstance(key, int):
         return f"#{key}"
-    text = "".join(_ESCAPES.get(char, char) for char in key)
+    if key[:1] not in "#@_" and "/" not in key and "%" not in key and "[" not in key:
+        return key  # nearly all, of which there may be very many
+    text = key.translate(_ESCAPES)
     if text[:1] in ("#", "@"):
         return f"%{ord(text[0]):02X}{text[1:]}"
     # "__metadata__" and "__dtckpt..." are taken in data files; an empty key would be invisible.

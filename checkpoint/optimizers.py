@@ -7,13 +7,15 @@ counters) is small and plain. No dummy step is made.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
+from .materialising import Replaced
 from .plan import StoredTensor
 from .tree import Node, children, tag_of
+from .tree_index import ABSENT, TreeIndex, below
 
 _OF_PARAM_SHAPE = frozenset(
     {
@@ -34,25 +36,33 @@ state of another model is found out; other state takes the shape that was saved.
 
 
 def optimizer_template(
-    optimizer: torch.optim.Optimizer, node: Node, stored: Mapping[str, StoredTensor]
+    optimizer: torch.optim.Optimizer, name_of: Callable[[str], str], fresh: FreshState
 ) -> dict[str, Any]:
-    """Return the optimizer's state dict, with tensors to load into where it has no state yet."""
+    """Return the optimizer's state dict, with tensors to load into where it has no state yet.
+
+    ``name_of`` gives the name in the checkpoint of a name in that state dict.
+    """
     template = optimizer.state_dict()
-    saved = {key: child for key, _, child in children(node)}.get("state")
-    params = _params(optimizer)
-    for index, _, entry in children(saved):
-        if index in params:
-            like = _Like(params[int(index)], stored)
-            template["state"][index] = like.entry(template["state"].get(index, {}), entry)
+    for index, param in _params(optimizer).items():
+        held = template["state"].get(index)
+        entry = fresh.entry(held or {}, name_of(f"state/#{index}"), param)
+        if entry or held is not None:
+            template["state"][index] = entry
     return template
 
 
-def load_optimizer(optimizer: torch.optim.Optimizer, filled: dict[str, Any]) -> None:
+def load_optimizer(
+    optimizer: torch.optim.Optimizer, filled: dict[str, Any], replaced: Replaced
+) -> None:
     """Hand an optimizer its state in the dtypes that were saved.
 
     ``load_state_dict`` casts state to the dtype of its parameter, which would round what mixed
-    precision keeps in float32.
+    precision keeps in float32. Parameters that got their memory in this load take the place of
+    those without.
     """
+    if replaced.parameters:
+        for group in optimizer.param_groups:
+            group["params"] = [replaced.parameters.get(id(p), p) for p in group["params"]]
     optimizer.load_state_dict(filled)
     for index, param in _params(optimizer).items():
         state = optimizer.state.get(param, {})
@@ -67,39 +77,87 @@ def _params(optimizer: torch.optim.Optimizer) -> dict[int, torch.Tensor]:
     return dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
 
 
-class _Like:
-    """Builds a state of the saved form for one parameter."""
+class FreshState:
+    """Builds state of the saved form for parameters that have none; only what is selected."""
 
-    def __init__(self, param: torch.Tensor, stored: Mapping[str, StoredTensor]) -> None:
-        self.param = param
-        self.stored = stored
+    def __init__(
+        self,
+        index: TreeIndex,
+        stored: Mapping[str, StoredTensor],
+        is_selected: Callable[[str], bool],
+    ) -> None:
+        self._index = index
+        self._stored = stored
+        self._is_selected = is_selected
+        self._made: dict[int, tuple[str, torch.Tensor]] = {}
+        self.problems: list[str] = []
+        """Parameters of which only a part of the state would be there after the load."""
 
-    def entry(self, existing: dict[Any, Any], node: Node) -> dict[Any, Any]:
+    def entry(self, existing: dict[Any, Any], at: str, param: torch.Tensor) -> dict[Any, Any]:
         """Return the state of a parameter: its tensors where it has them, new ones elsewhere."""
+        node = self._index.find(at)
+        if node is ABSENT:
+            return existing
         built: dict[Any, Any] = {}
-        for key, _, child in children(node):
-            held, is_tensor = existing.get(key), tag_of(child) == "tensor"
+        left_out: list[str] = []
+        for key, component, child in children(node):
+            name, held = below(at, component), existing.get(key)
+            is_tensor = tag_of(child) == "tensor"
             if is_tensor and isinstance(held, torch.Tensor):
                 built[key] = held
-            elif is_tensor and key in _OF_PARAM_SHAPE and child["tensor"] in self.stored:
-                dtype = getattr(torch, self.stored[child["tensor"]].dtype.torch_name)
-                built[key] = torch.empty_like(self.param, dtype=dtype, requires_grad=False)
+            elif not any(map(self._is_selected, self._index.leaves_of(name))):
+                if key in existing:
+                    built[key] = held
+                else:
+                    left_out.append(name)
+            elif is_tensor and key in _OF_PARAM_SHAPE and child["tensor"] in self._stored:
+                dtype = getattr(torch, self._stored[child["tensor"]].dtype.torch_name)
+                built[key] = self._note(name, _empty_like(param, dtype))
             else:
-                built[key] = self.build(child)
+                built[key] = self._build(child, name, param)
+        if left_out and built:
+            self.problems.append(
+                f"{at}: the optimizer has no {left_out[0]} yet, which is not selected; select all "
+                f"of {at} or nothing of it"
+            )
         return existing | built
 
-    def build(self, node: Node) -> Any:
+    def unfilled(self, destinations: Iterable[Any]) -> list[str]:
+        """Return what is wrong where tensors that were made here are not among those filled."""
+        if not self._made:
+            return []
+        filled = {id(value) for value in destinations}
+        return [
+            f"{name}: the optimizer has no such state yet, and the load would not fill it; select "
+            "all of the state of a parameter and do not rename inside of it"
+            for key, (name, _) in self._made.items()
+            if key not in filled
+        ]
+
+    def _note(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        self._made[id(tensor)] = name, tensor
+        return tensor
+
+    def _build(self, node: Node, name: str, param: torch.Tensor) -> Any:
         tag = tag_of(node)
-        if tag == "tensor" and node["tensor"] in self.stored:
-            return self.tensor(self.stored[node["tensor"]])
-        items = {key: self.build(child) for key, _, child in children(node)}
+        if tag == "tensor" and node["tensor"] in self._stored:
+            return self._note(name, self._tensor(self._stored[node["tensor"]], param))
+        items = {
+            key: self._build(child, below(name, component), param)
+            for key, component, child in children(node)
+        }
         if tag in ("list", "tuple"):
             return list(items.values()) if tag == "list" else tuple(items.values())
         return items or None
 
-    def tensor(self, saved: StoredTensor) -> torch.Tensor:
+    @staticmethod
+    def _tensor(saved: StoredTensor, param: torch.Tensor) -> torch.Tensor:
         """Return a tensor for a saved one: laid out as the parameter if it has its shape."""
         dtype = getattr(torch, saved.dtype.torch_name)
-        if saved.shape == tuple(self.param.shape):
-            return torch.empty_like(self.param, dtype=dtype, requires_grad=False)
+        if saved.shape == tuple(param.shape):
+            return _empty_like(param, dtype)
         return torch.empty(saved.shape, dtype=dtype, device="cpu")
+
+
+def _empty_like(param: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_like(param, dtype=dtype, requires_grad=False)

@@ -2,15 +2,18 @@
 
 Replicas share the work. Tensors that lie on the same mesh with the same replica axes form a
 group; within it each tensor is given to one replica index, largest first, always to the least
-loaded one (LPT). Only global sizes decide, so all cells of the grid decide alike without talking,
-and the index alone, kept in the manifest, tells readers which rank wrote any cell.
+loaded one (LPT). A tensor too large for a fair deal is cut into slices first, which are dealt out
+one by one. Only global sizes decide, so all cells of the grid decide alike without talking, and the
+indices alone, kept in the manifest, tell readers which rank wrote any part of any cell.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..dtensor.box import Box
 from ..dtensor.irregular import IrregularLayout
@@ -19,42 +22,73 @@ from ..dtensor.mesh import Mesh
 from .dtypes import DType
 from .spec import GlobalTensor
 
+MIN_SLICE_BYTES = 4 << 20
+"""Tensors are not cut into smaller slices than this."""
+_SLICES_PER_REPLICA = 8
+"""Slices are at least this part of what a replica has to write, which bounds their number."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredTensor:
-    """A tensor of a checkpoint and the rule that tells who wrote each of its chunks."""
+
+class StoredTensor(NamedTuple):
+    """A tensor of a checkpoint and the rule that tells who wrote each of its chunks.
+
+    A named tuple, because checkpoints have ten thousands of them.
+    """
 
     name: str
     dtype: DType
     shape: tuple[int, ...]
     layout: Layout | IrregularLayout
-    writer: int = 0
-    """Replica index that writes every cell; chunks of irregular layouts fall to the lowest rank."""
+    writers: tuple[int, ...] = (0,)
+    """Replica index that writes each slice of every cell; most tensors are one slice. Chunks of
+    irregular layouts fall to the lowest rank."""
+    cut: int = 0
+    """The dim along which several slices cut a cell, into even chunks as an axis would."""
+    same_as: str | None = None
+    """Name of the tensor under which the elements are stored; this one is tied to it."""
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the global tensor."""
-        return Box.whole(self.shape).numel * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def stored_name(self) -> str:
+        """Name under which data files have the elements."""
+        return self.same_as or self.name
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes that are stored for this name: none if it is tied to another one."""
+        return self.num_bytes if self.same_as is None else 0
 
     def key(self, box: Box) -> str:
         """Return the key of a chunk in its data file: the name, with the box of a part."""
-        return self.name if box == Box.whole(self.shape) else f"{self.name}{box}"
+        return self.stored_name if box.sizes == self.shape else f"{self.stored_name}{box}"
 
     def chunks_of(self, rank: int) -> Iterator[Box]:
         """Yield the boxes that ``rank`` writes; a tensor of size 0 is one empty chunk."""
+        if self.same_as is not None:
+            return
         layout = self.layout
         if isinstance(layout, IrregularLayout):
             yield from (box for writer, box in layout.distinct_pieces() if writer == rank)
             return
         coordinate = layout.mesh.coordinate(rank)
-        if coordinate is None or layout.replica(coordinate) != self.writer:
+        if coordinate is None:
+            return
+        replica = layout.replica(coordinate)
+        if replica not in self.writers:
+            return
+        if 0 in self.shape:
+            if not any(layout.cell(coordinate)) and replica == self.writers[0]:
+                yield Box.whole(self.shape)
             return
         box = layout.box(coordinate)
-        if 0 in self.shape:
-            if not any(layout.cell(coordinate)):
-                yield Box.whole(self.shape)
-        elif not box.is_empty:
-            yield box
+        for number, writer in enumerate(self.writers):
+            if writer == replica:
+                part = self._slice(box, number)
+                if not part.is_empty:
+                    yield part
 
     def chunks_meeting(self, box: Box) -> Iterator[tuple[int, Box, Box]]:
         """Yield (writing rank, chunk, common box) of every chunk that shares elements."""
@@ -63,41 +97,95 @@ class StoredTensor:
             yield from layout.pieces_meeting(box)
             return
         for cell, common in layout.cells_meeting(box):
-            rank = layout.mesh.rank(layout.coordinate(cell, self.writer))
-            yield rank, layout.cell_box(cell), common
+            chunk = layout.cell_box(cell)
+            if len(self.writers) == 1:
+                yield layout.mesh.rank(layout.coordinate(cell, self.writers[0])), chunk, common
+                continue
+            for number, writer in enumerate(self.writers):
+                part = self._slice(chunk, number)
+                both = part.intersect(common)
+                if both is not None:
+                    yield layout.mesh.rank(layout.coordinate(cell, writer)), part, both
+
+    def _slice(self, cell: Box, number: int) -> Box:
+        count = len(self.writers)
+        if count == 1:
+            return cell
+        return cell.chunk(self.cut, count, number)
 
 
 def assign_writers(tensors: Iterable[GlobalTensor]) -> tuple[StoredTensor, ...]:
-    """Return every tensor with its writing replica, in the given order."""
+    """Return every tensor with its writing replicas, in the given order."""
     tensors = tuple(tensors)
-    writers: dict[str, int] = {}
-    loads: dict[tuple[Mesh, tuple[int, ...]], list[tuple[int, int]]] = {}
-    for tensor in sorted(tensors, key=lambda t: (-_cell_bytes(t), t.name)):
+    groups: dict[tuple[Mesh, tuple[int, ...]], list[_Cells]] = {}
+    for tensor in tensors:
         layout = tensor.layout
-        if isinstance(layout, IrregularLayout) or layout.num_replicas == 1:
-            continue
-        group = (layout.mesh, layout.replica_axes)
-        heap = loads.setdefault(group, [(0, replica) for replica in range(layout.num_replicas)])
-        load, replica = heap[0]
-        heapq.heapreplace(heap, (load + _cell_bytes(tensor), replica))
-        writers[tensor.name] = replica
-    return tuple(
-        StoredTensor(
-            name=tensor.name,
-            dtype=tensor.dtype,
-            shape=tensor.shape,
-            layout=tensor.layout,
-            writer=writers.get(tensor.name, 0),
+        if isinstance(layout, Layout) and layout.num_replicas > 1 and tensor.same_as is None:
+            group = groups.setdefault((layout.mesh, layout.replica_axes), [])
+            group.append(_Cells.of(tensor, layout))
+    dealt: dict[str, tuple[int, tuple[int, ...]]] = {}
+    for (mesh, axes), members in groups.items():
+        _deal(members, math.prod(mesh.shape[axis] for axis in axes), dealt)
+    stored: list[StoredTensor] = []
+    for tensor in tensors:
+        cut, writers = dealt.get(tensor.same_as or tensor.name, (0, (0,)))
+        stored.append(
+            StoredTensor(
+                name=tensor.name,
+                dtype=tensor.dtype,
+                shape=tensor.shape,
+                layout=tensor.layout,
+                writers=writers,
+                cut=cut,
+                same_as=tensor.same_as,
+            )
         )
-        for tensor in tensors
-    )
+    return tuple(stored)
 
 
-def _cell_bytes(tensor: GlobalTensor) -> int:
-    """Return the bytes of the largest even cell, the same number on every rank."""
-    if isinstance(tensor.layout, IrregularLayout):
-        return 0
-    numel = 1
-    for size, cells in zip(tensor.shape, tensor.layout.grid, strict=True):
-        numel *= -(-size // cells)
-    return numel * tensor.dtype.itemsize
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """The cells of a tensor as its replicas deal them out: by the sizes of the largest one."""
+
+    name: str
+    sizes: tuple[int, ...]
+    num_bytes: int
+
+    @classmethod
+    def of(cls, tensor: GlobalTensor, layout: Layout) -> _Cells:
+        sizes = tuple(-(-n // cells) for n, cells in zip(tensor.shape, layout.grid, strict=True))
+        return cls(tensor.name, sizes, math.prod(sizes) * tensor.dtype.itemsize)
+
+    def cut(self, granule: float) -> tuple[int, int]:
+        """Return the dim along which cells are cut and the number of slices."""
+        count = int(self.num_bytes // granule)
+        if count < 2:
+            return 0, 1
+        long_enough = (dim for dim, size in enumerate(self.sizes) if size >= count)
+        dim = next(long_enough, max(range(len(self.sizes)), key=lambda d: self.sizes[d]))
+        size = self.sizes[dim]
+        step = -(-size // min(count, size))
+        return dim, -(-size // step)  # even chunks are rounded up: there may be fewer then
+
+
+def _deal(
+    members: list[_Cells], num_replicas: int, dealt: dict[str, tuple[int, tuple[int, ...]]]
+) -> None:
+    """Deal the tensors of a group out to its replicas; ``dealt`` gets dim and replicas by name."""
+    fair = sum(cells.num_bytes for cells in members) / num_replicas
+    granule = max(MIN_SLICE_BYTES, fair / _SLICES_PER_REPLICA)
+    slices: list[tuple[int, str, int]] = []
+    cuts: dict[str, int] = {}
+    replicas: dict[str, list[int]] = {}
+    for cells in members:
+        cuts[cells.name], count = cells.cut(granule)
+        replicas[cells.name] = [0] * count
+        slices += [(-(-cells.num_bytes // count), cells.name, number) for number in range(count)]
+    slices.sort(key=lambda s: (-s[0], s[1], s[2]))
+    heap = [(0, replica) for replica in range(num_replicas)]
+    for num_bytes, name, number in slices:
+        load, replica = heap[0]
+        heapq.heapreplace(heap, (load + num_bytes, replica))
+        replicas[name][number] = replica
+    for name, found in replicas.items():
+        dealt[name] = (cuts[name], tuple(found))

@@ -23,7 +23,7 @@ from .committing import check_free, commit, discard, prepare
 from .manifest import FileRecord, Manifest, read_manifest
 from .placing import Rule, place
 from .plan import StoredTensor, assign_writers
-from .reading import Array, Want, execute, plan_reads
+from .reading import Array, ArraySink, Want, execute, plan_reads
 from .spec import GlobalTensor
 from .stored import StoredData
 from .writing import PIECE_BYTES, Chunk, write_file
@@ -117,10 +117,10 @@ class _Reshard:
         """Return the items of some boxes of new tensors, from the old files."""
         arrays = [np.empty(box.sizes, dtype=f"u{tensor.dtype.itemsize}") for tensor, box in wanted]
         wants = [
-            Want(tensor=self.data.manifest.tensors[t.name], box=box, sink=_ArraySink(array))
+            Want(tensor=self.data.manifest.tensors[t.name], box=box, sink=ArraySink(array))
             for (t, box), array in zip(wanted, arrays, strict=True)
         ]
-        execute(self.data.store, plan_reads(self.data, wants))
+        execute(plan_reads(self.data, wants))
         self.done += sum(array.nbytes for array in arrays)
         if self.on_progress is not None:
             self.on_progress(self.done, self.total)
@@ -132,7 +132,8 @@ def _writers(tensor: StoredTensor) -> Iterator[int]:
         yield from (rank for rank, _ in tensor.layout.distinct_pieces())
         return
     for cell in tensor.layout.cells():
-        yield tensor.layout.mesh.rank(tensor.layout.coordinate(cell, tensor.writer))
+        for writer in set(tensor.writers):
+            yield tensor.layout.mesh.rank(tensor.layout.coordinate(cell, writer))
 
 
 class _Batch:
@@ -173,11 +174,3 @@ class _BatchSource:
     def pieces(self, max_bytes: int) -> Iterator[memoryview]:
         for array in self.batch.pieces(self.tensor, self.box, max_bytes):
             yield array.reshape(-1).view(np.uint8).data
-
-
-@dataclass(frozen=True, slots=True)
-class _ArraySink:
-    array: Array
-
-    def put(self, part: Box, items: Array) -> None:
-        self.array[part.slices] = items

@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
-import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Literal
 
-from dtckpt.errors import AlreadyCommitted, CheckpointError
+from dtckpt.errors import Cancelled, CheckpointError
 
 from ..storage.base import Store
 from ..storage.open import open_store
-from .agreeing import Record, agree, describe
+from .agreeing import Agreement, Description, PlanMemory, agree
+from .borrowing import Borrowed, Lender, open_base
+from .collector import paused_collector
 from .committing import check_free, commit, discard, prepare
-from .manifest import FileRecord, Manifest
-from .plan import StoredTensor, assign_writers
-from .ranks import Ranks, ranks_of, together
-from .spec import GlobalState, StateSpec, split_per_rank
+from .copies import compare_copies
+from .manifest import MANIFEST, BorrowedFile, FileRecord, Manifest, read_manifest_bytes
+from .ranks import DEFAULT_TIMEOUT, Answers, CalledOff, Ranks, ranks_of, together
+from .spec import OwnPart, TensorSpecs, Values, split_own
+from .staging import StagingArea, TensorPart
 from .tensors import LocalTensor, local_tensor, tensor_tag
+from .ties import find_ties
+from .transfer import TensorSource
 from .tree import flatten
-from .writing import Chunk, write_file
+from .writing import Chunk, Progress, in_file_order, write_file
 
-_SAVE_ID_BYTES = 8
+logger = logging.getLogger("dtckpt.checkpoint")
+
+CheckReplicas = Literal["error", "warn"] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +47,22 @@ class SaveReport:
     """Bytes of all tensors, each counted once."""
     written_bytes: int
     """Bytes that this rank wrote, headers and checksums included."""
+    borrowed_bytes: int = 0
+    """Bytes of this rank's part that have not changed since the base and were not written."""
+    disagreements: tuple[str, ...] = ()
+    """Parts of replicated tensors whose copies differ, where ``check_replicas="warn"``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveOptions:
+    """What a caller may choose for a save."""
+
+    overwrite: bool = False
+    metadata: Any = None
+    storage_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    allow_pickle: bool = False
+    check_replicas: CheckReplicas = None
+    base: str | os.PathLike[str] | Store | None = None
 
 
 def save(
@@ -49,6 +75,9 @@ def save(
     metadata: Any = None,
     storage_options: Mapping[str, Any] | None = None,
     allow_pickle: bool = False,
+    check_replicas: CheckReplicas = None,
+    base: str | os.PathLike[str] | Store | None = None,
+    timeout: timedelta = DEFAULT_TIMEOUT,
 ) -> SaveReport:
     """Write a checkpoint and return when it is durable and committed.
 
@@ -61,153 +90,303 @@ def save(
     ``checkpoint_id`` is a directory, a URL such as ``s3://bucket/run/step-1000`` (with
     ``storage_options`` passed on to its driver), or a ``Store``. ``metadata`` is any JSON value
     and is kept in the manifest. ``allow_pickle`` pickles values that the format does not hold.
+    ``check_replicas`` compares the copies that ranks hold of DTensors, too, and makes a difference
+    an error, or warns of it; hardware that computes wrong silently is found so.
+
+    ``base`` makes the save incremental: it names an earlier checkpoint in the same directory, and
+    what has the same bytes there is referred to instead of written again. The base may then not be
+    deleted before the new one.
+
+    ``timeout`` bounds how long ranks wait for one that shows no sign of life; a save of any length
+    may go on as long as all do.
 
     Raises the same error on every rank: AlreadyCommitted before anything is written if a
-    checkpoint is there and ``overwrite`` is not set; Unsavable, LayoutMismatch, StorageError or
-    another CheckpointError naming the rank, the phase and the cause. After an error no half-written
-    checkpoint is ever taken for one, and one that was there is as it was, unless the very last
-    step went through and only its confirmation was lost (a rank died in the commit): then the new
-    one is there, complete.
+    checkpoint is there and ``overwrite`` is not set; Unsavable, LayoutMismatch, StorageError,
+    RankFailed where a rank died or fell silent, or another CheckpointError naming the rank, the
+    phase and the cause. After an error no half-written checkpoint is ever taken for one, and one
+    that was there is as it was, unless the very last step went through and only its confirmation
+    was lost (a rank died in the commit): then the new one is there, complete.
     """
-    ranks = ranks_of(process_group, no_dist=no_dist)
-    job = _Save(ranks, overwrite=overwrite, allow_pickle=allow_pickle)
-    return job.run(state_dict, checkpoint_id, dict(storage_options or {}), metadata)
+    options = SaveOptions(
+        overwrite=overwrite,
+        metadata=metadata,
+        storage_options=dict(storage_options or {}),
+        allow_pickle=allow_pickle,
+        check_replicas=check_replicas,
+        base=base,
+    )
+    ranks = ranks_of(process_group, no_dist=no_dist, timeout=timeout, purpose="save")
+    job = SaveJob(ranks, options)
+    try:
+        job.plan(state_dict, checkpoint_id, first=lambda: _wait_for_another(ranks, timeout))
+        return job.finish()
+    finally:
+        ranks.close(sys.exception())
 
 
-class _Save:
-    """One save on one rank; holds what the phases hand on."""
+class SaveJob:
+    """One save on one rank: ``plan``, perhaps ``stage``, then ``finish``."""
 
     store: Store
+    base: Store | None = None
+    agreed: Agreement
     tensors: dict[str, LocalTensor]
-    shared: StateSpec
-    per_rank: StateSpec
-    save_id: str
+    chunks: list[Chunk]
+    """What this rank writes."""
+    metadata: Any
+    """What the user gave, as it was at the call; on the coordinator."""
 
-    def __init__(self, ranks: Ranks, *, overwrite: bool, allow_pickle: bool) -> None:
+    def __init__(self, ranks: Ranks, options: SaveOptions) -> None:
         self.ranks = ranks
-        self.overwrite = overwrite
-        self.allow_pickle = allow_pickle
+        self.options = options
+        self.cancelled = threading.Event()
+        self.disagreements: tuple[str, ...] = ()
+        self.lender: Lender | None = None
+        self.borrowed = Borrowed()
+        self.written_bytes = 0
+        self.total_bytes = 0
+        self._image: memoryview | None = None
 
     @property
     def is_coordinator(self) -> bool:
+        """Whether this rank decides for all."""
         return self.ranks.rank == self.ranks.all[0]
 
-    def run(
+    def plan(
         self,
         state: Mapping[Any, Any],
         target: str | os.PathLike[str] | Store,
-        options: dict[str, Any],
-        metadata: Any,
-    ) -> SaveReport:
-        answers = together(
-            self.ranks, "save: plan", lambda: self.describe(state, target, options, metadata)
-        )
-        records = [Record.from_bytes(answer) for answer in answers]
-        self.save_id = records[0].save_id.hex()
-        whole = agree(self.ranks, records, self.shared, self.per_rank, self.digests_of)
-        stored = assign_writers(whole.tensors)
-        files = self.write(stored)
-        self.commit(stored, whole, files, metadata)
-        mine = [record.size for record in files if record.rank == self.ranks.rank]
-        return SaveReport(
-            url=self.store.url,
-            save_id=self.save_id,
-            num_tensors=len(stored),
-            total_bytes=sum(tensor.num_bytes for tensor in stored),
-            written_bytes=sum(mine),
-        )
+        *,
+        first: Callable[[], None],
+    ) -> None:
+        """Agree with all ranks on who writes what; ``first`` is called before all else."""
+
+        def describe() -> Description:
+            first()
+            return self.describe(state, target)
+
+        memory = self.ranks.memory.setdefault("plans", PlanMemory())
+        self.agreed = agree(self.ranks, memory, "save: plan", describe)
+        self.compare_copies()
+        self.read_base()
+        with paused_collector():
+            self.chunks = in_file_order(self.own_chunks())
+            self.total_bytes = sum(c.box.numel * c.dtype.itemsize for c in self.chunks)
 
     def describe(
-        self,
-        state: Mapping[Any, Any],
-        target: str | os.PathLike[str] | Store,
-        options: dict[str, Any],
-        metadata: Any,
-    ) -> bytes:
-        """Flatten the state and return this rank's record."""
-        self.store = open_store(target, **options)
+        self, state: Mapping[Any, Any], target: str | os.PathLike[str] | Store
+    ) -> Description:
+        """Flatten the state and return what this rank says of it."""
+        storage_options = self.options.storage_options
+        self.store = open_store(target, **storage_options)
         if self.is_coordinator:
-            check_free(self.store, overwrite=self.overwrite)
-            _check_metadata(metadata)
+            check_free(self.store, overwrite=self.options.overwrite)
+            self.metadata = json_copy(self.options.metadata)
         rank = self.ranks.rank
-        flat = flatten(state, rank=rank, tensor_tag=tensor_tag, allow_pickle=self.allow_pickle)
-        self.tensors = {name: local_tensor(name, value) for name, value in flat.tensors.items()}
-        for tensor in self.tensors.values():
-            tensor.check_rank(rank)
-        alone = len(self.ranks.all) == 1  # then there is nobody to compare plain tensors with
-        specs = {name: tensor.spec(hashed=not alone) for name, tensor in self.tensors.items()}
-        self.shared, self.per_rank = split_per_rank(StateSpec(flat.tree, specs))
-        save_id = secrets.token_bytes(_SAVE_ID_BYTES)
-        return describe(self.shared, self.store.url, save_id).to_bytes()
+        with paused_collector():
+            flat = flatten(
+                state, rank=rank, tensor_tag=tensor_tag, allow_pickle=self.options.allow_pickle
+            )
+            self.tensors = {n: local_tensor(n, value) for n, value in flat.tensors.items()}
+            for tensor in self.tensors.values():
+                tensor.check_rank(rank)
+            ties = find_ties(self.tensors)
+            specs = {name: tensor.spec(ties.get(name)) for name, tensor in self.tensors.items()}
+            tree, shared, own = flat.tree, specs, OwnPart({}, {})
+            if flat.has_own:
+                tree, shared, own = split_own(flat.tree, specs)
+        values = Values(tree, self.digests_of(shared))
+        if self.options.base is not None:
+            self.base = open_base(self.options.base, self.store, storage_options)
+        terms = {
+            "checkpoint_id": self.store.url,
+            "base": "" if self.base is None else self.base.url,
+            "check_replicas": str(self.options.check_replicas),
+        }
+        return Description(specs=shared, values=values, own=own, terms=terms)
 
-    def digests_of(self, name: str) -> dict[str, str]:
-        """Return the hash of every box of a tensor that this rank holds."""
-        return self.tensors[name].digests() if name in self.tensors else {}
+    def digests_of(self, specs: TensorSpecs) -> dict[str, str]:
+        """Return the hashes of plain tensors, if there is anybody to compare them with."""
+        digests: dict[str, str] = {}
+        if len(self.ranks.all) > 1:
+            for name, spec in specs.items():
+                if spec.is_plain:
+                    known = digests.get(spec.same_as or "")
+                    digests[name] = known or next(self.tensors[name].digests())[1]
+                    self.ranks.tell_alive()
+        return digests
 
-    def write(self, stored: tuple[StoredTensor, ...]) -> list[FileRecord]:
-        """Write this rank's data file and return the records of all ranks."""
-        rank = self.ranks.rank
+    def compare_copies(self) -> None:
+        """Find copies that differ, of what nothing else vouches for and of replicas if asked."""
+        shared = self.agreed.tensors
+        joined = [tensor for tensor in shared if tensor.is_joined]
+        compare_copies(self.ranks, joined, self.tensors)
+        if self.options.check_replicas is not None:
+            replicated = [t for t in shared if t.has_replicas and not t.is_joined]
+            self.disagreements = compare_copies(
+                self.ranks,
+                replicated,
+                self.tensors,
+                must_agree=self.options.check_replicas == "error",
+            )
+            if self.disagreements and self.is_coordinator:
+                logger.warning("%s: %s", self.store.url, "; ".join(self.disagreements))
 
-        def write_own() -> bytes:
-            chunks = [
-                Chunk(tensor=tensor, box=box, source=self.tensors[tensor.name].source(box))
-                for tensor in stored
-                for box in tensor.chunks_of(rank)
-            ]
-            record = write_file(self.store, chunks, save_id=self.save_id, rank=rank)
-            return json.dumps(record.to_json()).encode() if record else b""
+    def read_base(self) -> None:
+        """Read the manifest of the base once, for all ranks."""
+        base = self.base
+        if base is None:
+            return
+        where = f"{base.url}/{MANIFEST}"
 
-        # Only a failure that all ranks know of: else the others may be about to commit the file.
-        answers = together(
-            self.ranks,
-            "save: write",
-            write_own,
-            on_failure=lambda _: discard(self.store, self.save_id, rank),
-        )
-        return [FileRecord.from_json(json.loads(answer)) for answer in answers if answer]
+        def read(_: Answers) -> bytes:
+            text = read_manifest_bytes(base)
+            Manifest.from_bytes(text, where)  # found out here if it is damaged, for all ranks
+            return text
 
-    def commit(
-        self,
-        stored: tuple[StoredTensor, ...],
-        whole: GlobalState,
-        files: list[FileRecord],
-        metadata: Any,
-    ) -> None:
-        """Let the coordinator check all files and publish the manifest, and wait until it has."""
+        text = together(self.ranks, "save: read base", lambda: b"", read)
+        self.lender = Lender(base, Manifest.from_bytes(text, where))
+
+    def own_chunks(self) -> Iterator[Chunk]:
+        """Yield what this rank writes, in the order of the plan."""
+        for tensor, box in self.agreed.chunks:
+            part = self.tensors[tensor.name].part(box)
+            yield Chunk(tensor=tensor, box=box, source=TensorSource(part))
+
+    def stage(self, area: StagingArea) -> bytes:
+        """Copy what this rank writes, so that the tensors may change."""
+        parts = [
+            TensorPart(chunk=chunk, tensor=self.tensors[chunk.tensor.name].part(chunk.box))
+            for chunk in self.chunks
+        ]
+        self.chunks, self._image = area.stage(parts, self.ranks.tell_alive)
+        self.tensors = {}
+        return b""
+
+    def finish(self) -> SaveReport:
+        """Write this rank's file, and let the coordinator commit."""
         manifest: list[Manifest] = []
 
-        def check() -> bytes:
-            if self.is_coordinator:
-                made = prepare(
-                    self.store,
-                    save_id=self.save_id,
-                    tensors=stored,
-                    tree=whole.tree,
-                    files=files,
-                    metadata=metadata,
-                )
-                manifest.append(made)
+        def check(answers: Answers) -> bytes:
+            reports = [json.loads(answer) for answer in answers.values() if answer]
+            borrowed = [BorrowedFile.from_json(file) for r in reports for file in r["borrowed"]]
+            made = prepare(
+                self.store,
+                save_id=self.agreed.save_id,
+                tensors=self.agreed.stored,
+                tree=self.agreed.tree,
+                files=[FileRecord.from_json(report["file"]) for report in reports],
+                metadata=self.metadata,
+                borrowed=list({file.id: file for file in borrowed}.values()),
+                borrowed_bytes=sum(report["borrowed_bytes"] for report in reports),
+            )
+            manifest.append(made)
             return b""
 
-        def publish() -> bytes:
-            for made in manifest:
-                commit(self.store, made, overwrite=self.overwrite)
+        def stop_if_cancelled() -> bytes:
+            self.raise_if_cancelled()
             return b""
+
+        def publish(_: Answers) -> bytes:
+            commit(self.store, manifest[0], overwrite=self.options.overwrite)
+            totals = {
+                "num_tensors": len(self.agreed.stored),
+                "total_bytes": sum(t.stored_bytes for t in self.agreed.stored),
+            }
+            return json.dumps(totals).encode()
 
         def discard_own(_: CheckpointError) -> None:
-            discard(self.store, self.save_id, self.ranks.rank)
+            discard(self.store, self.agreed.save_id, self.ranks.rank)
 
         def discard_if_lost(error: CheckpointError) -> None:
-            if isinstance(error, AlreadyCommitted):  # certain, unlike other failures to publish
+            if error.is_certain:  # other failures to publish may have gone through
                 discard_own(error)
 
-        together(self.ranks, "save: check files", check, on_failure=discard_own)
-        together(self.ranks, "save: commit", publish, on_failure=discard_if_lost)
+        own: list[FileRecord] = []
+
+        def write() -> bytes:
+            record = self.write()
+            if record is None:
+                return b""
+            own.append(record)
+            report = {
+                "file": record.to_json(),
+                "borrowed": [file.to_json() for file in self.borrowed.files.values()],
+                "borrowed_bytes": self.borrowed.num_bytes,
+            }
+            return json.dumps(report).encode()
+
+        # Only a failure that the coordinator has told of: else it may be about to commit the file.
+        together(self.ranks, "save: write", write, check, on_failure=discard_own)
+        totals = json.loads(
+            together(
+                self.ranks, "save: commit", stop_if_cancelled, publish, on_failure=discard_if_lost
+            )
+        )
+        return SaveReport(
+            url=self.store.url,
+            save_id=self.agreed.save_id,
+            written_bytes=sum(record.size for record in own),
+            borrowed_bytes=self.borrowed.num_bytes,
+            disagreements=self.disagreements,
+            **totals,
+        )
+
+    def write(self) -> FileRecord | None:
+        """Write this rank's data file."""
+
+        def on_progress(num_bytes: int) -> None:
+            self.written_bytes += num_bytes
+            self.raise_if_cancelled()
+            self.ranks.tell_alive()
+            if self.ranks.is_called_off():
+                raise CalledOff
+
+        self.raise_if_cancelled()
+        chunks, image = self.chunks, self._image
+        if self.lender is not None:
+            chunks = self.changed_chunks(self.lender, on_progress)
+            image = image if len(chunks) == len(self.chunks) else None
+        return write_file(
+            self.store,
+            chunks,
+            save_id=self.agreed.save_id,
+            rank=self.ranks.rank,
+            image=image,
+            references=self.borrowed.references,
+            on_progress=on_progress,
+        )
+
+    def changed_chunks(self, lender: Lender, on_progress: Progress) -> list[Chunk]:
+        """Return what is not in the base as it is now; the rest is borrowed."""
+        changed: list[Chunk] = []
+        for chunk in self.chunks:
+            if lender.borrow(chunk, self.borrowed):
+                on_progress(chunk.box.numel * chunk.dtype.itemsize)
+            else:
+                changed.append(chunk)
+        return changed
+
+    def forget_state(self) -> None:
+        """Let go of everything that is large, once the save has ended."""
+        self.chunks, self.tensors, self._image = [], {}, None
+
+    def raise_if_cancelled(self) -> None:
+        """Raise Cancelled once the save has been cancelled on this rank."""
+        if self.cancelled.is_set():
+            raise Cancelled(f"{self.store.url}: the save was cancelled")
 
 
-def _check_metadata(metadata: Any) -> None:
+def _wait_for_another(ranks: Ranks, timeout: timedelta) -> None:
+    """Wait for a save in the background over the same group, which may share its target."""
+    if (before := ranks.memory.get("save")) is not None:
+        before.make_way(timeout, ranks.tell_alive)
+
+
+def json_copy(metadata: Any) -> Any:
+    """Return metadata as it is now; CheckpointError unless it is a JSON value."""
     try:
-        json.dumps(metadata, allow_nan=False)
+        return json.loads(json.dumps(metadata, allow_nan=False))
     except (TypeError, ValueError) as error:
         raise CheckpointError(
             f"metadata must be a JSON value (None, bool, number, str, list, dict): {error}"

@@ -1,9 +1,8 @@
-"""What a rank says it holds, and how ranks come to one view of the whole.
+"""What a rank says it holds.
 
-A rank describes its state by names, shapes, dtypes and layouts alone. Ranks whose descriptions
-have the same fingerprint need to exchange nothing else, because a layout tells what every rank
-holds. Where they differ (pipeline stages, experts, values of one rank) one description per
-fingerprint is sent to all, and every rank merges them by the same rules.
+A rank describes its tensors by names, shapes, dtypes and layouts alone: that is all a plan needs,
+and it stays the same from save to save. The tree with its values, and the hashes of plain tensors,
+change with every step and are described apart.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ..dtensor.box import Box
 from ..dtensor.irregular import IrregularLayout
 from ..dtensor.layout import Layout
 from ..dtensor.mesh import Mesh
-from ..dtensor.placement import parse_placement
+from ..dtensor.placement import Placement, parse_placement
 from .dtypes import DType, dtype_of_code
 from .names import Path, join
 from .tree import (
@@ -29,7 +28,6 @@ from .tree import (
     Node,
     children,
     container_node,
-    per_rank_nodes,
     tag_of,
     tensor_names,
 )
@@ -39,7 +37,7 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """One tensor as one rank sees it; exactly one of the last three fields is given."""
+    """One tensor as one rank sees it: distributed, told by its chunks, or plain."""
 
     dtype: DType
     shape: tuple[int, ...]
@@ -47,66 +45,132 @@ class TensorSpec:
     """Mesh and placements, for distributed tensors."""
     boxes: tuple[Box, ...] | None = None
     """What this rank holds, for tensors that only tell their chunks."""
-    digest: str | None = None
-    """Hash of the bytes, for plain tensors: every rank that has the name must hold the same."""
+    same_as: str | None = None
+    """Name of another tensor that is the very same memory."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every rank that has the name must hold the same whole tensor."""
+        return self.layout is None and self.boxes is None
+
+
+TensorSpecs = dict[str, TensorSpec]
 
 
 @dataclass(frozen=True, slots=True)
-class StateSpec:
-    """The state of one rank without the bytes of its tensors."""
+class Values:
+    """What of a rank's state changes with every step, but for the elements of its tensors."""
 
     tree: Node
-    tensors: dict[str, TensorSpec]
+    digests: dict[str, str]
+    """Hashes of plain tensors, which count as replicated."""
 
     def to_bytes(self) -> bytes:
-        """Return canonical JSON: equal states give equal bytes on all ranks."""
-        meshes: dict[Mesh, int] = {}
-        tensors = {name: _tensor_json(spec, meshes) for name, spec in self.tensors.items()}
-        value = {
-            "format": FORMAT_VERSION,
-            "meshes": [mesh.to_json() for mesh in meshes],
-            "tensors": tensors,
-            "tree": self.tree,
-        }
-        return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+        """Return canonical JSON: equal values give equal bytes on all ranks."""
+        return _dump({"tree": self.tree, "digests": self.digests})
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> StateSpec:
-        """Return the spec that ``to_bytes`` wrote."""
+    def from_bytes(cls, data: bytes) -> Values:
+        """Return the values that ``to_bytes`` wrote."""
         value = json.loads(data)
-        meshes = [Mesh.from_json(mesh) for mesh in value["meshes"]]
-        tensors = {name: _tensor_from_json(t, meshes) for name, t in value["tensors"].items()}
-        return cls(value["tree"], tensors)
+        return cls(value["tree"], value["digests"])
 
 
-def fingerprint(spec: bytes) -> bytes:
-    """Return 16 bytes that differ where specs differ."""
-    return xxhash.xxh3_128_digest(spec)
+@dataclass(frozen=True, slots=True)
+class OwnPart:
+    """What a rank keeps for itself (PerRank), which no other rank has to agree with."""
+
+    nodes: dict[str, Node]
+    """Nodes of the tree by the name of their ``per_rank`` node."""
+    tensors: TensorSpecs
+
+    def to_bytes(self) -> bytes:
+        """Return JSON."""
+        return _dump({"nodes": self.nodes, "tensors": _specs_to_json(self.tensors)})
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> OwnPart:
+        """Return the part that ``to_bytes`` wrote."""
+        value = json.loads(data)
+        return cls(value["nodes"], _specs_from_json(value["tensors"]))
+
+
+def specs_to_bytes(specs: TensorSpecs) -> bytes:
+    """Return the JSON form in which one rank tells the others of its tensors."""
+    return _dump(_specs_to_json(specs))
+
+
+def specs_from_bytes(data: bytes) -> TensorSpecs:
+    """Return the specs that ``specs_to_bytes`` wrote."""
+    return _specs_from_json(json.loads(data))
+
+
+def fingerprint(*parts: bytes) -> bytes:
+    """Return 16 bytes that differ where parts differ."""
+    hasher = xxhash.xxh3_128()
+    for part in parts:
+        hasher.update(len(part).to_bytes(8, "little"))
+        hasher.update(part)
+    return hasher.digest()
+
+
+def specs_fingerprint(specs: TensorSpecs) -> bytes:
+    """Return the fingerprint of names, dtypes, shapes and layouts, and of the format's version."""
+    ways: dict[tuple[Mesh, tuple[Placement, ...]], int] = {}
+    lines: list[tuple[object, ...]] = []
+    for name, spec in specs.items():
+        where: object = None
+        if spec.layout is not None:
+            where = ways.setdefault((spec.layout.mesh, spec.layout.placements), len(ways))
+        elif spec.boxes is not None:
+            where = [str(box) for box in spec.boxes]
+        lines.append((name, spec.dtype.code, spec.shape, where, spec.same_as))
+    told = [[mesh.to_json(), [str(p) for p in placements]] for mesh, placements in ways]
+    return fingerprint(_dump([FORMAT_VERSION, told]), _dump(lines))
+
+
+def _specs_to_json(specs: TensorSpecs) -> dict[str, Any]:
+    meshes: dict[Mesh, int] = {}
+    tensors = {name: _tensor_json(spec, meshes) for name, spec in specs.items()}
+    return {"meshes": [mesh.to_json() for mesh in meshes], "tensors": tensors}
+
+
+def _specs_from_json(value: dict[str, Any]) -> TensorSpecs:
+    meshes = [Mesh.from_json(mesh) for mesh in value["meshes"]]
+    return {name: _tensor_from_json(t, meshes) for name, t in value["tensors"].items()}
+
+
+def _dump(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
 def _tensor_json(spec: TensorSpec, meshes: dict[Mesh, int]) -> list[Any]:
-    where: Any
+    where: Any = None
     if spec.layout is not None:
         mesh = meshes.setdefault(spec.layout.mesh, len(meshes))
         where = [mesh, *(str(p) for p in spec.layout.placements)]
     elif spec.boxes is not None:
         where = {"boxes": [str(box) for box in spec.boxes]}
-    else:
-        where = {"digest": spec.digest}
-    return [spec.dtype.code, list(spec.shape), where]
+    return [spec.dtype.code, list(spec.shape), where, spec.same_as]
 
 
 def _tensor_from_json(value: list[Any], meshes: Sequence[Mesh]) -> TensorSpec:
-    code, sizes, where = value
-    dtype, shape = dtype_of_code(code, "state spec"), tuple(sizes)
+    code, sizes, where, same_as = value
+    shape = tuple(sizes)
+    layout: Layout | None = None
+    boxes: tuple[Box, ...] | None = None
     if isinstance(where, list):
         mesh, *placements = cast(list[Any], where)
         layout = Layout(meshes[mesh], tuple(parse_placement(p) for p in placements), shape)
-        return TensorSpec(dtype=dtype, shape=shape, layout=layout)
-    if "boxes" in where:
+    elif where is not None:
         boxes = tuple(Box.parse(text) for text in where["boxes"])
-        return TensorSpec(dtype=dtype, shape=shape, boxes=boxes)
-    return TensorSpec(dtype=dtype, shape=shape, digest=where["digest"])
+    return TensorSpec(
+        dtype=dtype_of_code(code, "state spec"),
+        shape=shape,
+        layout=layout,
+        boxes=boxes,
+        same_as=same_as,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +181,19 @@ class GlobalTensor:
     dtype: DType
     shape: tuple[int, ...]
     layout: Layout | IrregularLayout
+    is_plain: bool = False
+    """Whether every rank that has the name holds the whole, which their hashes vouch for."""
     is_joined: bool = False
     """Whether ranks hold copies only if their bytes agree, which is still to be seen."""
+    same_as: str | None = None
+    """Name of another tensor that is the very same memory on every rank."""
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether ranks of a mesh hold copies of one part."""
+        return (
+            isinstance(self.layout, Layout) and self.layout.num_replicas > 1 and not self.is_plain
+        )
 
     @property
     def num_bytes(self) -> int:
@@ -126,38 +201,24 @@ class GlobalTensor:
         return Box.whole(self.shape).numel * self.dtype.itemsize
 
 
-@dataclass(frozen=True, slots=True)
-class GlobalState:
-    """The state of all ranks."""
-
-    tree: Node
-    tensors: tuple[GlobalTensor, ...]
-
-    @property
-    def has_per_rank(self) -> bool:
-        """Whether ranks keep something for themselves."""
-        return any(True for _ in per_rank_nodes(self.tree))
-
-
-def split_per_rank(spec: StateSpec) -> tuple[StateSpec, StateSpec]:
-    """Return a spec without what the rank keeps for itself, and that part alone.
-
-    The tree of the second part is a dict from the names of ``per_rank`` nodes to the nodes.
-    """
+def split_own(tree: Node, specs: TensorSpecs) -> tuple[Node, TensorSpecs, OwnPart]:
+    """Return tree and specs without what the rank keeps for itself, and that part alone."""
     own: dict[str, Node] = {}
-    tree = _without_per_rank(spec.tree, (), own)
+    shared = _without_own(tree, (), own)
     mine = {tensor for node in own.values() for tensor in tensor_names(node)}
     for name in mine:
-        if spec.tensors[name].layout is not None or spec.tensors[name].boxes is not None:
+        if not specs[name].is_plain:
             raise Unsavable(
                 f"tensor {name!r} is distributed; PerRank is for plain tensors and values"
             )
-    shared = {name: tensor for name, tensor in spec.tensors.items() if name not in mine}
-    kept = {name: tensor for name, tensor in spec.tensors.items() if name in mine}
-    return StateSpec(tree, shared), StateSpec(own, kept)
+    if not mine:
+        return shared, specs, OwnPart(own, {})
+    kept = {name: spec for name, spec in specs.items() if name in mine}
+    rest = {name: spec for name, spec in specs.items() if name not in mine}
+    return shared, rest, OwnPart(own, kept)
 
 
-def _without_per_rank(node: Node, path: Path, own: dict[str, Node]) -> Node:
+def _without_own(node: Node, path: Path, own: dict[str, Node]) -> Node:
     tag = tag_of(node)
     if tag == "per_rank":
         own[join(path)] = node
@@ -165,7 +226,7 @@ def _without_per_rank(node: Node, path: Path, own: dict[str, Node]) -> Node:
     if tag not in CONTAINERS:
         return node
     inner = [
-        (key, _without_per_rank(child, (*path, component), own))
+        (key, _without_own(child, (*path, component), own))
         for key, component, child in children(node)
     ]
     return container_node(tag, inner)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from dtckpt.errors import Corrupt, NotCommitted
@@ -55,24 +57,31 @@ def latest(
     *,
     process_group: Any = None,
     no_dist: bool = False,
+    timeout: timedelta | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Step | None:
     """Return the newest committed checkpoint under ``root``, or None if there is none.
 
-    Every rank of ``process_group`` calls this and gets the answer of the first one. A checkpoint
+    Every rank of ``process_group`` calls this and gets the answer of the first one. A rank that
+    shows no sign of life for ``timeout``, by default that of ``load``, is given up. A checkpoint
     with a damaged manifest is passed over with a warning; one of a newer format raises, so that a
     run is not continued from an older step by mistake.
     """
-    from .ranks import ranks_of, together
+    from .ranks import DEFAULT_TIMEOUT, ranks_of, together  # loads torch
 
-    ranks = ranks_of(process_group, no_dist=no_dist)
+    ranks = ranks_of(
+        process_group, no_dist=no_dist, timeout=timeout or DEFAULT_TIMEOUT, purpose="latest"
+    )
     options = dict(storage_options or {})
 
     def find() -> bytes:
         found = _newest(root, options) if ranks.rank == ranks.all[0] else None
         return found.name.encode() if found else b""
 
-    name = together(ranks, "latest", find)[0].decode()
+    try:
+        name = together(ranks, "latest", find, lambda found: found[ranks.all[0]]).decode()
+    finally:
+        ranks.close(sys.exception())
     if not name:
         return None
     url = open_store(root, **options).substore(name).url

@@ -7,7 +7,8 @@ speaks torch's checkpoint protocol, plain tensors and numpy arrays.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,9 @@ from .writing import PIECE_BYTES
 
 Array = np.ndarray[Any, Any]
 
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+_ARRAYS = (np.ndarray, np.memmap)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalTensor:
@@ -41,29 +45,22 @@ class LocalTensor:
     parts: tuple[tuple[Box, torch.Tensor], ...]
     """Boxes that this rank holds, with tensors of their sizes."""
 
-    def spec(self, *, hashed: bool) -> TensorSpec:
-        """Return what this rank tells the others, of plain tensors with their hash if asked."""
-        if self.layout is not None:
-            return TensorSpec(dtype=self.dtype, shape=self.shape, layout=self.layout)
-        if self.is_plain:
-            value = self.digest() if hashed else None
-            return TensorSpec(dtype=self.dtype, shape=self.shape, digest=value)
-        boxes = tuple(box for box, _ in self.parts)
-        return TensorSpec(dtype=self.dtype, shape=self.shape, boxes=boxes)
+    def spec(self, same_as: str | None = None) -> TensorSpec:
+        """Return what this rank tells the others, and which tensor has the same memory."""
+        boxes = None
+        if self.layout is None and not self.is_plain:
+            boxes = tuple(box for box, _ in self.parts)
+        return TensorSpec(
+            dtype=self.dtype, shape=self.shape, layout=self.layout, boxes=boxes, same_as=same_as
+        )
 
-    def digest(self) -> str:
-        """Return the xxh3_128 hash of the bytes that this rank holds, as 32 hex digits."""
-        hasher = xxhash.xxh3_128()
-        for _, tensor in self.parts:
+    def digests(self) -> Iterator[tuple[Box, str]]:
+        """Yield every box that this rank holds with the xxh3_128 of its bytes, in hex digits."""
+        for box, tensor in self.parts:
+            hasher = xxhash.xxh3_128()
             for piece in TensorSource(tensor.detach()).pieces(PIECE_BYTES):
                 hasher.update(piece)
-        return hasher.hexdigest()
-
-    def digests(self) -> dict[str, str]:
-        """Return the hash of every box that this rank holds."""
-        return {
-            str(box): replace(self, parts=((box, tensor),)).digest() for box, tensor in self.parts
-        }
+            yield box, hasher.hexdigest()
 
     def check_rank(self, rank: int) -> None:
         """Raise LayoutMismatch unless ``rank`` of the process group is this rank of the mesh."""
@@ -79,12 +76,13 @@ class LocalTensor:
                 "that the mesh was made from"
             )
 
-    def source(self, box: Box) -> TensorSource:
-        """Return the bytes of a box that this rank holds."""
+    def part(self, box: Box) -> torch.Tensor:
+        """Return the elements of a box that this rank holds."""
         for held, tensor in self.parts:
+            if held == box:
+                return tensor.detach()
             if held.contains(box):
-                part = box.relative_to(held)
-                return TensorSource(tensor.detach()[part.slices])
+                return tensor.detach()[box.relative_to(held).slices]
         raise LayoutMismatch(
             f"tensor {self.name!r}: this rank was to write {box} but holds "
             f"{', '.join(str(held) for held, _ in self.parts) or 'nothing'}"
@@ -95,7 +93,7 @@ def tensor_tag(value: object) -> str | None:
     """Say how a value is stored: "tensor", "ndarray", or None if it is not a tensor at all."""
     if isinstance(value, torch.Tensor) or _speaks_protocol(value):
         return "tensor"
-    if type(value) in (np.ndarray, np.memmap):  # others, such as masked arrays, hold more
+    if type(value) in _ARRAYS:  # others, such as masked arrays, hold more
         return "ndarray"
     return None
 
@@ -107,7 +105,9 @@ def local_tensor(name: str, value: Any) -> LocalTensor:
     dtype outside of the format, and LayoutMismatch where a local shard is not what its layout
     says.
     """
-    if type(value) in (np.ndarray, np.memmap):
+    if type(value) in _TENSORS:  # nearly all, of which there may be very many
+        return _plain(name, value)
+    if type(value) in _ARRAYS:
         return _plain(name, _tensor_of_array(name, value))
     layout = _layout_of(name, value)
     if layout is not None:
@@ -215,7 +215,7 @@ def _own_memory(name: str, tensor: Any) -> torch.Tensor:
             f"tensor {name!r} is not initialised yet; run a forward pass of the module first"
         )
     cls = type(tensor)
-    if cls in (torch.Tensor, torch.nn.Parameter):
+    if cls in _TENSORS:
         return tensor
     own = getattr(cls, "__torch_dispatch__", None)
     if own is not getattr(torch.Tensor, "__torch_dispatch__", None):

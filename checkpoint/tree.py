@@ -51,6 +51,8 @@ class Flattened:
     tree: Node
     tensors: dict[str, Any]
     """Every tensor and numpy array by name, in order of appearance."""
+    has_own: bool
+    """Whether something is kept for this rank alone."""
 
 
 def flatten(
@@ -78,9 +80,10 @@ class _Flattening:
         self.allow_pickle = allow_pickle
         self.tensors: dict[str, Any] = {}
         self.open_containers: set[int] = set()
+        self.has_own = False
 
     def run(self, state: Mapping[Any, Any]) -> Flattened:
-        return Flattened(self.node(state, ()), self.tensors)
+        return Flattened(self.node(state, ()), self.tensors, self.has_own)
 
     def node(self, value: Any, path: Path) -> Node:
         tag = self.tensor_tag(value)
@@ -89,6 +92,7 @@ class _Flattening:
             self.tensors[name] = value
             return {tag: name}
         if isinstance(value, PerRank):
+            self.has_own = True
             child = self.node(value.value, (*path, rank_component(self.rank)))
             return {"per_rank": {str(self.rank): child}}
         if is_stateful(value):
@@ -125,12 +129,12 @@ class _Flattening:
 
 def tag_of(node: Node) -> str | None:
     """Return the tag of a node that is an object, or None for a JSON scalar."""
-    if not isinstance(node, dict):
+    if type(node) is not dict:
         return None
-    fields = cast(dict[str, Any], node)
-    if len(fields) != 1:
-        raise Corrupt(f"malformed tree node with the keys {sorted(fields)}; expected one")
-    return next(iter(fields))
+    if len(node) == 1:
+        for tag in node:
+            return tag
+    raise Corrupt(f"malformed tree node with the keys {sorted(node)}; expected one")
 
 
 def children(node: Node) -> list[tuple[str | int, str, Node]]:
@@ -179,6 +183,7 @@ def tensor_names(node: Node) -> Iterator[str]:
         if not isinstance(node[tag], str):
             raise Corrupt(f"malformed {tag} node: {node[tag]!r} is not a name")
         yield node[tag]
+        return
     for _, _, child in children(node):
         yield from tensor_names(child)
 

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from dtckpt.errors import CheckpointError, Corrupt, LayoutMismatch
 
 from ..dtensor.box import Box
 from ..storage.base import ReadRequest, Store
 from ..storage.open import open_store
-from .blocks import num_blocks
+from .cuts import READ_BYTES
+from .datafile import Entry
 from .manifest import FileRecord, Manifest, read_manifest
-from .reading import MAX_READ_BYTES, Damage, Read, verify_blocks
-from .stored import DataFile, StoredData
+from .stored import Damage, DataFile, StoredData
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +74,8 @@ class _Verification:
         self.total = sum(record.size for record in manifest.files)
         self.checked = 0
         self.problems: list[Problem] = []
+        self.lost: set[str] = set()
+        """Tensors that lie in a file of an earlier checkpoint which is of no use."""
 
     def run(self) -> VerifyReport:
         unusable: set[int] = set()
@@ -83,7 +83,8 @@ class _Verification:
             try:
                 file = self.data.file(record.rank, "all")
                 self.progress(record.size - file.layout.data_bytes)
-                self.check_blocks(file)
+                self.check_blocks(file, file.layout.entries.values())
+                self.check_borrowed(file)
             except CheckpointError as error:
                 unusable.add(record.rank)
                 self.problems.append(self.unusable_file(record, error))
@@ -109,22 +110,41 @@ class _Verification:
             tensors=tuple(t.name for t in tensors),
         )
 
-    def check_blocks(self, file: DataFile) -> None:
-        """Verify the data region, block by block."""
-        blocks = num_blocks(file.layout.data_bytes, file.layout.block_bytes)
-        step = max(1, MAX_READ_BYTES // file.layout.block_bytes)
-        for first in range(0, blocks, step):
-            end = min(first + step, blocks)
-            read = Read(file=file, first_block=first, end_block=end, pieces=())
-            buffer = np.empty(read.num_bytes, dtype=np.uint8)
-            offset = file.layout.data_start + read.start
-            self.store.read_into(file.name, [ReadRequest(offset, buffer.data)])
-            self.problems += [_damaged(damage) for damage in verify_blocks(read, buffer)]
-            self.progress(read.num_bytes)
+    def check_borrowed(self, file: DataFile) -> None:
+        """Verify what a file refers to in earlier checkpoints."""
+        by_id: dict[str, list[str]] = {}
+        for key, file_id in file.layout.references.items():
+            by_id.setdefault(file_id, []).append(key)
+        for file_id, keys in by_id.items():
+            try:
+                lender = self.data.borrowed(file_id, keys[0])
+            except CheckpointError as error:
+                names = tuple(dict.fromkeys(key.partition("[")[0] for key in keys))
+                self.problems.append(Problem(message=str(error), tensors=names))
+                self.lost.update(names)
+                continue
+            # What the file has not is found missing with the other chunks.
+            found = [e for key in keys if (e := lender.layout.entries.get(key)) is not None]
+            self.total += sum(entry.num_bytes for entry in found)
+            self.check_blocks(lender, sorted(found, key=lambda entry: entry.start))
+
+    def check_blocks(self, file: DataFile, entries: Iterable[Entry]) -> None:
+        """Verify all blocks of some chunks, given in file order."""
+        for spans in _batches(entries, file.layout.block_bytes):
+            start, end = spans[0].start, spans[-1].end
+            data = memoryview(bytearray(end - start))
+            file.store.read_into(file.name, [ReadRequest(file.layout.data_start + start, data)])
+            for span in spans:
+                blocks = data[span.start - start : span.end - start]
+                damaged = file.damaged(span.entry, span.start - span.entry.start, blocks)
+                self.problems += map(_damaged, damaged)
+            self.progress(sum(span.end - span.start for span in spans))
 
     def check_chunks(self, unusable: set[int]) -> None:
         """Check that the files hold every chunk of every tensor."""
         for tensor in self.manifest.tensors.values():
+            if tensor.stored_name in self.lost:
+                continue
             try:
                 for rank, chunk, _ in tensor.chunks_meeting(Box.whole(tensor.shape)):
                     if rank not in unusable:
@@ -138,11 +158,34 @@ class _Verification:
             self.on_progress(self.checked, self.total)
 
 
+class _Span(NamedTuple):
+    """Whole blocks of a chunk; bytes count from the start of the data region."""
+
+    entry: Entry
+    start: int
+    end: int
+
+
+def _batches(entries: Iterable[Entry], block_bytes: int) -> Iterator[list[_Span]]:
+    """Yield chunks in spans that are read together."""
+    step = max(READ_BYTES // block_bytes, 1) * block_bytes
+    batch: list[_Span] = []
+    for entry in entries:
+        for start in range(entry.start, entry.end, step):
+            end = min(start + step, entry.end)
+            if batch and end - batch[0].start > READ_BYTES:
+                yield batch
+                batch = []
+            batch.append(_Span(entry, start, end))
+    if batch:
+        yield batch
+
+
 def _damaged(damage: Damage) -> Problem:
     return Problem(
         message=str(damage),
         file=damage.file.name,
         start=damage.start,
         end=damage.end,
-        tensors=tuple(dict.fromkeys(key.partition("[")[0] for key in damage.keys)),
+        tensors=(damage.key.partition("[")[0],),
     )

@@ -156,6 +156,20 @@ class Box:
             ),
         )
 
+    def chunk(self, dim: int, count: int, index: int) -> Box:
+        """Return one of ``count`` even pieces along a dim; the last ones may be smaller or empty.
+
+        >>> [str(Box((2, 0), (5, 1)).chunk(0, 3, i)) for i in range(3)]
+        ['[2:4,0:1]', '[4:6,0:1]', '[6:7,0:1]']
+        """
+        size = self.sizes[dim]
+        step = -(-size // count)
+        start = min(index * step, size)
+        return Box(
+            (*self.offsets[:dim], self.offsets[dim] + start, *self.offsets[dim + 1 :]),
+            (*self.sizes[:dim], min(step, size - start), *self.sizes[dim + 1 :]),
+        )
+
     def parts(self, max_numel: int) -> Iterator[Box]:
         """Yield boxes of at most ``max_numel`` elements that make up this one, in row-major order.
 

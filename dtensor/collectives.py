@@ -101,6 +101,22 @@ def all_to_all(
     return [by_rank[rank] for rank in peers.group_ranks]
 
 
+def all_to_all_packed(
+    sent: Tensor,
+    send_bytes: Sequence[int],
+    received: Tensor,
+    receive_bytes: Sequence[int],
+    peers: Peers,
+) -> None:
+    """Send a part of one buffer to every rank and receive theirs in parts of another one.
+
+    Both are flat and uint8, and their parts lie in the order of the group ranks; the sizes are by
+    position. Nothing is copied on the way. Every rank must call.
+    """
+    outgoing, incoming = peers.by_group_rank(send_bytes), peers.by_group_rank(receive_bytes)
+    peers.group.alltoall_base(received, sent, incoming, outgoing).wait()
+
+
 def all_reduce(local: Tensor, reduce_op: str, peers: Peers) -> Tensor:
     """Return the element-wise reduction of all ranks' tensors; ``local`` stays as it is.
 

@@ -9,6 +9,7 @@ through ``getattr``, so that a torch without them still works for everything els
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -101,11 +102,29 @@ def _cutting_order(
     return order
 
 
+_layouts: weakref.WeakKeyDictionary[Any, dict[Any, Layout]] = weakref.WeakKeyDictionary()
+"""Layouts by torch mesh, placements, shape and order: a state has few, for very many tensors."""
+_MAX_LAYOUTS = 4096
+
+
 def layout_from_torch(tensor: torch_tensor.DTensor) -> Layout:
     """Return the layout of a torch DTensor; PlacementError where it is none of ours."""
+    spec: Any = getattr(tensor, "_spec", None)
+    order = getattr(spec, "shard_order", None) or ()
+    as_order = getattr(spec, "use_strided_shard_as_shard_order", None)
+    known = _layouts.setdefault(tensor.device_mesh, {})
+    key = (tensor.placements, tuple(tensor.shape), order, as_order)
+    layout = known.get(key)
+    if layout is None:
+        layout = _layout_from_torch(tensor, spec)
+        if len(known) < _MAX_LAYOUTS:
+            known[key] = layout
+    return layout
+
+
+def _layout_from_torch(tensor: torch_tensor.DTensor, spec: Any) -> Layout:
     mesh = mesh_from_torch(tensor.device_mesh)
     shape = tuple(tensor.shape)
-    spec: Any = getattr(tensor, "_spec", None)
     strided = any(_split_factor(p) is not None for p in tensor.placements)
     if strided and getattr(spec, "use_strided_shard_as_shard_order", None) is False:
         raise PlacementError(

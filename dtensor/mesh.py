@@ -35,6 +35,7 @@ class Mesh:
     """One name per axis; ``axis0``, ``axis1``, ... where none are given."""
     ranks: tuple[int, ...] | None = None
     """Global rank of every coordinate in row-major order; None means 0, 1, 2, ..."""
+    _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", ints(self.shape, "the shape of a mesh"))
@@ -47,6 +48,11 @@ class Mesh:
         if self.ranks is not None and self.ranks == tuple(range(self.size)):
             object.__setattr__(self, "ranks", None)
         self._validate()
+        # Meshes are keys of many tables and may list thousands of ranks.
+        object.__setattr__(self, "_hash", hash((self.shape, self.ranks)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def _validate(self) -> None:
         if not self.shape or min(self.shape) < 1:

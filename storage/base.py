@@ -20,7 +20,7 @@ directory could not be flushed) the complete object may be there. It is never pa
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
@@ -30,7 +30,15 @@ from dtckpt.errors import ObjectNotFound, StorageError
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-__all__ = ["ObjectInfo", "ReadRequest", "Store", "WriteStream", "byte_view", "check_range"]
+__all__ = [
+    "ObjectInfo",
+    "ReadRequest",
+    "Store",
+    "WriteStream",
+    "byte_view",
+    "check_range",
+    "tell_filled",
+]
 
 
 def byte_view(data: Buffer) -> memoryview:
@@ -70,6 +78,9 @@ class ReadRequest:
     offset: int
     """Of the first byte in the object."""
     buffer: Buffer
+    on_filled: Callable[[], None] | None = None
+    """Called, if given, once the buffer holds its bytes: at once, while these are still in the
+    processor's cache, where the store can do so. Must not raise."""
     view: memoryview = field(init=False, repr=False)
     """The buffer as flat bytes; its length is the number of bytes to read."""
 
@@ -84,6 +95,13 @@ class ReadRequest:
     def stop(self) -> int:
         """The offset after the last byte."""
         return self.offset + self.view.nbytes
+
+
+def tell_filled(requests: Iterable[ReadRequest]) -> None:
+    """Call ``on_filled`` of requests that have been filled."""
+    for request in requests:
+        if request.on_filled is not None:
+            request.on_filled()
 
 
 class WriteStream(ABC):
@@ -108,6 +126,14 @@ class WriteStream(ABC):
     def size(self) -> int:
         """The number of bytes written so far."""
         return self._size
+
+    @property
+    def alignment(self) -> int:
+        """Pieces whose address, position and length are multiples of it are not copied again.
+
+        It is 1 where it does not matter. Pieces that are not aligned are always right, only slower.
+        """
+        return 1
 
     def write(self, data: Buffer) -> None:
         """Append ``data``; on return the caller may reuse its buffer.
@@ -228,7 +254,7 @@ class Store(ABC):
 
     @abstractmethod
     def read_into(self, name: str, requests: Sequence[ReadRequest]) -> None:
-        """Fill every buffer exactly, or raise.
+        """Fill every buffer exactly, or raise, and tell each request that it has been filled.
 
         The order of the reads is free, and so is their parallelism. Buffers may not overlap one
         another; ranges may. An empty buffer asks nothing of the object. After an error the
@@ -278,6 +304,14 @@ class Store(ABC):
     @abstractmethod
     def substore(self, prefix: str) -> Store:
         """The store of the same kind whose root is ``prefix`` within this one."""
+
+    @abstractmethod
+    def sibling(self, name: str) -> Store:
+        """The store whose root is called ``name`` beside this one's root, in the same parent.
+
+        ``name`` is a single component. ``StorageError`` if this root has no parent, as that of a
+        bucket has not.
+        """
 
     def close(self) -> None:
         """Release connections; the store must not be used afterwards. Objects stay."""

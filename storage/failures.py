@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
 
@@ -29,12 +31,29 @@ def storage_error(action: str, where: str, cause: Exception) -> StorageError:
     if isinstance(cause, OSError):
         number = cause.errno
         detail = cause.strerror or str(cause) or type(cause).__name__
+        detail += _remedy(cause.errno, where)
     if isinstance(cause, FileNotFoundError):
         kind, number = ObjectNotFound, errno.ENOENT
     elif isinstance(cause, FileExistsError):
         kind, number = ObjectExists, errno.EEXIST
     message = f"cannot {action} {where}: {detail}"
     return kind(message) if number is None else kind(number, message)
+
+
+def _remedy(number: int | None, where: str) -> str:
+    """What can be done about an error of the system, and the facts that this needs."""
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        directory = os.path.dirname(where)
+        while directory and not os.path.isdir(directory):
+            directory = os.path.dirname(directory)
+        try:
+            free = f"{shutil.disk_usage(directory).free} bytes are free there; "
+        except OSError:
+            free = ""
+        return f" ({free}make room, or choose another place)"
+    if number in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return " (choose a place that this process may write to, or change its permissions)"
+    return ""
 
 
 @contextmanager

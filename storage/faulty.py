@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar, final
 
-from .base import ObjectInfo, ReadRequest, Store, WriteStream, byte_view, check_range
+from .base import ObjectInfo, ReadRequest, Store, WriteStream, byte_view, check_range, tell_filled
 from .faults import Call, Fault, Op, Plan, Rule
 from .names import check_name, check_prefix, join
 
@@ -73,6 +73,7 @@ class FaultyStore(Store):
         self._inner.read_into(name, parts)
         _scatter(fault.received(scratch), requests)
         fault.after()
+        tell_filled(requests)
 
     def create(self, name: str, size: int) -> WriteStream:
         stream = self._run("create", name, size, lambda: self._inner.create(name, size))
@@ -102,6 +103,12 @@ class FaultyStore(Store):
         child._prefix = join(self._prefix, prefix)
         return child
 
+    def sibling(self, name: str) -> Store:
+        child = FaultyStore(self._inner.sibling(name))
+        child._script = self._script
+        child._prefix = join(self._prefix.rpartition("/")[0], name)
+        return child
+
     def close(self) -> None:
         self._inner.close()
 
@@ -128,6 +135,10 @@ class _FaultyStream(WriteStream):
         super().__init__(where, size)
         self._inner = inner
         self._hook = hook
+
+    @property
+    def alignment(self) -> int:
+        return self._inner.alignment
 
     def _append(self, view: memoryview) -> None:
         fault = self._hook("write", view.nbytes)

@@ -37,6 +37,14 @@ class Driver:
     def __reduce__(self) -> tuple[Any, ...]:
         return Driver, (self._raw_url, self._options)
 
+    def beside(self, name: str) -> Driver:
+        """The driver of the root called ``name`` in the same parent, with the same options."""
+        scheme, _, rest = self._raw_url.rstrip("/").partition("://")
+        parent, _, own = rest.rpartition("/")
+        if not own or (not parent and scheme.lower() != "memory"):
+            raise StorageError(f"{self.url} is a root and has nothing beside it")
+        return Driver(f"{scheme}://{parent}/{name}", self._options)
+
     @property
     def puts_are_atomic(self) -> bool:
         """Whether an object written by one call appears complete or not at all."""

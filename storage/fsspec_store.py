@@ -9,11 +9,11 @@ from typing import Any, final
 
 from dtckpt.errors import ObjectNotFound, StorageError
 
-from .base import ObjectInfo, ReadRequest, Store, WriteStream, check_range
+from .base import ObjectInfo, ReadRequest, Store, WriteStream, check_range, tell_filled
 from .failures import already_exists, not_found, out_of_range, reading, translated
 from .fsspec_driver import Driver
 from .fsspec_streams import PART_BYTES, MultipartStream, RenameStream, WholeStream, move
-from .names import check_name, check_prefix, is_reserved, join, reserved_name
+from .names import check_component, check_name, check_prefix, is_reserved, join, reserved_name
 
 __all__ = ["FsspecStore"]
 
@@ -75,6 +75,7 @@ class FsspecStore(Store):
             parts = self._fetch(name, [(offset, offset + len(view)) for offset, view in batch])
             for (_, view), part in zip(batch, parts, strict=True):
                 view[:] = part
+        tell_filled(requests)
 
     def create(self, name: str, size: int) -> WriteStream:
         if size < 0:
@@ -128,6 +129,19 @@ class FsspecStore(Store):
         child._driver = self._driver
         child._prefix = join(self._prefix, prefix)
         child.url = join(self.url, prefix)
+        return child
+
+    def sibling(self, name: str) -> Store:
+        check_component(name)
+        parent, _, own = self._prefix.rpartition("/")
+        child = FsspecStore.__new__(FsspecStore)
+        if own:
+            child._driver = self._driver
+            child._prefix = join(parent, name)
+        else:
+            child._driver = self._driver.beside(name)
+            child._prefix = ""
+        child.url = join(child._driver.url, child._prefix)
         return child
 
     def _at(self, name: str, *, reserved: bool = False) -> tuple[Any, str, str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from .base import WriteStream
 from .failures import translated
+from .s3_parts import PartsFile
 
 __all__ = ["PART_BYTES", "MultipartStream", "RenameStream", "WholeStream", "move"]
 
@@ -39,7 +40,11 @@ class WholeStream(WriteStream):
 
 
 class MultipartStream(WriteStream):
-    """Sends parts as they fill, one after the other; completing them makes the object appear."""
+    """Sends parts as they fill; completing them makes the object appear.
+
+    On S3 up to ``NUM_PARTS`` of them are in flight, which with the one that fills makes 80 MiB for
+    objects up to 140 GiB. Other drivers decide for themselves; most send one after the other.
+    """
 
     def __init__(
         self, where: str, size: int, fs: Any, path: str, check: Callable[[int], None]
@@ -52,7 +57,7 @@ class MultipartStream(WriteStream):
         self._completing = False
         self._part_bytes = part_bytes(size)
         with translated("create", where):
-            self._file = fs.open(path, "wb", block_size=self._part_bytes)
+            self._file = _open_upload(fs, path, self._part_bytes)
         # An fsspec file completes itself when it is collected: a stream that is dropped without
         # an end would leave a truncated object. The finalizer keeps the file alive until it ran.
         self._guard = weakref.finalize(self, _drop, self._file)
@@ -138,6 +143,13 @@ def move(fs: Any, source: str, target: str) -> None:
     # The inherited mv takes its paths for patterns.
     fs.cp_file(source, target)
     fs.rm_file(source)
+
+
+def _open_upload(fs: Any, path: str, num_bytes: int) -> Any:
+    """A file that appears when it is closed, not before, written in parts of ``num_bytes``."""
+    if hasattr(fs, "call_s3"):
+        return PartsFile(fs, path, num_bytes)
+    return fs.open(path, "wb", block_size=num_bytes)
 
 
 def _drop(file: Any) -> None:

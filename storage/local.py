@@ -7,19 +7,23 @@ import stat
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import final
+from typing import Literal, final
 
 from dtckpt.errors import StorageError
 
-from .base import ObjectInfo, ReadRequest, Store, WriteStream, check_range
+from .base import ObjectInfo, ReadRequest, Store, WriteStream, check_range, tell_filled
+from .direct import ALIGNMENT, DirectWriter, direct_io_pays
 from .failures import already_exists, not_found, out_of_range, reading, translated
-from .names import check_name, check_prefix, is_reserved, join, reserved_name
+from .names import check_component, check_name, check_prefix, is_reserved, join, reserved_name
 from .posix import link_new, make_directories, preallocate, read_at, sync_directory, write_at
 
 __all__ = ["LocalStore"]
 
 # A directory can be removed by another process between making it and using it.
 _OPEN_ATTEMPTS = 8
+
+# Smaller objects are written before a probe would have ended.
+_DIRECT_BYTES = 32 << 20
 
 
 @final
@@ -32,11 +36,18 @@ class LocalStore(Store):
     follow the umask. Reading needs no write permission and opens the file anew each time.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, direct_io: bool | Literal["auto"] = "auto"
+    ) -> None:
         """Root the store at ``path`` (``~`` and relative paths are resolved now).
 
-        Nothing is made or checked: the directory appears with the first object.
+        Nothing is made or checked: the directory appears with the first object. ``direct_io`` says
+        whether large objects are written past the page cache; by default a probe of the device
+        decides. Where the file system cannot do it they are written as usual.
         """
+        if direct_io not in (True, False, "auto"):
+            raise ValueError(f"direct_io is True, False or 'auto', got {direct_io!r}")
+        self._direct_io: bool | Literal["auto"] = direct_io
         if os.name != "posix":
             raise StorageError(f"cannot open {path}: local storage needs a POSIX system")
         self.url = os.path.abspath(Path(path).expanduser())
@@ -74,9 +85,12 @@ class LocalStore(Store):
                 start, stop = run[0].offset, run[-1].stop
                 if stop > size:
                     raise out_of_range(path, start, stop, size)
-                filled = read_at(fd, [request.view for request in run], start)
-                if filled < stop - start:
-                    raise out_of_range(path, start, stop, start + filled)
+                for part in _told_together(run):
+                    views = [request.view for request in part]
+                    filled = read_at(fd, views, part[0].offset)
+                    if filled < part[-1].stop - part[0].offset:
+                        raise out_of_range(path, start, stop, part[0].offset + filled)
+                    tell_filled(part)
 
     def create(self, name: str, size: int) -> WriteStream:
         path = self._path(name)
@@ -84,7 +98,12 @@ class LocalStore(Store):
         if os.path.lexists(path):
             raise already_exists(path)
         stream.open(self._open_unfinished)
+        if size >= _DIRECT_BYTES and self._wants_direct(os.path.dirname(path)):
+            stream.write_directly()
         return stream
+
+    def _wants_direct(self, directory: str) -> bool:
+        return direct_io_pays(directory) if self._direct_io == "auto" else self._direct_io
 
     def publish(self, name: str, data: bytes, *, overwrite: bool) -> None:
         path = self._path(name)
@@ -118,7 +137,13 @@ class LocalStore(Store):
             self._prune(directory)
 
     def substore(self, prefix: str) -> Store:
-        return LocalStore(self._path(prefix))
+        return LocalStore(self._path(prefix), direct_io=self._direct_io)
+
+    def sibling(self, name: str) -> Store:
+        parent = os.path.dirname(self.url)
+        if parent == self.url:
+            raise StorageError(f"{self.url} is a root and has nothing beside it")
+        return LocalStore(join(parent, check_component(name)), direct_io=self._direct_io)
 
     def _path(self, name: str) -> str:
         return join(self.url, check_name(name))
@@ -197,6 +222,7 @@ class _LocalStream(WriteStream):
 
     _fd = -1
     _temporary = ""
+    _direct: DirectWriter | None = None
 
     def __init__(self, path: str, size: int, *, overwrite: bool) -> None:
         super().__init__(path, size)
@@ -214,13 +240,26 @@ class _LocalStream(WriteStream):
             self.abort()
             raise
 
+    def write_directly(self) -> None:
+        """Use direct I/O from now on, if the file system has it."""
+        with suppress(OSError):
+            self._direct = DirectWriter(self._fd)
+
+    @property
+    def alignment(self) -> int:
+        return 1 if self._direct is None else ALIGNMENT
+
     def _append(self, view: memoryview) -> None:
-        with translated("write", self._path):
-            write_at(self._fd, view, self._size)
+        with translated(f"write {view.nbytes} bytes at {self._size} of", self._path):
+            if self._direct is None:
+                write_at(self._fd, view, self._size)
+            else:
+                self._direct.write(view, self._size)
 
     def _finish(self) -> None:
-        with translated("complete", self._path):
+        with translated(f"flush {self._announced} bytes of", self._path):
             os.fsync(self._fd)
+        with translated("complete", self._path):
             self._close_fd()
             if self._overwrite:
                 os.rename(self._temporary, self._path)
@@ -260,6 +299,18 @@ def _opened(path: str) -> Generator[tuple[int, int]]:
         yield fd, status.st_size
     finally:
         os.close(fd)
+
+
+def _told_together(run: list[ReadRequest]) -> Iterator[list[ReadRequest]]:
+    """Cut a run so that requests that want to be told are read one by one."""
+    part: list[ReadRequest] = []
+    for request in run:
+        part.append(request)
+        if request.on_filled is not None:
+            yield part
+            part = []
+    if part:
+        yield part
 
 
 def _adjacent(requests: Sequence[ReadRequest]) -> Iterator[list[ReadRequest]]:

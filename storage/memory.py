@@ -7,9 +7,11 @@ import threading
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from typing import final
 
-from .base import ObjectInfo, ReadRequest, Store, WriteStream, check_range
+from dtckpt.errors import StorageError
+
+from .base import ObjectInfo, ReadRequest, Store, WriteStream, check_range, tell_filled
 from .failures import already_exists, not_found, out_of_range
-from .names import check_name, check_prefix, join
+from .names import check_component, check_name, check_prefix, join
 
 __all__ = ["MemoryStore"]
 
@@ -47,6 +49,7 @@ class MemoryStore(Store):
                 where = join(self.url, name)
                 raise out_of_range(where, request.offset, request.stop, len(data))
             request.view[:] = data[request.offset : request.stop]
+        tell_filled(requests)
 
     def create(self, name: str, size: int) -> WriteStream:
         stream = _MemoryStream(self, name, size)
@@ -81,6 +84,16 @@ class MemoryStore(Store):
         child = MemoryStore(self._objects)
         child.url = join(self.url, prefix)
         child._prefix = self._key(prefix)
+        child._lock = self._lock
+        return child
+
+    def sibling(self, name: str) -> Store:
+        parent, _, own = self._prefix.rpartition("/")
+        if not own:
+            raise StorageError(f"{self.url} is a root and has nothing beside it")
+        child = MemoryStore(self._objects)
+        child.url = join(self.url.rpartition("/")[0], check_component(name))
+        child._prefix = join(parent, name)
         child._lock = self._lock
         return child
 

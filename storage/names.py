@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 
-__all__ = ["check_name", "check_prefix", "is_reserved", "join", "reserved_name"]
+__all__ = ["check_component", "check_name", "check_prefix", "is_reserved", "join", "reserved_name"]
 
 _RESERVED = re.compile(r"\..+\.(?:[0-9a-f]{16}\.tmp|claim)", re.DOTALL)
 
@@ -40,6 +40,13 @@ def check_name(name: str, *, reserved: bool = False) -> str:
 def check_prefix(prefix: str) -> str:
     """Return ``prefix`` if it is ``""`` (everything) or a valid name, else raise ``ValueError``."""
     return check_name(prefix) if prefix else prefix
+
+
+def check_component(name: str) -> str:
+    """Return ``name`` if it is a valid name of a single component, else raise ``ValueError``."""
+    if "/" in name:
+        raise ValueError(f"bad name {name!r}: expected a single component")
+    return check_name(name)
 
 
 def join(base: str, name: str) -> str:

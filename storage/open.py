@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
+from typing import Any
 
 from .base import Store
 from .local import LocalStore
@@ -16,10 +18,10 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 def open_store(target: str | os.PathLike[str] | Store, **options: object) -> Store:
     """The store rooted at ``target``.
 
-    A path or ``file://`` URL gives a ``LocalStore``, any other ``scheme://`` a ``FsspecStore`` with
-    ``options`` handed to its driver; a ``Store`` is returned as it is. ``TypeError`` for options
-    that the target does not take, ``ValueError`` for a URL that cannot be a root, ``StorageError``
-    if its driver is not installed.
+    A path or ``file://`` URL gives a ``LocalStore``, which takes ``direct_io``, any other
+    ``scheme://`` a ``FsspecStore`` with ``options`` handed to its driver; a ``Store`` is returned
+    as it is. ``TypeError`` for options that the target does not take, ``ValueError`` for a URL that
+    cannot be a root, ``StorageError`` if its driver is not installed.
     """
     if isinstance(target, Store):
         _refuse(options, "a store that is open")
@@ -29,14 +31,17 @@ def open_store(target: str | os.PathLike[str] | Store, **options: object) -> Sto
     if match is None:
         if "::" in path and "://" in path:
             raise ValueError(f"chained URLs cannot be opened as a store: {path.split('://')[0]}...")
-        _refuse(options, "a local path")
-        return LocalStore(path)
+        return _local(path, options)
     if match[1].lower() in ("file", "local"):
-        _refuse(options, "a local path")
-        return LocalStore(_local_path(path[match.end() :]))
+        return _local(_local_path(path[match.end() :]), options)
     from .fsspec_store import FsspecStore
 
     return FsspecStore(path, **options)
+
+
+def _local(path: str, options: dict[str, Any]) -> LocalStore:
+    _refuse({name for name in options if name != "direct_io"}, "a local path")
+    return LocalStore(path, **options)
 
 
 def _local_path(rest: str) -> str:
@@ -47,6 +52,7 @@ def _local_path(rest: str) -> str:
     return path
 
 
-def _refuse(options: dict[str, object], what: str) -> None:
+def _refuse(options: Iterable[str], what: str) -> None:
+    options = list(options)
     if options:
-        raise TypeError(f"{what} takes no options, got {', '.join(sorted(options))}")
+        raise TypeError(f"{what} does not take these options: {', '.join(sorted(options))}")

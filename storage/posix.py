@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import islice
 
@@ -36,11 +36,13 @@ def write_at(fd: int, view: memoryview, offset: int) -> None:
         offset += count
 
 
-def read_at(fd: int, views: Iterable[memoryview], offset: int) -> int:
+def read_at(fd: int, views: Sequence[memoryview], offset: int) -> int:
     """Fill ``views`` one after the other from ``offset`` on.
 
     Returns the number of bytes filled, which is short only at the end of the file.
     """
+    if len(views) == 1 and os.preadv(fd, views, offset) == views[0].nbytes:
+        return views[0].nbytes  # nearly always, and there may be very many calls
     pending = deque(view for view in views if view.nbytes)
     filled = 0
     while pending:

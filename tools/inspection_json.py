@@ -34,7 +34,7 @@ def checkpoint_document(
         "created": manifest.created,
         "metadata": manifest.metadata,
         "num_tensors": len(tensors),
-        "tensor_bytes": sum(tensor.num_bytes for tensor in manifest.tensors.values()),
+        "tensor_bytes": sum(tensor.stored_bytes for tensor in manifest.tensors.values()),
         "num_files": len(manifest.files),
         "file_bytes": sum(record.size for record in manifest.files),
         "meshes": [mesh.to_json() for mesh in meshes],
@@ -42,6 +42,15 @@ def checkpoint_document(
         "files": [
             {"path": manifest.path_of(record), "rank": record.rank, "bytes": record.size}
             for record in manifest.files
+        ],
+        "borrowed": [
+            {
+                "checkpoint": file.source,
+                "path": file.path,
+                "rank": file.record.rank,
+                "bytes": file.record.size,
+            }
+            for file in manifest.borrowed
         ],
     }
     if values:
@@ -57,6 +66,7 @@ def _tensor(tensor: StoredTensor, meshes: dict[Mesh, int]) -> dict[str, Any]:
         "dtype": tensor.dtype.torch_name,
         "shape": list(tensor.shape),
         "bytes": tensor.num_bytes,
+        "same_as": tensor.same_as,
         "layout": _layout(tensor, meshes),
     }
 

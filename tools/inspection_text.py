@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,7 @@ def show_checkpoint(url: str, manifest: Manifest, names: tuple[str, ...], *, val
 
 
 def _header(url: str, manifest: Manifest) -> Grid:
-    tensor_bytes = sum(tensor.num_bytes for tensor in manifest.tensors.values())
+    tensor_bytes = sum(tensor.stored_bytes for tensor in manifest.tensors.values())
     file_bytes = sum(record.size for record in manifest.files)
     facts = [
         ("checkpoint", url),
@@ -58,6 +59,7 @@ def _header(url: str, manifest: Manifest) -> Grid:
         ("format", f"dtckpt {FORMAT_VERSION}"),
         ("tensors", f"{len(manifest.tensors):,}, {iec(tensor_bytes)}"),
         ("files", f"{len(manifest.files):,}, {iec(file_bytes)}"),
+        *(("" if i else "refers to", text) for i, text in enumerate(_lenders(manifest))),
         *(("" if i else "mesh", text) for i, text in enumerate(_meshes(manifest))),
     ]
     if manifest.metadata is not None:
@@ -66,6 +68,12 @@ def _header(url: str, manifest: Manifest) -> Grid:
     for label, text in facts:
         grid.add(plain(label, "bold"), plain(printable(text)))
     return grid
+
+
+def _lenders(manifest: Manifest) -> list[str]:
+    """Return the earlier checkpoints that an incremental one needs."""
+    files = Counter(file.source for file in manifest.borrowed)
+    return [f"{name} beside it, {count(number, 'file')}" for name, number in files.items()]
 
 
 def _meshes(manifest: Manifest) -> list[str]:
@@ -106,7 +114,8 @@ def _facts(branch: Branch) -> Iterator[tuple[str, str]]:
     if tensor is not None:
         yield tensor_text(tensor), ""
         yield iec(tensor.num_bytes), "cyan"
-        yield layout_text(tensor.layout), ""
+        tie = f", tied to {tensor.same_as}" if tensor.same_as else ""
+        yield f"{layout_text(tensor.layout)}{tie}", ""
     elif branch.text:
         yield branch.text, "dim" if branch.children else "green"
 

@@ -11,6 +11,7 @@ import torch
 
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint.manifest import MANIFEST
+from dtckpt.checkpoint.ranks import GroupRanks
 from dtckpt.errors import CheckpointError, LayoutMismatch, NotCommitted, RankFailed, StorageError
 from dtckpt.storage import Fault, FaultyStore, FsspecStore, MemoryStore, RaiseError, Rule, Store
 
@@ -24,51 +25,50 @@ def state(value: float = 1.0) -> dict[str, Any]:
     return {f"t{i}": torch.full((50,), value) for i in range(2 * SIZE)}
 
 
-class Interrupted:
-    """A group whose n-th all-gather takes effect and then raises, as Ctrl-C would."""
+class Interrupt:
+    """Has the n-th of its rank's messages take effect and then raises, as Ctrl-C would."""
 
-    def __init__(self, group: Any, nth: int, error: BaseException) -> None:
-        self.group = group
-        self.left = nth
-        self.error = error
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left: dict[int, int] = {}
+        self.error: BaseException = KeyboardInterrupt()
+        consult = GroupRanks.consult
 
-    def rank(self) -> int:
-        """This rank."""
-        return self.group.rank()
+        def interrupted(ranks: GroupRanks, *args: Any, **options: Any) -> bytes:
+            decision = consult(ranks, *args, **options)
+            if ranks.rank in self.left:
+                self.left[ranks.rank] -= 1
+                if self.left[ranks.rank] == 0:
+                    raise self.error
+            return decision
 
-    def size(self) -> int:
-        """Number of ranks."""
-        return self.group.size()
-
-    def allgather(self, out: Any, mine: Any) -> Any:
-        """Gather, and raise at the end if it is time."""
-        work = self.group.allgather(out, mine)
-        self.left -= 1
-        if self.left == 0:
-            work.wait()
-            raise self.error
-        return work
+        monkeypatch.setattr(GroupRanks, "consult", interrupted)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("Connection closed by peer")])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RankFailed("Connection closed by peer")])
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_an_interrupt_at_any_collective_leaves_a_checkpoint_that_loads(
-    error: BaseException, overwrite: bool
+@pytest.mark.parametrize("victim", [0, SIZE - 1])
+def test_an_interrupt_after_any_message_leaves_a_checkpoint_that_loads(
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, overwrite: bool, victim: int
 ) -> None:
     """A rank that does not know whether the others commit must not delete what they need."""
-    for nth in range(1, 7):
+    interrupt = Interrupt(monkeypatch)
+    interrupt.error = error
+    for nth in range(1, 4):
         store = MemoryStore()
         target = "step-1" if overwrite else "step-2"
         dcp.save(state(1.0), store.substore("step-1"))
         place = store.substore(target)
+        interrupt.left = {victim: nth}
 
-        def save(rank: int, group: Any, nth: int = nth, place: Store = place) -> None:
-            mine = Interrupted(group, nth, error) if rank == SIZE - 1 else group
-            dcp.save(state(2.0), place, process_group=mine, overwrite=overwrite)
+        def save(rank: int, group: Any, place: Store = place) -> None:
+            silence = timedelta(seconds=5)
+            dcp.save(state(2.0), place, process_group=group, overwrite=overwrite, timeout=silence)
 
         with pytest.raises(RanksFailed) as failure:
-            run_ranks(SIZE, save, timeout=timedelta(milliseconds=500))
-        assert SIZE - 1 in failure.value.errors
+            run_ranks(SIZE, save)
+        assert victim in failure.value.errors
+        assert interrupt.left == {victim: 0}
+        interrupt.left = {}
         newest = dcp.latest(store)
         assert newest is not None
         into = state(0.0)
@@ -99,7 +99,7 @@ def test_ranks_with_different_paths_are_told_before_anything_is_written(tmp_path
         run_ranks(SIZE, lambda r, g: dcp.save(state(), tmp_path / f"at-{r}", process_group=g))
     for error in failure.value.errors.values():
         assert isinstance(error, LayoutMismatch)
-        assert "save to different places: ranks 1-2" in str(error)
+        assert "not given the same checkpoint_id: ranks 1-2" in str(error)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 import torch
 import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file
 
 import dtckpt.checkpoint as dcp
+from dtckpt.checkpoint.blocks import BlockHasher, num_blocks
 from dtckpt.checkpoint.dtypes import BY_TORCH_NAME, DTYPES
 from dtckpt.checkpoint.manifest import Manifest
 from dtckpt.checkpoint.plan import StoredTensor
@@ -67,22 +70,50 @@ def test_parts_are_named_by_their_boxes(tmp_path: Path) -> None:
 
 
 def test_data_starts_on_a_page_and_carries_its_checksums(tmp_path: Path) -> None:
-    dcp.save({"w": torch.randn(600_000)}, tmp_path)
+    state = {"w": torch.randn(600_000), "empty": torch.ones(0), "n": torch.ones(3).bfloat16()}
+    dcp.save(state, tmp_path)
     (file,) = tmp_path.glob("data/*/*.safetensors")
     data = file.read_bytes()
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
     assert (8 + length) % 4096 == 0
-    start, end = header["__dtckpt_blocks__"]["data_offsets"]
+    start, end = header.pop("__dtckpt_blocks__")["data_offsets"]
     assert 8 + length + end == len(data)
-    block = int(header["__metadata__"]["dtckpt_block_bytes"])
+    block = int(header.pop("__metadata__")["dtckpt_block_bytes"])
     region, table = data[8 + length :][:start], data[8 + length :][start:end]
-    digests = [xxhash.xxh3_128_digest(region[i : i + block]) for i in range(0, start, block)]
-    assert b"".join(digests) == table
+    chunks = sorted(tuple(entry["data_offsets"]) for entry in header.values())
+    starts = [(i, min(i + block, high)) for low, high in chunks for i in range(low, high, block)]
+    assert [high - low for low, high in starts] == [block, block, 2_400_000 - 2 * block, 6]
+    assert b"".join(xxhash.xxh3_128_digest(region[low:high]) for low, high in starts) == table
     record = json.loads((tmp_path / "manifest.json").read_bytes())["files"][0]
     assert record["size"] == len(data)
+    assert record["data_bytes"] == len(region) == 2_400_006
     assert record["header"] == xxhash.xxh3_128_hexdigest(data[: 8 + length])
     assert record["blocks"] == xxhash.xxh3_128_hexdigest(table)
+
+
+@given(st.lists(st.binary(max_size=40), max_size=5), st.integers(1, 12), st.data())
+def test_digests_tell_chunks_wherever_they_lie(
+    chunks: list[bytes], block_bytes: int, data: st.DataObject
+) -> None:
+    """However the bytes of a chunk arrive, and whatever is beside it."""
+    hasher = BlockHasher(block_bytes)
+    for chunk in chunks:
+        rest = memoryview(chunk)
+        while rest:
+            size = data.draw(st.integers(1, len(rest)))
+            hasher.update(rest[:size])
+            rest = rest[size:]
+        hasher.end_chunk()
+    table = hasher.table()
+    for chunk in chunks:
+        alone = BlockHasher(block_bytes)
+        alone.update(memoryview(chunk))
+        alone.end_chunk()
+        own, table = table[: len(alone.table())], table[len(alone.table()) :]
+        assert len(own) == 16 * num_blocks(len(chunk), block_bytes)
+        assert own == alone.table()
+    assert table == b""
 
 
 @pytest.mark.parametrize("name", sorted(BY_TORCH_NAME))

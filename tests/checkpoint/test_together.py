@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import dtckpt.checkpoint as dcp
-from dtckpt.checkpoint.ranks import GroupRanks, together
+from dtckpt.checkpoint.ranks import GroupRanks, ranks_of, together
 from dtckpt.checkpoint.text import ranks_text
 from dtckpt.errors import (
     AlreadyCommitted,
@@ -56,6 +56,17 @@ def same_error(body: Callable[[int, Any], Any]) -> CheckpointError:
     assert len({str(error) for error in errors}) == 1
     assert isinstance(errors[0], CheckpointError)
     return errors[0]
+
+
+def record_answers(monkeypatch: pytest.MonkeyPatch, lengths: list[int]) -> None:
+    """Have the length of every answer that a rank gives appended to a list."""
+    consult = GroupRanks.consult
+
+    def count(self: GroupRanks, answer: bytes, *args: Any, **options: Any) -> bytes:
+        lengths.append(len(answer) - 1)  # without the byte that says that all is well
+        return consult(self, answer, *args, **options)
+
+    monkeypatch.setattr(GroupRanks, "consult", count)
 
 
 def state(value: float = 1.0) -> dict[str, Any]:
@@ -146,7 +157,7 @@ def test_an_interrupt_is_told_to_the_others_and_raised_as_it_is() -> None:
                 raise KeyboardInterrupt
             return b""
 
-        together(GroupRanks(group), "phase", work)
+        together(ranks_of(group), "phase", work)
 
     with pytest.raises(RanksFailed) as failure:
         run_ranks(SIZE, body)
@@ -159,7 +170,7 @@ def test_several_failures_are_all_named() -> None:
         def work() -> bytes:
             raise Unsavable("odd" if rank == 1 else "even")
 
-        together(GroupRanks(group), "phase", work)
+        together(ranks_of(group), "phase", work)
 
     error = same_error(body)
     assert isinstance(error, Unsavable)
@@ -167,13 +178,35 @@ def test_several_failures_are_all_named() -> None:
     assert "failed on rank 1: odd" in str(error)
 
 
-def test_payloads_of_any_length_are_exchanged() -> None:
-    def body(rank: int, group: Any) -> list[bytes]:
-        return GroupRanks(group).exchange(bytes([rank]) * (1000 * rank))
+def test_the_coordinator_decides_on_answers_of_any_length() -> None:
+    def body(rank: int, group: Any) -> bytes:
+        def decide(answers: Mapping[int, bytes]) -> bytes:
+            assert list(answers) == list(range(SIZE))
+            return b"|".join(answers.values())
 
-    expected = [bytes([rank]) * (1000 * rank) for rank in range(SIZE)]
+        answer = bytes([rank]) * (100_000 * rank)
+        return together(ranks_of(group), "phase", lambda: answer, decide)
+
+    expected = b"|".join(bytes([rank]) * (100_000 * rank) for rank in range(SIZE))
     assert run_ranks(SIZE, body) == [expected] * SIZE
-    assert run_ranks(2, lambda _, g: GroupRanks(g).exchange(b"")) == [[b"", b""]] * 2
+    assert run_ranks(2, lambda _, g: together(ranks_of(g), "x", lambda: b"")) == [b""] * 2
+
+
+@pytest.mark.parametrize("raised", [Unsavable("no"), KeyboardInterrupt()])
+def test_a_decision_that_fails_reaches_all(raised: BaseException) -> None:
+    def body(_: int, group: Any) -> None:
+        def decide(_: Mapping[int, bytes]) -> bytes:
+            raise raised
+
+        together(ranks_of(group), "phase", lambda: b"", decide)
+
+    with pytest.raises(RanksFailed) as failure:
+        run_ranks(SIZE, body)
+    errors = failure.value.errors
+    expected = Unsavable if isinstance(raised, Unsavable) else CheckpointError
+    assert isinstance(errors[0], type(raised))
+    assert [type(errors[rank]) for rank in (1, 2)] == [expected] * 2
+    assert "phase failed on rank 0" in str(errors[1])
 
 
 def test_a_committed_checkpoint_is_not_touched_without_leave() -> None:
@@ -409,13 +442,7 @@ def test_what_ranks_keep_for_themselves_does_not_cost_their_agreement(
 ) -> None:
     """Only the values of each rank are exchanged, not the description of all tensors."""
     sent: list[int] = []
-    exchange = GroupRanks.exchange
-
-    def count(self: GroupRanks, payload: bytes) -> list[bytes]:
-        sent.append(len(payload))
-        return exchange(self, payload)
-
-    monkeypatch.setattr(GroupRanks, "exchange", count)
+    record_answers(monkeypatch, sent)
 
     def save(rank: int, group: Any) -> None:
         state = {f"layer{i}": torch.ones(3) for i in range(500)}
@@ -442,13 +469,7 @@ def test_names_are_not_exchanged_where_all_went_well(monkeypatch: pytest.MonkeyP
     tensors = {f"layer{i}": torch.ones(1) for i in range(300)}
     dcp.save(tensors, store)
     sent: list[int] = []
-    exchange = GroupRanks.exchange
-
-    def count(self: GroupRanks, payload: bytes) -> list[bytes]:
-        sent.append(len(payload))
-        return exchange(self, payload)
-
-    monkeypatch.setattr(GroupRanks, "exchange", count)
+    record_answers(monkeypatch, sent)
     run_ranks(
         2,
         lambda r, g: dcp.load({name: torch.zeros(1) for name in tensors}, store, process_group=g),

@@ -101,6 +101,19 @@ class StoreTests:
         store.read_into("x", requests)
         assert buffers == [DATA[start:stop] for start, stop in spans]
 
+    def test_read_into_tells_what_is_filled(self, store: Store, raw: Raw) -> None:
+        raw.put("x", DATA)
+        told: list[tuple[int, bytes]] = []
+        buffers = [bytearray(size) for size in (5, 0, 7)]
+        requests = [
+            ReadRequest(o, b, lambda o=o, b=b: told.append((o, bytes(b))))
+            for o, b in zip((0, 5, 5), buffers, strict=True)
+        ]
+        requests.append(ReadRequest(20, bytearray(3)))
+        store.read_into("x", requests)
+        full = {(o, d) for o, d in told if d}
+        assert full == {(0, DATA[:5]), (5, DATA[5:12])}
+
     def test_read_into_typed_memory(self, store: Store, raw: Raw) -> None:
         raw.put("x", DATA)
         buffer = bytearray(40)
@@ -354,6 +367,19 @@ class StoreTests:
         assert child.read("d/x", 1) == b"23"
         child.delete(["d/x", "y"])
         assert names(store) == ["a/b/cc"]
+
+    def test_sibling(self, store: Store) -> None:
+        child = store.substore("run/step-1")
+        child.publish("x", b"1", overwrite=False)
+        other = child.sibling("step-2")
+        other.publish("x", b"2", overwrite=False)
+        assert names(store) == ["run/step-1/x", "run/step-2/x"]
+        assert other.url == store.substore("run/step-2").url
+        assert other.sibling("step-1").read("x") == b"1"
+        assert child.substore("data").sibling("data").sibling("x").url == f"{child.url}/x"
+        for name in ("a/b", "..", ""):
+            with pytest.raises(ValueError, match="bad"):
+                child.sibling(name)
 
     def test_threads(self, store: Store) -> None:
         def cycle(number: int) -> bytes:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import signal
+import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import fsspec
 import pytest
+import s3fs
 
 from dtckpt.errors import ObjectExists, ObjectNotFound, StorageError
 from dtckpt.storage import FsspecStore, Store, fsspec_streams, open_store
+from dtckpt.storage.s3_parts import NUM_PARTS
 
 from ..conftest import BUCKET, S3
 from .conformance import DATA, Raw, StoreTests, names, write
@@ -116,6 +122,125 @@ def test_upload_that_the_server_forgot(store: Store, raw: RawBucket, s3: S3) -> 
     with pytest.raises(StorageError, match="cannot complete"):
         stream.close()
     assert raw.get("x") is None
+
+
+class Calls:
+    """Every call that s3fs makes for a stream, seen and if need be replaced before it is made."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.lock = threading.Lock()
+        self.in_flight = self.most = self.parts = 0
+        self.before: Callable[[int], object] = lambda _: None
+        """Called with the number of a part that is about to be sent."""
+        real = s3fs.S3FileSystem.call_s3
+        calls = self
+
+        def watched(fs: Any, method: str, *given: Any, **arguments: Any) -> Any:
+            if method != "upload_part":
+                return real(fs, method, *given, **arguments)
+            with calls.lock:
+                calls.parts += 1
+                calls.in_flight += 1
+                calls.most = max(calls.most, calls.in_flight)
+            try:
+                calls.before(arguments["PartNumber"])
+                return real(fs, method, *given, **arguments)
+            finally:
+                with calls.lock:
+                    calls.in_flight -= 1
+
+        monkeypatch.setattr("s3fs.S3FileSystem.call_s3", watched)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    return Calls(monkeypatch)
+
+
+def test_parts_are_sent_at_once_but_not_too_many(
+    store: Store, raw: RawBucket, small_parts: int, calls: Calls
+) -> None:
+    together = threading.Barrier(NUM_PARTS)
+
+    def meet(number: int) -> None:
+        if number <= NUM_PARTS:
+            together.wait(timeout=60)  # nobody passes unless all are on their way
+
+    calls.before = meet
+    data = b"".join(bytes([number]) * small_parts for number in range(NUM_PARTS + 2)) + b"end"
+    write(store, "x", data)
+    assert (calls.parts, calls.most) == (NUM_PARTS + 3, NUM_PARTS)
+    assert raw.get("x") == data
+    assert raw.uploads() == []
+
+
+@pytest.mark.parametrize("broken", [1, 3])
+def test_a_part_that_fails(
+    store: Store, raw: RawBucket, small_parts: int, calls: Calls, broken: int
+) -> None:
+    def fail(number: int) -> None:
+        if number == broken:
+            raise ConnectionError("the line is dead")
+
+    calls.before = fail
+    with pytest.raises(StorageError, match=r"cannot (write|complete) .*/x: .*the line is dead"):
+        write(store, "x", bytes(3 * small_parts))
+    assert (raw.uploads(), raw.get("x")) == ([], None)
+
+
+def test_a_part_that_fails_stops_the_writer(
+    store: Store, raw: RawBucket, small_parts: int, calls: Calls
+) -> None:
+    def fail(number: int) -> None:
+        raise ConnectionError(f"part {number} is lost")
+
+    calls.before = fail
+
+    def write_on() -> None:
+        with store.create("x", 100 * small_parts) as stream:
+            for _ in range(100):
+                stream.write(bytes(small_parts))
+
+    with pytest.raises(StorageError, match=r"cannot write .*/x: .*part \d is lost"):
+        write_on()
+    assert calls.parts <= NUM_PARTS
+    assert (raw.uploads(), raw.get("x")) == ([], None)
+
+
+def test_parts_without_threads(
+    store: Store, raw: RawBucket, small_parts: int, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "dtckpt-part":  # the server needs its own
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    write(store, "x", bytes(2 * small_parts))
+    assert (calls.parts, calls.most) == (2, 1)
+    assert raw.get("x") == bytes(2 * small_parts)
+
+
+AT_EXIT = """
+import atexit, json, sys
+from dtckpt.storage import open_store
+url, options = sys.argv[1], json.loads(sys.argv[2])
+store = open_store(url, **options)
+store.exists("x")
+
+@atexit.register
+def write():
+    with store.create("x", 33 << 20) as stream:
+        stream.write(bytes(33 << 20))
+"""
+
+
+def test_an_upload_while_the_interpreter_ends(s3: S3) -> None:
+    options = json.dumps(s3.options)
+    subprocess.run([sys.executable, "-c", AT_EXIT, s3.url, options], check=True, timeout=120)
+    assert s3.store.stat("x").size == 33 << 20
 
 
 def test_store_of_its_own(raw: RawBucket, s3: S3) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from pathlib import Path
 
 import pytest
@@ -174,7 +175,7 @@ class TestComparisons:
 
 
 def test_kill_halfway() -> None:
-    plan = KillHalfway()
+    plan = KillHalfway(threading.Event())
     calls = [
         Call(number=1, op="stat", name="manifest.json"),
         Call(number=2, op="create", name="data/a/00002.safetensors", size=100),

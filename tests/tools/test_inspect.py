@@ -69,6 +69,7 @@ def test_json_has_everything(run: Run, saved: Path) -> None:
         "dtype": "float32",
         "shape": [96, 40],
         "bytes": 15360,
+        "same_as": None,
         "layout": {"mesh": 0, "placements": ["R"]},
     }
     assert found["meshes"] == [{"shape": [1], "axes": ["rank"]}]
@@ -136,3 +137,19 @@ def test_sharded_layouts_and_hostile_names(run: Run, tmp_path: Path) -> None:
     assert "w\\x1b%5B2J" in text
     assert "S(0)@1,S(0)@0 on dp=2,tp=2" in text
     assert "R,R on dp=2,tp=2" in text
+
+
+def test_ties_and_what_an_incremental_checkpoint_needs(run: Run, tmp_path: Path) -> None:
+    weight = torch.ones(30, 4)
+    state = {"head": weight, "embedding": weight, "step": torch.zeros(2)}
+    dcp.save(state, tmp_path / "step-1")
+    dcp.save(state | {"step": torch.ones(2)}, tmp_path / "step-2", base=tmp_path / "step-1")
+    text = run("inspect", str(tmp_path / "step-2")).stdout
+    assert "step-1 beside it, 1 file" in text
+    assert "tied to head" in text
+    told = document(run("inspect", "--json", str(tmp_path / "step-2")))
+    assert told["tensor_bytes"] == 30 * 4 * 4 + 8
+    assert told["tensors"]["embedding"]["same_as"] == "head"
+    (borrowed,) = told["borrowed"]
+    assert borrowed["checkpoint"] == "step-1"
+    assert (tmp_path / "step-1" / borrowed["path"]).stat().st_size == borrowed["bytes"]

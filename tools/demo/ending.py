@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import signal
+import threading
+from dataclasses import dataclass
 from types import FrameType
 
 from dtckpt.storage import Call, Fault, Kill
 
+_PATIENCE_SECONDS = 60.0
+
 
 class KillHalfway:
-    """A plan of faults: SIGKILL as soon as half of a data file's bytes have been written."""
+    """A plan of faults: SIGKILL once half of a data file's bytes have been written.
 
-    def __init__(self) -> None:
+    The file then stays as it is until ``go_on`` is set, and only then is the process killed.
+    """
+
+    def __init__(self, go_on: threading.Event) -> None:
+        self._go_on = go_on
         self._announced = 0
         self._written = 0
 
@@ -22,7 +30,18 @@ class KillHalfway:
         if call.op != "write" or not self._announced:
             return None
         self._written += call.size
-        return Kill(after_effect=True) if 2 * self._written >= self._announced else None
+        return _KillLater(self._go_on) if 2 * self._written >= self._announced else None
+
+
+@dataclass(frozen=True, slots=True)
+class _KillLater(Fault):
+    """Wait within a storage call, after its effect, and end the process."""
+
+    go_on: threading.Event
+
+    def after(self) -> None:
+        self.go_on.wait(_PATIENCE_SECONDS)
+        Kill(after_effect=True).after()
 
 
 class Stop:

@@ -191,7 +191,8 @@ def _shown(event: dict[str, Any]) -> str:
         case "step":
             return f"step {event['step']}, loss {event['loss']:.3f}"
         case "save":
-            size, seconds = iec(event["bytes"]), event["seconds"]
-            return f"saved step {event['step']}: {size} in {seconds:.2f} s"
+            size, stall = iec(event["bytes"]), event["stall"]
+            took = f"{event['seconds']:.2f} s, the training waited {stall:.2f} s"
+            return f"saved step {event['step']}: {size} in {took}"
         case _:
             return f"resumed from step {event['step']}, loaded in {event['seconds']:.2f} s"

@@ -48,6 +48,7 @@ def train_until_killed(demo: Setting) -> Outcome:
         outcome.exit_code != 0 and re.search(died, outcome.log) is not None,
         f"torchrun ended with {outcome.exit_code}",
     )
+    _check_going_on(demo, outcome)
     _check_survivors(demo, outcome)
     _check_leftovers(demo)
     _check_not_committed(demo)
@@ -91,14 +92,23 @@ def _check_all_committed(demo: Setting, root: Path, text: str) -> None:
     demo.claims.check(text, committed == SAVES, f"steps {', '.join(map(str, committed))}")
 
 
+def _check_going_on(demo: Setting, outcome: Outcome) -> None:
+    meanwhile = [step for step in outcome.losses() if step > KILL_STEP]
+    demo.claims.check(
+        f"the training went on while step {KILL_STEP} was being saved, until the rank died",
+        bool(meanwhile),
+        f"steps made meanwhile: {', '.join(map(str, meanwhile)) or 'none'}",
+    )
+
+
 def _check_survivors(demo: Setting, outcome: Outcome) -> None:
     survivors = [rank for rank in range(RANKS) if rank != KILL_RANK]
     told = [error for rank, error in outcome.errors.items() if rank in survivors]
     longest = max((error["seconds"] for error in told), default=float("inf"))
     message = told[0]["message"].partition(" This is typically")[0] if told else ""
     demo.claims.check(
-        f"ranks {', '.join(map(str, survivors))} did not wait for it: each raised RankFailed long "
-        f"before their timeout of {TIMEOUT.seconds} s",
+        f"ranks {', '.join(map(str, survivors))} did not wait for it: their handles of the save "
+        f"raised RankFailed long before the timeout of {TIMEOUT.seconds} s",
         [error["error"] for error in told] == ["RankFailed"] * len(survivors)
         and longest < TIMEOUT.seconds / 2,
         f"at most {longest:.1f} s after its save began: {message}",

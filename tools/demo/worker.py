@@ -1,7 +1,7 @@
 """The training job of the demo: what every rank runs under torchrun.
 
 It is a training script of today: torch's ``parallelize_module`` and ``fully_shard``, torch's AdamW,
-and ``dtckpt.checkpoint`` to save and load.
+and ``dtckpt.checkpoint`` to save in the background and to load.
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,20 @@ ROWS = 8
 _SEED = 7
 TIMEOUT = timedelta(seconds=60)
 """After which a rank gives up on one that is silent but not gone."""
+STEPS_BEFORE_THE_END = 2
+"""Steps that the training makes during the save in which a rank is to die, before it does."""
+
+
+@dataclass(slots=True)
+class Saving:
+    """A save that goes on beside the training."""
+
+    step: int
+    handle: ck.SaveHandle
+    started: float
+    stall: float
+    """Seconds until the training could go on."""
+    ended: float = 0.0
 
 
 class Job:
@@ -51,24 +67,41 @@ class Job:
             "schedule": self.schedule,
             "step": 0,
         }
+        self.saving: Saving | None = None
+        self.may_die = threading.Event()
 
     def train(self, stop: Stop) -> None:
         """Load the newest checkpoint, if there is one, and train to the last step."""
-        newest = ck.latest(self.options.checkpoints)
+        newest = ck.latest(self.options.checkpoints, timeout=TIMEOUT)
         if newest is not None:
             self.resume(newest)
         for step in range(self.state["step"] + 1, self.options.steps + 1):
+            if stop.asked or step > self.last_step_of_all():
+                self.may_die.set()
+            self.look_after_save(wait=stop.asked)
             stop.leave_if_asked()
             started = time.perf_counter()
-            loss = self.step(step)
+            try:
+                loss = self.step(step)
+            except RuntimeError:  # another rank is gone in the middle of a collective
+                self.may_die.set()
+                self.look_after_save(wait=True)
+                raise
             self.log(event="step", step=step, loss=loss, seconds=time.perf_counter() - started)
             if step % self.options.save_every == 0 or step == self.options.steps:
+                self.look_after_save(wait=True)
                 self.save(step)
+        self.look_after_save(wait=True)
+
+    def last_step_of_all(self) -> int:
+        """Return the last step that all ranks make, the one that is to die in a save included."""
+        kill_step = self.options.kill_step
+        return self.options.steps if kill_step is None else kill_step + STEPS_BEFORE_THE_END
 
     def resume(self, newest: ck.Step) -> None:
         """Load a checkpoint and compare every leaf of the state with what lies there."""
         started = time.perf_counter()
-        report = ck.load(self.state, newest.url)
+        report = ck.load(self.state, newest.url, timeout=TIMEOUT)
         seconds = time.perf_counter() - started
         live = {
             key: value.state_dict() if hasattr(value, "state_dict") else value
@@ -103,22 +136,43 @@ class Job:
         return float(total) / dist.get_world_size()
 
     def save(self, step: int) -> None:
-        """Save as ``step-N``; the rank that is to die takes a store that sees to it."""
+        """Begin to save as ``step-N``; the rank that is to die takes a store that sees to it."""
         path = f"{self.options.checkpoints}/step-{step}"
         target: str | Store = path
         if (step, dist.get_rank()) == (self.options.kill_step, self.options.kill_rank):
-            target = FaultyStore(open_store(path), KillHalfway())
+            target = FaultyStore(open_store(path), KillHalfway(self.may_die))
+        metadata = {"mesh": self.options.mesh}
         started = time.perf_counter()
         try:
-            report = ck.save(self.state, target, metadata={"mesh": self.options.mesh})
+            handle = ck.async_save(self.state, target, metadata=metadata, timeout=TIMEOUT)
         except CheckpointError as error:
             self.tell(error, time.perf_counter() - started)
             raise
-        seconds = time.perf_counter() - started
-        self.log(event="save", step=step, bytes=report.total_bytes, seconds=seconds)
+        saving = Saving(step, handle, started, time.perf_counter() - started)
+        handle.add_done_callback(lambda _: setattr(saving, "ended", time.perf_counter()))
+        self.saving = saving
+
+    def look_after_save(self, *, wait: bool) -> None:
+        """Tell of a save that has ended; raise its error."""
+        saving = self.saving
+        if saving is None or not (wait or saving.handle.done()):
+            return
+        self.saving = None
+        try:
+            report = saving.handle.result()
+        except CheckpointError as error:
+            self.tell(error, time.perf_counter() - saving.started)
+            raise
+        self.log(
+            event="save",
+            step=saving.step,
+            bytes=report.total_bytes,
+            stall=saving.stall,
+            seconds=saving.ended - saving.started,
+        )
 
     def tell(self, error: CheckpointError, seconds: float) -> None:
-        """Leave this rank's error, raised after so many seconds of a save, beside the events."""
+        """Leave this rank's error, learnt so many seconds into a save, beside the events."""
         told = {"error": type(error).__name__, "message": str(error), "seconds": seconds}
         Path(f"{self.options.events}.rank{dist.get_rank()}").write_text(json.dumps(told))
 

@@ -13,6 +13,9 @@
         Unsavable(TypeError)              a value that the format cannot hold
         RankFailed                        another rank failed or fell silent
         Timeout(TimeoutError)             a deadline passed
+        Cancelled                         a save was called off
+        Busy                              another save is still under way
+        InUse                             other checkpoints need this one
         StorageError(OSError)             the storage failed
           ObjectNotFound(FileNotFoundError)
           ObjectExists(FileExistsError)
@@ -26,9 +29,12 @@ from __future__ import annotations
 
 __all__ = [
     "AlreadyCommitted",
+    "Busy",
+    "Cancelled",
     "CheckpointError",
     "Corrupt",
     "DtckptError",
+    "InUse",
     "LayoutMismatch",
     "NotCommitted",
     "ObjectExists",
@@ -57,6 +63,8 @@ class UnsupportedOp(DtckptError, NotImplementedError):
 class CheckpointError(DtckptError):
     """A checkpoint could not be saved, read or understood."""
 
+    is_certain: bool = False
+    """After a failed save: whether it is known that no checkpoint came of it."""
     overwritten: tuple[str, ...] = ()
     """After a failed load: names of tensors of which some elements had been loaded, on any rank."""
 
@@ -87,6 +95,18 @@ class RankFailed(CheckpointError):
 
 class Timeout(CheckpointError, TimeoutError):
     """A deadline passed."""
+
+
+class Cancelled(CheckpointError):
+    """A save was cancelled by its caller before it was committed."""
+
+
+class Busy(CheckpointError):
+    """A save in the background has not ended yet, and another one may not begin before."""
+
+
+class InUse(CheckpointError):
+    """A checkpoint cannot be deleted or replaced: others refer to its files."""
 
 
 class StorageError(CheckpointError, OSError):

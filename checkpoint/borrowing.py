@@ -1,0 +1,166 @@
+"""Incremental saves: what has not changed since an earlier checkpoint is referred to, not written.
+
+A chunk has not changed if every block of it has the digest that the earlier file has for it. Then
+the new data file only says which file holds it. The earlier checkpoint gets a mark that says who
+needs it, so that it is not deleted by mistake.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from dtckpt.errors import CheckpointError, Corrupt, InUse, NotCommitted
+
+from ..storage.base import Store
+from ..storage.open import open_store
+from .blocks import DIGEST_BYTES, BlockHasher
+from .datafile import Entry
+from .manifest import MANIFEST, BorrowedFile, Manifest, read_manifest
+from .stored import DataFile, StoredData
+from .writing import PIECE_BYTES, Chunk
+
+logger = logging.getLogger("dtckpt.checkpoint")
+
+MARKS = "needed-by"
+"""Directory of a checkpoint in which those that refer to its files leave their names."""
+
+
+@dataclass(slots=True)
+class Borrowed:
+    """What one rank refers to instead of writing it."""
+
+    files: dict[str, BorrowedFile] = field(default_factory=dict[str, BorrowedFile])
+    references: dict[str, str] = field(default_factory=dict[str, str])
+    """Id of the file by the key of the chunk."""
+    num_bytes: int = 0
+
+
+class Lender:
+    """An earlier checkpoint beside the one that is written."""
+
+    def __init__(self, store: Store, manifest: Manifest) -> None:
+        self._name = name_of(store)
+        self._data = StoredData(store, manifest)
+
+    def borrow(self, chunk: Chunk, borrowed: Borrowed) -> bool:
+        """Refer to a chunk if it is stored here with the same bytes; return whether it is."""
+        try:
+            found = self._find(chunk)
+        except Corrupt as error:
+            logger.warning("%s: not used as a base for %s: %s", self._name, chunk.key, error)
+            return False
+        if found is None or not _is_unchanged(chunk, *found):
+            return False
+        file, entry = found
+        source = BorrowedFile(
+            source=file.source or self._name, save_id=file.layout.save_id, record=file.record
+        )
+        borrowed.files[source.id] = source
+        borrowed.references[chunk.key] = source.id
+        borrowed.num_bytes += entry.num_bytes
+        return True
+
+    def _find(self, chunk: Chunk) -> tuple[DataFile, Entry] | None:
+        tensor = self._data.manifest.tensors.get(chunk.tensor.name)
+        if tensor is None or (tensor.dtype, tensor.shape) != (chunk.dtype, chunk.tensor.shape):
+            return None
+        if chunk.box.is_empty or tensor.key(chunk.box) != chunk.key:
+            return None
+        for rank, box, _ in tensor.chunks_meeting(chunk.box):
+            if box == chunk.box:
+                return self._data.entry(rank, tensor, box)
+            return None  # cut otherwise
+        return None
+
+
+def _is_unchanged(chunk: Chunk, file: DataFile, entry: Entry) -> bool:
+    """Compare digests block by block: what has changed mostly shows in the first one."""
+    block_bytes = file.layout.block_bytes
+    expected = file.digests(entry)
+    hasher = BlockHasher(block_bytes)
+    for piece in chunk.source.pieces(PIECE_BYTES):
+        for start in range(0, len(piece), block_bytes):
+            seen = len(hasher.digests)
+            hasher.update(piece[start : start + block_bytes])
+            known = expected[seen * DIGEST_BYTES :]
+            if not known.startswith(b"".join(hasher.digests[seen:])):
+                return False
+    hasher.end_chunk()
+    return hasher.table() == expected
+
+
+def open_base(
+    base: str | os.PathLike[str] | Store, target: Store, options: Mapping[str, object]
+) -> Store:
+    """Return the store of a checkpoint to refer to; CheckpointError unless it is beside ``target``.
+
+    Only then a run's directory can be moved or copied as a whole. Links are followed, since the
+    name that is kept must lead to the same checkpoint for ever.
+    """
+    store = open_store(base, **({} if isinstance(base, Store) else options))
+    real = _followed(store.url)
+    sibling = target.sibling(real.rpartition("/")[2])
+    if real == _followed(target.url) or _followed(sibling.url) != real:
+        raise CheckpointError(
+            f"the base {store.url} does not lie beside {target.url}. An incremental checkpoint "
+            "refers to others in the same directory only, so that a run can be moved as a whole"
+        )
+    return sibling
+
+
+def _followed(url: str) -> str:
+    """Return a local path without links; other URLs as they are."""
+    return os.path.realpath(url) if url.startswith("/") else url
+
+
+def name_of(store: Store) -> str:
+    """Return the name of a checkpoint among those beside it."""
+    return store.url.rpartition("/")[2]
+
+
+def leave_marks(store: Store, borrowed: Iterable[BorrowedFile]) -> None:
+    """Tell the lenders that the checkpoint in ``store`` is about to need them."""
+    for source in sorted({file.source for file in borrowed}):
+        store.sibling(source).publish(f"{MARKS}/{name_of(store)}", b"", overwrite=True)
+
+
+def check_lenders(store: Store, borrowed: Iterable[BorrowedFile]) -> None:
+    """Raise CheckpointError unless every lender is still the checkpoint that was referred to."""
+    for source, save_id in sorted({(file.source, file.save_id) for file in borrowed}):
+        lender = store.sibling(source)
+        try:
+            found = read_manifest(lender).save_id
+        except NotCommitted:
+            found = None
+        if found != save_id:
+            raise CheckpointError(
+                f"{lender.url}: this checkpoint was deleted or replaced during the save that "
+                "refers to it; save again without it as the base"
+            )
+
+
+def dependents(store: Store) -> list[str]:
+    """Return the names of committed checkpoints that refer to files of the one in ``store``."""
+    own = name_of(store)
+    found: list[str] = []
+    for mark in list(store.list(MARKS)):
+        name = mark.name.rpartition("/")[2]
+        other = store.sibling(name)
+        if not other.exists(MANIFEST):
+            continue
+        if any(file.source == own for file in read_manifest(other).borrowed):
+            found.append(name)
+    return found
+
+
+def refuse_if_needed(store: Store, what: str) -> None:
+    """Raise InUse if other checkpoints refer to files of the one in ``store``."""
+    needing = dependents(store)
+    if needing:
+        raise InUse(
+            f"{store.url} cannot be {what}: the incremental checkpoints {', '.join(needing)} "
+            "beside it refer to its files. Delete those first, or save them anew without a base"
+        )

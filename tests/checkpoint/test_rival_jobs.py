@@ -1,0 +1,51 @@
+"""Two jobs save to one path at once: one of them wins as a whole, and both know which."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> list[dict[str, Any]]:
+    """Every round of rival_jobs."""
+    command = [sys.executable, "-m", "tests.checkpoint.rival_jobs"]
+    run = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    found = [json.loads(line) for line in run.stdout.splitlines()]
+    assert {(o["overwrite"], o["background"]) for o in found} == {
+        (overwrite, background) for overwrite in (False, True) for background in (False, True)
+    }
+    return found
+
+
+def test_one_job_commits_and_the_other_takes_its_files_away(
+    outcomes: list[dict[str, Any]],
+) -> None:
+    for outcome in outcomes:
+        if not outcome["overwrite"]:
+            notes = outcome["notes"]
+            winner = notes.index(["ok", "ok"])
+            assert notes[1 - winner] == ["AlreadyCommitted", "AlreadyCommitted"], outcome
+            assert outcome["values"] == [winner + 1.0], outcome
+            assert outcome["data_files"] == [2, 0], outcome
+
+
+def test_the_last_of_two_that_overwrite_is_there_as_a_whole(
+    outcomes: list[dict[str, Any]],
+) -> None:
+    for outcome in outcomes:
+        assert outcome["num_problems"] == 0, outcome
+        if outcome["overwrite"]:
+            assert outcome["notes"] == [["ok", "ok"], ["ok", "ok"]], outcome
+            assert outcome["values"] in ([1.0], [2.0]), outcome
+            assert outcome["data_files"][0] == 2, outcome

@@ -1,0 +1,384 @@
+"""What could lose a checkpoint, hang a rank or blame the wrong one, and must not."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import dtckpt.checkpoint as dcp
+from dtckpt.checkpoint import committing as committing_module
+from dtckpt.checkpoint import wire as wire_module
+from dtckpt.checkpoint.rendezvous import members_of
+from dtckpt.checkpoint.wire import Wire
+from dtckpt.errors import Busy, CheckpointError, InUse, LayoutMismatch, NotCommitted, RankFailed
+from dtckpt.storage import Delay, Fault, FaultyStore, MemoryStore, Rule
+
+from ..ranks import RanksFailed, run_ranks
+
+committing: Any = committing_module  # what it imports is looked at and replaced
+SHORT = timedelta(milliseconds=300)
+BEGIN: int = vars(wire_module)["_BEGIN"]
+
+
+class Call(Fault):
+    """Calls a function before the effect."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self.call = call
+
+    def before(self) -> None:
+        self.call()
+
+
+def state(value: float = 1.0) -> dict[str, Any]:
+    return {f"t{i}": torch.full((50,), value) for i in range(6)}
+
+
+def intact(store: Any) -> bool:
+    return dcp.verify(store).problems == ()
+
+
+def test_a_checkpoint_is_not_its_own_base_under_another_name(tmp_path: Path) -> None:
+    dcp.save(state(), tmp_path / "step-1")
+    (tmp_path / "last").symlink_to("step-1")
+    with pytest.raises(CheckpointError, match="does not lie beside"):
+        dcp.save(state(), tmp_path / "step-1", base=tmp_path / "last", overwrite=True)
+    assert intact(tmp_path / "step-1")
+
+
+def test_a_base_is_kept_by_its_own_name(tmp_path: Path) -> None:
+    dcp.save(state(), tmp_path / "step-1")
+    (tmp_path / "last").symlink_to("step-1")
+    dcp.save(state(), tmp_path / "step-2", base=tmp_path / "last")
+    (tmp_path / "last").unlink()
+    (tmp_path / "last").symlink_to("step-2")
+    assert intact(tmp_path / "step-2")
+    with pytest.raises(InUse):
+        dcp.delete(tmp_path / "step-1")
+
+
+def test_a_conjugate_is_not_tied() -> None:
+    value = torch.tensor([1 + 2j, 3 + 4j])
+    store = MemoryStore()
+    dcp.save({"a": value, "b": value.conj(), "c": value.imag, "d": value.conj().imag}, store)
+    with dcp.open(store) as checkpoint:
+        assert torch.equal(checkpoint["b"][...], value.conj().resolve_conj())
+        assert checkpoint["d"][...].tolist() == [-2.0, -4.0]
+
+
+def test_threads_that_save_alone_have_memory_of_their_own(tmp_path: Path) -> None:
+    def save(number: int) -> None:
+        for step in range(4):
+            value = torch.full((1 << 20,), float(number))
+            dcp.async_save({"x": value}, tmp_path / f"{number}-{step}", no_dist=True).result(60)
+
+    threads = [threading.Thread(target=save, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for number in range(3):
+        for step in range(4):
+            with dcp.open(tmp_path / f"{number}-{step}") as checkpoint:
+                assert checkpoint["x"][...].unique().tolist() == [number]
+
+
+def test_a_base_is_not_replaced_once_another_has_come_to_need_it() -> None:
+    root = MemoryStore()
+    first, second = root.substore("1"), root.substore("2")
+    dcp.save(state(), first)
+
+    def borrow() -> None:
+        dcp.save(state(), second, base=first)
+
+    replacing = FaultyStore(first, [Rule(Call(borrow), op="close", nth=1)])
+    with pytest.raises(InUse):
+        dcp.save(state(2.0), replacing, overwrite=True)
+    assert intact(first)
+    assert intact(second)
+
+
+def test_a_base_that_was_replaced_meanwhile_is_not_referred_to() -> None:
+    root = MemoryStore()
+    first, second = root.substore("1"), root.substore("2")
+    dcp.save(state(), first)
+
+    def replace() -> None:
+        dcp.save(state(2.0), first, overwrite=True)
+
+    borrowing = FaultyStore(second, [Rule(Call(replace), op="close", nth=1)])
+    with pytest.raises(CheckpointError, match="deleted or replaced"):
+        dcp.save(state(), borrowing, base=first)
+    with pytest.raises(NotCommitted):
+        dcp.open(second)
+    assert intact(first)
+
+
+def test_a_base_deleted_at_the_last_moment_takes_the_new_one_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    root = MemoryStore()
+    first, second = root.substore("1"), root.substore("2")
+    dcp.save(state(), first)
+    checks: list[int] = []
+    check = committing.check_lenders
+
+    def delete_after_the_first_check(*args: Any) -> None:
+        check(*args)
+        checks.append(1)
+        if len(checks) == 1:
+            dcp.delete(first)
+
+    monkeypatch.setattr(committing, "check_lenders", delete_after_the_first_check)
+    with pytest.raises(CheckpointError, match="deleted or replaced"):
+        dcp.save(state(), second, base=first)
+    with pytest.raises(NotCommitted):
+        dcp.open(second)
+
+
+def test_a_base_of_which_a_file_is_missing_is_not_used() -> None:
+    root = MemoryStore()
+    dcp.save(state(), root.substore("1"))
+    root.delete([info.name for info in root.list("1/data")])
+    report = dcp.save(state(), root.substore("2"), base=root.substore("1"))
+    assert report.borrowed_bytes == 0
+    assert intact(root.substore("2"))
+
+
+def test_metadata_is_that_of_the_call() -> None:
+    opened = threading.Event()
+    store = MemoryStore()
+    held = FaultyStore(store, [Rule(Call(lambda: opened.wait(30)), op="create", nth=1)])
+    metadata = {"step": 1}
+    handle = dcp.async_save(state(), held, metadata=metadata)
+    metadata["step"] = 2
+    opened.set()
+    handle.result(30)
+    assert dcp.open(store).metadata == {"step": 1}
+
+
+def test_a_thread_that_cannot_start_fails_the_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            dcp.async_save(state(), MemoryStore())
+    dcp.async_save(state(), MemoryStore()).result(30)
+
+
+def test_storage_that_hangs_does_not_hold_up_the_next_save_for_ever() -> None:
+    opened = threading.Event()
+    held = FaultyStore(MemoryStore(), [Rule(Call(lambda: opened.wait(30)), op="create", nth=1)])
+    first = dcp.async_save(state(), held)
+    with pytest.raises(Busy, match=r"has not got on for 0\.3 s"):
+        dcp.async_save(state(), MemoryStore(), timeout=SHORT)
+    opened.set()
+    first.result(30)
+    dcp.async_save(state(), MemoryStore(), timeout=SHORT).result(30)
+
+
+@pytest.mark.parametrize("alone", [0, 1])
+def test_a_call_that_one_rank_made_alone_does_not_spoil_the_next(alone: int) -> None:
+    store, gate = MemoryStore(), threading.Barrier(2)
+
+    def body(rank: int, group: Any) -> None:
+        dcp.save(state(), store.substore("1"), process_group=group)
+        if rank == alone:
+            with pytest.raises(RankFailed):
+                dcp.save(state(), store.substore("2"), process_group=group, timeout=SHORT)
+        gate.wait(30)
+        for number in (3, 4):
+            dcp.save(state(), store.substore(str(number)), process_group=group)
+
+    run_ranks(2, body)
+    assert [s for s in "1234" if store.exists(f"{s}/manifest.json")] == ["1", "3", "4"]
+
+
+def test_a_rank_joins_its_own_call_though_the_end_of_a_missed_one_arrives_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the coordinator sends may be read at any later time; here it is held back."""
+    store, gate, held = MemoryStore(), threading.Barrier(2), threading.Event()
+    receive, begun = Wire.receive, threading.Event()
+
+    def late(wire: Wire, rank: int, kind: int, job: int, number: int, payload: bytes) -> None:
+        if rank == 0 and job == 1 and held.is_set() and kind != BEGIN:
+            begun.wait(30)
+            time.sleep(0.1)  # until the rank has joined
+        receive(wire, rank, kind, job, number, payload)
+
+    monkeypatch.setattr(Wire, "receive", late)
+
+    def body(rank: int, group: Any) -> None:
+        dcp.save(state(), store.substore("1"), process_group=group)
+        held.set()
+        if rank == 0:
+            with pytest.raises(RankFailed):
+                dcp.save(state(), store.substore("2"), process_group=group, timeout=SHORT)
+        gate.wait(30)
+        begun.set()
+        dcp.save(state(), store.substore("3"), process_group=group)
+
+    run_ranks(2, body)
+    assert [s for s in "123" if store.exists(f"{s}/manifest.json")] == ["1", "3"]
+
+
+def calls(kind: str, store: Any, group: Any) -> None:
+    if kind == "async":
+        dcp.async_save(state(), store, process_group=group).result(30)
+    elif kind == "load":
+        dcp.load(state(), store, process_group=group)
+    else:
+        base = store.sibling("1") if kind == "base" else None
+        check: Any = "error" if kind == "check" else None
+        dcp.save(state(), store, process_group=group, base=base, check_replicas=check)
+
+
+@pytest.mark.parametrize("one", ["async", "load", "base", "check"])
+@pytest.mark.parametrize("first", [0, 1])
+def test_ranks_that_are_called_otherwise_say_so_at_once(one: str, first: int) -> None:
+    root = MemoryStore()
+    dcp.save(state(), root.substore("1"))
+
+    def body(rank: int, group: Any) -> None:
+        calls(one if rank == first else "save", root.substore("2"), group)
+
+    with pytest.raises(RanksFailed) as failure:
+        run_ranks(2, body)
+    errors = failure.value.errors
+    expected = {
+        "base": "not given the same base",
+        "check": "not given the same check_replicas",
+    }.get(one, "same calls in the same order")
+    assert set(errors) == {0, 1}
+    for error in errors.values():
+        assert expected in str(error)
+        assert type(error) in (CheckpointError, LayoutMismatch)
+    assert not root.exists("2/manifest.json")
+
+
+FORK = """
+import os, sys, torch
+import dtckpt.checkpoint as dcp
+from dtckpt.storage import Delay, FaultyStore, LocalStore, Rule
+store = FaultyStore(LocalStore(sys.argv[1]), [Rule(Delay(1.0), op="create", nth=1)])
+handle = dcp.async_save({"x": torch.ones(1000)}, store)
+pid = os.fork()
+if pid == 0:
+    dcp.save({"y": torch.ones(3)}, sys.argv[1] + "-child", no_dist=True)
+    sys.exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+handle.result(30)
+"""
+
+
+def test_a_forked_process_does_not_wait_for_saves_of_its_parent(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FORK, str(tmp_path / "c")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert dcp.open(tmp_path / "c")["x"][...].sum() == 1000
+    assert dcp.open(tmp_path / "c-child")["y"][...].sum() == 3
+
+
+class Slow:
+    """A component whose state takes longer than the deadline."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def state_dict(self) -> dict[str, Any]:
+        time.sleep(self.seconds)
+        return {"x": 1}
+
+    def load_state_dict(self, _: object) -> None:
+        time.sleep(self.seconds)
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_a_rank_that_is_slow_but_alive_is_waited_for(slow: int) -> None:
+    store, deadline = MemoryStore(), timedelta(milliseconds=600)
+    late = [Rule(Delay(1.5), op=op, nth=1) for op in ("close", "publish", "read_into")]
+
+    def body(rank: int, group: Any) -> None:
+        mine = FaultyStore(store, late if rank == slow else [])
+        value = state() | {"c": Slow(1.5 if rank == slow else 0.0)}
+        dcp.save(value, mine, process_group=group, timeout=deadline)
+        dcp.load(value, mine, process_group=group, timeout=deadline)
+
+    run_ranks(2, body)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_failure_ends_the_writing_of_the_others(victim: int) -> None:
+    """Also that of the coordinator, which would else write for long before it listens."""
+    store = MemoryStore()
+    pieces = {f"t{i}": torch.zeros(1 << 16) for i in range(200)}
+
+    def body(rank: int, group: Any) -> None:
+        fault: Fault = Call(fail) if rank == victim else Delay(0.05)
+        mine = FaultyStore(store, [Rule(fault, op="write")])
+        dcp.save(pieces, mine, process_group=group)
+
+    def fail() -> None:
+        raise OSError("disk on fire")
+
+    start = time.monotonic()
+    with pytest.raises(RanksFailed) as failure:
+        run_ranks(2, body)
+    texts = {str(error) for error in failure.value.errors.values()}
+    assert len(texts) == 1
+    assert "disk on fire" in texts.pop()
+    assert time.monotonic() - start < 4.5, "the other one would have written for 5 s"
+
+
+def test_an_error_between_phases_is_told_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dtckpt.checkpoint.saver import SaveJob
+
+    own_chunks = SaveJob.own_chunks
+
+    def fail_on_one(job: SaveJob) -> Any:
+        if job.ranks.rank == 1:
+            raise MemoryError("no room")
+        return own_chunks(job)
+
+    monkeypatch.setattr(SaveJob, "own_chunks", fail_on_one)
+    store = MemoryStore()
+
+    def body(rank: int, group: Any) -> None:
+        dcp.save(state(), store, process_group=group)
+
+    with pytest.raises(RanksFailed) as failure:
+        run_ranks(2, body)
+    assert isinstance(failure.value.errors[1], MemoryError)
+    assert isinstance(failure.value.errors[0], RankFailed)
+    assert "rank 1 is lost: it has given up: MemoryError: no room" in str(failure.value.errors[0])
+
+
+def test_groups_that_are_gone_leave_no_threads() -> None:
+    def body(_: int, group: Any) -> None:
+        members_of(group)
+
+    def wires() -> int:
+        return sum(thread.name == "dtckpt-wire" for thread in threading.enumerate())
+
+    gc.collect()
+    before = wires()
+    for _ in range(5):
+        run_ranks(3, body)
+    gc.collect()
+    limit = time.monotonic() + 10
+    while wires() > before and time.monotonic() < limit:
+        time.sleep(0.02)
+    assert wires() <= before

@@ -1,0 +1,1 @@
+"""Benchmarks of checkpoints beside their peers and the limits of the machine (``make bench``)."""

@@ -1,0 +1,111 @@
+"""Starts the processes of the benchmark and collects what they measured."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+from .row import Outcome, Row
+from .setting import Setting
+from .worker import work
+
+# Imports torch once, and every rank starts from there.
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload([work.__module__])
+
+_POLL_SECONDS = 0.05
+_GRACE_SECONDS = 5.0
+
+
+class WorkersFailed(Exception):
+    """Some processes of the benchmark ended badly."""
+
+
+def run(rows: Iterable[Row], setting: Setting) -> Iterator[tuple[list[Row], dict[str, Outcome]]]:
+    """Yield the outcomes of all rows, one launch of processes after the other."""
+    for ranks, together in _launches(rows, setting):
+        yield together, _launch(together, ranks, setting)
+
+
+def _launches(rows: Iterable[Row], setting: Setting) -> list[tuple[int, list[Row]]]:
+    """Return rows that share processes: neighbours of one size that need no fresh ones."""
+    launches: list[tuple[int, list[Row]]] = []
+    for row in rows:
+        ranks = row.ranks(setting)
+        shared = [known for size, known in launches if size == ranks and not known[0].fresh]
+        if shared and not row.fresh:
+            shared[0].append(row)
+        else:
+            launches.append((ranks, [row]))
+    return launches
+
+
+def _launch(rows: list[Row], ranks: int, setting: Setting) -> dict[str, Outcome]:
+    Path(setting.directory).mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="dtckpt-bench-", dir=setting.directory))
+    try:
+        names = [row.name for row in rows]
+        job = {"setting": asdict(setting), "ranks": ranks, "rows": names}
+        (folder / "job.json").write_text(json.dumps(job))
+        (folder / "checkpoints").mkdir()
+        _run_processes(folder / "job.json", ranks, names)
+        outcomes = json.loads((folder / "outcomes.json").read_text())
+        return {name: Outcome(**outcomes[name]) for name in names}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run_processes(job: Path, ranks: int, names: list[str]) -> None:
+    processes = [_CONTEXT.Process(target=work, args=(job, rank)) for rank in range(ranks)]
+    with _environment():
+        for process in processes:
+            process.start()
+    try:
+        codes = _wait(processes)
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    if any(codes):
+        raise WorkersFailed(f"{', '.join(names)}: the ranks ended with {codes}")
+
+
+def _wait(processes: list[ForkServerProcess]) -> list[int | None]:
+    """Return the exit codes; once one process has failed the others get a few seconds more."""
+    deadline = float("inf")
+    while time.monotonic() < deadline:
+        codes = [process.exitcode for process in processes]
+        if None not in codes:
+            return codes
+        if any(codes):
+            deadline = min(deadline, time.monotonic() + _GRACE_SECONDS)
+        time.sleep(_POLL_SECONDS)
+    return [process.exitcode for process in processes]
+
+
+@contextmanager
+def _environment() -> Generator[None]:
+    """Let ranks inherit an environment with one thread each, in which nothing leaves the machine.
+
+    They inherit it from the fork server, which starts with the first of them.
+    """
+    before = dict(os.environ)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    loopback = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
+    if loopback:
+        os.environ["GLOO_SOCKET_IFNAME"] = loopback.pop()
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

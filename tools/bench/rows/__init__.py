@@ -1,0 +1,23 @@
+"""All rows of the benchmark, in the order in which they are shown."""
+
+from __future__ import annotations
+
+from ..row import Row
+from .background import BUSY, STALL
+from .loading import LOAD
+from .memory import memory_row
+from .resharding import RESHARD
+from .saving import SAVE
+from .small import SMALL_LOAD, SMALL_SAVE
+
+ROWS: tuple[Row, ...] = (
+    SAVE,
+    LOAD,
+    RESHARD,
+    STALL,
+    BUSY,
+    memory_row("memory-quarter", 0.25),
+    memory_row("memory-whole", 1.0),
+    SMALL_SAVE,
+    SMALL_LOAD,
+)

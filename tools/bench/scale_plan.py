@@ -1,0 +1,215 @@
+"""Plans of saves and loads at any scale, made as each rank would make them, without the ranks."""
+
+from __future__ import annotations
+
+import json
+import time
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ...checkpoint.blocks import DEFAULT_BLOCK_BYTES
+from ...checkpoint.cuts import Geometry
+from ...checkpoint.datafile import lay_out
+from ...checkpoint.manifest import FileRecord, Manifest
+from ...checkpoint.merging import merge_tensors, merge_values
+from ...checkpoint.plan import StoredTensor, assign_writers
+from ...checkpoint.spec import (
+    TensorSpecs,
+    Values,
+    specs_fingerprint,
+    specs_from_bytes,
+    specs_to_bytes,
+)
+from ...checkpoint.tree import Node
+from ...dtensor import Layout
+from .scale_jobs import Job
+
+T = TypeVar("T")
+
+_SAVE_ID = "0123456789abcdef"
+_DIGEST = "0123456789abcdef" * 2
+_SAVING_SAMPLE = 64
+_LOADING_SAMPLE = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """What planning costs at one number of ranks."""
+
+    job: str
+    loaded_by: str
+    ranks: int
+    tensors: int
+    plan_seconds: float
+    """All that one rank does before it writes: specs, fingerprint, writers, its own file."""
+    cached_seconds: float
+    """The same where the plan is remembered from the save before: specs and fingerprint."""
+    coordinator_seconds: float
+    """What the coordinator does besides: answers and file records of all ranks, the manifest."""
+    coordinator_bytes: int
+    """Most memory that the coordinator's plan and manifest take."""
+    manifest_bytes: int
+    busiest: float
+    """Bytes written by the busiest rank looked at over the mean of all ranks."""
+    forced: float
+    """What ``busiest`` is at least, since the layouts leave unequal parts to ranks."""
+    load_seconds: float
+    """What one rank does before it reads: parse the manifest, find its chunks; the slowest."""
+    load_files: int
+    """Most files that one rank looked at reads from."""
+    load_ranges: int
+    """Most byte ranges that one rank looked at reads, before neighbours are merged."""
+
+
+def simulate(saving: Job, loading: Job) -> Scale:
+    """Plan a save by one job and a load of it by another one."""
+    told = [specs_to_bytes(stage.describe()) for stage in saving.stages]
+    # The rank whose stage has most to describe; all ranks of it do the same work.
+    rank = max(range(len(told)), key=lambda s: len(told[s])) * saving.num_ranks // len(told)
+    plan_seconds, stored = _timed(lambda: _plan(saving, told, rank))
+    cached_seconds, _ = _timed(lambda: specs_fingerprint(saving.stage_of(rank).describe()))
+    answers = _answers(saving)
+    coordinator_seconds, manifest = _timed(lambda: _coordinate(saving, stored, answers))
+    tracemalloc.start()
+    _coordinate(saving, _plan(saving, told, rank), answers)
+    coordinator_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    busiest, forced = _balance(saving, stored)
+    parse_seconds, parsed = _timed(lambda: Manifest.from_bytes(manifest, "simulated"))
+    loads = [
+        _timed(lambda r=r: _touched(parsed, loading, r)) for r in _sample(loading, _LOADING_SAMPLE)
+    ]
+    return Scale(
+        job=saving.name,
+        loaded_by=f"{loading.name} on {loading.num_ranks:,}",
+        ranks=saving.num_ranks,
+        tensors=len(stored),
+        plan_seconds=plan_seconds,
+        cached_seconds=cached_seconds,
+        coordinator_seconds=coordinator_seconds,
+        coordinator_bytes=coordinator_bytes,
+        manifest_bytes=len(manifest),
+        busiest=busiest,
+        forced=forced,
+        load_seconds=parse_seconds + max(seconds for seconds, _ in loads),
+        load_files=max(files for _, (files, _) in loads),
+        load_ranges=max(ranges for _, (_, ranges) in loads),
+    )
+
+
+def _timed(call: Callable[[], T]) -> tuple[float, T]:
+    start = time.perf_counter()
+    result = call()
+    return time.perf_counter() - start, result
+
+
+def _plan(job: Job, told: list[bytes], rank: int) -> tuple[StoredTensor, ...]:
+    """Do what one rank does before it writes, given what one rank of each other stage says."""
+    own = job.stage_of(rank).describe()
+    specs_fingerprint(own)
+    everyone = tuple(range(job.num_ranks))
+    size = len(everyone) // len(job.stages)
+    reports: list[tuple[tuple[int, ...], TensorSpecs]] = [(everyone, own)]
+    if len(told) > 1:
+        reports = [
+            (everyone[number * size : (number + 1) * size], specs_from_bytes(text))
+            for number, text in enumerate(told)
+        ]
+    stored = assign_writers(merge_tensors(reports))
+    chunks = [(tensor, box) for tensor in stored for box in tensor.chunks_of(rank)]
+    lay_out(((t.key(box), t.dtype, box.sizes) for t, box in chunks), save_id=_SAVE_ID)
+    return stored
+
+
+def _answers(job: Job) -> list[tuple[bytes, bytes]]:
+    """Return what every rank sends to the coordinator: its fingerprint, its file's record."""
+    prints = [specs_fingerprint(stage.describe()) for stage in job.stages]
+    size = job.num_ranks // len(prints)
+    record = FileRecord(
+        rank=0,
+        size=123_456_789_012,
+        header_bytes=491_520,
+        data_bytes=123_456_297_492,
+        header_digest=_DIGEST,
+        table_digest=_DIGEST,
+    )
+    told = [json.dumps(record.to_json() | {"rank": r}).encode() for r in range(job.num_ranks)]
+    return [(prints[rank // size], text) for rank, text in enumerate(told)]
+
+
+def _coordinate(
+    job: Job, stored: tuple[StoredTensor, ...], answers: list[tuple[bytes, bytes]]
+) -> bytes:
+    """Do what the coordinator does besides planning, and return the manifest."""
+    groups: dict[bytes, list[int]] = {}
+    for rank, (told, _) in enumerate(answers):
+        groups.setdefault(told, []).append(rank)
+    trees = [Values(_tree(stage.describe()), {}) for stage in job.stages]
+    tree = merge_values([(tuple(g), v) for g, v in zip(groups.values(), trees, strict=True)])
+    manifest = Manifest(
+        save_id=_SAVE_ID,
+        created="2026-01-01T00:00:00+00:00",
+        tensors={tensor.name: tensor for tensor in stored},
+        tree=tree,
+        files=tuple(FileRecord.from_json(json.loads(record)) for _, record in answers),
+    )
+    return manifest.to_bytes()
+
+
+def _tree(specs: TensorSpecs) -> Node:
+    """Return the tree of a state dict of parts, each a dict of tensors."""
+    parts: dict[str, dict[str, Node]] = {}
+    for name in specs:
+        part, _, key = name.partition("/")
+        parts.setdefault(part, {})[key] = {"tensor": name}
+    return {"dict": {part: {"dict": leaves} for part, leaves in parts.items()}}
+
+
+def _balance(job: Job, stored: tuple[StoredTensor, ...]) -> tuple[float, float]:
+    """Return bytes written by the busiest rank over the mean, and what that is at least."""
+    mean = sum(tensor.num_bytes for tensor in stored) / job.num_ranks
+    written: list[int] = []
+    shares: list[float] = []
+    for rank in _sample(job, _SAVING_SAMPLE):
+        parts = ((t, box.numel * t.dtype.itemsize) for t in stored for box in t.chunks_of(rank))
+        written.append(sum(num_bytes for _, num_bytes in parts))
+        shares.append(sum(_share(tensor, rank) for tensor in stored))
+    return max(written) / mean, max(max(shares) / mean, 1.0)
+
+
+def _share(tensor: StoredTensor, rank: int) -> float:
+    """Return the bytes of a rank's part, divided by the number of ranks that hold it."""
+    layout = tensor.layout
+    coordinate = layout.mesh.coordinate(rank) if isinstance(layout, Layout) else None
+    if not isinstance(layout, Layout) or coordinate is None:
+        return 0.0
+    return layout.box(coordinate).numel * tensor.dtype.itemsize / layout.num_replicas
+
+
+def _touched(manifest: Manifest, job: Job, rank: int) -> tuple[int, int]:
+    """Return how many files and byte ranges a rank of a loading job reads."""
+    files: set[int] = set()
+    ranges = 0
+    for name, spec in job.stage_of(rank).describe().items():
+        layout = spec.layout
+        coordinate = layout.mesh.coordinate(rank) if layout is not None else None
+        if layout is None or coordinate is None:
+            continue
+        wanted = layout.box(coordinate)
+        for writer, chunk, _ in manifest.tensors[name].chunks_meeting(wanted):
+            files.add(writer)
+            geometry = Geometry(
+                chunk=chunk,
+                wanted=wanted,
+                itemsize=spec.dtype.itemsize,
+                block_bytes=DEFAULT_BLOCK_BYTES,
+            )
+            ranges += sum(1 for _ in geometry.cuts(runs=True))
+    return len(files), ranges
+
+
+def _sample(job: Job, number: int) -> list[int]:
+    """Return ranks spread evenly, the first of every replica and stage among them."""
+    return sorted({*range(0, job.num_ranks, max(job.num_ranks // number, 1)), job.num_ranks - 1})
