@@ -16,8 +16,8 @@ from torch import Tensor
 from dtckpt.errors import PlacementError
 
 from .binding import Binding, bind
+from .decompositions import DECOMPOSITIONS
 from .ladder import run_without_rule
-from .norms import DECOMPOSITIONS
 from .placement import Replicate
 from .plan import LocalPlan, make_plan
 from .redistribute import redistribute_local
@@ -65,7 +65,9 @@ def dispatch(cls: type[Wrapper], op: Op, args: tuple[Any, ...], kwargs: Mapping[
     decomposition = DECOMPOSITIONS.get(op)
     own = op in RULES.by_users or (op in RULES and _all_whole(bound))
     if decomposition is not None and not own:
-        return decomposition(*args, **kwargs)
+        result = decomposition(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
     cache = bound.mesh.cache("plans", PlanCache)
     key = (*bound.key, torch.get_default_dtype(), RULES.generation)
     plan = cache.find(key, lambda: make_plan(op, args, kwargs, bound))

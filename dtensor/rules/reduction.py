@@ -60,7 +60,7 @@ def conjunctions(call: OpCall) -> Rule:
 
 @rule(aten.linalg_vector_norm.default)
 def norms(call: OpCall) -> Rule:
-    """Norms over whole dims; those over others are split into sums (``dtensor.norms``)."""
+    """Norms over whole dims; those over others are split into sums (``decompositions.norms``)."""
     dims = _reduced_dims(call, call.arg(2, "dim"))
     first = call.outputs[0]
     ndim = call.specs[0].ndim

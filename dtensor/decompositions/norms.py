@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from .table import decomposition
+
 aten = torch.ops.aten
 
 
+@decomposition(aten.linalg_vector_norm.default)
 def vector_norm(
     tensor: Tensor,
     ord: float = 2,
@@ -39,6 +41,7 @@ def _norm_of(values: Tensor, ord: float, dim: Sequence[int] | None, keepdim: boo
     return values.pow(ord).sum(dims, keepdim).pow(1 / ord)
 
 
+@decomposition(aten._foreach_norm.Scalar)
 def foreach_norm(
     tensors: Sequence[Tensor], ord: float = 2, dtype: torch.dtype | None = None
 ) -> list[Tensor]:
@@ -46,6 +49,7 @@ def foreach_norm(
     return [torch.linalg.vector_norm(tensor, ord, dtype=dtype) for tensor in tensors]
 
 
+@decomposition(aten.norm.Scalar, aten.norm.ScalarOpt_dim, aten.norm.ScalarOpt_dim_dtype)
 def norm(
     tensor: Tensor,
     p: float | None = 2,
@@ -60,17 +64,7 @@ def norm(
     )
 
 
+@decomposition(aten.norm.ScalarOpt_dtype)
 def norm_as(tensor: Tensor, p: float | None, *, dtype: torch.dtype) -> Tensor:
     """Return the norm over all dims in another dtype."""
     return norm(tensor, p, dtype=dtype)
-
-
-DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
-    aten.norm.Scalar: norm,
-    aten.norm.ScalarOpt_dim: norm,
-    aten.norm.ScalarOpt_dim_dtype: norm,
-    aten.norm.ScalarOpt_dtype: norm_as,
-    aten.linalg_vector_norm.default: vector_norm,
-    aten._foreach_norm.Scalar: foreach_norm,
-}
-"""Operators that are split into others, unless they have a rule and all their tensors are whole."""

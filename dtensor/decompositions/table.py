@@ -1,0 +1,29 @@
+"""The table of our own decompositions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..schemas import Op
+
+Decomposition = Callable[..., Any]
+"""Takes what the operator takes, distributed tensors in it, and returns what it returns; or
+NotImplemented where this call is better left to its sharding rule."""
+
+DECOMPOSITIONS: dict[Op, Decomposition] = {}
+"""By operator. Unlike a rule, a decomposition may do several operators and communicate."""
+
+
+def decomposition(*ops: Op) -> Callable[[Decomposition], Decomposition]:
+    """Register the decorated function for some operators.
+
+    It is asked before the rule of the operator, unless every tensor is replicated on all axes and
+    there is a rule. A rule of the user goes before it.
+    """
+
+    def register(function: Decomposition) -> Decomposition:
+        DECOMPOSITIONS.update(dict.fromkeys(ops, function))
+        return function
+
+    return register
