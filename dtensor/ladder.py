@@ -16,6 +16,7 @@ from torch import Tensor
 from dtckpt.errors import DtckptError, UnsupportedOp
 
 from .binding import Binding, map_tensors, substituted
+from .inplace_views import change_shape, changes_shape
 from .modes import is_strict, promoting_plain_tensors
 from .placement import Replicate
 from .redistribute import redistribute_local
@@ -38,6 +39,8 @@ def run_without_rule(
     if _is_composite(op):  # as it arrives in inference mode: its definition, not a fallback
         return op.decompose(*args, **kwargs)
     _refuse(op, bound)
+    if changes_shape(op):
+        return change_shape(op, args, kwargs)
     functional = functional_of(op)
     if functional is not None and functional is not op:
         return _via_functional(op, functional, args, kwargs)
@@ -77,11 +80,6 @@ def _refuse(op: Op, bound: Binding) -> None:
     listed = ", ".join(str(spec) for spec in bound.specs[:4])
     if op._schema.name in _STORAGE_OPS:
         raise UnsupportedOp(f"{op}({listed}) changes the storage of a DTensor, which has none")
-    if torch.Tag.inplace_view in op.tags:
-        raise UnsupportedOp(
-            f"{op}({listed}) changes the shape of a DTensor in place; assign the result of the "
-            "operator without the underscore instead"
-        )
     if is_random(op):
         raise UnsupportedOp(
             f"{op}({listed}) draws random numbers, which would differ between replicas; make the "

@@ -15,6 +15,7 @@ from torch import Tensor
 from dtckpt.errors import PlacementError
 
 from .binding import Binding, map_tensors, substituted
+from .inplace_views import changes_shape
 from .layout import Layout
 from .redistribute import redistribute_local
 from .rules import find_rule, rule_maker
@@ -118,9 +119,7 @@ def make_plan(
     functional = functional_of(op)
     if functional is None or rule_maker(functional) is None:
         return None
-    if (
-        torch.Tag.inplace_view in op.tags
-    ):  # changes the shape, not the values: refused by the ladder
+    if changes_shape(op):
         return None
     metas = _output_metas(op, args, kwargs, bound)
     if metas is None:

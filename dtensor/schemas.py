@@ -22,19 +22,21 @@ def functional_of(op: Op) -> Op | None:
     if not op._schema.is_mutable:
         return op
     namespace, name = op._schema.name.split("::")
-    if is_in_place(op):
-        packet = getattr(getattr(torch.ops, namespace), name[:-1], None)
-        overload = op._overloadname
-        found = getattr(packet, overload, None)
-        return found if isinstance(found, Op) and not found._schema.is_mutable else None
-    packet: Any = getattr(getattr(torch.ops, namespace), name)
-    wanted = [arg.name for arg in op._schema.arguments if not _is_written(arg)]
+    in_place = is_in_place(op)
+    packet = getattr(getattr(torch.ops, namespace), name[:-1] if in_place else name, None)
+    if packet is None:
+        return None
+    wanted = _signature(op)
     for overload in packet.overloads():
         found = getattr(packet, overload)
-        names = [arg.name for arg in found._schema.arguments]
-        if not found._schema.is_mutable and names == wanted:
+        if not found._schema.is_mutable and _signature(found) == wanted:
             return found
     return None
+
+
+def _signature(op: Op) -> list[tuple[str, str]]:
+    """Return names and types of the arguments, those for results left out."""
+    return [(arg.name, str(arg.type)) for arg in op._schema.arguments if not arg.is_out]
 
 
 @cache

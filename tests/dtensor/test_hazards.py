@@ -22,7 +22,7 @@ from dtckpt.dtensor import (
 from dtckpt.errors import PlacementError, UnsupportedOp
 
 from ..ranks import RanksFailed
-from .rank_meshes import run_on_mesh, scattered
+from .rank_meshes import assert_holds, run_on_mesh, scattered
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*has no sharding rule:UserWarning"),
@@ -101,12 +101,31 @@ def test_a_view_that_had_to_be_copied_is_not_written() -> None:
     run_on_mesh((1,), body)
 
 
-def test_shapes_are_not_changed_in_place() -> None:
+@pytest.mark.parametrize("placement", [Shard(0), Shard(1), Replicate(), Partial()])
+def test_shapes_changed_in_place(placement: Any) -> None:
+    whole = torch.arange(24.0).view(4, 6)
+
+    def body(mesh: DeviceMesh) -> None:
+        x = scattered(whole, mesh, [placement])
+        other = x.view_as(x)
+        same = x.t_().unsqueeze_(0).transpose_(0, 1).squeeze_(1)
+        assert same is x
+        assert x.shape == (6, 4)
+        assert x.stride() == (1, 6)
+        assert_holds(x, whole.t())
+        x.mul_(2)
+        assert_holds(other, whole * 2)
+
+    run_on_mesh((2,), body)
+
+
+def test_a_shape_change_that_other_views_would_not_see_is_refused() -> None:
     def body(mesh: DeviceMesh) -> None:
         x = scattered(torch.ones(4, 6), mesh, [Shard(0)])
-        for change in (x.t_, lambda: x.unsqueeze_(0), lambda: x.transpose_(0, 1), x.squeeze_):
-            with pytest.raises(UnsupportedOp, match="changes the shape"):
-                change()
+        with pytest.raises(UnsupportedOp, match="redistributed or copied"):
+            x.as_strided_((6, 4), (1, 6))
+        with pytest.raises(UnsupportedOp, match="storage"):
+            x.resize_(2, 3)
         assert x.full_tensor().shape == (4, 6)
 
     run_on_mesh((2,), body)

@@ -1,0 +1,1 @@
+"""How much of torch's operator database DTensor computes as one device would."""
