@@ -17,6 +17,7 @@ from dtckpt.errors import PlacementError
 
 from .autograd import FromLocal, Redistribute, ToLocal, gradient_spec
 from .collectives import all_reduce
+from .copied_view import CopiedView
 from .device_mesh import DeviceMesh
 from .dispatch import dispatch
 from .distribute import scatter_from, spec_of_local
@@ -43,8 +44,8 @@ class DTensor(Checkpointable):
     code that has both.
 
     A view (``x.view(-1)``, ``x[0]``) shares memory with the tensor where every rank can view its
-    own part. Where the tensor has to be redistributed first the view is a copy: it does not follow
-    later writes to the tensor, and writing to it raises PlacementError.
+    own part. Where the tensor has to be redistributed first the view is a copy: writing to it, and
+    reading it after the tensor was written, raises PlacementError.
     """
 
     # Subclass dispatch happens below autograd only. The stubs know another signature.
@@ -195,7 +196,7 @@ class DTensor(Checkpointable):
         return format(self.item() if self.ndim == 0 else repr(self), format_spec)
 
     def __copy__(self) -> DTensor:
-        made = type(self)(self._local_tensor.detach(), self._spec, requires_grad=self.requires_grad)
+        made = DTensor(self._local_tensor.detach(), self._spec, requires_grad=self.requires_grad)
         for name, value in self.__dict__.items():
             setattr(made, name, value)
         return made
@@ -205,7 +206,7 @@ class DTensor(Checkpointable):
             return memo[id(self)]
         if not self.is_leaf:
             raise RuntimeError("only leaf tensors can be deep-copied; detach() the tensor first")
-        made = type(self)(
+        made = DTensor(
             self._local_tensor.detach().clone(), self._spec, requires_grad=self.requires_grad
         )
         memo[id(self)] = made
@@ -227,6 +228,25 @@ class DTensor(Checkpointable):
             f"DTensor(local={self._local_tensor}, shape={list(self.shape)}, "
             f"placements=({placements}), mesh={str(self.device_mesh.layout_mesh)!r})"
         )
+
+
+class CopiedDTensor(CopiedView, DTensor):  # pyright: ignore[reportIncompatibleVariableOverride]
+    """A view that had to be copied; see ``DTensor``. Made by changing the class of a DTensor."""
+
+    def __new__(
+        cls, local_tensor: Tensor, spec: DTensorSpec, *, requires_grad: bool = False
+    ) -> DTensor:
+        """Return a DTensor: what is made in the likeness of such a view is none."""
+        return DTensor(local_tensor, spec, requires_grad=requires_grad)
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        return dispatch(DTensor, func, args, kwargs or {})
+
+
+DTensor.copied_view = CopiedDTensor
 
 
 def distribute_tensor(

@@ -14,8 +14,9 @@ from torch.utils import _python_dispatch
 
 from dtckpt.errors import UnsupportedOp
 
+from .copied_view import CopiedView, refuse_lost_writes
 from .schemas import Op, functional_of
-from .wrapper import Wrapper, refuse_lost_writes
+from .wrapper import Wrapper
 
 # The sizes of a wrapper lie in C++, and this helper for authors of tensor subclasses is torch's one
 # way to change them. Where it is missing such operators are refused.
@@ -39,7 +40,7 @@ def change_shape(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Te
         raise _refusal(op, tensor, "there is no way to do so")
     refuse_lost_writes(op, tensor)
     made = functional(*args, **kwargs)
-    if made._lost_writes:
+    if isinstance(made, CopiedView):
         raise _refusal(op, tensor, "it would have to be redistributed or copied")
     _correct(op, args, dict(kwargs), tensor)
     tensor._local_tensor, tensor._spec = made._local_tensor, made._spec

@@ -15,14 +15,15 @@ from torch import Tensor
 
 from dtckpt.errors import DtckptError, UnsupportedOp
 
-from .binding import Binding, map_tensors, substituted
+from .binding import Binding, substituted
+from .copied_view import CopiedView, mark_copied, refuse_lost_writes
 from .inplace_views import change_shape, changes_shape
 from .modes import is_strict, promoting_plain_tensors
 from .placement import Replicate
 from .redistribute import redistribute_local
 from .schemas import Op, functional_of, is_random
 from .spec import DTensorSpec, spec_of
-from .wrapper import Wrapper, mark_lost_writes, refuse_lost_writes
+from .wrapper import Wrapper
 
 aten = torch.ops.aten
 
@@ -44,6 +45,7 @@ def run_without_rule(
     functional = functional_of(op)
     if functional is not None and functional is not op:
         return _via_functional(op, functional, args, kwargs)
+    _refuse_fallback(op, bound)
     decomposition = _decomposition_of(op)
     if decomposition is not None:
         try:
@@ -52,8 +54,6 @@ def run_without_rule(
         except (DtckptError, NotImplementedError):
             result = NotImplemented
         if result is not NotImplemented:
-            if op.is_view and any(isinstance(f, Wrapper) and f._lost_writes for f in bound.leaves):
-                map_tensors(mark_lost_writes, result)
             return _all_wrapped(cls, result, bound)
     return _run_whole(cls, op, args, kwargs, bound)
 
@@ -85,7 +85,11 @@ def _refuse(op: Op, bound: Binding) -> None:
             f"{op}({listed}) draws random numbers, which would differ between replicas; make the "
             "values on one rank and distribute_tensor them"
         )
+
+
+def _refuse_fallback(op: Op, bound: Binding) -> None:
     if is_strict():
+        listed = ", ".join(str(spec) for spec in bound.specs[:4])
         raise UnsupportedOp(
             f"{op}({listed}) has no sharding rule and strict mode allows no fallback; write one "
             "with register_sharding, or redistribute and use to_local()"
@@ -149,7 +153,8 @@ def _run_whole(
         _write_back(bound, whole_specs, wholes)
     # A view of what was gathered shares no memory with the tensor that it should be a view of.
     lost = op.is_view and any(
-        isinstance(leaf, Wrapper) and (leaf._lost_writes or whole is not leaf._local_tensor)
+        isinstance(leaf, Wrapper)
+        and (isinstance(leaf, CopiedView) or whole is not leaf._local_tensor)
         for whole, leaf in zip(wholes, bound.leaves, strict=True)
     )
     by_identity = {id(whole): leaf for whole, leaf in zip(wholes, bound.leaves, strict=True)}
@@ -160,7 +165,8 @@ def _run_whole(
                 return by_identity[id(value)]
             spec = spec_of(mesh, replicated, value.shape, value.stride(), value.dtype)
             made = cls(value, spec)
-            made._lost_writes = lost
+            if lost:
+                mark_copied(made, bound.leaves[0])
             return made
         if isinstance(value, list | tuple):
             return type(value)([wrap(item) for item in value])

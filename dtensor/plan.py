@@ -5,16 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dtckpt.errors import PlacementError
-
-from .binding import Binding, map_tensors, substituted
+from .binding import Binding, collect_tensors, substituted
+from .copied_view import CopiedView, mark_copied, refuse_lost_writes
 from .inplace_views import changes_shape
 from .layout import Layout
 from .redistribute import redistribute_local
@@ -23,7 +22,7 @@ from .rules.choice import Choice, choose
 from .rules.table import LocalCall, OpCall, Rule
 from .schemas import Op, functional_of, is_foreach, is_in_place
 from .spec import DTensorSpec, TensorMeta
-from .wrapper import Wrapper, mark_lost_writes, refuse_lost_writes
+from .wrapper import Wrapper
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +36,8 @@ class LocalPlan:
     outputs: tuple[DTensorSpec | None, ...]
     written: tuple[int, ...] = ()
     """Inputs that are written in place, in the order of the outputs."""
-    replaced: frozenset[int] = frozenset()
-    """Those of them that get other placements first, by position in ``written``."""
+    written_back: tuple[tuple[int, DTensorSpec, DTensorSpec], ...] = ()
+    """Those of them that had to be redistributed for it: index, spec of the values, own spec."""
     is_view: bool = False
     plain: frozenset[int] = frozenset()
     """Outputs that are plain, as all their inputs were (elements of foreach operators)."""
@@ -48,8 +47,8 @@ class LocalPlan:
     ) -> Any:
         """Return what the operator returns, as distributed tensors."""
         leaves = bound.leaves
-        for position, index in enumerate(self.written):
-            _refuse_write(self.op, leaves[index], replaces=position in self.replaced)
+        for index in self.written:
+            refuse_lost_writes(self.op, leaves[index])
         locals_ = [leaf._local_tensor if isinstance(leaf, Wrapper) else leaf for leaf in leaves]
         for index, source, target in self.moves:
             locals_[index] = redistribute_local(locals_[index], source, target)
@@ -61,23 +60,24 @@ class LocalPlan:
             local_args, local_kwargs = substituted(args, kwargs, locals_)
             result = self.run_local(*local_args, **local_kwargs)
         if self.written:
-            return self._written(leaves, locals_, args)
+            self._write_back(leaves, locals_)
+            return args[0] if isinstance(args[0], Tensor) else None
         wrapped = self._wrapped(cls, result)
         if self.is_view and (
-            self.moves
-            or getattr(leaves[0], "_lost_writes", False)
-            or _was_copied(result, locals_[0])
+            self.moves or isinstance(leaves[0], CopiedView) or _was_copied(result, locals_[0])
         ):
-            map_tensors(mark_lost_writes, wrapped)
+            made: list[Tensor] = []
+            collect_tensors([wrapped], made)
+            for view in made:
+                mark_copied(view, leaves[0])
         return wrapped
 
-    def _written(self, leaves: list[Tensor], locals_: list[Tensor], args: tuple[Any, ...]) -> Any:
-        for position in self.replaced:
-            index, spec = self.written[position], self.outputs[position]
+    def _write_back(self, leaves: list[Tensor], locals_: list[Tensor]) -> None:
+        """Bring new values to where the tensors lie: other views of their memory see them too."""
+        for index, computed, own in self.written_back:
             leaf = leaves[index]
-            if isinstance(leaf, Wrapper) and spec is not None:
-                leaf._local_tensor, leaf._spec = locals_[index], spec
-        return args[0] if isinstance(args[0], Tensor) else None
+            if isinstance(leaf, Wrapper):
+                leaf._local_tensor.copy_(redistribute_local(locals_[index], computed, own))
 
     def _wrapped(self, cls: type[Wrapper], result: Any) -> Any:
         outputs = self.outputs
@@ -100,15 +100,6 @@ def _was_copied(result: Any, local: Tensor) -> bool:
     return result.untyped_storage().data_ptr() != local.untyped_storage().data_ptr()
 
 
-def _refuse_write(op: Op, leaf: Tensor, *, replaces: bool) -> None:
-    refuse_lost_writes(op, leaf)
-    if replaces and isinstance(leaf, Wrapper) and leaf._is_view():
-        raise PlacementError(
-            f"{op} changes the placements of {leaf._spec}, which is a view of another tensor; "
-            "redistribute that first, or clone() the view"
-        )
-
-
 def make_plan(
     op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], bound: Binding
 ) -> LocalPlan | None:
@@ -119,7 +110,7 @@ def make_plan(
     functional = functional_of(op)
     if functional is None or rule_maker(functional) is None:
         return None
-    if changes_shape(op):
+    if changes_shape(op) or _has_out(op):
         return None
     metas = _output_metas(op, args, kwargs, bound)
     if metas is None:
@@ -138,7 +129,7 @@ def make_plan(
     if rule is None:
         return None
     in_place = is_in_place(op)
-    choice, replaces = _choose(call, rule, in_place=in_place)
+    choice = _choose(call, rule, in_place=in_place)
     if choice is None:
         return None
     return LocalPlan(
@@ -147,21 +138,25 @@ def make_plan(
         moves=_moves(bound.specs, choice.inputs),
         outputs=choice.outputs,
         written=(0,) if in_place else (),
-        replaced=frozenset({0}) if replaces else frozenset(),
+        written_back=_moves(choice.inputs[:1], call.specs[:1]) if in_place else (),
         is_view=op.is_view,
     )
 
 
-def _choose(call: OpCall, rule: Rule, *, in_place: bool) -> tuple[Choice | None, bool]:
-    """Return the choice, and whether the written tensor must get other placements for it."""
-    if in_place:
-        choice = choose(call, rule.rows, call.specs[0].placements)
-        if choice is not None and _writes_to(choice, call.specs[0].layout):
-            return choice, False
+def _has_out(op: Op) -> bool:
+    """Whether the operator writes tensors that only take results: those a plan may not move."""
+    return op._schema.is_mutable and not is_in_place(op) and not is_foreach(op)
+
+
+def _choose(call: OpCall, rule: Rule, *, in_place: bool) -> Choice | None:
+    """Return the choice; that of an operator in place keeps the written tensor where it can."""
+    if not in_place:
+        return choose(call, rule.rows)
+    choice = choose(call, rule.rows, call.specs[0].placements)
+    if choice is not None and _writes_to(choice, call.specs[0].layout):
+        return choice
     choice = choose(call, rule.rows)
-    if in_place and choice is not None and not _writes_to(choice, choice.inputs[0].layout):
-        return None, False
-    return choice, in_place
+    return choice if choice is not None and _writes_to(choice, choice.inputs[0].layout) else None
 
 
 def _writes_to(choice: Choice, layout: Layout) -> bool:
@@ -171,7 +166,7 @@ def _writes_to(choice: Choice, layout: Layout) -> bool:
 
 
 def _moves(
-    specs: list[DTensorSpec], wanted: tuple[DTensorSpec, ...]
+    specs: Sequence[DTensorSpec], wanted: Sequence[DTensorSpec]
 ) -> tuple[tuple[int, DTensorSpec, DTensorSpec], ...]:
     return tuple(
         (index, spec, target)
@@ -241,7 +236,7 @@ def _foreach_plan(
     inputs = list(bound.specs)
     outputs: list[DTensorSpec | None] = []
     plain: set[int] = set()
-    replaced: set[int] = set()
+    written_back: list[tuple[int, DTensorSpec, DTensorSpec]] = []
     for i, meta in enumerate(metas):
         own = [_element(n, i) for n, arg in zip(numbered, args, strict=True) if _is_tensor(arg, i)]
         if not any(isinstance(bound.leaves[m], Wrapper) for m in own):
@@ -250,11 +245,12 @@ def _foreach_plan(
             continue
         call = _element_call(functional, args, kwargs, i, [bound.specs[m] for m in own], meta)
         rule = find_rule(functional, call)
-        choice, replaces = _choose(call, rule, in_place=in_place) if rule else (None, False)
+        choice = _choose(call, rule, in_place=in_place) if rule else None
         if choice is None:
             return None
-        if replaces:
-            replaced.add(i)
+        if in_place:
+            moved = _moves(choice.inputs[:1], [bound.specs[own[0]]])
+            written_back.extend((own[0], computed, lies) for _, computed, lies in moved)
         for member, spec in zip(own, choice.inputs, strict=True):
             inputs[member] = spec
         outputs.extend(choice.outputs)
@@ -264,7 +260,7 @@ def _foreach_plan(
         moves=_moves(bound.specs, tuple(inputs)),
         outputs=tuple(outputs),
         written=tuple(range(len(metas))) if in_place else (),
-        replaced=frozenset(replaced),
+        written_back=tuple(written_back),
         plain=frozenset(plain),
     )
 

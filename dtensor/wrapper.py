@@ -9,12 +9,10 @@ makes results with the class of the tensors it was given.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor
-
-from dtckpt.errors import PlacementError
 
 from .spec import DTensorSpec
 
@@ -22,12 +20,12 @@ from .spec import DTensorSpec
 class Wrapper(Tensor):
     """A tensor of the global shape that holds this rank's part."""
 
-    __slots__ = ("_local_tensor", "_lost_writes", "_spec")
+    __slots__ = ("_local_tensor", "_spec")
 
     _local_tensor: Tensor
     _spec: DTensorSpec
-    _lost_writes: bool
-    """Whether this is a view in name only: made from a copy, so writes would be lost."""
+    copied_view: ClassVar[type[Wrapper]]
+    """The class of this class's views in name only."""
 
     if TYPE_CHECKING:  # the stubs of Tensor's own constructor do not fit
 
@@ -50,21 +48,4 @@ class Wrapper(Tensor):
         )
         made._spec = spec
         made._local_tensor = local_tensor
-        made._lost_writes = False
         return made
-
-
-def mark_lost_writes(tensor: Tensor) -> None:
-    """Remember that a view is one in name only."""
-    if isinstance(tensor, Wrapper):
-        tensor._lost_writes = True
-
-
-def refuse_lost_writes(op: object, tensor: Tensor) -> None:
-    """Raise PlacementError before an operator writes to a view in name only."""
-    if isinstance(tensor, Wrapper) and tensor._lost_writes:
-        raise PlacementError(
-            f"{op} writes to a view of a DTensor that had to be redistributed or copied to be "
-            "viewed, so the write would not reach the viewed tensor; clone() the view, or write to "
-            "the tensor"
-        )

@@ -29,6 +29,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning"),
 ]
 
+foreach_add: Any = vars(torch)["_foreach_add_"]  # has no public name
+
 
 def same_error(shape: tuple[int, ...], body: Any, kind: type[Exception] = PlacementError) -> str:
     """Run ranks that must all raise, and return what they say."""
@@ -336,14 +338,40 @@ def test_a_pending_sum_of_bools_means_or_everywhere() -> None:
     run_on_mesh((2,), body)
 
 
-def test_views_that_were_redistributed_do_not_follow_the_tensor() -> None:
-    """Documented: such a view is a copy, and says so where it is written to."""
-
+def test_views_that_were_redistributed_are_neither_written_nor_read_when_stale() -> None:
     def body(mesh: DeviceMesh) -> None:
         x = scattered(torch.zeros(2, 4), mesh, [Shard(1)])
         view = x.view(-1)
         with pytest.raises(PlacementError, match="would not reach"):
             view.add_(1)
+        part = view[:3]
+        assert type(copy.deepcopy(view)) is type(view + 1) is DTensor
+        assert_holds(part + 1, torch.ones(3))
+        x.add_(1)
+        for read in (lambda: view + 1, view.full_tensor, view.to_local, lambda: part * 2):
+            with pytest.raises(PlacementError, match="written since; view it again"):
+                read()
+        assert_holds(x.view(-1), torch.ones(8))
+
+    run_on_mesh((2,), body)
+
+
+@pytest.mark.parametrize("placement", [Partial(), Partial("max"), Shard(0)])
+def test_writes_that_need_other_placements_reach_earlier_views(placement: Any) -> None:
+    """The values go back to where the tensor lies; it would leave its views if it moved."""
+
+    def body(mesh: DeviceMesh) -> None:
+        x = scattered(torch.arange(6.0).view(3, 2), mesh, [placement])
+        view, base = x.t(), x
+        base.add_(1).cumsum_(0).clamp_(max=9)
+        expected = (torch.arange(6.0).view(3, 2) + 1).cumsum(0).clamp(max=9)
+        assert base.placements == (placement,)
+        assert_holds(base, expected)
+        assert_holds(view, expected.t())
+        view.sub_(2)
+        assert_holds(base, expected - 2)
+        foreach_add([x, scattered(torch.ones(2), mesh, [Shard(0)])], 2)
+        assert_holds(view, expected.t())
 
     run_on_mesh((2,), body)
 
