@@ -197,6 +197,7 @@ class GroupRanks:
             )
             return
         self._job, purpose = found
+        self._wire.tell_alive(self._job)  # whoever falls silent from here on was at this call
         if purpose != self._purpose:
             text = (
                 f"this rank calls {self._purpose} where rank {first} calls {purpose}. All ranks "
