@@ -4,12 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 CODE := dtensor checkpoint storage tools tests
 
-.PHONY: help install check format test demo bench bench-scale clean
+.PHONY: help install check format test demo bench bench-scale bench-dispatch operators clean
 
 help:
 	@echo "make demo    train, kill a rank during a save, resume on another mesh, prove the losses"
 	@echo "make bench   checkpoints beside their peers and the machine's limits (BENCH=--help)"
 	@echo "make bench-scale   planning for up to 16,384 ranks, simulated"
+	@echo "make bench-dispatch   one operator call beside torch's DTensor"
+	@echo "make operators     every operator against one device; writes docs/operators.md"
 	@echo "make test    the whole test suite"
 	@echo "make check   formatter, linter, type checker"
 	@echo "make format  apply formatter and safe lint fixes"
@@ -57,6 +59,12 @@ bench: install
 
 bench-scale: install
 	$(BIN)/python -m dtckpt.tools.bench.scale $(BENCH)
+
+bench-dispatch: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m dtckpt.tools.bench.dispatch $(BENCH)
+
+operators: install
+	$(BIN)/python -m dtckpt.tools.bench.op_coverage --write docs/operators.md $(OPERATORS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info demo-output

@@ -11,12 +11,14 @@ if TYPE_CHECKING:
     from .box import Box
     from .device_mesh import DeviceMesh
     from .dtensor import DTensor, distribute_tensor
+    from .factories import empty, full, ones, rand, randn, zeros
     from .interop import layout_from_torch, mesh_from_torch, placements_from_torch
     from .irregular import IrregularLayout
     from .layout import Layout
     from .mesh import Mesh
     from .mesh_setup import init_device_mesh
-    from .modes import strict
+    from .modes import implicit_replication, strict
+    from .modules import distribute_module
     from .placement import Partial, Placement, Ragged, Replicate, Shard, parse_placements
     from .rules.table import register_sharding
     from .spec import DTensorSpec, TensorMeta
@@ -35,16 +37,24 @@ __all__ = [
     "Replicate",
     "Shard",
     "TensorMeta",
+    "distribute_module",
     "distribute_tensor",
+    "empty",
     "from_torch",
+    "full",
+    "implicit_replication",
     "init_device_mesh",
     "layout_from_torch",
     "mesh_from_torch",
+    "ones",
     "parse_placements",
     "placements_from_torch",
+    "rand",
+    "randn",
     "register_sharding",
     "strict",
     "to_torch",
+    "zeros",
 ]
 
 __getattr__ = lazy_exports(
@@ -63,16 +73,24 @@ __getattr__ = lazy_exports(
         "Replicate": ".placement",
         "Shard": ".placement",
         "TensorMeta": ".spec",
+        "distribute_module": ".modules",
         "distribute_tensor": ".dtensor",
+        "empty": ".factories",
         "from_torch": ".adopt",
+        "implicit_replication": ".modes",
+        "full": ".factories",
         "init_device_mesh": ".mesh_setup",
         "layout_from_torch": ".interop",
         "mesh_from_torch": ".interop",
+        "ones": ".factories",
         "parse_placements": ".placement",
         "placements_from_torch": ".interop",
+        "rand": ".factories",
+        "randn": ".factories",
         "register_sharding": ".rules.table",
         "strict": ".modes",
         "to_torch": ".adopt",
+        "zeros": ".factories",
     },
 )
 

@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from .compilers import opaque
 from .placement import Placement, Replicate
 from .redistribute import redistribute_local
 from .spec import DTensorSpec, contiguous_spec, spec_of
@@ -32,6 +33,7 @@ def _typed(spec: DTensorSpec, dtype: torch.dtype | None) -> DTensorSpec:
     return spec_of(spec.mesh, spec.placements, spec.shape, spec.stride, dtype)
 
 
+@opaque
 class FromLocal(torch.autograd.Function):
     """Wraps local data; the gradient is that of the local data."""
 
@@ -44,6 +46,7 @@ class FromLocal(torch.autograd.Function):
         grad_placements: tuple[Placement, ...] | None,
     ) -> Wrapper:
         """Return a wrapper around a view of ``local``."""
+        ctx.cls = cls
         ctx.spec = spec
         ctx.grad_placements = grad_placements
         return cls(local.view_as(local), spec)
@@ -51,16 +54,20 @@ class FromLocal(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         """Return the local part of the gradient."""
-        grad = cast(Wrapper, grads[0])
         spec: DTensorSpec = ctx.spec
+        grad = _distributed(grads[0], ctx.cls, spec)
         if ctx.grad_placements is None:
             target = gradient_spec(spec)
         else:
             target = spec.with_placements(ctx.grad_placements)
+        if torch.is_grad_enabled():  # the gradient will have one: that of the way there
+            placed = Redistribute.apply(grad, target.placements, None, None)
+            return ToLocal.apply(placed, spec.placements), None, None, None
         local = redistribute_local(grad._local_tensor, grad._spec, target)
         return _own(local) if local is grad._local_tensor else local, None, None, None
 
 
+@opaque
 class ToLocal(torch.autograd.Function):
     """Unwraps; the local gradient is wrapped again."""
 
@@ -82,9 +89,13 @@ class ToLocal(torch.autograd.Function):
             target = gradient_spec(spec, grad.dtype)
         else:
             target = _typed(spec.with_placements(ctx.grad_placements), grad.dtype)
+        if torch.is_grad_enabled():
+            back = gradient_spec(spec).placements
+            return FromLocal.apply(_own(grad), ctx.cls, contiguous_spec(target), back), None
         return ctx.cls(_own(grad), contiguous_spec(target)), None
 
 
+@opaque
 class Redistribute(torch.autograd.Function):
     """Changes the placements; the gradient is redistributed back."""
 
@@ -97,6 +108,7 @@ class Redistribute(torch.autograd.Function):
         backward_dtype: torch.dtype | None,
     ) -> Wrapper:
         """Return the tensor with other placements, in ``forward_dtype`` if given."""
+        ctx.cls = type(tensor)
         ctx.spec = tensor._spec
         ctx.backward_dtype = backward_dtype
         return moved(tensor, placements, forward_dtype)
@@ -104,13 +116,27 @@ class Redistribute(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         """Return the gradient with the placements of the input, in its dtype."""
-        grad = cast(Wrapper, grads[0])
         spec: DTensorSpec = ctx.spec
-        back = moved(grad, gradient_spec(spec).placements, ctx.backward_dtype or grad.dtype)
+        grad = _distributed(grads[0], ctx.cls, spec)
+        placements = gradient_spec(spec).placements
+        if torch.is_grad_enabled():
+            placed = Redistribute.apply(grad, placements, ctx.backward_dtype, None)
+            return cast(Wrapper, placed).to(spec.dtype), None, None, None
+        back = moved(grad, placements, ctx.backward_dtype or grad.dtype)
         if back.dtype != spec.dtype:
             target = _typed(back._spec, spec.dtype)
             back = type(back)(back._local_tensor.to(spec.dtype), target)
         return back, None, None, None
+
+
+def _distributed(grad: Tensor, cls: type[Wrapper], spec: DTensorSpec) -> Wrapper:
+    """Return a gradient of a tensor of ``spec``; torch's formulas make some constants plain."""
+    if isinstance(grad, Wrapper):
+        return grad
+    whole = spec_of(
+        spec.mesh, (Replicate(),) * spec.mesh.ndim, grad.shape, grad.stride(), grad.dtype
+    )
+    return cast(Wrapper, FromLocal.apply(grad, cls, whole, None))
 
 
 def _own(local: Tensor) -> Tensor:

@@ -14,9 +14,10 @@ from torch import Tensor
 from dtckpt.errors import PlacementError
 
 from .device_mesh import DeviceMesh
-from .modes import promotes_plain_tensors
+from .numbers import mesh_of, number_for, scales_plain
 from .placement import Replicate
-from .schemas import Op
+from .promotion import may_be_plain
+from .schemas import Op, is_foreach
 from .spec import DTensorSpec, spec_of
 from .wrapper import Wrapper
 
@@ -46,8 +47,16 @@ def bind(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, by_type: b
     leaves: list[Tensor] = []
     collect_tensors(args, leaves)
     collect_tensors(kwargs.values(), leaves)
-    mesh = next(leaf._spec.mesh for leaf in leaves if isinstance(leaf, Wrapper))
-    specs = [_spec_on(mesh, leaf, index, op, leaves) for index, leaf in enumerate(leaves)]
+    mesh = mesh_of(leaves)
+    if is_foreach(op):  # the tensors of each place have a mesh of their own
+        _check_places(op, args, leaves)
+        specs = [
+            leaf._spec if isinstance(leaf, Wrapper) else replicated_spec(mesh, leaf)
+            for leaf in leaves
+        ]
+    else:
+        leaves = [number_for(mesh, leaf, op) for leaf in leaves]
+        specs = [spec_on(mesh, leaf, index, op, leaves) for index, leaf in enumerate(leaves)]
     remaining = iter(specs)
     key: list[Any] = [op]
     key.extend([_key(arg, remaining, by_type) for arg in args])
@@ -126,26 +135,52 @@ def _key(value: Any, specs: Iterator[DTensorSpec], by_type: bool) -> Any:
     return (type(value), value)
 
 
-def _spec_on(
-    mesh: DeviceMesh, leaf: Tensor, index: int, op: Op, leaves: list[Tensor]
+def _check_places(op: Op, args: tuple[Any, ...], leaves: list[Tensor]) -> None:
+    """Apply the policy for plain tensors to those that stand in lists beside distributed ones."""
+    if all(isinstance(leaf, Wrapper) or leaf.numel() <= 1 for leaf in leaves):
+        return
+    lists: list[Any] = [arg for arg in args if isinstance(arg, list | tuple)]
+    for place in zip(*lists, strict=False):
+        here = [item for item in place if isinstance(item, Tensor)]
+        mesh = next((item._spec.mesh for item in here if isinstance(item, Wrapper)), None)
+        if mesh is not None:
+            for index, leaf in enumerate(here):
+                spec_on(mesh, leaf, index, op, here)
+
+
+def spec_on(
+    mesh: DeviceMesh,
+    leaf: Tensor,
+    index: int,
+    op: Op,
+    leaves: list[Tensor],
 ) -> DTensorSpec:
+    """Return the spec of one of the tensors of an operator on the mesh of the others."""
     if isinstance(leaf, Wrapper):
         spec = leaf._spec
         if spec.mesh is mesh:
             return spec
         if spec.mesh == mesh:
             return spec_of(mesh, spec.placements, spec.shape, spec.stride, spec.dtype)
+        if spec.ndim == 0:  # a number, which is known on all ranks
+            return replicated_spec(mesh, leaf)
         raise PlacementError(
             f"{op}: tensor {index} lies on {spec.mesh!r}, but tensor 0 on {mesh!r}; the tensors of "
             "one operator must lie on one mesh"
         )
-    if leaf.ndim and not promotes_plain_tensors():
+    if not (index == 0 and scales_plain(op, leaves)) and not may_be_plain(leaf, mesh):
         listed = ", ".join(_described(other) for other in leaves)
         raise PlacementError(
             f"{op}({listed}): tensor {index} is a plain torch.Tensor of shape {list(leaf.shape)} "
-            "beside DTensors. Make it one: distribute_tensor(tensor, mesh) if every rank has the "
-            "same values, or DTensor.from_local(tensor, mesh, placements) if it is a local part"
+            "beside DTensors, and differs between ranks. Make it one: distribute_tensor(tensor, "
+            "mesh) if every rank is to have the same values, or DTensor.from_local(tensor, mesh, "
+            "placements) if it is a local part"
         )
+    return replicated_spec(mesh, leaf)
+
+
+def replicated_spec(mesh: DeviceMesh, leaf: Tensor) -> DTensorSpec:
+    """Return the spec of a plain tensor that is equal on all ranks."""
     return spec_of(mesh, (Replicate(),) * mesh.ndim, leaf.shape, leaf.stride(), leaf.dtype)
 
 

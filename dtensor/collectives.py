@@ -54,6 +54,11 @@ class Peers:
         return len(self.group_ranks)
 
     @property
+    def is_in_order(self) -> bool:
+        """Whether positions are group ranks."""
+        return self.group_ranks == tuple(range(len(self.group_ranks)))
+
+    @property
     def position(self) -> int:
         """Position of this rank."""
         return self.group_ranks.index(self.group.rank())
@@ -64,6 +69,16 @@ class Peers:
         for rank, value in zip(self.group_ranks, values, strict=True):
             ordered[rank] = value
         return ordered
+
+
+def all_gather_even(local: Tensor, peers: Peers) -> Tensor:
+    """Return every rank's tensor, all of one shape, stacked by group rank."""
+    shape = (len(peers.group_ranks), *local.shape)
+    send = to_bytes(local)
+    received = send.new_empty(send.numel() * shape[0])
+    if send.numel():
+        peers.group._allgather_base(received, send).wait()
+    return received.view(local.dtype).view(shape)
 
 
 def all_gather(local: Tensor, shapes: Sequence[tuple[int, ...]], peers: Peers) -> list[Tensor]:

@@ -18,10 +18,14 @@ from dtckpt.errors import PlacementError
 
 from .collectives import Peers
 from .groups import check_group_ranks, given_groups, make_group, ranks_of
+from .halving import HalvingDict
 from .mesh import Mesh
 from .modes import enter_mesh, leave_mesh
 
 T = TypeVar("T")
+
+MAX_QUICK = 4096
+"""Kinds of operator calls that a mesh remembers."""
 
 MeshLike = Mesh | torch.Tensor | Sequence[Any]
 """Ranks in an array of any number of axes."""
@@ -65,6 +69,8 @@ class DeviceMesh:
         self._peers: dict[tuple[int, ...], Peers] = {}
         self._lock = threading.RLock()
         self._caches: dict[str, Any] = {}
+        self.quick_calls: HalvingDict[tuple[Any, ...], Any] = HalvingDict(MAX_QUICK)
+        """Operator calls of known kinds, where every call looks first (``quick``)."""
 
     def _find_rank(self, rank: int | None) -> int | None:
         if rank is not None:
@@ -120,6 +126,11 @@ class DeviceMesh:
     def mesh_dim_names(self) -> tuple[str, ...]:
         """One name per axis; ``axis0``, ``axis1``, ... where none were given."""
         return self.layout_mesh.axis_names
+
+    @property
+    def root(self) -> DeviceMesh:
+        """The mesh that this one was taken from by name or flattened; itself where it was not."""
+        return self if self._parent is None else self._parent[0].root
 
     @property
     def has_rank(self) -> bool:

@@ -16,16 +16,19 @@ from torch import Tensor
 from dtckpt.errors import PlacementError
 
 from .binding import Binding, bind
-from .decompositions import DECOMPOSITIONS
+from .decompositions import DECOMPOSITIONS, UNBOUND
 from .ladder import run_without_rule
 from .placement import Replicate
 from .plan import LocalPlan, make_plan
+from .quick import NOT_QUICK, NUMBERS, QuickCall, by_type, learn, remember, run_quick
 from .redistribute import redistribute_local
 from .rules.table import RULES
 from .schemas import Op, is_foreach, is_pointwise
-from .wrapper import Wrapper
+from .wrapper import Wrapper, new_wrapper
 
 aten = torch.ops.aten
+
+_get_dtype = torch.get_default_dtype
 
 MAX_PLANS = 4096
 """Plans remembered per mesh; the one used longest ago goes first."""
@@ -56,11 +59,67 @@ class PlanCache:
         return plan
 
 
-def dispatch(cls: type[Wrapper], op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def dispatch(
+    cls: type[Wrapper],
+    op: Op,
+    types: object,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+) -> Any:
     """Return what ``op`` returns for distributed tensors of class ``cls``."""
+    # Every operator comes here: calls of one tensor, or two, or one and some values, are looked up
+    # without a function call. ``run_quick`` knows all kinds.
+    key = None
+    if not kwargs and args and type(first := args[0]) is cls:
+        spec, count = first._spec, len(args)
+        second: Any = None
+        kind = more = None
+        if count > 1:
+            second = args[1]
+            kind = type(second)
+            if kind is cls:
+                more = second._spec
+            elif kind is list:
+                more = (tuple(second), *args[2:])
+            elif kind in NUMBERS and id(op) in by_type:
+                more = kind
+            else:
+                more = args[1:]
+        if count < 3 or (kind is not cls and more is not kind):
+            key = (id(op), spec, more, _get_dtype(), RULES.generation)
+            try:
+                quick: QuickCall | None = spec.mesh.quick_calls.get(key)
+            except TypeError:  # some value cannot be hashed
+                quick = key = None
+            if quick is not None:
+                local = first._local_tensor
+                if count == 1:
+                    result = quick.run(local)
+                elif kind is cls:
+                    result = quick.run(local, second._local_tensor)
+                else:
+                    result = quick.run(local, *args[1:])
+                if quick.out is not None:
+                    return new_wrapper(cls, result, quick.out, False)
+                return quick.finish(cls, first, local, result)
+    result = run_quick(cls, op, args, kwargs)
+    if result is NOT_QUICK:
+        if learn(op):
+            return dispatch(cls, op, types, args, kwargs)
+        return _run_new(cls, op, args, kwargs or {}, key)
+    return result
+
+
+def _run_new(
+    cls: type[Wrapper],
+    op: Op,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    short: tuple[Any, ...] | None,
+) -> Any:
     special = _SPECIAL.get(op)
     if special is not None:
-        return special(*args)
+        return special(*args, **kwargs)
     bound = bind(op, args, kwargs, by_type=is_pointwise(op) or is_foreach(op))
     decomposition = DECOMPOSITIONS.get(op)
     own = op in RULES.by_users or (op in RULES and _all_whole(bound))
@@ -72,7 +131,12 @@ def dispatch(cls: type[Wrapper], op: Op, args: tuple[Any, ...], kwargs: Mapping[
     key = (*bound.key, torch.get_default_dtype(), RULES.generation)
     plan = cache.find(key, lambda: make_plan(op, args, kwargs, bound))
     if plan is None:
+        if decomposition is not None and own:  # the rule does not cover this call after all
+            result = decomposition(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
         return run_without_rule(cls, op, args, kwargs, bound)
+    remember(cls, op, args, kwargs, bound, plan, short)
     return plan.run(cls, args, kwargs, bound)
 
 
@@ -110,5 +174,6 @@ _SPECIAL: dict[Op, Callable[..., Any]] = {
     aten._local_scalar_dense.default: _item,
     aten.equal.default: _equal,
     aten.is_same_size.default: _is_same_size,
+    **UNBOUND,
 }
-"""Operators that return no tensor."""
+"""Operators that return no tensor, and those on lists that are looked at as a whole."""

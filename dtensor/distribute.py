@@ -57,7 +57,7 @@ def _agree_on(tensor: Tensor, mesh: DeviceMesh, source: tuple[int, ...], *, is_l
     PlacementError on every rank where shapes or dtypes differ: what follows would hang.
     """
     row = [int(tensor.is_meta), int(is_leaf), _code(tensor.dtype), *_padded(tuple(tensor.shape))]
-    rows = _gather_rows(row, mesh)
+    rows = gather_rows(row, mesh)
     if not all(other[1] for other in rows.values()):
         raise PlacementError(_NO_LEAF)
     differing = [at for at, other in rows.items() if other[2:] != rows[source][2:]]
@@ -143,14 +143,16 @@ def spec_of_local(
 
 def check_local_shape(local: Tensor, spec: DTensorSpec) -> None:
     """Raise PlacementError where a local tensor is not what this rank holds of ``spec``."""
-    here = spec.mesh.get_coordinate() if spec.mesh.has_rank else None
+    if spec.box is None or spec.box.sizes == local.shape:
+        return
+    here = spec.mesh.get_coordinate()
     if here is not None:
         _check_shapes(spec.layout, {here: tuple(local.shape)})
 
 
 def _local_shapes(local: Tensor, mesh: DeviceMesh) -> dict[tuple[int, ...], tuple[int, ...]]:
     own = tuple(local.shape)
-    rows = _gather_rows([*_padded(own), _code(local.dtype)], mesh)
+    rows = gather_rows([*_padded(own), _code(local.dtype)], mesh)
     if len({row[-1] for row in rows.values()}) > 1:
         raise PlacementError(
             f"local tensors have different dtypes (this rank's is {local.dtype}); make them one"
@@ -174,7 +176,7 @@ def _padded(shape: tuple[int, ...]) -> list[int]:
     return [len(shape), *sizes] + [0] * (MAX_DIMS - len(sizes))
 
 
-def _gather_rows(row: list[int], mesh: DeviceMesh) -> dict[tuple[int, ...], list[int]]:
+def gather_rows(row: list[int], mesh: DeviceMesh) -> dict[tuple[int, ...], list[int]]:
     """Return the ints of every coordinate, as many from each."""
     device, table = torch.device(mesh.device_type), row
     for axis in reversed(range(mesh.ndim)):

@@ -15,18 +15,21 @@ from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from dtckpt.errors import PlacementError
 
-from .autograd import FromLocal, Redistribute, ToLocal, gradient_spec
+from .autograd import FromLocal, Redistribute, ToLocal, gradient_spec, moved
 from .collectives import all_reduce
+from .compilers import opaque
 from .copied_view import CopiedView
 from .device_mesh import DeviceMesh
 from .dispatch import dispatch
 from .distribute import scatter_from, spec_of_local
 from .interop import AnyPlacement, placements_from_torch
 from .layout import Layout, format_placements
+from .lists_by_default import use_lists
 from .mesh_setup import resolve_mesh
 from .placement import Placement, Replicate
 from .protocol import Checkpointable
-from .redistribute import require_commuting
+from .redistribute import redistribute_local, require_commuting
+from .setitem import set_item
 from .spec import DTensorSpec, spec_of
 from .wrapper import Wrapper
 
@@ -36,6 +39,7 @@ AnyMesh = DeviceMesh | TorchDeviceMesh
 _DATA: Any = vars(torch._C.TensorBase)["data"]
 
 
+@opaque
 class DTensor(Checkpointable):
     """A tensor whose shape is global and whose memory is this rank's part of it.
 
@@ -51,11 +55,7 @@ class DTensor(Checkpointable):
     # Subclass dispatch happens below autograd only. The stubs know another signature.
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]
 
-    @classmethod
-    def __torch_dispatch__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return dispatch(cls, func, args, kwargs or {})
+    __torch_dispatch__ = classmethod(dispatch)  # pyright: ignore[reportAssignmentType]
 
     @staticmethod
     def from_local(
@@ -80,15 +80,18 @@ class DTensor(Checkpointable):
         Raises PlacementError where placements, shapes or replicas do not fit.
         """
         mesh = resolve_mesh(device_mesh)
-        ours = _placements(placements, mesh, local_tensor.ndim)
+        ours = resolve_placements(placements, mesh, local_tensor.ndim)
         require_commuting(ours)
         spec = spec_of_local(local_tensor, mesh, ours, shape, stride, compare=run_check)
         if run_check:
             _check_replicas(local_tensor, spec)
         grads = None
         if grad_placements is not None:
-            grads = _placements(grad_placements, mesh, local_tensor.ndim)
-        return cast(DTensor, FromLocal.apply(local_tensor, DTensor, spec, grads))
+            grads = resolve_placements(grad_placements, mesh, local_tensor.ndim)
+        if local_tensor.requires_grad and torch.is_grad_enabled():
+            return cast(DTensor, FromLocal.apply(local_tensor, DTensor, spec, grads))
+        given = local_tensor.detach() if local_tensor.requires_grad else local_tensor
+        return DTensor(given.view_as(given), spec)
 
     def to_local(self, *, grad_placements: Sequence[AnyPlacement] | None = None) -> Tensor:
         """Return this rank's part, which shares memory with the tensor; differentiable.
@@ -100,7 +103,7 @@ class DTensor(Checkpointable):
             return self._local_tensor
         grads = None
         if grad_placements is not None:
-            grads = _placements(grad_placements, self.device_mesh, self.ndim)
+            grads = resolve_placements(grad_placements, self.device_mesh, self.ndim)
         return cast(Tensor, ToLocal.apply(self, grads))
 
     def full_tensor(self, *, grad_placements: Sequence[AnyPlacement] | None = None) -> Tensor:
@@ -127,17 +130,18 @@ class DTensor(Checkpointable):
         ones as Replicate. Raises PlacementError for another mesh and for ``async_op``, which do
         not exist yet.
         """
-        mesh = self.device_mesh if device_mesh is None else resolve_mesh(device_mesh)
-        if mesh != self.device_mesh:
+        mesh = self._spec.mesh if device_mesh is None else resolve_mesh(device_mesh)
+        if mesh is not self._spec.mesh and mesh != self._spec.mesh:
             raise PlacementError(
                 f"cannot redistribute from {self.device_mesh!r} to {mesh!r}: only the placements "
                 "may change, not the mesh"
             )
         if async_op:
             raise PlacementError("redistribute has no async_op yet; leave it out")
-        ours = _placements(placements, self.device_mesh, self.ndim)
+        ours = resolve_placements(placements, self._spec.mesh, self.ndim)
         target = self._spec.with_placements(ours)  # impossible ones are refused before autograd
-        casts = forward_dtype not in (None, self.dtype) or backward_dtype not in (None, self.dtype)
+        dtypes = (forward_dtype, backward_dtype)
+        casts = dtypes != (None, None) and any(d not in (None, self.dtype) for d in dtypes)
         if target is self._spec and not casts:
             # A view that autograd knows of, so that writes to either are noticed.
             same = cast(DTensor, torch.ops.aten.alias(self))
@@ -149,7 +153,9 @@ class DTensor(Checkpointable):
 
                 same.register_hook(place)
             return same
-        return cast(DTensor, Redistribute.apply(self, ours, forward_dtype, backward_dtype))
+        if self.requires_grad and torch.is_grad_enabled():
+            return cast(DTensor, Redistribute.apply(self, ours, forward_dtype, backward_dtype))
+        return cast(DTensor, moved(self, ours, forward_dtype))
 
     @property
     def device_mesh(self) -> DeviceMesh:
@@ -192,8 +198,12 @@ class DTensor(Checkpointable):
         """Return the values as an array; PlacementError unless every rank has them all."""
         return _whole(self, "numpy").numpy(force=force)
 
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if not set_item(self, index, value):
+            super().__setitem__(index, value)
+
     def __format__(self, format_spec: str) -> str:
-        return format(self.item() if self.ndim == 0 else repr(self), format_spec)
+        return format(self.item() if self.ndim == 0 else str(self), format_spec)
 
     def __copy__(self) -> DTensor:
         made = DTensor(self._local_tensor.detach(), self._spec, requires_grad=self.requires_grad)
@@ -223,13 +233,27 @@ class DTensor(Checkpointable):
         )
 
     def __repr__(self, **_: Any) -> str:
+        """Return what this rank holds; unlike ``str`` it never communicates, for debuggers."""
+        kind = "local_terms" if self._spec.layout.is_partial else "local"
+        return self._described(f"{kind}={self._local_tensor!r}")
+
+    def __str__(self) -> str:
+        """Return what this rank holds, of a Partial tensor after it is reduced, by all ranks."""
+        if not self._spec.layout.is_partial or self._spec.box is None:
+            return repr(self)
+        target = gradient_spec(self._spec)
+        values = redistribute_local(self._local_tensor, self._spec, target)
+        return self._described(f"local={values!r}")
+
+    def _described(self, local: str) -> str:
         placements = format_placements(self.placements)
+        mesh = str(self.device_mesh.layout_mesh)
         return (
-            f"DTensor(local={self._local_tensor}, shape={list(self.shape)}, "
-            f"placements=({placements}), mesh={str(self.device_mesh.layout_mesh)!r})"
+            f"DTensor({local}, shape={list(self.shape)}, placements=({placements}), mesh={mesh!r})"
         )
 
 
+@opaque
 class CopiedDTensor(CopiedView, DTensor):  # pyright: ignore[reportIncompatibleVariableOverride]
     """A view that had to be copied; see ``DTensor``. Made by changing the class of a DTensor."""
 
@@ -243,12 +267,16 @@ class CopiedDTensor(CopiedView, DTensor):  # pyright: ignore[reportIncompatibleV
     def __torch_dispatch__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return dispatch(DTensor, func, args, kwargs or {})
+        return dispatch(DTensor, func, types, args, kwargs)
 
 
 DTensor.copied_view = CopiedDTensor
 
 
+use_lists(DTensor)
+
+
+@opaque
 def distribute_tensor(
     tensor: Tensor,
     device_mesh: AnyMesh | None = None,
@@ -266,7 +294,7 @@ def distribute_tensor(
     Raises PlacementError for placements that do not fit, and for a DTensor that lies otherwise.
     """
     mesh = resolve_mesh(device_mesh)
-    ours = _placements(placements, mesh, tensor.ndim)
+    ours = resolve_placements(placements, mesh, tensor.ndim)
     spec = spec_of(mesh, ours, tensor.shape, None, tensor.dtype)
     if isinstance(tensor, Wrapper):
         if tensor._spec.layout != spec.layout:
@@ -278,9 +306,10 @@ def distribute_tensor(
     return DTensor(local, spec, requires_grad=tensor.requires_grad)
 
 
-def _placements(
+def resolve_placements(
     placements: Sequence[AnyPlacement] | None, mesh: DeviceMesh, ndim: int
 ) -> tuple[Placement, ...]:
+    """Return placements of ours, Replicate for None; PlacementError for a wrong number of them."""
     if placements is None:
         return (Replicate(),) * mesh.ndim
     if len(placements) != mesh.ndim:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed.tensor as torch_tensor
@@ -51,6 +51,8 @@ def placements_from_torch(
     (Replicate(), Shard(dim=0, order=None))
     """
     found = tuple(placements)
+    if all(isinstance(p, Placement) for p in found):
+        return cast("tuple[Placement, ...]", found)
     decoded = [_one_from_torch(p, tensor_ndim) for p in found]
     for dim in {p.dim for p in decoded if isinstance(p, Shard)}:
         axes = [a for a, p in enumerate(decoded) if isinstance(p, Shard) and p.dim == dim]

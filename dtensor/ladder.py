@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtckpt.errors import DtckptError, UnsupportedOp
+from dtckpt.errors import DtckptError, PlacementError, UnsupportedOp
 
 from .binding import Binding, substituted
 from .copied_view import CopiedView, mark_copied, refuse_lost_writes
 from .inplace_views import change_shape, changes_shape
-from .modes import is_strict, promoting_plain_tensors
+from .modes import implicit_replication, is_strict
 from .placement import Replicate
+from .plan import output_metas
 from .redistribute import redistribute_local
 from .schemas import Op, functional_of, is_random
 from .spec import DTensorSpec, spec_of
@@ -35,7 +36,8 @@ def run_without_rule(
 ) -> Any:
     """Return what the operator returns, by its decomposition or on whole tensors.
 
-    Raises UnsupportedOp in strict mode, for random operators and for those that change storage.
+    Raises UnsupportedOp in strict mode, for random operators without a rule, and for those that
+    change storage.
     """
     if _is_composite(op):  # as it arrives in inference mode: its definition, not a fallback
         return op.decompose(*args, **kwargs)
@@ -49,7 +51,7 @@ def run_without_rule(
     decomposition = _decomposition_of(op)
     if decomposition is not None:
         try:
-            with promoting_plain_tensors():
+            with implicit_replication():
                 result = decomposition(*args, **kwargs)
         except (DtckptError, NotImplementedError):
             result = NotImplemented
@@ -80,11 +82,17 @@ def _refuse(op: Op, bound: Binding) -> None:
     listed = ", ".join(str(spec) for spec in bound.specs[:4])
     if op._schema.name in _STORAGE_OPS:
         raise UnsupportedOp(f"{op}({listed}) changes the storage of a DTensor, which has none")
-    if is_random(op):
+    if is_random(op) and (functional_of(op) is op or not _reads_tensors(op)):
         raise UnsupportedOp(
-            f"{op}({listed}) draws random numbers, which would differ between replicas; make the "
-            "values on one rank and distribute_tensor them"
+            f"{op}({listed}) draws random numbers on each rank alone, which would differ between "
+            "replicas; draw them for a DTensor, as by uniform_(), normal_() or random_(), and "
+            "compute with those"
         )
+
+
+def _reads_tensors(op: Op) -> bool:
+    arguments = op._schema.arguments
+    return any(isinstance(arg.type, torch.TensorType) and not arg.is_out for arg in arguments)
 
 
 def _refuse_fallback(op: Op, bound: Binding) -> None:
@@ -107,18 +115,24 @@ def _via_functional(
         for position, argument in enumerate(op._schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
-    _copy_into(targets, [result] if len(targets) == 1 else result)
+    _copy_into(op, targets, [result] if len(targets) == 1 else result)
     if not op._schema.returns:
         return None
     return targets[0] if len(targets) == 1 else tuple(targets)
 
 
-def _copy_into(targets: Any, values: Any) -> None:
+def _copy_into(op: Op, targets: Any, values: Any) -> None:
     for target, value in zip(targets, values, strict=True):
-        if isinstance(target, Tensor):
+        if not isinstance(target, Tensor):
+            _copy_into(op, target, value)
+        elif target.shape == value.shape:
             target.copy_(value)
-        else:
-            _copy_into(target, value)
+        elif isinstance(target, Wrapper) or target.numel():
+            raise PlacementError(
+                f"{op}: its result has the shape {list(value.shape)}, but the tensor to write it "
+                f"to has {list(target.shape)}; make that one of the shape of the result"
+            )
+        # A plain tensor without elements is what operators make for results they do not return.
 
 
 def _is_composite(op: Op) -> bool:
@@ -137,6 +151,8 @@ def _run_whole(
     cls: type[Wrapper], op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], bound: Binding
 ) -> Any:
     mesh = bound.mesh
+    if mesh.has_rank and mesh.get_coordinate() is None:
+        return _run_outside(cls, op, args, kwargs, bound)
     replicated = (Replicate(),) * mesh.ndim
     whole_specs = [spec.with_placements(replicated) for spec in bound.specs]
     if op._schema.is_mutable:
@@ -173,6 +189,30 @@ def _run_whole(
         return value
 
     return wrap(result)
+
+
+def _run_outside(
+    cls: type[Wrapper], op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], bound: Binding
+) -> Any:
+    """Return results without values, for a rank that is not in the mesh."""
+    metas = output_metas(op, args, kwargs, bound)
+    if metas is None:
+        raise PlacementError(
+            f"this rank is not in mesh {bound.mesh.layout_mesh}, and the shape of what {op} "
+            "returns depends on values that it does not have; call it on ranks of the mesh only"
+        )
+    placements = (Replicate(),) * bound.mesh.ndim
+    made: list[Any] = []
+    for meta in metas:
+        if meta is not None:
+            spec = spec_of(bound.mesh, placements, meta.shape, meta.stride, meta.dtype)
+            made.append(cls(torch.empty(0, dtype=meta.dtype), spec))
+        else:
+            made.append(None)
+    returns = op._schema.returns
+    if len(returns) != 1:
+        return tuple(made)
+    return made[0] if isinstance(returns[0].type, torch.TensorType) else made
 
 
 def _write_back(bound: Binding, whole_specs: list[DTensorSpec], wholes: list[Tensor]) -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 _STRICT: ContextVar[bool] = ContextVar("dtckpt_strict", default=False)
 _MESHES: ContextVar[tuple[DeviceMesh, ...]] = ContextVar("dtckpt_meshes", default=())
-_PROMOTE: ContextVar[bool] = ContextVar("dtckpt_promote", default=False)
+_REPLICATE: ContextVar[bool] = ContextVar("dtckpt_replicate", default=False)
 
 
 @contextmanager
@@ -34,21 +34,23 @@ def is_strict() -> bool:
 
 
 @contextmanager
-def promoting_plain_tensors() -> Generator[None]:
+def implicit_replication() -> Generator[None]:
     """Within it, plain tensors beside distributed ones are taken as equal on all ranks.
 
-    For code that makes its constants itself, such as the decomposition of an operator.
+    For code that makes its constants itself; nothing checks that they are equal. Outside of it a
+    plain tensor of more than one element is compared across the ranks at every call, which costs a
+    small collective, and raises PlacementError on all of them where it differs.
     """
-    token = _PROMOTE.set(True)
+    token = _REPLICATE.set(True)
     try:
         yield
     finally:
-        _PROMOTE.reset(token)
+        _REPLICATE.reset(token)
 
 
-def promotes_plain_tensors() -> bool:
-    """Return whether plain tensors are taken as replicated."""
-    return _PROMOTE.get()
+def replicates_plain_tensors() -> bool:
+    """Return whether all plain tensors are taken as replicated."""
+    return _REPLICATE.get()
 
 
 def enter_mesh(mesh: DeviceMesh) -> None:

@@ -13,7 +13,15 @@ from torch import Tensor
 from dtckpt.errors import PlacementError
 
 from .box import Box
-from .collectives import Peers, all_gather, all_reduce, all_to_all, from_bytes, reduce_scatter
+from .collectives import (
+    Peers,
+    all_gather,
+    all_gather_even,
+    all_reduce,
+    all_to_all,
+    from_bytes,
+    reduce_scatter,
+)
 from .device_mesh import DeviceMesh
 from .layout import Layout
 from .mesh import unravel
@@ -95,6 +103,9 @@ class GatherAxis:
 
     def run(self, local: Tensor) -> Tensor:
         """Return the pieces of all ranks along the axis, joined."""
+        if self.peers.is_in_order and self.shapes.count(self.shapes[0]) == len(self.shapes):
+            stacked = all_gather_even(local, self.peers)
+            return stacked.flatten(0, 1) if self.dim == 0 else torch.cat(stacked.unbind(), self.dim)
         return torch.cat(all_gather(local, self.shapes, self.peers), self.dim)
 
     def __str__(self) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,13 +17,14 @@ from .binding import Binding, collect_tensors, substituted
 from .copied_view import CopiedView, mark_copied, refuse_lost_writes
 from .inplace_views import changes_shape
 from .layout import Layout
+from .list_elements import elements, shared_moves
 from .redistribute import redistribute_local
 from .rules import find_rule, rule_maker
 from .rules.choice import Choice, choose
-from .rules.table import LocalCall, OpCall, Rule
-from .schemas import Op, functional_of, is_foreach, is_in_place
+from .rules.table import METAS, LocalCall, OpCall, Rule
+from .schemas import Op, functional_of, is_foreach, is_in_place, is_pointwise
 from .spec import DTensorSpec, TensorMeta
-from .wrapper import Wrapper
+from .wrapper import Wrapper, new_wrapper
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,13 +36,14 @@ class LocalPlan:
     moves: tuple[tuple[int, DTensorSpec, DTensorSpec], ...]
     """Inputs that are redistributed: index, present spec, wanted spec."""
     outputs: tuple[DTensorSpec | None, ...]
+    """None where the output is no tensor, or plain as all that it comes from is."""
     written: tuple[int, ...] = ()
     """Inputs that are written in place, in the order of the outputs."""
     written_back: tuple[tuple[int, DTensorSpec, DTensorSpec], ...] = ()
     """Those of them that had to be redistributed for it: index, spec of the values, own spec."""
     is_view: bool = False
-    plain: frozenset[int] = frozenset()
-    """Outputs that are plain, as all their inputs were (elements of foreach operators)."""
+    copies: bool = False
+    """Whether a view is a copy on some ranks, and so counts as one on all of them."""
 
     def run(
         self, cls: type[Wrapper], args: tuple[Any, ...], kwargs: Mapping[str, Any], bound: Binding
@@ -62,14 +65,20 @@ class LocalPlan:
         if self.written:
             self._write_back(leaves, locals_)
             return args[0] if isinstance(args[0], Tensor) else None
+        return self.finish(cls, leaves[0], locals_[0], result)
+
+    def finish(self, cls: type[Wrapper], first: Any, local: Any, result: Any) -> Any:
+        """Return what the operator returns; ``first`` is its first argument, and the local one."""
+        if self.written:
+            return first if isinstance(first, Tensor) else None
         wrapped = self._wrapped(cls, result)
         if self.is_view and (
-            self.moves or isinstance(leaves[0], CopiedView) or _was_copied(result, locals_[0])
+            self.moves or self.copies or isinstance(first, CopiedView) or _was_copied(result, local)
         ):
             made: list[Tensor] = []
             collect_tensors([wrapped], made)
             for view in made:
-                mark_copied(view, leaves[0])
+                mark_copied(view, first)
         return wrapped
 
     def _write_back(self, leaves: list[Tensor], locals_: list[Tensor]) -> None:
@@ -83,11 +92,11 @@ class LocalPlan:
         outputs = self.outputs
         if isinstance(result, Tensor):
             spec = outputs[0]
-            return result if spec is None else cls(result, spec)
+            return result if spec is None else new_wrapper(cls, result, spec, False)
         if isinstance(result, list | tuple):
             made = [
-                local if spec is None or local is None or index in self.plain else cls(local, spec)
-                for index, (local, spec) in enumerate(zip(result, outputs, strict=True))
+                local if spec is None or local is None else new_wrapper(cls, local, spec, False)
+                for local, spec in zip(result, outputs, strict=True)
             ]
             return type(result)(made)
         return result
@@ -112,7 +121,7 @@ def make_plan(
         return None
     if changes_shape(op) or _has_out(op):
         return None
-    metas = _output_metas(op, args, kwargs, bound)
+    metas = output_metas(op, args, kwargs, bound)
     if metas is None:
         return None
     if is_foreach(op):
@@ -140,12 +149,24 @@ def make_plan(
         written=(0,) if in_place else (),
         written_back=_moves(choice.inputs[:1], call.specs[:1]) if in_place else (),
         is_view=op.is_view,
+        copies=op.is_view and _makes_terms(choice),
     )
 
 
 def _has_out(op: Op) -> bool:
     """Whether the operator writes tensors that only take results: those a plan may not move."""
     return op._schema.is_mutable and not is_in_place(op) and not is_foreach(op)
+
+
+def _makes_terms(choice: Choice) -> bool:
+    """Whether an axis that was not Partial has become so: most ranks then have a zero term."""
+    given = choice.inputs[0].placements
+    return any(
+        now.is_partial() and not before.is_partial()
+        for output in choice.outputs
+        if output is not None
+        for before, now in zip(given, output.placements, strict=True)
+    )
 
 
 def _choose(call: OpCall, rule: Rule, *, in_place: bool) -> Choice | None:
@@ -179,7 +200,7 @@ def _local_function(op: Op, call: OpCall, rule: Rule, choice: Choice) -> Callabl
     if call.specs[0].box is None and call.specs[0].mesh.has_rank:
         return _nothing(choice)
     if rule.local is not None:
-        made = rule.local(LocalCall(call, choice.inputs, choice.outputs))
+        made = rule.local(LocalCall(call, choice.inputs, choice.outputs, op))
         if made is not None:
             return made
     return op
@@ -195,7 +216,7 @@ def _nothing(choice: Choice) -> Callable[..., Any]:
     return run
 
 
-def _output_metas(
+def output_metas(
     op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], bound: Binding
 ) -> list[TensorMeta | None] | None:
     """Return the global metadata of every output by running the operator without data."""
@@ -205,12 +226,13 @@ def _output_metas(
             made = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
             empties.append(made)
         else:  # a number in a tensor takes part in type promotion as what it is
-            empties.append(leaf if leaf.ndim == 0 else leaf.to("meta"))
+            stays = leaf.ndim == 0 and (is_pointwise(op) or is_foreach(op))
+            empties.append(leaf if stays else leaf.to("meta"))
     meta_args, meta_kwargs = substituted(args, kwargs, empties)
     if meta_kwargs.get("device") is not None:
         meta_kwargs["device"] = torch.device("meta")
     try:
-        result = op(*meta_args, **meta_kwargs)
+        result = METAS.get(op, op)(*meta_args, **meta_kwargs)
     except NotImplementedError:
         return None
     if result is None and is_in_place(op):
@@ -231,59 +253,34 @@ def _foreach_plan(
     metas: list[TensorMeta | None],
 ) -> LocalPlan | None:
     """Return the plan of an operator on lists: a choice per element, one call on local lists."""
-    numbered, _ = substituted(args, {}, range(len(bound.leaves)))
     in_place = is_in_place(op)
-    inputs = list(bound.specs)
+    sources, targets = list(bound.specs), list(bound.specs)
     outputs: list[DTensorSpec | None] = []
-    plain: set[int] = set()
     written_back: list[tuple[int, DTensorSpec, DTensorSpec]] = []
-    for i, meta in enumerate(metas):
-        own = [_element(n, i) for n, arg in zip(numbered, args, strict=True) if _is_tensor(arg, i)]
-        if not any(isinstance(bound.leaves[m], Wrapper) for m in own):
-            plain.add(i)
+    for element in elements(op, functional, args, kwargs, bound, metas):
+        if element.call is None:
             outputs.append(None)
             continue
-        call = _element_call(functional, args, kwargs, i, [bound.specs[m] for m in own], meta)
-        rule = find_rule(functional, call)
-        choice = _choose(call, rule, in_place=in_place) if rule else None
+        choice = element.choose(partial(_choice_of, functional, in_place))
         if choice is None:
             return None
         if in_place:
-            moved = _moves(choice.inputs[:1], [bound.specs[own[0]]])
-            written_back.extend((own[0], computed, lies) for _, computed, lies in moved)
-        for member, spec in zip(own, choice.inputs, strict=True):
-            inputs[member] = spec
+            first = element.members[0]
+            moved = _moves(choice.inputs[:1], element.call.specs[:1])
+            written_back.extend((first, computed, lies) for _, computed, lies in moved)
+        for member, lies, wanted in element.inputs(choice):
+            sources[member], targets[member] = lies, wanted
         outputs.extend(choice.outputs)
     return LocalPlan(
         op=op,
         run_local=op,
-        moves=_moves(bound.specs, tuple(inputs)),
+        moves=(*_moves(sources, targets), *shared_moves(args, bound)),
         outputs=tuple(outputs),
         written=tuple(range(len(metas))) if in_place else (),
         written_back=tuple(written_back),
-        plain=frozenset(plain),
     )
 
 
-def _element_call(
-    functional: Op,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    index: int,
-    specs: list[DTensorSpec],
-    meta: TensorMeta | None,
-) -> OpCall:
-    """Return what an operator on lists does to the tensors at one place of them."""
-    values = iter(specs)
-    call_args = tuple(
-        next(values) if _is_tensor(arg, index) else _element(arg, index) for arg in args
-    )
-    return OpCall(op=functional, args=call_args, kwargs=kwargs, specs=tuple(specs), outputs=(meta,))
-
-
-def _element(arg: Any, index: int) -> Any:
-    return arg[index] if isinstance(arg, list | tuple) else arg
-
-
-def _is_tensor(arg: Any, index: int) -> bool:
-    return isinstance(_element(arg, index), Tensor)
+def _choice_of(functional: Op, in_place: bool, call: OpCall) -> Choice | None:
+    rule = find_rule(functional, call)
+    return None if rule is None else _choose(call, rule, in_place=in_place)

@@ -12,21 +12,20 @@ one collective over the ranks that differ along some axes:
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from dtckpt.errors import PlacementError
 
+from .halving import HalvingDict
 from .layout import Layout, format_placements
 from .moves import ReduceAxis, ReduceScatterAxis, SpreadTerm, Step, plan_move
 from .placement import Partial, Placement, Ragged, Replicate, Shard
 from .spec import DTensorSpec
 
 MAX_PLANS = 1024
-"""Plans remembered per mesh."""
+"""Plans remembered per mesh; the older half goes when there are more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,37 +50,26 @@ def redistribute_local(local: Tensor, source: DTensorSpec, target: DTensorSpec) 
     The result never shares memory with ``local`` unless the layouts are equal, when it is
     ``local``. Every rank of the mesh must call.
     """
-    if source.layout == target.layout or source.box is None:
+    if source is target or source.box is None or source.layout == target.layout:
         return local
     return plan_redistribute(source, target).run(local)
 
 
 def plan_redistribute(source: DTensorSpec, target: DTensorSpec) -> RedistributePlan:
     """Return the plan from one spec to another of the same mesh and shape, remembered."""
-    cache = source.mesh.cache("redistribute_plans", _PlanCache)
-    return cache.get(source, target)
+    plans = source.mesh.cache("redistribute_plans", _Plans)
+    plan = plans.get((source, target))
+    if plan is None:
+        plan = _plan(source, target)
+        plans.put((source, target), plan)
+    return plan
 
 
-class _PlanCache:
-    """The plans used last, by their two specs."""
+class _Plans(HalvingDict[tuple[DTensorSpec, DTensorSpec], RedistributePlan]):
+    """Plans by their two specs."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._plans: OrderedDict[tuple[DTensorSpec, DTensorSpec], RedistributePlan] = OrderedDict()
-
-    def get(self, source: DTensorSpec, target: DTensorSpec) -> RedistributePlan:
-        key = (source, target)
-        with self._lock:
-            plan = self._plans.get(key)
-            if plan is not None:
-                self._plans.move_to_end(key)
-                return plan
-        plan = _plan(source, target)
-        with self._lock:
-            self._plans[key] = plan
-            if len(self._plans) > MAX_PLANS:
-                self._plans.popitem(last=False)
-        return plan
+        super().__init__(MAX_PLANS)
 
 
 def _plan(source: DTensorSpec, target: DTensorSpec) -> RedistributePlan:

@@ -12,6 +12,9 @@ import torch
 
 Op = torch._ops.OpOverload
 
+_FUNCTIONAL_NAMES = {"normal_": "normal_functional"}
+"""Where it is not the name without the underscore."""
+
 
 @cache
 def functional_of(op: Op) -> Op | None:
@@ -23,7 +26,8 @@ def functional_of(op: Op) -> Op | None:
         return op
     namespace, name = op._schema.name.split("::")
     in_place = is_in_place(op)
-    packet = getattr(getattr(torch.ops, namespace), name[:-1] if in_place else name, None)
+    wanted_name = _FUNCTIONAL_NAMES.get(name, name[:-1]) if in_place else name
+    packet = getattr(getattr(torch.ops, namespace), wanted_name, None)
     if packet is None:
         return None
     wanted = _signature(op)
@@ -72,7 +76,8 @@ def is_foreach(op: Op) -> bool:
 @cache
 def is_random(op: Op) -> bool:
     """Whether the operator draws random numbers."""
-    return torch.Tag.nondeterministic_seeded in op.tags
+    takes_generator = any(arg.name == "generator" for arg in op._schema.arguments)
+    return takes_generator or torch.Tag.nondeterministic_seeded in op.tags
 
 
 def _is_written(argument: Any) -> bool:

@@ -15,6 +15,7 @@ import torch
 
 from .box import Box, row_major_strides
 from .device_mesh import DeviceMesh
+from .halving import HalvingDict
 from .layout import Layout, format_placements
 from .placement import Partial, Placement
 
@@ -85,13 +86,17 @@ class DTensorSpec:
         return f"{name}{list(self.shape)} ({format_placements(self.placements)})"
 
 
+MAX_KEPT = 4096
+"""Specs per mesh that are kept although nothing may have them; the older half goes first."""
+
 Key = tuple[tuple[Placement, ...], tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
 class _Interned:
-    """The live specs of one mesh."""
+    """The live specs of one mesh, and some that are kept for the next tensor of their kind."""
 
     def __init__(self) -> None:
+        self.kept: HalvingDict[Key, DTensorSpec] = HalvingDict(MAX_KEPT)
         self.lock = threading.Lock()
         self.specs: WeakValueDictionary[Key, DTensorSpec] = WeakValueDictionary()
 
@@ -108,12 +113,12 @@ def spec_of(
     Raises PlacementError where the placements do not fit the mesh or the shape.
     """
     interned = mesh.cache("specs", _Interned)
-    given = tuple(int(n) for n in shape)
-    strides = row_major_strides(given) if stride is None else tuple(int(n) for n in stride)
+    given = tuple(map(int, shape))
+    strides = row_major_strides(given) if stride is None else tuple(map(int, stride))
     if dtype == torch.bool:
         placements = [_of_bools(placement) for placement in placements]
     key: Key = (tuple(placements), given, strides, dtype)
-    found = interned.specs.get(key)
+    found = interned.kept.get(key)
     if found is not None:
         return found
     layout = Layout(mesh.layout_mesh, tuple(placements), given)
@@ -124,7 +129,7 @@ def spec_of(
             meta = TensorMeta(torch.Size(given), strides, dtype)
             found = DTensorSpec(mesh, layout, meta)
             interned.specs[normal] = found
-        interned.specs[key] = found
+    interned.kept.put(key, found)
     return found
 
 

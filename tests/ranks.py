@@ -13,12 +13,14 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from dtckpt.tools.bench.coverage.thread_ranks import TIMEOUT, gloo_group
+
+__all__ = ["RanksFailed", "gloo_group", "run_ranks"]
+
 T = TypeVar("T")
 
-# torch's stubs leave out the stores and the options of Gloo groups.
+# torch's stubs leave out the stores.
 _c10d: Any = dist
-
-TIMEOUT = timedelta(seconds=30)
 
 
 class RanksFailed(Exception):
@@ -27,17 +29,6 @@ class RanksFailed(Exception):
     def __init__(self, errors: dict[int, BaseException]) -> None:
         super().__init__("; ".join(f"rank {r}: {e!r}" for r, e in sorted(errors.items())))
         self.errors = errors
-
-
-def gloo_group(
-    store: object, rank: int, size: int, timeout: timedelta = TIMEOUT
-) -> dist.ProcessGroup:
-    """Return rank ``rank``'s end of a Gloo group that is registered nowhere."""
-    options = _c10d.ProcessGroupGloo._Options()
-    options._timeout = timeout
-    options._devices = [_c10d.ProcessGroupGloo.create_device(interface="lo")]
-    options._threads = 1
-    return _c10d.ProcessGroupGloo(store, rank, size, options)
 
 
 def run_ranks(

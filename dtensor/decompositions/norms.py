@@ -1,12 +1,15 @@
-"""Norms of sharded tensors, in terms of reductions that have rules."""
+"""Norms of sharded tensors: those of the parts, combined."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..placement import Partial
+from .pieces import accumulator, cut_axes, dims_of, on_locals, reduced, reduced_spec
 from .table import decomposition
 
 aten = torch.ops.aten
@@ -20,33 +23,74 @@ def vector_norm(
     keepdim: bool = False,
     *,
     dtype: torch.dtype | None = None,
-) -> Tensor:
-    """Return the norm over some dims: local powers, one reduction, one root."""
+) -> Any:
+    """Return the norm over some dims: local norms, one reduction of their powers, one root."""
+    dims = dims_of(tensor, dim)
     result = tensor.dtype if dtype is None else dtype
-    low = result.is_floating_point and result.itemsize < 4  # whose powers and sums overflow
-    values = tensor.to(torch.float32 if low else result).abs()
-    return _norm_of(values, ord, dim, keepdim).to(result)
+    inexact = result.is_floating_point or result.is_complex
+    if not cut_axes(tensor, dims) or not inexact:
+        return NotImplemented
+    source = reduced(tensor.to(accumulator(result)))
+    if abs(ord) == float("inf"):
+        values = source.abs()
+        extreme = values.amax(dims, keepdim) if ord > 0 else values.amin(dims, keepdim)
+        return extreme.to(result.to_real())
+    total = _powers(source, ord, dims, keepdim)
+    root = total if ord in (0, 1) else total.sqrt() if ord == 2 else total.pow(1 / ord)
+    return root.to(result.to_real())
 
 
-def _norm_of(values: Tensor, ord: float, dim: Sequence[int] | None, keepdim: bool) -> Tensor:
-    dims = list(range(values.ndim)) if dim is None else list(dim)
-    if ord == 0:
-        return (values != 0).to(values.dtype).sum(dims, keepdim)
-    if ord == float("inf"):
-        return values.amax(dims, keepdim)
-    if ord == float("-inf"):
-        return values.amin(dims, keepdim)
-    if ord == 1:
-        return values.sum(dims, keepdim)
-    return values.pow(ord).sum(dims, keepdim).pow(1 / ord)
+def _powers(source: Tensor, ord: float, dims: tuple[int, ...], keepdim: bool) -> Tensor:
+    """Return the sum of the powers of all values, from the norms of the parts."""
+    out = reduced_spec(
+        reduced(source), dims, Partial(), keepdim=keepdim, dtype=source.dtype.to_real()
+    )
+
+    def powers(local: Tensor) -> list[Tensor]:
+        if any(local.shape[d] == 0 for d in dims):
+            return [local.new_zeros(out.local_shape, dtype=out.dtype)]
+        norms = torch.linalg.vector_norm(local, ord, list(dims), keepdim)
+        return [norms if ord in (0, 1) else norms.pow(ord)]
+
+    return on_locals(powers, [source], [out])[0]
 
 
-@decomposition(aten._foreach_norm.Scalar)
-def foreach_norm(
+@decomposition(aten._foreach_max.default)
+def foreach_max(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the largest element of every tensor."""
+    return [tensor.max() for tensor in tensors]
+
+
+@decomposition(aten.linalg__powsum.default)
+def powsum(
+    tensor: Tensor,
+    ord: float = 2,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Any:
+    """Return the sum of powers, which is a norm without its root."""
+    dims = dims_of(tensor, dim)
+    if not cut_axes(tensor, dims):
+        return NotImplemented
+    result = tensor.dtype if dtype is None else dtype
+    source = reduced(tensor.to(accumulator(result)))
+    return _powers(source, ord, dims, keepdim).to(result.to_real())
+
+
+@decomposition(aten._foreach_powsum.Scalar)
+def foreach_powsum(
     tensors: Sequence[Tensor], ord: float = 2, dtype: torch.dtype | None = None
 ) -> list[Tensor]:
-    """Return the norm of every tensor."""
-    return [torch.linalg.vector_norm(tensor, ord, dtype=dtype) for tensor in tensors]
+    """Return the sum of powers of every tensor."""
+    return [aten.linalg__powsum.default(tensor, ord, dtype=dtype) for tensor in tensors]
+
+
+@decomposition(aten.dist.default)
+def dist(tensor: Tensor, other: Tensor, p: float = 2) -> Tensor:
+    """Return the norm of a difference."""
+    return torch.linalg.vector_norm(tensor - other, p)
 
 
 @decomposition(aten.norm.Scalar, aten.norm.ScalarOpt_dim, aten.norm.ScalarOpt_dim_dtype)

@@ -9,7 +9,8 @@ from ..schemas import Op
 
 Decomposition = Callable[..., Any]
 """Takes what the operator takes, distributed tensors in it, and returns what it returns; or
-NotImplemented where this call is better left to its sharding rule."""
+NotImplemented where this call is better left to its sharding rule. Which of the two must follow
+from specs and arguments, as plans do: a call that was left to the rule once is not asked again."""
 
 DECOMPOSITIONS: dict[Op, Decomposition] = {}
 """By operator. Unlike a rule, a decomposition may do several operators and communicate."""
@@ -24,6 +25,21 @@ def decomposition(*ops: Op) -> Callable[[Decomposition], Decomposition]:
 
     def register(function: Decomposition) -> Decomposition:
         DECOMPOSITIONS.update(dict.fromkeys(ops, function))
+        return function
+
+    return register
+
+
+UNBOUND: dict[Op, Decomposition] = {}
+"""Own functions of operators on lists that may hold tensors of several meshes and plain ones, and
+that need to see them together."""
+
+
+def unbound(*ops: Op) -> Callable[[Decomposition], Decomposition]:
+    """Register the decorated function for some operators; nothing is asked before it."""
+
+    def register(function: Decomposition) -> Decomposition:
+        UNBOUND.update(dict.fromkeys(ops, function))
         return function
 
     return register

@@ -3,11 +3,57 @@
 from __future__ import annotations
 
 from ..schemas import Op, base_name, is_foreach, is_pointwise
-from . import contraction, creation, indexing, norm, reduction, views
+from . import (
+    attention,
+    channels,
+    classes,
+    contraction,
+    convolution,
+    creation,
+    embedding,
+    fft,
+    indexing,
+    joining,
+    linalg,
+    loss,
+    norm,
+    padding,
+    pooling,
+    random,
+    rearranging,
+    reduction,
+    scan,
+    scattering,
+    slicing,
+    views,
+)
 from .pointwise import pointwise
 from .table import RULES, OpCall, Rule, RuleMaker
 
-FAMILIES = (contraction, creation, indexing, norm, reduction, views)
+FAMILIES = (
+    attention,
+    channels,
+    classes,
+    contraction,
+    convolution,
+    creation,
+    embedding,
+    fft,
+    indexing,
+    joining,
+    linalg,
+    loss,
+    norm,
+    padding,
+    pooling,
+    random,
+    rearranging,
+    reduction,
+    scan,
+    scattering,
+    slicing,
+    views,
+)
 """Modules that fill the table when they are imported."""
 
 NOT_ELEMENTWISE = frozenset({"_foreach_norm", "_foreach_max", "_foreach_powsum"})

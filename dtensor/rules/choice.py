@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from ..placement import Placement, Ragged, Shard
 from ..spec import DTensorSpec, contiguous_spec, spec_of
-from .factors import Dims, Factors, dim_of, piece_sizes
+from .factors import Dim, Dims, Factors, dim_of, piece_sizes
 from .table import Cuts, OpCall, Row, Rows
+from .windows import bounds_of_pieces, even_bounds, sizes_between
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ def _alike(placement: Placement, wanted: Placement) -> bool:
 
 def _cost(row: Row, specs: Sequence[DTensorSpec], axis: int, count: int) -> tuple[float, int]:
     """Return the bytes that a rank receives, and how many inputs change."""
-    total, changed = 0.0, 0
+    total, changed = row.extra_bytes, 0
     for spec, wanted in zip(specs, row.inputs, strict=True):
         current = spec.placements[axis]
         if not _alike(current, wanted):
@@ -123,6 +124,8 @@ def _leader(factor: int, call: OpCall, factors: Factors, cuts: Cuts) -> int | No
 
     A tensor that is written in place goes before all others: it must not be cut anew.
     """
+    if factor in factors.even:
+        return None
     wanted = sorted(cuts.axes[factor])
     best: int | None = None
     for index, (spec, dims) in enumerate(zip(call.specs, factors.inputs, strict=True)):
@@ -193,9 +196,17 @@ def _resized(
     count = cuts.mesh_shape[axis]
     current = spec.placements[axis] if leader is not None else Shard(position)
     sizes = piece_sizes(spec.shape[position], count, current, position)
-    here, there = dims[dim], source_dims[position]
-    unit = (here.unit if here else 1, there.unit if there else 1)
-    scaled = tuple(size * unit[1] // unit[0] for size in sizes)
-    if scaled == piece_sizes(shape[dim], count, Shard(dim), dim):
+    here, there = dims[dim] or Dim(factor), source_dims[position] or Dim(factor)
+    extent = factors.extent(factor)
+    if extent is None:
+        scaled = tuple(size * there.unit // here.unit for size in sizes)
+    else:
+        bounds = even_bounds(extent, count)
+        if leader is not None:
+            bounds = bounds_of_pieces(sizes, there.steps(extent), extent)
+        scaled = sizes_between(bounds, here.steps(extent))
+    even = scaled == piece_sizes(shape[dim], count, Shard(dim), dim)
+    kept = isinstance(current, Ragged) and current.sizes == scaled
+    if even and not kept:  # else the leader would not lie as its output
         return Shard(dim)
     return Ragged(dim, scaled)

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import accumulate
 
 import torch
 
-from ..box import Box
-from ..layout import Layout
-from ..mesh import Mesh
+from ..layout import Split
 from ..placement import REDUCE_OPS, Partial, Placement, Ragged, Replicate, Shard
 from .table import Cuts, OpCall, Row
 
@@ -27,6 +27,12 @@ class Dim:
 
     factor: int
     unit: int = 1
+    window: range | None = None
+    """The steps of the factor that the dim has, if not all (``windows.py``)."""
+
+    def steps(self, extent: int) -> range:
+        """Return the steps that the dim has of a factor of ``extent``."""
+        return range(extent) if self.window is None else self.window
 
 
 Dims = tuple[Dim | None, ...]
@@ -53,6 +59,15 @@ class Factors:
     linear_ops: tuple[str, ...] = LINEAR_OPS
     ignores_values: bool = False
     """Whether the outputs depend on shape and dtype of the inputs only."""
+    untouched: tuple[frozenset[int], ...] = ()
+    """By output, factors that it does not depend on: replicated where they are split."""
+    blocks: Mapping[int, int] = field(default_factory=dict[int, int])
+    """Factors that are cut at multiples of some number of steps only."""
+    even: frozenset[int] = frozenset()
+    """Factors that are cut into even chunks, however their inputs are cut."""
+    reduce_bytes: Mapping[int, Sequence[float]] = field(default_factory=dict[int, Sequence[float]])
+    """Bytes, by factor and axis, that it costs later to reduce outputs where the factor is split.
+    Said where splitting a factor competes with making its dim whole."""
 
     def rows(self, axis: int, cuts: Cuts) -> Sequence[Row]:
         """Return all-replicate, one row per factor, and one per linear set."""
@@ -72,6 +87,7 @@ class Factors:
         if self.ignores_values:
             outputs = (Replicate(),) * len(self.outputs)
             rows.extend(Row((Partial(op),) * count, outputs) for op in REDUCE_OPS)
+            rows.extend(Row((Shard(dim),), outputs) for dim in range(self.call.specs[0].ndim))
         return rows
 
     def _has_bools(self, chosen: frozenset[int]) -> bool:
@@ -85,9 +101,11 @@ class Factors:
 
     def _split(self, factor: int, axis: int, cuts: Cuts) -> Row | None:
         reduce_op = self.reduce.get(factor)
-        outputs = tuple(self._placement(dims, factor, reduce_op) for dims in self.outputs)
+        outputs = tuple(self._placement(i, factor, reduce_op) for i in range(len(self.outputs)))
         if None in outputs or not self._cuts_at_units(factor, axis, cuts):
             return None
+        if factor in cuts.axes and self.extent(factor) is not None:
+            return None  # pieces of pieces of a window are not as large as those of a placement
         inputs: list[Placement] = []
         for index, dims in enumerate(self.inputs):
             position = dim_of(dims, factor)
@@ -97,13 +115,35 @@ class Factors:
                 inputs.append(Partial(reduce_op))
             else:
                 inputs.append(Replicate())
-        return Row(tuple(inputs), tuple(p for p in outputs if p is not None), factor)
+        later = self.reduce_bytes.get(factor)
+        return Row(
+            tuple(inputs),
+            tuple(p for p in outputs if p is not None),
+            factor,
+            later[axis] if later else 0.0,
+        )
 
-    @staticmethod
-    def _placement(dims: Dims, factor: int, reduce_op: str | None) -> Placement | None:
-        position = dim_of(dims, factor)
+    def extent(self, factor: int) -> int | None:
+        """Return the number of steps of a factor of which some dim is a window, else None."""
+        shapes = [spec.shape for spec in self.call.specs]
+        shapes += [meta.shape if meta else () for meta in self.call.outputs]
+        found = [
+            (dim.window, size)
+            for dims, shape in zip([*self.inputs, *self.outputs], shapes, strict=True)
+            for dim, size in zip(dims, shape, strict=False)
+            if dim is not None and dim.factor == factor
+        ]
+        if not any(window is not None for window, _ in found):
+            return None
+        return max(size if window is None else window.stop for window, size in found)
+
+    def _placement(self, index: int, factor: int, reduce_op: str | None) -> Placement | None:
+        position, meta = dim_of(self.outputs[index], factor), self.call.outputs[index]
         if position is not None:
             return Shard(position)
+        holds_nothing = meta is None or 0 in meta.shape
+        if holds_nothing or (self.untouched and factor in self.untouched[index]):
+            return Replicate()
         return None if reduce_op is None else Partial(reduce_op)
 
     def _cuts_at_units(self, factor: int, axis: int, cuts: Cuts) -> bool:
@@ -117,7 +157,8 @@ class Factors:
             for position, dim in enumerate(dims)
             if dim is not None and dim.factor == factor
         ]
-        units = {unit for unit, _ in found}
+        block = self.blocks.get(factor, 1)
+        units = {unit for unit, _ in found} | {block}
         if len(units) <= 1:
             return True
         earlier = cuts.axes.get(factor, [])
@@ -125,25 +166,32 @@ class Factors:
             pieces = cuts.mesh_shape[axis]
             for other in earlier:
                 pieces *= cuts.mesh_shape[other]
-            return all(size % pieces == 0 for _, size in found)
+            return all(size % pieces == 0 and size // pieces * u % block == 0 for u, size in found)
         bounds = self._bounds(factor, axis, cuts)
         return all(bound % unit == 0 for bound in bounds for unit in units)
 
     def _bounds(self, factor: int, axis: int, cuts: Cuts) -> list[int]:
-        """Return where the first input is cut by ``axis``, in steps of the factor."""
-        for spec, dims in zip(self.call.specs, self.inputs, strict=True):
+        """Return where ``axis`` cuts the inputs, in steps of the factor.
+
+        The cuts are those that inputs have, or else even ones of the first input.
+        """
+        present: list[tuple[bool, list[int]]] = []
+        for index, dims in enumerate(self.inputs):
             position = dim_of(dims, factor)
-            dim = None if position is None else dims[position]
-            if position is not None and dim is not None:
-                sizes = piece_sizes(
-                    spec.shape[position], cuts.mesh_shape[axis], spec.placements[axis], position
-                )
-                total, bounds = 0, [0]
-                for size in sizes:
-                    total += size * dim.unit
-                    bounds.append(total)
-                return bounds
-        return []
+            if position is not None:
+                is_cut = self.call.specs[index].placements[axis].is_shard(position)
+                present.append((not is_cut, self._bounds_of(index, position, axis, cuts)))
+        has_cuts = any(not is_whole for is_whole, _ in present)
+        chosen = [bounds for is_whole, bounds in present if not (is_whole and has_cuts)]
+        return [bound for bounds in chosen[: None if has_cuts else 1] for bound in bounds]
+
+    def _bounds_of(self, index: int, position: int, axis: int, cuts: Cuts) -> list[int]:
+        spec, dim = self.call.specs[index], self.inputs[index][position]
+        sizes = piece_sizes(
+            spec.shape[position], cuts.mesh_shape[axis], spec.placements[axis], position
+        )
+        unit = dim.unit if dim else 1
+        return [total * unit for total in accumulate(sizes, initial=0)]
 
 
 def dim_of(dims: Dims, factor: int) -> int | None:
@@ -158,9 +206,13 @@ def piece_sizes(size: int, count: int, placement: Placement, dim: int) -> tuple[
     """Return the sizes of the pieces of a dim: those of a ragged placement, or even chunks."""
     if isinstance(placement, Ragged) and placement.dim == dim:
         return placement.sizes
-    layout = Layout(Mesh((count,)), (Shard(0),), (size,))
-    boxes: list[Box] = [layout.box((i,)) for i in range(count)]
-    return tuple(box.sizes[0] for box in boxes)
+    return _even_sizes(size, count)
+
+
+@lru_cache(4096)
+def _even_sizes(size: int, count: int) -> tuple[int, ...]:
+    cut = Split(0, count, None)
+    return tuple(cut.piece(index, size)[1] for index in range(count))
 
 
 def numbered(*names: str) -> tuple[Dims, ...]:

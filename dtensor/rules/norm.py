@@ -1,11 +1,14 @@
-"""Softmax, layer norm and embedding: some dims must be whole, the rest pass through."""
+"""Softmax and layer norm: some dims must be whole, the rest pass through."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from .factors import Dim, Dims, Factors
-from .table import OpCall, Rule, rule
+from .table import METAS, OpCall, Rule, rule
 
 aten = torch.ops.aten
 
@@ -51,32 +54,58 @@ def layer_norm_backward(call: OpCall) -> Rule:
     )
 
 
-@rule(aten.embedding.default)
-def embedding(call: OpCall) -> Rule:
-    """Rows of a weight, whose first dim must be whole."""
-    count = call.specs[1].ndim
-    indices: Dims = tuple(Dim(i) for i in range(count))
-    column = Dim(count)
-    return Rule(
-        rows=Factors(call=call, inputs=((None, column), indices), outputs=((*indices, column),))
-    )
+@rule(aten._masked_softmax.default)
+def masked_softmax(call: OpCall) -> Rule:
+    """Softmax with a mask of the same shape, or of another (by its type) on whole tensors."""
+    ndim, dim = call.specs[0].ndim, call.arg(2, "dim")
+    dims = _all_but(ndim, ndim - 1 if dim is None else dim)
+    if call.specs[0].shape != call.specs[1].shape:
+        dims = (None,) * ndim
+    mask = dims if call.specs[1].ndim == ndim else (None,) * call.specs[1].ndim
+    return Rule(rows=Factors(call=call, inputs=(dims, mask), outputs=(dims,)))
 
 
-@rule(aten.embedding_dense_backward.default)
-def embedding_backward(call: OpCall) -> Rule:
-    """The gradient of the weight: a sum over all indices."""
-    count = call.specs[1].ndim
-    indices: Dims = tuple(Dim(i) for i in range(count))
-    column = Dim(count)
-    if call.args[4]:  # the gradient is divided by how often an index occurs, over all of them
-        indices = (None,) * count
+@rule(aten._masked_softmax_backward.default)
+def masked_softmax_backward(call: OpCall) -> Rule:
+    """Its gradient."""
+    ndim, dim = call.specs[0].ndim, call.arg(3, "dim")
+    dims = _all_but(ndim, ndim - 1 if dim is None else dim)
+    if call.specs[0].shape != call.specs[2].shape:
+        dims = (None,) * ndim
+    mask = dims if call.specs[2].ndim == ndim else (None,) * call.specs[2].ndim
+    return Rule(rows=Factors(call=call, inputs=(dims, dims, mask), outputs=(dims,)))
+
+
+def _like_first(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
+    return torch.empty_like(tensor)
+
+
+METAS[aten._masked_softmax.default] = _like_first
+METAS[aten._masked_softmax_backward.default] = _like_first
+
+
+@rule(aten._fused_rms_norm.default)
+def rms_norm(call: OpCall) -> Rule:
+    """RMS norm over the last dims: values and inverse roots of mean squares."""
+    ndim = call.specs[0].ndim
+    dims = _leading(ndim, ndim - len(call.args[1]))
+    weights = tuple((None,) * spec.ndim for spec in call.specs[1:])
+    return Rule(rows=Factors(call=call, inputs=(dims, *weights), outputs=(dims, dims)))
+
+
+@rule(aten._fused_rms_norm_backward.default)
+def rms_norm_backward(call: OpCall) -> Rule:
+    """Its gradients: that of the weight sums over the leading dims."""
+    ndim, normalised = call.specs[0].ndim, len(call.args[2])
+    lead = ndim - normalised
+    dims = _leading(ndim, lead)
+    weights = tuple((None,) * spec.ndim for spec in call.specs[3:])
     return Rule(
         rows=Factors(
             call=call,
-            inputs=((*indices, column), indices),
-            outputs=((None, column),),
-            reduce={} if call.args[4] else dict.fromkeys(range(count), "sum"),
-            linear=(frozenset({0}),),
+            inputs=(dims, dims, dims, *weights),
+            outputs=(dims, (None,) * normalised),
+            reduce=dict.fromkeys(range(lead), "sum"),
         )
     )
 

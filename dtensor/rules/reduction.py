@@ -1,5 +1,8 @@
 """Reductions: an axis that splits a reduced dim leaves a Partial result."""
 
+# pyright: reportPrivateUsage=false
+# The schema of an operator has no public name in torch.
+
 from __future__ import annotations
 
 import math
@@ -14,7 +17,9 @@ from .factors import LINEAR_OPS, Dim, Factors
 from .local import identity_of
 from .table import LocalCall, LocalMaker, OpCall, Rule, rule
 
-aten = torch.ops.aten
+aten, prims = torch.ops.aten, torch.ops.prims
+
+_FIRST = frozenset({0})
 
 
 @rule(aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim)
@@ -22,7 +27,7 @@ def sums(call: OpCall) -> Rule:
     """Sum and mean: linear; a mean divides its local sum by the global count."""
     dims = _reduced_dims(call, _dim_argument(call))
     is_mean = base_name(call.op) == "mean"
-    return _reduction(call, dims, "sum", linear=True, local=_local_mean(dims) if is_mean else None)
+    return _reduction(call, dims, "sum", local=_local_mean(dims) if is_mean else None)
 
 
 @rule(aten.prod.default, aten.prod.dim_int)
@@ -36,69 +41,119 @@ def extremes(call: OpCall) -> Rule:
     """Largest and smallest over some dims; an empty shard gives the identity."""
     reduce_op = "max" if base_name(call.op) == "amax" else "min"
     dims = _reduced_dims(call, call.arg(1, "dim", ()))
-    return _reduction(call, dims, reduce_op, local=_or_identity(reduce_op))
+    return _reduction(call, dims, reduce_op, local=_or_identity(reduce_op, dims))
 
 
 @rule(aten.max.default, aten.min.default)
 def whole_extremes(call: OpCall) -> Rule:
     """Largest and smallest of all elements."""
     reduce_op = base_name(call.op)
-    return _reduction(call, _reduced_dims(call, ()), reduce_op, local=_or_identity(reduce_op))
+    if 0 in call.specs[0].shape:  # which the operator refuses with values only
+        raise RuntimeError(f"{reduce_op}() of a tensor without elements ({call.specs[0]})")
+    dims = _reduced_dims(call, ())
+    return _reduction(call, dims, reduce_op, local=_or_identity(reduce_op, dims))
 
 
-@rule(aten.any.default, aten.any.dim, aten.any.dims)
+@rule(aten.any.default, aten.any.dim, aten.any.dims, aten._is_any_true.default)
 def disjunctions(call: OpCall) -> Rule:
     """Whether any element is true."""
-    return _reduction(call, _reduced_dims(call, _dim_argument(call)), "max")
+    return _reduction(call, _reduced_dims(call, _dim_argument(call)), "max", linear=_is_bool(call))
 
 
-@rule(aten.all.default, aten.all.dim, aten.all.dims)
+@rule(aten.all.default, aten.all.dim, aten.all.dims, aten._is_all_true.default)
 def conjunctions(call: OpCall) -> Rule:
     """Whether all elements are true."""
-    return _reduction(call, _reduced_dims(call, _dim_argument(call)), "min")
+    return _reduction(call, _reduced_dims(call, _dim_argument(call)), "min", linear=_is_bool(call))
 
 
-@rule(aten.linalg_vector_norm.default)
-def norms(call: OpCall) -> Rule:
-    """Norms over whole dims; those over others are split into sums (``decompositions.norms``)."""
-    dims = _reduced_dims(call, call.arg(2, "dim"))
-    first = call.outputs[0]
-    ndim = call.specs[0].ndim
-    keeps_dims = first is not None and len(first.shape) == ndim
-    kept = tuple(None if i in dims else Dim(i) for i in range(ndim))
-    out = kept if keeps_dims else tuple(dim for dim in kept if dim is not None)
-    return Rule(rows=Factors(call=call, inputs=(kept,), outputs=(out,)))
+def _is_bool(call: OpCall) -> bool:
+    """Whether a maximum of the elements says what is true; of numbers it does not."""
+    return call.specs[0].dtype == torch.bool
+
+
+@rule(aten.count_nonzero.default, aten.count_nonzero.dim_IntList)
+def counts(call: OpCall) -> Rule:
+    """How many elements are not zero: the counts of the parts add up."""
+    return _reduction(call, _reduced_dims(call, call.arg(1, "dim")), "sum", linear=False)
+
+
+@rule(aten.nansum.default)
+def sums_of_numbers(call: OpCall) -> Rule:
+    """Sum of what is a number; not linear, for a term may be none."""
+    return _reduction(call, _reduced_dims(call, call.arg(1, "dim")), "sum", linear=False)
+
+
+@rule(prims.sum.default, prims.prod.default, prims.amax.default, prims.amin.default)
+def prims_reductions(call: OpCall) -> Rule:
+    """Reductions that torch's decompositions are made of."""
+    reduce_op = {"sum": "sum", "prod": "product", "amax": "max", "amin": "min"}[base_name(call.op)]
+    dims = _reduced_dims(call, call.arg(1, "dims"))
+    local = _or_identity(reduce_op, dims) if reduce_op in ("max", "min") else None
+    return _reduction(call, dims, reduce_op, local=local)
+
+
+@rule(aten.trace.default)
+def traces(call: OpCall) -> Rule:
+    """The sum of the diagonal, for which a matrix must be whole."""
+    return Rule(rows=Factors(call=call, inputs=((None, None),), outputs=((),), linear=(_FIRST,)))
 
 
 @rule(
-    aten.max.dim,
-    aten.min.dim,
     aten.argmax.default,
     aten.argmin.default,
-    aten.cumsum.default,
-    aten.cumprod.default,
-    aten.sort.default,
-    aten.topk.default,
+    aten.aminmax.default,
+    aten.hash_tensor.default,
+    aten.kthvalue.default,
+    aten.linalg__powsum.default,
+    aten.linalg_vector_norm.default,
+    aten.logsumexp.default,
+    aten.max.dim,
+    aten.median.default,
+    aten.median.dim,
+    aten.min.dim,
+    aten.mode.default,
+    aten.nanmedian.default,
+    aten.nanmedian.dim,
+    aten.std.correction,
+    aten.std_mean.correction,
+    aten.var.correction,
+    aten.var_mean.correction,
+    prims.var.default,
+    prims.xor_sum.default,
 )
-def along_one_dim(call: OpCall) -> Rule:
-    """Operators that need one dim whole, which the result keeps, drops or resizes."""
-    ndim, position = call.specs[0].ndim, 1
-    if base_name(call.op) == "topk":
-        position = 2
-    default = -1 if base_name(call.op) in ("sort", "topk") else None
-    dim = call.arg(position, "dim", default)
-    whole = set(range(ndim)) if dim is None else {dim % max(ndim, 1)}
-    kept = [None if i in whole else Dim(i) for i in range(ndim)]
-    first = call.outputs[0]
-    if first is not None and len(first.shape) != ndim:
-        outputs = [d for d in kept if d is not None]
-    else:
-        outputs = kept
-    return Rule(
-        rows=Factors(
-            call=call, inputs=(tuple(kept),), outputs=(tuple(outputs),) * len(call.outputs)
-        )
-    )
+def over_whole_dims(call: OpCall) -> Rule:
+    """Reductions for which a dim must be whole; most are split up if it is not (decompositions)."""
+    return dropping(call, _reduced_dims(call, _named_dim(call)))
+
+
+def dropping(call: OpCall, dims: frozenset[int]) -> Rule:
+    """Return the rule of an operator with one input, of which some dims must be whole."""
+    ndim = call.specs[0].ndim
+    kept = tuple(None if i in dims else Dim(i) for i in range(ndim))
+    left = tuple(dim for dim in kept if dim is not None)
+    outputs = tuple(kept if meta and len(meta.shape) == ndim else left for meta in call.outputs)
+    return Rule(rows=Factors(call=call, inputs=(kept,), outputs=outputs), local=_or_empty)
+
+
+def _or_empty(local: LocalCall) -> Callable[..., Any] | None:
+    """Return what makes results without elements, of which operators warn or raise."""
+    outputs = [spec for spec in local.outputs if spec is not None]
+    if not any(0 in spec.local_shape for spec in outputs):
+        return None
+
+    def run(tensor: Tensor, *_: Any, **__: Any) -> Any:
+        made = [tensor.new_empty(spec.local_shape, dtype=spec.dtype) for spec in outputs]
+        return made[0] if len(made) == 1 else tuple(made)
+
+    return run
+
+
+def _named_dim(call: OpCall) -> Sequence[int] | int | None:
+    """Return the dims that an argument names, wherever the operator has it."""
+    for position, argument in enumerate(call.op._schema.arguments):
+        if argument.name in ("dim", "dims"):
+            return call.arg(position, argument.name, argument.default_value)
+    return None
 
 
 def _reduction(
@@ -106,7 +161,7 @@ def _reduction(
     dims: frozenset[int],
     reduce_op: str,
     *,
-    linear: bool = False,
+    linear: bool = True,
     local: LocalMaker | None = None,
 ) -> Rule:
     source = call.specs[0]
@@ -120,11 +175,18 @@ def _reduction(
             inputs=(tuple(Dim(i) for i in range(source.ndim)),),
             outputs=(tuple(outputs),),
             reduce=dict.fromkeys(dims, reduce_op),
-            linear=(frozenset({0}),) if linear else (),
-            linear_ops=LINEAR_OPS if linear else (reduce_op,),
+            linear=(_FIRST,) if linear and _keeps_terms(call) else (),
+            linear_ops=LINEAR_OPS if reduce_op == "sum" else (reduce_op,),
         ),
         local=local,
     )
+
+
+def _keeps_terms(call: OpCall) -> bool:
+    """Whether terms mean the same in the dtype of the result: wrapped integers do not."""
+    first, source = call.outputs[0], call.specs[0].dtype
+    is_inexact = source.is_floating_point or source.is_complex
+    return first is not None and (is_inexact or first.dtype == source)
 
 
 def _dim_argument(call: OpCall) -> Sequence[int] | int | None:
@@ -133,10 +195,10 @@ def _dim_argument(call: OpCall) -> Sequence[int] | int | None:
 
 def _reduced_dims(call: OpCall, dim: Sequence[int] | int | None) -> frozenset[int]:
     ndim = call.specs[0].ndim
-    if dim is None or (not isinstance(dim, int) and len(dim) == 0):
+    if ndim == 0 or dim is None or (not isinstance(dim, int) and len(dim) == 0):
         return frozenset(range(ndim))
     dims = [dim] if isinstance(dim, int) else dim
-    return frozenset(d % max(ndim, 1) for d in dims)
+    return frozenset(d % ndim for d in dims)
 
 
 def _local_mean(dims: frozenset[int]) -> LocalMaker:
@@ -161,10 +223,10 @@ def _local_mean(dims: frozenset[int]) -> LocalMaker:
     return maker
 
 
-def _or_identity(reduce_op: str) -> LocalMaker:
+def _or_identity(reduce_op: str, dims: frozenset[int]) -> LocalMaker:
     def maker(local: LocalCall) -> Callable[..., Any] | None:
         source = local.inputs[0]
-        if 0 not in source.local_shape or 0 in source.shape:
+        if source.box is None or all(source.box.sizes[d] for d in dims):
             return None
         shape, identity = local.output_shape, identity_of(reduce_op, source.dtype)
 

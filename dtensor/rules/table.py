@@ -47,6 +47,8 @@ class Row:
     outputs: tuple[Placement, ...]
     factor: int | None = None
     """The factor that the axis splits, if it splits one."""
+    extra_bytes: float = 0.0
+    """What the row costs beside the moves of its inputs."""
 
 
 @dataclass(slots=True)
@@ -76,6 +78,8 @@ class LocalCall:
     inputs: tuple[DTensorSpec, ...]
     """Specs of the inputs after redistribution."""
     outputs: tuple[DTensorSpec | None, ...]
+    op: Op
+    """The operator as it was called, which may write to its first argument."""
 
     @property
     def output_shape(self) -> tuple[int, ...]:
@@ -122,6 +126,9 @@ class RuleTable(dict[Op, "RuleMaker"]):
 
 RULES = RuleTable()
 """The one table of rules."""
+
+METAS: dict[Op, Callable[..., Any]] = {}
+"""What makes empty results of the global shapes, for operators that torch cannot run on meta."""
 
 
 def rule(*ops: Op) -> Callable[[RuleMaker], RuleMaker]:

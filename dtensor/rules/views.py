@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..placement import REDUCE_OPS
-from .factors import Dim, Dims, Factors
+from ..schemas import base_name
+from .factors import LINEAR_OPS, Dim, Dims, Factors
 from .local import reshaped, with_local_shape
-from .table import LocalMaker, OpCall, Rule, rule
+from .table import LocalCall, LocalMaker, OpCall, Rule, rule
 
 aten = torch.ops.aten
 
@@ -24,16 +27,16 @@ def permuted(call: OpCall) -> Rule:
     elif ndim:
         a, b = (0, ndim - 1) if call.op is aten.t.default else call.args[1:3]
         order[a % ndim], order[b % ndim] = order[b % ndim], order[a % ndim]
-    return _unary(call, _all(ndim), tuple(Dim(i) for i in order))
+    return unary(call, all_dims(ndim), tuple(Dim(i) for i in order))
 
 
 @rule(aten.unsqueeze.default)
 def unsqueezed(call: OpCall) -> Rule:
     """A new dim of size 1."""
     ndim = call.specs[0].ndim
-    out: list[Dim | None] = list(_all(ndim))
+    out: list[Dim | None] = list(all_dims(ndim))
     out.insert(call.args[1] % (ndim + 1), None)
-    return _unary(call, _all(ndim), tuple(out))
+    return unary(call, all_dims(ndim), tuple(out))
 
 
 @rule(
@@ -49,7 +52,7 @@ def reshape(call: OpCall) -> Rule:
     """Dims joined and split; a group of them may be cut along its first dim."""
     first = call.outputs[0]
     inputs, outputs = reshape_dims(call.specs[0].shape, first.shape if first else ())
-    return _unary(call, inputs, outputs, reshaped)
+    return unary(call, inputs, outputs, reshaped)
 
 
 @rule(aten.expand.default)
@@ -61,54 +64,123 @@ def expanded(call: OpCall) -> Rule:
     dims: Dims = tuple(
         Dim(i) if size == shape[lead + i] else None for i, size in enumerate(source.shape)
     )
-    return _unary(call, dims, (None,) * lead + dims, with_local_shape(1, "size"))
+    return unary(call, dims, (None,) * lead + dims, with_local_shape(1, "size"))
 
 
-@rule(aten.select.int)
-def selected(call: OpCall) -> Rule:
-    """One index of a dim, which must be whole."""
-    ndim = call.specs[0].ndim
-    dim = call.args[1] % ndim
-    dims: Dims = tuple(None if i == dim else Dim(i) for i in range(ndim))
-    return _unary(call, dims, dims[:dim] + dims[dim + 1 :])
-
-
-@rule(aten.slice.Tensor)
-def sliced(call: OpCall) -> Rule:
-    """A range of a dim, which must be whole unless the range is all of it."""
+@rule(aten.view.dtype)
+def reinterpreted(call: OpCall) -> Rule:
+    """The same bytes as another dtype: the last dim grows or shrinks."""
     source, first = call.specs[0], call.outputs[0]
-    dim = call.arg(1, "dim", 0) % source.ndim
-    everything = first is not None and first.shape == source.shape and call.arg(4, "step", 1) == 1
-    dims: Dims = tuple(None if i == dim and not everything else Dim(i) for i in range(source.ndim))
-    return _unary(call, dims, dims)
+    dims = all_dims(source.ndim)
+    if first is None or source.ndim == 0 or first.dtype.itemsize == source.dtype.itemsize:
+        return unary(call, dims, dims, _empty_or_itself, ())
+    larger, smaller = source.dtype.itemsize, first.dtype.itemsize
+    unit, other = max(larger // smaller, 1), max(smaller // larger, 1)
+    last = source.ndim - 1
+    ins, outs = (*dims[:-1], Dim(last, unit)), (*dims[:-1], Dim(last, other))
+    return unary(call, ins, outs, _empty_or_itself, ())
 
 
-@rule(aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int)
-def parts(call: OpCall) -> Rule:
-    """A dim, which must be whole, in several parts."""
+def _empty_or_itself(local: LocalCall) -> Callable[..., Any] | None:
+    """Return what runs where there is nothing to view, which may have any strides."""
+    shape, dtype = local.output_shape, local.outputs[0].dtype if local.outputs[0] else None
+    if 0 not in shape:
+        return None
+    return lambda tensor, *_: tensor.new_empty(shape, dtype=dtype)  # pyright: ignore[reportUnknownLambdaType]
+
+
+@rule(aten.view_as_real.default, aten.view_as_complex.default)
+def complex_parts(call: OpCall) -> Rule:
+    """A last dim for the real and the imaginary parts."""
     ndim = call.specs[0].ndim
-    is_unbind = call.op is aten.unbind.int
-    dim = call.arg(1 if is_unbind else 2, "dim", 0) % ndim
-    dims: Dims = tuple(None if i == dim else Dim(i) for i in range(ndim))
-    out = dims[:dim] + dims[dim + 1 :] if is_unbind else dims
-    return _unary(call, dims, out)
+    if base_name(call.op) == "view_as_real":
+        return unary(call, all_dims(ndim), (*all_dims(ndim), None), _resolved, LINEAR_OPS)
+    rest = all_dims(ndim - 1)
+    return unary(call, (*rest, None), rest, linear_ops=LINEAR_OPS)
 
 
-@rule(aten.cat.default, aten.stack.default)
-def joined(call: OpCall) -> Rule:
-    """Tensors joined along a dim, which must be whole."""
-    first = call.outputs[0]
-    ndim = len(first.shape) if first else 0
-    dim = call.arg(1, "dim", 0) % ndim
-    out: Dims = tuple(None if i == dim else Dim(i) for i in range(ndim))
-    each = out[:dim] + out[dim + 1 :] if call.op is aten.stack.default else out
-    inputs = tuple(each if spec.ndim == len(each) else (None,) * spec.ndim for spec in call.specs)
-    every = frozenset(range(len(inputs)))
+def _resolved(local: LocalCall) -> Callable[..., Any]:
+    """Return what takes a local tensor that is conjugate in name only, as the whole one is not."""
+    op = local.op
+    return lambda tensor: op(tensor.resolve_conj())  # pyright: ignore[reportUnknownLambdaType]
+
+
+@rule(aten.diagonal.default)
+def diagonal(call: OpCall) -> Rule:
+    """The diagonal of two dims, which must be whole, as a new last dim."""
+    ndim = call.specs[0].ndim
+    ins, rest = without(ndim, call.arg(2, "dim1", 0), call.arg(3, "dim2", 1))
+    return unary(call, ins, (*rest, None))
+
+
+@rule(aten.diagonal_backward.default)
+def diagonal_backward(call: OpCall) -> Rule:
+    """Its gradient: zero beside the diagonal."""
+    outs, rest = without(len(call.args[1]), *call.args[3:5])
+    return unary(call, (*rest, None), outs, with_local_shape(1, "input_sizes"))
+
+
+@rule(aten.diagonal_scatter.default)
+def diagonal_scatter(call: OpCall) -> Rule:
+    """A tensor with another diagonal."""
+    ndim = call.specs[0].ndim
+    dims, rest = without(ndim, call.arg(3, "dim1", 0), call.arg(4, "dim2", 1))
     return Rule(
         rows=Factors(
-            call=call, inputs=inputs, outputs=(out,), linear=(every,), linear_ops=REDUCE_OPS
+            call=call,
+            inputs=(dims, (*rest, None)),
+            outputs=(dims,),
+            linear=(frozenset({0, 1}),),
+            linear_ops=REDUCE_OPS,
         )
     )
+
+
+@rule(aten.diag_embed.default)
+def diag_embed(call: OpCall) -> Rule:
+    """The last dim as the diagonal of two new dims."""
+    ndim = call.specs[0].ndim + 1
+    outs, rest = without(ndim, call.arg(2, "dim1", -2), call.arg(3, "dim2", -1))
+    return unary(call, (*rest, None), outs)
+
+
+@rule(aten.unfold.default)
+def unfolded(call: OpCall) -> Rule:
+    """Windows of a dim, which must be whole, along a new last dim."""
+    ins, _ = without(call.specs[0].ndim, call.args[1])
+    return unary(call, ins, (*ins, None))
+
+
+@rule(aten.unfold_backward.default)
+def unfold_backward(call: OpCall) -> Rule:
+    """Its gradient: the windows added up."""
+    outs, _ = without(len(call.args[1]), call.args[2])
+    local = with_local_shape(1, "input_sizes")
+    return unary(call, (*outs, None), outs, local, linear_ops=LINEAR_OPS)
+
+
+@rule(aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default)
+def strided(call: OpCall) -> Rule:
+    """Elements by their place in memory: that of the whole tensor, with its own strides."""
+    return whole(call, _with_global_strides)
+
+
+def _with_global_strides(local: LocalCall) -> Callable[..., Any]:
+    op, source = local.op, local.inputs[0]
+    shape, stride = source.shape, local.call.specs[0].stride
+    is_scatter = base_name(op) == "as_strided_scatter"
+
+    def run(tensor: Tensor, *args: Any, storage_offset: int | None = None, **kwargs: Any) -> Tensor:
+        if tensor.stride() != stride and tensor.numel():
+            tensor = torch.empty_strided(
+                shape, stride, dtype=tensor.dtype, device=tensor.device
+            ).copy_(tensor)
+        count = 3 if is_scatter else 2
+        given = args[count] if len(args) > count else storage_offset
+        offset = tensor.storage_offset() + (given or 0)  # a DTensor itself starts at 0
+        return op(tensor, *args[:count], offset, **kwargs)
+
+    return run
 
 
 def reshape_dims(source: Sequence[int], target: Sequence[int]) -> tuple[Dims, Dims]:
@@ -117,7 +189,7 @@ def reshape_dims(source: Sequence[int], target: Sequence[int]) -> tuple[Dims, Di
     The first dim of a group larger than 1 carries the factor, in units of what follows it.
 
     >>> reshape_dims((4, 3, 5), (12, 5))[0]
-    (Dim(factor=0, unit=3), None, Dim(factor=1, unit=1))
+    (Dim(factor=0, unit=3, window=None), None, Dim(factor=1, unit=1, window=None))
     """
     inputs: list[Dim | None] = [None] * len(source)
     outputs: list[Dim | None] = [None] * len(target)
@@ -146,18 +218,40 @@ def _leading(shape: Sequence[int], start: int, end: int) -> int | None:
     return next((dim for dim in range(start, end) if shape[dim] > 1), None)
 
 
-def _all(ndim: int) -> Dims:
+def all_dims(ndim: int) -> Dims:
+    """Return a factor for every dim."""
     return tuple(Dim(i) for i in range(ndim))
 
 
-def _unary(call: OpCall, inputs: Dims, outputs: Dims, local: LocalMaker | None = None) -> Rule:
+def without(ndim: int, *whole: int) -> tuple[Dims, Dims]:
+    """Return a factor for every dim but some, once in place of all dims and once alone."""
+    excluded = {dim % max(ndim, 1) for dim in whole}
+    dims: Dims = tuple(None if i in excluded else Dim(i) for i in range(ndim))
+    return dims, tuple(dim for dim in dims if dim is not None)
+
+
+def whole(call: OpCall, local: LocalMaker | None = None) -> Rule:
+    """Return the rule of an operator that needs all of every tensor."""
+    inputs = tuple((None,) * spec.ndim for spec in call.specs)
+    outputs = tuple((None,) * len(meta.shape) if meta else () for meta in call.outputs)
+    return Rule(rows=Factors(call=call, inputs=inputs, outputs=outputs), local=local)
+
+
+def unary(
+    call: OpCall,
+    inputs: Dims,
+    outputs: Dims,
+    local: LocalMaker | None = None,
+    linear_ops: tuple[str, ...] = REDUCE_OPS,
+) -> Rule:
+    """Return the rule of an operator on one tensor that does not compute with its values."""
     return Rule(
         rows=Factors(
             call=call,
             inputs=(inputs,),
             outputs=(outputs,) * len(call.outputs),
             linear=(frozenset({0}),),
-            linear_ops=REDUCE_OPS,
+            linear_ops=linear_ops,
         ),
         local=local,
     )

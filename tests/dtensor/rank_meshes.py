@@ -13,7 +13,8 @@ import torch.distributed as dist
 from dtckpt.dtensor import DeviceMesh, Mesh
 from dtckpt.dtensor.dtensor import DTensor
 from dtckpt.dtensor.layout import Layout
-from tests.ranks import gloo_group, run_ranks
+from dtckpt.tools.bench.coverage.thread_ranks import axis_groups
+from tests.ranks import run_ranks
 
 from .oracle import local_array
 
@@ -35,13 +36,7 @@ def run_on_mesh(shape: tuple[int, ...], body: Callable[[DeviceMesh], T]) -> list
 def rank_mesh(store: object, shape: tuple[int, ...], rank: int, world: Any) -> DeviceMesh:
     """Return one rank's mesh with its own ends of the groups."""
     mesh = Mesh(shape)
-    coordinate = mesh.coordinate(rank)
-    assert coordinate is not None
-    groups: list[Any] = []
-    for axis, size in enumerate(shape):
-        row = tuple(i for a, i in enumerate(coordinate) if a != axis)
-        prefix = _c10d.PrefixStore(f"axis{axis}/{row}", store)
-        groups.append(gloo_group(prefix, coordinate[axis], size))
+    groups = axis_groups(store, mesh, rank)
     return DeviceMesh("cpu", mesh, groups=groups, world_group=world)
 
 

@@ -19,6 +19,7 @@ from dtckpt.dtensor import (
     Replicate,
     Shard,
     distribute_tensor,
+    implicit_replication,
     register_sharding,
     strict,
 )
@@ -28,6 +29,21 @@ from dtckpt.errors import PlacementError, UnsupportedOp
 from tests.ranks import RanksFailed
 
 from .rank_meshes import assert_holds, run_on_mesh, scattered
+
+
+@torch.library.custom_op("dtckpt_test::turned", mutates_args=())
+def _turned(tensor: Tensor, shift: int) -> Tensor:
+    return tensor.roll(shift, 0)
+
+
+@_turned.register_fake
+def _(tensor: Tensor, shift: int) -> Tensor:
+    del shift
+    return torch.empty_like(tensor)
+
+
+turned: Any = torch.ops.dtckpt_test.turned.default
+"""An operator that no rule is for."""
 
 
 def test_partial_scalars_are_reduced_when_read() -> None:
@@ -68,19 +84,39 @@ def test_writes_through_views() -> None:
     run_on_mesh((2,), body)
 
 
-def test_plain_tensors_beside_distributed_ones_are_refused() -> None:
+def test_plain_tensors_that_are_equal_on_all_ranks_are_replicated() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        tensor = scattered(torch.ones(4, 2), mesh, [Shard(0)])
+        assert_holds(tensor * torch.tensor(2.0), torch.full((4, 2), 2.0))
+        assert_holds(tensor + torch.arange(2.0), torch.ones(4, 2) + torch.arange(2.0))
+        assert_holds(tensor[torch.tensor([3, 0, 0])], torch.ones(3, 2))
+        with implicit_replication():
+            own = torch.full((2,), float(mesh.get_rank()))
+            assert torch.equal((tensor * own).to_local(), torch.ones(2, 1) * own)
+
+    run_on_mesh((2,), body)
+
+
+@pytest.mark.parametrize("other", [-torch.ones(4), torch.ones(4, dtype=torch.float64), None])
+def test_plain_tensors_that_differ_are_refused_on_all_ranks(other: Tensor | None) -> None:
     def body(mesh: DeviceMesh) -> None:
         tensor = scattered(torch.ones(4), mesh, [Shard(0)])
-        assert_holds(tensor * torch.tensor(2.0), torch.full((4,), 2.0))
-        torch.add(tensor, torch.ones(4))
+        other_here = torch.ones(1, 4) if other is None else other
+        torch.add(tensor, torch.ones(4) if mesh.get_rank() else other_here)
 
     with pytest.raises(RanksFailed) as failed:
         run_on_mesh((2,), body)
     texts = {str(error) for error in failed.value.errors.values()}
     assert len(failed.value.errors) == 2
-    assert len(texts) == 1
     text = texts.pop()
-    for part in ("aten.add", "tensor 1 is a plain", "[4]", "distribute_tensor", "from_local"):
+    for part in (
+        "aten.add",
+        "differs between ranks",
+        "tensor 1 is a plain",
+        "[4]",
+        "distribute_tensor",
+        "from_local",
+    ):
         assert part in text
 
 
@@ -96,22 +132,20 @@ def test_shape_errors_are_the_same_on_every_rank() -> None:
 
 
 def test_operators_without_a_rule_fall_back_once_warned() -> None:
-    def body(mesh: DeviceMesh) -> list[str]:
+    def body(mesh: DeviceMesh) -> None:
         tensor = scattered(torch.arange(6.0).view(3, 2), mesh, [Shard(0)])
         with pytest.raises(UnsupportedOp, match="strict mode"), strict():
-            tensor.roll(1)
+            turned(tensor, 1)
         for _ in range(2):
-            found = torch.linalg.qr(tensor).R.abs()
-            torch.testing.assert_close(
-                found.full_tensor(), torch.linalg.qr(torch.arange(6.0).view(3, 2)).R.abs()
-            )
-        return []
+            found = turned(tensor, 1)
+            assert found.placements == (Replicate(),)
+            assert_holds(found, torch.arange(6.0).view(3, 2).roll(1, 0))
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         run_on_mesh((2,), body)
     texts = [str(w.message) for w in caught]
-    assert len([t for t in texts if "linalg_qr" in t and "24 bytes" in t]) == 2  # one per rank
+    assert len([t for t in texts if "turned" in t and "24 bytes" in t]) == 2  # one per rank
 
 
 def test_decompositions_run_on_distributed_tensors() -> None:
@@ -127,36 +161,24 @@ def test_decompositions_run_on_distributed_tensors() -> None:
     run_on_mesh((2,), body)
 
 
-def test_random_operators_are_refused() -> None:
-    def body(mesh: DeviceMesh) -> None:
-        tensor = scattered(torch.ones(4), mesh, [Shard(0)])
-        with pytest.raises(UnsupportedOp, match="random"):
-            tensor.uniform_()
-
-    run_on_mesh((2,), body)
-
-
 def test_users_rules() -> None:
-    op = torch.ops.aten.roll.default
-    before = RULES.get(op)
-
-    @register_sharding(op)
-    def _(tensor: Any, shifts: Any, dims: Any = ()) -> Any:  # pyright: ignore[reportUnusedFunction]
-        del shifts
-        return [([Shard(d)], [Shard(d), None, None]) for d in range(tensor.ndim) if d not in dims]
+    @register_sharding(turned)
+    def _(tensor: Any, shift: Any) -> Any:  # pyright: ignore[reportUnusedFunction]
+        del shift
+        return [([Shard(d)], [Shard(d), None]) for d in range(1, tensor.ndim)]
 
     def body(mesh: DeviceMesh) -> None:
         whole = torch.arange(6.0).view(3, 2)
         with strict():
-            rolled = scattered(whole, mesh, [Shard(0)]).roll(1, 1)
-            assert rolled.placements == (Shard(0),)
-            assert_holds(rolled, whole.roll(1, 1))
-            assert_holds(scattered(whole, mesh, [Shard(0)]).roll(1, 0), whole.roll(1, 0))
+            found = turned(scattered(whole, mesh, [Shard(1)]), 1)
+            assert found.placements == (Shard(1),)
+            assert_holds(found, whole.roll(1, 0))
+            assert_holds(turned(scattered(whole, mesh, [Shard(0)]), 1), whole.roll(1, 0))
 
     try:
         run_on_mesh((2,), body)
     finally:
-        RULES.pop(op) if before is None else RULES.update({op: before})
+        RULES.pop(turned)
 
 
 def test_plans_are_reused_and_bounded() -> None:

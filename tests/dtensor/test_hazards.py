@@ -409,3 +409,6 @@ def test_ranks_outside_of_the_mesh_are_told_so() -> None:
     assert tensor.shape == (4,)
     with pytest.raises(PlacementError, match="no values on this rank"):
         tensor.sum().item()
+    assert torch.linalg.matrix_exp(tensor.view(2, 2)).shape == (2, 2)
+    with pytest.raises(PlacementError, match="depends on values"):
+        tensor.nonzero()

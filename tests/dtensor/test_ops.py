@@ -7,29 +7,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dtckpt.dtensor import DeviceMesh, Partial, Ragged, Replicate, Shard, strict
-from dtckpt.dtensor.placement import Placement
+from dtckpt.dtensor import DeviceMesh
 
-from .rank_meshes import assert_holds, run_on_mesh, scattered
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """An operator and the shapes that it is tried on."""
-
-    name: str
-    run: Callable[..., Any]
-    shapes: tuple[tuple[int, ...], ...]
-    grad: bool = True
+from .op_cases import Case, check, placements_of, special_placements
+from .rank_meshes import run_on_mesh
 
 
 def _foreach(*tensors: Tensor) -> list[Tensor]:
@@ -102,61 +89,6 @@ CASES = [
 ]
 
 
-def placements_of(shape: tuple[int, ...], axes: int) -> list[Any]:
-    """All placements of one tensor on a mesh of ``axes`` axes, of the usual kinds."""
-    kinds: list[Placement] = [Replicate(), *(Shard(dim) for dim in range(len(shape)))]
-    kinds.append(Partial())
-    return list(itertools.product(kinds, repeat=axes))
-
-
-def check(case: Case, mesh: DeviceMesh, choices: Sequence[Any]) -> None:
-    """Compare values and gradients with one device for every choice of input placements."""
-    wholes = [
-        torch.arange(1.0, 1 + torch.Size(s).numel()).view(s).remainder(5 + i) + 1
-        for i, s in enumerate(case.shapes)
-    ]
-    for placements in choices:
-        expected_inputs = [w.clone().requires_grad_() for w in wholes]
-        inputs = [
-            scattered(w, mesh, p).detach().requires_grad_()
-            for w, p in zip(wholes, placements, strict=True)
-        ]
-        try:
-            with strict():
-                found = case.run(*inputs)
-            expected = case.run(*expected_inputs)
-            pairs = list(zip(_listed(found), _listed(expected), strict=True))
-            for a, b in pairs:
-                assert_holds(a, b, rtol=1e-4, atol=1e-4)
-            if case.grad:
-                _check_gradients(pairs, inputs, expected_inputs)
-        except BaseException as error:
-            text = f"{case.name} on {mesh.shape} with {placements}: {error!r}"
-            raise AssertionError(text) from error
-
-
-def _check_gradients(
-    pairs: list[tuple[Tensor, Tensor]], inputs: list[Any], expected: list[Tensor]
-) -> None:
-    if not any(b.requires_grad for _, b in pairs):
-        return
-    loss = sum(b.square().sum() for _, b in pairs if b.requires_grad)
-    assert isinstance(loss, Tensor)
-    loss.backward()
-    with strict():
-        ours = sum(a.square().sum() for a, b in pairs if b.requires_grad)
-        assert isinstance(ours, Tensor)
-        ours.backward()
-    for a, b in zip(inputs, expected, strict=True):
-        assert (a.grad is None) == (b.grad is None)
-        if a.grad is not None and b.grad is not None:
-            assert_holds(a.grad, b.grad, rtol=1e-3, atol=1e-3)
-
-
-def _listed(result: Any) -> list[Tensor]:
-    return list(result) if isinstance(result, list | tuple) else [result]
-
-
 # A mesh of threads costs more than an operator: every test runs many cases on one.
 CHUNKS = [CASES[i::4] for i in range(4)]
 
@@ -187,19 +119,6 @@ def test_two_axes(cases: list[Case]) -> None:
 def test_ordered_and_ragged(cases: list[Case]) -> None:
     def body(mesh: DeviceMesh) -> None:
         for case in cases:
-            check(case, mesh, _special(case))
+            check(case, mesh, special_placements(case))
 
     run_on_mesh((2, 2), body)
-
-
-def _special(case: Case) -> list[list[Any]]:
-    choices: list[list[Any]] = []
-    for first, kind in itertools.product(range(len(case.shapes)), ("ordered", "ragged")):
-        choice: list[Any] = []
-        for index, shape in enumerate(case.shapes):
-            size = shape[0]
-            ragged = (Ragged(0, (size - size // 4, size // 4)), Shard(len(shape) - 1))
-            special = (Shard(0, 1), Shard(0, 0)) if kind == "ordered" else ragged
-            choice.append(special if index == first else (Shard(0), Replicate()))
-        choices.append(choice)
-    return choices

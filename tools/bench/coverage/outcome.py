@@ -52,10 +52,12 @@ class OpResult:
     """What was compared: values, or less where no values are defined."""
     counts: dict[str, int] = field(default_factory=dict[str, int])
     """Number of cases of every kind."""
+    writing: dict[str, int] = field(default_factory=dict[str, int])
+    """Those of them that write in place or to ``out=``."""
     examples: dict[str, Example] = field(default_factory=dict[str, Example])
     """By kind, the first case of it."""
     runs: str = ""
-    """rule, decomposed or fallback."""
+    """rule, decomposed or fallback; empty where nothing was right."""
     gathered: tuple[str, ...] = ()
     """Operators that were gathered and run whole."""
     seconds: float = 0.0
@@ -66,6 +68,14 @@ class OpResult:
         found = [kind for kind in KINDS if self.counts.get(kind)]
         return found[-1] if found else ""
 
+    @property
+    def returns_right(self) -> bool:
+        """Whether all cases are right but for those that write in place or to ``out=``."""
+        return all(
+            kind == RIGHT or count == self.writing.get(kind, 0)
+            for kind, count in self.counts.items()
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object of all fields."""
         return asdict(self)
@@ -74,12 +84,14 @@ class OpResult:
     def from_json(cls, value: dict[str, Any]) -> OpResult:
         """Return the result that ``to_json`` wrote."""
         examples = {kind: Example(**example) for kind, example in value["examples"].items()}
-        lists = {name: tuple(value[name]) for name in ("compared", "gathered")}
-        return cls(**{**value, **lists, "examples": examples})
+        fields: dict[str, Any] = {**value, "examples": examples}
+        for name in ("compared", "gathered"):
+            fields[name] = tuple(value[name])
+        return cls(**fields)
 
 
 def agree(failures: Iterable[Failure | None]) -> bool:
-    """Whether ranks saw one and the same: none an error, or all the same one.
+    """Whether ranks can go on together: none raised, or all the same error and none timed out.
 
     A value may be wrong on some ranks only; that is wrong, but the ranks go on together.
     """
@@ -87,7 +99,7 @@ def agree(failures: Iterable[Failure | None]) -> bool:
         None if failure is None or failure.kind == WRONG else (failure.kind, failure.text)
         for failure in failures
     }
-    return len(raised) == 1
+    return len(raised) == 1 and not any(entry and entry[0] == HANG for entry in raised)
 
 
 def joined(failures: list[Failure | None]) -> Failure | None:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from dtckpt.dtensor import DeviceMesh, Mesh
 from dtckpt.errors import DtckptError
 
-from .outcome import CRASH, ERROR, HANG, REFUSED, WRONG, Failure, agree, joined
+from .outcome import ERROR, HANG, REFUSED, WRONG, Failure, agree, joined
 from .thread_ranks import axis_groups, gloo_group
 
 # torch's stubs leave out the stores.
@@ -30,7 +30,7 @@ MAX_BROKEN = 2
 class Team:
     """Ranks of one mesh shape, with groups that live until a case parts the ranks."""
 
-    def __init__(self, shape: tuple[int, ...], seconds: float = 8.0) -> None:
+    def __init__(self, shape: tuple[int, ...], seconds: float = 15.0) -> None:
         self.mesh = Mesh(shape)
         self._seconds = seconds
         self._ends: list[tuple[list[Any], Any]] | None = None
@@ -112,8 +112,8 @@ def _tried(step: Step, mesh: DeviceMesh) -> Failure | None:
         problems = step(mesh)
     except Exception as error:  # whatever it is, it is what came of the case
         text = f"{type(error).__name__}: {error}"
-        timed_out = "timed out" in text.lower() or "timeout" in text.lower()
-        kind = HANG if timed_out else REFUSED if isinstance(error, DtckptError) else ERROR
+        alone = any(sign in text.lower() for sign in _ALONE)
+        kind = HANG if alone else REFUSED if isinstance(error, DtckptError) else ERROR
         return Failure(kind, text.strip()[:600], _last_line(error))
     return Failure(WRONG, "; ".join(problems)[:600]) if problems else None
 
@@ -129,6 +129,9 @@ def _last_line(error: Exception) -> str:
 
 
 _PACKAGE = "dtckpt/"
+
+_ALONE = ("timed out", "timeout", "connection closed by peer", "connection reset")
+"""What Gloo says to a rank that waited for others, or whose partner gave up waiting."""
 
 
 def _in_threads(size: int, body: Callable[[int], None], seconds: float) -> None:

@@ -52,7 +52,7 @@ def cut(whole: Tensor, layout: Layout, mesh: DeviceMesh) -> Tensor:
     return whole[layout.box(here).slices]
 
 
-def laid_out(whole: Tensor, mesh: DeviceMesh, placements: tuple[Any, ...]) -> DTensor:
+def laid_out(whole: Tensor, mesh: DeviceMesh, placements: tuple[Any, ...]) -> Tensor:
     """Return a tensor that all ranks have, laid out without any communication."""
     layout = Layout(mesh.layout_mesh, placements, tuple(whole.shape))
     local = cut(whole, layout, mesh).clone().contiguous()

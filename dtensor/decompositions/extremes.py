@@ -1,0 +1,121 @@
+"""Extremes with their places: each rank names its best, and the best of those is the result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..placement import Replicate, Shard
+from ..rules.local import identity_of
+from .pieces import (
+    cut_axes,
+    dims_of,
+    on_locals,
+    reduced,
+    reduced_spec,
+    replicated,
+    spec_of_dtensor,
+)
+from .table import Decomposition, decomposition
+
+aten = torch.ops.aten
+
+_NOWHERE = torch.iinfo(torch.int64).max
+
+
+def _best(
+    tensor: Tensor, dims: Sequence[int], reduce_op: str, *, keepdim: bool
+) -> tuple[Tensor, Tensor]:
+    """Return extreme values and their first places, which count over all of ``dims``."""
+    source = reduced(tensor)
+    axes = cut_axes(source, dims)
+    own = spec_of_dtensor(source)
+    lead = math.prod(own.mesh.shape[axis] for axis in axes)
+    dtypes = (own.dtype, torch.int64)
+    stacks = [
+        reduced_spec(source, dims, Shard(0), keepdim=False, dtype=dtype, lead=lead)
+        for dtype in dtypes
+    ]
+
+    def name(local: Tensor) -> list[Tensor]:
+        offsets = own.box.offsets if own.box else (0,) * own.ndim
+        return [part.unsqueeze(0) for part in _of_part(local, dims, reduce_op, offsets, own.shape)]
+
+    values, places = (replicated(stack, axes) for stack in on_locals(name, [source], stacks))
+    results = [
+        reduced_spec(source, dims, Replicate(), keepdim=keepdim, dtype=dtype) for dtype in dtypes
+    ]
+
+    def pick(values: Tensor, places: Tensor) -> list[Tensor]:
+        best = values.amax(0) if reduce_op == "max" else values.amin(0)
+        hits = (values == best) | (values != values)  # that which is not a number goes first
+        first = torch.where(hits, places, _NOWHERE).amin(0)
+        return [best.reshape(results[0].local_shape), first.reshape(results[1].local_shape)]
+
+    best, first = on_locals(pick, [values, places], results)
+    return best, first
+
+
+def _of_part(
+    local: Tensor,
+    dims: Sequence[int],
+    reduce_op: str,
+    offsets: Sequence[int],
+    shape: Sequence[int],
+) -> tuple[Tensor, Tensor]:
+    """Return the best of a part, which starts at ``offsets`` of ``shape``, and where it is."""
+    kept = [size for d, size in enumerate(local.shape) if d not in dims]
+    if any(local.shape[d] == 0 for d in dims):
+        nothing = local.new_full(kept, identity_of(reduce_op, local.dtype))
+        return nothing, local.new_full(kept, _NOWHERE, dtype=torch.int64)
+    if len(dims) == 1:
+        found = local.max(dims[0]) if reduce_op == "max" else local.min(dims[0])
+        return found[0], found[1] + offsets[dims[0]]
+    found = local.reshape(-1).max(0) if reduce_op == "max" else local.reshape(-1).min(0)
+    place, rest = torch.zeros_like(found[1]), found[1]
+    for d in reversed(range(local.ndim)):
+        here = rest % local.shape[d] + offsets[d]
+        place = place + here * math.prod(shape[d + 1 :])
+        rest = rest // local.shape[d]
+    return found[0], place
+
+
+def _with_place(reduce_op: str) -> Decomposition:
+    def run(tensor: Tensor, dim: int, keepdim: bool = False) -> Any:
+        dims = dims_of(tensor, dim)
+        if not cut_axes(tensor, dims) or tensor.shape[dims[0]] == 0:
+            return NotImplemented
+        return _best(tensor, dims, reduce_op, keepdim=keepdim)
+
+    return run
+
+
+def _place_only(reduce_op: str) -> Decomposition:
+    def run(tensor: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+        dims = dims_of(tensor, dim)
+        if not cut_axes(tensor, dims) or any(tensor.shape[d] == 0 for d in dims):
+            return NotImplemented
+        return _best(tensor, dims, reduce_op, keepdim=keepdim)[1]
+
+    return run
+
+
+for _reduce_op, _pair, _place in (
+    ("max", aten.max.dim, aten.argmax.default),
+    ("min", aten.min.dim, aten.argmin.default),
+):
+    decomposition(_pair)(_with_place(_reduce_op))
+    decomposition(_place)(_place_only(_reduce_op))
+
+
+@decomposition(aten.aminmax.default)
+def aminmax(tensor: Tensor, *, dim: int | None = None, keepdim: bool = False) -> Any:
+    """Return smallest and largest."""
+    dims = dims_of(tensor, dim)
+    if not cut_axes(tensor, dims) or any(tensor.shape[d] == 0 for d in dims):
+        return NotImplemented
+    return tensor.amin(dims, keepdim), tensor.amax(dims, keepdim)

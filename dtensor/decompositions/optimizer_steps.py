@@ -1,0 +1,151 @@
+"""Optimizer steps in one kernel, and the check and unscaling of gradients.
+
+Both are pointwise, so one call does the local tensors of all parameters, on whatever meshes they
+lie, and the plain ones. Where and how a parameter lies decides it for its gradient and states.
+"""
+
+# pyright: reportPrivateUsage=false
+# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dtckpt.errors import PlacementError
+
+from ..collectives import all_reduce
+from ..copied_view import refuse_lost_writes
+from ..placement import Replicate
+from ..redistribute import redistribute_local
+from ..schemas import Op
+from ..spec import DTensorSpec, spec_of
+from ..wrapper import Wrapper
+from .table import unbound
+
+aten: Any = torch.ops.aten
+
+GRADIENTS = 1
+"""Place of the gradients among the lists of a step; the parameters come first."""
+
+
+class LocalLists:
+    """The local tensors of one call; those that had to be copies are written back."""
+
+    def __init__(self, op: Op) -> None:
+        self._op = op
+        self._copies: list[tuple[Wrapper, Tensor, DTensorSpec]] = []
+
+    def take(self, tensor: Wrapper, spec: DTensorSpec, *, written: bool = True) -> Tensor:
+        """Return this rank's part under ``spec``, contiguous, as the kernels take it to be."""
+        refuse_lost_writes(self._op, tensor)
+        own = tensor._local_tensor
+        found = redistribute_local(own, tensor._spec, spec).contiguous()
+        if found is not own and written:
+            self._copies.append((tensor, found, spec))
+        return found
+
+    def write_back(self) -> None:
+        """Write what was computed on copies to the tensors that they stand for."""
+        for tensor, computed, spec in self._copies:
+            tensor._local_tensor.copy_(redistribute_local(computed, spec, tensor._spec))
+
+
+def fused_step(op: Op, *args: Sequence[Tensor], **kwargs: Any) -> None:
+    """Run a step: parameters, gradients and states in lists, numbers by name.
+
+    Raises PlacementError where a gradient or state has not the mesh and shape of its parameter.
+    """
+    taken = LocalLists(op)
+    lists: list[list[Tensor]] = [[] for _ in args]
+    for index, parameter in enumerate(args[0]):
+        if isinstance(parameter, Wrapper) and _is_elsewhere(parameter._spec):
+            continue
+        for place, (many, out) in enumerate(zip(args, lists, strict=True)):
+            if not many:  # a state that this optimizer does not keep
+                continue
+            tensor = many[index]
+            spec = _wanted(op, parameter, tensor)
+            # Gradients are written only to be unscaled.
+            written = place != GRADIENTS or kwargs.get("grad_scale") is not None
+            if isinstance(tensor, Wrapper) and spec is not None:
+                tensor = taken.take(tensor, spec, written=written)
+            out.append(tensor)
+    if lists[0]:
+        op(*lists, **{name: _number(value) for name, value in kwargs.items()})
+    taken.write_back()
+
+
+def _wanted(op: Op, parameter: Tensor, tensor: Tensor) -> DTensorSpec | None:
+    """Return the spec in which a gradient or state is used; None for plain ones."""
+    lead = parameter._spec if isinstance(parameter, Wrapper) else None
+    if not isinstance(tensor, Wrapper):
+        if lead is None or tensor.ndim == 0:
+            return None
+    elif tensor.ndim == 0 and parameter.ndim > 0:  # a count of steps
+        return _whole(tensor._spec)
+    elif lead is not None and lead.mesh == tensor._spec.mesh and lead.shape == tensor.shape:
+        own, placements = tensor._spec, _reduced(lead).placements
+        return spec_of(own.mesh, placements, own.shape, own.stride, own.dtype)
+    raise PlacementError(
+        f"{op}: a gradient or state of {_described(parameter)} is {_described(tensor)}; it must be "
+        "distributed where the parameter is, on the same mesh and with the same shape"
+    )
+
+
+def _described(tensor: Tensor) -> str:
+    if isinstance(tensor, Wrapper):
+        return f"{tensor._spec} on {tensor._spec.mesh!r}"
+    return f"a plain tensor of shape {list(tensor.shape)}"
+
+
+def _number(value: Any) -> Any:
+    """Return a setting of a step; a tensor of one element may be distributed, too."""
+    return _local_number(value) if isinstance(value, Wrapper) else value
+
+
+def _local_number(tensor: Wrapper) -> Tensor:
+    return redistribute_local(tensor._local_tensor, tensor._spec, _whole(tensor._spec))
+
+
+def _whole(spec: DTensorSpec) -> DTensorSpec:
+    return spec.with_placements((Replicate(),) * spec.mesh.ndim)
+
+
+def _reduced(spec: DTensorSpec) -> DTensorSpec:
+    return spec.with_placements([Replicate() if p.is_partial() else p for p in spec.placements])
+
+
+def _is_elsewhere(spec: DTensorSpec) -> bool:
+    return spec.box is None and spec.mesh.has_rank
+
+
+@unbound(aten._amp_foreach_non_finite_check_and_unscale_.default)
+def check_and_unscale(
+    gradients: Sequence[Tensor], found_inf: Tensor, inverse_scale: Tensor
+) -> None:
+    """Unscale gradients, and set ``found_inf`` on all ranks where one of them finds no number."""
+    op = aten._amp_foreach_non_finite_check_and_unscale_.default
+    taken = LocalLists(op)
+    ours = [g for g in gradients if isinstance(g, Wrapper)]
+    locals_ = [taken.take(g, _reduced(g._spec)) for g in ours if not _is_elsewhere(g._spec)]
+    locals_ += [g for g in gradients if not isinstance(g, Wrapper)]
+    found = _number(found_inf)
+    if locals_:
+        op(locals_, found, _number(inverse_scale))
+    taken.write_back()
+    for mesh in dict.fromkeys(g._spec.mesh for g in ours if not _is_elsewhere(g._spec)):
+        for axis in range(mesh.ndim):
+            if mesh.shape[axis] > 1:
+                flag = all_reduce((found != 0).to(torch.int32), "max", mesh.peers((axis,)))
+                found.copy_(flag)
+
+
+for _name in ("adagrad", "adam", "adamw", "sgd"):
+    for _overload in ("default", "tensor_lr"):
+        _op = getattr(getattr(aten, f"_fused_{_name}_"), _overload)
+        unbound(_op)(partial(fused_step, _op))

@@ -1,0 +1,129 @@
+"""What decompositions do to the local tensors of every rank, and what the results are."""
+
+# pyright: reportPrivateUsage=false
+# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from ..autograd import moved
+from ..placement import Placement, Ragged, Replicate, Shard
+from ..spec import DTensorSpec, spec_of
+from ..wrapper import Wrapper
+
+
+def dims_of(tensor: Tensor, dim: Sequence[int] | int | None) -> tuple[int, ...]:
+    """Return the dims that an argument names: all of them for None and for an empty list.
+
+    Raises IndexError for a dim that the tensor does not have.
+    """
+    ndim = tensor.ndim
+    if dim is None or (not isinstance(dim, int) and len(dim) == 0):
+        return tuple(range(ndim))
+    listed = [dim] if isinstance(dim, int) else dim
+    size = max(ndim, 1)
+    for d in listed:
+        if not -size <= d < size:
+            raise IndexError(f"dim {d} of a tensor of {ndim} dims: expected {-size} to {size - 1}")
+    return tuple(sorted({d % size for d in listed})) if ndim else ()
+
+
+def spec_of_dtensor(tensor: Tensor) -> DTensorSpec:
+    """Return the spec of a distributed tensor."""
+    return cast(Wrapper, tensor)._spec
+
+
+def cut_axes(tensor: Tensor, dims: Iterable[int]) -> tuple[int, ...]:
+    """Return the axes of the mesh that split one of ``dims``."""
+    wanted = set(dims)
+    if not isinstance(tensor, Wrapper):
+        return ()
+    return tuple(
+        axis
+        for axis, p in enumerate(tensor._spec.placements)
+        if isinstance(p, Shard | Ragged) and p.dim in wanted
+    )
+
+
+def has_terms(tensor: Tensor) -> bool:
+    """Whether some axis holds terms that are still to be reduced."""
+    return isinstance(tensor, Wrapper) and tensor._spec.layout.is_partial
+
+
+def reduced(tensor: Tensor) -> Wrapper:
+    """Return the tensor with every Partial axis reduced to replicas."""
+    own = cast(Wrapper, tensor)
+    placements = tuple(Replicate() if p.is_partial() else p for p in own._spec.placements)
+    return own if placements == own._spec.placements else moved(own, placements)
+
+
+def replicated(tensor: Tensor, axes: Iterable[int]) -> Wrapper:
+    """Return the tensor with replicas along some axes."""
+    own = cast(Wrapper, tensor)
+    placements = list(own._spec.placements)
+    for axis in axes:
+        placements[axis] = Replicate()
+    same = tuple(placements) == own._spec.placements
+    return own if same else moved(own, tuple(placements))
+
+
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which terms neither overflow nor round where one device would not."""
+    return torch.float32 if is_low(dtype) else dtype
+
+
+def is_low(dtype: torch.dtype) -> bool:
+    """Whether a dtype is a float of half precision or less."""
+    return dtype.is_floating_point and dtype.itemsize < 4
+
+
+def reduced_spec(
+    source: Wrapper,
+    dims: Sequence[int],
+    on_cut: Placement,
+    *,
+    keepdim: bool,
+    dtype: torch.dtype,
+    lead: int | None = None,
+) -> DTensorSpec:
+    """Return the spec of what is left of ``source`` without ``dims``.
+
+    Axes that cut one of the dims get ``on_cut``. ``lead`` is the size of a dim put in front.
+    """
+    own = source._spec
+    offset = 0 if lead is None else 1
+    left = [d for d in range(own.ndim) if keepdim or d not in dims]
+    position = {d: offset + i for i, d in enumerate(left)}
+    placements: list[Placement] = []
+    for p in own.placements:
+        if isinstance(p, Shard):
+            placements.append(on_cut if p.dim in dims else Shard(position[p.dim], p.order))
+        elif isinstance(p, Ragged):
+            placements.append(on_cut if p.dim in dims else Ragged(position[p.dim], p.sizes))
+        else:
+            placements.append(p)
+    shape = [1 if d in dims else own.shape[d] for d in left]
+    return spec_of(own.mesh, placements, shape if lead is None else [lead, *shape], None, dtype)
+
+
+def on_locals(
+    run: Callable[..., Sequence[Tensor]],
+    inputs: Sequence[Tensor],
+    outputs: Sequence[DTensorSpec],
+) -> list[Wrapper]:
+    """Return what ``run`` makes of the local tensors, which have the local shapes of ``outputs``.
+
+    A rank outside of the mesh runs nothing.
+    """
+    first = cast(Wrapper, inputs[0])
+    if first._spec.box is None:
+        made: Sequence[Tensor] = [torch.empty(0, dtype=out.dtype) for out in outputs]
+    else:
+        made = run(*[t._local_tensor if isinstance(t, Wrapper) else t for t in inputs])
+    cls = type(first)
+    return [cls(local, out) for local, out in zip(made, outputs, strict=True)]

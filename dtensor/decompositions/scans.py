@@ -1,0 +1,160 @@
+"""Scans along a dim that the mesh cuts: every rank scans its part and adds what comes before it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..placement import Shard
+from ..spec import DTensorSpec, spec_of
+from .pieces import (
+    accumulator,
+    cut_axes,
+    dims_of,
+    on_locals,
+    reduced,
+    reduced_spec,
+    replicated,
+    spec_of_dtensor,
+)
+from .table import Decomposition, decomposition
+
+aten = torch.ops.aten
+
+
+def _parts_before(own: DTensorSpec, axes: Sequence[int], dim: int) -> list[int]:
+    """Return which parts lie before this rank's along ``dim``, nearest first.
+
+    Parts are counted along ``axes``.
+    """
+    here, box = own.mesh.get_coordinate(), own.box
+    if here is None or box is None:
+        return []
+    before: list[tuple[int, int]] = []
+    for index, along in enumerate(itertools.product(*[range(own.mesh.shape[a]) for a in axes])):
+        there = list(here)
+        for axis, position in zip(axes, along, strict=True):
+            there[axis] = position
+        part = own.layout.box(tuple(there))
+        if part.sizes[dim] and part.offsets[dim] < box.offsets[dim]:
+            before.append((part.offsets[dim], index))
+    return [index for _, index in sorted(before, reverse=True)]
+
+
+def _scan(
+    tensor: Tensor,
+    dim: int,
+    dtypes: Sequence[torch.dtype],
+    scan: Callable[[Tensor], Sequence[Tensor]],
+    join: Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]],
+) -> list[Tensor] | None:
+    """Return a scan, or None where the mesh does not cut ``dim``.
+
+    ``scan`` scans a part. ``join`` takes the scan of a part and the last elements, stacked, of the
+    scans of all parts before it. There is one of ``dtypes`` per result.
+    """
+    dims = dims_of(tensor, dim)
+    if not cut_axes(tensor, dims):
+        return None
+    source = reduced(tensor)
+    own, axes, (at,) = spec_of_dtensor(source), cut_axes(source, dims), dims
+    lead = math.prod(own.mesh.shape[axis] for axis in axes)
+    scans = [spec_of(own.mesh, own.placements, own.shape, None, dtype) for dtype in dtypes]
+    stacks = [
+        reduced_spec(source, dims, Shard(0), keepdim=True, dtype=dtype, lead=lead)
+        for dtype in dtypes
+    ]
+
+    def last(*scanned: Tensor) -> list[Tensor]:
+        if scanned[0].shape[at] == 0:
+            return [s.new_zeros(k.local_shape) for s, k in zip(scanned, stacks, strict=True)]
+        return [s.narrow(at, s.shape[at] - 1, 1).unsqueeze(0) for s in scanned]
+
+    scanned = on_locals(scan, [source], scans)
+    ends = [replicated(end, axes) for end in on_locals(last, scanned, stacks)]
+    before = _parts_before(own, axes, at)
+    if not before:
+        return [*scanned]
+
+    def joined(*given: Tensor) -> Sequence[Tensor]:
+        return join(given[: len(dtypes)], [end[before] for end in given[len(dtypes) :]])
+
+    return [*on_locals(joined, [*scanned, *ends], scans)]
+
+
+def _sums(op: Any, join: Callable[[Tensor, Tensor], Tensor]) -> Decomposition:
+    """Return a scan whose parts are joined by their last elements alone."""
+
+    def run(tensor: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
+        exact = tensor.is_floating_point() or tensor.is_complex()
+        result = dtype or (tensor.dtype if exact else torch.int64)
+        wide = accumulator(result)
+        found = _scan(
+            tensor,
+            dim,
+            [wide],
+            lambda local: [op(local, dim, dtype=wide)],
+            lambda scanned, ends: [join(scanned[0], ends[0])],
+        )
+        return NotImplemented if found is None else found[0].to(result)
+
+    return run
+
+
+decomposition(aten.cumsum.default)(
+    _sums(aten.cumsum.default, lambda scanned, ends: scanned + ends.sum(0))
+)
+decomposition(aten.cumprod.default)(
+    _sums(aten.cumprod.default, lambda scanned, ends: scanned * ends.prod(0))
+)
+
+
+@decomposition(aten.logcumsumexp.default)
+def logcumsumexp(tensor: Tensor, dim: int) -> Any:
+    """Return the logarithms of sums of exponentials."""
+    if not tensor.is_floating_point():
+        return NotImplemented
+    wide = accumulator(tensor.dtype)
+    found = _scan(
+        tensor,
+        dim,
+        [wide],
+        lambda local: [local.to(wide).logcumsumexp(dim)],
+        lambda scanned, ends: [torch.logaddexp(scanned[0], ends[0].logsumexp(0))],
+    )
+    return NotImplemented if found is None else found[0].to(tensor.dtype)
+
+
+def _extremes(reduce_op: str) -> Decomposition:
+    """Return a scan of extremes and of their last places."""
+
+    def run(tensor: Tensor, dim: int) -> Any:
+        dims = dims_of(tensor, dim)
+        box = spec_of_dtensor(tensor).box
+        start = box.offsets[dims[0]] if box and dims else 0
+
+        def scan(local: Tensor) -> list[Tensor]:
+            values, places = local.cummax(dim) if reduce_op == "max" else local.cummin(dim)
+            return [values, places + start]
+
+        def join(scanned: Sequence[Tensor], ends: Sequence[Tensor]) -> list[Tensor]:
+            values, places = scanned
+            for end, place in zip(*ends, strict=True):
+                better = values >= end if reduce_op == "max" else values <= end
+                ours = (better & (end == end)) | (values != values)
+                values, places = torch.where(ours, values, end), torch.where(ours, places, place)
+            return [values, places]
+
+        found = _scan(tensor, dim, [tensor.dtype, torch.int64], scan, join)
+        return NotImplemented if found is None else tuple(found)
+
+    return run
+
+
+decomposition(aten.cummax.default)(_extremes("max"))
+decomposition(aten.cummin.default)(_extremes("min"))

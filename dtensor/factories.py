@@ -1,0 +1,156 @@
+"""New distributed tensors that nobody had whole: every rank makes its own part.
+
+``size`` is given as numbers or as one sequence. ``device_mesh`` defaults to the mesh of the
+innermost ``with mesh:``, ``placements`` to Replicate, and ``dtype`` to torch's default. Where
+placements are Partial the terms reduce to the values asked for. All raise PlacementError for
+placements that do not fit and for layouts that are not strided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dtckpt.errors import PlacementError
+
+from . import samplers
+from .counter_rng import Sampler
+from .dtensor import AnyMesh, DTensor, resolve_placements
+from .integers import ints
+from .interop import AnyPlacement
+from .mesh_setup import resolve_mesh
+from .placement import Replicate
+from .redistribute import redistribute_local, require_commuting
+from .rules.random import check_parameters, drawer
+from .spec import DTensorSpec, spec_of
+
+Placements = Sequence[AnyPlacement] | None
+Size = int | Sequence[int]
+
+
+def zeros(
+    *size: Size,
+    requires_grad: bool = False,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout = torch.strided,
+    device_mesh: AnyMesh | None = None,
+    placements: Placements = None,
+) -> DTensor:
+    """Return a tensor of zeros."""
+    spec = _spec("zeros", size, dtype, layout, device_mesh, placements)
+    return _made(spec, Tensor.zero_, requires_grad)
+
+
+def ones(
+    *size: Size,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout = torch.strided,
+    requires_grad: bool = False,
+    device_mesh: AnyMesh | None = None,
+    placements: Placements = None,
+) -> DTensor:
+    """Return a tensor of ones."""
+    spec = _spec("ones", size, dtype, layout, device_mesh, placements)
+    return _made(spec, lambda local: local.fill_(1), requires_grad)
+
+
+def empty(
+    *size: Size,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout = torch.strided,
+    requires_grad: bool = False,
+    device_mesh: AnyMesh | None = None,
+    placements: Placements = None,
+) -> DTensor:
+    """Return a tensor of whatever values; replicas may differ until they are written."""
+    spec = _spec("empty", size, dtype, layout, device_mesh, placements)
+    return DTensor(_empty(spec), spec, requires_grad=requires_grad)
+
+
+def full(
+    size: Size,
+    fill_value: complex,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout = torch.strided,
+    requires_grad: bool = False,
+    device_mesh: AnyMesh | None = None,
+    placements: Placements = None,
+) -> DTensor:
+    """Return a tensor of one value, whose kind gives the dtype where none is named."""
+    found = torch.full((), fill_value).dtype if dtype is None else dtype
+    spec = _spec("full", (size,), found, layout, device_mesh, placements)
+    return _made(spec, lambda local: local.fill_(fill_value), requires_grad)
+
+
+def rand(
+    *size: Size,
+    requires_grad: bool = False,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout = torch.strided,
+    device_mesh: AnyMesh | None = None,
+    placements: Placements = None,
+) -> DTensor:
+    """Return uniform numbers in [0, 1), the same on every mesh (see ``dtckpt.dtensor.random``)."""
+    spec = _spec("rand", size, dtype, layout, device_mesh, placements)
+    check_parameters("uniform_", spec.dtype)
+    return _drawn(spec, samplers.uniform(), requires_grad)
+
+
+def randn(
+    *size: Size,
+    requires_grad: bool = False,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout = torch.strided,
+    device_mesh: AnyMesh | None = None,
+    placements: Placements = None,
+) -> DTensor:
+    """Return normal numbers, the same on every mesh (see ``dtckpt.dtensor.random``)."""
+    spec = _spec("randn", size, dtype, layout, device_mesh, placements)
+    check_parameters("normal_", spec.dtype)
+    sampler = samplers.complex_normal() if spec.dtype.is_complex else samplers.normal()
+    return _drawn(spec, sampler, requires_grad)
+
+
+def _spec(
+    name: str,
+    size: tuple[Size, ...],
+    dtype: torch.dtype | None,
+    layout: torch.layout,
+    device_mesh: AnyMesh | None,
+    placements: Placements,
+) -> DTensorSpec:
+    if layout != torch.strided:
+        raise PlacementError(
+            f"{name}: layout={layout} is not supported, only torch.strided; leave it out"
+        )
+    mesh = resolve_mesh(device_mesh)
+    shape = ints(_one_sequence(size), "the size of a tensor")
+    ours = resolve_placements(placements, mesh, len(shape))
+    require_commuting(ours)
+    return spec_of(mesh, ours, shape, None, torch.get_default_dtype() if dtype is None else dtype)
+
+
+def _one_sequence(size: tuple[Size, ...]) -> Any:
+    first = size[0] if len(size) == 1 else size
+    return (first,) if isinstance(first, int) else first
+
+
+def _empty(spec: DTensorSpec) -> Tensor:
+    device = torch.device(spec.mesh.device_type)
+    return torch.empty(spec.local_shape, dtype=spec.dtype, device=device)
+
+
+def _made(spec: DTensorSpec, write: Callable[[Tensor], object], requires_grad: bool) -> DTensor:
+    values = spec.with_placements([Replicate() if p.is_partial() else p for p in spec.placements])
+    local = _empty(values)
+    write(local)
+    return DTensor(redistribute_local(local, values, spec), spec, requires_grad=requires_grad)
+
+
+def _drawn(spec: DTensorSpec, sampler: Sampler, requires_grad: bool) -> DTensor:
+    values = spec.with_placements([Replicate() if p.is_partial() else p for p in spec.placements])
+    return _made(spec, drawer(values, sampler), requires_grad)

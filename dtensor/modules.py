@@ -1,0 +1,93 @@
+"""``distribute_module``: a module whose parameters and buffers are distributed."""
+
+# pyright: reportPrivateUsage=false
+# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from dtckpt.errors import PlacementError
+
+from .device_mesh import DeviceMesh
+from .dtensor import AnyMesh, distribute_tensor
+from .mesh_setup import resolve_mesh
+from .wrapper import Wrapper
+
+PartitionFn = Callable[[str, nn.Module, DeviceMesh], None]
+HookFn = Callable[[nn.Module, Any, DeviceMesh], Any]
+
+
+def distribute_module(
+    module: nn.Module,
+    device_mesh: AnyMesh | None = None,
+    partition_fn: PartitionFn | None = None,
+    input_fn: HookFn | None = None,
+    output_fn: HookFn | None = None,
+) -> nn.Module:
+    """Make the parameters and buffers of a module distributed tensors, in place; return it.
+
+    ``partition_fn(name, submodule, mesh)`` is called for every submodule and may replace what it
+    has by distributed tensors; all that is left plain is replicated, with the values of the first
+    rank. Tied parameters stay tied: what is made of one of them takes the place of all.
+    ``input_fn(module, inputs, mesh)`` and ``output_fn(module, outputs, mesh)`` run before and
+    after the forward pass of ``module``, and what they return, if anything, replaces inputs and
+    outputs.
+
+    Raises PlacementError where no mesh is given or active, and where tied parameters were laid
+    out in different ways.
+    """
+    mesh = resolve_mesh(device_mesh)
+    before = list(_slots(module))
+    if partition_fn is not None:
+        for name, submodule in module.named_modules():
+            partition_fn(name, submodule, mesh)
+    _keep_tied(before)
+    replicas: dict[int, Tensor] = {}
+    for owner, name, tensor in list(_slots(module)):
+        if not isinstance(tensor, Wrapper):
+            if id(tensor) not in replicas:
+                replicas[id(tensor)] = _replicated(tensor, mesh)
+            setattr(owner, name, replicas[id(tensor)])
+    if input_fn is not None:
+        module.register_forward_pre_hook(lambda m, inputs: input_fn(m, inputs, mesh))
+    if output_fn is not None:
+        module.register_forward_hook(lambda m, _, outputs: output_fn(m, outputs, mesh))
+    return module
+
+
+def _slots(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    """Yield every place of a parameter or buffer, those of tied ones too."""
+    for submodule in module.modules():
+        for name, tensor in submodule.named_parameters(recurse=False, remove_duplicate=False):
+            yield submodule, name, tensor
+        for name, tensor in submodule.named_buffers(recurse=False, remove_duplicate=False):
+            yield submodule, name, tensor
+
+
+def _keep_tied(before: list[tuple[nn.Module, str, Tensor]]) -> None:
+    """Put what was made of a tensor in all the places where that was."""
+    made: dict[int, tuple[str, Wrapper]] = {}
+    for owner, name, tensor in before:
+        now = getattr(owner, name, None)
+        if now is tensor or not isinstance(now, Wrapper):
+            continue
+        other, chosen = made.setdefault(id(tensor), (name, now))
+        if chosen._spec.layout != now._spec.layout:
+            raise PlacementError(
+                f"distribute_module: one tied parameter became {chosen._spec} as {other!r} and "
+                f"{now._spec} as {name!r}; give both the same placements"
+            )
+    for owner, name, tensor in before:
+        if id(tensor) in made and getattr(owner, name, None) is not None:
+            setattr(owner, name, made[id(tensor)][1])
+
+
+def _replicated(tensor: Tensor, mesh: DeviceMesh) -> Tensor:
+    made = distribute_tensor(tensor, mesh)
+    if not isinstance(tensor, nn.Parameter):
+        return made
+    return nn.Parameter(made.detach(), requires_grad=tensor.requires_grad)

@@ -1,0 +1,93 @@
+"""The random numbers of a mesh: a seed and a count of draws, the same on all of its ranks.
+
+Every operator that draws random numbers for a distributed tensor makes one draw of the tensor's
+mesh. A number depends on the seed, on how many draws came before, and on the global index of its
+element, so it is the same for every mesh and layout, and replicas agree without communication.
+
+A mesh that nobody has seeded takes ``torch.initial_seed()`` of its first rank, when it draws
+first; later seeds of torch mean nothing to it. Meshes count for themselves, so those that are used
+side by side in one model should get seeds of their own. ``generator=`` arguments are refused,
+since a generator belongs to one rank.
+
+``torch.utils.checkpoint`` draws the same numbers when it runs a function again, by
+``preserve_rng_state``, which is its default; where that is off, by ``replayed``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import TypedDict
+
+from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
+
+from dtckpt.errors import PlacementError
+
+from .device_mesh import DeviceMesh
+from .draws import draws_of, noting_offset, repeating_from
+from .mesh_setup import resolve_mesh
+
+__all__ = [
+    "RngState",
+    "get_rng_state",
+    "is_rng_supported_mesh",
+    "manual_seed",
+    "replayed",
+    "set_rng_state",
+]
+
+AnyMesh = DeviceMesh | TorchDeviceMesh
+
+
+class RngState(TypedDict):
+    """Where the random numbers of a mesh stand; it means the same on every mesh."""
+
+    seed: int
+    offset: int
+
+
+def manual_seed(seed: int, device_mesh: AnyMesh | None = None) -> None:
+    """Begin the random numbers of a mesh anew; every rank must pass the same seed.
+
+    The ranks compare seeds at the next draw, which raises PlacementError on all of them where they
+    differ.
+    """
+    draws_of(resolve_mesh(device_mesh)).restart(seed, 0)
+
+
+def get_rng_state(device_mesh: AnyMesh | None = None) -> RngState:
+    """Return where a mesh stands, for a checkpoint. Every rank of the mesh must call."""
+    mesh = resolve_mesh(device_mesh)
+    draws = draws_of(mesh)
+    return RngState(seed=draws.seed(mesh), offset=draws.offset)
+
+
+def set_rng_state(state: RngState | Mapping[str, int], device_mesh: AnyMesh | None = None) -> None:
+    """Continue where ``get_rng_state`` was called, be it on another mesh.
+
+    Every rank must pass the same state. Raises PlacementError where it is none.
+    """
+    seed, offset = state.get("seed"), state.get("offset")
+    if not isinstance(seed, int) or not isinstance(offset, int) or offset < 0:
+        raise PlacementError(
+            f"not a state of random numbers: {state!r}; pass what get_rng_state returned, an "
+            "integer seed and an offset of 0 or more"
+        )
+    draws_of(resolve_mesh(device_mesh)).restart(seed, offset)
+
+
+def is_rng_supported_mesh(device_mesh: AnyMesh) -> bool:
+    """Return whether tensors on a mesh can be filled with random numbers: not on meta devices."""
+    return device_mesh.device_type != "meta"
+
+
+def replayed(
+    device_mesh: AnyMesh | None = None,
+) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Return two contexts of which the second draws what the first drew, on one mesh.
+
+    For ``torch.utils.checkpoint.checkpoint(..., context_fn=lambda: replayed(mesh))``, which then
+    needs no ``preserve_rng_state``.
+    """
+    draws, noted = draws_of(resolve_mesh(device_mesh)), [0]
+    return noting_offset(draws, noted), repeating_from(draws, noted)

@@ -1,0 +1,112 @@
+"""Factories: values, layouts, signatures and errors."""
+
+# pyright: reportUnknownLambdaType=false
+# One line per call that is refused.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import dtckpt.dtensor as dt
+from dtckpt.dtensor import DeviceMesh, DTensor, Layout, Partial, Ragged, Replicate, Shard, random
+from dtckpt.errors import PlacementError
+
+from .rank_meshes import assert_holds, run_on_mesh
+
+
+def layouts(mesh: DeviceMesh) -> list[Any]:
+    """Layouts of a tensor of shape (5, 3): uneven, empty, ragged, replicas, and terms."""
+    rest = [Replicate()] * (mesh.ndim - 1)
+    found: list[Any] = [None, [Shard(0), *rest], [Shard(-1), *rest], [Shard(0)] * mesh.ndim]
+    found.append([Ragged(0, (0,) * (mesh.shape[0] - 1) + (5,)), *rest])
+    found += [[Partial(op), *rest] for op in ("sum", "avg", "product", "max", "min")]
+    return found
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 2)])
+def test_constants(shape: tuple[int, ...]) -> None:
+    def body(mesh: DeviceMesh) -> None:
+        for placements in layouts(mesh):
+            given: dict[str, Any] = {"device_mesh": mesh, "placements": placements}
+            assert_holds(dt.zeros(5, 3, **given), torch.zeros(5, 3))
+            assert_holds(dt.ones((5, 3), **given), torch.ones(5, 3))
+            assert_holds(dt.full((5, 3), 2.5, **given), torch.full((5, 3), 2.5))
+            made = dt.empty([5, 3], dtype=torch.float64, requires_grad=True, **given)
+            assert made.dtype == torch.float64
+            assert made.requires_grad
+            assert made.is_leaf
+            wanted = Layout(
+                mesh.layout_mesh, tuple(placements or [Replicate()] * mesh.ndim), (5, 3)
+            )
+            assert made.global_layout == wanted
+        for size in ((), ((),), (0,), (0, 4), (7,), (torch.Size([2, 3]),)):
+            made = dt.ones(*size, device_mesh=mesh, dtype=torch.int32)
+            assert_holds(made, torch.ones(*(size or ((),)), dtype=torch.int32))  # pyright: ignore[reportArgumentType, reportCallIssue]
+        assert dt.full((), True, device_mesh=mesh).dtype == torch.bool
+        assert_holds(dt.full(3, 7, device_mesh=mesh), torch.full((3,), 7))
+        assert dt.full((2,), 1j, device_mesh=mesh).dtype == torch.complex64
+        with mesh:
+            assert dt.zeros(4, placements=[Shard(0)] * mesh.ndim).device_mesh is mesh
+
+    run_on_mesh(shape, body)
+
+
+def test_random_numbers_are_those_of_one_device() -> None:
+    def body(mesh: DeviceMesh) -> list[torch.Tensor]:
+        found: list[torch.Tensor] = []
+        for placements in layouts(mesh):
+            random.manual_seed(9, mesh)
+            given: dict[str, Any] = {"device_mesh": mesh, "placements": placements}
+            made = [
+                dt.rand(5, 3, **given),
+                dt.randn((5, 3), **given),
+                dt.rand(5, 3, dtype=torch.float64, **given),
+            ]
+            if placements is None or not isinstance(placements[0], Partial):
+                made.append(dt.randn(5, 3, dtype=torch.complex64, **given))
+            wholes = [m.full_tensor() for m in made]
+            found = found or wholes
+            for a, b in zip(wholes, found, strict=False):
+                torch.testing.assert_close(a, b)
+            like = torch.empty(5, 3)
+            random.manual_seed(9, mesh)
+            in_place: Any = DTensor.from_local(like, mesh).uniform_()
+            assert torch.equal(in_place.full_tensor(), found[0])
+        assert dt.randn(3, device_mesh=mesh, requires_grad=True).requires_grad
+        return found
+
+    wanted: list[torch.Tensor] | None = None
+    for shape in ((1,), (3,), (2, 2)):
+        for found in run_on_mesh(shape, body):
+            wanted = wanted or found
+            assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+REFUSED: list[tuple[Callable[..., Any], type[Exception], str]] = [
+    (lambda mesh: dt.zeros(2, device_mesh=mesh, placements=[]), PlacementError, "as many"),
+    (lambda mesh: dt.ones(2, device_mesh=mesh, placements=[Shard(1)]), PlacementError, "dim 1"),
+    (
+        lambda mesh: dt.empty(2, device_mesh=mesh, layout=torch.sparse_coo),
+        PlacementError,
+        "only torch.strided",
+    ),
+    (lambda mesh: dt.zeros(-1, device_mesh=mesh), PlacementError, "shape"),
+    (lambda mesh: dt.zeros(2.5, device_mesh=mesh), PlacementError, "ints"),  # pyright: ignore[reportArgumentType]
+    (lambda mesh: dt.zeros((2,), (3,), device_mesh=mesh), PlacementError, "ints"),
+    (lambda mesh: dt.rand(2, dtype=torch.int64, device_mesh=mesh), NotImplementedError, "Long"),
+    (lambda mesh: dt.randn(2, dtype=torch.bool, device_mesh=mesh), Exception, "Bool"),
+    (lambda _: dt.zeros(2), PlacementError, "no mesh"),
+]
+
+
+def test_what_is_refused() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        for call, kind, text in REFUSED:
+            with pytest.raises(kind, match=text):
+                call(mesh)
+
+    run_on_mesh((2,), body)

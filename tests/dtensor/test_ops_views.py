@@ -1,0 +1,104 @@
+"""Views, slices, joins and rearrangements: values on every rank against one device."""
+
+# pyright: reportUnknownLambdaType=false
+# One line per operator.
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .op_cases import Case, check_everywhere
+
+aten = torch.ops.aten
+
+
+def _complex(a: Tensor) -> Tensor:
+    return torch.view_as_real(torch.view_as_complex(a * 2).conj().resolve_conj()) + a
+
+
+VIEWS = [
+    Case("movedim", lambda a: a.movedim(0, -1) + a.mT.swapaxes(0, 1).movedim(0, 2), ((3, 3, 3),)),
+    Case("flatten_inner", lambda a: a.flatten(1) * 2, ((5, 2, 3),)),
+    Case("unflatten", lambda a: a.unflatten(0, (2, 3)) * 2, ((6, 3),)),
+    Case("view_uneven", lambda a: a.view(3, 5).view(5, 3).view(-1).view(15, 1), ((5, 3),)),
+    Case("expand_ones", lambda a: a.expand(2, 4, 3) * 2, ((4, 1),)),
+    Case("squeeze_dims", lambda a: a.squeeze((0, 2)) + a.squeeze(0).squeeze(1), ((1, 5, 1),)),
+    Case("diagonal", lambda a: a.diagonal(1, 2, 0) * 2, ((3, 5, 4),)),
+    Case("diag_embed", lambda a: a.diag_embed(1, 0, -1), ((5, 3),)),
+    Case("unfold", lambda a: a.unfold(0, 2, 3) * a.unfold(-3, 3, 4).sum(), ((7, 3, 2),)),
+    Case("as_strided", lambda a: a.as_strided((3, 2), (2, 3), 1) * 2, ((5, 3),)),
+    Case("complex", _complex, ((5, 3, 2),)),
+    Case("view_dtype", lambda a: a.view(torch.uint8).view(torch.int16), ((5, 3),), grad=False),
+    Case("reshape_alias", lambda a: aten._reshape_alias(a, (3, 5), (5, 1)), ((5, 3),)),
+    Case("copies", lambda a: torch.t_copy(a).view(5, 3) + aten.view_copy(a, (5, 3)), ((3, 5),)),
+    Case("copies_list", lambda a: [*aten.split_copy(a, 2), *aten.unbind_copy(a, 1)], ((5, 3),)),
+    Case("lift_fresh", lambda a: aten.lift_fresh(a) * 2, ((5, 3),), grad=False),
+]
+
+SLICES = [
+    Case("slice", lambda a: a[1:4] * 2, ((5, 3),)),
+    Case("slice_step", lambda a: a[1::2, ::3] * 2, ((7, 5),)),
+    Case("slice_empty", lambda a: a[2:2] * 2, ((5, 3),)),
+    Case("narrow", lambda a: a.narrow(0, 1, 3).narrow(1, 0, 2) * 2, ((5, 3),)),
+    Case("slices_meet", lambda a: a[1:] - a[:-1], ((5, 3),)),
+    Case("select", lambda a: a[1] * a[:, -1].sum() + a.select(1, 2).unsqueeze(1)[0], ((5, 3),)),
+    Case("select_bool", lambda a: (a > 2)[3] | (a > 1)[0], ((5, 3),), grad=False),
+    Case("split", lambda a: [t * 2 for t in a.split((1, 3, 0, 1))], ((5, 3),)),
+    Case(
+        "chunk",
+        lambda a: [t * 2 for t in a.chunk(2)] + [t * 2 for t in a.tensor_split(4)],
+        ((5, 3),),
+    ),
+    Case("hsplit", lambda a: [*a.hsplit((1,)), *a.vsplit((2, 3))], ((5, 3),)),
+    Case("unbind", lambda a: [t * 2 for t in a.unbind()], ((5, 3),)),
+    Case("slice_scatter", lambda a, b: a.slice_scatter(b, 0, 1, 4) * 2, ((5, 3), (3, 3))),
+    Case("slice_scatter_step", lambda a, b: a.slice_scatter(b, 1, 0, 5, 2), ((3, 5), (3, 3))),
+    Case("select_scatter", lambda a, b: a.select_scatter(b, 0, -2) * 2, ((5, 3), (3,))),
+    Case("diagonal_scatter", lambda a, b: a.diagonal_scatter(b, 1) * 2, ((5, 3), (2,))),
+    Case(
+        "strided_scatter",
+        lambda a, b: a.as_strided_scatter(b, (2, 2), (3, 2)),
+        ((5, 3), (2, 2)),
+        grad=False,
+    ),
+    Case("pad", lambda a: F.pad(a, (1, 2, 3, 1)) * 2, ((5, 3),)),
+    Case("pad_value", lambda a: F.pad(a, (0, 0, 2, -1), value=1.5) * 2, ((5, 3),)),
+    Case("crop", lambda a: F.pad(a, (-1, 0, -2, 1)) * 2, ((5, 3),)),
+]
+
+JOINS = [
+    Case("cat", lambda a, b: torch.cat([a, b]) * 2, ((5, 3), (2, 3))),
+    Case("cat_inner", lambda a, b: torch.cat([a, b, a], 1) * 2, ((3, 5), (3, 2))),
+    Case("cat_empty", lambda a, b: torch.cat([a, b]) * 2, ((0,), (5, 3)), grad=False),
+    Case("stack", lambda a, b: torch.stack([a, b], -1) * 2, ((5, 3), (5, 3))),
+    Case(
+        "stacks", lambda a, b: torch.hstack([a, b]) + torch.column_stack([a, b]), ((5, 3), (5, 3))
+    ),
+    Case("dstack", lambda a, b: torch.dstack([a, b]) * 2, ((5, 3), (5, 3))),
+    Case("block_diag", lambda a, b: torch.block_diag(a, b) * 2, ((3, 2), (5,))),
+    Case(
+        "meshgrid", lambda a, b: [t * 2 for t in torch.meshgrid(a, b, indexing="ij")], ((5,), (3,))
+    ),
+    Case("repeat_interleave", lambda a: a.repeat_interleave(2, 0) * 2, ((5, 3),)),
+    Case("repeat_some", lambda a: a.repeat_interleave(torch.tensor([2, 0, 1]), 1), ((5, 3),)),
+    Case("flip", lambda a: a.flip(0, 1) + a.fliplr().flipud(), ((5, 3),)),
+    Case("roll", lambda a: a.roll(2, 0) + a.roll((1, -1), (0, 1)) + a.roll(4), ((5, 3),)),
+    Case("rot90", lambda a: [a.rot90() * 2, a.rot90(2), a.rot90(-1, (1, 0))], ((5, 3),)),
+    Case("repeat", lambda a: a.repeat(2, 1, 3) * 2 + a.tile((2, 1, 3)), ((5, 3),)),
+    Case("repeat_none", lambda a: a.repeat(0, 2) * 2, ((5, 3),), grad=False),
+    Case("tril", lambda a: a.tril(-1) + a.triu(1) * 2, ((5, 4),)),
+    Case("tril_in_place", lambda a: (a * 2).tril_(1), ((2, 3, 5),)),
+    Case("new", lambda a: [a.new_zeros(3, 2), a.new_full((4,), 2), a.new_ones(5, 3)], ((5, 3),)),
+    Case("trace", lambda a: a.trace() * 2, ((5, 3),), grad=False),
+]
+
+CASES = VIEWS + SLICES + JOINS
+
+
+@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("shape", [(4,), (2, 2)], ids=str)
+def test_equal_to_one_device(shape: tuple[int, ...], part: int) -> None:
+    check_everywhere(CASES[part::4], shape, 5 // len(shape) + 1)

@@ -1,0 +1,41 @@
+"""The benchmark of operator calls measures every row; how fast they are is not tested."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from dtckpt.tools.bench.dispatch_rows import WARM_ROWS, cold_rows
+from dtckpt.tools.bench.dispatch_timing import Measured
+
+
+def test_every_row_is_measured_on_every_side(tmp_path: Path) -> None:
+    """It makes the job of its process a fake one, so it gets a process of its own."""
+    found, table = tmp_path / "all.json", tmp_path / "all.md"
+    command = [sys.executable, "-m", "dtckpt.tools.bench.dispatch", "--rounds", "1"]
+    command += ["--cold-rounds", "1", "--cold-axes", "1", "--batch-seconds", "0"]
+    files = ["--json", str(found), "--markdown", str(table)]
+    run = subprocess.run([*command, *files], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    rows = json.loads(found.read_text())["rows"]
+    cold = [(row.name, 1) for row in cold_rows() if row.axes == 1]
+    assert [(r["name"], r["axes"]) for r in rows] == [(row.name, 1) for row in WARM_ROWS] + cold
+    for row in rows:
+        assert not row["failed"], (row["name"], row["failed"])
+        assert {side: len(times) for side, times in row["times"].items()} == {
+            "plain": 1,
+            "torch": 1,
+            "dtckpt": 1,
+        }
+        assert row["ratio"] > 0
+        assert row["name"] in table.read_text()
+
+
+def test_ratios_are_those_of_single_rounds() -> None:
+    times = {"torch": [1.0, 10.0, 2.0], "dtckpt": [0.5, 9.0, 0.2]}
+    row = Measured(name="add", axes=1, is_cold=False, bar=0.5, times=times)
+    assert row.ratio == 0.5
+    assert row.is_met
+    assert Measured(name="add", axes=1, is_cold=False, bar=0.5).is_met is None

@@ -1,0 +1,233 @@
+"""What is measured of one operator call: each row builds the same call on every side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .dispatch_sides import MESHES, RANKS, Side
+
+WARM, MOVES, COLD, OPTIMIZER = 0.9, 0.4, 0.3, 0.6
+"""Bars: the most that ours may take, as a share of torch's time."""
+
+Call = Callable[[], Any]
+
+SIZE = 64
+WIDTH = 128
+PARAMETERS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmRow:
+    """The same call again and again."""
+
+    name: str
+    make: Callable[[Side], Call]
+    """Returns the call; what it needs is laid out before, outside of the time."""
+    bar: float = WARM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColdRow:
+    """Every call with shapes that were never seen."""
+
+    name: str
+    axes: int
+    make: Callable[[Side, int], Call]
+    """Returns a call on shapes that only this number has."""
+    bar: float = COLD
+
+
+def _unary(function: Callable[[Tensor], Any]) -> Callable[[Side], Call]:
+    def make(side: Side) -> Call:
+        x = side.put(torch.randn(SIZE, SIZE), 0)
+        return lambda: function(x)
+
+    return make
+
+
+def _binary(function: Callable[[Tensor, Tensor], Any]) -> Callable[[Side], Call]:
+    def make(side: Side) -> Call:
+        x, y = side.put(torch.randn(SIZE, SIZE), 0), side.put(torch.randn(SIZE, SIZE), 0)
+        return lambda: function(x, y)
+
+    return make
+
+
+def _mm(side: Side) -> Call:
+    x, w = side.put(torch.randn(SIZE, SIZE), 0), side.put(torch.randn(SIZE, SIZE), None)
+    return lambda: torch.mm(x, w)
+
+
+def _linear(side: Side) -> Call:
+    x, w = side.put(torch.randn(SIZE, SIZE), 0), side.put(torch.randn(SIZE, SIZE), None)
+    bias = side.put(torch.randn(SIZE), None)
+    return lambda: F.linear(x, w, bias)
+
+
+def _view(side: Side) -> Call:
+    x = side.put(torch.randn(SIZE, SIZE), 0)
+    return lambda: x.view(-1, 8, SIZE // 8)
+
+
+def _layer_norm(side: Side) -> Call:
+    x = side.put(torch.randn(SIZE, SIZE), 0)
+    weight, bias = side.put(torch.ones(SIZE), None), side.put(torch.zeros(SIZE), None)
+    return lambda: F.layer_norm(x, (SIZE,), weight, bias)
+
+
+def _cut(side: Side) -> Call:
+    x = side.put(torch.randn(SIZE, SIZE), None)
+    return lambda: side.move(x, 0)
+
+
+def _gather(side: Side) -> Call:
+    x = side.put(torch.randn(SIZE, SIZE), 0)
+    return lambda: side.move(x, None)
+
+
+def _from_local(side: Side) -> Call:
+    local = torch.randn(SIZE // RANKS, SIZE)
+    return lambda: side.wrap(local, (SIZE, SIZE), 0)
+
+
+def _leaf(side: Side, shape: tuple[int, ...], *cuts: int | None) -> Tensor:
+    return side.put(torch.randn(shape) / WIDTH, *cuts).detach().requires_grad_()
+
+
+def _data_parallel(side: Side) -> Call:
+    weights = [_leaf(side, (WIDTH, WIDTH), None) for _ in range(4)]
+    biases = [_leaf(side, (WIDTH,), None) for _ in range(4)]
+    inputs = side.put(torch.randn(SIZE, WIDTH), 0)
+
+    def step() -> None:
+        hidden = inputs
+        for weight, bias in zip(weights, biases, strict=True):
+            hidden = F.relu(F.linear(hidden, weight, bias))
+        hidden.sum().backward()
+        for leaf in (*weights, *biases):
+            leaf.grad = None
+
+    return step
+
+
+def _tensor_parallel(side: Side) -> Call:
+    cuts = (0, 1, 0, 1)  # columns, rows, columns, rows
+    weights = [_leaf(side, (WIDTH, WIDTH), cut) for cut in cuts]
+    inputs = side.put(torch.randn(SIZE, WIDTH), None)
+
+    def step() -> None:
+        hidden = inputs
+        for up, down in (weights[:2], weights[2:]):
+            hidden = side.move(F.linear(F.relu(F.linear(hidden, up)), down), None)
+        hidden.sum().backward()
+        for leaf in weights:
+            leaf.grad = None
+
+    return step
+
+
+def _parameters(side: Side) -> list[nn.Parameter]:
+    made = [nn.Parameter(_leaf(side, (WIDTH, SIZE), 0).detach()) for _ in range(PARAMETERS)]
+    for parameter in made:
+        parameter.grad = torch.ones_like(parameter)
+    return made
+
+
+def _adamw(side: Side) -> Call:
+    optimizer = torch.optim.AdamW(_parameters(side), lr=1e-3, foreach=True)
+    return optimizer.step
+
+
+def _clip(side: Side) -> Call:
+    parameters = _parameters(side)
+    return lambda: nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
+
+
+WARM_ROWS = (
+    WarmRow(name="add", make=_binary(torch.add)),
+    WarmRow(name="add scalar", make=_unary(lambda x: x + 1.0)),
+    WarmRow(name="mul", make=_binary(torch.mul)),
+    WarmRow(name="relu", make=_unary(torch.relu)),
+    WarmRow(name="mm", make=_mm),
+    WarmRow(name="linear", make=_linear),
+    WarmRow(name="view of a shard", make=_view),
+    WarmRow(name="transpose", make=_unary(lambda x: x.transpose(0, 1))),
+    WarmRow(name="slice", make=_unary(lambda x: x[:, :8])),
+    WarmRow(name="sum", make=_unary(torch.sum)),
+    WarmRow(name="layer_norm", make=_layer_norm),
+    WarmRow(name="softmax", make=_unary(lambda x: F.softmax(x, -1))),
+    WarmRow(name="detach", make=_unary(lambda x: x.detach())),
+    WarmRow(name="uniform_", make=_unary(lambda x: x.uniform_())),
+    WarmRow(name="redistribute R to S(0)", make=_cut, bar=MOVES),
+    WarmRow(name="redistribute S(0) to R", make=_gather, bar=MOVES),
+    WarmRow(name="from_local", make=_from_local),
+    WarmRow(name="MLP of 4 layers, forward and backward", make=_data_parallel),
+    WarmRow(name="tensor-parallel MLP, forward and backward", make=_tensor_parallel),
+    WarmRow(name="AdamW foreach, 100 tensors", make=_adamw, bar=OPTIMIZER),
+    WarmRow(name="clip_grad_norm_, 100 tensors", make=_clip),
+)
+
+
+def _rows_of(number: int) -> int:
+    return RANKS * (2 + number)
+
+
+def _cuts(axes: int) -> tuple[int | None, ...]:
+    """Return the cuts of an input: rows along the first axis, replicas along the others."""
+    return (0, *(None,) * (axes - 1))
+
+
+def _cold_pair(function: Callable[[Tensor, Tensor], Any], axes: int) -> Callable[[Side, int], Call]:
+    def make(side: Side, number: int) -> Call:
+        shape, cuts = (_rows_of(number), SIZE), _cuts(axes)
+        x, y = side.put(torch.ones(shape), *cuts), side.put(torch.ones(shape), *cuts)
+        return lambda: function(x, y)
+
+    return make
+
+
+def _cold_mm(axes: int) -> Callable[[Side, int], Call]:
+    def make(side: Side, number: int) -> Call:
+        x = side.put(torch.ones(_rows_of(number), SIZE), *_cuts(axes))
+        w = side.put(torch.ones(SIZE, SIZE), *(None,) * axes)
+        return lambda: torch.mm(x, w)
+
+    return make
+
+
+def _cold_one(function: Callable[[Tensor], Any], axes: int) -> Callable[[Side, int], Call]:
+    def make(side: Side, number: int) -> Call:
+        x = side.put(torch.ones(_rows_of(number), SIZE), *_cuts(axes))
+        return lambda: function(x)
+
+    return make
+
+
+def _cold_layer_norm(axes: int) -> Callable[[Side, int], Call]:
+    def make(side: Side, number: int) -> Call:
+        x = side.put(torch.ones(_rows_of(number), SIZE), *_cuts(axes))
+        weight, bias = (side.put(torch.ones(SIZE), *(None,) * axes) for _ in range(2))
+        return lambda: F.layer_norm(x, (SIZE,), weight, bias)
+
+    return make
+
+
+def cold_rows() -> Iterator[ColdRow]:
+    """Yield all cold rows."""
+    for axes in MESHES:
+        makers = {
+            "mul": _cold_pair(torch.mul, axes),
+            "add": _cold_pair(torch.add, axes),
+            "mm": _cold_mm(axes),
+            "layer_norm": _cold_layer_norm(axes),
+            "sum": _cold_one(torch.sum, axes),
+            "view": _cold_one(lambda x: x.view(-1, 8, SIZE // 8), axes),
+        }
+        for name, make in makers.items():
+            yield ColdRow(name=name, axes=axes, make=make)
