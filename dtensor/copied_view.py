@@ -1,7 +1,9 @@
 """Views in name only: made from a copy, because the viewed tensor had to be moved to be viewed.
 
-Such a view does not follow the tensor, so it must not be written, nor read once the tensor has
-been. Torch counts the writes to a tensor and all of its views together, which tells the latter.
+Such a view does not follow the tensor, so it must not be read once the tensor has been written.
+Torch counts the writes to a tensor and all of its views together, which tells that. A write to the
+view goes to the viewed tensor too where it is known which of its elements they are, and is refused
+elsewhere.
 """
 
 # pyright: reportPrivateUsage=false
@@ -9,17 +11,43 @@ been. Torch counts the writes to a tensor and all of its views together, which t
 
 from __future__ import annotations
 
-from typing import Any
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from dtckpt.errors import PlacementError
 
+from .redistribute import redistribute_local
+from .schemas import Op
 from .wrapper import Wrapper
+
+aten = torch.ops.aten
 
 # The storage of the attribute that the class below guards.
 _LOCAL: Any = vars(Wrapper)["_local_tensor"]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The tensor that a view is of, and the call that made the view."""
+
+    viewed: Callable[[], Wrapper | None]
+    op: Op
+    args: tuple[Any, ...]
+    """What follows the tensor."""
+
+    def with_values(self, viewed: Wrapper, values: Tensor) -> Tensor:
+        """Return the viewed tensor, with the elements of the view replaced."""
+        if self.op is aten.diagonal.default:
+            return aten.diagonal_scatter.default(viewed, values, *self.args)
+        return aten.reshape.default(values, list(viewed.shape))
+
+
+_INVERTIBLE = frozenset({aten.view.default, aten.diagonal.default})
 
 
 class CopiedView(Wrapper):
@@ -27,6 +55,8 @@ class CopiedView(Wrapper):
 
     _num_writes: int | None
     """Writes to the viewed tensor before this view was made; None where torch counts none."""
+    _origin: Origin | None = None
+    """Where writes go to; None where they are refused."""
 
     @property
     def _local_tensor(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -16,30 +16,53 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from .binding import collect_tensors, map_tensors, substituted
 from .schemas import Op, base_name
+from .without_data import run_without_data
 
 _found: dict[tuple[Any, ...], Callable[..., Any]] = {}
 """By operator and the types of its arguments, of which there are few."""
 
 
-_RESULTS = (Tensor, list, tuple, type(None))
-"""Types of results; torch's functions return some tuples by other types than operators do."""
+class _Seen(Tensor):
+    """A tensor without data that notes the calls it takes part in, as do their results.
 
+    No ``TorchDispatchMode`` does it: entering the first one of a process imports torch's compiler,
+    which takes seconds.
+    """
 
-class _Recorder(TorchDispatchMode):
-    """Keeps what is called."""
+    __slots__ = ("calls", "meta")
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+    meta: Tensor
+    calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]]
 
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @classmethod
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        self.calls.append((func, args, kwargs or {}))
-        return func(*args, **(kwargs or {}))
+        given: list[Tensor] = []
+        collect_tensors([*args, *(kwargs or {}).values()], given)
+        calls = next(tensor.calls for tensor in given if isinstance(tensor, _Seen))
+        calls.append((func, args, kwargs or {}))
+        unwrapped = [t.meta if isinstance(t, _Seen) else t for t in given]
+        meta_args, meta_kwargs = substituted(args, kwargs or {}, unwrapped)
+        result = run_without_data(func, meta_args, meta_kwargs)
+        return map_tensors(lambda meta: _seen(meta, calls), result)
+
+
+def _seen(meta: Tensor, calls: list[Any]) -> _Seen:
+    made: Any = torch.Tensor._make_wrapper_subclass(
+        _Seen, meta.shape, strides=meta.stride(), dtype=meta.dtype, device=meta.device
+    )
+    made.meta, made.calls = meta, calls
+    return made
+
+
+_RESULTS = (_Seen, list, tuple, type(None))
+"""Types of results; torch's functions return some tuples by other types than operators do."""
 
 
 def direct(op: Op, args: Sequence[Any]) -> Callable[..., Any]:
@@ -66,16 +89,17 @@ def _is_same(candidate: Any, op: Op, args: Sequence[Any]) -> bool:
     """Whether a builtin of torch calls the operator with these arguments, and nothing else."""
     if not isinstance(candidate, BuiltinFunctionType | MethodDescriptorType):
         return False
-    given = [_without_data(arg) for arg in args]
-    recorder = _Recorder()
+    calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+    given = [_without_data(arg, calls) for arg in args]
     try:
-        with recorder:
-            result = candidate(*given)
+        result = candidate(*given)
     except (TypeError, RuntimeError, ValueError, NotImplementedError, IndexError):
         return False  # it takes other arguments
-    if len(recorder.calls) != 1 or type(result) not in _RESULTS:
+    made: list[Tensor] = []
+    collect_tensors([result], made)
+    if len(calls) != 1 or type(result) not in _RESULTS or {type(t) for t in made} - {_Seen}:
         return False
-    func, seen, kwargs = recorder.calls[0]
+    func, seen, kwargs = calls[0]
     return func is op and not kwargs and _are_same(seen, given)
 
 
@@ -89,7 +113,8 @@ def _is_one(a: Any, b: Any) -> bool:
     return a is b if isinstance(b, Tensor) else type(a) is type(b) and a == b
 
 
-def _without_data(arg: Any) -> Any:
+def _without_data(arg: Any, calls: list[Any]) -> Any:
     if isinstance(arg, Tensor):
-        return torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype, device="meta")
-    return [_without_data(item) for item in arg] if isinstance(arg, list) else arg
+        meta = torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype, device="meta")
+        return _seen(meta, calls)
+    return [_without_data(item, calls) for item in arg] if isinstance(arg, list) else arg

@@ -312,10 +312,10 @@ def resolve_placements(
     """Return placements of ours, Replicate for None; PlacementError for a wrong number of them."""
     if placements is None:
         return (Replicate(),) * mesh.ndim
-    if len(placements) != mesh.ndim:
+    if not isinstance(placements, Sequence) or len(placements) != mesh.ndim:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PlacementError(
-            f"mesh {mesh.layout_mesh} has {mesh.ndim} axes and needs as many placements, "
-            f"got {list(placements)}"
+            f"mesh {mesh.layout_mesh} has {mesh.ndim} axes and needs a sequence of as many "
+            f"placements, got {placements!r}"
         )
     return placements_from_torch(placements, mesh.shape, ndim)
 

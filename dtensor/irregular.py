@@ -34,6 +34,8 @@ class IrregularLayout:
     """(rank, box) pairs; empty boxes are left out and the rest is sorted."""
 
     def __post_init__(self) -> None:
+        if any(size < 0 for size in self.shape):
+            raise PlacementError(f"a tensor cannot have the shape {self.shape}")
         pieces = sorted(
             {(rank, box) for rank, box in self.pieces if not box.is_empty},
             key=lambda piece: (piece[1].offsets, piece[1].sizes, piece[0]),

@@ -17,6 +17,9 @@ from dtckpt.errors import PlacementError
 
 from .integers import ints
 
+_MAX_DIGITS = 9
+"""Of the size of an axis in text; no job has a billion ranks."""
+
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
@@ -82,8 +85,8 @@ class Mesh:
         sizes: list[int] = []
         for part in text.split(","):
             name, _, size = part.strip().partition("=")
-            if not name or not size.isdecimal():
-                raise PlacementError(f"not a mesh: {text!r}; expected a form like 'dp=2,tp=4'")
+            if not name or not size.isdecimal() or len(size) > _MAX_DIGITS:
+                raise PlacementError(f"not a mesh: {text[:80]!r}; expected a form like 'dp=2,tp=4'")
             names.append(name)
             sizes.append(int(size))
         return cls(tuple(sizes), tuple(names))

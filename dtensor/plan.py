@@ -24,6 +24,7 @@ from .rules.choice import Choice, choose
 from .rules.table import METAS, LocalCall, OpCall, Rule
 from .schemas import Op, functional_of, is_foreach, is_in_place, is_pointwise
 from .spec import DTensorSpec, TensorMeta
+from .without_data import run_without_data
 from .wrapper import Wrapper, new_wrapper
 
 
@@ -232,7 +233,12 @@ def output_metas(
     if meta_kwargs.get("device") is not None:
         meta_kwargs["device"] = torch.device("meta")
     try:
-        result = METAS.get(op, op)(*meta_args, **meta_kwargs)
+        run = METAS.get(op)
+        result = (
+            run_without_data(op, meta_args, meta_kwargs)
+            if run is None
+            else run(*meta_args, **meta_kwargs)
+        )
     except NotImplementedError:
         return None
     if result is None and is_in_place(op):

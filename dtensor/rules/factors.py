@@ -173,13 +173,15 @@ class Factors:
     def _bounds(self, factor: int, axis: int, cuts: Cuts) -> list[int]:
         """Return where ``axis`` cuts the inputs, in steps of the factor.
 
-        The cuts are those that inputs have, or else even ones of the first input.
+        The cuts are those of the inputs that this axis alone cuts there, or else even ones of the
+        first input.
         """
         present: list[tuple[bool, list[int]]] = []
         for index, dims in enumerate(self.inputs):
             position = dim_of(dims, factor)
             if position is not None:
-                is_cut = self.call.specs[index].placements[axis].is_shard(position)
+                splits = self.call.specs[index].layout.splits[position]
+                is_cut = [split.axis for split in splits] == [axis]  # else it cannot lead
                 present.append((not is_cut, self._bounds_of(index, position, axis, cuts)))
         has_cuts = any(not is_whole for is_whole, _ in present)
         chosen = [bounds for is_whole, bounds in present if not (is_whole and has_cuts)]

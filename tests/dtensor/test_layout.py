@@ -219,3 +219,14 @@ def test_columns_are_checked_for_overlap_as_fast_as_rows() -> None:
     layout = Layout(mesh, (Shard(1),), (8, 8192))
     pieces = [(rank, layout.box((rank,))) for rank in range(4096)]
     IrregularLayout((8, 8192), tuple(pieces)).validate()  # minutes, if every pair were compared
+
+
+@pytest.mark.parametrize("text", ["", "dp", "dp=", "=2", "dp=-1", "dp=" + "9" * 5000])
+def test_texts_that_are_no_mesh(text: str) -> None:
+    with pytest.raises(PlacementError, match="not a mesh"):
+        Mesh.parse(text)
+
+
+def test_irregular_layouts_have_a_shape() -> None:
+    with pytest.raises(PlacementError, match="cannot have the shape"):
+        IrregularLayout((2, -1), ())

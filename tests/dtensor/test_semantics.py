@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -216,6 +216,7 @@ def test_wrong_descriptions_are_errors_everywhere() -> None:
             lambda: DTensor.from_local(local, mesh, [Ragged(0, (1, 3))], shape=(4, 3)),
             lambda: distribute_tensor(local, mesh, [Shard(0), Shard(1)]),
             lambda: distribute_tensor(local, mesh, [Shard(-3)]),
+            lambda: distribute_tensor(local, mesh, cast(Any, Shard(0))),
             lambda: scattered(local, mesh, [Shard(0)]).redistribute(placements=[]),
         ]
         for call in wrong:

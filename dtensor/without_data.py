@@ -1,0 +1,78 @@
+"""Operators run on tensors without data, for the shapes, strides and dtypes of their results.
+
+Torch's functions for that are written in Python for pointwise operators, and the first call of one
+imports its compiler, which takes seconds. Where the strides of the result are plain to see, one
+run on tensors of no elements tells the rest, and sooner.
+"""
+
+# pyright: reportPrivateUsage=false
+# The schema of an operator has no public name in torch.
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .binding import collect_tensors, substituted
+from .box import row_major_strides
+from .schemas import Op, is_in_place, is_pointwise
+
+
+def run_without_data(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return what ``op`` returns for tensors of the meta device, and numbers in CPU tensors."""
+    found = _pointwise(op, args, kwargs) if is_pointwise(op) and not kwargs else None
+    return op(*args, **kwargs) if found is None else found
+
+
+def _pointwise(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """Return the result, or None where something about it is not as usual."""
+    given: list[Tensor] = []
+    collect_tensors(args, given)
+    if op.is_view or (op._schema.is_mutable and not is_in_place(op)):
+        return None
+    if not given or any(not t.is_meta and (t.ndim or not t.is_cpu) for t in given):
+        return None
+    try:
+        shape = torch.broadcast_shapes(*[tensor.shape for tensor in given])
+        small_args, _ = substituted(args, kwargs, [_small(tensor) for tensor in given])
+        small = op(*small_args)
+    except (RuntimeError, TypeError, ValueError, IndexError, ArithmeticError):
+        return None  # torch says in its own words what does not fit, of the shapes as they are
+    if not isinstance(small, Tensor) or small.shape != _emptied(shape):
+        return None
+    if is_in_place(op):
+        return given[0] if given[0].shape == shape else None
+    strides = _strides(shape, given)
+    if strides is None:
+        return None
+    return torch.empty_strided(shape, strides, dtype=small.dtype, device="meta")
+
+
+def _small(tensor: Tensor) -> Tensor:
+    """Return a tensor that broadcasts as this one, of no elements unless it has one."""
+    if tensor.is_meta:
+        return torch.ones(_emptied(tensor.shape), dtype=tensor.dtype)
+    return tensor
+
+
+def _emptied(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple([1 if size == 1 else 0 for size in shape])
+
+
+def _strides(shape: torch.Size, given: list[Tensor]) -> tuple[int, ...] | None:
+    """Return the strides of the result where all tensors lie in row-major order, or all alike."""
+    if all(tensor.stride() == row_major_strides(tensor.shape) for tensor in given):
+        return row_major_strides(shape)
+    first = given[0]
+    alike = all(t.shape == shape and t.stride() == first.stride() for t in given)
+    # In the order of their strides the dims must leave no gaps and share no memory.
+    ordered = sorted(zip(first.stride(), first.shape, strict=True))
+    expected = 1
+    for stride, size in ordered:
+        if size < 2 or stride != expected:
+            return None
+        expected *= size
+    return first.stride() if alike else None
