@@ -2,8 +2,7 @@
 
 Such a view does not follow the tensor, so it must not be read once the tensor has been written.
 Torch counts the writes to a tensor and all of its views together, which tells that. A write to the
-view goes to the viewed tensor too where it is known which of its elements they are, and is refused
-elsewhere.
+view is brought to the tensor where it is known which elements those are, and refused elsewhere.
 """
 
 # pyright: reportPrivateUsage=false
@@ -14,7 +13,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +22,8 @@ from dtckpt.errors import PlacementError
 
 from .redistribute import redistribute_local
 from .schemas import Op
-from .wrapper import Wrapper
+from .spec import DTensorSpec
+from .wrapper import Wrapper, new_wrapper
 
 aten = torch.ops.aten
 
@@ -31,32 +31,11 @@ aten = torch.ops.aten
 _LOCAL: Any = vars(Wrapper)["_local_tensor"]
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """The tensor that a view is of, and the call that made the view."""
-
-    viewed: Callable[[], Wrapper | None]
-    op: Op
-    args: tuple[Any, ...]
-    """What follows the tensor."""
-
-    def with_values(self, viewed: Wrapper, values: Tensor) -> Tensor:
-        """Return the viewed tensor, with the elements of the view replaced."""
-        if self.op is aten.diagonal.default:
-            return aten.diagonal_scatter.default(viewed, values, *self.args)
-        return aten.reshape.default(values, list(viewed.shape))
-
-
-_INVERTIBLE = frozenset({aten.view.default, aten.diagonal.default})
-
-
 class CopiedView(Wrapper):
     """A wrapper whose local tensor is read only as long as it is what it was copied from."""
 
     _num_writes: int | None
     """Writes to the viewed tensor before this view was made; None where torch counts none."""
-    _origin: Origin | None = None
-    """Where writes go to; None where they are refused."""
 
     @property
     def _local_tensor(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -81,6 +60,65 @@ def mark_copied(view: Tensor, viewed: Tensor) -> None:
             view._num_writes = viewed._num_writes
         else:  # inference tensors have no counter
             view._num_writes = None if torch.is_inference(viewed) else viewed._version
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The tensor that a view was made of by a move, and the call that made it."""
+
+    viewed: Callable[[], Wrapper | None]
+    op: Op
+    args: tuple[Any, ...]
+    """What follows the tensor."""
+
+    def write(self, values: Tensor) -> None:
+        """Write the values of the view to the viewed tensor."""
+        viewed = self.viewed()
+        if viewed is None:
+            return
+        if self.op is aten.diagonal.default:
+            viewed.copy_(aten.diagonal_scatter.default(viewed, values, *self.args))
+        elif self.op is aten.as_strided.default:
+            viewed.copy_(aten.as_strided_scatter.default(viewed, values, *self.args))
+        else:
+            viewed.copy_(aten.reshape.default(values, list(viewed.shape)))
+
+
+def remember_origin(view: Any, viewed: Any, op: Op, args: tuple[Any, ...]) -> None:
+    """Remember where the elements of a view come from that was made by moving its tensor.
+
+    Nobody is to write to both the argument and the result of ``_unsafe_view``, but for operators
+    of torch that have an ``out=`` tensor written through it.
+    """
+    if op is aten._unsafe_view.default:
+        view._origin = Origin(weakref.ref(viewed), op, args)
+    elif isinstance(view, CopiedView) and op in (aten.view.default, aten.diagonal.default):
+        view._origin = Origin(lambda: viewed, op, args)
+
+
+def move_values(
+    tensor: Wrapper, op: Op, args: tuple[Any, ...], values: Tensor, spec: DTensorSpec
+) -> None:
+    """Give a tensor the values and the spec of a moved view of it, as part of an operator in place.
+
+    Its memory stays behind for its other views, which see what is written to it.
+    """
+    former = new_wrapper(type(tensor), tensor._local_tensor, tensor._spec, False)
+    tensor.__class__ = tensor.copied_view
+    assert isinstance(tensor, CopiedView)
+    tensor._num_writes = None if torch.is_inference(tensor) else tensor._version + 1
+    tensor._origin = Origin(lambda: former, op, args)
+    tensor._local_tensor, tensor._spec = values.clone(), spec
+
+
+def write_view(view: Wrapper, values: Tensor) -> None:
+    """Write to a view in name only and to the viewed tensor, as part of an operator in place."""
+    assert isinstance(view, CopiedView)
+    assert isinstance(values, Wrapper)
+    view._origin.write(values)
+    _LOCAL.__get__(view).copy_(redistribute_local(values._local_tensor, values._spec, view._spec))
+    if view._num_writes is not None:  # torch counts this write once the operator has run
+        view._num_writes = view._version + 1
 
 
 def refuse_lost_writes(op: object, tensor: Tensor) -> None:

@@ -37,7 +37,7 @@ class _Seen(Tensor):
     meta: Tensor
     calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]]
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]
 
     @classmethod
     def __torch_dispatch__(

@@ -120,6 +120,8 @@ def _run_new(
     special = _SPECIAL.get(op)
     if special is not None:
         return special(*args, **kwargs)
+    if op is aten.copy_.default and _is_reshaped_self(args[0], args[1]):
+        return args[0]
     bound = bind(op, args, kwargs, by_type=is_pointwise(op) or is_foreach(op))
     decomposition = DECOMPOSITIONS.get(op)
     own = op in RULES.by_users or (op in RULES and _all_whole(bound))
@@ -138,6 +140,15 @@ def _run_new(
         return run_without_rule(cls, op, args, kwargs, bound)
     remember(cls, op, args, kwargs, bound, plan, short)
     return plan.run(cls, args, kwargs, bound)
+
+
+def _is_reshaped_self(target: Tensor, source: Tensor) -> bool:
+    """Whether torch copies a view to its tensor, as ``matmul(out=)`` does for all but real memory.
+
+    It has written through the view, so that the tensor holds the values already.
+    """
+    is_view = source._base is target and source.numel() == target.numel()
+    return is_view and source.shape != target.shape
 
 
 def _all_whole(bound: Binding) -> bool:

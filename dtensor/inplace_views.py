@@ -14,13 +14,20 @@ from torch.utils import _python_dispatch
 
 from dtckpt.errors import UnsupportedOp
 
-from .copied_view import CopiedView, refuse_lost_writes
-from .schemas import Op, functional_of
+from .autograd import moved
+from .copied_view import CopiedView, move_values, refuse_lost_writes
+from .placement import Replicate
+from .schemas import Op, base_name, functional_of
 from .wrapper import Wrapper
+
+aten = torch.ops.aten
 
 # The sizes of a wrapper lie in C++, and this helper for authors of tensor subclasses is torch's one
 # way to change them. Where it is missing such operators are refused.
 _correct: Callable[..., Any] | None = getattr(_python_dispatch, "return_and_correct_aliasing", None)
+
+
+_MAY_MOVE = frozenset({"squeeze_", "unsqueeze_", "as_strided_"})
 
 
 def changes_shape(op: Op) -> bool:
@@ -31,8 +38,8 @@ def changes_shape(op: Op) -> bool:
 def change_shape(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
     """Give a distributed tensor the shape that the operator without the underscore would return.
 
-    Raises UnsupportedOp where that is no view of this rank's memory, so that other views of the
-    tensor would be left behind.
+    Where that is no view of this rank's memory, the tensor becomes a view in name only of what it
+    was. Raises UnsupportedOp where it cannot.
     """
     tensor = args[0]
     functional = functional_of(op)
@@ -41,10 +48,38 @@ def change_shape(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Te
     refuse_lost_writes(op, tensor)
     made = functional(*args, **kwargs)
     if isinstance(made, CopiedView):
-        raise _refusal(op, tensor, "it would have to be redistributed or copied")
+        if base_name(op) not in _MAY_MOVE:
+            raise _refusal(op, tensor, "it would have to be redistributed or copied")
+        values, spec = made._local_tensor, made._spec
+        _correct(op, args, dict(kwargs), tensor)
+        move_values(tensor, functional, args[1:], values, spec)
+        return tensor
     _correct(op, args, dict(kwargs), tensor)
     tensor._local_tensor, tensor._spec = made._local_tensor, made._spec
     return tensor
+
+
+def resize(tensor: Wrapper, values: Tensor) -> None:
+    """Give a tensor that takes results their shape, as torch does: one without elements, or with
+    as many in another shape. Others stay as they are.
+    """
+    if _correct is None or not isinstance(values, Wrapper) or isinstance(tensor, CopiedView):
+        return
+    if tensor.numel() == 0:
+        spec = values._spec
+        whole = [Replicate() if p.is_partial() else p for p in spec.placements]
+        made = aten.empty_like.default(
+            values, dtype=tensor.dtype, memory_format=torch.contiguous_format
+        )
+        made = moved(made, tuple(whole))
+    elif tensor.numel() == values.numel() and tensor.is_contiguous():
+        made = aten.view.default(tensor, list(values.shape))
+    else:
+        return
+    if isinstance(made, CopiedView):
+        return
+    _correct(aten.resize_.default, (tensor, list(values.shape)), {}, tensor)
+    tensor._local_tensor, tensor._spec = made._local_tensor, made._spec
 
 
 def _refusal(op: Op, tensor: Any, reason: str) -> UnsupportedOp:

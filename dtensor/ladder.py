@@ -17,7 +17,7 @@ from dtckpt.errors import DtckptError, PlacementError, UnsupportedOp
 
 from .binding import Binding, substituted
 from .copied_view import CopiedView, mark_copied, refuse_lost_writes
-from .inplace_views import change_shape, changes_shape
+from .inplace_views import change_shape, changes_shape, resize
 from .modes import implicit_replication, is_strict
 from .placement import Replicate
 from .plan import output_metas
@@ -125,8 +125,17 @@ def _copy_into(op: Op, targets: Any, values: Any) -> None:
     for target, value in zip(targets, values, strict=True):
         if not isinstance(target, Tensor):
             _copy_into(op, target, value)
-        elif target.shape == value.shape:
+            continue
+        if isinstance(target, Wrapper) and target.shape != value.shape:
+            resize(target, value)
+        if target.shape == value.shape:
             target.copy_(value)
+            if (
+                isinstance(target, Wrapper)
+                and target._origin
+                and not isinstance(target, CopiedView)
+            ):
+                target._origin.write(value)
         elif isinstance(target, Wrapper) or target.numel():
             raise PlacementError(
                 f"{op}: its result has the shape {list(value.shape)}, but the tensor to write it "

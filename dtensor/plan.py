@@ -14,14 +14,20 @@ import torch
 from torch import Tensor
 
 from .binding import Binding, collect_tensors, substituted
-from .copied_view import CopiedView, mark_copied, refuse_lost_writes
+from .copied_view import (
+    CopiedView,
+    mark_copied,
+    refuse_lost_writes,
+    remember_origin,
+    write_view,
+)
 from .inplace_views import changes_shape
 from .layout import Layout
 from .list_elements import elements, shared_moves
 from .redistribute import redistribute_local
 from .rules import find_rule, rule_maker
 from .rules.choice import Choice, choose
-from .rules.table import METAS, LocalCall, OpCall, Rule
+from .rules.table import LocalCall, OpCall, Rule
 from .schemas import Op, functional_of, is_foreach, is_in_place, is_pointwise
 from .spec import DTensorSpec, TensorMeta
 from .without_data import run_without_data
@@ -51,6 +57,8 @@ class LocalPlan:
     ) -> Any:
         """Return what the operator returns, as distributed tensors."""
         leaves = bound.leaves
+        if self.written and isinstance(args[0], CopiedView) and args[0]._origin is not None:
+            return self._run_on_view(args, kwargs)
         for index in self.written:
             refuse_lost_writes(self.op, leaves[index])
         locals_ = [leaf._local_tensor if isinstance(leaf, Wrapper) else leaf for leaf in leaves]
@@ -66,7 +74,17 @@ class LocalPlan:
         if self.written:
             self._write_back(leaves, locals_)
             return args[0] if isinstance(args[0], Tensor) else None
-        return self.finish(cls, leaves[0], locals_[0], result)
+        wrapped = self.finish(cls, leaves[0], locals_[0], result)
+        if self.moves and isinstance(wrapped, Wrapper):
+            remember_origin(wrapped, leaves[0], self.op, args[1:])
+        return wrapped
+
+    def _run_on_view(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run an operator in place on a view in name only, so that the viewed tensor sees it."""
+        functional = functional_of(self.op)
+        assert functional is not None
+        write_view(args[0], functional(*args, **kwargs))
+        return args[0]
 
     def finish(self, cls: type[Wrapper], first: Any, local: Any, result: Any) -> Any:
         """Return what the operator returns; ``first`` is its first argument, and the local one."""
@@ -233,12 +251,7 @@ def output_metas(
     if meta_kwargs.get("device") is not None:
         meta_kwargs["device"] = torch.device("meta")
     try:
-        run = METAS.get(op)
-        result = (
-            run_without_data(op, meta_args, meta_kwargs)
-            if run is None
-            else run(*meta_args, **meta_kwargs)
-        )
+        result = run_without_data(op, meta_args, meta_kwargs)
     except NotImplementedError:
         return None
     if result is None and is_in_place(op):

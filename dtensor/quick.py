@@ -153,10 +153,12 @@ def _local_list(cls: type[Wrapper], values: list[Any], key: list[Any], typed: bo
     if specs and len(specs) == len(values):
         key.append(tuple(specs))
         return [item._local_tensor for item in values]
-    if typed:
-        key.append(tuple([item if isinstance(item, Tensor) else type(item) for item in values]))
-    else:
+    if not typed:
         key.append(tuple(values))
+    elif NUMBERS.issuperset(kinds := tuple(map(type, values))):
+        key.append(kinds)
+    else:
+        key.append(tuple([item if isinstance(item, Tensor) else type(item) for item in values]))
     return values
 
 
@@ -181,7 +183,8 @@ def remember(
 
     A short key holds values without their types, so it is none for numbers that may be 1 or 1.0.
     """
-    if plan.written_back or (plan.moves and (plan.is_view or bound.specs[0].box is None)):
+    is_view = plan.is_view or plan.op is torch.ops.aten._unsafe_view.default
+    if plan.written_back or (plan.moves and (is_view or bound.specs[0].box is None)):
         return
     given: list[Tensor] = []
     collect_tensors([*args, *kwargs.values()], given)

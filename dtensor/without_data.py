@@ -18,13 +18,34 @@ from torch import Tensor
 
 from .binding import collect_tensors, substituted
 from .box import row_major_strides
+from .rules.table import METAS
 from .schemas import Op, is_in_place, is_pointwise
+
+aten = torch.ops.aten
 
 
 def run_without_data(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """Return what ``op`` returns for tensors of the meta device, and numbers in CPU tensors."""
     found = _pointwise(op, args, kwargs) if is_pointwise(op) and not kwargs else None
-    return op(*args, **kwargs) if found is None else found
+    return METAS.get(op, op)(*args, **kwargs) if found is None else found
+
+
+def _mean_meta(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    is_exact = tensor.is_floating_point() or tensor.is_complex()
+    same = aten.sum if is_exact else aten.mean
+    return same(tensor, *args, **kwargs)
+
+
+def _addmm_meta(bias: Tensor, left: Tensor, right: Tensor, **kwargs: Any) -> Tensor:
+    made = torch.mm(left, right)
+    is_usual = bias.dtype == made.dtype and bias.shape in (made.shape, made.shape[1:])
+    return made if is_usual else aten.addmm.default(bias, left, right, **kwargs)
+
+
+METAS[aten.mean.default] = _mean_meta
+METAS[aten.mean.dim] = _mean_meta
+METAS[aten.addmm.default] = _addmm_meta
+METAS[aten._log_softmax.default] = aten._softmax.default
 
 
 def _pointwise(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
@@ -33,7 +54,9 @@ def _pointwise(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tens
     collect_tensors(args, given)
     if op.is_view or (op._schema.is_mutable and not is_in_place(op)):
         return None
-    if not given or any(not t.is_meta and (t.ndim or not t.is_cpu) for t in given):
+    if not given or any(0 in tensor.shape for tensor in given):
+        return None
+    if any(not t.is_meta and (t.ndim or not t.is_cpu) for t in given):
         return None
     try:
         shape = torch.broadcast_shapes(*[tensor.shape for tensor in given])
@@ -54,7 +77,7 @@ def _pointwise(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tens
 def _small(tensor: Tensor) -> Tensor:
     """Return a tensor that broadcasts as this one, of no elements unless it has one."""
     if tensor.is_meta:
-        return torch.ones(_emptied(tensor.shape), dtype=tensor.dtype)
+        return torch.ones(_emptied(tensor.shape), dtype=tensor.dtype, device="cpu")
     return tensor
 
 
@@ -64,7 +87,7 @@ def _emptied(shape: Sequence[int]) -> tuple[int, ...]:
 
 def _strides(shape: torch.Size, given: list[Tensor]) -> tuple[int, ...] | None:
     """Return the strides of the result where all tensors lie in row-major order, or all alike."""
-    if all(tensor.stride() == row_major_strides(tensor.shape) for tensor in given):
+    if all(map(_is_row_major, given)):
         return row_major_strides(shape)
     first = given[0]
     alike = all(t.shape == shape and t.stride() == first.stride() for t in given)
@@ -76,3 +99,9 @@ def _strides(shape: torch.Size, given: list[Tensor]) -> tuple[int, ...] | None:
             return None
         expected *= size
     return first.stride() if alike else None
+
+
+def _is_row_major(tensor: Tensor) -> bool:
+    """Whether the elements lie in row-major order, but for dims that were expanded."""
+    usual = row_major_strides(tensor.shape)
+    return all(own in (0, one) for own, one in zip(tensor.stride(), usual, strict=True))

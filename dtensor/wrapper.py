@@ -30,6 +30,8 @@ class Wrapper(Tensor):
     _spec: DTensorSpec
     copied_view: ClassVar[type[Wrapper]]
     """The class of this class's views in name only."""
+    _origin: Any = None
+    """Where writes go to besides, if the tensor is such a view (``copied_view.Origin``)."""
 
     if TYPE_CHECKING:  # the stubs of Tensor's own constructor do not fit
 

@@ -52,7 +52,7 @@ def run_ranks(
     for thread in threads:
         thread.start()
     for rank, thread in enumerate(threads):
-        thread.join(timeout=60)
+        thread.join(timeout=180)
         if thread.is_alive():
             raise TimeoutError(f"rank {rank} hangs; errors so far: {errors}")
     if errors:

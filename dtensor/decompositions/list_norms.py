@@ -11,18 +11,46 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..collectives import Peers, all_reduce
+from ..direct import called
+from ..halving import HalvingDict
 from ..placement import Placement, Replicate, Shard
 from ..redistribute import redistribute_local
 from ..spec import DTensorSpec, spec_of
-from ..wrapper import Wrapper
+from ..wrapper import Wrapper, new_wrapper
 from .table import unbound
 
 aten = torch.ops.aten
+_norm_of_each = called(aten._foreach_norm.Scalar)
+
+
+MAX_PLANS = 64
+"""Plans remembered per mesh; each is as long as its list."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """How the norms of a list are taken: what follows from its specs and dtypes."""
+
+    moves: tuple[tuple[int, DTensorSpec, DTensorSpec], ...]
+    """Tensors that are redistributed: index, present spec, wanted spec."""
+    missing: tuple[int, ...]
+    """Tensors that have elements, but none here."""
+    kinds: tuple[tuple[torch.dtype | None, tuple[int, ...]], ...]
+    """By the dtype that their norms are computed in, as it is told to torch: indices."""
+    groups: tuple[tuple[Peers, tuple[int, ...]], ...]
+    """By process group: what is cut along it, as positions in ``waiting``."""
+    waiting: tuple[int, ...]
+    """Tensors whose norms do not follow from this rank's parts alone."""
+    dtypes: tuple[torch.dtype, ...]
+    outputs: tuple[DTensorSpec | None, ...]
 
 
 @unbound(aten._foreach_norm.Scalar)
@@ -30,44 +58,95 @@ def foreach_norm(
     tensors: Sequence[Tensor], ord: float = 2, dtype: torch.dtype | None = None
 ) -> list[Tensor]:
     """Return the norm of every tensor, replicated on the mesh of that tensor."""
-    parts = [_part(tensor, ord) for tensor in tensors]
-    norms = _local_norms([local for local, _ in parts], ord, dtype)
-    groups = _groups([spec for _, spec in parts])
+    plan = _plan(tensors, dtype)
+    locals_ = [t._local_tensor if isinstance(t, Wrapper) else t for t in tensors]
+    for index, source, target in plan.moves:
+        locals_[index] = redistribute_local(locals_[index], source, target)
+    for index in plan.missing:  # what is in no part changes no norm
+        locals_[index] = locals_[index].new_full((1,), 0.0 if ord >= 0 else math.inf)
+    norms = _local_norms(locals_, ord, plan)
+    if plan.waiting:
+        wide = torch.stack(_chosen(norms, plan.waiting)).to(torch.float64)
+        reduced = _reduced(wide, ord, plan).to(norms[plan.waiting[0]].dtype)
+        if len(plan.waiting) == len(norms) and len(set(plan.dtypes)) == 1:
+            norms = list(reduced.to(plan.dtypes[0]).unbind())
+        else:
+            for index, norm in zip(plan.waiting, reduced.unbind(), strict=True):
+                norms[index] = norm
+    return _wrapped(tensors, norms, plan)
+
+
+def _chosen(items: list[Tensor], indices: tuple[int, ...]) -> list[Tensor]:
+    return items if len(indices) == len(items) else [items[i] for i in indices]
+
+
+def _plan(tensors: Sequence[Tensor], dtype: torch.dtype | None) -> _Plan:
+    """Return the plan of a list, made once for lists of the same specs."""
+    key = (dtype, *[t._spec if isinstance(t, Wrapper) else t.dtype for t in tensors])
+    mesh = next(t._spec.mesh for t in tensors if isinstance(t, Wrapper))
+    plans: HalvingDict[Any, _Plan] = mesh.cache("list norms", partial(HalvingDict, MAX_PLANS))
+    plan = plans.get(key)
+    if plan is None:
+        plan = _make_plan(tensors, dtype)
+        plans.put(key, plan)
+    return plan
+
+
+def _make_plan(tensors: Sequence[Tensor], dtype: torch.dtype | None) -> _Plan:
+    given = [t._spec if isinstance(t, Wrapper) else None for t in tensors]
+    wanted = [spec and _summed(spec) for spec in given]
+    pairs = enumerate(zip(given, wanted, strict=True))
+    groups = _groups(wanted)
     waiting = sorted({index for _, indices in groups for index in indices})
-    if waiting:
-        wide = torch.stack([norms[i] for i in waiting]).to(torch.float64)
-        reduced = _reduced(wide, ord, groups, waiting).to(norms[waiting[0]].dtype)
-        for index, norm in zip(waiting, reduced.unbind(), strict=True):
-            norms[index] = norm
-    found = zip(tensors, norms, strict=True)
-    return [_wrapped(tensor, norm, _result_dtype(tensor, dtype)) for tensor, norm in found]
+    positions = {index: position for position, index in enumerate(waiting)}
+    dtypes = [_result_dtype(tensor, dtype) for tensor in tensors]
+    return _Plan(
+        moves=tuple((i, a, b) for i, (a, b) in pairs if a is not None and b is not None and a != b),
+        missing=tuple(i for i, spec in enumerate(wanted) if spec is not None and _is_missing(spec)),
+        kinds=_kinds(tensors, dtype),
+        groups=tuple((peers, tuple(positions[i] for i in found)) for peers, found in groups),
+        waiting=tuple(waiting),
+        dtypes=tuple(dtypes),
+        outputs=tuple(
+            spec and spec_of(spec.mesh, (Replicate(),) * spec.mesh.ndim, (), (), found)
+            for spec, found in zip(given, dtypes, strict=True)
+        ),
+    )
 
 
-def _part(tensor: Tensor, ord: float) -> tuple[Tensor, DTensorSpec | None]:
-    """Return what this rank takes the norm of, and how that lies where it is distributed."""
-    if not isinstance(tensor, Wrapper):
-        return tensor, None
-    local, spec = tensor._local_tensor, tensor._spec
-    if spec.layout.is_partial:  # the norm of a sum does not follow from those of its terms
-        reduced = Shard(0) if spec.ndim else Replicate()
-        placements: list[Placement] = [reduced if p.is_partial() else p for p in spec.placements]
-        target = spec.with_placements(placements)
-        local, spec = redistribute_local(local, spec, target), target
-    if local.numel() == 0 and tensor.numel() > 0:  # what is in no part changes no norm
-        local = local.new_full((1,), 0.0 if ord >= 0 else math.inf)
-    return local, spec
+def _summed(spec: DTensorSpec) -> DTensorSpec:
+    """Return how a tensor must lie: the norm of a sum does not follow from those of its terms."""
+    if not spec.layout.is_partial:
+        return spec
+    reduced = Shard(0) if spec.ndim else Replicate()
+    placements: list[Placement] = [reduced if p.is_partial() else p for p in spec.placements]
+    return spec.with_placements(placements)
 
 
-def _local_norms(locals_: list[Tensor], ord: float, dtype: torch.dtype | None) -> list[Tensor]:
-    """Return the norms of local tensors, those of half precision in single precision."""
+def _is_missing(spec: DTensorSpec) -> bool:
+    return math.prod(spec.local_shape) == 0 < spec.shape.numel()
+
+
+def _kinds(
+    tensors: Sequence[Tensor], dtype: torch.dtype | None
+) -> tuple[tuple[torch.dtype | None, tuple[int, ...]], ...]:
+    """Return which norms are computed in which dtype: half precision in single precision."""
     by_dtype: dict[torch.dtype, list[int]] = {}
-    for index, local in enumerate(locals_):
-        by_dtype.setdefault(dtype or local.dtype, []).append(index)
+    for index, tensor in enumerate(tensors):
+        by_dtype.setdefault(dtype or tensor.dtype, []).append(index)
+    return tuple(
+        (torch.float32 if wanted.is_floating_point and wanted.itemsize < 4 else dtype, tuple(found))
+        for wanted, found in by_dtype.items()
+    )
+
+
+def _local_norms(locals_: list[Tensor], ord: float, plan: _Plan) -> list[Tensor]:
+    """Return the norms of local tensors."""
     norms: list[Tensor] = list(locals_)
-    for wanted, indices in by_dtype.items():
-        low = wanted.is_floating_point and wanted.itemsize < 4
-        computed = torch.float32 if low else dtype
-        found = aten._foreach_norm.Scalar([locals_[i] for i in indices], ord, computed)
+    for computed, indices in plan.kinds:
+        found = _norm_of_each(_chosen(locals_, indices), ord, computed)
+        if len(plan.kinds) == 1:
+            return list(found)
         for index, norm in zip(indices, found, strict=True):
             norms[index] = norm
     return norms
@@ -86,16 +165,16 @@ def _groups(specs: list[DTensorSpec | None]) -> list[tuple[Peers, list[int]]]:
     return list(found.values())
 
 
-def _reduced(
-    norms: Tensor, ord: float, groups: list[tuple[Peers, list[int]]], waiting: list[int]
-) -> Tensor:
+def _reduced(norms: Tensor, ord: float, plan: _Plan) -> Tensor:
     """Return the norms of the tensors from those of their parts on all ranks."""
-    positions = {index: position for position, index in enumerate(waiting)}
     has_root = not math.isinf(ord) and ord not in (0, 1)
     values = norms.pow(ord) if has_root else norms
-    for peers, indices in groups:
-        chosen = [positions[index] for index in indices]
-        values[chosen] = _combined(values[chosen], ord, peers)
+    for peers, positions in plan.groups:
+        if len(positions) == len(plan.waiting):
+            values = _combined(values, ord, peers)
+        else:
+            chosen = list(positions)
+            values[chosen] = _combined(values[chosen], ord, peers)
     return values.pow(1 / ord) if has_root else values
 
 
@@ -115,10 +194,13 @@ def _result_dtype(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
     return found.to_real() if found.is_complex else found
 
 
-def _wrapped(tensor: Tensor, norm: Tensor, dtype: torch.dtype) -> Tensor:
-    norm = norm.to(dtype)
-    if not isinstance(tensor, Wrapper):
-        return norm
-    mesh = tensor._spec.mesh
-    spec = spec_of(mesh, (Replicate(),) * mesh.ndim, (), (), dtype)
-    return type(tensor)(norm if spec.box is not None else norm.new_empty(0), spec)
+def _wrapped(tensors: Sequence[Tensor], norms: list[Tensor], plan: _Plan) -> list[Tensor]:
+    made: list[Tensor] = []
+    for tensor, norm, dtype, spec in zip(tensors, norms, plan.dtypes, plan.outputs, strict=True):
+        if norm.dtype != dtype:
+            norm = norm.to(dtype)
+        if isinstance(tensor, Wrapper) and spec is not None:
+            here = norm if spec.box is not None else norm.new_empty(0)
+            norm = new_wrapper(type(tensor), here, spec, False)
+        made.append(norm)
+    return made

@@ -91,7 +91,8 @@ def embedding_bag(call: OpCall) -> Rule:
             inputs=((None, column), *others),
             outputs=tuple(outputs),
             untouched=tuple(untouched),
-        )
+        ),
+        local=_local_bags,
     )
 
 
@@ -135,6 +136,20 @@ def _local_rows(local: LocalCall) -> Callable[..., Any] | None:
         located, inside = span.find(index)
         found = aten.embedding.default(never_empty(weight, [span]), located)
         return found.masked_fill(~inside[..., None], 0)
+
+    return run
+
+
+def _local_bags(local: LocalCall) -> Callable[..., Any] | None:
+    span, op = span_of(local.inputs[0], 1), local.op
+    if span is None or span.count:
+        return None
+
+    def run(weight: Tensor, *args: Any, **kwargs: Any) -> list[Tensor]:
+        # Torch refuses rows without columns, which would stop this rank alone.
+        bags, *others, largest = op(never_empty(weight, [span]), *args, **kwargs)
+        is_max = largest.ndim == bags.ndim
+        return [bags[:, :0], *others, largest[:, :0] if is_max else largest]
 
     return run
 

@@ -29,16 +29,36 @@ class Case:
     """Makes the inputs where small whole numbers will not do; of the shapes above."""
 
 
-def check_on(shape: tuple[int, ...], cases: Sequence[Case], count: int) -> None:
-    """Check every case on a mesh for ``count`` choices of placements, drawn alike every time."""
+def check_on(shape: tuple[int, ...], cases: Sequence[Case], count: int, special: int = 0) -> None:
+    """Check every case on a mesh for ``count`` choices of placements, and some special ones."""
+    expected = [_expected(case) for case in cases]  # once for all ranks and placements
 
     def body(mesh: DeviceMesh) -> None:
-        for case in cases:
-            options = [placements_of(s, len(shape)) for s in case.shapes]
-            draw = Random(case.name)  # products of all options may be millions
-            check(case, mesh, [[draw.choice(o) for o in options] for _ in range(count)])
+        for case, wanted in zip(cases, expected, strict=True):
+            choices = choices_of(case, len(shape), count)
+            if special and all(case.shapes):
+                choices += special_placements(case)[:special]
+            check(case, mesh, choices, wanted)
 
     run_on_mesh(shape, body)
+
+
+def choices_of(case: Case, axes: int, count: int) -> list[list[Any]]:
+    """Choices of the placements of all arguments, no more than so many and alike every time.
+
+    Each goes through its own placements in its own order, Replicate last (a lone argument leaves it
+    out): a few choices then have every argument cut along every dim and Partial, beside others that
+    lie differently.
+    """
+    draw = Random(case.name)
+    options: list[list[Any]] = []
+    for shape in case.shapes:
+        replicated, *others = placements_of(shape, axes)
+        options.append(draw.sample(others, len(others)))
+        if len(case.shapes) > 1:
+            options[-1].append(replicated)
+    longest = max(len(each) for each in options)
+    return [[each[k % len(each)] for each in options] for k in range(min(count, longest))]
 
 
 def placements_of(shape: tuple[int, ...], axes: int) -> list[Any]:
@@ -48,26 +68,43 @@ def placements_of(shape: tuple[int, ...], axes: int) -> list[Any]:
     return list(itertools.product(kinds, repeat=axes))
 
 
-def check(case: Case, mesh: DeviceMesh, choices: Sequence[Any]) -> None:
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a case gives on one device."""
+
+    wholes: list[Tensor]
+    outputs: list[Tensor]
+    gradients: list[Tensor | None]
+    """Those of the inputs; none for a case without gradients."""
+
+
+def check(case: Case, mesh: DeviceMesh, choices: Sequence[Any], expected: Expected) -> None:
     """Compare values and gradients with one device for every choice of input placements."""
-    wholes = _counted(case) if case.wholes is None else case.wholes()
     for placements in choices:
-        expected_inputs = [_leaf(w.clone()) for w in wholes]
         inputs = [
-            _leaf(scattered(w, mesh, p).detach()) for w, p in zip(wholes, placements, strict=True)
+            _leaf(scattered(w, mesh, p).detach())
+            for w, p in zip(expected.wholes, placements, strict=True)
         ]
         try:
             with strict():
-                found = case.run(*inputs)
-            expected = case.run(*expected_inputs)
-            pairs = list(zip(_listed(found), _listed(expected), strict=True))
-            for a, b in pairs:
+                found = _listed(case.run(*inputs))
+            for a, b in zip(found, expected.outputs, strict=True):
                 assert_holds(a, b, rtol=1e-4, atol=1e-4)
             if case.grad:
-                _check_gradients(pairs, inputs, expected_inputs)
+                _check_gradients(found, inputs, expected)
         except BaseException as error:
             text = f"{case.name} on {mesh.shape} with {placements}: {error!r}"
             raise AssertionError(text) from error
+
+
+def _expected(case: Case) -> Expected:
+    wholes = list(_counted(case) if case.wholes is None else case.wholes())
+    inputs = [_leaf(w.clone()) for w in wholes]
+    outputs = _listed(case.run(*inputs))
+    if not case.grad:
+        return Expected(wholes, outputs, [])
+    _differentiate(outputs, outputs)
+    return Expected(wholes, outputs, [tensor.grad for tensor in inputs])
 
 
 def _counted(case: Case) -> list[Tensor]:
@@ -81,22 +118,21 @@ def _leaf(tensor: Tensor) -> Tensor:
     return tensor.requires_grad_(tensor.is_floating_point() or tensor.is_complex())
 
 
-def _check_gradients(
-    pairs: list[tuple[Tensor, Tensor]], inputs: list[Any], expected: list[Tensor]
-) -> None:
-    if not any(b.requires_grad for _, b in pairs):
-        return
-    loss = sum(_squared(b) for _, b in pairs if b.requires_grad)
-    assert isinstance(loss, Tensor)
-    loss.backward()
+def _check_gradients(found: list[Tensor], inputs: list[Any], expected: Expected) -> None:
     with strict():
-        ours = sum(_squared(a) for a, b in pairs if b.requires_grad)
-        assert isinstance(ours, Tensor)
-        ours.backward()
-    for a, b in zip(inputs, expected, strict=True):
-        assert (a.grad is None) == (b.grad is None)
-        if a.grad is not None and b.grad is not None:
-            assert_holds(a.grad, b.grad, rtol=1e-3, atol=1e-3)
+        _differentiate(found, expected.outputs)
+    for a, b in zip(inputs, expected.gradients, strict=True):
+        assert (a.grad is None) == (b is None)
+        if b is not None:
+            assert_holds(a.grad, b, rtol=1e-3, atol=1e-3)
+
+
+def _differentiate(outputs: list[Tensor], expected: list[Tensor]) -> None:
+    """Go back from the outputs whose like on one device have gradients."""
+    pairs = zip(outputs, expected, strict=True)
+    squares = [_squared(a) for a, b in pairs if b.requires_grad]
+    if squares:
+        sum(squares[1:], squares[0]).backward()
 
 
 def _squared(tensor: Tensor) -> Tensor:
@@ -119,22 +155,3 @@ def special_placements(case: Case) -> list[list[Any]]:
             choice.append(special if index == first else (Shard(0), Replicate()))
         choices.append(choice)
     return choices
-
-
-def check_everywhere(cases: Sequence[Case], shape: tuple[int, ...], limit: int = 5) -> None:
-    """Check cases on one mesh, for no more than so many choices of placements of each.
-
-    On two axes of two, ordered and ragged placements are among them.
-    """
-
-    def body(mesh: DeviceMesh) -> None:
-        for case in cases:
-            options = [placements_of(s, len(shape)) for s in case.shapes]
-            every = list(itertools.product(*options))
-            choices: list[Any] = every[:: -(-len(every) // limit)]
-            if shape == (2, 2) and all(case.shapes):
-                special = special_placements(case)
-                choices = [*choices, *special[:: len(special) // 2]]
-            check(case, mesh, choices)
-
-    run_on_mesh(shape, body)

@@ -55,7 +55,7 @@ def _run(function: Body, mesh: DeviceMesh, placements: list[Placement], *wholes:
 
 def test_gradients_of_first_and_second_order() -> None:
     def body(mesh: DeviceMesh) -> None:
-        for name, function, shapes in CHECKED:
+        for index, (name, function, shapes) in enumerate(CHECKED):
             wholes = [
                 (torch.arange(1.0, 1 + torch.Size(s).numel(), dtype=torch.float64) * 0.37 + i)
                 .sin()
@@ -68,6 +68,8 @@ def test_gradients_of_first_and_second_order() -> None:
                 try:
                     with strict():
                         assert torch.autograd.gradcheck(run, wholes)
+                        if placements != LAYOUTS[index % 2]:  # second order costs most
+                            continue
                         # Given, as torch would draw another one on every rank.
                         weights = torch.linspace(1, 2, run(*wholes).numel(), dtype=torch.float64)
                         weights = weights.view_as(run(*wholes)).requires_grad_()

@@ -121,11 +121,26 @@ def test_shapes_changed_in_place(placement: Any) -> None:
     run_on_mesh((2,), body)
 
 
-def test_a_shape_change_that_other_views_would_not_see_is_refused() -> None:
+def test_writes_after_a_shape_change_that_moves_the_tensor_reach_other_views() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        for name, args in (("squeeze_", (1,)), ("as_strided_", ((2, 3), (1, 2), 1))):
+            x, whole = scattered(torch.ones(4, 1, 6), mesh, [Shard(1)]), torch.ones(4, 1, 6)
+            other, expected = x.permute(2, 0, 1), whole.permute(2, 0, 1)
+            for tensor in (x, whole):
+                getattr(tensor, name)(*args)
+                tensor.add_(1).mul_(3)
+            assert_holds(x, whole)
+            assert_holds(other, expected)
+            other.add_(1)
+            with pytest.raises(PlacementError, match="written since"):
+                x.add_(1)
+
+    run_on_mesh((2,), body)
+
+
+def test_changes_of_storage_are_refused() -> None:
     def body(mesh: DeviceMesh) -> None:
         x = scattered(torch.ones(4, 6), mesh, [Shard(0)])
-        with pytest.raises(UnsupportedOp, match="redistributed or copied"):
-            x.as_strided_((6, 4), (1, 6))
         with pytest.raises(UnsupportedOp, match="storage"):
             x.resize_(2, 3)
         assert x.full_tensor().shape == (4, 6)
@@ -343,7 +358,7 @@ def test_views_that_were_redistributed_are_neither_written_nor_read_when_stale()
         x = scattered(torch.zeros(2, 4), mesh, [Shard(1)])
         view = x.view(-1)
         with pytest.raises(PlacementError, match="would not reach"):
-            view.add_(1)
+            x[:, 0].add_(1)
         part = view[:3]
         assert type(copy.deepcopy(view)) is type(view + 1) is DTensor
         assert_holds(part + 1, torch.ones(3))
@@ -352,6 +367,67 @@ def test_views_that_were_redistributed_are_neither_written_nor_read_when_stale()
             with pytest.raises(PlacementError, match="written since; view it again"):
                 read()
         assert_holds(x.view(-1), torch.ones(8))
+
+    run_on_mesh((2,), body)
+
+
+@pytest.mark.parametrize("placement", [Shard(0), Shard(1), Partial()])
+def test_writes_to_views_that_were_redistributed_reach_the_tensor(placement: Any) -> None:
+    def body(mesh: DeviceMesh) -> None:
+        whole = torch.arange(25.0).view(5, 5)
+        x = scattered(whole, mesh, [placement])
+        for tensor in (x, whole):
+            flat = tensor.view(-1)
+            flat.add_(1).mul_(2)
+            flat.sub_(flat)
+            tensor.diagonal().fill_(4)
+            tensor.diagonal(1).add_(7)
+            flat = tensor.view(25)
+            torch.add(flat, 1, out=flat)
+        assert x.placements == (placement,)
+        assert_holds(x, whole)
+
+    run_on_mesh((2,), body)
+
+
+@pytest.mark.parametrize("placement", [Shard(0), Shard(1)])
+def test_gradients_of_writes_to_views_that_were_redistributed(placement: Any) -> None:
+    whole = torch.randn(5, 5)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        y.view(-1).mul_(3)
+        y.diagonal().mul_(x.diagonal())
+        y = y.sum(1, keepdim=True)
+        y.squeeze_(1).mul_(3)
+        return (y * y).sum()
+
+    def body(mesh: DeviceMesh) -> None:
+        x = scattered(whole, mesh, [placement]).requires_grad_()
+        same = whole.clone().requires_grad_()
+        for tensor in (x, same):
+            loss(tensor).backward()
+        assert same.grad is not None
+        assert_holds(x.grad, same.grad, atol=1e-3, rtol=1e-4)
+
+    run_on_mesh((2,), body)
+
+
+@pytest.mark.parametrize("placement", [Shard(0), Shard(1), Replicate()])
+def test_out_tensors_that_torch_reshapes_while_it_writes(placement: Any) -> None:
+    a, b, c = torch.randn(3, 5, 5), torch.randn(1, 5, 5), torch.randn(3, 7)
+
+    def body(mesh: DeviceMesh) -> None:
+        def check(run: Any, *given: torch.Tensor, out: torch.Tensor) -> None:
+            at = [placement if placement.is_replicate() or out.ndim > 1 else Shard(0)]
+            result = scattered(out, mesh, at)
+            run(*(scattered(g, mesh, [Replicate()]) for g in given), out=result)
+            assert_holds(result, run(*given))
+
+        check(torch.kron, b[0], c, out=torch.zeros(15, 35))
+        check(torch.matmul, a, b, out=torch.zeros(3, 5, 5))
+        check(torch.matmul, a[0, 0], b[0], out=torch.zeros(5))
+        check(torch.linalg.solve, b[0], a[0, 0], out=torch.zeros(5))
 
     run_on_mesh((2,), body)
 

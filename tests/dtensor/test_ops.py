@@ -6,17 +6,12 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dtckpt.dtensor import DeviceMesh
-
-from .op_cases import Case, check, placements_of, special_placements
-from .rank_meshes import run_on_mesh
+from .op_cases import Case, check_on
 
 
 def _foreach(*tensors: Tensor) -> list[Tensor]:
@@ -95,30 +90,9 @@ CHUNKS = [CASES[i::4] for i in range(4)]
 
 @pytest.mark.parametrize("cases", CHUNKS, ids=range(4))
 def test_one_axis(cases: list[Case]) -> None:
-    def body(mesh: DeviceMesh) -> None:
-        for case in cases:
-            options = [placements_of(s, 1) for s in case.shapes]
-            every = list(itertools.product(*options))
-            check(case, mesh, every[:: -(-len(every) // 12)])
-
-    run_on_mesh((3,), body)
+    check_on((3,), cases, 5)
 
 
 @pytest.mark.parametrize("cases", CHUNKS, ids=range(4))
 def test_two_axes(cases: list[Case]) -> None:
-    def body(mesh: DeviceMesh) -> None:
-        for case in cases:
-            options = [placements_of(s, 2) for s in case.shapes]
-            every = list(itertools.product(*options))
-            check(case, mesh, every[:: -(-len(every) // 4)])
-
-    run_on_mesh((2, 2), body)
-
-
-@pytest.mark.parametrize("cases", CHUNKS, ids=range(4))
-def test_ordered_and_ragged(cases: list[Case]) -> None:
-    def body(mesh: DeviceMesh) -> None:
-        for case in cases:
-            check(case, mesh, special_placements(case))
-
-    run_on_mesh((2, 2), body)
+    check_on((2, 2), cases, 2, special=4)

@@ -10,7 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dtckpt.dtensor import DeviceMesh, Shard
+
 from .op_cases import Case, check_on
+from .rank_meshes import assert_holds, run_on_mesh, scattered
 
 IMAGE, VOLUME, SIGNAL = (3, 2, 6, 5), (3, 2, 4, 4, 4), (5, 3, 7)
 
@@ -121,3 +124,19 @@ def test_one_axis(cases: list[Case]) -> None:
 @pytest.mark.parametrize("cases", GROUPS.values(), ids=GROUPS)
 def test_two_axes(cases: list[Case]) -> None:
     check_on((2, 2), cases[::2], 2)
+
+
+def test_groups_whose_channels_two_axes_cut() -> None:
+    """Neither axis alone cuts the bias, so that its cuts are none that the others can follow."""
+    data, weight, bias = torch.randn(9, 3, 1, 9), torch.randn(3, 3, 3, 1, 9), torch.randn(3)
+
+    def body(mesh: DeviceMesh) -> None:
+        given = (
+            scattered(data, mesh, [Shard(3), Shard(2)]),
+            scattered(weight, mesh, [Shard(3), Shard(0)]),
+            scattered(bias, mesh, [Shard(0), Shard(0)]),
+        )
+        expected = F.conv3d(data, weight, bias, groups=3)
+        assert_holds(F.conv3d(*given, groups=3), expected, atol=1e-4, rtol=1e-4)
+
+    run_on_mesh((2, 2), body)
