@@ -13,7 +13,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -54,12 +54,16 @@ class CopiedView(Wrapper):
 def mark_copied(view: Tensor, viewed: Tensor) -> None:
     """Make a new view of ``viewed`` one in name only."""
     if isinstance(view, Wrapper) and isinstance(viewed, Wrapper):
-        view.__class__ = view.copied_view
-        assert isinstance(view, CopiedView)
+        copied = _as_copied(view)
         if isinstance(viewed, CopiedView):
-            view._num_writes = viewed._num_writes
+            copied._num_writes = viewed._num_writes
         else:  # inference tensors have no counter
-            view._num_writes = None if torch.is_inference(viewed) else viewed._version
+            copied._num_writes = None if torch.is_inference(viewed) else viewed._version
+
+
+def _as_copied(tensor: Wrapper) -> CopiedView:
+    tensor.__class__ = tensor.copied_view
+    return cast(CopiedView, tensor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +108,14 @@ def move_values(
     Its memory stays behind for its other views, which see what is written to it.
     """
     former = new_wrapper(type(tensor), tensor._local_tensor, tensor._spec, False)
-    tensor.__class__ = tensor.copied_view
-    assert isinstance(tensor, CopiedView)
-    tensor._num_writes = None if torch.is_inference(tensor) else tensor._version + 1
-    tensor._origin = Origin(lambda: former, op, args)
-    tensor._local_tensor, tensor._spec = values.clone(), spec
+    copied = _as_copied(tensor)
+    copied._num_writes = None if torch.is_inference(tensor) else tensor._version + 1
+    copied._origin = Origin(lambda: former, op, args)
+    copied._local_tensor, copied._spec = values.clone(), spec
 
 
-def write_view(view: Wrapper, values: Tensor) -> None:
+def write_view(view: CopiedView, values: Wrapper) -> None:
     """Write to a view in name only and to the viewed tensor, as part of an operator in place."""
-    assert isinstance(view, CopiedView)
-    assert isinstance(values, Wrapper)
     view._origin.write(values)
     _LOCAL.__get__(view).copy_(redistribute_local(values._local_tensor, values._spec, view._spec))
     if view._num_writes is not None:  # torch counts this write once the operator has run

@@ -81,8 +81,7 @@ class LocalPlan:
 
     def _run_on_view(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run an operator in place on a view in name only, so that the viewed tensor sees it."""
-        functional = functional_of(self.op)
-        assert functional is not None
+        functional = functional_of(self.op) or self.op  # a plan in place was made from the former
         write_view(args[0], functional(*args, **kwargs))
         return args[0]
 

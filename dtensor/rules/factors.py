@@ -221,7 +221,7 @@ def numbered(*names: str) -> tuple[Dims, ...]:
     """Return dims from letters: the same letter is the same factor, '.' is none.
 
     >>> numbered("ik", "kj", "ij")[2]
-    (Dim(factor=0, unit=1), Dim(factor=2, unit=1))
+    (Dim(factor=0, unit=1, window=None), Dim(factor=2, unit=1, window=None))
     """
     order: dict[str, int] = {}
     return tuple(

@@ -106,8 +106,7 @@ def refuse_generator(op: Op, kwargs: Mapping[str, Any]) -> None:
 
 def _drawing(sampler: Sampler) -> LocalMaker:
     def maker(local: LocalCall) -> Callable[..., Tensor]:
-        spec = local.outputs[0]
-        assert spec is not None
+        spec = local.outputs[0] or local.inputs[0]
         draw, in_place = drawer(spec, sampler), is_in_place(local.op)
 
         def run(tensor: Tensor, *_: Any, **kwargs: Any) -> Tensor:

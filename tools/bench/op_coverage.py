@@ -57,7 +57,7 @@ def main(
         sizes=tuple(SIZES) if sizes == "both" else (sizes,),
         meshes=MESHES[mesh],
         samples=samples,
-        choices=(choices, 10),
+        choices=(choices, min(choices, 10)),
     )
     names = _named(ops, setting.sizes[0])
     with open(json_file or os.devnull, "w") as lines:

@@ -35,8 +35,7 @@ def axis_groups(
     store: object, mesh: Mesh, rank: int, timeout: timedelta = TIMEOUT
 ) -> list[dist.ProcessGroup]:
     """Return one rank's ends of the groups along every axis; all ranks call it together."""
-    coordinate = mesh.coordinate(rank)
-    assert coordinate is not None
+    coordinate = mesh.coordinate(rank) or ()
     groups: list[dist.ProcessGroup] = []
     for axis, size in enumerate(mesh.shape):
         row = tuple(i for a, i in enumerate(coordinate) if a != axis)
@@ -47,8 +46,7 @@ def axis_groups(
 
 def cut(whole: Tensor, layout: Layout, mesh: DeviceMesh) -> Tensor:
     """Return this rank's part of a tensor that all ranks have."""
-    here = mesh.get_coordinate()
-    assert here is not None
+    here = mesh.get_coordinate() or ()
     return whole[layout.box(here).slices]
 
 
