@@ -2,59 +2,40 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from ..schemas import Op, base_name, is_foreach, is_pointwise
-from . import (
-    attention,
-    channels,
-    classes,
-    contraction,
-    convolution,
-    creation,
-    embedding,
-    fft,
-    indexing,
-    joining,
-    linalg,
-    loss,
-    norm,
-    padding,
-    pooling,
-    random,
-    rearranging,
-    reduction,
-    scan,
-    scattering,
-    slicing,
-    views,
-)
 from .pointwise import pointwise
 from .table import RULES, OpCall, Rule, RuleMaker
 
 FAMILIES = (
-    attention,
-    channels,
-    classes,
-    contraction,
-    convolution,
-    creation,
-    embedding,
-    fft,
-    indexing,
-    joining,
-    linalg,
-    loss,
-    norm,
-    padding,
-    pooling,
-    random,
-    rearranging,
-    reduction,
-    scan,
-    scattering,
-    slicing,
-    views,
+    "attention",
+    "channels",
+    "classes",
+    "contraction",
+    "convolution",
+    "creation",
+    "embedding",
+    "fft",
+    "indexing",
+    "joining",
+    "linalg",
+    "loss",
+    "norm",
+    "padding",
+    "pooling",
+    "random",
+    "rearranging",
+    "reduction",
+    "scan",
+    "scattering",
+    "slicing",
+    "views",
 )
-"""Modules that fill the table when they are imported."""
+"""Modules that fill the table when they are imported, which is here."""
+
+for _family in FAMILIES:
+    import_module(f".{_family}", __name__)
 
 NOT_ELEMENTWISE = frozenset({"_foreach_norm", "_foreach_max", "_foreach_powsum"})
 
