@@ -20,10 +20,10 @@ from .copied_view import CopiedView, mark_copied, refuse_lost_writes
 from .inplace_views import change_shape, changes_shape, resize
 from .modes import implicit_replication, is_strict
 from .placement import Replicate
-from .plan import output_metas
 from .redistribute import redistribute_local
 from .schemas import Op, functional_of, is_random
 from .spec import DTensorSpec, spec_of
+from .without_data import output_metas
 from .wrapper import Wrapper
 
 aten = torch.ops.aten

@@ -22,7 +22,8 @@ from .placement import Replicate
 from .rules.choice import Choice
 from .rules.table import OpCall
 from .schemas import Op
-from .spec import DTensorSpec, TensorMeta, spec_of
+from .spec import DTensorSpec, spec_of
+from .without_data import Metas
 from .wrapper import Wrapper
 
 
@@ -62,7 +63,7 @@ def elements(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     bound: Binding,
-    metas: list[TensorMeta | None],
+    metas: Metas,
 ) -> list[Element]:
     """Return the elements of a call in order.
 

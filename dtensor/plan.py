@@ -28,9 +28,9 @@ from .redistribute import redistribute_local
 from .rules import find_rule, rule_maker
 from .rules.choice import Choice, choose
 from .rules.table import LocalCall, OpCall, Rule
-from .schemas import Op, functional_of, is_foreach, is_in_place, is_pointwise
-from .spec import DTensorSpec, TensorMeta
-from .without_data import run_without_data
+from .schemas import Op, functional_of, is_foreach, is_in_place
+from .spec import DTensorSpec
+from .without_data import Metas, output_metas
 from .wrapper import Wrapper, new_wrapper
 
 
@@ -150,7 +150,7 @@ def make_plan(
         args=call_args,
         kwargs=call_kwargs,
         specs=tuple(bound.specs),
-        outputs=tuple(metas),
+        outputs=metas,
     )
     rule = find_rule(functional, call)
     if rule is None:
@@ -234,41 +234,13 @@ def _nothing(choice: Choice) -> Callable[..., Any]:
     return run
 
 
-def output_metas(
-    op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], bound: Binding
-) -> list[TensorMeta | None] | None:
-    """Return the global metadata of every output by running the operator without data."""
-    empties: list[Tensor] = []
-    for leaf in bound.leaves:
-        if isinstance(leaf, Wrapper):
-            made = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
-            empties.append(made)
-        else:  # a number in a tensor takes part in type promotion as what it is
-            stays = leaf.ndim == 0 and (is_pointwise(op) or is_foreach(op))
-            empties.append(leaf if stays else leaf.to("meta"))
-    meta_args, meta_kwargs = substituted(args, kwargs, empties)
-    if meta_kwargs.get("device") is not None:
-        meta_kwargs["device"] = torch.device("meta")
-    try:
-        result = run_without_data(op, meta_args, meta_kwargs)
-    except NotImplementedError:
-        return None
-    if result is None and is_in_place(op):
-        result = meta_args[0]
-    listed = result if isinstance(result, list | tuple) else [result]
-    return [
-        TensorMeta(out.shape, out.stride(), out.dtype) if isinstance(out, Tensor) else None
-        for out in listed
-    ]
-
-
 def _foreach_plan(
     op: Op,
     functional: Op,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     bound: Binding,
-    metas: list[TensorMeta | None],
+    metas: Metas,
 ) -> LocalPlan | None:
     """Return the plan of an operator on lists: a choice per element, one call on local lists."""
     in_place = is_in_place(op)

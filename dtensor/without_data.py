@@ -2,7 +2,8 @@
 
 Torch's functions for that are written in Python for pointwise operators, and the first call of one
 imports its compiler, which takes seconds. Where the strides of the result are plain to see, one
-run on tensors of no elements tells the rest, and sooner.
+run on tensors of no elements tells the rest, and sooner. What was found is remembered, for all
+meshes and placements alike: results without data depend on the global tensors alone.
 """
 
 # pyright: reportPrivateUsage=false
@@ -16,12 +17,76 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .binding import collect_tensors, substituted
+from .binding import Binding, collect_tensors, substituted
 from .box import row_major_strides
+from .halving import HalvingDict
 from .rules.table import METAS
-from .schemas import Op, is_in_place, is_pointwise
+from .schemas import Op, is_foreach, is_in_place, is_pointwise
+from .spec import DTensorSpec, TensorMeta
+from .wrapper import Wrapper
 
 aten = torch.ops.aten
+
+Metas = tuple[TensorMeta | None, ...]
+"""Global metadata of every output; None for one that is no tensor."""
+
+MAX_METAS = 4096
+"""Calls of which the metadata of results is remembered."""
+
+_UNKNOWN: Any = object()
+
+
+def output_metas(
+    op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], bound: Binding
+) -> Metas | None:
+    """Return the global metadata of every output, or None where it depends on values."""
+    key = (*[_without_layout(part) for part in bound.key], torch.get_default_dtype())
+    found = _known.get(key, _UNKNOWN)
+    if found is _UNKNOWN:
+        found = _find_metas(op, args, kwargs, bound)
+        _known.put(key, found)
+    return found
+
+
+_known: HalvingDict[tuple[Any, ...], Metas | None] = HalvingDict(MAX_METAS)
+
+
+def _without_layout(part: Any) -> Any:
+    """Return a part of a call's key that is the same for all meshes and placements."""
+    if isinstance(part, DTensorSpec):
+        return part.tensor_meta
+    if isinstance(part, tuple):
+        return tuple([_without_layout(item) for item in part])
+    return part
+
+
+def _find_metas(
+    op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], bound: Binding
+) -> Metas | None:
+    empties: list[Tensor] = []
+    for leaf in bound.leaves:
+        if isinstance(leaf, Wrapper):
+            made = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
+            empties.append(made)
+        else:  # a number in a tensor takes part in type promotion as what it is
+            stays = leaf.ndim == 0 and (is_pointwise(op) or is_foreach(op))
+            empties.append(leaf if stays else leaf.to("meta"))
+    meta_args, meta_kwargs = substituted(args, kwargs, empties)
+    if meta_kwargs.get("device") is not None:
+        meta_kwargs["device"] = torch.device("meta")
+    try:
+        result = run_without_data(op, meta_args, meta_kwargs)
+    except NotImplementedError:
+        return None
+    if result is None and is_in_place(op):
+        result = meta_args[0]
+    listed = result if isinstance(result, list | tuple) else [result]
+    return tuple(
+        [
+            TensorMeta(out.shape, out.stride(), out.dtype) if isinstance(out, Tensor) else None
+            for out in listed
+        ]
+    )
 
 
 def run_without_data(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -11,7 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from dtckpt.dtensor import DeviceMesh, Replicate, Shard, without_data
+from dtckpt.dtensor.halving import HalvingDict
 from dtckpt.dtensor.without_data import run_without_data
+
+from .rank_meshes import assert_holds, run_on_mesh, scattered
 
 aten: Any = torch.ops.aten
 
@@ -96,6 +100,43 @@ def test_products_with_an_addend_are_those_of_torch() -> None:
                 torch.empty(3, 2, device="meta"),
                 torch.empty(2, 4, device="meta"),
             )
+
+
+def test_results_are_found_once_for_all_placements(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def counted(op: Any, args: Any, kwargs: Any) -> Any:
+        asked.append(op)
+        return run_without_data(op, args, kwargs)
+
+    monkeypatch.setattr(without_data, "_known", HalvingDict(64))
+    monkeypatch.setattr(without_data, "run_without_data", counted)
+
+    def body(mesh: DeviceMesh) -> None:
+        layouts = ([Shard(0)], [Shard(1)], [Replicate()])
+        for whole in (torch.arange(12).view(4, 3), torch.arange(6).view(2, 3)):
+            for x in (scattered(whole, mesh, placements) for placements in layouts):
+                assert_holds(x / 2, whole / 2)
+                assert_holds(x * 1.5, whole * 1.5)
+                assert_holds(x * 3, whole * 3)
+
+    run_on_mesh((1,), body)
+    assert len(asked) == 6
+
+
+def test_results_are_those_of_the_default_dtype() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        whole = torch.arange(12).view(4, 3)
+        for placements in ([Shard(0)], [Shard(1)]):
+            x = scattered(whole, mesh, placements)
+            assert (x / 2).dtype == torch.float32
+            torch.set_default_dtype(torch.float64)
+            try:
+                assert_holds(x / 2, whole / 2)
+            finally:
+                torch.set_default_dtype(torch.float32)
+
+    run_on_mesh((1,), body)
 
 
 def _assert_same(op: Any, *args: Any) -> None:
