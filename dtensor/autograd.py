@@ -23,8 +23,7 @@ from .wrapper import Wrapper
 
 def gradient_spec(spec: DTensorSpec, dtype: torch.dtype | None = None) -> DTensorSpec:
     """Return the spec that gradients of a tensor of ``spec`` have: no axis of them is Partial."""
-    placements = tuple(Replicate() if p.is_partial() else p for p in spec.placements)
-    return _typed(spec.with_placements(placements), dtype)
+    return _typed(spec.reduced(), dtype)
 
 
 def _typed(spec: DTensorSpec, dtype: torch.dtype | None) -> DTensorSpec:
@@ -55,7 +54,7 @@ class FromLocal(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         """Return the local part of the gradient."""
         spec: DTensorSpec = ctx.spec
-        grad = _distributed(grads[0], ctx.cls, spec)
+        grad = distributed(grads[0], ctx.cls, spec)
         if ctx.grad_placements is None:
             target = gradient_spec(spec)
         else:
@@ -117,7 +116,7 @@ class Redistribute(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         """Return the gradient with the placements of the input, in its dtype."""
         spec: DTensorSpec = ctx.spec
-        grad = _distributed(grads[0], ctx.cls, spec)
+        grad = distributed(grads[0], ctx.cls, spec)
         placements = gradient_spec(spec).placements
         if torch.is_grad_enabled():
             placed = Redistribute.apply(grad, placements, ctx.backward_dtype, None)
@@ -129,7 +128,7 @@ class Redistribute(torch.autograd.Function):
         return back, None, None, None
 
 
-def _distributed(grad: Tensor, cls: type[Wrapper], spec: DTensorSpec) -> Wrapper:
+def distributed(grad: Tensor, cls: type[Wrapper], spec: DTensorSpec) -> Wrapper:
     """Return a gradient of a tensor of ``spec``; torch's formulas make some constants plain."""
     if isinstance(grad, Wrapper):
         return grad

@@ -38,8 +38,8 @@ class Binding:
 def bind(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, by_type: bool) -> Binding:
     """Return the binding of a call; ``by_type`` keys numbers by their type, not their value.
 
-    Raises PlacementError, alike on all ranks, where tensors lie on different meshes or a plain
-    tensor of one dim or more stands beside distributed ones.
+    Plain tensors are compared across the ranks (``promotion``). Raises PlacementError, alike on all
+    ranks, where tensors lie on different meshes, or a plain one differs between ranks.
     """
     flat = None if kwargs else _bind_flat(op, args, by_type=by_type)
     if flat is not None:

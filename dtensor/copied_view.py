@@ -30,16 +30,24 @@ aten = torch.ops.aten
 # The storage of the attribute that the class below guards.
 _LOCAL: Any = vars(Wrapper)["_local_tensor"]
 
+LINKS = frozenset({"_num_writes", "_local_viewed", "_origin"})
+"""Attributes that tie a tensor to the one that it is a view of."""
+
 
 class CopiedView(Wrapper):
     """A wrapper whose local tensor is read only as long as it is what it was copied from."""
 
     _num_writes: int | None
     """Writes to the viewed tensor before this view was made; None where torch counts none."""
+    _local_viewed: tuple[Tensor, int | None]
+    """The local tensor that was viewed, with the writes to it that went past its wrapper."""
 
     @property
     def _local_tensor(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        if self._num_writes not in (None, self._version):
+        local, num_local_writes = self._local_viewed
+        # Fewer writes: a view made below autograd, inside of an operator, where torch counts none.
+        is_stale = self._num_writes is not None and self._version > self._num_writes
+        if is_stale or _count(local) != num_local_writes:
             raise PlacementError(
                 f"this view of a DTensor ({self._spec}) is a copy, since the tensor had to be "
                 "redistributed to be viewed, and the tensor was written since; view it again"
@@ -56,14 +64,28 @@ def mark_copied(view: Tensor, viewed: Tensor) -> None:
     if isinstance(view, Wrapper) and isinstance(viewed, Wrapper):
         copied = _as_copied(view)
         if isinstance(viewed, CopiedView):
-            copied._num_writes = viewed._num_writes
-        else:  # inference tensors have no counter
-            copied._num_writes = None if torch.is_inference(viewed) else viewed._version
+            copied._num_writes, copied._local_viewed = viewed._num_writes, viewed._local_viewed
+        else:
+            copied._num_writes = _count(viewed)
+            copied._local_viewed = (viewed._local_tensor, _count(viewed._local_tensor))
+
+
+def _count(tensor: Tensor) -> int | None:
+    """Return the writes to a tensor and its views; inference tensors have no counter."""
+    return None if torch.is_inference(tensor) else tensor._version
 
 
 def _as_copied(tensor: Wrapper) -> CopiedView:
     tensor.__class__ = tensor.copied_view
     return cast(CopiedView, tensor)
+
+
+def forget_viewed(tensor: Any, cls: type[Wrapper]) -> None:
+    """Make a tensor that gets other data one of ``cls``, and no view of what it was one of."""
+    if isinstance(tensor, CopiedView):
+        cast(Any, tensor).__class__ = cls
+    for link in LINKS:
+        vars(tensor).pop(link, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +131,9 @@ def move_values(
     """
     former = new_wrapper(type(tensor), tensor._local_tensor, tensor._spec, False)
     copied = _as_copied(tensor)
-    copied._num_writes = None if torch.is_inference(tensor) else tensor._version + 1
+    count = _count(tensor)
+    copied._num_writes = None if count is None else count + 1
+    copied._local_viewed = (former._local_tensor, _count(former._local_tensor))
     copied._origin = Origin(lambda: former, op, args)
     copied._local_tensor, copied._spec = values.clone(), spec
 

@@ -70,10 +70,17 @@ def direct(op: Op, args: Sequence[Any]) -> Callable[..., Any]:
     key = (op, *(_kind(arg) for arg in args))
     found = _found.get(key)
     if found is None:
-        candidates = [getattr(place, base_name(op), None) for place in (Tensor, torch)]
+        places = (Tensor, torch) if _first_name(op) == "self" else (torch,)
+        candidates = [getattr(place, base_name(op), None) for place in places]
         found = next((c for c in candidates if _is_same(c, op, args)), None) or called(op)
         _found[key] = found
     return found
+
+
+def _first_name(op: Op) -> str:
+    """Return the name of the first argument; a method has that named self in front."""
+    arguments = op._schema.arguments
+    return arguments[0].name if arguments else ""
 
 
 def _kind(arg: Any) -> Any:
@@ -93,7 +100,7 @@ def _is_same(candidate: Any, op: Op, args: Sequence[Any]) -> bool:
     given = [_without_data(arg, calls) for arg in args]
     try:
         result = candidate(*given)
-    except (TypeError, RuntimeError, ValueError, NotImplementedError, IndexError):
+    except (TypeError, RuntimeError, ValueError, NotImplementedError, IndexError, Warning):
         return False  # it takes other arguments
     made: list[Tensor] = []
     collect_tensors([result], made)

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from dtckpt.errors import PlacementError
 
 from .binding import Binding, bind
 from .decompositions import DECOMPOSITIONS, UNBOUND
 from .ladder import run_without_rule
-from .placement import Replicate
 from .plan import LocalPlan, make_plan
 from .quick import NOT_QUICK, NUMBERS, QuickCall, by_type, learn, remember, run_quick
 from .redistribute import redistribute_local
@@ -106,7 +106,10 @@ def dispatch(
     if result is NOT_QUICK:
         if learn(op):
             return dispatch(cls, op, types, args, kwargs)
-        return _run_new(cls, op, args, kwargs or {}, key)
+        result = _run_new(cls, op, args, kwargs or {}, key)
+    if result is None and is_foreach(op):
+        # On one device these go through operators that count; copied views and autograd rely on it.
+        increment_version(args[0])
     return result
 
 
@@ -177,8 +180,7 @@ def _whole(tensor: Wrapper) -> Tensor:
             f"{spec} has no values on this rank, which is not in its mesh {spec.mesh.layout_mesh}; "
             "ask for them on a rank of the mesh"
         )
-    target = spec.with_placements((Replicate(),) * spec.mesh.ndim)
-    return redistribute_local(tensor._local_tensor, spec, target)
+    return redistribute_local(tensor._local_tensor, spec, spec.replicated())
 
 
 _SPECIAL: dict[Op, Callable[..., Any]] = {

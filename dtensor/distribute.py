@@ -15,7 +15,7 @@ from .box import row_major_strides
 from .collectives import all_gather_ints, all_to_all, broadcast, from_bytes
 from .device_mesh import DeviceMesh
 from .layout import Layout, format_placements
-from .placement import Placement, Replicate
+from .placement import Placement
 from .redistribute import redistribute_local
 from .spec import DTensorSpec, spec_of
 
@@ -38,7 +38,7 @@ def scatter_from(tensor: Tensor, spec: DTensorSpec, source_rank: int | None) -> 
         return tensor.new_empty(
             spec.local_shape, device=tensor.device if tensor.is_meta else device
         )
-    values = spec.with_placements([Replicate() if p.is_partial() else p for p in spec.placements])
+    values = spec.reduced()
     is_leaf, tensor = tensor.is_leaf, tensor.detach()
     if source_rank is not None and mesh.size() > 1 and not (tensor.is_meta and mesh.is_silent):
         source = _source(mesh, source_rank)

@@ -18,12 +18,13 @@ from dtckpt.errors import PlacementError
 from .autograd import FromLocal, Redistribute, ToLocal, gradient_spec, moved
 from .collectives import all_reduce
 from .compilers import opaque
-from .copied_view import CopiedView
+from .copied_view import LINKS, CopiedView, forget_viewed
 from .device_mesh import DeviceMesh
 from .dispatch import dispatch
 from .distribute import scatter_from, spec_of_local
 from .interop import AnyPlacement, placements_from_torch
 from .layout import Layout, format_placements
+from .leaf_gradients import PlacedGradients, follow_leaf
 from .lists_by_default import use_lists
 from .mesh_setup import resolve_mesh
 from .placement import Placement, Replicate
@@ -40,7 +41,7 @@ _DATA: Any = vars(torch._C.TensorBase)["data"]
 
 
 @opaque
-class DTensor(Checkpointable):
+class DTensor(PlacedGradients, Checkpointable):  # pyright: ignore[reportIncompatibleMethodOverride]
     """A tensor whose shape is global and whose memory is this rank's part of it.
 
     Operators compute what one device would. Make one with ``from_local``, ``distribute_tensor`` or
@@ -48,8 +49,9 @@ class DTensor(Checkpointable):
     code that has both.
 
     A view (``x.view(-1)``, ``x[0]``) shares memory with the tensor where every rank can view its
-    own part. Where the tensor has to be redistributed first the view is a copy: writing to it, and
-    reading it after the tensor was written, raises PlacementError.
+    own part. Where the tensor has to be redistributed first the view is a copy. Writes to it reach
+    the tensor if it was made by ``view`` or ``diagonal``, and raise PlacementError otherwise, as
+    does reading it after the tensor was written.
     """
 
     # Subclass dispatch happens below autograd only. The stubs know another signature.
@@ -77,8 +79,10 @@ class DTensor(Checkpointable):
         ranks; it changes nothing. The gradient arrives with ``grad_placements``, or with
         ``placements`` where Partial has become Replicate.
 
-        Raises PlacementError where placements, shapes or replicas do not fit.
+        Raises PlacementError where placements, shapes or replicas do not fit, and for what is no
+        local tensor: a DTensor, ours or torch's, or no tensor at all.
         """
+        _require_plain("from_local", local_tensor)
         mesh = resolve_mesh(device_mesh)
         ours = resolve_placements(placements, mesh, local_tensor.ndim)
         require_commuting(ours)
@@ -109,7 +113,8 @@ class DTensor(Checkpointable):
     def full_tensor(self, *, grad_placements: Sequence[AnyPlacement] | None = None) -> Tensor:
         """Return the whole tensor on every rank of the mesh; differentiable.
 
-        It never shares memory with the tensor unless that is replicated already.
+        It never shares memory with the tensor unless that is replicated already. A rank outside of
+        the mesh gets an empty tensor.
         """
         whole = self.redistribute(placements=[Replicate()] * self.device_mesh.ndim)
         return whole.to_local(grad_placements=grad_placements)
@@ -187,8 +192,11 @@ class DTensor(Checkpointable):
                 f"the data of a DTensor must be a DTensor, got {type(value).__name__}; make it one "
                 "with distribute_tensor or DTensor.from_local"
             )
+        local, spec = value._local_tensor, value._spec
         _DATA.__set__(self, value)
-        self._local_tensor, self._spec = value._local_tensor, value._spec
+        forget_viewed(self, DTensor)
+        self._local_tensor, self._spec = local, spec
+        follow_leaf(self)
 
     def tolist(self) -> Any:
         """Return the values as Python numbers; PlacementError unless every rank has them all."""
@@ -206,8 +214,13 @@ class DTensor(Checkpointable):
         return format(self.item() if self.ndim == 0 else str(self), format_spec)
 
     def __copy__(self) -> DTensor:
-        made = DTensor(self._local_tensor.detach(), self._spec, requires_grad=self.requires_grad)
-        for name, value in self.__dict__.items():
+        if isinstance(self, CopiedView):  # keeps what tells whether it may be read and written
+            made = cast(DTensor, self.detach().requires_grad_(self.requires_grad))
+        else:
+            made = DTensor(
+                self._local_tensor.detach(), self._spec, requires_grad=self.requires_grad
+            )
+        for name, value in self._own_attributes():
             setattr(made, name, value)
         return made
 
@@ -220,11 +233,15 @@ class DTensor(Checkpointable):
             self._local_tensor.detach().clone(), self._spec, requires_grad=self.requires_grad
         )
         memo[id(self)] = made
-        for name, value in self.__dict__.items():  # such as the mark of a Parameter
+        for name, value in self._own_attributes():
             setattr(made, name, copy.deepcopy(value, memo))
         if self.grad is not None:
             made.grad = copy.deepcopy(self.grad, memo)
         return made
+
+    def _own_attributes(self) -> list[tuple[str, Any]]:
+        """Return what was set on the tensor, such as the mark of a Parameter."""
+        return [(name, value) for name, value in self.__dict__.items() if name not in LINKS]
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
@@ -291,8 +308,11 @@ def distribute_tensor(
     part from its own tensor. ``placements`` default to Replicate; a leaf's ``requires_grad``
     carries over.
 
-    Raises PlacementError for placements that do not fit, and for a DTensor that lies otherwise.
+    Raises PlacementError for placements that do not fit, for a DTensor that lies otherwise, and for
+    what is neither a plain tensor nor a DTensor of ours.
     """
+    if not isinstance(tensor, Wrapper):
+        _require_plain("distribute_tensor", tensor)
     mesh = resolve_mesh(device_mesh)
     ours = resolve_placements(placements, mesh, tensor.ndim)
     spec = spec_of(mesh, ours, tensor.shape, None, tensor.dtype)
@@ -320,11 +340,34 @@ def resolve_placements(
     return placements_from_torch(placements, mesh.shape, ndim)
 
 
+def _require_plain(caller: str, tensor: object) -> None:
+    """Raise PlacementError for anything but a tensor of one rank: parts of parts mean nothing."""
+    if type(tensor) is Tensor:
+        return
+    if isinstance(tensor, Wrapper):
+        raise PlacementError(
+            f"{caller} takes the local tensor of this rank, got the DTensor {tensor._spec}; "
+            "redistribute() it, or pass its to_local()"
+        )
+    if hasattr(tensor, "placements"):
+        raise PlacementError(
+            f"{caller} takes a plain tensor, got {type(tensor).__name__} of "
+            f"{type(tensor).__module__}; translate a DTensor of torch with from_torch"
+        )
+    if not isinstance(tensor, Tensor):
+        raise PlacementError(f"{caller} takes a torch.Tensor, got {type(tensor).__name__}")
+
+
 def _whole(tensor: DTensor, method: str) -> Tensor:
     if not all(p.is_replicate() for p in tensor.placements):
         raise PlacementError(
             f"{method}() needs the whole tensor on this rank, but its placements are "
             f"({format_placements(tensor.placements)}); call full_tensor() first"
+        )
+    if tensor._spec.box is None and tensor.device_mesh.has_rank:
+        raise PlacementError(
+            f"{method}() has no values on rank {tensor.device_mesh.get_rank()}, which is not in "
+            f"mesh {tensor.device_mesh.layout_mesh}; call it on ranks of the mesh"
         )
     return tensor._local_tensor
 

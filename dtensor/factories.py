@@ -17,12 +17,12 @@ from torch import Tensor
 from dtckpt.errors import PlacementError
 
 from . import samplers
+from .compilers import opaque
 from .counter_rng import Sampler
 from .dtensor import AnyMesh, DTensor, resolve_placements
 from .integers import ints
 from .interop import AnyPlacement
 from .mesh_setup import resolve_mesh
-from .placement import Replicate
 from .redistribute import redistribute_local, require_commuting
 from .rules.random import check_parameters, drawer
 from .spec import DTensorSpec, spec_of
@@ -31,6 +31,7 @@ Placements = Sequence[AnyPlacement] | None
 Size = int | Sequence[int]
 
 
+@opaque
 def zeros(
     *size: Size,
     requires_grad: bool = False,
@@ -44,6 +45,7 @@ def zeros(
     return _made(spec, Tensor.zero_, requires_grad)
 
 
+@opaque
 def ones(
     *size: Size,
     dtype: torch.dtype | None = None,
@@ -57,6 +59,7 @@ def ones(
     return _made(spec, lambda local: local.fill_(1), requires_grad)
 
 
+@opaque
 def empty(
     *size: Size,
     dtype: torch.dtype | None = None,
@@ -70,6 +73,7 @@ def empty(
     return DTensor(_empty(spec), spec, requires_grad=requires_grad)
 
 
+@opaque
 def full(
     size: Size,
     fill_value: complex,
@@ -86,6 +90,7 @@ def full(
     return _made(spec, lambda local: local.fill_(fill_value), requires_grad)
 
 
+@opaque
 def rand(
     *size: Size,
     requires_grad: bool = False,
@@ -100,6 +105,7 @@ def rand(
     return _drawn(spec, samplers.uniform(), requires_grad)
 
 
+@opaque
 def randn(
     *size: Size,
     requires_grad: bool = False,
@@ -145,12 +151,11 @@ def _empty(spec: DTensorSpec) -> Tensor:
 
 
 def _made(spec: DTensorSpec, write: Callable[[Tensor], object], requires_grad: bool) -> DTensor:
-    values = spec.with_placements([Replicate() if p.is_partial() else p for p in spec.placements])
+    values = spec.reduced()
     local = _empty(values)
     write(local)
     return DTensor(redistribute_local(local, values, spec), spec, requires_grad=requires_grad)
 
 
 def _drawn(spec: DTensorSpec, sampler: Sampler, requires_grad: bool) -> DTensor:
-    values = spec.with_placements([Replicate() if p.is_partial() else p for p in spec.placements])
-    return _made(spec, drawer(values, sampler), requires_grad)
+    return _made(spec, drawer(spec.reduced(), sampler), requires_grad)

@@ -16,7 +16,7 @@ from dtckpt.errors import UnsupportedOp
 
 from .autograd import moved
 from .copied_view import CopiedView, move_values, refuse_lost_writes
-from .placement import Replicate
+from .leaf_gradients import follow_leaf
 from .schemas import Op, base_name, functional_of
 from .wrapper import Wrapper
 
@@ -53,25 +53,26 @@ def change_shape(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Te
         values, spec = made._local_tensor, made._spec
         _correct(op, args, dict(kwargs), tensor)
         move_values(tensor, functional, args[1:], values, spec)
+        follow_leaf(tensor)
         return tensor
     _correct(op, args, dict(kwargs), tensor)
     tensor._local_tensor, tensor._spec = made._local_tensor, made._spec
+    follow_leaf(tensor)
     return tensor
 
 
 def resize(tensor: Wrapper, values: Tensor) -> None:
-    """Give a tensor that takes results their shape, as torch does: one without elements, or with
-    as many in another shape. Others stay as they are.
+    """Give a tensor that takes results their shape, as torch does for one without elements.
+
+    One with as many elements in another shape becomes a view of itself. Others stay as they are.
     """
     if _correct is None or not isinstance(values, Wrapper) or isinstance(tensor, CopiedView):
         return
     if tensor.numel() == 0:
-        spec = values._spec
-        whole = [Replicate() if p.is_partial() else p for p in spec.placements]
         made = aten.empty_like.default(
             values, dtype=tensor.dtype, memory_format=torch.contiguous_format
         )
-        made = moved(made, tuple(whole))
+        made = moved(made, values._spec.reduced().placements)
     elif tensor.numel() == values.numel() and tensor.is_contiguous():
         made = aten.view.default(tensor, list(values.shape))
     else:

@@ -25,6 +25,18 @@ def ints(values: object, what: str) -> tuple[int, ...]:
         raise PlacementError(f"{what} must be a sequence of ints, got {values!r}") from error
 
 
+def integer(value: object, what: str) -> int:
+    """Return an int; PlacementError, naming ``what``, for anything that is not one.
+
+    >>> integer(2, "the dim of a Shard")
+    2
+    """
+    try:
+        return _int(value)
+    except TypeError as error:
+        raise PlacementError(f"{what} must be an int, got {value!r}") from error
+
+
 def _int(value: Any) -> int:
     if isinstance(value, bool):
         raise TypeError("a bool is not an int here")

@@ -14,7 +14,7 @@ from typing import Any, cast
 from dtckpt.errors import PlacementError
 
 from .box import Box, first_overlap
-from .integers import ints
+from .integers import integer, ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class IrregularLayout:
             fields = cast(dict[str, Any], value)
             return cls(
                 ints(fields["shape"], "shape"),
-                tuple((ints([rank], "rank")[0], Box.parse(text)) for rank, text in fields["boxes"]),
+                tuple((integer(rank, "rank"), Box.parse(text)) for rank, text in fields["boxes"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, PlacementError):

@@ -81,7 +81,15 @@ def _wrapped(cls: type[Wrapper], tensor: Tensor, bound: Binding) -> Tensor:
 def _refuse(op: Op, bound: Binding) -> None:
     listed = ", ".join(str(spec) for spec in bound.specs[:4])
     if op._schema.name in _STORAGE_OPS:
-        raise UnsupportedOp(f"{op}({listed}) changes the storage of a DTensor, which has none")
+        raise UnsupportedOp(
+            f"{op}({listed}) changes the storage of a DTensor, which has none; use the result of "
+            "view() or of a slice, or make a new tensor"
+        )
+    if op is aten._sparse_coo_tensor_with_dims_and_tensors.default:
+        raise UnsupportedOp(
+            f"{op}({listed}) makes a sparse tensor, which a DTensor cannot be; use what is dense, "
+            "as an embedding with sparse=False"
+        )
     if is_random(op) and (functional_of(op) is op or not _reads_tensors(op)):
         raise UnsupportedOp(
             f"{op}({listed}) draws random numbers on each rank alone, which would differ between "

@@ -300,7 +300,9 @@ def _starts(sizes: tuple[int, ...]) -> tuple[int, ...]:
 def _without_default_order(
     placements: tuple[Placement, ...], splits: tuple[tuple[Split, ...], ...]
 ) -> tuple[Placement, ...]:
-    in_mesh_order = [all(a.axis < b.axis for a, b in itertools.pairwise(cuts)) for cuts in splits]
+    # A ragged axis cuts first wherever it stands, and has no order.
+    even = [[cut.axis for cut in cuts if cut.starts is None] for cuts in splits]
+    in_mesh_order = [axes == sorted(axes) for axes in even]
     return tuple(
         replace(p, order=None) if isinstance(p, Shard) and in_mesh_order[p.dim] else p
         for p in placements

@@ -45,8 +45,8 @@ class Element:
         choice = choose(self.call)
         if choice is None or all(_is_whole(choice.inputs[i]) for i in self.shared):
             return choice
-        args = [_reduced(a) if isinstance(a, DTensorSpec) else a for a in self.call.args]
-        specs = tuple(_reduced(spec) for spec in self.call.specs)
+        args = [a.reduced() if isinstance(a, DTensorSpec) else a for a in self.call.args]
+        specs = tuple(spec.reduced() for spec in self.call.specs)
         return choose(replace(self.call, args=tuple(args), specs=specs))
 
     def inputs(self, choice: Choice) -> list[tuple[int, DTensorSpec, DTensorSpec]]:
@@ -109,7 +109,7 @@ def shared_moves(
     numbered, _ = substituted(args, {}, range(len(bound.leaves)))
     found = [n for n, arg in zip(numbered, args, strict=True) if isinstance(arg, Tensor)]
     specs = [(n, bound.specs[n]) for n in found]
-    return [(n, spec, _whole(spec)) for n, spec in specs if not _is_whole(spec)]
+    return [(n, spec, spec.replicated()) for n, spec in specs if not _is_whole(spec)]
 
 
 def _check_shared(op: Op, args: tuple[Any, ...], mesh: DeviceMesh | None) -> None:
@@ -134,11 +134,3 @@ def _at(mesh: DeviceMesh, arg: Any, index: int) -> Any:
 
 def _is_whole(spec: DTensorSpec) -> bool:
     return all(p.is_replicate() for p in spec.placements)
-
-
-def _whole(spec: DTensorSpec) -> DTensorSpec:
-    return spec.with_placements((Replicate(),) * spec.mesh.ndim)
-
-
-def _reduced(spec: DTensorSpec) -> DTensorSpec:
-    return spec.with_placements([Replicate() if p.is_partial() else p for p in spec.placements])

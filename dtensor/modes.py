@@ -17,9 +17,10 @@ _REPLICATE: ContextVar[bool] = ContextVar("dtckpt_replicate", default=False)
 
 @contextmanager
 def strict(enabled: bool = True) -> Generator[None]:
-    """Within it, an operator without a sharding rule raises UnsupportedOp.
+    """Within it, an operator that has neither a rule nor a decomposition here raises UnsupportedOp.
 
-    Outside it such an operator is decomposed, or else gathered and run whole on every rank.
+    Outside it such an operator is decomposed as torch does it, or else gathered and run whole on
+    every rank. ``strict(False)`` undoes it within a block.
     """
     token = _STRICT.set(enabled)
     try:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dtckpt.errors import PlacementError
 
+from .compilers import opaque
 from .device_mesh import DeviceMesh
 from .dtensor import AnyMesh, distribute_tensor
 from .mesh_setup import resolve_mesh
@@ -21,6 +22,7 @@ PartitionFn = Callable[[str, nn.Module, DeviceMesh], None]
 HookFn = Callable[[nn.Module, Any, DeviceMesh], Any]
 
 
+@opaque
 def distribute_module(
     module: nn.Module,
     device_mesh: AnyMesh | None = None,

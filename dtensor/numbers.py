@@ -17,7 +17,6 @@ from torch import Tensor
 from dtckpt.errors import PlacementError
 
 from .device_mesh import DeviceMesh
-from .placement import Replicate
 from .redistribute import redistribute_local
 from .schemas import Op, is_in_place
 from .wrapper import Wrapper
@@ -44,7 +43,7 @@ def number_for(mesh: DeviceMesh, leaf: Tensor, op: Op) -> Tensor:
             f"{op}: {spec} on {spec.mesh!r} needs a gradient, which would lie on {mesh!r}; take "
             "its full_tensor() first"
         )
-    whole = spec.with_placements((Replicate(),) * spec.mesh.ndim)
+    whole = spec.replicated()
     if whole is spec:
         return leaf
     return type(leaf)(redistribute_local(leaf._local_tensor, spec, whole), whole)

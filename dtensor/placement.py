@@ -9,11 +9,12 @@ and the command line share: ``S(0)``, ``S(0)@1``, ``R``, ``P(sum)``, ``Ragged(0:
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dtckpt.errors import PlacementError
 
-from .integers import ints
+from .integers import integer, ints
 
 REDUCE_OPS = ("sum", "avg", "product", "max", "min")
 """Element-wise reductions that a ``Partial`` can be waiting for."""
@@ -62,6 +63,12 @@ class Shard(Placement):
     dim: int
     order: int | None = None
 
+    def __post_init__(self) -> None:
+        if type(self.dim) is not int:
+            object.__setattr__(self, "dim", integer(self.dim, "the dim of a Shard"))
+        if self.order is not None and type(self.order) is not int:
+            object.__setattr__(self, "order", integer(self.order, "the order of a Shard"))
+
     def __str__(self) -> str:
         return f"S({self.dim})" if self.order is None else f"S({self.dim})@{self.order}"
 
@@ -81,6 +88,7 @@ class Ragged(Placement):
     sizes: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "dim", integer(self.dim, "the dim of a Ragged"))
         object.__setattr__(self, "sizes", ints(self.sizes, f"the sizes of Ragged(dim={self.dim})"))
         if not self.sizes or min(self.sizes) < 0:
             raise PlacementError(
@@ -117,6 +125,16 @@ class Partial(Placement):
 
     def __str__(self) -> str:
         return f"P({self.reduce_op})"
+
+
+def reductions(placements: Iterable[Placement]) -> set[str]:
+    """Return what placements wait for, as reductions of which two do not commute.
+
+    >>> reductions((Partial("avg"), Replicate(), Partial("sum")))
+    {'sum'}
+    """
+    waiting = {p.reduce_op for p in placements if isinstance(p, Partial)}
+    return {"sum" if op == "avg" else op for op in waiting}
 
 
 def parse_placement(text: str) -> Placement:

@@ -20,7 +20,7 @@ from torch import Tensor
 from .binding import Binding, collect_tensors
 from .device_mesh import DeviceMesh
 from .direct import called, direct
-from .foreach_numbers import with_tensor
+from .foreach_numbers import with_one_number
 from .plan import LocalPlan
 from .redistribute import plan_redistribute
 from .rules.table import RULES
@@ -70,7 +70,7 @@ class QuickCall:
 def _fastest(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
     if kwargs:
         return called(op)
-    return (with_tensor(op, args) if is_foreach(op) else None) or direct(op, args)
+    return (with_one_number(op, args) if is_foreach(op) else None) or direct(op, args)
 
 
 def _return_first(cls: type[Wrapper], first: Any, local: Any, result: Any) -> Any:

@@ -21,7 +21,7 @@ from dtckpt.errors import PlacementError
 from .halving import HalvingDict
 from .layout import Layout, format_placements
 from .moves import ReduceAxis, ReduceScatterAxis, SpreadTerm, Step, plan_move
-from .placement import Partial, Placement, Ragged, Replicate, Shard
+from .placement import Partial, Placement, Ragged, Replicate, Shard, reductions
 from .spec import DTensorSpec
 
 MAX_PLANS = 1024
@@ -142,9 +142,7 @@ def _with(layout: Layout, axis: int, placement: Placement) -> Layout:
 
 def require_commuting(placements: tuple[Placement, ...]) -> None:
     """Raise PlacementError where reductions over several axes would depend on their order."""
-    kinds = {
-        "sum" if p.reduce_op == "avg" else p.reduce_op for p in placements if isinstance(p, Partial)
-    }
+    kinds = reductions(placements)
     if len(kinds) > 1:
         raise PlacementError(
             f"({format_placements(placements)}): {' and '.join(sorted(kinds))} do not commute, so "

@@ -64,8 +64,8 @@ class Place:
 def set_item(tensor: Wrapper, index: Any, value: Any) -> bool:
     """Write to a part of a distributed tensor; False where torch's own way does it as well.
 
-    Raises PlacementError, as operators do, where ``value`` is a plain tensor of more than one
-    element.
+    Raises PlacementError, as operators do, where ``value`` is a plain tensor that differs between
+    ranks.
     """
     place = _parsed(index, tensor)
     if place is None:
@@ -85,10 +85,20 @@ def set_item(tensor: Wrapper, index: Any, value: Any) -> bool:
     is_view = all(len(cuts) <= 1 for cuts in tensor._spec.layout.splits)
     if is_view and not follows:
         view = tensor[tuple(box)]
-        view.copy_(_shaped(value, place, view))
+        # After x[i] += y it is the very place. Kernels refuse that for some strides, which may be
+        # those of one rank alone.
+        given = value.clone() if _shares_memory(value, tensor) else value
+        view.copy_(_shaped(given, place, view))
     else:
         tensor.copy_(_replaced(tensor, place, box, 0, value))
     return True
+
+
+def _shares_memory(value: Any, tensor: Wrapper) -> bool:
+    if not isinstance(value, Wrapper):
+        return False
+    memories = [t._local_tensor.untyped_storage() for t in (value, tensor)]
+    return memories[0].data_ptr() == memories[1].data_ptr()
 
 
 def _parsed(index: Any, tensor: Tensor) -> Place | None:

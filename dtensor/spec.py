@@ -17,7 +17,7 @@ from .box import Box, row_major_strides
 from .device_mesh import DeviceMesh
 from .halving import HalvingDict
 from .layout import Layout, format_placements
-from .placement import Partial, Placement
+from .placement import Partial, Placement, Replicate
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +80,16 @@ class DTensorSpec:
         """Return the spec of the same tensor with other placements."""
         meta = self.tensor_meta
         return spec_of(self.mesh, tuple(placements), meta.shape, meta.stride, meta.dtype)
+
+    def replicated(self) -> DTensorSpec:
+        """Return the spec of the same tensor, whole on every rank."""
+        return self.with_placements((Replicate(),) * self.mesh.ndim)
+
+    def reduced(self) -> DTensorSpec:
+        """Return the spec of the same tensor with Replicate for every Partial."""
+        if not self.layout.is_partial:
+            return self
+        return self.with_placements([Replicate() if p.is_partial() else p for p in self.placements])
 
     def __str__(self) -> str:
         name = str(self.dtype).removeprefix("torch.")

@@ -43,7 +43,8 @@ class Wrapper(Tensor):
         cls, local_tensor: Tensor, spec: DTensorSpec, *, requires_grad: bool = False
     ) -> Self:
         make = make_publicly if local_tensor.requires_grad else new_wrapper
-        return make(cls, local_tensor, spec, requires_grad)
+        made = make(cls, local_tensor, spec, False)
+        return made.requires_grad_() if requires_grad else made
 
 
 def make_publicly(
@@ -60,6 +61,12 @@ def make_publicly(
         layout=local_tensor.layout,
         requires_grad=requires_grad,
     )
+    # The same bits as the local tensor has: operators see to them before they come to the wrapper,
+    # and not again for what is in it.
+    if local_tensor.is_conj():
+        torch._C._set_conj(made, True)
+    if local_tensor.is_neg():
+        torch._C._set_neg(made, True)
     made._spec = spec
     made._local_tensor = local_tensor
     return made
@@ -69,7 +76,16 @@ def _constructor() -> Callable[[type[Any], Tensor, DTensorSpec, bool], Any]:
     # Private: the constructor of torch's own DTensor, which does the same in half the time. It
     # warns where the local tensor requires gradients, as nothing does below autograd.
     found = getattr(torch.Tensor, "_dtensor__new__", None)
-    return found if found is not None and torch.__version__.startswith(_KNOWN) else make_publicly
+    if found is None or not torch.__version__.startswith(_KNOWN):
+        return make_publicly
+
+    def make(cls: type[Any], local: Tensor, spec: DTensorSpec, requires_grad: bool) -> Any:
+        # It would take over the offset of the local tensor, which differs between ranks, and which
+        # operators such as fill_diagonal_ would add to that of the local tensor once more.
+        made = make_publicly if local.storage_offset() else found
+        return made(cls, local, spec, requires_grad)
+
+    return make
 
 
 new_wrapper = _constructor()

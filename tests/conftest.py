@@ -1,4 +1,4 @@
-"""A real S3 server on loopback, started once for all tests that ask for it."""
+"""What tests share: settings, and a real S3 server on loopback for all that ask for it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from dtckpt.storage import Store, open_store
+
+# How long one example takes says more about what else the machine does than about the code.
+settings.register_profile("without deadline", deadline=None)
+settings.load_profile("without deadline")
 
 BUCKET = "dtckpt-tests"
 

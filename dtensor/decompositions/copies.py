@@ -15,7 +15,7 @@ aten = torch.ops.aten
 _VIEWS = (
     "_reshape_alias.default diagonal.default expand.default permute.default select.int slice.Tensor"
     " split.Tensor split_with_sizes.default squeeze.default squeeze.dim squeeze.dims t.default"
-    " transpose.int unbind.int unfold.default unsqueeze.default view.default view.dtype"
+    " transpose.int unbind.int unfold.default unsqueeze.default view.dtype"
     " view_as_complex.default view_as_real.default narrow.default"
 )
 
@@ -38,7 +38,8 @@ def _register() -> None:
         name, overload = text.split(".")
         view = getattr(getattr(aten, name), overload)
         DECOMPOSITIONS[getattr(getattr(aten, f"{name}_copy"), overload)] = _copy_of(view)
-    DECOMPOSITIONS[aten._reshape_copy.default] = _copy_of(aten.reshape.default)
+    for op in (aten._reshape_copy.default, aten.view_copy.default):  # of any strides
+        DECOMPOSITIONS[op] = _copy_of(aten.reshape.default)
 
 
 _register()

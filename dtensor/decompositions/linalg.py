@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..placement import Replicate
 from ..redistribute import redistribute_local
 from ..wrapper import Wrapper
 from .table import decomposition
@@ -23,6 +22,5 @@ def check_errors(info: Tensor, api_name: str, *, is_matrix: bool) -> None:
         spec = info._spec
         if spec.box is None:
             return
-        whole = spec.with_placements((Replicate(),) * spec.mesh.ndim)
-        info = redistribute_local(info._local_tensor, spec, whole)
+        info = redistribute_local(info._local_tensor, spec, spec.replicated())
     aten._linalg_check_errors(info, api_name, is_matrix=is_matrix)

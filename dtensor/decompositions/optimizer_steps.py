@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from dtckpt.errors import PlacementError
 
 from ..collectives import all_reduce
 from ..copied_view import refuse_lost_writes
-from ..placement import Replicate
 from ..redistribute import redistribute_local
 from ..schemas import Op
 from ..spec import DTensorSpec, spec_of
@@ -39,12 +39,15 @@ class LocalLists:
     def __init__(self, op: Op) -> None:
         self._op = op
         self._copies: list[tuple[Wrapper, Tensor, DTensorSpec]] = []
+        self._written: list[Wrapper] = []
 
     def take(self, tensor: Wrapper, spec: DTensorSpec, *, written: bool = True) -> Tensor:
         """Return this rank's part under ``spec``, contiguous, as the kernels take it to be."""
         refuse_lost_writes(self._op, tensor)
         own = tensor._local_tensor
         found = redistribute_local(own, tensor._spec, spec).contiguous()
+        if written:
+            self._written.append(tensor)
         if found is not own and written:
             self._copies.append((tensor, found, spec))
         return found
@@ -53,6 +56,7 @@ class LocalLists:
         """Write what was computed on copies to the tensors that they stand for."""
         for tensor, computed, spec in self._copies:
             tensor._local_tensor.copy_(redistribute_local(computed, spec, tensor._spec))
+        increment_version(self._written)  # which torch does not do for these operators
 
 
 def fused_step(op: Op, *args: Sequence[Tensor], **kwargs: Any) -> None:
@@ -87,9 +91,9 @@ def _wanted(op: Op, parameter: Tensor, tensor: Tensor) -> DTensorSpec | None:
         if lead is None or tensor.ndim == 0:
             return None
     elif tensor.ndim == 0 and parameter.ndim > 0:  # a count of steps
-        return _whole(tensor._spec)
+        return tensor._spec.replicated()
     elif lead is not None and lead.mesh == tensor._spec.mesh and lead.shape == tensor.shape:
-        own, placements = tensor._spec, _reduced(lead).placements
+        own, placements = tensor._spec, lead.reduced().placements
         return spec_of(own.mesh, placements, own.shape, own.stride, own.dtype)
     raise PlacementError(
         f"{op}: a gradient or state of {_described(parameter)} is {_described(tensor)}; it must be "
@@ -109,15 +113,7 @@ def _number(value: Any) -> Any:
 
 
 def _local_number(tensor: Wrapper) -> Tensor:
-    return redistribute_local(tensor._local_tensor, tensor._spec, _whole(tensor._spec))
-
-
-def _whole(spec: DTensorSpec) -> DTensorSpec:
-    return spec.with_placements((Replicate(),) * spec.mesh.ndim)
-
-
-def _reduced(spec: DTensorSpec) -> DTensorSpec:
-    return spec.with_placements([Replicate() if p.is_partial() else p for p in spec.placements])
+    return redistribute_local(tensor._local_tensor, tensor._spec, tensor._spec.replicated())
 
 
 def _is_elsewhere(spec: DTensorSpec) -> bool:
@@ -132,7 +128,7 @@ def check_and_unscale(
     op = aten._amp_foreach_non_finite_check_and_unscale_.default
     taken = LocalLists(op)
     ours = [g for g in gradients if isinstance(g, Wrapper)]
-    locals_ = [taken.take(g, _reduced(g._spec)) for g in ours if not _is_elsewhere(g._spec)]
+    locals_ = [taken.take(g, g._spec.reduced()) for g in ours if not _is_elsewhere(g._spec)]
     locals_ += [g for g in gradients if not isinstance(g, Wrapper)]
     found = _number(found_inf)
     if locals_:

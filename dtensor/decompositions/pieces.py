@@ -58,8 +58,8 @@ def has_terms(tensor: Tensor) -> bool:
 def reduced(tensor: Tensor) -> Wrapper:
     """Return the tensor with every Partial axis reduced to replicas."""
     own = cast(Wrapper, tensor)
-    placements = tuple(Replicate() if p.is_partial() else p for p in own._spec.placements)
-    return own if placements == own._spec.placements else moved(own, placements)
+    target = own._spec.reduced()
+    return own if target is own._spec else moved(own, target.placements)
 
 
 def replicated(tensor: Tensor, axes: Iterable[int]) -> Wrapper:

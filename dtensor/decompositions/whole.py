@@ -29,7 +29,8 @@ def run_whole(op: Any, *args: Any, **kwargs: Any) -> Any:
     """
     leaves: list[Tensor] = []
     collect_tensors([*args, *kwargs.values()], leaves)
-    wholes = [local_whole(op, leaf) for leaf in leaves]
+    # Random numbers are drawn in the order of memory, which is not the same for all layouts.
+    wholes = [local_whole(op, leaf).contiguous() for leaf in leaves]
     first = next(leaf for leaf in leaves if isinstance(leaf, Wrapper))
     mesh, cls = first._spec.mesh, type(first)
     whole_args, whole_kwargs = substituted(args, kwargs, wholes)

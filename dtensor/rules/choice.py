@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from ..placement import Placement, Ragged, Shard
+from ..placement import Placement, Ragged, Shard, reductions
 from ..spec import DTensorSpec, contiguous_spec, spec_of
 from .factors import Dim, Dims, Factors, dim_of, piece_sizes
 from .table import Cuts, OpCall, Row, Rows
@@ -31,7 +32,7 @@ def choose(call: OpCall, rows: Rows, fixed: tuple[Placement, ...] | None = None)
     cuts = Cuts(mesh.shape, first_leads=fixed is not None)
     chosen: list[Row] = []
     for axis in range(mesh.ndim):
-        candidates = rows.rows(axis, cuts)
+        candidates = [row for row in rows.rows(axis, cuts) if _commutes(row, chosen)]
         if fixed is not None:
             candidates = [row for row in candidates if _keeps(row, fixed[axis])]
         if not candidates:
@@ -41,6 +42,16 @@ def choose(call: OpCall, rows: Rows, fixed: tuple[Placement, ...] | None = None)
         if best.factor is not None:
             cuts.axes.setdefault(best.factor, []).append(axis)
     return _build(call, rows, chosen, cuts)
+
+
+def _commutes(row: Row, chosen: Sequence[Row]) -> bool:
+    """Whether every tensor still has a value: a sum of maxima is no maximum of sums."""
+    for index, placement in enumerate((*row.inputs, *row.outputs) if chosen else ()):
+        if placement.is_partial():
+            earlier = [(*other.inputs, *other.outputs)[index] for other in chosen]
+            if len(reductions([placement, *earlier])) > 1:
+                return False
+    return True
 
 
 def _keeps(row: Row, placement: Placement) -> bool:
@@ -75,16 +86,21 @@ def _share_received(current: Placement, wanted: Placement, count: int) -> float:
 
 
 def _build(call: OpCall, rows: Rows, chosen: list[Row], cuts: Cuts) -> Choice:
-    factors = rows if isinstance(rows, Factors) else None
-    mesh = call.specs[0].mesh
+    # Without factors nothing says which dims belong together: no order, nothing ragged.
+    pieces = _Pieces(call, rows, cuts) if isinstance(rows, Factors) else None
     inputs: list[DTensorSpec] = []
     for index, spec in enumerate(call.specs):
-        plain = [row.inputs[index] for row in chosen]
-        if _stays(index, spec, plain, call, factors, cuts):
+        placements = [row.inputs[index] for row in chosen]
+        if pieces is None:
+            stays = spec.placements == tuple(placements)
+        else:
+            alike = all(_alike(a, b) for a, b in zip(spec.placements, placements, strict=True))
+            stays = alike and pieces.leads(index)
+        if stays:
             inputs.append(spec)
             continue
-        dims = factors.inputs[index] if factors else None
-        placements = _refined(plain, dims, spec.shape, call, factors, cuts)
+        if pieces is not None:
+            pieces.refine(placements, pieces.factors.inputs[index], spec.shape)
         moved = spec.with_placements(placements)
         inputs.append(spec if moved.layout == spec.layout else contiguous_spec(moved))
     outputs: list[DTensorSpec | None] = []
@@ -92,121 +108,104 @@ def _build(call: OpCall, rows: Rows, chosen: list[Row], cuts: Cuts) -> Choice:
         if meta is None:
             outputs.append(None)
             continue
-        plain = [row.outputs[index] for row in chosen]
-        dims = factors.outputs[index] if factors else None
-        placements = _refined(plain, dims, meta.shape, call, factors, cuts)
-        outputs.append(spec_of(mesh, placements, meta.shape, meta.stride, meta.dtype))
+        placements = [row.outputs[index] for row in chosen]
+        if pieces is not None:
+            pieces.refine(placements, pieces.factors.outputs[index], meta.shape)
+        spec = spec_of(call.specs[0].mesh, placements, meta.shape, meta.stride, meta.dtype)
+        outputs.append(spec)
     return Choice(tuple(inputs), tuple(outputs))
 
 
-def _stays(
-    index: int,
-    spec: DTensorSpec,
-    plain: list[Placement],
-    call: OpCall,
-    factors: Factors | None,
-    cuts: Cuts,
-) -> bool:
-    if factors is None:  # nothing says which dims belong together: no order, nothing ragged
-        return spec.placements == tuple(plain)
-    alike = all(_alike(a, b) for a, b in zip(spec.placements, plain, strict=True))
-    return alike and _leads(index, call, factors, cuts)
+class _Along(NamedTuple):
+    """The dim of a tensor that runs along a factor."""
+
+    dim: int
+    steps: Dim
+    size: int
 
 
-def _leads(index: int, call: OpCall, factors: Factors, cuts: Cuts) -> bool:
-    """Whether an input is the one that all its split factors take their cuts from."""
-    present = {dim.factor for dim in factors.inputs[index] if dim is not None}
-    return all(_leader(f, call, factors, cuts) == index for f in cuts.axes if f in present)
+def _along(factor: int, dims: Dims, shape: Sequence[int]) -> _Along | None:
+    dim = dim_of(dims, factor)
+    return None if dim is None else _Along(dim, dims[dim] or Dim(factor), shape[dim])
 
 
-def _leader(factor: int, call: OpCall, factors: Factors, cuts: Cuts) -> int | None:
-    """Return the largest input that the chosen axes, and no others, cut at ``factor`` already.
+@dataclass(frozen=True, slots=True)
+class _Pieces:
+    """Order and sizes of the pieces of cut dims, which rows do not say."""
 
-    A tensor that is written in place goes before all others: it must not be cut anew.
-    """
-    if factor in factors.even:
-        return None
-    wanted = sorted(cuts.axes[factor])
-    best: int | None = None
-    for index, (spec, dims) in enumerate(zip(call.specs, factors.inputs, strict=True)):
-        dim = dim_of(dims, factor)
-        if dim is None or sorted(s.axis for s in spec.layout.splits[dim]) != wanted:
-            continue
-        if index == 0 and cuts.first_leads:
-            return 0
-        if best is None or math.prod(spec.shape) > math.prod(call.specs[best].shape):
-            best = index
-    return best
+    call: OpCall
+    factors: Factors
+    cuts: Cuts
 
+    def leads(self, index: int) -> bool:
+        """Whether an input is the one that all its split factors take their cuts from."""
+        present = {dim.factor for dim in self.factors.inputs[index] if dim is not None}
+        return all(self._leader(f) == index for f in self.cuts.axes if f in present)
 
-def _refined(
-    plain: list[Placement],
-    dims: Dims | None,
-    shape: Sequence[int],
-    call: OpCall,
-    factors: Factors | None,
-    cuts: Cuts,
-) -> list[Placement]:
-    """Give sharded dims the order and the ragged sizes of the input that leads their factor."""
-    placements = list(plain)
-    if factors is None or dims is None:
-        return placements
-    for factor, axes in cuts.axes.items():
-        dim, leader = dim_of(dims, factor), _leader(factor, call, factors, cuts)
-        if dim is None:
-            continue
-        if leader is None:
+    def refine(self, placements: list[Placement], dims: Dims, shape: Sequence[int]) -> None:
+        """Give sharded dims the order and the ragged sizes of the input that leads their factor."""
+        for factor, axes in self.cuts.axes.items():
+            target = _along(factor, dims, shape)
+            if target is None:
+                continue
+            leader = self._leader(factor)
+            if leader is not None:
+                self._follow(placements, target.dim, factor, leader)
             if len(axes) == 1:
-                found = _resized(call, factors, factor, axes[0], dims, dim, shape, cuts)
-                placements[axes[0]] = found
-            continue
-        source = call.specs[leader]
-        source_dim = dim_of(factors.inputs[leader], factor) or 0
-        even = [s.axis for s in source.layout.splits[source_dim] if s.starts is None]
+                placements[axes[0]] = self._resized(target, factor, leader)
+
+    def _leader(self, factor: int) -> int | None:
+        """Return the largest input that the chosen axes, and no others, cut at ``factor`` already.
+
+        A tensor that is written in place goes before all others: it must not be cut anew.
+        """
+        if factor in self.factors.even:
+            return None
+        wanted = sorted(self.cuts.axes[factor])
+        specs = self.call.specs
+        best: int | None = None
+        for index, (spec, dims) in enumerate(zip(specs, self.factors.inputs, strict=True)):
+            dim = dim_of(dims, factor)
+            if dim is None or sorted(s.axis for s in spec.layout.splits[dim]) != wanted:
+                continue
+            if index == 0 and self.cuts.first_leads:
+                return 0
+            if best is None or math.prod(spec.shape) > math.prod(specs[best].shape):
+                best = index
+        return best
+
+    def _follow(self, placements: list[Placement], dim: int, factor: int, leader: int) -> None:
+        """Cut a dim in the order, and with the ragged sizes, of the leading input."""
+        given = self.call.specs[leader]
+        cut = dim_of(self.factors.inputs[leader], factor) or 0
+        even = [split.axis for split in given.layout.splits[cut] if split.starts is None]
         for order, axis in enumerate(even):
             placements[axis] = Shard(dim, order)
-        if len(axes) == 1:
-            found = _resized(call, factors, factor, axes[0], dims, dim, shape, cuts, leader)
-            placements[axes[0]] = found
+        for axis in self.cuts.axes[factor]:
+            current = given.placements[axis]
+            if isinstance(current, Ragged):
+                placements[axis] = Ragged(dim, current.sizes)
+
+    def _resized(self, target: _Along, factor: int, leader: int | None) -> Placement:
+        """Return the placement of a dim that one axis cuts, at the cuts of the leading input."""
+        (axis,) = self.cuts.axes[factor]
+        tensors = zip(self.factors.inputs, self.call.specs, strict=True)
+        sides = [_along(factor, dims, spec.shape) for dims, spec in tensors]
+        source = next(side for side in sides[leader or 0 :] if side is not None)
+        count = self.cuts.mesh_shape[axis]
+        led = leader is not None
+        current = self.call.specs[leader].placements[axis] if led else Shard(source.dim)
+        sizes = piece_sizes(source.size, count, current, source.dim)
+        extent = self.factors.extent(factor)
+        if extent is None:
+            scaled = tuple(size * source.steps.unit // target.steps.unit for size in sizes)
         else:
-            for axis in axes:
-                current = source.placements[axis]
-                if isinstance(current, Ragged):
-                    placements[axis] = Ragged(dim, current.sizes)
-    return placements
-
-
-def _resized(
-    call: OpCall,
-    factors: Factors,
-    factor: int,
-    axis: int,
-    dims: Dims,
-    dim: int,
-    shape: Sequence[int],
-    cuts: Cuts,
-    leader: int | None = None,
-) -> Placement:
-    """Return the placement of a dim that one axis cuts, at the cuts of the leading input."""
-    source = leader
-    if source is None:
-        source = next(i for i, d in enumerate(factors.inputs) if dim_of(d, factor) is not None)
-    spec, source_dims = call.specs[source], factors.inputs[source]
-    position = dim_of(source_dims, factor) or 0
-    count = cuts.mesh_shape[axis]
-    current = spec.placements[axis] if leader is not None else Shard(position)
-    sizes = piece_sizes(spec.shape[position], count, current, position)
-    here, there = dims[dim] or Dim(factor), source_dims[position] or Dim(factor)
-    extent = factors.extent(factor)
-    if extent is None:
-        scaled = tuple(size * there.unit // here.unit for size in sizes)
-    else:
-        bounds = even_bounds(extent, count)
-        if leader is not None:
-            bounds = bounds_of_pieces(sizes, there.steps(extent), extent)
-        scaled = sizes_between(bounds, here.steps(extent))
-    even = scaled == piece_sizes(shape[dim], count, Shard(dim), dim)
-    kept = isinstance(current, Ragged) and current.sizes == scaled
-    if even and not kept:  # else the leader would not lie as its output
-        return Shard(dim)
-    return Ragged(dim, scaled)
+            bounds = even_bounds(extent, count)
+            if led:
+                bounds = bounds_of_pieces(sizes, source.steps.steps(extent), extent)
+            scaled = sizes_between(bounds, target.steps.steps(extent))
+        even = scaled == piece_sizes(target.size, count, Shard(target.dim), target.dim)
+        kept = isinstance(current, Ragged) and current.sizes == scaled
+        if even and not kept:  # else the leader would not lie as its output
+            return Shard(target.dim)
+        return Ragged(target.dim, scaled)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .factors import Dim, Dims, Factors
-from .forms import Form, register_forms, zeros_of_nothing
+from .forms import Form, lacks_elements, register_forms, zeros_if_empty, zeros_of_nothing
 from .pointwise import broadcast_dims
 from .table import LocalCall, OpCall, Rule, rule
 
@@ -34,6 +34,22 @@ def _columns_inside(local: LocalCall) -> Callable[..., Any] | None:
     return run
 
 
+def _addend_in_full(local: LocalCall) -> Callable[..., Any] | None:
+    """Return what brings an addend to its full shape where nothing is multiplied.
+
+    ``addmv`` would return it as small as it came.
+    """
+    empty = zeros_if_empty(local)
+    if empty is not None or not lacks_elements(local):
+        return empty
+    shape, op = local.output_shape, local.op
+
+    def run(addend: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return op(addend.expand(shape), *args, **kwargs)
+
+    return run
+
+
 CONTRACTIONS: dict[str, str | Form] = {
     "mm": Form("ik, kj -> ij", _EITHER),
     "mm.dtype": Form("ik, kj -> ij", _EITHER),
@@ -47,7 +63,7 @@ CONTRACTIONS: dict[str, str | Form] = {
     "baddbmm": Form("+bij, bik, bkj -> bij", _WITH_ADDEND),
     "baddbmm.dtype": Form("+bij, bik, bkj -> bij", _WITH_ADDEND),
     "addbmm": Form("+ij, bik, bkj -> ij", _WITH_ADDEND),
-    "addmv": Form("+i, ik, k -> i", _WITH_ADDEND),
+    "addmv": Form("+i, ik, k -> i", _WITH_ADDEND, _addend_in_full),
     "addr": Form("+ij, i, j -> ij", _WITH_ADDEND),
     "_addmm_activation": "ij, i., .j -> ij",
     "_int_mm": Form("ik, kj -> ij", local=_columns_inside),

@@ -80,7 +80,7 @@ class Factors:
         )
         for op in self.linear_ops:
             for chosen in self.linear:
-                if op in LINEAR_OPS and self._has_bools(chosen):
+                if not self._keeps_terms(chosen, op):
                     continue
                 ins = tuple(Partial(op) if i in chosen else Replicate() for i in range(count))
                 rows.append(Row(ins, (Partial(op),) * len(self.outputs)))
@@ -90,10 +90,19 @@ class Factors:
             rows.extend(Row((Shard(dim),), outputs) for dim in range(self.call.specs[0].ndim))
         return rows
 
-    def _has_bools(self, chosen: frozenset[int]) -> bool:
-        """Whether bools take part, whose terms do not add up."""
-        dtypes = [self.call.specs[i].dtype for i in chosen]
-        return torch.bool in dtypes + [meta.dtype for meta in self.call.outputs if meta]
+    def _keeps_terms(self, chosen: frozenset[int], op: str) -> bool:
+        """Whether terms of inputs become terms of the outputs in the dtypes of those.
+
+        Bools do not add up and complex numbers have no order; terms of integers wrap around, and
+        fractions are cut off, where the value does not.
+        """
+        sources = {self.call.specs[i].dtype for i in chosen}
+        results = {meta.dtype for meta in self.call.outputs if meta}
+        if op in ("max", "min"):
+            return not any(dtype.is_complex for dtype in results)
+        if op in LINEAR_OPS and torch.bool in sources | results:
+            return False
+        return all(_carries(op, source, result) for source in sources for result in results)
 
     def _factors(self) -> list[int]:
         found = {dim.factor for dims in self.inputs for dim in dims if dim is not None}
@@ -163,12 +172,23 @@ class Factors:
             return True
         earlier = cuts.axes.get(factor, [])
         if earlier:
+            if self._has_ragged(factor):  # whose pieces other axes cut at other places
+                return False
             pieces = cuts.mesh_shape[axis]
             for other in earlier:
                 pieces *= cuts.mesh_shape[other]
             return all(size % pieces == 0 and size // pieces * u % block == 0 for u, size in found)
         bounds = self._bounds(factor, axis, cuts)
         return all(bound % unit == 0 for bound in bounds for unit in units)
+
+    def _has_ragged(self, factor: int) -> bool:
+        """Whether some input is cut into pieces of given sizes there."""
+        return any(
+            split.starts is not None
+            for spec, dims in zip(self.call.specs, self.inputs, strict=True)
+            if (position := dim_of(dims, factor)) is not None
+            for split in spec.layout.splits[position]
+        )
 
     def _bounds(self, factor: int, axis: int, cuts: Cuts) -> list[int]:
         """Return where ``axis`` cuts the inputs, in steps of the factor.
@@ -194,6 +214,18 @@ class Factors:
         )
         unit = dim.unit if dim else 1
         return [total * unit for total in accumulate(sizes, initial=0)]
+
+
+def _carries(op: str, source: torch.dtype, result: torch.dtype) -> bool:
+    """Whether a sum or product of terms in one dtype is that of the terms in another."""
+    if source == result:
+        return True
+    drops_part = op == "product" and source.is_complex and not result.is_complex
+    return _is_inexact(source) and _is_inexact(result) and not drops_part
+
+
+def _is_inexact(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
 
 
 def dim_of(dims: Dims, factor: int) -> int | None:

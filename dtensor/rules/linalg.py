@@ -6,21 +6,41 @@ some values (a matrix that is not positive definite) do so on all ranks.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .agreement import agreeing
-from .forms import Form, operator, register_forms
-from .table import METAS, OpCall, Rule, rule
+from .forms import Form, operator, register_forms, zeros_of_nothing
+from .table import METAS, LocalCall, OpCall, Rule, rule
 
 aten = torch.ops.aten
 
+
+def _laid_as_whole(local: LocalCall) -> Callable[..., Any]:
+    """Return what factors local matrices that are contiguous exactly if the whole tensor is.
+
+    Torch factors the transposes of contiguous matrices, and the gradients of determinants, which
+    see the whole tensor, go by its strides.
+    """
+    empty = zeros_of_nothing(local)
+    if empty is not None:
+        return empty
+    source, op = local.call.specs[0], local.op
+    whole = torch.empty_strided(source.shape, source.stride, device="meta").is_contiguous()
+
+    def run(matrices: Tensor) -> Any:
+        if matrices.is_contiguous() != whole:
+            matrices = matrices.contiguous() if whole else matrices.mT.contiguous().mT
+        return op(matrices)
+
+    return run
+
+
 BATCHED: dict[str, str] = {
     "_cholesky_solve_helper": "*.j, *.. -> *.j",
-    "_linalg_det": "*.. -> *, *.., *.",
-    "_linalg_slogdet": "*.. -> *, *, *.., *.",
     "cholesky_inverse": "*.. -> *..",
     "cholesky_solve": "*.j, *.. -> *.j",
     "geqrf": "*.. -> *.., *.",
@@ -38,6 +58,13 @@ BATCHED: dict[str, str] = {
 }
 
 register_forms(aten, BATCHED)
+
+DETERMINANTS: dict[str, Form] = {
+    "_linalg_det": Form("*.. -> *, *.., *.", local=_laid_as_whole),
+    "_linalg_slogdet": Form("*.. -> *, *, *.., *.", local=_laid_as_whole),
+}
+
+register_forms(aten, DETERMINANTS)
 
 REFUSING: dict[str, str] = {
     "_linalg_eigh": "*.. -> *., *..",

@@ -175,18 +175,11 @@ def _reduction(
             inputs=(tuple(Dim(i) for i in range(source.ndim)),),
             outputs=(tuple(outputs),),
             reduce=dict.fromkeys(dims, reduce_op),
-            linear=(_FIRST,) if linear and _keeps_terms(call) else (),
+            linear=(_FIRST,) if linear else (),
             linear_ops=LINEAR_OPS if reduce_op == "sum" else (reduce_op,),
         ),
         local=local,
     )
-
-
-def _keeps_terms(call: OpCall) -> bool:
-    """Whether terms mean the same in the dtype of the result: wrapped integers do not."""
-    first, source = call.outputs[0], call.specs[0].dtype
-    is_inexact = source.is_floating_point or source.is_complex
-    return first is not None and (is_inexact or first.dtype == source)
 
 
 def _dim_argument(call: OpCall) -> Sequence[int] | int | None:

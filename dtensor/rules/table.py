@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from dtckpt.errors import PlacementError
+
 from ..interop import AnyPlacement, placements_from_torch
 from ..placement import Placement, Replicate
 from ..schemas import Op, functional_of
@@ -164,7 +166,8 @@ def register_sharding(
     It is called with the arguments of the operator, a ``DTensorSpec`` in the place of every
     tensor, and returns the shardings that are right along one mesh axis: pairs of the placements
     of all outputs and of all arguments (None for those that are no tensors). All-replicate need
-    not be listed. A rule of the user replaces the one of the library.
+    not be listed. A rule of the user replaces the one of the library. Calls raise PlacementError
+    where the function lists too few placements or too many.
     """
     ops = [op] if isinstance(op, Op) else list(op)
 
@@ -173,6 +176,7 @@ def register_sharding(
             listed = [_replicated(call)]
             for outputs, inputs in function(*call.args, **call.kwargs):
                 tensors = [p for p in inputs if p is not None]
+                _require_one_each(call, outputs, tensors)
                 ins = zip(tensors, call.specs, strict=True)
                 outs = zip(outputs, call.outputs, strict=True)
                 listed.append(
@@ -187,6 +191,16 @@ def register_sharding(
         return function
 
     return register
+
+
+def _require_one_each(call: OpCall, outputs: Sequence[object], tensors: Sequence[object]) -> None:
+    given, wanted = (len(outputs), len(tensors)), (len(call.outputs), len(call.specs))
+    if given != wanted:
+        raise PlacementError(
+            f"the rule registered for {call.op} gives {given[0]} placements of outputs and "
+            f"{given[1]} of tensor arguments in a sharding, expected {wanted[0]} and {wanted[1]}; "
+            "list all of them, with None for arguments that are no tensors"
+        )
 
 
 def _replicated(call: OpCall) -> Row:

@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dtckpt.errors import PlacementError
+
+from ..box import row_major_strides
 from ..placement import REDUCE_OPS
 from ..schemas import base_name
 from .factors import LINEAR_OPS, Dim, Dims, Factors
@@ -73,20 +76,24 @@ def reinterpreted(call: OpCall) -> Rule:
     source, first = call.specs[0], call.outputs[0]
     dims = all_dims(source.ndim)
     if first is None or source.ndim == 0 or first.dtype.itemsize == source.dtype.itemsize:
-        return unary(call, dims, dims, _empty_or_itself, ())
+        return unary(call, dims, dims, _empty_or_view, ())
     larger, smaller = source.dtype.itemsize, first.dtype.itemsize
     unit, other = max(larger // smaller, 1), max(smaller // larger, 1)
     last = source.ndim - 1
     ins, outs = (*dims[:-1], Dim(last, unit)), (*dims[:-1], Dim(last, other))
-    return unary(call, ins, outs, _empty_or_itself, ())
+    return unary(call, ins, outs, _empty_or_view, ())
 
 
-def _empty_or_itself(local: LocalCall) -> Callable[..., Any] | None:
-    """Return what runs where there is nothing to view, which may have any strides."""
-    shape, dtype = local.output_shape, local.outputs[0].dtype if local.outputs[0] else None
-    if 0 not in shape:
+def _empty_or_view(local: LocalCall) -> Callable[..., Any] | None:
+    """Return what views other strides than the whole tensor has, or nothing, which may have any."""
+    shape, first = local.output_shape, local.outputs[0]
+    dtype, source = first.dtype if first else None, local.inputs[0].dtype
+    if 0 in shape:
+        return lambda tensor, *_: tensor.new_empty(shape, dtype=dtype)  # pyright: ignore[reportUnknownLambdaType]
+    if dtype is None or dtype.itemsize == source.itemsize:
         return None
-    return lambda tensor, *_: tensor.new_empty(shape, dtype=dtype)  # pyright: ignore[reportUnknownLambdaType]
+    count, op = max(dtype.itemsize // source.itemsize, 1), local.op
+    return lambda tensor, *rest: op(_side_by_side(tensor, count), *rest)  # pyright: ignore[reportUnknownLambdaType]
 
 
 @rule(aten.view_as_real.default, aten.view_as_complex.default)
@@ -96,13 +103,24 @@ def complex_parts(call: OpCall) -> Rule:
     if base_name(call.op) == "view_as_real":
         return unary(call, all_dims(ndim), (*all_dims(ndim), None), _resolved, LINEAR_OPS)
     rest = all_dims(ndim - 1)
-    return unary(call, (*rest, None), rest, linear_ops=LINEAR_OPS)
+    return unary(call, (*rest, None), rest, _empty_or_view, LINEAR_OPS)
 
 
 def _resolved(local: LocalCall) -> Callable[..., Any]:
     """Return what takes a local tensor that is conjugate in name only, as the whole one is not."""
     op = local.op
     return lambda tensor: op(tensor.resolve_conj())  # pyright: ignore[reportUnknownLambdaType]
+
+
+def _side_by_side(tensor: Tensor, count: int) -> Tensor:
+    """Return a tensor whose last dim lies in groups of ``count`` numbers, a copy if it does not.
+
+    A local tensor may have any strides, on one rank alone, of which the global ones do not know.
+    """
+    steps = (tensor.storage_offset(), *tensor.stride()[:-1])
+    if tensor.stride(-1) == 1 and not any(step % count for step in steps):
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 @rule(aten.diagonal.default)
@@ -162,25 +180,50 @@ def unfold_backward(call: OpCall) -> Rule:
 @rule(aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default)
 def strided(call: OpCall) -> Rule:
     """Elements by their place in memory: that of the whole tensor, with its own strides."""
+    if call.specs[0].stride != row_major_strides(call.specs[0].shape):
+        _require_own_memory(call)
     return whole(call, _with_global_strides)
 
 
+def _require_own_memory(call: OpCall) -> None:
+    """Raise PlacementError where places lie between the elements, as beside those of a slice."""
+    source, first = call.specs[0], 2 if base_name(call.op) == "as_strided_scatter" else 1
+    sizes, strides = call.args[first], call.args[first + 1]
+    offset = call.arg(first + 2, "storage_offset") or 0
+    is_own = torch.zeros(max(_extent(source.shape, source.stride), 0), dtype=torch.bool)
+    is_own.as_strided(source.shape, source.stride).fill_(True)
+    if not is_own.as_strided(sizes, strides, offset).all():
+        raise PlacementError(
+            f"{call.op} reads {source} with the strides {source.stride} by places in memory that "
+            "are not all its own; take it of the tensor that this is a part of"
+        )
+
+
 def _with_global_strides(local: LocalCall) -> Callable[..., Any]:
-    op, source = local.op, local.inputs[0]
-    shape, stride = source.shape, local.call.specs[0].stride
+    op, stride = local.op, local.call.specs[0].stride
     is_scatter = base_name(op) == "as_strided_scatter"
 
     def run(tensor: Tensor, *args: Any, storage_offset: int | None = None, **kwargs: Any) -> Tensor:
         if tensor.stride() != stride and tensor.numel():
-            tensor = torch.empty_strided(
-                shape, stride, dtype=tensor.dtype, device=tensor.device
-            ).copy_(tensor)
+            tensor = _with_strides(tensor, stride)
         count = 3 if is_scatter else 2
         given = args[count] if len(args) > count else storage_offset
         offset = tensor.storage_offset() + (given or 0)  # a DTensor itself starts at 0
         return op(tensor, *args[:count], offset, **kwargs)
 
     return run
+
+
+def _with_strides(tensor: Tensor, stride: Sequence[int]) -> Tensor:
+    """Return a copy with other strides, by which elements that are equal may share memory."""
+    places = torch.arange(_extent(tensor.shape, stride), device=tensor.device)
+    memory = tensor.new_empty(places.shape)
+    memory[places.as_strided(tensor.shape, stride)] = tensor
+    return memory.as_strided(tensor.shape, stride)
+
+
+def _extent(shape: Sequence[int], stride: Sequence[int]) -> int:
+    return 1 + sum(step * (size - 1) for step, size in zip(stride, shape, strict=True))
 
 
 def reshape_dims(source: Sequence[int], target: Sequence[int]) -> tuple[Dims, Dims]:

@@ -44,6 +44,12 @@ def distributed(net: Net, mesh: Any) -> Net:
     return net
 
 
+def made(inputs: Tensor, module: nn.Module, mesh: Any) -> Tensor:
+    """Return ``inputs`` plus one, by way of what makes distributed tensors."""
+    dtensor.distribute_module(module, mesh)
+    return inputs * 2 + dtensor.ones(3, device_mesh=mesh).full_tensor() - inputs
+
+
 def check(backend: str, mesh: Any) -> list[str]:
     """Compare two steps with one device; return the reasons of the graph breaks."""
     reference, net = Net(), Net()
@@ -64,6 +70,9 @@ def check(backend: str, mesh: Any) -> list[str]:
         for optimizer in (ours, theirs):
             optimizer.step()
             optimizer.zero_grad()
+    inputs = torch.arange(3.0)
+    found = torch.compile(made, backend=backend)(inputs, nn.Linear(2, 2), mesh)
+    torch.testing.assert_close(found, inputs + 1)
     counters = torch._dynamo.utils.counters
     assert counters["stats"]["unique_graphs"] >= 1, counters  # plain parts are compiled
     return [str(reason).splitlines()[0] for reason in counters["graph_break"]]

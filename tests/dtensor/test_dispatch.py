@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +31,8 @@ from dtckpt.errors import PlacementError, UnsupportedOp
 from tests.ranks import RanksFailed
 
 from .rank_meshes import assert_holds, run_on_mesh, scattered
+
+PAGE = Path(__file__).parents[2] / "docs" / "dtensor.md"
 
 
 @torch.library.custom_op("dtckpt_test::turned", mutates_args=())
@@ -179,6 +183,65 @@ def test_users_rules() -> None:
         run_on_mesh((2,), body)
     finally:
         RULES.pop(turned)
+
+
+def test_rules_of_users_that_list_too_little_are_told() -> None:
+    @register_sharding(turned)
+    def _(tensor: Any, shift: Any) -> Any:  # pyright: ignore[reportUnusedFunction]
+        del tensor, shift
+        return [([Shard(0)], [None, None])]
+
+    def body(mesh: DeviceMesh) -> None:
+        turned(scattered(torch.ones(2), mesh, [Shard(0)]), 1)
+
+    try:
+        with pytest.raises(RanksFailed, match="1 placements of outputs and 0 of tensor arguments"):
+            run_on_mesh((2,), body)
+    finally:
+        RULES.pop(turned)
+
+
+def test_the_rule_on_the_page_of_distributed_tensors() -> None:
+    @torch.library.custom_op("my::smooth", mutates_args=())
+    def smooth(x: Tensor, width: int) -> Tensor:
+        return nn.functional.avg_pool1d(x.view(1, -1, x.shape[-1]), width, 1).view(
+            *x.shape[:-1], -1
+        )
+
+    @smooth.register_fake
+    def _(x: Tensor, width: int) -> Tensor:
+        return x.new_empty(*x.shape[:-1], x.shape[-1] - width + 1)
+
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    exec(code, {"torch": torch})
+    op: Any = torch.ops.my.smooth.default
+    whole = torch.arange(24.0).view(2, 3, 4)
+
+    def body(mesh: DeviceMesh) -> None:
+        for dim in range(3):
+            with strict():
+                found = op(scattered(whole, mesh, [Shard(dim)]), 3)
+            assert found.placements[0].is_shard(dim) == (dim < 2)
+            assert_holds(found, op(whole, 3))
+
+    try:
+        run_on_mesh((2,), body)
+    finally:
+        RULES.pop(op)
+
+
+def test_strict_mode_refuses_decompositions_of_torch() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        tensor = scattered(torch.arange(8.0).view(4, 2), mesh, [Shard(0)])
+        chunk_cat: Any = torch.ops.aten._chunk_cat.default
+        with pytest.raises(UnsupportedOp, match="strict mode"), strict():
+            chunk_cat([tensor, tensor], 0, 2)
+        with strict(), strict(False):
+            found = chunk_cat([tensor, tensor], 0, 2)
+        whole = torch.arange(8.0).view(4, 2)
+        assert_holds(found, chunk_cat([whole, whole], 0, 2))
+
+    run_on_mesh((2,), body)
 
 
 def test_plans_are_reused_and_bounded() -> None:

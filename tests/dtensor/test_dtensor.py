@@ -132,6 +132,29 @@ def test_distribute_tensor_refuses() -> None:
     run_on_mesh((2,), body)
 
 
+def test_what_is_no_tensor_of_one_rank_is_refused() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        nested: Any = distribute_tensor(torch.ones(4), mesh, [Shard(0)])
+        with pytest.raises(PlacementError, match="got the DTensor"):
+            DTensor.from_local(nested, mesh, [Shard(0)])
+        numbers: Any = [1, 2]
+        with pytest.raises(PlacementError, match=r"takes a torch\.Tensor, got list"):
+            DTensor.from_local(numbers, mesh)
+        with pytest.raises(PlacementError, match=r"takes a torch\.Tensor, got list"):
+            distribute_tensor(numbers, mesh)
+
+    run_on_mesh((1,), body)
+
+
+def test_a_rank_outside_of_the_mesh_has_no_values() -> None:
+    mesh = DeviceMesh("cpu", [0, 1], rank=2)
+    tensor = distribute_tensor(torch.ones(4), mesh)
+    assert tensor.full_tensor().shape == (0,)
+    for read in (tensor.tolist, tensor.numpy):
+        with pytest.raises(PlacementError, match="rank 2, which is not in mesh"):
+            read()
+
+
 def test_gradients_through_local_tensors() -> None:
     def body(mesh: DeviceMesh) -> None:
         local = torch.ones(2, 3, requires_grad=True)
@@ -149,7 +172,7 @@ def test_gradients_through_local_tensors() -> None:
         part = leaf.to_local(grad_placements=[Partial()])
         (part * (mesh.get_rank() + 1)).sum().backward()
         assert leaf.grad is not None
-        assert leaf.grad._spec.placements == (Partial(),)
+        assert leaf.grad._spec.placements == (Replicate(),)  # as the leaf
         assert leaf.grad.full_tensor().tolist() == [3] * 4
 
     run_on_mesh((2,), body)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from dtckpt.dtensor import DeviceMesh, Partial, Replicate, Shard, strict
 from dtckpt.dtensor.dtensor import DTensor, distribute_tensor
 from dtckpt.dtensor.placement import Placement
+from dtckpt.errors import PlacementError
 
 from .rank_meshes import assert_holds, run_on_mesh, scattered
 
@@ -285,5 +287,93 @@ def test_autocast() -> None:
             assert ours.grad is not None
             assert whole.grad is not None
             assert_holds(ours.grad, whole.grad, rtol=0.05, atol=0.5)
+
+    run_on_mesh((2,), body)
+
+
+def _leaves(whole: Tensor, mesh: DeviceMesh, placements: list[Placement]) -> list[DTensor]:
+    """The same leaf, made in all ways."""
+    assigned = scattered(whole, mesh, placements)
+    assigned.requires_grad = True
+    stored = scattered(whole.t().contiguous(), mesh, [Replicate()] * mesh.ndim).requires_grad_()
+    with torch.no_grad():
+        stored.t_()
+    stored.data = scattered(whole, mesh, placements)
+    made: Any = nn.Parameter(scattered(whole, mesh, placements))
+    frozen = copy.deepcopy(made).requires_grad_(False)
+    constructed = DTensor(made.to_local().detach(), made._spec, requires_grad=True)
+    return [made, assigned, stored, copy.deepcopy(made), frozen.requires_grad_(), constructed]
+
+
+def test_gradients_of_leaves_lie_where_these_do() -> None:
+    whole, inputs = torch.randn(5, 3), torch.randn(6, 3)
+    reference = whole.clone().requires_grad_()
+    for _ in range(2):
+        (inputs @ reference.t()).square().sum().backward()
+    assert reference.grad is not None
+
+    def body(mesh: DeviceMesh) -> None:
+        rows = scattered(inputs, mesh, [Shard(0), Replicate()])
+        for placements in ([Shard(0)] * 2, [Replicate(), Shard(1)], [Replicate()] * 2):
+            leaves = _leaves(whole, mesh, list(placements))
+            for leaf in leaves:
+                for _ in range(2):
+                    (rows @ leaf.t()).square().sum().backward()
+                assert type(leaf.grad) is DTensor
+                assert leaf.grad.placements == leaf.placements == tuple(placements)
+                assert_holds(leaf.grad, reference.grad, rtol=1e-4, atol=1e-4)  # pyright: ignore
+            loss = (rows @ leaves[0].t()).square().sum()
+            found = torch.autograd.grad(loss, leaves[0], create_graph=True)
+            assert found[0].placements == leaves[0].placements  # pyright: ignore
+            assert found[0].requires_grad
+        pending = scattered(whole, mesh, [Partial(), Replicate()]).requires_grad_()
+        (rows @ pending.t()).sum().backward()
+        assert pending.grad.placements == (Replicate(), Replicate())  # pyright: ignore
+        moved = scattered(whole, mesh, [Shard(1), Replicate()]).requires_grad_()
+        weights = scattered(torch.arange(15.0), mesh, [Shard(0), Replicate()])
+        (moved.view(-1) * weights).sum().backward()
+        assert type(moved.grad) is DTensor
+        moved.grad[1:3].mul_(2)  # a tensor, not a view that was copied
+        twice = torch.arange(15.0).view(5, 3)
+        twice[1:3] *= 2
+        assert_holds(moved.grad, twice)
+
+    run_on_mesh((2, 2), body)
+
+
+def test_optimizer_states_of_partial_gradients_are_no_larger_than_parameters() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        for name in ("SGD", "Rprop", "Muon"):
+            options: dict[str, Any] = {} if name == "Rprop" else {"momentum": 0.9}
+            net = nn.Linear(3, 5, bias=False)
+            net.weight = nn.Parameter(scattered(torch.ones(5, 3), mesh, [Shard(0)]))
+            optimizer = getattr(torch.optim, name)(net.parameters(), lr=0.1, **options)
+            net(scattered(torch.ones(8, 3), mesh, [Shard(0)])).sum().backward()
+            optimizer.step()
+            states = [s for s in optimizer.state[net.weight].values() if s.ndim == 2]
+            assert states
+            assert all(state.placements == (Shard(0),) for state in states)
+
+    run_on_mesh((4,), body)
+
+
+def test_plain_gradients_of_leaves() -> None:
+    class Ones(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, tensor: DTensor, scale: float) -> Tensor:
+            ctx.scale = scale
+            return tensor * 2
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return torch.full((4,), ctx.scale), None
+
+    def body(mesh: DeviceMesh) -> None:
+        leaf = scattered(torch.ones(4), mesh, [Shard(0)]).requires_grad_()
+        Ones.apply(leaf, 3.0).sum().backward()  # pyright: ignore
+        assert leaf.grad.placements == (Shard(0),)
+        assert_holds(leaf.grad, torch.full((4,), 3.0))
+        with pytest.raises(PlacementError, match="differs between ranks"):
+            Ones.apply(leaf, float(mesh.get_rank())).sum().backward()  # pyright: ignore
 
     run_on_mesh((2,), body)

@@ -103,6 +103,45 @@ def test_a_view_that_had_to_be_copied_is_not_written() -> None:
     run_on_mesh((1,), body)
 
 
+def test_ragged_pieces_that_another_axis_cuts_are_joined_and_split() -> None:
+    joined, apart = torch.arange(48.0).view(4, 4, 3), torch.arange(48.0).view(16, 3)
+
+    def body(mesh: DeviceMesh) -> None:
+        for placements in ((Shard(0), Ragged(0, (1, 3))), (Ragged(0, (1, 3)), Shard(0))):
+            assert_holds(scattered(joined, mesh, placements).reshape(16, 3), apart)
+        for placements in ((Shard(0), Ragged(0, (4, 12))), (Ragged(0, (0, 16)), Shard(0))):
+            assert_holds(scattered(apart, mesh, placements).reshape(4, 4, 3), joined)
+
+    run_on_mesh((2, 2), body)
+
+
+def test_copies_by_another_shape_take_any_strides() -> None:
+    whole = torch.arange(12.0).view(3, 4)
+
+    def body(mesh: DeviceMesh) -> None:
+        for placement in (Shard(0), Shard(1), Partial()):
+            turned = scattered(whole, mesh, [placement]).t()
+            assert_holds(torch.view_copy(turned, (2, 6)), whole.t().reshape(2, 6))  # pyright: ignore
+
+    run_on_mesh((2,), body)
+
+
+def test_numbers_in_groups_of_locals_with_gaps() -> None:
+    whole = torch.arange(10.0).view(5, 2)
+
+    def body(mesh: DeviceMesh) -> None:
+        here = slice(0, 3) if mesh.get_local_rank(0) == 0 else slice(3, 5)
+        local = torch.cat([whole, whole], 1)[here, 1:3].flip(1)  # one rank alone has gaps
+        wide = torch.zeros(3, 5)[: local.shape[0], 1:3].copy_(local)
+        x: Any = DTensor.from_local(wide if here.start == 0 else local, mesh, [Shard(0)])
+        expected = torch.cat([whole, whole], 1)[:, 1:3].flip(1)
+        assert_holds(torch.view_as_complex(x), torch.view_as_complex(expected))
+        assert_holds(x.view(torch.int64), expected.view(torch.int64))
+        assert_holds(x.view(torch.int16), expected.view(torch.int16))
+
+    run_on_mesh((2,), body)
+
+
 @pytest.mark.parametrize("placement", [Shard(0), Shard(1), Replicate(), Partial()])
 def test_shapes_changed_in_place(placement: Any) -> None:
     whole = torch.arange(24.0).view(4, 6)
@@ -371,6 +410,129 @@ def test_views_that_were_redistributed_are_neither_written_nor_read_when_stale()
     run_on_mesh((2,), body)
 
 
+def test_all_ways_of_writing_are_noticed_by_copied_views_and_by_autograd() -> None:
+    settings = {"weight_decay": 0.0, "momentum": 0.0, "lr": 0.1, "dampening": 0.0}
+    flags = {"nesterov": False, "maximize": False, "is_first_step": False}
+    writes: list[Callable[[Any], Any]] = [
+        lambda x: foreach_add([x], 1),
+        lambda x: vars(torch)["_foreach_zero_"]([x]),
+        lambda x: vars(torch)["_fused_sgd_"]([x], [x.clone()], [], **settings, **flags),
+        lambda x: x.to_local().add_(1),
+    ]
+
+    def body(mesh: DeviceMesh) -> None:
+        for _ in range(2):
+            for write in writes:
+                x = scattered(torch.ones(2, 4), mesh, [Shard(1)])
+                view = x.view(-1)
+                assert_holds(view.detach() + 1, torch.full((8,), 2.0))
+                write(x)
+                with pytest.raises(PlacementError, match="written since"):
+                    view.detach().add(1)
+        leaf = scattered(torch.ones(4), mesh, [Shard(0)]).requires_grad_()
+        y = leaf * 1
+        loss = (y * y).sum()
+        with torch.no_grad():
+            foreach_add([y], 1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+
+    run_on_mesh((2,), body)
+
+
+def test_a_written_tensor_changes_its_shape_in_place() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        for _ in range(2):
+            x = scattered(torch.arange(4.0).view(1, 4), mesh, [Shard(0)])
+            x.add_(1).squeeze_(0).mul_(2)
+            assert_holds(x, torch.arange(1.0, 5) * 2)
+
+    run_on_mesh((2,), body)
+
+
+def test_copies_of_copied_views_are_not_tied_to_the_tensor() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        x = scattered(torch.zeros(2, 4), mesh, [Shard(1)])
+        flat = x.view(-1)
+        deep, shallow = copy.deepcopy(flat), copy.copy(flat)
+        torch.add(deep, 1, out=deep)
+        assert_holds(x, torch.zeros(2, 4))
+        with pytest.raises(PlacementError, match="would not reach"):
+            shallow.add_(1)
+        flat.data = scattered(torch.ones(3), mesh, [Shard(0)])
+        flat.add_(1)
+        assert_holds(flat, torch.full((3,), 2.0))
+        assert_holds(x, torch.zeros(2, 4))
+        x.add_(1)
+        with pytest.raises(PlacementError, match="written since"):
+            shallow.add(1)
+
+    run_on_mesh((2,), body)
+
+
+def test_parts_are_computed_with_in_place() -> None:
+    """The part is written, and then assigned to its own place."""
+
+    def body(mesh: DeviceMesh) -> None:
+        x, whole = scattered(torch.ones(6, 3), mesh, [Shard(0)]), torch.ones(6, 3)
+        for tensor in (x, whole):
+            tensor[0:5:2, -1] -= 3
+            tensor[:, 1] *= 2
+        assert_holds(x, whole)
+
+    run_on_mesh((2,), body)
+
+
+def test_ranks_without_elements_view_them_as_complex() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        x, whole = scattered(torch.ones(1, 6), mesh, [Shard(0)]), torch.ones(1, 6)
+        for tensor in (x, whole):
+            torch.view_as_complex(tensor[:, 2:4]).mul_(2)
+        assert_holds(x, whole)
+
+    run_on_mesh((2,), body)
+
+
+@pytest.mark.parametrize("placement", [Shard(0), Shard(1), Replicate()])
+def test_places_in_memory_are_those_of_the_tensor(placement: Any) -> None:
+    def body(mesh: DeviceMesh) -> None:
+        whole = torch.arange(30.0).view(6, 5)
+        part = scattered(whole, mesh, [placement])[:, 3:]
+        assert_holds(part.as_strided((6,), (5,)), whole[:, 3].clone())
+        with pytest.raises(PlacementError, match="not all its own"):
+            part.as_strided((3, 2), (2, 2))
+        column = scattered(whole[:, :1], mesh, [placement]).expand(6, 5)
+        assert_holds(column.as_strided((3, 2), (2, 1)), whole[:, 0].clone().view(3, 2))
+
+    run_on_mesh((2,), body)
+
+
+@pytest.mark.parametrize("placement", [Shard(1), Replicate()])
+def test_views_start_at_no_rank_s_own_offset(placement: Any) -> None:
+    def body(mesh: DeviceMesh) -> None:
+        x, whole = scattered(torch.zeros(8, 4), mesh, [placement]), torch.zeros(8, 4)
+        for _ in range(2):
+            part, rest = x.split(4)[1], whole.split(4)[1]
+            assert part.storage_offset() == x[2:].storage_offset() == 0
+            if placement.is_replicate():
+                part.fill_diagonal_(7)
+                rest.fill_diagonal_(7)
+            assert_holds(x, whole)
+
+    run_on_mesh((2,), body)
+
+
+def test_writes_to_pieces_of_ragged_ones() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        places = [Shard(0), Ragged(0, (2, 1))]
+        x, whole = scattered(torch.ones(3, 5), mesh, places), torch.ones(3, 5)
+        x.copy_(scattered(whole * 3, mesh, places)).add_(scattered(whole, mesh, [Shard(1)] * 2))
+        assert_holds(x, whole * 4)
+        assert x.placements == (Shard(0), Ragged(0, (2, 1)))
+
+    run_on_mesh((2, 2), body)
+
+
 @pytest.mark.parametrize("placement", [Shard(0), Shard(1), Partial()])
 def test_writes_to_views_that_were_redistributed_reach_the_tensor(placement: Any) -> None:
     def body(mesh: DeviceMesh) -> None:
@@ -457,6 +619,35 @@ def test_partial_targets_must_commute_with_what_is_pending() -> None:
         x = DTensor.from_local(torch.ones(2), mesh, [Partial("sum"), Replicate()])
         with pytest.raises(PlacementError, match="commute"):
             x.redistribute(placements=[Partial("sum"), Partial("max")])
+
+    run_on_mesh((2, 2), body)
+
+
+@pytest.mark.parametrize("reduce_op", ["max", "min", "product"])
+def test_no_operator_makes_what_waits_for_two_reductions(reduce_op: str) -> None:
+    one, two = torch.arange(8.0).view(4, 2) + 1, torch.arange(8.0).view(4, 2) * 2 - 7
+    where = torch.tensor([[2, 0]])
+    picking: list[Callable[[Any], Any]] = [
+        lambda x: x[1],
+        lambda x: x.gather(0, where),
+        lambda x: torch.nn.functional.embedding(where, x),
+    ]
+    joining: list[Callable[[Any, Any], Any]] = [
+        lambda x, y: torch.cat([x, y]),
+        lambda x, y: x.slice_scatter(y[:2], 0, 1, 3),
+        lambda x, y: x.scatter(0, where, y),
+        lambda x, y: x.index_copy(0, where[0], y[:2]),
+        lambda x, y: x.index_put((where[0],), y[:2]),
+    ]
+
+    def body(mesh: DeviceMesh) -> None:
+        cut = scattered(one, mesh, [Partial(reduce_op), Shard(0)])
+        for function in picking:
+            assert_holds(function(cut), function(one))
+        first = scattered(one, mesh, [Partial("sum"), Replicate()])
+        second = scattered(two, mesh, [Replicate(), Partial(reduce_op)])
+        for function in joining:
+            assert_holds(function(first, second), function(one, two))
 
     run_on_mesh((2, 2), body)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,6 +132,21 @@ def test_impossible_layouts_are_refused(placements: tuple[Placement, ...], messa
 def test_unknown_placements_are_refused(text: str) -> None:
     with pytest.raises(PlacementError):
         parse_placement(text)
+
+
+def test_dims_and_orders_are_integers() -> None:
+    number: Any = np.int64(1)
+    made = Shard(number, order=number)
+    assert type(made.dim) is type(made.order) is int
+    assert str(made) == "S(1)@1"
+    for wrong in ("0", 1.0, True):
+        value: Any = wrong
+        with pytest.raises(PlacementError, match="dim of a Shard must be an int"):
+            Shard(value)
+        with pytest.raises(PlacementError, match="order of a Shard must be an int"):
+            Shard(0, value)
+        with pytest.raises(PlacementError, match="dim of a Ragged must be an int"):
+            Ragged(value, (1,))
 
 
 def test_placements_answer_the_questions_of_torch() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -16,8 +17,9 @@ from dtckpt.dtensor import (
     distribute_module,
     distribute_tensor,
     randn,
+    strict,
 )
-from dtckpt.errors import PlacementError
+from dtckpt.errors import PlacementError, UnsupportedOp
 
 from ..ranks import RanksFailed
 from .rank_meshes import assert_holds, run_on_mesh, scattered
@@ -155,5 +157,47 @@ def test_sizes_are_checked_against_the_whole() -> None:
         with pytest.raises(RuntimeError, match="size mismatch"):
             net.load_state_dict({"weight": torch.zeros(3, 4), "bias": torch.zeros(6)})
         assert net(randn(2, 4, device_mesh=mesh, placements=[Shard(0)])).shape == (2, 6)
+
+    run_on_mesh((2,), body)
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_encoders_in_eval_mode(norm_first: bool) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=norm_first)
+    packing = nn.TransformerEncoder(layer, 1, enable_nested_tensor=not norm_first).eval()
+    plain = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False).eval()
+    plain.load_state_dict(packing.state_dict())
+    inputs = torch.randn(4, 5, 8)
+    padding = torch.arange(5).expand(4, 5) >= torch.tensor([[5], [3], [4], [2]])
+    later = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    attention = nn.MultiheadAttention(8, 2, batch_first=True).eval()
+
+    def run(net: Any, attention: Any, rows: Tensor, padding: Tensor, later: Tensor) -> list[Tensor]:
+        with torch.no_grad():
+            padded = net(rows, src_key_padding_mask=padding).masked_fill(padding[..., None], 0)
+            both = net.layers[0](rows, src_mask=later, src_key_padding_mask=padding)
+            return [padded, both, net(rows, mask=later), *attention(rows, rows, rows)]
+
+    expected = run(plain, attention, inputs, padding, later)
+    nets = [copy.deepcopy((packing, attention)) for _ in range(2)]
+
+    def body(mesh: DeviceMesh) -> None:
+        net, attend = (distribute_module(each, mesh) for each in nets[mesh.get_rank()])
+        rows, mask = (scattered(each, mesh, [Shard(0)]) for each in (inputs, padding))
+        with strict():
+            found = run(net, attend, rows, mask, scattered(later, mesh, [Replicate()]))
+        for one, whole in zip(found, expected, strict=True):
+            assert_holds(one, whole, rtol=1e-4, atol=1e-5)
+
+    run_on_mesh((2,), body)
+
+
+def test_sparse_gradients_are_refused() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        net = distribute_module(nn.Embedding(5, 3, sparse=True), mesh, split_rows)
+        index = scattered(torch.tensor([1, 3]), mesh, [Replicate()])
+        with pytest.raises(UnsupportedOp, match="sparse=False"):
+            net(index).sum().backward()
 
     run_on_mesh((2,), body)

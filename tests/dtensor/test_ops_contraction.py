@@ -22,7 +22,7 @@ from dtckpt.dtensor import (
 )
 from dtckpt.dtensor.rules.contraction import CONTRACTIONS
 from dtckpt.dtensor.rules.forms import operator
-from dtckpt.dtensor.rules.linalg import BATCHED, REFUSING
+from dtckpt.dtensor.rules.linalg import BATCHED, DETERMINANTS, REFUSING
 from dtckpt.dtensor.rules.pooling import PADS, POOLS, SAMPLERS, SHUFFLES
 
 from .op_cases import Case, check_on
@@ -66,6 +66,7 @@ PRODUCTS = [
     ),
     Case("addbmm", lambda c, a, b: torch.addbmm(c, a, b, beta=2), ((5,), (3, 2, 4), (3, 4, 5))),
     Case("addmv", lambda c, a, b: torch.addmv(c, a, b, alpha=3), ((1,), (5, 4), (4,))),
+    Case("addmv_of_few", torch.addmv, ((), (5, 2), (2,))),
     Case("addr", lambda c, a, b: torch.addr(c, a, b, beta=2), ((5, 1), (5,), (3,))),
     Case("outer", lambda a, b: torch.outer(a, b) + torch.ger(a, b), ((5,), (3,))),
     Case(
@@ -147,6 +148,7 @@ LINALG = [
     _solved("cholesky", (5, 3, 3), run=lambda a: torch.linalg.cholesky((a + a.mT) / 2)),
     _solved("inv", (5, 3, 3), run=lambda a: torch.linalg.inv(a)),
     _solved("det", (5, 3, 3), run=lambda a: torch.linalg.det(a)),
+    _solved("det_of_turned", (5, 3, 3), run=lambda a: torch.linalg.det(a.mT) + a.mT.logdet()),
     _solved("slogdet", (5, 3, 3), run=lambda a: torch.linalg.slogdet(a)[1] + torch.logdet(a)),
     _solved("solve", (5, 3, 3), (5, 3, 2), run=lambda a, b: torch.linalg.solve(a, b)),
     _solved("solve_vector", (3, 3), (5, 3), run=lambda a, b: torch.linalg.solve(a, b, left=False)),
@@ -203,7 +205,7 @@ GROUPS = {"products": PRODUCTS, "fft": FFT, "linalg": LINALG}
 
 
 def test_every_form_is_of_an_operator() -> None:
-    tables = (CONTRACTIONS, BATCHED, REFUSING, POOLS, SHUFFLES, SAMPLERS, PADS)
+    tables = (CONTRACTIONS, BATCHED, DETERMINANTS, REFUSING, POOLS, SHUFFLES, SAMPLERS, PADS)
     names = {name for table in tables for name in table}
     assert {name for name in names if operator(aten, name) is None} == set()
 

@@ -14,7 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .op_cases import Case, check_on
+from dtckpt.dtensor import DeviceMesh
+
+from .op_cases import Case, check_on, choices_of
+from .rank_meshes import assert_holds, run_on_mesh, scattered
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -325,3 +328,35 @@ def test_one_axis(cases: list[Case]) -> None:
 @pytest.mark.parametrize("cases", GROUPS.values(), ids=GROUPS)
 def test_two_axes(cases: list[Case]) -> None:
     check_on((2, 2), cases, 1, special=2)
+
+
+def _rms_norm_backward(
+    grad: Tensor, tensor: Tensor, shape: Sequence[int], scale: Tensor, weight: Tensor, mask: Any
+) -> tuple[Tensor | None, Tensor | None]:
+    assert all(mask)
+    assert len(shape) == 1
+    shift = (grad * weight * tensor).mean(-1, keepdim=True) * scale**3
+    return grad * weight * scale - tensor * shift, (grad * tensor * scale).sum(0)
+
+
+def test_rms_norm_backward() -> None:
+    case = _case("rms_norm_backward", aten._fused_rms_norm_backward, (5, 4), (5, 4), C)
+    grad, tensor, weight = wholes = _spread(*case.shapes)()
+    leaves = [tensor.clone().requires_grad_(), weight.clone().requires_grad_()]
+    F.rms_norm(leaves[0], C, leaves[1], 1e-5).backward(grad)
+
+    def body(mesh: DeviceMesh) -> None:
+        for placements in choices_of(case, 2, 12):
+            grads, values, weights = map(scattered, wholes, [mesh] * 3, placements)
+            scale = (values.square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+            made = case.run(grads, values, [4], scale, weights, [True, True])
+            for found, leaf in zip(made, leaves, strict=True):
+                assert leaf.grad is not None
+                assert_holds(found, leaf.grad)
+
+    library = torch.library.Library("aten", "IMPL")  # torch has the kernel for GPUs only
+    library.impl("_fused_rms_norm_backward", _rms_norm_backward, "CPU")
+    try:
+        run_on_mesh((2, 2), body)
+    finally:
+        library._destroy()

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -14,6 +16,7 @@ from dtckpt.dtensor import wrapper as wrappers
 from dtckpt.dtensor.direct import direct
 from dtckpt.dtensor.dtensor import DTensor
 from dtckpt.dtensor.halving import HalvingDict
+from dtckpt.dtensor.spec import spec_of
 from dtckpt.errors import PlacementError
 
 from .rank_meshes import assert_holds, run_on_mesh, scattered
@@ -88,6 +91,39 @@ def test_numbers_for_lists_are_exact(dtype: torch.dtype) -> None:
     run_on_mesh((2,), body)
 
 
+@pytest.mark.parametrize(
+    "number", [1j, [1j, 1j], 0.0, [0.0, -0.0], [-0.0, -0.0], [2.0, 2.0], float("nan"), 1e300]
+)
+@pytest.mark.parametrize("name", ["add", "mul", "div"])
+def test_unusual_numbers_for_lists_are_exact_too(name: str, number: Any) -> None:
+    def body(mesh: DeviceMesh) -> None:
+        wholes = [torch.tensor([-3.0, 0.0, 7.0]), torch.tensor([1.0, -0.0])]
+        ours = [scattered(whole, mesh, [Shard(0)]) for whole in wholes]
+        run = getattr(torch, f"_foreach_{name}")
+        for _ in range(3):
+            for mine, whole in zip(run(ours, number), run(wholes, number), strict=True):
+                assert_holds(mine, whole, rtol=0, atol=0, equal_nan=True)
+                if not whole.is_complex():  # zeros are equal whatever their sign
+                    assert_holds(mine.signbit(), whole.signbit())
+
+    run_on_mesh((2,), body)
+
+
+@pytest.mark.parametrize("name", ["addcmul", "addcdiv"])
+def test_equal_numbers_are_told_from_others(name: str) -> None:
+    def body(mesh: DeviceMesh) -> None:
+        wholes = [[torch.linspace(1, k + 2, 7), torch.linspace(2, k + 3, 3)] for k in range(3)]
+        ours = [[scattered(whole, mesh, [Shard(0)]) for whole in given] for given in wholes]
+        for numbers in ([0.3, 0.3], [0.1, 0.7], [0.3, 0.3], [0.0, -0.0], [5, 5]):
+            for suffix in ("", "_"):
+                run = getattr(torch, f"_foreach_{name}{suffix}")
+                made, expected = run(*ours, numbers), run(*wholes, numbers)
+                for mine, whole in zip(made or ours[0], expected or wholes[0], strict=True):
+                    assert_holds(mine, whole, rtol=0, atol=0)
+
+    run_on_mesh((2,), body)
+
+
 @pytest.mark.parametrize("make", [wrappers.make_publicly, wrappers.new_wrapper])
 def test_both_constructors_make_the_same(make: object) -> None:
     def body(mesh: DeviceMesh) -> None:
@@ -100,6 +136,14 @@ def test_both_constructors_make_the_same(make: object) -> None:
         assert made._local_tensor is like._local_tensor
         assert made._spec is like._spec
         assert_holds(made + made, like.full_tensor() * 2)
+        number = torch.complex(like._local_tensor, like._local_tensor).conj()
+        for local in (number, number.imag):  # by a bit, and at an offset, in place of values
+            spec = spec_of(mesh, like.placements, like.shape, None, local.dtype)
+            lazy = make(DTensor, local, spec, False)  # pyright: ignore
+            assert (lazy.is_conj(), lazy.is_neg()) == (local.is_conj(), local.is_neg())
+            assert lazy.storage_offset() == 0
+            doubled: Any = lazy + lazy
+            assert torch.equal(doubled._local_tensor, local + local)
 
     run_on_mesh((2,), body)
 

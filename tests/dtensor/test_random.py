@@ -77,6 +77,7 @@ OPS: list[tuple[str, Callable[[Tensor], Tensor]]] = [
     ("binomial", lambda x: torch.binomial(torch.full_like(x, 10), x)),
     ("multinomial", lambda x: torch.multinomial(x, 3)),
     ("multinomial_replaced", lambda x: torch.multinomial(x, 9, True)),
+    ("multinomial_turned", lambda x: torch.multinomial(x.t(), 3)),
 ]
 
 

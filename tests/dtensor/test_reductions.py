@@ -77,6 +77,40 @@ def test_what_does_not_commute_with_a_reduction_is_done_after_it() -> None:
     run_on_mesh((2,), body)
 
 
+def test_terms_in_another_dtype() -> None:
+    small = torch.tensor([[44, 7], [200, 255]], dtype=torch.uint8)
+    halves = torch.tensor([[1.0, 2.0], [-3.0, 4.0]])
+    on_small: list[Callable[[Any], Tensor]] = [
+        lambda x: x * 1.5,
+        lambda x: x / 2,
+        lambda x: x + halves.new_ones(()),
+        lambda x: x.cumsum(0),
+        lambda x: torch.where(x > 50, x, x / 2),
+    ]
+    on_halves: list[Callable[[Any], Tensor]] = [
+        lambda x: x.sum(dtype=torch.int64),
+        lambda x: x.sum(0, dtype=torch.int64),
+        lambda x: x.cumsum(1, dtype=torch.int64),
+    ]
+
+    def body(mesh: DeviceMesh) -> None:
+        terms = torch.full_like(small, 200) if mesh.get_local_rank(0) else small - 200
+        wrapped = DTensor.from_local(terms, mesh, [Partial()])
+        for function in on_small:
+            assert_holds(function(wrapped), function(small))
+        halved = DTensor.from_local(halves / 2, mesh, [Partial()])
+        for function in on_halves:
+            assert_holds(function(halved), function(halves))
+        factors = halves / 2 if mesh.get_local_rank(0) else torch.full_like(halves, 2)
+        product: Any = DTensor.from_local(factors, mesh, [Partial("product")])
+        assert_holds(product.prod(0, dtype=torch.int64), torch.tensor([-3, 8]))
+        assert product.prod(0).placements == (Partial("product"),)
+        top: Any = DTensor.from_local(halves, mesh, [Partial("max")])
+        assert_holds(top.to(torch.complex64), halves.to(torch.complex64))
+
+    run_on_mesh((2,), body)
+
+
 @pytest.mark.parametrize("largest", [True, False])
 def test_the_first_of_equals_and_what_is_no_number_are_found_first(largest: bool) -> None:
     nan = float("nan")

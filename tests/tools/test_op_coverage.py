@@ -334,6 +334,7 @@ def test_the_page_counts_and_lists() -> None:
     found = summary_of(results, "even")
     assert (found.total, found.testable, found.right, found.share) == (3, 2, 1, 0.5)
     text = page(results, Setting(sizes=("even",)))
+    assert "--samples 5 --choices 64" in " ".join(text.split())
     assert "| **entirely right** | **1** (50.0 %) |" in text
     assert "| `made_up` | even | 0 of 3 | refused: PlacementError: it \\| is not (mesh 4" in text
     assert "| the same without forms that write in place or to `out=` | 1 (50.0 %) |" in text

@@ -13,7 +13,7 @@ from .outcome import KINDS, RIGHT, OpResult
 from .summary import WAYS, Summary, summary_of
 from .trial import Setting
 
-_COMMAND = "python -m dtckpt.tools.bench.op_coverage --write docs/operators.md"
+_COMMAND = "python -m dtckpt.tools.bench.op_coverage"
 
 
 def page(results: Sequence[OpResult], setting: Setting) -> str:
@@ -35,9 +35,10 @@ def _introduction(setting: Setting) -> str:
         for name in setting.sizes
     )
     meshes = " and ".join("x".join(map(str, shape)) for shape in setting.meshes)
+    options = f"--samples {setting.samples} --choices {setting.choices[0]}"
     made = (
         f"Generated on {datetime.now(UTC).date()} with torch {torch.__version__} by "
-        f"`{_COMMAND}`; do not edit."
+        f"`{_COMMAND} {options} --write docs/operators.md`; do not edit."
     )
     ranks = (
         "Every operator of torch's own operator database (`torch.testing`, `op_db`) is run on "

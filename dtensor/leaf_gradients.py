@@ -1,0 +1,92 @@
+"""The gradients of leaves: they lie where the leaves do, however an operator left them.
+
+An operator gives a gradient as it came out, often Partial and as large as the whole. Nothing later
+would reduce it for good: it would stay that large, optimizers would lay out their state alike, and
+every reading of it would communicate.
+"""
+
+# pyright: reportPrivateUsage=false
+# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
+
+from __future__ import annotations
+
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor
+
+from dtckpt.errors import PlacementError
+
+from .autograd import Redistribute, distributed, gradient_spec, moved
+from .compilers import opaque
+from .copied_view import CopiedView
+from .promotion import may_be_plain
+from .wrapper import Wrapper
+
+_REQUIRES_GRAD: Any = vars(torch._C.TensorBase)["requires_grad"]
+
+
+@opaque
+class PlacedGradients(Wrapper):
+    """A wrapper whose gradient, where it is a leaf, is redistributed to where the wrapper lies."""
+
+    # The stubs call the argument otherwise than torch does.
+    def requires_grad_(self, requires_grad: bool = True) -> Self:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Change whether autograd records what is done to the tensor; return it."""
+        super().requires_grad_(requires_grad)
+        _place_gradient(self)
+        return self
+
+    def _set_requires_grad(self, requires_grad: bool) -> None:
+        _REQUIRES_GRAD.__set__(self, requires_grad)
+        _place_gradient(self)
+
+    # The getter is torch's own, which is read far more often than the setter is used.
+    requires_grad = property(  # pyright: ignore[reportAssignmentType]
+        _REQUIRES_GRAD.__get__, _set_requires_grad, doc="Whether autograd records the tensor."
+    )
+
+
+class _Placing:
+    """The hook of a leaf. It holds no reference to that, which would be a cycle through C++."""
+
+    __slots__ = ("cls", "spec")
+
+    def __init__(self, tensor: Wrapper) -> None:
+        self.cls = type(tensor)
+        self.spec = gradient_spec(tensor._spec)
+
+    def __call__(self, grad: Tensor) -> Tensor | None:
+        if not isinstance(grad, Wrapper):
+            _require_replicated(grad, self)
+            grad = distributed(grad, self.cls, self.spec)
+        elif grad._spec.placements == self.spec.placements and not isinstance(grad, CopiedView):
+            return None
+        if torch.is_grad_enabled() and grad.requires_grad:
+            return cast(Tensor, Redistribute.apply(grad, self.spec.placements, None, None))
+        return moved(grad, self.spec.placements)
+
+
+def _place_gradient(tensor: Wrapper) -> None:
+    is_recorded = tensor.requires_grad and tensor.is_leaf and not torch.is_inference(tensor)
+    if is_recorded and not _find(tensor):
+        tensor.register_hook(_Placing(tensor))
+
+
+def follow_leaf(tensor: Wrapper) -> None:
+    """Note that a tensor lies elsewhere now, or has another shape, as assigning ``data`` does."""
+    for placing in _find(tensor):
+        placing.spec = gradient_spec(tensor._spec)
+
+
+def _find(tensor: Wrapper) -> list[_Placing]:
+    hooks: dict[int, Any] = tensor._backward_hooks or {}
+    return [hook for hook in hooks.values() if isinstance(hook, _Placing)]
+
+
+def _require_replicated(grad: Tensor, placing: _Placing) -> None:
+    if not may_be_plain(grad, placing.spec.mesh):
+        raise PlacementError(
+            f"the gradient of a leaf {placing.spec} is a plain torch.Tensor that differs between "
+            "ranks; return a DTensor from the backward of the autograd.Function that made it"
+        )
