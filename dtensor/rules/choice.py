@@ -32,12 +32,13 @@ def choose(call: OpCall, rows: Rows, fixed: tuple[Placement, ...] | None = None)
     cuts = Cuts(mesh.shape, first_leads=fixed is not None)
     chosen: list[Row] = []
     for axis in range(mesh.ndim):
-        candidates = [row for row in rows.rows(axis, cuts) if _commutes(row, chosen)]
+        candidates = rows.rows(axis, cuts)
         if fixed is not None:
             candidates = [row for row in candidates if _keeps(row, fixed[axis])]
-        if not candidates:
+        ranked = sorted(candidates, key=lambda row: _cost(row, call.specs, axis, mesh.shape[axis]))
+        best = next((row for row in ranked if _commutes(row, chosen)), None)
+        if best is None:
             return None
-        best = min(candidates, key=lambda row: _cost(row, call.specs, axis, mesh.shape[axis]))
         chosen.append(best)
         if best.factor is not None:
             cuts.axes.setdefault(best.factor, []).append(axis)

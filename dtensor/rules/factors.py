@@ -68,11 +68,20 @@ class Factors:
     reduce_bytes: Mapping[int, Sequence[float]] = field(default_factory=dict[int, Sequence[float]])
     """Bytes, by factor and axis, that it costs later to reduce outputs where the factor is split.
     Said where splitting a factor competes with making its dim whole."""
+    is_joined: bool = field(init=False)
+    """Whether some dim makes several steps of its factor, so that not every cut is between two."""
+
+    def __post_init__(self) -> None:
+        dims = (dim for tensor in (*self.inputs, *self.outputs) for dim in tensor)
+        joined = bool(self.blocks) or any(dim is not None and dim.unit != 1 for dim in dims)
+        object.__setattr__(self, "is_joined", joined)
 
     def rows(self, axis: int, cuts: Cuts) -> Sequence[Row]:
-        """Return all-replicate, one row per factor, and one per linear set."""
+        """Return all-replicate, and else one row per factor and one per linear set."""
         count = len(self.inputs)
         rows = [Row((Replicate(),) * count, (Replicate(),) * len(self.outputs))]
+        if all(spec.placements[axis].is_replicate() for spec in self.call.specs):
+            return rows  # which nothing beats
         rows.extend(
             row
             for factor in self._factors()
@@ -157,6 +166,8 @@ class Factors:
 
     def _cuts_at_units(self, factor: int, axis: int, cuts: Cuts) -> bool:
         """Whether every cut falls between two indices of each dim of a joined factor."""
+        if not self.is_joined:
+            return True
         tensors = [*self.inputs, *self.outputs]
         shapes = [spec.shape for spec in self.call.specs]
         shapes += [meta.shape if meta else () for meta in self.call.outputs]

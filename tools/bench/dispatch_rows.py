@@ -100,7 +100,8 @@ def _leaf(side: Side, shape: tuple[int, ...], *cuts: int | None) -> Tensor:
     return side.put(torch.randn(shape) / WIDTH, *cuts).detach().requires_grad_()
 
 
-def _data_parallel(side: Side) -> Call:
+def _data_parallel(side: Side, *, reduces: bool = False) -> Call:
+    """Return a training step; its gradients are reduced if torch's are, which stay Partial."""
     weights = [_leaf(side, (WIDTH, WIDTH), None) for _ in range(4)]
     biases = [_leaf(side, (WIDTH,), None) for _ in range(4)]
     inputs = side.put(torch.randn(SIZE, WIDTH), 0)
@@ -111,6 +112,8 @@ def _data_parallel(side: Side) -> Call:
             hidden = F.relu(F.linear(hidden, weight, bias))
         hidden.sum().backward()
         for leaf in (*weights, *biases):
+            if reduces and leaf.grad is not None:
+                side.move(leaf.grad, None)
             leaf.grad = None
 
     return step
@@ -168,6 +171,9 @@ WARM_ROWS = (
     WarmRow(name="redistribute S(0) to R", make=_gather, bar=MOVES),
     WarmRow(name="from_local", make=_from_local),
     WarmRow(name="MLP of 4 layers, forward and backward", make=_data_parallel),
+    WarmRow(
+        name="the same, gradients reduced", make=lambda side: _data_parallel(side, reduces=True)
+    ),
     WarmRow(name="tensor-parallel MLP, forward and backward", make=_tensor_parallel),
     WarmRow(name="AdamW foreach, 100 tensors", make=_adamw, bar=OPTIMIZER),
     WarmRow(name="clip_grad_norm_, 100 tensors", make=_clip),
