@@ -278,14 +278,15 @@ def _to_wire(tensor: Tensor, reduce_op: str) -> Tensor:
     if tensor.dtype == torch.uint64:
         signed = tensor.view(torch.int64)
         return signed ^ _TOP_BIT if reduce_op in ("max", "min") else signed
-    return tensor.to(_wire_dtype(tensor.dtype))
+    wire = _wire_dtype(tensor.dtype)
+    return tensor if wire == tensor.dtype else tensor.to(wire)
 
 
 def _from_wire(tensor: Tensor, dtype: torch.dtype, reduce_op: str) -> Tensor:
     if dtype == torch.uint64:
         signed = tensor ^ _TOP_BIT if reduce_op in ("max", "min") else tensor
         return signed.view(torch.uint64)
-    return tensor.to(dtype)
+    return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
 def _accumulator(dtype: torch.dtype) -> torch.dtype:

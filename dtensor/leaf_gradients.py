@@ -21,7 +21,9 @@ from .autograd import Redistribute, distributed, gradient_spec, moved
 from .compilers import opaque
 from .copied_view import CopiedView
 from .promotion import may_be_plain
-from .wrapper import Wrapper
+from .redistribute import redistribute_local
+from .spec import DTensorSpec, contiguous_spec
+from .wrapper import Wrapper, new_wrapper
 
 _REQUIRES_GRAD: Any = vars(torch._C.TensorBase)["requires_grad"]
 
@@ -50,21 +52,41 @@ class PlacedGradients(Wrapper):
 class _Placing:
     """The hook of a leaf. It holds no reference to that, which would be a cycle through C++."""
 
-    __slots__ = ("cls", "spec")
+    __slots__ = ("_cls", "_spec", "_targets")
 
     def __init__(self, tensor: Wrapper) -> None:
-        self.cls = type(tensor)
-        self.spec = gradient_spec(tensor._spec)
+        self._cls = type(tensor)
+        self.follow(tensor)
+
+    def follow(self, tensor: Wrapper) -> None:
+        """Take the leaf to lie as it does now."""
+        self._spec = gradient_spec(tensor._spec)
+        self._targets: dict[DTensorSpec, DTensorSpec] = {}
 
     def __call__(self, grad: Tensor) -> Tensor | None:
+        placements = self._spec.placements
         if not isinstance(grad, Wrapper):
-            _require_replicated(grad, self)
-            grad = distributed(grad, self.cls, self.spec)
-        elif grad._spec.placements == self.spec.placements and not isinstance(grad, CopiedView):
+            _require_replicated(grad, self._spec)
+            grad = distributed(grad, self._cls, self._spec)
+        elif isinstance(grad, CopiedView):
+            pass  # a gradient of its own, even if it lies right
+        elif grad._spec.placements == placements:
             return None
+        elif not torch.is_grad_enabled():
+            return self._moved(grad)
         if torch.is_grad_enabled() and grad.requires_grad:
-            return cast(Tensor, Redistribute.apply(grad, self.spec.placements, None, None))
-        return moved(grad, self.spec.placements)
+            return cast(Tensor, Redistribute.apply(grad, placements, None, None))
+        return moved(grad, placements)
+
+    def _moved(self, grad: Wrapper) -> Wrapper:
+        """Do what ``moved`` does, with specs that are remembered: this runs for every parameter."""
+        source = grad._spec
+        target = self._targets.get(source)
+        if target is None:
+            target = contiguous_spec(source.with_placements(self._spec.placements))
+            self._targets[source] = target
+        local = redistribute_local(grad._local_tensor, source, target)
+        return new_wrapper(self._cls, local, target, False)
 
 
 def _place_gradient(tensor: Wrapper) -> None:
@@ -76,7 +98,7 @@ def _place_gradient(tensor: Wrapper) -> None:
 def follow_leaf(tensor: Wrapper) -> None:
     """Note that a tensor lies elsewhere now, or has another shape, as assigning ``data`` does."""
     for placing in _find(tensor):
-        placing.spec = gradient_spec(tensor._spec)
+        placing.follow(tensor)
 
 
 def _find(tensor: Wrapper) -> list[_Placing]:
@@ -84,9 +106,9 @@ def _find(tensor: Wrapper) -> list[_Placing]:
     return [hook for hook in hooks.values() if isinstance(hook, _Placing)]
 
 
-def _require_replicated(grad: Tensor, placing: _Placing) -> None:
-    if not may_be_plain(grad, placing.spec.mesh):
+def _require_replicated(grad: Tensor, spec: DTensorSpec) -> None:
+    if not may_be_plain(grad, spec.mesh):
         raise PlacementError(
-            f"the gradient of a leaf {placing.spec} is a plain torch.Tensor that differs between "
+            f"the gradient of a leaf {spec} is a plain torch.Tensor that differs between "
             "ranks; return a DTensor from the backward of the autograd.Function that made it"
         )
