@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from .binding import collect_tensors, map_tensors, substituted
+from .metas import run_without_data
 from .schemas import Op, base_name
-from .without_data import run_without_data
 
 _found: dict[tuple[Any, ...], Callable[..., Any]] = {}
 """By operator and the types of its arguments, of which there are few."""

@@ -18,7 +18,7 @@ from dtckpt.errors import PlacementError
 
 from .binding import Binding, bind
 from .decompositions import DECOMPOSITIONS, UNBOUND
-from .ladder import run_without_rule
+from .fallback import run_without_rule
 from .plan import LocalPlan, make_plan
 from .quick import NOT_QUICK, NUMBERS, QuickCall, by_type, learn, remember, run_quick
 from .redistribute import redistribute_local

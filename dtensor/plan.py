@@ -24,13 +24,13 @@ from .copied_view import (
 from .inplace_views import changes_shape
 from .layout import Layout
 from .list_elements import elements, shared_moves
+from .metas import Metas, output_metas
 from .redistribute import redistribute_local
 from .rules import find_rule, rule_maker
 from .rules.choice import Choice, choose
 from .rules.table import LocalCall, OpCall, Rule
 from .schemas import Op, functional_of, is_foreach, is_in_place
 from .spec import DTensorSpec
-from .without_data import Metas, output_metas
 from .wrapper import Wrapper, new_wrapper
 
 

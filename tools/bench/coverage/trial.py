@@ -70,11 +70,11 @@ class _Tally:
     counts: dict[str, int] = field(default_factory=dict[str, int])
     writing: dict[str, int] = field(default_factory=dict[str, int])
     examples: dict[str, Example] = field(default_factory=dict[str, Example])
-    needs_ladder: bool = False
+    needs_fallback: bool = False
 
     def add(self, case: Case, failure: Failure | None, shape: tuple[int, ...]) -> None:
         if case.is_strict:
-            self.needs_ladder |= failure is not None and _FALLBACK in failure.text
+            self.needs_fallback |= failure is not None and _FALLBACK in failure.text
             return
         kind = RIGHT if failure is None else failure.kind
         self.counts[kind] = self.counts.get(kind, 0) + 1
@@ -86,7 +86,7 @@ class _Tally:
     def way(self, gathered: set[str]) -> str:
         if not self.counts.get(RIGHT):
             return ""
-        return "fallback" if gathered else "decomposed" if self.needs_ladder else "rule"
+        return "fallback" if gathered else "decomposed" if self.needs_fallback else "rule"
 
 
 def _expectations(name: str, info: Any, count: int) -> tuple[list[Expected], list[str]]:

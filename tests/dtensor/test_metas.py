@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dtckpt.dtensor import DeviceMesh, Replicate, Shard, without_data
+from dtckpt.dtensor import DeviceMesh, Replicate, Shard, metas
 from dtckpt.dtensor.halving import HalvingDict
-from dtckpt.dtensor.without_data import run_without_data
+from dtckpt.dtensor.metas import run_without_data
 
 from .rank_meshes import assert_holds, run_on_mesh, scattered
 
@@ -109,8 +109,8 @@ def test_results_are_found_once_for_all_placements(monkeypatch: pytest.MonkeyPat
         asked.append(op)
         return run_without_data(op, args, kwargs)
 
-    monkeypatch.setattr(without_data, "_known", HalvingDict(64))
-    monkeypatch.setattr(without_data, "run_without_data", counted)
+    monkeypatch.setattr(metas, "_known", HalvingDict(64))
+    monkeypatch.setattr(metas, "run_without_data", counted)
 
     def body(mesh: DeviceMesh) -> None:
         layouts = ([Shard(0)], [Shard(1)], [Replicate()])

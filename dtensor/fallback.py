@@ -18,12 +18,12 @@ from dtckpt.errors import DtckptError, PlacementError, UnsupportedOp
 from .binding import Binding, substituted
 from .copied_view import CopiedView, mark_copied, refuse_lost_writes
 from .inplace_views import change_shape, changes_shape, resize
+from .metas import output_metas
 from .modes import implicit_replication, is_strict
 from .placement import Replicate
 from .redistribute import redistribute_local
 from .schemas import Op, functional_of, is_random
 from .spec import DTensorSpec, spec_of
-from .without_data import output_metas
 from .wrapper import Wrapper
 
 aten = torch.ops.aten
