@@ -63,7 +63,9 @@ class _Placing:
         self._spec = gradient_spec(tensor._spec)
         self._targets: dict[DTensorSpec, DTensorSpec] = {}
 
-    def __call__(self, grad: Tensor) -> Tensor | None:
+    def __call__(self, grad: Tensor | None) -> Tensor | None:
+        if grad is None:  # as where a formula knows it to be zero
+            return None
         placements = self._spec.placements
         if not isinstance(grad, Wrapper):
             _require_replicated(grad, self._spec)

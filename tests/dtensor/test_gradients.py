@@ -377,3 +377,16 @@ def test_plain_gradients_of_leaves() -> None:
             Ones.apply(leaf, float(mesh.get_rank())).sum().backward()  # pyright: ignore
 
     run_on_mesh((2,), body)
+
+
+def test_gradients_that_a_formula_leaves_out() -> None:
+    whole = torch.arange(1.0, 7.0).view(3, 2)
+
+    def body(mesh: DeviceMesh) -> None:
+        for placement in (Shard(0), Replicate()):
+            x = scattered(whole, mesh, [placement]).requires_grad_()
+            assert torch.autograd.grad(x.norm(0), x, allow_unused=True) == (None,)
+            (x.norm(0) + x.sum()).backward()
+            assert_holds(x.grad, torch.ones_like(whole))
+
+    run_on_mesh((2,), body)
