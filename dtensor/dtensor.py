@@ -24,7 +24,7 @@ from .dispatch import dispatch
 from .distribute import scatter_from, spec_of_local
 from .interop import AnyPlacement, placements_from_torch
 from .layout import Layout, format_placements
-from .leaf_gradients import PlacedGradients, follow_leaf
+from .leaf_gradients import PlacedGradients, follow_leaf, place_gradient
 from .lists_by_default import use_lists
 from .mesh_setup import resolve_mesh
 from .placement import Placement, Replicate
@@ -151,12 +151,7 @@ class DTensor(PlacedGradients, Checkpointable):  # pyright: ignore[reportIncompa
             # A view that autograd knows of, so that writes to either are noticed.
             same = cast(DTensor, torch.ops.aten.alias(self))
             if same.requires_grad:
-                wanted = gradient_spec(target).placements
-
-                def place(grad: Any) -> Any:
-                    return grad.redistribute(placements=wanted)
-
-                same.register_hook(place)
+                place_gradient(same)
             return same
         if self.requires_grad and torch.is_grad_enabled():
             return cast(DTensor, Redistribute.apply(self, ours, forward_dtype, backward_dtype))

@@ -36,12 +36,12 @@ class PlacedGradients(Wrapper):
     def requires_grad_(self, requires_grad: bool = True) -> Self:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Change whether autograd records what is done to the tensor; return it."""
         super().requires_grad_(requires_grad)
-        _place_gradient(self)
+        _place_gradient_of_leaf(self)
         return self
 
     def _set_requires_grad(self, requires_grad: bool) -> None:
         _REQUIRES_GRAD.__set__(self, requires_grad)
-        _place_gradient(self)
+        _place_gradient_of_leaf(self)
 
     # The getter is torch's own, which is read far more often than the setter is used.
     requires_grad = property(  # pyright: ignore[reportAssignmentType]
@@ -81,20 +81,25 @@ class _Placing:
         return moved(grad, placements)
 
     def _moved(self, grad: Wrapper) -> Wrapper:
-        """Do what ``moved`` does, with specs that are remembered: this runs for every parameter."""
+        """Do what ``moved`` does to what lies elsewhere; this runs for every parameter."""
         source = grad._spec
         target = self._targets.get(source)
         if target is None:
             target = contiguous_spec(source.with_placements(self._spec.placements))
             self._targets[source] = target
         local = redistribute_local(grad._local_tensor, source, target)
-        return new_wrapper(self._cls, local, target, False)
+        return new_wrapper(type(grad), local, target, False)
 
 
-def _place_gradient(tensor: Wrapper) -> None:
+def _place_gradient_of_leaf(tensor: Wrapper) -> None:
     is_recorded = tensor.requires_grad and tensor.is_leaf and not torch.is_inference(tensor)
     if is_recorded and not _find(tensor):
-        tensor.register_hook(_Placing(tensor))
+        place_gradient(tensor)
+
+
+def place_gradient(tensor: Wrapper) -> None:
+    """Redistribute the gradient of a tensor, which autograd records, to where the tensor lies."""
+    tensor.register_hook(_Placing(tensor))
 
 
 def follow_leaf(tensor: Wrapper) -> None:

@@ -31,7 +31,7 @@ from .rules.choice import Choice, choose
 from .rules.table import LocalCall, OpCall, Rule
 from .schemas import Op, functional_of, is_foreach, is_in_place
 from .spec import DTensorSpec
-from .wrapper import Wrapper, new_wrapper
+from .wrapper import Wrapper, counting_writes, new_wrapper
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,11 @@ class LocalPlan:
         """Return what the operator returns; ``first`` is its first argument, and the local one."""
         if self.written:
             return first if isinstance(first, Tensor) else None
-        wrapped = self._wrapped(cls, result)
+        if self.is_view and torch.is_inference_mode_enabled() and not first.is_inference():
+            with counting_writes():
+                wrapped = self._wrapped(cls, result)
+        else:
+            wrapped = self._wrapped(cls, result)
         if self.is_view and (
             self.moves or self.copies or isinstance(first, CopiedView) or _was_copied(result, local)
         ):

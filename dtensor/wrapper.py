@@ -10,6 +10,7 @@ makes results with the class of the tensors it was given.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -47,6 +48,14 @@ class Wrapper(Tensor):
         return made.requires_grad_() if requires_grad else made
 
 
+def counting_writes() -> AbstractContextManager[None]:
+    """Return a context for making views of tensors that count writes, as those must do then too.
+
+    Tensors made in inference mode do not count.
+    """
+    return torch.inference_mode(False)
+
+
 def make_publicly(
     cls: type[Any], local_tensor: Tensor, spec: DTensorSpec, requires_grad: bool
 ) -> Any:
@@ -77,13 +86,16 @@ def _constructor() -> Callable[[type[Any], Tensor, DTensorSpec, bool], Any]:
     # warns where the local tensor requires gradients, as nothing does below autograd.
     found = getattr(torch.Tensor, "_dtensor__new__", None)
     if found is None or not torch.__version__.startswith(_KNOWN):
-        return make_publicly
+        found = make_publicly
 
     def make(cls: type[Any], local: Tensor, spec: DTensorSpec, requires_grad: bool) -> Any:
         # It would take over the offset of the local tensor, which differs between ranks, and which
         # operators such as fill_diagonal_ would add to that of the local tensor once more.
-        made = make_publicly if local.storage_offset() else found
-        return made(cls, local, spec, requires_grad)
+        construct = make_publicly if local.storage_offset() else found
+        if torch.is_inference_mode_enabled() and not local.is_inference():
+            with counting_writes():
+                return construct(cls, local, spec, requires_grad)
+        return construct(cls, local, spec, requires_grad)
 
     return make
 

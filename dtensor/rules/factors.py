@@ -108,7 +108,7 @@ class Factors:
         sources = {self.call.specs[i].dtype for i in chosen}
         results = {meta.dtype for meta in self.call.outputs if meta}
         if op in ("max", "min"):
-            return not any(dtype.is_complex for dtype in results)
+            return all(_keeps_order(a, b) for a in sources for b in results)
         if op in LINEAR_OPS and torch.bool in sources | results:
             return False
         return all(_carries(op, source, result) for source in sources for result in results)
@@ -233,6 +233,13 @@ def _carries(op: str, source: torch.dtype, result: torch.dtype) -> bool:
         return True
     drops_part = op == "product" and source.is_complex and not result.is_complex
     return _is_inexact(source) and _is_inexact(result) and not drops_part
+
+
+def _keeps_order(source: torch.dtype, result: torch.dtype) -> bool:
+    """Whether of two numbers in one dtype the larger is not the smaller in another."""
+    if source.is_floating_point and result.is_floating_point:
+        return True
+    return not result.is_complex and torch.promote_types(source, result) == result
 
 
 def _is_inexact(dtype: torch.dtype) -> bool:

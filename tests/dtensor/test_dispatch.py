@@ -308,6 +308,16 @@ def test_inference_mode() -> None:
                 scattered(inputs, mesh, [Shard(0)]), scattered(weight, mesh, [Replicate()])
             )
             assert_holds(found, nn.functional.linear(inputs, weight))
+        for placement in (Shard(0), Replicate()):  # made outside, as parameters are
+            parameter = nn.Parameter(scattered(weight, mesh, [placement]))
+            rows = scattered(inputs, mesh, [Shard(0)])
+            with torch.inference_mode():
+                found = nn.functional.linear(rows, parameter)
+                assert_holds(found, nn.functional.linear(inputs, weight))
+                for name in ("t", "detach"):
+                    assert_holds(getattr(parameter, name)(), getattr(weight, name)())
+                assert_holds(parameter[1], weight[1])
+                assert_holds(parameter.view(-1), weight.view(-1))
 
     run_on_mesh((2,), body)
 

@@ -337,6 +337,10 @@ def test_gradients_of_leaves_lie_where_these_do() -> None:
         twice = torch.arange(15.0).view(5, 3)
         twice[1:3] *= 2
         assert_holds(moved.grad, twice)
+        copied: Any = nn.Parameter(moved.detach().view(-1))
+        (copied * weights).sum().backward()
+        assert type(copied.grad) is DTensor
+        assert_holds(copied.grad, torch.arange(15.0))
 
     run_on_mesh((2, 2), body)
 
@@ -386,7 +390,9 @@ def test_gradients_that_a_formula_leaves_out() -> None:
         for placement in (Shard(0), Replicate()):
             x = scattered(whole, mesh, [placement]).requires_grad_()
             assert torch.autograd.grad(x.norm(0), x, allow_unused=True) == (None,)
-            (x.norm(0) + x.sum()).backward()
+            same = x.redistribute(placements=[placement])
+            assert torch.autograd.grad(same.norm(0), x, allow_unused=True) == (None,)
+            (x.norm(0) + x.sum() + same.norm(0)).backward()
             assert_holds(x.grad, torch.ones_like(whole))
 
     run_on_mesh((2,), body)

@@ -107,6 +107,14 @@ def test_terms_in_another_dtype() -> None:
         assert product.prod(0).placements == (Partial("product"),)
         top: Any = DTensor.from_local(halves, mesh, [Partial("max")])
         assert_holds(top.to(torch.complex64), halves.to(torch.complex64))
+        bytes_of = torch.zeros(3, dtype=torch.uint8)
+        for op, mine, whole in (("max", [256, 1], [256, 1]), ("min", [300, -1], [250, -1])):
+            other = torch.tensor([5, 1] if op == "max" else [250, 7])
+            given = torch.tensor(mine) if mesh.get_local_rank(0) else other
+            source: Any = DTensor.from_local(given, mesh, [Partial(op)])
+            into: Any = DTensor.from_local(bytes_of, mesh, [Partial(op)])
+            expected = bytes_of.slice_scatter(torch.tensor(whole), 0, 0, 2)
+            assert_holds(into.slice_scatter(source, 0, 0, 2), expected)
 
     run_on_mesh((2,), body)
 
