@@ -10,7 +10,8 @@ Philox.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from functools import cache
 from hashlib import blake2b
 from struct import Struct
@@ -19,15 +20,26 @@ import torch
 from torch import Tensor
 
 from .box import Box, row_major_strides
+from .portable_math import Scratch, constant
 
 CHUNK = 1 << 15
 """Elements worked on at a time, so that what is in between stays in the cache of a core."""
+
+DEVICE_CHUNK = 1 << 22
+"""The same for devices that are not the CPU, which a small chunk leaves idle."""
+
+KEPT = 1 << 17
+"""Elements of every tensor, the first ones, whose scattered numbers are kept on the CPU: 1 MiB."""
+
+_FEW = 1 << 12
+"""Elements for which few operators matter more than fast ones."""
 
 _FIRST = 1 << 59  # the number of element 0: what multiplication leaves as it is must not occur
 _SPREAD = 0x9E3779B97F4A7C15 - (1 << 64)  # the golden ratio, and below pi, as odd 64-bit fractions
 _STIR = 0x243F6A8885A308D3
 _SEED_AND_OFFSET = Struct("<QQ")
 _KEYS = Struct("<8q")
+_MAX_SIZES = 64
 
 Keys = tuple[int, ...]
 Sampler = Callable[["Words", Tensor], None]
@@ -40,29 +52,51 @@ def draw_keys(seed: int, offset: int) -> Keys:
     return _KEYS.unpack(digest.digest())
 
 
+def further_keys(keys: Keys, number: int) -> Keys:
+    """Return other keys of the same draw, for those who need any number of streams."""
+    salt = number.to_bytes(8, "little")
+    return _KEYS.unpack(blake2b(_KEYS.pack(*keys), digest_size=_KEYS.size, salt=salt).digest())
+
+
 class Words:
     """The random 64-bit words of some elements in one draw."""
 
-    __slots__ = ("_buffer", "_keys", "_scattered")
+    __slots__ = ("_keys", "_scattered", "scratch")
 
-    def __init__(self, scattered: Tensor, keys: Keys, buffer: Tensor | None = None) -> None:
+    def __init__(self, scattered: Tensor, keys: Keys, scratch: Scratch | None = None) -> None:
         self._scattered = scattered
         self._keys = keys
-        self._buffer = buffer
+        self.scratch = scratch or Scratch(scattered.shape, scattered.device)
+
+    def of(self, elements: Tensor) -> Words:
+        """Return the words of some of the elements, in memory of their own."""
+        return Words(self._scattered[elements], self._keys)
+
+    def further(self, number: int) -> Words:
+        """Return other words of the same elements, in memory of their own.
+
+        They differ from all streams, and from those of other numbers.
+        """
+        return Words(self._scattered, further_keys(self._keys, number))
 
     def stream(self, index: int) -> Words:
-        """Return other words of the same elements, independent of these."""
-        return Words(self._scattered, self._keys[index:])
+        """Return other words of the same elements, independent of these, in the same memory."""
+        return Words(self._scattered, self._keys[index:], self.scratch)
 
     def signed(self) -> Tensor:
         """Return one int64 word per element, to be written as one likes; its upper bits are best.
 
-        It is in the buffer where there is one, as the words of the call before were.
+        It is where the words of the call before were.
         """
-        scattered = self._scattered
-        even = self._keys[0] & -2
-        word = torch.add(scattered, scattered, alpha=even, out=self._buffer)  # times an odd number
-        return word.addcmul_(word, word, value=2)
+        scattered, key = self._scattered, self._keys[0]
+        word = self.scratch.get("word", torch.int64)
+        # Either way it is t + 2 t**2 of t = scattered * (key | 1), modulo 2**64.
+        if scattered.numel() <= _FEW:
+            torch.add(scattered, scattered, alpha=key & -2, out=word)
+            return word.addcmul_(word, word, value=2)
+        torch.mul(scattered, key | 1, out=word)
+        odd = torch.add(word, word, out=self.scratch.get("mixing", torch.int64))
+        return word.mul_(odd.bitwise_or_(constant(1)))
 
     def upper(self, bits: int) -> Tensor:
         """Return the upper bits of the words, as signed numbers."""
@@ -71,25 +105,31 @@ class Words:
     def positive(self) -> Tensor:
         """Return one number below 2**63 per element, all of whose bits are equally good."""
         word = self.signed()
-        return word.bitwise_xor_(word >> constant(32))  # an arithmetic shift: it cancels the sign
+        # An arithmetic shift: it cancels the sign.
+        upper = torch.bitwise_right_shift(
+            word, constant(32), out=self.scratch.get("mixing", torch.int64)
+        )
+        return word.bitwise_xor_(upper)
 
 
 def scattered_indices(shape: tuple[int, ...], box: Box, device: torch.device) -> Tensor:
     """Return the scattered numbers of the elements in ``box`` of a tensor of ``shape``, flat."""
     mixed = _indices(shape, box, device).mul_(_SPREAD)
-    mixed.bitwise_xor_(mixed >> 32).mul_(_STIR)
-    return mixed.bitwise_xor_((mixed >> 29).bitwise_and_((1 << 35) - 1))
+    return _scattered(mixed, torch.empty_like(mixed))
+
+
+def _scattered(mixed: Tensor, upper: Tensor) -> Tensor:
+    # The first shift is arithmetic and makes complements one, whose indices are too far apart.
+    mixed.bitwise_xor_(torch.bitwise_right_shift(mixed, constant(32), out=upper)).mul_(_STIR)
+    torch.bitwise_right_shift(mixed, constant(29), out=upper).bitwise_and_(constant((1 << 35) - 1))
+    return mixed.bitwise_xor_(upper)
 
 
 def _indices(shape: tuple[int, ...], box: Box, device: torch.device) -> Tensor:
     """Return the row-major index of every element of ``box``, plus ``_FIRST``, flat."""
     strides = row_major_strides(shape)
-    start = _FIRST + sum(a * step for a, step in zip(box.offsets, strides, strict=True))
-    outer = len(shape)
-    run = 1  # elements of the inner dims that lie one after the other
-    while outer and box.sizes[outer:] == shape[outer:]:
-        outer -= 1
-        run *= box.sizes[outer]
+    outer, run = _contiguous_dims(shape, box)
+    start = _FIRST + _start(shape, box)
     found = torch.arange(start, start + run, device=device)
     for dim in reversed(range(outer)):
         if box.sizes[dim] > 1:
@@ -98,22 +138,106 @@ def _indices(shape: tuple[int, ...], box: Box, device: torch.device) -> Tensor:
     return found
 
 
-def fill(local: Tensor, shape: tuple[int, ...], box: Box, keys: Keys, sampler: Sampler) -> None:
-    """Write a sample to ``local``, which holds ``box`` of a tensor of ``shape``."""
+def _contiguous_dims(shape: tuple[int, ...], box: Box) -> tuple[int, int]:
+    """Return how many outer dims there are, and the elements of the inner ones.
+
+    Those lie one after the other in the whole tensor.
+    """
+    outer, run = len(shape), 1
+    while outer and box.sizes[outer:] == shape[outer:]:
+        outer -= 1
+        run *= box.sizes[outer]
+    return outer, run
+
+
+def _start(shape: tuple[int, ...], box: Box) -> int:
+    return sum(a * step for a, step in zip(box.offsets, row_major_strides(shape), strict=True))
+
+
+def fill(
+    local: Tensor,
+    shape: tuple[int, ...],
+    box: Box,
+    keys: Keys,
+    sampler: Callable[..., None],
+    *parameters: Tensor,
+) -> None:
+    """Write a sample to ``local``, which holds ``box`` of a tensor of ``shape``.
+
+    ``parameters`` hold the same box; the sampler gets its part of each after the part to write to.
+    """
     whole = local if local.is_contiguous() else local.new_empty(box.sizes)
-    flat, start = whole.view(-1), 0
-    for part in () if box.is_empty else box.parts(CHUNK):
-        end = start + part.numel
-        sampler(Words(scattered_indices(shape, part, local.device), keys), flat[start:end])
-        start = end
+    flat, end = whole.view(-1), 0
+    flat_parameters = [parameter.reshape(-1) for parameter in parameters]
+    for scattered, scratch in pieces(shape, box, local.device):
+        start, end = end, end + scattered.numel()
+        given = [parameter[start:end] for parameter in flat_parameters]
+        sampler(Words(scattered, keys, scratch), flat[start:end], *given)
     if whole is not local:
         local.copy_(whole)
 
 
+def pieces(
+    shape: tuple[int, ...], box: Box, device: torch.device
+) -> Iterator[tuple[Tensor, Scratch]]:
+    """Yield the scattered numbers of a box piece by piece, with memory for what is made of them."""
+    if box.is_empty:
+        return
+    is_cpu = device.type == "cpu"
+    outer, run = _contiguous_dims(shape, box)
+    if is_cpu and all(size == 1 for size in box.sizes[:outer]):
+        first = _start(shape, box)
+        for start in range(first, first + run, CHUNK):
+            count = min(CHUNK, first + run - start)
+            scratch = _scratch_of(count)
+            yield _scattered_run(start, count, scratch), scratch
+        return
+    for part in box.parts(CHUNK if is_cpu else DEVICE_CHUNK):
+        scratch = _scratch_of(part.numel) if is_cpu else Scratch((part.numel,), device)
+        yield scattered_indices(shape, part, device), scratch
+
+
+def _scattered_run(start: int, count: int, scratch: Scratch) -> Tensor:
+    """Return what ``scattered_indices`` does for neighbours; it may be in ``scratch``."""
+    if start + count <= KEPT:
+        return _first_scattered()[start : start + count]
+    first = ((_FIRST + start) * _SPREAD + (1 << 63)) % (1 << 64) - (1 << 63)
+    mixed = scratch.get("scattered", torch.int64)
+    torch.add(_steps()[:count], first, out=mixed)
+    return _scattered(mixed, scratch.get("mixing", torch.int64))
+
+
 @cache
-def constant(value: float, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Return a number in a tensor: operators take those sooner than Python's own."""
-    return torch.tensor(value, dtype=dtype)
+def _first_scattered() -> Tensor:
+    with torch.inference_mode(False):
+        return scattered_indices((KEPT,), Box.whole((KEPT,)), torch.device("cpu"))
+
+
+@cache
+def _steps() -> Tensor:
+    with torch.inference_mode(False):
+        return torch.arange(CHUNK, device="cpu").mul_(_SPREAD)
+
+
+class _KeptScratch(threading.local):
+    """Memory for chunks on the CPU: as much as one chunk needs in every thread that draws."""
+
+    def __init__(self) -> None:
+        self.whole = Scratch((CHUNK,), torch.device("cpu"))
+        self.by_size: dict[int, Scratch] = {}
+
+
+_kept = _KeptScratch()
+
+
+def _scratch_of(count: int) -> Scratch:
+    found = _kept.by_size.get(count)
+    if found is None:
+        if len(_kept.by_size) >= _MAX_SIZES:
+            _kept.by_size.clear()
+        found = Scratch((count,), torch.device("cpu"), _kept.whole)
+        _kept.by_size[count] = found
+    return found
 
 
 def scaled(words: Tensor, offset: float, exponent: int, out: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from .integers import ints
 from .interop import AnyPlacement
 from .mesh_setup import resolve_mesh
 from .redistribute import redistribute_local, require_commuting
-from .rules.random import check_parameters, drawer
+from .rules.random import check_parameters, drawer, permuter
 from .spec import DTensorSpec, spec_of
 
 Placements = Sequence[AnyPlacement] | None
@@ -102,7 +102,8 @@ def rand(
     """Return uniform numbers in [0, 1), the same on every mesh (see ``dtckpt.dtensor.random``)."""
     spec = _spec("rand", size, dtype, layout, device_mesh, placements)
     check_parameters("uniform_", spec.dtype)
-    return _drawn(spec, samplers.uniform(), requires_grad)
+    sampler = samplers.complex_uniform() if spec.dtype.is_complex else samplers.uniform()
+    return _drawn(spec, sampler, requires_grad)
 
 
 @opaque
@@ -119,6 +120,48 @@ def randn(
     check_parameters("normal_", spec.dtype)
     sampler = samplers.complex_normal() if spec.dtype.is_complex else samplers.normal()
     return _drawn(spec, sampler, requires_grad)
+
+
+@opaque
+def randint(
+    *bounds_and_size: Size,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout = torch.strided,
+    requires_grad: bool = False,
+    device_mesh: AnyMesh | None = None,
+    placements: Placements = None,
+) -> DTensor:
+    """Return random integers, the same on every mesh: ``randint([low,] high, size)``.
+
+    They are from ``low``, which defaults to 0, up to and without ``high``, int64 unless named.
+    """
+    if len(bounds_and_size) not in (2, 3):
+        raise TypeError(f"randint takes [low,] high and a size, not {bounds_and_size}")
+    *bounds, size = bounds_and_size
+    low, high = ints((0, *bounds)[-2:], "the bounds of randint")
+    spec = _spec("randint", (size,), dtype or torch.int64, layout, device_mesh, placements)
+    check_parameters("random_", spec.dtype, low, high)
+    return _drawn(spec, samplers.integers(low, high), requires_grad)
+
+
+@opaque
+def randperm(
+    n: int,
+    *,
+    dtype: torch.dtype = torch.int64,
+    layout: torch.layout = torch.strided,
+    requires_grad: bool = False,
+    device_mesh: AnyMesh | None = None,
+    placements: Placements = None,
+) -> DTensor:
+    """Return a random order of the integers below ``n``, the same on every mesh.
+
+    Each rank puts all of them in order, and keeps its part.
+    """
+    spec = _spec("randperm", (n,), dtype, layout, device_mesh, placements)
+    if not dtype.is_floating_point and n > torch.iinfo(dtype).max:
+        raise PlacementError(f"randperm: {dtype} has no numbers up to {n}; name a wider dtype")
+    return _made(spec, permuter(spec.reduced()), requires_grad)
 
 
 def _spec(

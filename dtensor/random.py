@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import TypedDict
+from typing import TypedDict, TypeGuard
 
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
@@ -49,9 +49,12 @@ class RngState(TypedDict):
 def manual_seed(seed: int, device_mesh: AnyMesh | None = None) -> None:
     """Begin the random numbers of a mesh anew; every rank must pass the same seed.
 
-    The ranks compare seeds at the next draw, which raises PlacementError on all of them where they
-    differ.
+    A seed has 64 bits, as torch's have: negative ones are those with the highest bit. Raises
+    PlacementError for larger ones. The ranks compare seeds at the next draw, which raises
+    PlacementError on all of them where they differ.
     """
+    if not _is_integer(seed, -(1 << 63), 1 << 64):
+        raise PlacementError(f"a seed is an integer of 64 bits, but this is {seed!r}")
     draws_of(resolve_mesh(device_mesh)).restart(seed, 0)
 
 
@@ -68,12 +71,16 @@ def set_rng_state(state: RngState | Mapping[str, int], device_mesh: AnyMesh | No
     Every rank must pass the same state. Raises PlacementError where it is none.
     """
     seed, offset = state.get("seed"), state.get("offset")
-    if not isinstance(seed, int) or not isinstance(offset, int) or offset < 0:
+    if not _is_integer(seed, -(1 << 63), 1 << 64) or not _is_integer(offset, 0, 1 << 63):
         raise PlacementError(
             f"not a state of random numbers: {state!r}; pass what get_rng_state returned, an "
             "integer seed and an offset of 0 or more"
         )
     draws_of(resolve_mesh(device_mesh)).restart(seed, offset)
+
+
+def _is_integer(number: object, low: int, high: int) -> TypeGuard[int]:
+    return isinstance(number, int) and not isinstance(number, bool) and low <= number < high
 
 
 def is_rng_supported_mesh(device_mesh: AnyMesh) -> bool:

@@ -22,6 +22,7 @@ FAMILIES = (
     "optimizer_steps",
     "random",
     "rearranging",
+    "sampling",
     "scans",
     "softmax",
     "sums",

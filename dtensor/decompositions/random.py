@@ -1,7 +1,7 @@
-"""Random operators whose parameters are tensors, and those that need all values at once."""
+"""Random operators made of others: those with tensors for a mean or a probability, and slopes."""
 
 # pyright: reportPrivateUsage=false
-# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
+# `_local_tensor` is a name that users of torch read; inside the package it is ours.
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..draws import draws_of
 from ..rules.random import refuse_generator
 from ..wrapper import Wrapper
-from .table import Decomposition, decomposition
-from .whole import run_whole
+from .pieces import reduced
+from .table import decomposition
 
 aten = torch.ops.aten
 
@@ -40,7 +39,15 @@ def bernoulli_in_place(tensor: Tensor, p: Tensor, *, generator: Any = None) -> T
 def _bernoulli(tensor: Tensor, p: Tensor, generator: Any) -> Tensor:
     refuse_generator(aten.bernoulli.Tensor, {"generator": generator})
     chance = torch.rand_like(tensor, dtype=torch.float64)
+    p = _without_terms(p)
+    local = _local(p)
+    if not ((local >= 0) & (local <= 1)).all():
+        raise RuntimeError("expected probabilities p_in >= 0 && p_in <= 1")
     return (chance < p).to(tensor.dtype)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor._local_tensor if isinstance(tensor, Wrapper) else tensor
 
 
 @decomposition(aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.Tensor_Tensor)
@@ -49,9 +56,18 @@ def normal(mean: Tensor | float, std: Tensor | float = 1, *, generator: Any = No
     refuse_generator(aten.normal.Tensor_Tensor, {"generator": generator})
     if not isinstance(std, Tensor) and std < 0:
         raise RuntimeError(f"normal expects std >= 0.0, but found std {std}")
+    mean, std = _without_terms(mean), _without_terms(std)
     tensors = [t for t in (mean, std) if isinstance(t, Tensor)]
     like = tensors[0] if len(tensors) == 1 else torch.add(*tensors)
-    return torch.randn_like(like) * std + mean
+    numbers = torch.randn_like(like)
+    if isinstance(std, Tensor) and not (_local(std) >= 0).all():
+        raise RuntimeError("normal expects all elements of std >= 0.0")
+    return numbers * std + mean
+
+
+def _without_terms(value: Any) -> Any:
+    """Return a tensor reduced: each term would be rounded by itself."""
+    return reduced(value) if isinstance(value, Wrapper) else value
 
 
 @decomposition(aten.randint_like.Tensor, aten.randint_like.Tensor_generator)
@@ -89,6 +105,7 @@ def rrelu_with_noise_functional(
     refuse_generator(aten.rrelu_with_noise.default, {"generator": generator})
     if not training:
         return torch.nn.functional.leaky_relu(tensor, (lower + upper) / 2), noise
+    tensor = _without_terms(tensor)
     slopes = torch.rand_like(tensor).mul_(upper - lower).add_(lower)
     slopes = torch.where(tensor <= 0, slopes, 1)
     return tensor * slopes, slopes
@@ -109,28 +126,3 @@ def rrelu_with_noise_backward(
         return grad * noise
     slope = (lower + upper) / 2
     return aten.leaky_relu_backward(grad, tensor, slope, self_is_result)
-
-
-def _of_wholes(op: Any) -> Decomposition:
-    """Return what runs ``op`` on whole tensors, with a generator that the next draw seeds."""
-
-    def run(*args: Any, generator: Any = None, **kwargs: Any) -> Any:
-        given = generator or next((arg for arg in args if isinstance(arg, torch.Generator)), None)
-        refuse_generator(op, {"generator": given})
-        first = next(arg for arg in args if isinstance(arg, Wrapper))
-        mesh, device = first._spec.mesh, first._local_tensor.device
-        seed = draws_of(mesh).next(mesh)[0] & ((1 << 64) - 1)
-        own = torch.Generator(device if device.type == "cuda" else "cpu").manual_seed(seed)
-        return run_whole(op, *args, generator=own, **kwargs)
-
-    return run
-
-
-for _op in (
-    aten._sample_dirichlet.default,
-    aten._standard_gamma.default,
-    aten.binomial.default,
-    aten.multinomial.default,
-    aten.poisson.default,
-):
-    decomposition(_op)(_of_wholes(_op))

@@ -11,9 +11,12 @@ from torch import Tensor
 from dtckpt.errors import UnsupportedOp
 
 from .. import samplers
+from ..box import Box
 from ..counter_rng import Sampler, Words, fill, scattered_indices
 from ..draws import draws_of
+from ..portable_math import Scratch
 from ..schemas import Op, base_name, is_in_place
+from ..shuffling import order_of
 from ..spec import DTensorSpec
 from .factors import Dim, Factors
 from .table import LocalCall, LocalMaker, OpCall, Rule, rule
@@ -29,6 +32,10 @@ def _normal(dtype: torch.dtype, mean: float = 0, std: float = 1) -> Sampler:
     return make(mean, std)
 
 
+def _uniform(dtype: torch.dtype, low: float = 0, high: float = 1) -> Sampler:
+    return (samplers.complex_uniform if dtype.is_complex else samplers.uniform)(low, high)
+
+
 def _integers(dtype: torch.dtype, *bounds: int | None) -> Sampler:
     low, high = (0, *bounds) if len(bounds) == 1 else (*bounds, 0, None)[:2]
     return samplers.integers(low or 0, _end(dtype, low or 0) if high is None else high)
@@ -36,8 +43,10 @@ def _integers(dtype: torch.dtype, *bounds: int | None) -> Sampler:
 
 def _end(dtype: torch.dtype, low: int) -> int:
     """Return what follows the last integer that is drawn where none is named."""
-    if dtype.is_floating_point:  # as many as the dtype has without gaps
-        return low + round(2 / torch.finfo(dtype).eps) + 1
+    if low == -(1 << 63):  # as torch has it: all integers
+        return 1 << 63
+    if dtype.is_floating_point:  # up to where the dtype has gaps
+        return round(2 / torch.finfo(dtype).eps) + 1
     return 2 if dtype == torch.bool else torch.iinfo(dtype).max + 1
 
 
@@ -48,7 +57,7 @@ def _of_any_dtype(make: Callable[..., Sampler]) -> Callable[..., Sampler]:
     return made
 
 
-_UNIFORM = ("uniform_", _of_any_dtype(samplers.uniform))
+_UNIFORM = ("uniform_", _uniform)
 _NORMAL = ("normal_", _normal)
 _INTEGERS = ("random_", _integers)
 
@@ -126,19 +135,36 @@ def drawer(spec: DTensorSpec, sampler: Sampler) -> Callable[[Tensor], None]:
     """Return what fills this rank's part of a tensor of ``spec``: one draw a call."""
     mesh, shape, box = spec.mesh, tuple(spec.shape), spec.box
     draws = draws_of(mesh)
-    kept = buffer = None
+    kept = scratch = None
     if box is not None and 0 < box.numel <= MAX_KEPT:
         kept = scattered_indices(shape, box, torch.device(mesh.device_type)).view(box.sizes)
-        buffer = torch.empty_like(kept)
+        scratch = Scratch(kept.shape, kept.device)
 
     def draw(local: Tensor) -> None:
         if local.is_meta:
             return
         keys = draws.next(mesh)
         if kept is not None and local.is_contiguous():
-            sampler(Words(kept, keys, buffer), local)
+            sampler(Words(kept, keys, scratch), local)
         elif box is not None:
             fill(local, shape, box, keys, sampler)
+
+    return draw
+
+
+def permuter(spec: DTensorSpec) -> Callable[[Tensor], None]:
+    """Return what writes this rank's part of a random order of all indices: one draw a call."""
+    mesh, (count,), box = spec.mesh, spec.shape, spec.box
+
+    def draw(local: Tensor) -> None:
+        if local.is_meta:
+            return
+        keys = draws_of(mesh).next(mesh)
+        if box is None or box.is_empty:
+            return
+        words = torch.empty(count, dtype=torch.int64, device=local.device)
+        fill(words, (count,), Box.whole((count,)), keys, samplers.words)
+        local.copy_(order_of(words)[box.slices])
 
     return draw
 

@@ -34,7 +34,7 @@ from .rank_meshes import assert_holds, run_on_mesh, scattered
 
 MESHES = [(1,), (4,), (2, 2)]
 
-WHOLE = torch.linspace(0.1, 0.9, 20).view(5, 4)
+WHOLE = torch.arange(6, 26).div(32).view(5, 4)  # terms of a Partial add up to them exactly
 
 OPS: list[tuple[str, Callable[[Tensor], Tensor]]] = [
     ("uniform_", lambda x: x.uniform_()),
@@ -54,6 +54,7 @@ OPS: list[tuple[str, Callable[[Tensor], Tensor]]] = [
     ("transposed", lambda x: x.t().uniform_()),
     ("rand_like", lambda x: torch.rand_like(x, dtype=torch.float64)),
     ("randn_like", lambda x: torch.randn_like(x, dtype=torch.complex64)),
+    ("rand_like_complex", lambda x: torch.rand_like(x, dtype=torch.complex128)),
     ("randint_like", lambda x: torch.randint_like(x, 5, 90)),
     ("randint_like_high", lambda x: torch.randint_like(x, 90)),
     ("randint_like_tensor", lambda x: torch.randint_like(x, torch.tensor(90))),
@@ -63,18 +64,30 @@ OPS: list[tuple[str, Callable[[Tensor], Tensor]]] = [
     ("normal_float_tensor", lambda x: torch.normal(2.0, x)),
     ("normal_tensor_tensor", lambda x: torch.normal(x, x)),
     ("normal_out", lambda x: torch.normal(x, x, out=torch.empty_like(x))),
-    ("native_dropout", lambda x: torch.native_dropout(x, 0.4, True)[0]),
+    ("native_dropout", lambda x: torch.native_dropout(x, 0.5, True)[0]),
     ("native_dropout_off", lambda x: torch.native_dropout(x, 0.4, False)[0]),
-    ("dropout", lambda x: F.dropout(x, 0.4)),
-    ("dropout1d", lambda x: F.dropout1d(x.view(5, 2, 2), 0.4)),
+    ("dropout", lambda x: F.dropout(x, 0.5)),
+    ("dropout1d", lambda x: F.dropout1d(x.view(5, 2, 2), 0.5)),
     ("alpha_dropout", lambda x: F.alpha_dropout(x, 0.4, True)),
     ("feature_alpha_dropout", lambda x: F.feature_alpha_dropout(x.view(5, 2, 2), 0.4, True)),
     ("rrelu", lambda x: F.rrelu(x - 0.5, training=True)),
     ("rrelu_off", lambda x: F.rrelu(x - 0.5)),
     ("rrelu_", lambda x: F.rrelu_(x - 0.5, training=True)),
     ("gumbel_softmax", lambda x: F.gumbel_softmax(x)),
+    ("normal_float64", lambda x: x.double().normal_()),
+    ("normal_bfloat16", lambda x: x.bfloat16().normal_()),
+    ("exponential_half", lambda x: x.half().exponential_()),
+    ("random_wide", lambda x: x.long().random_(-(2**63), None)),
+    ("random_uint8", lambda x: x.to(torch.uint8).random_()),
+    ("dropout2d", lambda x: F.dropout2d(x.view(5, 2, 2, 1), 0.5)),
+    ("feature_dropout", lambda x: torch.feature_dropout(x.view(5, 2, 2), 0.5, True)),
+    ("attention", lambda x: F.scaled_dot_product_attention(*[x[None]] * 3, dropout_p=0.5)),
     ("poisson", lambda x: torch.poisson(x * 10)),
+    ("poisson_many", lambda x: torch.poisson(x * 40)),
     ("binomial", lambda x: torch.binomial(torch.full_like(x, 10), x)),
+    ("binomial_many", lambda x: torch.binomial(torch.full_like(x, 90), x)),
+    ("gamma", lambda x: torch.ops.aten._standard_gamma(x * 3)),
+    ("dirichlet", lambda x: torch.ops.aten._sample_dirichlet(x * 3)),
     ("multinomial", lambda x: torch.multinomial(x, 3)),
     ("multinomial_replaced", lambda x: torch.multinomial(x, 9, True)),
     ("multinomial_turned", lambda x: torch.multinomial(x.t(), 3)),
@@ -107,7 +120,7 @@ def test_the_same_numbers_on_every_mesh_and_layout() -> None:
                 if number == 0:
                     found.append(whole)
                 text = f"{name} on {mesh.shape} with {placements}"
-                torch.testing.assert_close(whole, found[index], msg=lambda m, t=text: f"{t}: {m}")
+                _assert_same(name, whole, found[index], text)
         return found
 
     wanted: list[Tensor] | None = None
@@ -115,7 +128,16 @@ def test_the_same_numbers_on_every_mesh_and_layout() -> None:
         for found in run_on_mesh(shape, body):
             wanted = wanted or found
             for (name, _), a, b in zip(OPS, found, wanted, strict=True):
-                torch.testing.assert_close(a, b, msg=lambda m, t=name: f"{t}: {m}")
+                _assert_same(name, a, b, name)
+
+
+ROUNDED = {"gumbel_softmax", "attention", "dirichlet", "alpha_dropout", "feature_alpha_dropout"}
+"""What sums over a dim that may be sharded, or multiplies the terms of a Partial one by one."""
+
+
+def _assert_same(name: str, found: Tensor, wanted: Tensor, text: str) -> None:
+    exact: dict[str, Any] = {} if name in ROUNDED else {"rtol": 0, "atol": 0}
+    torch.testing.assert_close(found, wanted, msg=lambda m: f"{text}: {m}", **exact)
 
 
 def test_numbers_are_drawn_where_they_lie() -> None:
@@ -161,13 +183,32 @@ def test_state_moves_between_meshes() -> None:
         torch.testing.assert_close(drawn.full_tensor(), wanted)
         assert random.get_rng_state(mesh)["offset"] == 2
         assert random.is_rng_supported_mesh(mesh)
-        with pytest.raises(PlacementError, match="not a state"):
-            random.set_rng_state({"seed": 1}, mesh)
+        for wrong in ({"seed": 1}, {"seed": 1, "offset": 2**63}, {"seed": 2**64, "offset": 0}):
+            with pytest.raises(PlacementError, match="not a state"):
+                random.set_rng_state(wrong, mesh)
         with mesh:
             random.manual_seed(5)
             assert random.get_rng_state() == {"seed": 5, "offset": 0}
 
     run_on_mesh((2, 2), second)
+
+
+def test_seeds_have_64_bits() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        drawn: dict[int, tuple[float, ...]] = {}
+        for seed in (0, 1, -1, 2**32, 2**63, -(2**63), 2**64 - 1, 1 + 2**40):
+            random.manual_seed(seed, mesh)
+            assert random.get_rng_state(mesh) == {"seed": seed % 2**64, "offset": 0}
+            values = scattered(torch.zeros(4), mesh, [Shard(0)]).uniform_().full_tensor()
+            drawn[seed] = tuple(values.tolist())
+        assert drawn[-1] == drawn[2**64 - 1]
+        assert drawn[2**63] == drawn[-(2**63)]
+        assert len(set(drawn.values())) == 6
+        for seed in (2**64, -(2**63) - 1, 1.5, True):
+            with pytest.raises(PlacementError, match="64 bits"):
+                random.manual_seed(seed, mesh)  # pyright: ignore[reportArgumentType]
+
+    run_on_mesh((2,), body)
 
 
 def test_an_unseeded_mesh_takes_the_seed_of_torch() -> None:
@@ -212,6 +253,61 @@ def test_what_is_refused() -> None:
             with pytest.raises(kind, match=text):
                 op(scattered(torch.ones(5, 4), mesh, [Shard(0)]))
             assert random.get_rng_state(mesh) == before
+
+    run_on_mesh((2,), body)
+
+
+BY_VALUE: list[tuple[str, Callable[[Tensor], Any]]] = [
+    ("p_in", lambda x: torch.bernoulli(x - 2)),
+    ("p_in", lambda x: torch.bernoulli(x + 2)),
+    ("std >= 0", lambda x: torch.normal(x, x - 2)),
+    ("rate", lambda x: torch.poisson(x - 2)),
+    ("rate", lambda x: torch.poisson(x * torch.nan)),
+    ("element < 0", lambda x: torch.multinomial(x - 2, 2)),
+    ("element < 0", lambda x: torch.multinomial(x * torch.inf, 2)),
+    ("sum of prob", lambda x: torch.multinomial(x * 0, 2, True)),
+    ("n_sample > prob", lambda x: torch.multinomial(x, 5)),
+    ("n_sample <= 0", lambda x: torch.multinomial(x, 0)),
+    ("1 or 2 dim", lambda x: torch.multinomial(x[None], 1)),
+]
+
+
+def test_parameters_that_torch_refuses() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        for text, op in BY_VALUE:
+            with pytest.raises(RuntimeError, match=text):
+                op(scattered(torch.ones(4, 4), mesh, [Shard(0)]))
+
+    run_on_mesh((2,), body)
+
+
+def test_ranges_of_integers() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        for dtype, low, first, last in (
+            (torch.float32, 5, 5, 2**24),
+            (torch.bfloat16, 200, 200, 256),
+            (torch.float64, -(2**63), -(2**63), 2**63),
+            (torch.int8, -128, -128, 127),
+            (torch.uint8, 0, 0, 255),
+            (torch.bool, 0, 0, 1),
+            (torch.int64, -(2**63), -(2**63), 2**63 - 1),
+        ):
+            tensor = scattered(torch.zeros(4000, dtype=torch.float64), mesh, [Shard(0)]).to(dtype)
+            found = tensor.random_(low, None).full_tensor()
+            span = last - first
+            assert first <= found.min().item() <= first + span / 100
+            assert last - span / 100 <= found.max().item() <= last
+
+    run_on_mesh((2,), body)
+
+
+def test_complex_numbers_have_two_parts() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        tensor = scattered(torch.zeros(600), mesh, [Shard(0)])
+        made = torch.rand_like(tensor, dtype=torch.complex64)
+        for part in (torch.view_as_real(made).full_tensor()).unbind(-1):  # pyright: ignore[reportAttributeAccessIssue]
+            assert 0 <= part.min().item() < 0.1
+            assert 0.9 < part.max().item() < 1
 
     run_on_mesh((2,), body)
 
@@ -331,6 +427,35 @@ def test_large_and_strided_tensors() -> None:
     for found in results:
         for i, tensor in enumerate(found):
             assert torch.equal(tensor, results[0][i % 2])
+
+
+DRAWS: list[Callable[[Tensor], Tensor]] = [
+    lambda x: x.uniform_(-1, 2) if not x.is_complex() else torch.rand_like(x),
+    lambda x: x.normal_(1, 2),
+    lambda x: x.transpose(0, -1).normal_().transpose(0, -1),
+    lambda x: x.exponential_() if not x.is_complex() else x,
+    lambda x: x.log_normal_() if not x.is_complex() else x,
+    lambda x: x.cauchy_() if not x.is_complex() else x,
+    lambda x: x.geometric_(0.01) if not x.is_complex() else x,
+]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64"])
+def test_odd_sizes_have_the_same_bits(dtype: str) -> None:
+    # Vector code has another way for what is left at the end, which must not show.
+    def body(mesh: DeviceMesh) -> list[Tensor]:
+        found: list[Tensor] = []
+        for shape in ((1,), (37,), (33_001,), (3, 130), (17, 2, 65)):
+            random.manual_seed(8, mesh)
+            placements = [Shard(len(shape) - 1), *[Shard(0)] * (mesh.ndim - 1)]
+            tensor = scattered(torch.zeros(shape), mesh, placements).to(getattr(torch, dtype))
+            found += [draw(tensor).full_tensor().clone() for draw in DRAWS]  # pyright: ignore[reportAttributeAccessIssue]
+        return found
+
+    wanted = run_on_mesh((1,), body)[0]
+    for shape in ((3,), (2, 2)):
+        for a, b in zip(run_on_mesh(shape, body)[0], wanted, strict=True):
+            assert torch.equal(a, b)
 
 
 def test_initialisers() -> None:

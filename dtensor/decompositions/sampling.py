@@ -1,0 +1,183 @@
+"""Random operators whose parameters are tensors, each element drawn where its parameters lie."""
+
+# pyright: reportPrivateUsage=false
+# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from .. import samplers
+from ..counter_rng import fill
+from ..draws import draws_of
+from ..parameter_samplers import binomial as binomial_sampler
+from ..parameter_samplers import poisson as poisson_sampler
+from ..parameter_samplers import standard_gamma as gamma_sampler
+from ..placement import Partial
+from ..rules.random import refuse_generator
+from ..spec import spec_of
+from ..wrapper import Wrapper
+from .pieces import cut_axes, on_locals, reduced, replicated
+from .table import decomposition
+
+aten = torch.ops.aten
+
+MAX_CATEGORIES = 1 << 24
+"""Torch's own bound."""
+
+_MAX_SUM = 62
+"""Bits of the sum of all weights of a row."""
+
+
+@decomposition(aten.poisson.default)
+def poisson(rate: Tensor, generator: Any = None) -> Tensor:
+    """Return counts of events that come at the rates that are given."""
+    refuse_generator(aten.poisson.default, {"generator": generator})
+
+    def check(local: Tensor) -> None:
+        if not (local >= 0).all():
+            raise RuntimeError("invalid Poisson rate, expected rate to be non-negative")
+
+    return _sampled(poisson_sampler, check, rate)
+
+
+@decomposition(aten.binomial.default)
+def binomial(count: Tensor, prob: Tensor, generator: Any = None) -> Tensor:
+    """Return how many of ``count`` trials succeed."""
+    refuse_generator(aten.binomial.default, {"generator": generator})
+    if count.dtype != prob.dtype:
+        raise RuntimeError(
+            f"Found dtype {prob.dtype} but expected {count.dtype}: count and prob of binomial "
+            "have the same dtype"
+        )
+    like = torch.zeros_like(torch.add(count, prob))
+    return _sampled(binomial_sampler, None, torch.zeros_like(like).add_(count), like.add_(prob))
+
+
+@decomposition(aten._standard_gamma.default)
+def standard_gamma(alpha: Tensor, generator: Any = None) -> Tensor:
+    """Return samples of gamma distributions of scale 1."""
+    refuse_generator(aten._standard_gamma.default, {"generator": generator})
+    return _sampled(gamma_sampler, None, alpha)
+
+
+@decomposition(aten._sample_dirichlet.default)
+def sample_dirichlet(alpha: Tensor, generator: Any = None) -> Tensor:
+    """Return positive numbers along the last dim that have the sum 1."""
+    refuse_generator(aten._sample_dirichlet.default, {"generator": generator})
+    parts = _sampled(gamma_sampler, None, alpha.double())
+    shares = parts.div_(parts.sum(-1, keepdim=True)).to(alpha.dtype)
+    return shares.clamp_(torch.finfo(alpha.dtype).tiny, 1)
+
+
+def _sampled(
+    sampler: Callable[..., None], check: Callable[[Tensor], None] | None, *parameters: Tensor
+) -> Tensor:
+    """Return a sample for tensors that lie alike."""
+    owned = [reduced(parameter) for parameter in parameters]
+    spec = owned[0]._spec
+    if not spec.dtype.is_floating_point:
+        raise NotImplementedError(f"random numbers for parameters of {spec.dtype}: use floats")
+    keys = draws_of(spec.mesh).next(spec.mesh)
+
+    def run(*locals_: Tensor) -> Sequence[Tensor]:
+        out = torch.empty_like(locals_[0])
+        if not out.is_meta:
+            for local in locals_[:1] if check else ():
+                cast(Callable[[Tensor], None], check)(local)
+            assert spec.box is not None
+            fill(out, tuple(spec.shape), spec.box, keys, sampler, *locals_)
+        return [out]
+
+    return on_locals(run, owned, [spec])[0]
+
+
+@decomposition(aten.multinomial.default)
+def multinomial(
+    weights: Tensor, num_samples: int, replacement: bool = False, *, generator: Any = None
+) -> Tensor:
+    """Return the indices of categories, for every row drawn where it lies."""
+    refuse_generator(aten.multinomial.default, {"generator": generator})
+    _check_multinomial(weights, num_samples, replacement)
+    axes = cut_axes(weights, [weights.ndim - 1])
+    terms = [
+        a for a, p in enumerate(cast(Wrapper, weights)._spec.placements) if isinstance(p, Partial)
+    ]
+    rows = replicated(weights, [*axes, *terms])
+    source = rows._spec
+    shape = (*source.shape[:-1], num_samples)
+    spec = spec_of(source.mesh, source.placements, shape, None, torch.int64)
+    keys = draws_of(source.mesh).next(source.mesh)
+
+    def run(local: Tensor) -> Sequence[Tensor]:
+        assert spec.box is not None
+        assert source.box is not None
+        if local.is_meta:
+            return [torch.empty(spec.box.sizes, dtype=torch.int64, device=local.device)]
+        _check_weights(local)
+        if not replacement:
+            race = torch.empty(local.shape, dtype=torch.float64, device=local.device)
+            fill(race, tuple(source.shape), source.box, keys, samplers.exponential())
+            return [_first_ones(local, race, num_samples)]
+        words = torch.empty(spec.box.sizes, dtype=torch.int64, device=local.device)
+        fill(words, shape, spec.box, keys, samplers.positive_words)
+        return [_chosen(local, words)]
+
+    return on_locals(run, [rows], [spec])[0]
+
+
+def _check_multinomial(weights: Tensor, num_samples: int, replacement: bool) -> None:
+    """Raise what torch raises for the shape, the dtype and the number of samples."""
+    if not weights.dtype.is_floating_point:
+        raise RuntimeError(
+            f"multinomial only supports floating-point dtypes for input, got: {weights.dtype}"
+        )
+    if weights.ndim not in (1, 2):
+        raise RuntimeError("prob_dist must be 1 or 2 dim")
+    count = weights.shape[-1]
+    if num_samples <= 0:
+        raise RuntimeError("cannot sample n_sample <= 0 samples")
+    if not replacement and num_samples > count:
+        raise RuntimeError(
+            "cannot sample n_sample > prob_dist.size(-1) samples without replacement"
+        )
+    if count > MAX_CATEGORIES:
+        raise RuntimeError("number of categories cannot exceed 2^24")
+
+
+def _check_weights(weights: Tensor) -> None:
+    if not ((weights >= 0) & (weights < torch.inf)).all():
+        raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
+    if not (weights > 0).any(-1).all():
+        raise RuntimeError("invalid multinomial distribution (sum of probabilities <= 0)")
+
+
+def _first_ones(weights: Tensor, race: Tensor, count: int) -> Tensor:
+    """Return which categories come first, where each takes a random time over its weight.
+
+    Those without a weight come last, in their order.
+    """
+    speed = weights.double().div(race)
+    if count == 1:
+        return speed.argmax(-1, keepdim=True)
+    if ((weights > 0).sum(-1) < count).any():
+        return speed.sort(dim=-1, descending=True, stable=True).indices.narrow(-1, 0, count).clone()
+    return speed.topk(count, -1).indices
+
+
+def _chosen(weights: Tensor, words: Tensor) -> Tensor:
+    """Return the categories at random places of the sum of all weights.
+
+    Weights become whole numbers first, so that sums do not depend on their order.
+    """
+    units = 2.0 ** (_MAX_SUM - weights.shape[-1].bit_length())
+    exact = weights.double()
+    whole = exact.div(exact.amax(-1, keepdim=True)).mul_(units).long()
+    whole = torch.where(weights > 0, whole.clamp_(min=1), 0)
+    ends = whole.cumsum(-1)
+    places = samplers.share(words, ends[..., -1:])
+    return torch.searchsorted(ends, places, right=True)

@@ -1,0 +1,33 @@
+"""The benchmark of random numbers runs and reports every draw."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from dtckpt.tools.bench.random_numbers import BAR, DISTRIBUTIONS, Drawn, markdown
+
+
+def test_the_command_measures_every_draw(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    command = [sys.executable, "-m", "dtckpt.tools.bench.random_numbers", "--rounds", "1"]
+    command += ["--counts", "500", "--batch-seconds", "0.0001", "--json", str(results)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = json.loads(results.read_text())
+    names = [row["name"] for row in found["rows"]]
+    assert names == [d.name for d in DISTRIBUTIONS] + ["rand", "randn", "randperm"]
+    assert all(name in ran.stdout for name in names)
+    assert all(row["ours"][0] > 0 < row["torch"][0] for row in found["rows"])
+    assert found["machine"]["threads"] >= 1
+
+
+def test_a_draw_that_misses_its_bar_says_so() -> None:
+    rows = [
+        Drawn(name="fast", count=10, ours=[BAR, 9.0, BAR], torch=[1.0, 1.0, 1.0]),
+        Drawn(name="slow", count=10, ours=[BAR + 0.1], torch=[1.0]),
+    ]
+    table = markdown(rows).splitlines()
+    assert table[2].endswith("| 3.00 | pass |")
+    assert table[3].endswith("| 3.10 | MISS |")
