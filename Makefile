@@ -4,13 +4,15 @@ VENV := .venv
 BIN := $(VENV)/bin
 CODE := dtensor checkpoint storage tools tests
 
-.PHONY: help install check format test demo bench bench-scale bench-dispatch operators clean
+.PHONY: help install check format test demo bench bench-scale bench-dispatch bench-redistribute bench-random operators clean
 
 help:
 	@echo "make demo    train, kill a rank during a save, resume on another mesh, prove the losses"
 	@echo "make bench   checkpoints beside their peers and the machine's limits (BENCH=--help)"
 	@echo "make bench-scale   planning for up to 16,384 ranks, simulated"
 	@echo "make bench-dispatch   one operator call beside torch's DTensor"
+	@echo "make bench-redistribute   redistribute: bytes, memory, plans, wall time on Gloo"
+	@echo "make bench-random   random numbers beside torch's own generator"
 	@echo "make operators     every operator against one device; writes docs/operators.md"
 	@echo "make test    the whole test suite"
 	@echo "make check   formatter, linter, type checker"
@@ -62,6 +64,12 @@ bench-scale: install
 
 bench-dispatch: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m dtckpt.tools.bench.dispatch $(BENCH)
+
+bench-redistribute: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m dtckpt.tools.bench.redistribute $(BENCH)
+
+bench-random: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m dtckpt.tools.bench.random_numbers $(BENCH)
 
 operators: install
 	$(BIN)/python -m dtckpt.tools.bench.op_coverage --write docs/operators.md $(OPERATORS)

@@ -14,6 +14,7 @@ from dtckpt.lazy import lazy_exports
 if TYPE_CHECKING:
     from .background import SaveHandle, SaveProgress, async_save
     from .deleting import delete
+    from .drawing import visualize
     from .handle import Checkpoint, LazyTensor, open
     from .load_report import LoadReport
     from .loader import load
@@ -55,6 +56,7 @@ __all__ = [
     "reshard",
     "save",
     "verify",
+    "visualize",
 ]
 
 __getattr__ = lazy_exports(
@@ -87,6 +89,7 @@ __getattr__ = lazy_exports(
         "reshard": ".resharding",
         "save": ".saver",
         "verify": ".verifying",
+        "visualize": ".drawing",
     },
 )
 

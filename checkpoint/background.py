@@ -8,7 +8,6 @@ ends, when a save may still have to be brought to its end.
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import threading
 import time
@@ -22,13 +21,15 @@ from functools import partial
 from typing import Any, Literal
 
 from dtckpt.errors import Busy, Cancelled, Timeout
+from dtckpt.logs import logger_of
 
+from ..dtensor.traffic import observers_here, observing
 from ..storage.base import Store
 from .ranks import DEFAULT_TIMEOUT, Ranks, ranks_of, together
 from .saver import CheckReplicas, SaveJob, SaveOptions, SaveReport
 from .staging import StagingArea, StagingPool
 
-logger = logging.getLogger("dtckpt.checkpoint")
+logger = logger_of("checkpoint")
 
 IfBusy = Literal["wait", "refuse", "supersede"]
 AtExit = Literal["wait", "abort"]
@@ -56,6 +57,7 @@ class SaveHandle:
         self._on_end = on_end
         self._future: Future[SaveReport] = Future()
         self._seen = False
+        self._observers = observers_here()
 
     @property
     def url(self) -> str:
@@ -117,7 +119,8 @@ class SaveHandle:
 
     def _run(self, ranks: Ranks) -> None:
         try:
-            report = self._job.finish()
+            with observing(self._observers):
+                report = self._job.finish()
         except BaseException as error:
             self._end(ranks, error, None)
         else:

@@ -7,12 +7,12 @@ needs it, so that it is not deleted by mistake.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from dtckpt.errors import CheckpointError, Corrupt, InUse, NotCommitted
+from dtckpt.logs import logger_of
 
 from ..storage.base import Store
 from ..storage.open import open_store
@@ -22,7 +22,7 @@ from .manifest import MANIFEST, BorrowedFile, Manifest, read_manifest
 from .stored import DataFile, StoredData
 from .writing import PIECE_BYTES, Chunk
 
-logger = logging.getLogger("dtckpt.checkpoint")
+logger = logger_of("checkpoint")
 
 MARKS = "needed-by"
 """Directory of a checkpoint in which those that refer to its files leave their names."""

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from ..dtensor.box import Box
-from ..dtensor.collectives import Peers, broadcast
+from ..dtensor.collectives import Peers
 from ..dtensor.device_mesh import DeviceMesh
+from ..dtensor.redistribute.packing import ViewPart, broadcast
 from .read_once import Group, Shareable
 from .rendezvous import device_of
 from .tensors import LocalTensor
-
-BATCH_BYTES = 16 << 20
-"""Bytes of one broadcast."""
-_ALIGNMENT = 16
-_INT_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Exchange:
@@ -68,21 +63,15 @@ class Exchange:
             peers = self._peers(group, mine[0])
             device = device_of(peers.group)
             for owner in range(peers.size):
-                parts = [tensors[i.name].parts[0][1] for i in mine if self._owners[i.name] == owner]
-                for batch in _batches(parts):
-                    buffer = torch.zeros(batch.num_bytes, dtype=torch.uint8, device=device)
+                owned = [i.name for i in mine if self._owners[i.name] == owner]
+                parts = [ViewPart(tensors[name].parts[0][1].detach()) for name in owned]
+                if owner != peers.position:
+                    received += sum(part.tensor.nbytes for part in parts)
+                for failures in broadcast(parts, owner, peers, device):
+                    failure = failure or next(iter(failures), None)
                     try:
-                        if owner == peers.position:
-                            batch.pack(buffer)
+                        on_progress()
                     except BaseException as error:  # Ctrl-C too: the others are on their way in
-                        failure = failure or error
-                    buffer = broadcast(buffer, owner, peers)
-                    on_progress()
-                    try:
-                        if owner != peers.position:
-                            batch.unpack(buffer)
-                            received += batch.num_elements_bytes
-                    except BaseException as error:
                         failure = failure or error
         if failure is not None:
             raise failure
@@ -112,56 +101,3 @@ def _deal(items: Sequence[Shareable], tensors: Mapping[str, LocalTensor]) -> dic
         heapq.heapreplace(heap, (load + sizes[name], position))
         owners[name] = position
     return owners
-
-
-class _Batch:
-    """Parts of tensors that travel together, each at an aligned offset of a buffer."""
-
-    def __init__(self) -> None:
-        self.num_bytes = 0
-        self.num_elements_bytes = 0
-        self._parts: list[tuple[int, torch.Tensor]] = []
-
-    def add(self, part: torch.Tensor) -> None:
-        """Give a part, a view of the tensor, its place."""
-        self._parts.append((self.num_bytes, part))
-        self.num_bytes += -(-part.nbytes // _ALIGNMENT) * _ALIGNMENT
-        self.num_elements_bytes += part.nbytes
-
-    def pack(self, buffer: torch.Tensor) -> None:
-        """Copy all parts into the buffer."""
-        for offset, part in self._parts:
-            self._view(buffer, offset, part).copy_(_opaque(part))
-
-    def unpack(self, buffer: torch.Tensor) -> None:
-        """Copy all parts out of the buffer."""
-        for offset, part in self._parts:
-            _opaque(part).copy_(self._view(buffer, offset, part))
-
-    @staticmethod
-    def _view(buffer: torch.Tensor, offset: int, part: torch.Tensor) -> torch.Tensor:
-        dtype = _opaque(part).dtype
-        return buffer[offset : offset + part.nbytes].view(dtype).view(part.shape)
-
-
-def _opaque(part: torch.Tensor) -> torch.Tensor:
-    """Return the elements as ints, which torch can copy for every dtype that it stores."""
-    if part.is_complex() or part.is_neg():
-        return part
-    return part.view(_INT_OF_SIZE[part.element_size()])
-
-
-def _batches(tensors: Sequence[torch.Tensor]) -> Iterator[_Batch]:
-    batch = _Batch()
-    for tensor in tensors:
-        plain = tensor.detach()
-        if not plain.numel():
-            continue
-        for box in Box.whole(tuple(plain.shape)).parts(BATCH_BYTES // plain.element_size()):
-            part = plain[box.slices]
-            if batch.num_bytes and batch.num_bytes + part.nbytes > BATCH_BYTES:
-                yield batch
-                batch = _Batch()
-            batch.add(part)
-    if batch.num_bytes:
-        yield batch

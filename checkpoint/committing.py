@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -14,6 +13,7 @@ from dtckpt.errors import (
     NotCommitted,
     ObjectExists,
 )
+from dtckpt.logs import logger_of
 
 from ..storage.base import Store
 from .borrowing import check_lenders, dependents, leave_marks, refuse_if_needed
@@ -28,7 +28,7 @@ from .manifest import (
 from .plan import StoredTensor
 from .tree import Node
 
-logger = logging.getLogger("dtckpt.checkpoint")
+logger = logger_of("checkpoint")
 
 
 def check_free(store: Store, *, overwrite: bool) -> None:

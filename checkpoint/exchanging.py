@@ -7,7 +7,6 @@ all-to-all exchanges as keep what a rank sends and receives in each within EXCHA
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,9 +16,11 @@ import numpy as np
 import torch
 
 from ..dtensor.box import Box
-from ..dtensor.collectives import Peers, all_to_all_packed
+from ..dtensor.collectives import Peers
+from ..dtensor.flows import Flow, holders
 from ..dtensor.layout import Layout
-from .messages import Messages, Piece, pack, slice_bytes, slices
+from ..dtensor.redistribute.packing import exchange_round
+from .plan import StoredTensor
 from .reading import Array, ArraySink, Read, Sink, Want, plan_reads
 from .rendezvous import device_of
 from .stored import StoredData
@@ -27,7 +28,6 @@ from .stripes import ALIGNMENT, Spread, Stripe, deal
 
 EXCHANGE_BYTES = 16 << 20
 """About as much does a rank send, and receive, in one exchange."""
-_GROWTH_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +66,10 @@ class StripeExchange:
         mine = [[s for s in stripes if s.reader == self._position] for stripes in self._rounds]
         self._stage = _Stage(mine)
         self._reads = [plan_reads(data, self._stage.wants(stripes)) for stripes in mine]
-        self._messages = Messages()
+        self._messages = _Messages(self._peers.size)
+        self._destinations: Mapping[str, Destination] = {}
+        self._touched: dict[str, None] = {}
         self._failure: BaseException | None = None
-        self._sent = self._received = np.empty(0, dtype=np.uint8)
 
     @property
     def num_rounds(self) -> int:
@@ -82,22 +83,24 @@ class StripeExchange:
     def prepare(self, number: int) -> int:
         """Find what goes where in a round and return how many exchanges this rank needs for it."""
         self.finish()
-        self._messages = messages = Messages()
+        self._messages = messages = _Messages(self._peers.size)
         stripes = self._rounds[number]
         for stripe, box, array in self._stage.arrays(s for s in stripes if self._is_mine(s)):
             for rank, common in _holders(stripe.spread.layout, box):
-                piece = Piece(
-                    stripe.spread.stored, common, array[(*common.relative_to(box).slices, ...)]
-                )
-                messages.outgoing.setdefault(self._positions[rank], []).append(piece)
+                items = array[(*common.relative_to(box).slices, ...)]
+                sent = _Sent(stripe.spread.stored, common, items)
+                position = self._positions[rank]
+                if position == self._position:
+                    messages.own.append(sent)
+                else:
+                    messages.outgoing[position].append(sent)
         for stripe in stripes:
             held = self._held[id(stripe.spread)]
             for box in () if self._is_mine(stripe) else stripe.boxes:
                 common = box.intersect(held)
                 if common is not None:
-                    piece = Piece(stripe.spread.stored, common)
-                    messages.incoming.setdefault(stripe.reader, []).append(piece)
-        messages.own = messages.outgoing.pop(self._position, [])
+                    found = _Received(stripe.spread.stored, common, self)
+                    messages.incoming[stripe.reader].append(found)
         return -(-messages.num_bytes() // EXCHANGE_BYTES)
 
     def _is_mine(self, stripe: Stripe) -> bool:
@@ -114,88 +117,100 @@ class StripeExchange:
 
         Collective. Never raises; ``touched`` collects the names of tensors that were changed.
         """
+        self._destinations, self._touched = destinations, touched
+        messages, device = self._messages, device_of(self._peers.group)
         try:
-            for piece in self._messages.own:
-                _put(piece, piece.box, piece.source, destinations, touched)
+            for sent in messages.own:
+                self.put(sent.stored, sent.box, sent.array)
         except BaseException as error:  # told to the others where they expect it
             self._failure = error
         for number in range(count):
             try:
-                received = self._exchange(number, count)
+                failures = exchange_round(
+                    messages.outgoing, messages.incoming, self._peers, device, number, count
+                )()
             except BaseException as error:  # the group is of no use any more
                 self._failure = self._failure or error
                 return
             try:
                 on_progress()
-                self._unpack(received, number, count, destinations, touched)
             except BaseException as error:
-                self._failure = self._failure or error
+                failures.append(error)
+            self._failure = next((f for f in (self._failure, *failures) if f is not None), None)
+
+    def put(self, stored: StoredTensor, box: Box, items: Array) -> int:
+        """Bring elements to their destination, and return how many bytes they are there."""
+        destination = self._destinations[stored.name]
+        self._touched[stored.name] = None
+        destination.sink.put(box.relative_to(destination.box), items)
+        return box.numel * destination.itemsize
 
     def finish(self) -> None:
         """Raise what went wrong in the round before."""
         if self._failure is not None:
             raise self._failure
 
-    def _exchange(self, number: int, count: int) -> Iterator[tuple[list[Piece], memoryview]]:
-        """Send and receive one slice of everything; return the pieces of each rank with theirs."""
-        everyone = range(self._peers.size)
-        outgoing = [self._messages.outgoing.get(position, []) for position in everyone]
-        incoming = [self._messages.incoming.get(position, []) for position in everyone]
-        send_bytes = [slice_bytes(pieces, number, count) for pieces in outgoing]
-        receive_bytes = [slice_bytes(pieces, number, count) for pieces in incoming]
-        self._sent = _grown(self._sent, sum(send_bytes))
-        self._received = _grown(self._received, sum(receive_bytes))
-        try:
-            ends = itertools.accumulate(send_bytes)
-            for message, size, end in zip(outgoing, send_bytes, ends, strict=True):
-                pack(message, number, count, self._sent[end - size : end])
-        except BaseException as error:  # others wait for as many bytes, whatever they are
-            self._failure = self._failure or error
-        device = device_of(self._peers.group)
-        sent = torch.from_numpy(self._sent[: sum(send_bytes)]).to(device)
-        host = torch.from_numpy(self._received[: sum(receive_bytes)])
-        received = host.to(device)
-        all_to_all_packed(sent, send_bytes, received, receive_bytes, self._peers)
-        if received is not host:
-            host.copy_(received)
-        ends = itertools.accumulate(receive_bytes)
-        return (
-            (pieces, self._received.data[end - size : end])
-            for pieces, size, end in zip(incoming, receive_bytes, ends, strict=True)
-        )
 
-    def _unpack(
-        self,
-        received: Iterable[tuple[list[Piece], memoryview]],
-        number: int,
-        count: int,
-        destinations: Mapping[str, Destination],
-        touched: dict[str, None],
-    ) -> None:
-        for pieces, data in received:
-            for piece, box, start in slices(pieces, number, count):
-                items = np.ndarray(box.sizes, f"u{piece.itemsize}", buffer=data, offset=start)
-                _put(piece, box, items, destinations, touched)
-                self.bytes_received += box.numel * destinations[piece.stored.name].itemsize
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """Elements that this rank has read, on their way to a rank that wants them."""
+
+    stored: StoredTensor
+    box: Box
+    array: Array
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return self.box.sizes
+
+    @property
+    def itemsize(self) -> int:
+        return self.stored.dtype.itemsize
+
+    def view(self, box: Box) -> torch.Tensor:
+        signed = self.array if self.itemsize == 1 else self.array.view(f"i{self.itemsize}")
+        return torch.from_numpy(signed[(*box.slices, ...)])
 
 
-def _grown(buffer: Array, num_bytes: int) -> Array:
-    """Return a buffer that is large enough; a kept one has its memory already."""
-    if len(buffer) >= num_bytes:
-        return buffer
-    return np.empty(-(-num_bytes // _GROWTH_BYTES) * _GROWTH_BYTES, dtype=np.uint8)
+@dataclass(frozen=True, slots=True)
+class _Received:
+    """Elements that this rank wants, on their way from the one that has read them."""
+
+    stored: StoredTensor
+    box: Box
+    owner: StripeExchange
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return self.box.sizes
+
+    @property
+    def itemsize(self) -> int:
+        return self.stored.dtype.itemsize
+
+    def memory(self, box: Box) -> None:
+        """Return None: a sink may take elements in another way than as memory."""
+
+    def put(self, box: Box, items: torch.Tensor) -> None:
+        array: Array = items.cpu().numpy().view(f"u{self.itemsize}")
+        part = box.translate(self.box.offsets)
+        self.owner.bytes_received += self.owner.put(self.stored, part, array)
 
 
-def _put(
-    piece: Piece,
-    box: Box,
-    items: Array,
-    destinations: Mapping[str, Destination],
-    touched: dict[str, None],
-) -> None:
-    destination = destinations[piece.stored.name]
-    touched[piece.stored.name] = None
-    destination.sink.put(box.relative_to(destination.box), items)
+class _Messages:
+    """What moves in one round, by the position that it goes to or comes from."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.own: list[_Sent] = []
+        """What this rank has read for itself."""
+        self.outgoing: list[list[_Sent]] = [[] for _ in range(num_ranks)]
+        self.incoming: list[list[_Received]] = [[] for _ in range(num_ranks)]
+
+    def num_bytes(self) -> int:
+        """Return how much this rank sends or receives, whichever is more."""
+        sent = sum(part.box.numel * part.itemsize for parts in self.outgoing for part in parts)
+        received = sum(part.box.numel * part.itemsize for parts in self.incoming for part in parts)
+        return max(sent, received)
 
 
 class _Stage:
@@ -232,10 +247,5 @@ def _box_of(layout: Layout, rank: int) -> Box:
 
 
 @lru_cache(maxsize=64)  # many tensors have the same layout
-def _holders(layout: Layout, box: Box) -> tuple[tuple[int, Box], ...]:
-    """Return (rank, common box) for every rank that holds elements of a box."""
-    return tuple(
-        (layout.mesh.rank(layout.coordinate(cell, replica)), common)
-        for cell, common in layout.cells_meeting(box)
-        for replica in range(layout.num_replicas)
-    )
+def _holders(layout: Layout, box: Box) -> tuple[Flow, ...]:
+    return tuple(holders(layout, box))

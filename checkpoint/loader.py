@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,6 +17,7 @@ from typing import Any
 import torch
 
 from dtckpt.errors import LayoutMismatch
+from dtckpt.logs import logger_of
 
 from ..storage.base import Store
 from ..storage.open import open_store
@@ -31,6 +34,8 @@ from .renaming import Rename, Renaming
 from .selecting import selection_of
 
 __all__ = ["LoadReport", "load"]
+
+logger = logger_of("checkpoint")
 
 
 def load(
@@ -139,6 +144,7 @@ class _Load:
         self.ranks = ranks
         self.group = group
         self.options = options
+        self._started = time.perf_counter()
 
     def run(
         self,
@@ -163,7 +169,26 @@ class _Load:
         together(ranks, "load: check", lambda: self.check(decision))
         self.reads.run(read_once=self.decision.read_once)
         together(ranks, "load: restore", self.restore)
-        return self.report()
+        report = self.report()
+        self.log(report)
+        return report
+
+    def log(self, report: LoadReport) -> None:
+        """Log what this rank did for the load."""
+        if not logger.isEnabledFor(logging.INFO):
+            return
+        logger.info(
+            "loaded %s: rank %d filled %d bytes of %d tensors in %.3f s; it read %d bytes and got "
+            "%d from other ranks (%s)",
+            report.url,
+            self.ranks.rank,
+            report.bytes_needed,
+            len(self.plan.tensors),
+            time.perf_counter() - self._started,
+            report.bytes_read,
+            report.bytes_received,
+            report.read_once_reason or "each rank reads for itself",
+        )
 
     def read_manifest(self, target: str | os.PathLike[str] | Store) -> bytes:
         self.store = open_store(target, **self.options.storage)

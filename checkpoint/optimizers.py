@@ -152,10 +152,16 @@ class FreshState:
 
     @staticmethod
     def _tensor(saved: StoredTensor, param: torch.Tensor) -> torch.Tensor:
-        """Return a tensor for a saved one: laid out as the parameter if it has its shape."""
+        """Return a tensor for a saved one: laid out as the parameter if it has its shape.
+
+        Beside a distributed parameter others are replicas on its mesh, which its optimizer computes
+        with, and step counters are plain.
+        """
         dtype = getattr(torch, saved.dtype.torch_name)
         if saved.shape == tuple(param.shape):
             return _empty_like(param, dtype)
+        if saved.shape and hasattr(param, "placements"):
+            return param.new_empty(saved.shape, dtype=dtype)
         return torch.empty(saved.shape, dtype=dtype, device="cpu")
 
 

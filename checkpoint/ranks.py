@@ -20,6 +20,7 @@ import torch
 import dtckpt.errors
 from dtckpt.errors import CheckpointError, RankFailed
 
+from ..dtensor.traffic import BY_THREAD, Collective, tell_done
 from .rendezvous import Members, members_of
 from .text import ranks_text
 from .wire import PULSE_SECONDS
@@ -178,9 +179,30 @@ class GroupRanks:
             raise RankFailed(self._absent)
         number = self._round
         self._round += 1
+        started = time.perf_counter()
         if not self._leads:
-            return self._ask(number, answer)
-        return self._lead(number, answer, decide, fatal, without)
+            decision = self._ask(number, answer)
+            self._tell_observers(started, len(answer), len(decision))
+            return decision
+        decision, heard = self._lead(number, answer, decide, fatal, without)
+        others = len(self.all) - 1 - len(without)
+        self._tell_observers(started, len(decision) * others, heard)
+        return decision
+
+    def _tell_observers(self, started: float, sent_bytes: int, received_bytes: int) -> None:
+        """Tell those who watch the traffic what went over the wire, not counting its frames."""
+        if BY_THREAD:
+            agreement = Collective(
+                kind="agreement",
+                group=self._wire,
+                ranks=self.all,
+                rank=self.all.index(self.rank),
+                sent_bytes=sent_bytes,
+                received_bytes=received_bytes,
+                agreed=self._purpose,
+                started=started,
+            )
+            tell_done(agreement)
 
     def _join(self) -> None:
         """Join the coordinator's job, and see whether it is the one that this rank is at."""
@@ -231,7 +253,8 @@ class GroupRanks:
         decide: Callable[[Answers, Mapping[int, str]], bytes],
         fatal: Callable[[bytes], bool],
         without: frozenset[int],
-    ) -> bytes:
+    ) -> tuple[bytes, int]:
+        """Return the decision and how many bytes it was made from."""
         others = [rank for rank in self.all[1:] if rank not in without]
         failed_at = time.monotonic() if fatal(answer) else None
 
@@ -259,7 +282,7 @@ class GroupRanks:
         absent = [r for r in lost if not self._wire.has_heard(self._job, r)]
         self._wire.send(absent, self._job, number, _MISSED)
         self._wire.send([r for r in others if r not in absent], self._job, number, decision)
-        return decision
+        return decision, sum(map(len, answers.values()))
 
     @contextmanager
     def at_work(self) -> Generator[None]:

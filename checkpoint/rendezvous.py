@@ -24,6 +24,7 @@ import torch
 
 from dtckpt.errors import CheckpointError, RankFailed
 
+from ..dtensor.collectives import Peers, all_gather_even
 from .text import ranks_text
 from .wire import Wire
 
@@ -257,11 +258,9 @@ class _GroupExchange:
         ]
 
     def _all_gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
-        mine = mine.to(self._device)
-        out = [torch.empty_like(mine) for _ in self._ranks]
-        # The group's own method: groups of ranks that are threads are registered nowhere.
-        self._group.allgather([out], [mine]).wait()
-        return [data.to("cpu") for data in out]
+        count = len(self._ranks)
+        peers = Peers(self._group, tuple(range(count)), self._ranks)
+        return list(all_gather_even(mine.to(self._device), peers).to("cpu"))
 
 
 def _short(error: BaseException) -> str:

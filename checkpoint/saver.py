@@ -7,12 +7,14 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal
 
 from dtckpt.errors import Cancelled, CheckpointError
+from dtckpt.logs import logger_of
 
 from ..storage.base import Store
 from ..storage.open import open_store
@@ -31,7 +33,7 @@ from .transfer import TensorSource
 from .tree import flatten
 from .writing import Chunk, Progress, in_file_order, write_file
 
-logger = logging.getLogger("dtckpt.checkpoint")
+logger = logger_of("checkpoint")
 
 CheckReplicas = Literal["error", "warn"] | None
 
@@ -145,6 +147,9 @@ class SaveJob:
         self.borrowed = Borrowed()
         self.written_bytes = 0
         self.total_bytes = 0
+        self.held_bytes = 0
+        """Bytes of tensors that this rank holds; known only if it is logged."""
+        self._started = time.perf_counter()
         self._image: memoryview | None = None
 
     @property
@@ -172,6 +177,10 @@ class SaveJob:
         with paused_collector():
             self.chunks = in_file_order(self.own_chunks())
             self.total_bytes = sum(c.box.numel * c.dtype.itemsize for c in self.chunks)
+        if logger.isEnabledFor(logging.INFO):
+            self.held_bytes = sum(
+                part.nbytes for tensor in self.tensors.values() for _, part in tensor.parts
+            )
 
     def describe(
         self, state: Mapping[Any, Any], target: str | os.PathLike[str] | Store
@@ -323,13 +332,36 @@ class SaveJob:
                 self.ranks, "save: commit", stop_if_cancelled, publish, on_failure=discard_if_lost
             )
         )
-        return SaveReport(
+        report = SaveReport(
             url=self.store.url,
             save_id=self.agreed.save_id,
             written_bytes=sum(record.size for record in own),
             borrowed_bytes=self.borrowed.num_bytes,
             disagreements=self.disagreements,
             **totals,
+        )
+        self.log(report)
+        return report
+
+    def log(self, report: SaveReport) -> None:
+        """Log what this rank did for the save."""
+        if not logger.isEnabledFor(logging.INFO):
+            return
+        seconds = time.perf_counter() - self._started
+        stored = self.total_bytes - report.borrowed_bytes
+        logger.info(
+            "saved %s: rank %d wrote %d bytes in %.3f s; it holds %d, stores %d of them (dedup "
+            "ratio %s) and finds %d in the base; %d tensors of %d bytes in all",
+            report.url,
+            self.ranks.rank,
+            report.written_bytes,
+            seconds,
+            self.held_bytes,
+            stored,
+            f"{self.held_bytes / stored:.2f}" if stored else "infinite",
+            report.borrowed_bytes,
+            report.num_tensors,
+            report.total_bytes,
         )
 
     def write(self) -> FileRecord | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import sys
@@ -12,12 +11,13 @@ from datetime import timedelta
 from typing import Any
 
 from dtckpt.errors import Corrupt, NotCommitted
+from dtckpt.logs import logger_of
 
 from ..storage.base import Store
 from ..storage.open import open_store
 from .manifest import MANIFEST, read_manifest
 
-logger = logging.getLogger("dtckpt.checkpoint")
+logger = logger_of("checkpoint")
 
 _STEP = re.compile(r"(?:.*\D)?(\d+)")
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..dtensor.box import Box
+from ..dtensor.box import Box, run_boxes
 from ..dtensor.irregular import IrregularLayout
 from ..dtensor.layout import Layout
 from ..dtensor.mesh import unravel
@@ -109,37 +109,6 @@ def _runs(
         for start in range(0, numel, step):
             stop = min(start + step, numel)
             yield source, tuple(run_boxes(chunk, start, stop)), (stop - start) * itemsize
-
-
-def run_boxes(box: Box, start: int, stop: int) -> Iterator[Box]:
-    """Yield boxes that hold the elements ``start`` to ``stop`` of a box, in row-major order.
-
-    >>> [str(part) for part in run_boxes(Box((0, 0), (3, 4)), 2, 9)]
-    ['[0:1,2:4]', '[1:2,0:4]', '[2:3,0:1]']
-    """
-    if start >= stop:
-        return
-    if stop - start == box.numel:
-        yield box
-        return
-    dim = next(dim for dim, size in enumerate(box.sizes) if size > 1)
-    row = box.numel // box.sizes[dim]
-    index, at = divmod(start, row)
-    if at:
-        end = min(stop, (index + 1) * row)
-        yield from run_boxes(_rows(box, dim, index, 1), at, end - index * row)
-        start = end
-    index, count = start // row, (stop - start) // row
-    if count > 0:
-        yield _rows(box, dim, index, count)
-    rest = stop - start - count * row
-    if rest > 0:
-        yield from run_boxes(_rows(box, dim, index + count, 1), 0, rest)
-
-
-def _rows(box: Box, dim: int, index: int, count: int) -> Box:
-    offsets = (*box.offsets[:dim], box.offsets[dim] + index, *box.offsets[dim + 1 :])
-    return Box(offsets, (*box.sizes[:dim], count, *box.sizes[dim + 1 :]))
 
 
 def times_read(spread: Spread) -> float:

@@ -136,11 +136,14 @@ def _distributed(name: str, value: Any, layout: Layout) -> LocalTensor:
             f"tensor {name!r} is laid out as {layout}: its ranks hold terms of a reduction that "
             "is still to be done. Redistribute it to Shard or Replicate before saving or loading"
         )
-    local = _own_memory(name, value._local_tensor)
+    shard = getattr(value, "_local_tensor", None)  # private in torch
+    local = _own_memory(name, value.to_local().detach() if shard is None else shard)
     coordinate = value.device_mesh.get_coordinate()
     parts: tuple[tuple[Box, torch.Tensor], ...] = ()
     if coordinate is not None:
         box = layout.box(tuple(coordinate))
+        if box.is_empty and local.numel() == 0:
+            local = local.view(box.sizes)  # FSDP2 makes empty parts empty along other dims too
         if tuple(local.shape) != box.sizes:
             raise LayoutMismatch(
                 f"tensor {name!r}: the layout {layout} gives coordinate {tuple(coordinate)} the "
@@ -188,12 +191,13 @@ def _layout_of(name: str, value: Any) -> Layout | None:
     torchs = sys.modules.get("torch.distributed.tensor")
     if torchs is None or not isinstance(value, torchs.DTensor):
         return None
-    from ..dtensor.interop import layout_from_torch  # loads all of torch.distributed.tensor
+    from ..dtensor import interop  # loads all of torch.distributed.tensor
 
     try:
-        return layout_from_torch(value)
+        return interop.layout_from_torch(value)
     except PlacementError as error:
-        if value.placements and any(p.is_partial() for p in value.placements):
+        # Of blocks that are dealt out in turn torch's chunk list makes one box with other elements.
+        if any(p.is_partial() or interop.split_factor(p) is not None for p in value.placements):
             raise Unsavable(f"tensor {name!r}: {error}") from error
         return None  # a placement that we cannot name; the chunk list still tells the boxes
 

@@ -9,9 +9,10 @@ from dtckpt.lazy import lazy_exports
 if TYPE_CHECKING:
     from .adopt import from_torch, to_torch
     from .box import Box
+    from .costs import CostModel
     from .device_mesh import DeviceMesh
-    from .dtensor import DTensor, distribute_tensor
-    from .factories import empty, full, ones, rand, randn, zeros
+    from .dtensor import DTensor, distribute_tensor, redistribute_many
+    from .factories import empty, full, ones, rand, randint, randn, randperm, zeros
     from .interop import layout_from_torch, mesh_from_torch, placements_from_torch
     from .irregular import IrregularLayout
     from .layout import Layout
@@ -20,14 +21,17 @@ if TYPE_CHECKING:
     from .modes import implicit_replication, strict
     from .modules import distribute_module
     from .placement import Partial, Placement, Ragged, Replicate, Shard, parse_placements
+    from .redistribute.explain import Explanation, explain
     from .rules.table import register_sharding
     from .spec import DTensorSpec, TensorMeta
 
 __all__ = [
     "Box",
+    "CostModel",
     "DTensor",
     "DTensorSpec",
     "DeviceMesh",
+    "Explanation",
     "IrregularLayout",
     "Layout",
     "Mesh",
@@ -40,6 +44,7 @@ __all__ = [
     "distribute_module",
     "distribute_tensor",
     "empty",
+    "explain",
     "from_torch",
     "full",
     "implicit_replication",
@@ -50,7 +55,10 @@ __all__ = [
     "parse_placements",
     "placements_from_torch",
     "rand",
+    "randint",
     "randn",
+    "randperm",
+    "redistribute_many",
     "register_sharding",
     "strict",
     "to_torch",
@@ -61,9 +69,11 @@ __getattr__ = lazy_exports(
     __name__,
     {
         "Box": ".box",
+        "CostModel": ".costs",
         "DTensor": ".dtensor",
         "DTensorSpec": ".spec",
         "DeviceMesh": ".device_mesh",
+        "Explanation": ".redistribute.explain",
         "IrregularLayout": ".irregular",
         "Layout": ".layout",
         "Mesh": ".mesh",
@@ -76,6 +86,7 @@ __getattr__ = lazy_exports(
         "distribute_module": ".modules",
         "distribute_tensor": ".dtensor",
         "empty": ".factories",
+        "explain": ".redistribute.explain",
         "from_torch": ".adopt",
         "full": ".factories",
         "implicit_replication": ".modes",
@@ -86,7 +97,10 @@ __getattr__ = lazy_exports(
         "parse_placements": ".placement",
         "placements_from_torch": ".interop",
         "rand": ".factories",
+        "randint": ".factories",
         "randn": ".factories",
+        "randperm": ".factories",
+        "redistribute_many": ".dtensor",
         "register_sharding": ".rules.table",
         "strict": ".modes",
         "to_torch": ".adopt",

@@ -26,15 +26,20 @@ def from_torch(tensor: torch_tensor.DTensor) -> DTensor:
     """
     layout = layout_from_torch(tensor)
     mesh = device_mesh_from_torch(tensor.device_mesh)
-    local = _local_of(tensor)
     spec = spec_of(mesh, layout.placements, layout.shape, tensor.stride(), tensor.dtype)
+    local = _local_of(tensor)
+    if spec.box is not None and spec.box.is_empty and local.numel() == 0:
+        local = local.detach().view(spec.box.sizes)  # FSDP2 makes it empty along other dims too
     check_local_shape(local, spec)
     return DTensor(local, spec, requires_grad=tensor.requires_grad)
 
 
 def _local_of(tensor: torch_tensor.DTensor) -> Any:
-    local = getattr(tensor, "_local_tensor", None)
-    return tensor.to_local().detach() if local is None else local
+    """Return the local memory; a collective that still writes to it is waited for."""
+    local: Any = getattr(tensor, "_local_tensor", None)
+    if local is None:
+        local = tensor.to_local().detach()
+    return local.trigger_wait() if hasattr(local, "trigger_wait") else local
 
 
 def to_torch(tensor: DTensor) -> torch_tensor.DTensor:

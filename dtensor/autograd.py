@@ -9,14 +9,18 @@ that was Partial gets a Replicate gradient, since every term has the gradient of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
+from .awaited import awaited
 from .compilers import opaque
+from .device_mesh import DeviceMesh
 from .placement import Placement, Replicate
-from .redistribute import redistribute_local
+from .redistribute import redistribute_local, redistribute_locals, start_redistribute
 from .spec import DTensorSpec, contiguous_spec, spec_of
 from .wrapper import Wrapper
 
@@ -60,8 +64,8 @@ class FromLocal(torch.autograd.Function):
         else:
             target = spec.with_placements(ctx.grad_placements)
         if torch.is_grad_enabled():  # the gradient will have one: that of the way there
-            placed = Redistribute.apply(grad, target.placements, None, None)
-            return ToLocal.apply(placed, spec.placements), None, None, None
+            made = Redistribute.apply(grad, Way(target.mesh, target.placements), None)
+            return ToLocal.apply(made, spec.placements), None, None, None
         local = redistribute_local(grad._local_tensor, grad._spec, target)
         return _own(local) if local is grad._local_tensor else local, None, None, None
 
@@ -96,36 +100,74 @@ class ToLocal(torch.autograd.Function):
 
 @opaque
 class Redistribute(torch.autograd.Function):
-    """Changes the placements; the gradient is redistributed back."""
+    """Changes mesh and placements; the gradient is redistributed back."""
 
     @staticmethod
     def forward(
         ctx: Any,
         tensor: Wrapper,
-        placements: tuple[Placement, ...],
-        forward_dtype: torch.dtype | None,
+        way: Way,
         backward_dtype: torch.dtype | None,
     ) -> Wrapper:
-        """Return the tensor with other placements, in ``forward_dtype`` if given."""
+        """Return the tensor where ``way`` leads to."""
         ctx.cls = type(tensor)
         ctx.spec = tensor._spec
         ctx.backward_dtype = backward_dtype
-        return moved(tensor, placements, forward_dtype)
+        ctx.target = way.of(tensor._spec)
+        return moved(tensor, way)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
-        """Return the gradient with the placements of the input, in its dtype."""
+        """Return the gradient with the mesh and the placements of the input, in its dtype."""
         spec: DTensorSpec = ctx.spec
-        grad = distributed(grads[0], ctx.cls, spec)
-        placements = gradient_spec(spec).placements
+        grad = distributed(grads[0], ctx.cls, ctx.target)
+        back = Way(spec.mesh, gradient_spec(spec).placements, ctx.backward_dtype)
         if torch.is_grad_enabled():
-            placed = Redistribute.apply(grad, placements, ctx.backward_dtype, None)
-            return cast(Wrapper, placed).to(spec.dtype), None, None, None
-        back = moved(grad, placements, ctx.backward_dtype or grad.dtype)
-        if back.dtype != spec.dtype:
-            target = _typed(back._spec, spec.dtype)
-            back = type(back)(back._local_tensor.to(spec.dtype), target)
-        return back, None, None, None
+            made = Redistribute.apply(grad, back, None)
+            return cast(Wrapper, made).to(spec.dtype), None, None
+        return _in_dtype(moved(grad, back), spec.dtype), None, None
+
+
+@opaque
+class RedistributeMany(torch.autograd.Function):
+    """Changes mesh and placements of several tensors in common collectives, and so back."""
+
+    @staticmethod
+    def forward(ctx: Any, ways: tuple[Way, ...], *tensors: Wrapper) -> tuple[Wrapper, ...]:
+        """Return the tensors where their ways lead to."""
+        ctx.classes = [type(tensor) for tensor in tensors]
+        ctx.specs = [tensor._spec for tensor in tensors]
+        ctx.targets = [way.of(tensor._spec) for way, tensor in zip(ways, tensors, strict=True)]
+        ctx.set_materialize_grads(False)
+        made = tuple(moved_together(tensors, ways))
+        needed = ctx.needs_input_grad[1:]
+        ctx.mark_non_differentiable(
+            *[m for m, is_needed in zip(made, needed, strict=True) if not is_needed]
+        )
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        """Return the gradients with the meshes and the placements of the inputs."""
+        there = [i for i, grad in enumerate(grads) if grad is not None]
+        given = [distributed(grads[i], ctx.classes[i], ctx.targets[i]) for i in there]
+        specs: list[DTensorSpec] = [ctx.specs[i] for i in there]
+        ways = tuple(Way(spec.mesh, gradient_spec(spec).placements, None) for spec in specs)
+        found: list[Tensor | None] = [None] * len(grads)
+        if torch.is_grad_enabled():
+            several = cast("tuple[Wrapper, ...]", RedistributeMany.apply(ways, *given))
+            for i, back, spec in zip(there, several, specs, strict=True):
+                found[i] = back.to(spec.dtype)
+        else:
+            for i, back, spec in zip(there, moved_together(given, ways), specs, strict=True):
+                found[i] = _in_dtype(back, spec.dtype)
+        return None, *found
+
+
+def _in_dtype(tensor: Wrapper, dtype: torch.dtype) -> Wrapper:
+    if tensor.dtype == dtype:
+        return tensor
+    return type(tensor)(tensor._local_tensor.to(dtype), _typed(tensor._spec, dtype))
 
 
 def distributed(grad: Tensor, cls: type[Wrapper], spec: DTensorSpec) -> Wrapper:
@@ -147,14 +189,60 @@ def _own(local: Tensor) -> Tensor:
     return local.clone(memory_format=torch.contiguous_format)
 
 
-def moved(
-    tensor: Wrapper, placements: tuple[Placement, ...], dtype: torch.dtype | None = None
-) -> Wrapper:
-    """Return the tensor with other placements and dtype, outside of autograd."""
-    source = _typed(tensor._spec, dtype)
-    target = source.with_placements(placements)
-    local = tensor._local_tensor if dtype is None else tensor._local_tensor.to(dtype)
-    result = redistribute_local(local, source, target)
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Where a tensor is redistributed to, and how."""
+
+    mesh: DeviceMesh
+    placements: tuple[Placement, ...]
+    dtype: torch.dtype | None = None
+    """Cast to before anything moves; None keeps that of the tensor."""
+    is_awaited: bool = False
+    """Whether the result may come before its values have."""
+
+    def of(self, spec: DTensorSpec) -> DTensorSpec:
+        """Return the spec that a tensor of ``spec`` gets."""
+        dtype = spec.dtype if self.dtype is None else self.dtype
+        return spec_of(self.mesh, self.placements, spec.shape, spec.stride, dtype)
+
+
+def moved(tensor: Wrapper, way: Way) -> Wrapper:
+    """Return the tensor elsewhere or in another dtype, outside of autograd."""
+    source, target = _typed(tensor._spec, way.dtype), way.of(tensor._spec)
+    local = tensor._local_tensor if way.dtype is None else tensor._local_tensor.to(way.dtype)
+    if way.is_awaited:
+        finish = start_redistribute(local, source, target)
+        if finish is not None:
+            device = torch.device(way.mesh.device_type)
+            return awaited(type(tensor), finish, contiguous_spec(target), device)
+    return _rewrapped(tensor, local, redistribute_local(local, source, target), target)
+
+
+def placed(tensor: Wrapper, placements: tuple[Placement, ...]) -> Wrapper:
+    """Return the tensor with other placements, outside of autograd."""
+    return moved(tensor, Way(tensor._spec.mesh, placements))
+
+
+def moved_together(tensors: Sequence[Wrapper], ways: Sequence[Way]) -> list[Wrapper]:
+    """Return every tensor where its way leads to, outside of autograd, by packed collectives."""
+    pairs = list(zip(tensors, ways, strict=True))
+    targets = [way.of(tensor._spec) for tensor, way in pairs]
+    moves = [
+        (_typed(tensor._spec, way.dtype), target)
+        for (tensor, way), target in zip(pairs, targets, strict=True)
+    ]
+    locals_ = [
+        tensor._local_tensor if way.dtype is None else tensor._local_tensor.to(way.dtype)
+        for tensor, way in pairs
+    ]
+    results = redistribute_locals(locals_, moves)
+    return [
+        _rewrapped(tensor, local, result, target)
+        for tensor, local, result, target in zip(tensors, locals_, results, targets, strict=True)
+    ]
+
+
+def _rewrapped(tensor: Wrapper, local: Tensor, result: Tensor, target: DTensorSpec) -> Wrapper:
     if result is tensor._local_tensor:
         return type(tensor)(_own(result), contiguous_spec(target))
     return type(tensor)(result, target if result is local else contiguous_spec(target))

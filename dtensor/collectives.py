@@ -8,15 +8,20 @@ bytes, so every dtype moves on every backend. Works on process groups and on raw
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from dtckpt.errors import PlacementError
+
+from .costs import costs_of
+from .groups import ranks_of
+from .traffic import BY_THREAD, Collective, issue_observed
 
 _c10d: Any = dist
 """torch's stubs leave out the option classes and the methods of groups."""
@@ -47,6 +52,8 @@ class Peers:
     """A ``torch.distributed.ProcessGroup`` or a raw backend."""
     group_ranks: tuple[int, ...]
     """Group rank of every position."""
+    ranks: tuple[int, ...] = ()
+    """Global rank of every position, where the mesh knows it; for those who look on."""
 
     @property
     def size(self) -> int:
@@ -63,6 +70,12 @@ class Peers:
         """Position of this rank."""
         return self.group_ranks.index(self.group.rank())
 
+    def global_ranks(self) -> tuple[int, ...]:
+        """Return the global ranks by group rank; those of the group where nobody knows others."""
+        if self.ranks:
+            return tuple(self.by_group_rank(self.ranks))
+        return tuple(ranks_of(self.group) or range(self.size))
+
     def by_group_rank(self, values: Sequence[Any]) -> list[Any]:
         """Return values, given by position, in the order of the group ranks."""
         ordered: list[Any] = [None] * len(values)
@@ -71,14 +84,80 @@ class Peers:
         return ordered
 
 
+class Work(Protocol):
+    """A collective under way."""
+
+    def wait(self) -> Any:
+        """Wait for the result."""
+        ...
+
+
+def _issue(
+    kind: str,
+    peers: Peers,
+    sent_bytes: int,
+    received_bytes: int,
+    call: Callable[[], Work],
+    *,
+    reduce_op: str = "",
+    agreed: object = "",
+    sent_to: Sequence[int] = (),
+    received_from: Sequence[int] = (),
+    source: int | None = None,
+) -> Work:
+    """Issue one collective: every call of a method of a group goes through here.
+
+    Bytes are as in ``traffic.Collective``. ``agreed`` is what must be equal on all ranks for the
+    call to be one collective. ``sent_to`` and ``received_from`` are sizes by group rank where they
+    may differ; what a rank then sends to itself does not count. Of a ``source``, a group rank, the
+    others receive and the source sends.
+    """
+    if not BY_THREAD:
+        return call()
+    rank: int = peers.group.rank()
+    if source is not None:
+        sent_bytes, received_bytes = (sent_bytes, 0) if rank == source else (0, received_bytes)
+    if sent_to:
+        sent_bytes -= sent_to[rank]
+        received_bytes -= received_from[rank]
+    collective = Collective(
+        kind=kind,
+        group=peers.group,
+        ranks=peers.global_ranks(),
+        rank=rank,
+        sent_bytes=sent_bytes,
+        received_bytes=received_bytes,
+        reduce_op=reduce_op,
+        agreed=str(agreed) if source is None else f"{agreed} from group rank {source}",
+        sent_to=tuple(sent_to),
+        received_from=tuple(received_from),
+        started=time.perf_counter(),
+    )
+    return issue_observed(collective, call)
+
+
 def all_gather_even(local: Tensor, peers: Peers) -> Tensor:
     """Return every rank's tensor, all of one shape, stacked by group rank."""
     shape = (len(peers.group_ranks), *local.shape)
     send = to_bytes(local)
     received = send.new_empty(send.numel() * shape[0])
     if send.numel():
-        peers.group._allgather_base(received, send).wait()
+        start_all_gather(received, send, peers).wait()
     return received.view(local.dtype).view(shape)
+
+
+def start_all_gather(received: Tensor, sent: Tensor, peers: Peers) -> Work:
+    """Start to send a flat uint8 buffer to every rank and to receive theirs, by group rank."""
+    width = sent.numel()
+    others = width * (peers.size - 1)
+    return _issue(
+        "all_gather",
+        peers,
+        others,
+        others,
+        lambda: peers.group._allgather_base(received, sent),
+        agreed=width,
+    )
 
 
 def all_gather(local: Tensor, shapes: Sequence[tuple[int, ...]], peers: Peers) -> list[Tensor]:
@@ -91,7 +170,7 @@ def all_gather(local: Tensor, shapes: Sequence[tuple[int, ...]], peers: Peers) -
     if send.numel() < width:
         send = torch.cat([send, send.new_zeros(width - send.numel())])
     received = send.new_empty(width * len(shapes))
-    peers.group._allgather_base(received, send).wait()
+    start_all_gather(received, send, peers).wait()
     rows = received.view(len(shapes), width)
     return [
         from_bytes(rows[rank, : n * local.element_size()], local.dtype, shape)
@@ -107,29 +186,100 @@ def all_to_all(
     Everything is by position; ``receive_bytes`` says how much comes. Every rank must call.
     """
     empty = torch.empty(0, dtype=torch.uint8, device=device)
-    parts = peers.by_group_rank([empty if t is None else to_bytes(t) for t in sends])
-    incoming = peers.by_group_rank(receive_bytes)
-    outgoing = [part.numel() for part in parts]
-    received = torch.empty(sum(incoming), dtype=torch.uint8, device=device)
-    peers.group.alltoall_base(received, torch.cat(parts), incoming, outgoing).wait()
-    by_rank = torch.split(received, incoming)
+    parts = [empty if t is None else to_bytes(t) for t in sends]
+    sent = torch.cat(peers.by_group_rank(parts))
+    received = torch.empty(sum(receive_bytes), dtype=torch.uint8, device=device)
+    send_bytes = [part.numel() for part in parts]
+    start_all_to_all(sent, send_bytes, received, receive_bytes, peers).wait()
+    by_rank = torch.split(received, peers.by_group_rank(receive_bytes))
     return [by_rank[rank] for rank in peers.group_ranks]
 
 
-def all_to_all_packed(
+def start_all_to_all(
     sent: Tensor,
     send_bytes: Sequence[int],
     received: Tensor,
     receive_bytes: Sequence[int],
     peers: Peers,
-) -> None:
-    """Send a part of one buffer to every rank and receive theirs in parts of another one.
+    *,
+    by_group_rank: bool = False,
+) -> Work:
+    """Start to send a part of one buffer to every rank and to receive theirs in parts of another.
 
     Both are flat and uint8, and their parts lie in the order of the group ranks; the sizes are by
-    position. Nothing is copied on the way. Every rank must call.
+    position, or ``by_group_rank``. Nothing is copied on the way. Every rank must call.
     """
-    outgoing, incoming = peers.by_group_rank(send_bytes), peers.by_group_rank(receive_bytes)
-    peers.group.alltoall_base(received, sent, incoming, outgoing).wait()
+    outgoing, incoming = list(send_bytes), list(receive_bytes)
+    if not by_group_rank:
+        outgoing, incoming = peers.by_group_rank(outgoing), peers.by_group_rank(incoming)
+    return _issue(
+        "all_to_all",
+        peers,
+        sent.numel(),
+        received.numel(),
+        lambda: peers.group.alltoall_base(received, sent, incoming, outgoing),
+        sent_to=outgoing,
+        received_from=incoming,
+    )
+
+
+Message = tuple[int, Tensor]
+"""A position, and contiguous memory of a CPU that goes there or comes from there."""
+
+
+def start_messages(sends: Sequence[Message], receives: Sequence[Message], peers: Peers) -> Work:
+    """Start to send memory as it lies to some ranks, and to receive into memory what others send.
+
+    For CPUs. At most one message goes from one rank to another, and none from a rank to itself;
+    both ends know its size. Every rank must call, and must wait before it calls again: a message
+    that nobody waits for would be taken for the next one.
+    """
+    sent_to, received_from = [0] * peers.size, [0] * peers.size
+    for position, memory in sends:
+        sent_to[position] = memory.nbytes
+    for position, memory in receives:
+        received_from[position] = memory.nbytes
+    ranks, group = peers.group_ranks, peers.group
+
+    def call() -> Work:
+        # Receives come first: what arrives then goes straight to its place.
+        works = [group.recv([_raw(m)], ranks[i], _TAG) for i, m in receives if m.nbytes]
+        works += [group.send([_raw(m)], ranks[i], _TAG) for i, m in sends if m.nbytes]
+        return _Works(works)
+
+    return _issue(
+        "all_to_all",
+        peers,
+        sum(sent_to),
+        sum(received_from),
+        call,
+        sent_to=peers.by_group_rank(sent_to),
+        received_from=peers.by_group_rank(received_from),
+    )
+
+
+DIRECT_BYTES = 4 << 20
+"""From here on messages go from rank to rank as they lie in memory, on CPUs. Gloo takes longer to
+begin with them than with one all-to-all through buffers, but they save the copies."""
+_TAG = 0x6474
+"""Of the library's messages, so that they meet no others of the same group."""
+
+
+def _raw(memory: Tensor) -> Tensor:
+    # One element may count as contiguous with any stride, which bytes may not have.
+    return memory.as_strided((memory.numel(),), (1,)).view(torch.uint8)
+
+
+class _Works:
+    """Several messages under way."""
+
+    def __init__(self, works: list[Work]) -> None:
+        self._works = works
+
+    def wait(self) -> None:
+        """Wait for all."""
+        for work in self._works:
+            work.wait()
 
 
 def all_reduce(local: Tensor, reduce_op: str, peers: Peers) -> Tensor:
@@ -137,65 +287,199 @@ def all_reduce(local: Tensor, reduce_op: str, peers: Peers) -> Tensor:
 
     Not-a-number spreads, as it does on one device.
     """
+    return start_all_reduce(local, reduce_op, peers)()
+
+
+def start_all_reduce(
+    local: Tensor, reduce_op: str, peers: Peers, few_bytes: int | None = None
+) -> Callable[[], Tensor]:
+    """Start an ``all_reduce``; the result waits for it and returns it.
+
+    ``few_bytes`` is as of the cost model; None for that of the backend.
+    """
     dtype = local.dtype
-    _require_reducible(dtype, reduce_op)
-    if dtype.is_complex and reduce_op == "product":  # which backends do not have
-        parts = all_gather(local, [tuple(local.shape)] * peers.size, peers)
-        return reduce_locally(torch.stack(parts), reduce_op)
+    require_reducible(dtype, reduce_op)
+    if few_bytes is None:
+        few_bytes = costs_of(local.device.type).few_bytes
+    if _sends_terms(local.nbytes, dtype, reduce_op, peers.size, few_bytes):
+        return _start_exchanged([local] * peers.size, reduce_op, peers)
     wide = _to_wire(local, reduce_op).clone(memory_format=torch.contiguous_format)
-    if wide.numel():
-        nowhere = None
-        if _may_lose_nan(dtype, reduce_op):
-            nowhere = wide.isnan().to(torch.uint8)
-            _run_all_reduce(nowhere, _BACKEND_OPS["max"], peers)
-        _run_all_reduce(wide, _backend_op(dtype, reduce_op), peers)
+    if wide.numel() == 0:
+        return lambda: _from_wire(wide, dtype, reduce_op)
+    nowhere = works = None
+    if _may_lose_nan(dtype, reduce_op):
+        nowhere = wide.isnan().to(torch.uint8)
+        works = _start_all_reduce(nowhere, "max", peers)
+    work = _start_all_reduce(wide, _wire_op(dtype, reduce_op), peers)
+
+    def finish() -> Tensor:
+        if works is not None:
+            works.wait()
+        work.wait()
         if nowhere is not None:
             wide.masked_fill_(nowhere.bool(), float("nan"))
-    if reduce_op == "avg":
-        wide /= peers.size
-    return _from_wire(wide, dtype, reduce_op)
+        if reduce_op == "avg":
+            wide.div_(peers.size)
+        return _from_wire(wide, dtype, reduce_op)
+
+    return finish
 
 
-def _run_all_reduce(tensor: Tensor, backend_op: Any, peers: Peers) -> None:
+def _sends_terms(
+    num_bytes: int, dtype: torch.dtype, reduce_op: str, size: int, few_bytes: int
+) -> bool:
+    """Whether every rank gets the terms of all others, and reduces them itself."""
+    lacking = dtype.is_complex and reduce_op == "product"  # backends do not have it
+    return lacking or num_bytes * (size - 1) <= few_bytes
+
+
+def all_reduced_bytes(
+    numel: int, dtype: torch.dtype, reduce_op: str, size: int, few_bytes: int
+) -> tuple[int, int]:
+    """Return what a rank sends and receives in an ``all_reduce``, and what its buffers take."""
+    num_bytes = numel * dtype.itemsize
+    if _sends_terms(num_bytes, dtype, reduce_op, size, few_bytes):
+        return num_bytes * (size - 1), 2 * num_bytes * size
+    wire = _wire_dtype(dtype)
+    flags = numel if _may_lose_nan(dtype, reduce_op) else 0
+    moved = [2 * part * (size - 1) // size for part in (numel * wire.itemsize, flags)]
+    return sum(moved), flags + (0 if wire == dtype else numel * wire.itemsize)
+
+
+def _start_all_reduce(tensor: Tensor, wire_op: str, peers: Peers) -> Work:
     options = _c10d.AllreduceOptions()
-    options.reduceOp = backend_op
-    peers.group.allreduce([tensor], options).wait()
+    options.reduceOp = _BACKEND_OPS[wire_op]
+    size = peers.size
+    moved = 2 * tensor.nbytes * (size - 1) // size
+    return _issue(
+        "all_reduce",
+        peers,
+        moved,
+        moved,
+        lambda: peers.group.allreduce([tensor], options),
+        reduce_op=wire_op,
+        agreed=(tensor.nbytes, tensor.dtype),
+    )
 
 
 def reduce_scatter(pieces: Sequence[Tensor], reduce_op: str, peers: Peers) -> Tensor:
     """Return the reduction of what all ranks hold for this one.
 
     ``pieces`` are this rank's terms by destination; their shapes may differ between destinations.
-    Equal sizes use the backend's collective. Otherwise, and for maxima and minima of floating
-    point numbers, each rank receives its terms and reduces them itself, which moves the same
-    bytes, needs no padding and keeps not-a-number.
+    """
+    return start_reduce_scatter(pieces, reduce_op, peers)()
+
+
+def start_reduce_scatter(
+    pieces: Sequence[Tensor], reduce_op: str, peers: Peers, *, later: bool = False
+) -> Callable[[], Tensor]:
+    """Start a ``reduce_scatter``; the result waits for it and returns it.
+
+    Equal sizes use the backend's collective, but for Gloo, whose own takes three times as long as
+    the other way: each rank receives its terms and reduces them itself. That moves the same bytes,
+    needs no padding and keeps not-a-number. With ``later`` the result may be called after other
+    collectives, or never.
     """
     mine = pieces[peers.position]
-    _require_reducible(mine.dtype, reduce_op)
-    even = len({piece.numel() for piece in pieces}) == 1
-    lacking = mine.dtype.is_complex and reduce_op == "product"
-    if even and mine.numel() and not lacking and not _may_lose_nan(mine.dtype, reduce_op):
-        flat = [_to_wire(piece.reshape(-1), reduce_op) for piece in pieces]
-        wire = flat[0].dtype
-        send = torch.cat(peers.by_group_rank(flat))
-        reduced = torch.empty(mine.numel(), dtype=wire, device=mine.device)
-        options = _c10d.ReduceScatterOptions()
-        options.reduceOp = _backend_op(mine.dtype, reduce_op)
-        peers.group._reduce_scatter_base(reduced, send, options).wait()
+    dtype = mine.dtype
+    require_reducible(dtype, reduce_op)
+    even = len({piece.numel() for piece in pieces}) == 1 and mine.numel() > 0
+    lacking = dtype.is_complex and reduce_op == "product"
+    if not even or lacking or _is_gloo(mine) or _may_lose_nan(dtype, reduce_op):
+        # All ranks hold terms of the same elements, and so agree on how many bytes those are.
+        if _is_gloo(mine) and not later and sum(p.nbytes for p in pieces) >= DIRECT_BYTES:
+            return _start_exchanged_directly(pieces, reduce_op, peers)
+        return _start_exchanged(pieces, reduce_op, peers)
+    flat = [_to_wire(piece.reshape(-1), reduce_op) for piece in pieces]
+    send = torch.cat(peers.by_group_rank(flat))
+    reduced = torch.empty(mine.numel(), dtype=send.dtype, device=mine.device)
+    options = _c10d.ReduceScatterOptions()
+    wire_op = _wire_op(dtype, reduce_op)
+    options.reduceOp = _BACKEND_OPS[wire_op]
+    others = (peers.size - 1) * reduced.nbytes
+    work = _issue(
+        "reduce_scatter",
+        peers,
+        others,
+        others,
+        lambda: peers.group._reduce_scatter_base(reduced, send, options),
+        reduce_op=wire_op,
+        agreed=(reduced.nbytes, send.dtype),
+    )
+
+    def finish() -> Tensor:
+        work.wait()
         if reduce_op == "avg":
-            reduced /= peers.size
-        return _from_wire(reduced, mine.dtype, reduce_op).view(mine.shape)
-    size = mine.numel() * mine.element_size()
-    terms = all_to_all(pieces, [size] * len(pieces), peers, mine.device)
-    stacked = torch.stack([from_bytes(term, mine.dtype, tuple(mine.shape)) for term in terms])
-    return reduce_locally(stacked, reduce_op)
+            reduced.div_(peers.size)
+        return _from_wire(reduced, dtype, reduce_op).view(mine.shape)
+
+    return finish
+
+
+def _start_exchanged(
+    pieces: Sequence[Tensor], reduce_op: str, peers: Peers
+) -> Callable[[], Tensor]:
+    """Start to send every rank its terms; the result reduces those of this one.
+
+    All ranks reduce in the order of the group ranks, so that equal pieces have equal results.
+    """
+    mine = pieces[peers.position]
+    size, shape, dtype = peers.size, mine.shape, mine.dtype
+    send_bytes = [piece.nbytes for piece in pieces]
+    if dtype in _BACKEND_DTYPES:
+        flat = [piece.resolve_conj().resolve_neg().reshape(-1) for piece in pieces]
+        sent = torch.cat(peers.by_group_rank(flat)).view(torch.uint8)
+    else:  # which kernels may not join
+        sent = torch.cat(peers.by_group_rank([to_bytes(piece) for piece in pieces]))
+    received = torch.empty(mine.nbytes * size, dtype=torch.uint8, device=mine.device)
+    work = start_all_to_all(sent, send_bytes, received, [mine.nbytes] * size, peers)
+
+    def finish() -> Tensor:
+        work.wait()
+        return reduce_locally(received.view(dtype).view(size, *shape), reduce_op)
+
+    return finish
+
+
+def _start_exchanged_directly(
+    pieces: Sequence[Tensor], reduce_op: str, peers: Peers
+) -> Callable[[], Tensor]:
+    """Do the same by messages from rank to rank."""
+    here, size = peers.position, peers.size
+    mine = pieces[here]
+    terms = mine.new_empty((size, *mine.shape))
+    terms[peers.group_ranks[here]] = mine
+    others = [i for i in range(size) if i != here]
+    sends = [(i, pieces[i].resolve_conj().resolve_neg().contiguous()) for i in others]
+    receives = [(i, terms[peers.group_ranks[i]]) for i in others]
+    work = start_messages(sends, receives, peers)
+
+    def finish() -> Tensor:
+        work.wait()
+        sends.clear()  # kept until they were sent
+        return reduce_locally(terms, reduce_op)
+
+    return finish
+
+
+def _is_gloo(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu"
 
 
 def broadcast(tensor: Tensor, source: int, peers: Peers) -> Tensor:
     """Return the tensor at position ``source``; all ranks pass one of the same shape and dtype."""
     data = to_bytes(tensor).clone()
     if data.numel():
-        peers.group.broadcast(data, peers.group_ranks[source]).wait()
+        root = peers.group_ranks[source]
+        _issue(
+            "broadcast",
+            peers,
+            data.numel() * (peers.size - 1),
+            data.numel(),
+            lambda: peers.group.broadcast(data, root),
+            agreed=data.numel(),
+            source=root,
+        ).wait()
     return from_bytes(data, tensor.dtype, tuple(tensor.shape))
 
 
@@ -241,17 +525,17 @@ _LOCAL_REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 _BACKEND_OPS = {
     "sum": _c10d.ReduceOp.SUM,
-    "avg": _c10d.ReduceOp.SUM,
     "product": _c10d.ReduceOp.PRODUCT,
     "max": _c10d.ReduceOp.MAX,
     "min": _c10d.ReduceOp.MIN,
 }
 
 
-def _backend_op(dtype: torch.dtype, reduce_op: str) -> Any:
+def _wire_op(dtype: torch.dtype, reduce_op: str) -> str:
+    """Return what the backend does to what travels."""
     if dtype == torch.bool:  # it travels as uint8, where a sum of ones would no longer be a bool
-        reduce_op = {"sum": "max", "product": "min"}.get(reduce_op, reduce_op)
-    return _BACKEND_OPS[reduce_op]
+        return {"sum": "max", "product": "min"}.get(reduce_op, reduce_op)
+    return "sum" if reduce_op == "avg" else reduce_op
 
 
 def _may_lose_nan(dtype: torch.dtype, reduce_op: str) -> bool:
@@ -294,7 +578,8 @@ def _accumulator(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if low_precision else dtype
 
 
-def _require_reducible(dtype: torch.dtype, reduce_op: str) -> None:
+def require_reducible(dtype: torch.dtype, reduce_op: str) -> None:
+    """Raise PlacementError for a reduction that has no meaning for a dtype."""
     fractional = dtype.is_floating_point or dtype.is_complex
     if reduce_op == "avg" and not fractional:
         raise PlacementError(f"Partial('avg') needs a floating point dtype, got {dtype}")

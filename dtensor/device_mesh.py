@@ -8,7 +8,7 @@ every question that does not depend on the rank, so layouts can be planned anywh
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +17,7 @@ import torch.distributed as dist
 from dtckpt.errors import PlacementError
 
 from .collectives import Peers
+from .costs import CostModel
 from .groups import check_group_ranks, given_groups, make_group, ranks_of
 from .halving import HalvingDict
 from .mesh import Mesh
@@ -37,7 +38,9 @@ class DeviceMesh:
     ``groups`` gives one group per axis, of the ranks that differ from this one along that axis
     only, in axis order; ``world_group`` one of all ranks in row-major order. What is not given is
     made by ``torch.distributed.new_group`` on first use, which the ranks of that group must reach
-    in the same order. Two meshes are equal when ranks, shape and device type are.
+    in the same order. ``within`` is a mesh that has the ranks of this one and of others, over whose
+    world group tensors go from this mesh to those; without it such a group is made. Two meshes are
+    equal when ranks, shape and device type are.
 
     >>> mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"))
     >>> mesh.shape, mesh.size("tp"), mesh.get_rank() if mesh.has_rank else None
@@ -53,6 +56,7 @@ class DeviceMesh:
         rank: int | None = None,
         groups: Sequence[Any] | None = None,
         world_group: Any = None,
+        within: DeviceMesh | None = None,
     ) -> None:
         if ":" in device_type:
             raise PlacementError(
@@ -62,13 +66,18 @@ class DeviceMesh:
         self.layout_mesh = _as_mesh(mesh, mesh_dim_names)
         """The pure value: shape, axis names and ranks."""
         self._groups = given_groups(self.layout_mesh, groups, world_group)
+        self.within = within
         self._rank = self._find_rank(rank)
         self._coordinate = None if self._rank is None else self.layout_mesh.coordinate(self._rank)
         self._parent: tuple[DeviceMesh, tuple[tuple[int, ...], ...]] | None = None
         self._children: dict[object, DeviceMesh] = {}
         self._peers: dict[tuple[int, ...], Peers] = {}
+        self._rows: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._lock = threading.RLock()
         self._caches: dict[str, Any] = {}
+        self.costs: CostModel | None = None
+        """What communication costs here; None for what is known of the backend. Set it alike on
+        all ranks, before anything is redistributed."""
         self.quick_calls: HalvingDict[tuple[Any, ...], Any] = HalvingDict(MAX_QUICK)
         """Operator calls of known kinds, where every call looks first (``quick``)."""
 
@@ -104,7 +113,7 @@ class DeviceMesh:
             device_type, mesh, mesh_dim_names=mesh_dim_names, groups=groups, world_group=world_group
         )
         for axis, single in enumerate(groups):
-            check_group_ranks(single, made._ranks_along((axis,)), made.mesh_dim_names[axis])
+            check_group_ranks(single, made.ranks_along((axis,)), made.mesh_dim_names[axis])
         return made
 
     @property
@@ -186,7 +195,7 @@ class DeviceMesh:
             with self._lock:
                 group = self._groups.get(axes)
                 if group is None:
-                    group = make_group(self.layout_mesh, axes, self._ranks_along)
+                    group = make_group(self.layout_mesh, axes, self.ranks_along)
                     self._groups[axes] = group
         return group
 
@@ -195,11 +204,12 @@ class DeviceMesh:
         found = self._peers.get(axes)
         if found is None:
             group = self.group_of(axes)
-            found = self._peers[axes] = Peers(group, self._group_ranks(group, axes))
+            ranks = self.ranks_along(axes)
+            found = self._peers[axes] = Peers(group, self._group_ranks(group, axes), ranks)
         return found
 
     def _group_ranks(self, group: Any, axes: tuple[int, ...]) -> tuple[int, ...]:
-        ranks = self._ranks_along(axes)
+        ranks = self.ranks_along(axes)
         registered = ranks_of(group)
         if registered is not None:
             return tuple(registered.index(rank) for rank in ranks)
@@ -207,12 +217,24 @@ class DeviceMesh:
             return tuple(range(len(ranks)))
         parent, parts = self._parent
         above = tuple(sorted(a for axis in axes for a in parts[axis]))
-        order = parent._ranks_along(above)
+        order = parent.ranks_along(above)
         group_ranks = parent.peers(above).group_ranks
         return tuple(group_ranks[order.index(rank)] for rank in ranks)
 
-    def _ranks_along(self, axes: tuple[int, ...]) -> tuple[int, ...]:
-        return self.layout_mesh.submesh(axes, self._here()).all_ranks()
+    def can_group(self, axes: tuple[int, ...]) -> bool:
+        """Whether there is a group along ``axes``, which ascend, or can be made."""
+        if self._parent is not None:
+            parent, parts = self._parent
+            return parent.can_group(tuple(sorted(a for axis in axes for a in parts[axis])))
+        return axes in self._groups or dist.is_initialized()
+
+    def ranks_along(self, axes: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the ranks that differ from this one along ``axes`` only, in row-major order."""
+        found = self._rows.get(axes)
+        if found is None:
+            found = self.layout_mesh.submesh(axes, self._here()).all_ranks()
+            self._rows[axes] = found
+        return found
 
     def _here(self) -> tuple[int, ...]:
         coordinate = self.get_coordinate()
@@ -265,6 +287,18 @@ class DeviceMesh:
             with self._lock:
                 found = self._caches.setdefault(name, make())
         return found
+
+    def forget(self, name: str) -> None:
+        """Let go of a cache."""
+        with self._lock:
+            self._caches.pop(name, None)
+
+    def cache_sizes(self) -> dict[str, int]:
+        """Return the number of entries of every cache that has any, by name."""
+        with self._lock:
+            caches = {**self._caches, "quick_calls": self.quick_calls}
+        sizes = {name: len(cache) for name, cache in caches.items() if isinstance(cache, Sized)}
+        return {name: size for name, size in sorted(sizes.items()) if size}
 
     def __enter__(self) -> DeviceMesh:
         enter_mesh(self)

@@ -19,6 +19,7 @@ from dtckpt.errors import PlacementError
 from .binding import Binding, bind
 from .decompositions import DECOMPOSITIONS, UNBOUND
 from .fallback import run_without_rule
+from .logs import noted_plan
 from .plan import LocalPlan, make_plan
 from .quick import NOT_QUICK, NUMBERS, QuickCall, by_type, learn, remember, run_quick
 from .redistribute import redistribute_local
@@ -134,7 +135,7 @@ def _run_new(
             return result
     cache = bound.mesh.cache("plans", PlanCache)
     key = (*bound.key, torch.get_default_dtype(), RULES.generation)
-    plan = cache.find(key, lambda: make_plan(op, args, kwargs, bound))
+    plan = cache.find(key, lambda: noted_plan(op, bound, make_plan(op, args, kwargs, bound)))
     if plan is None:
         if decomposition is not None and own:  # the rule does not cover this call after all
             result = decomposition(*args, **kwargs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,8 +14,8 @@ from dtckpt.errors import PlacementError
 from .box import row_major_strides
 from .collectives import all_gather_ints, all_to_all, broadcast, from_bytes
 from .device_mesh import DeviceMesh
-from .layout import Layout, format_placements
-from .placement import Placement
+from .layout import Coordinate, Layout, format_placements
+from .placement import Placement, Ragged
 from .redistribute import redistribute_local
 from .spec import DTensorSpec, spec_of
 
@@ -110,10 +110,10 @@ def spec_of_local(
 ) -> DTensorSpec:
     """Return the spec of a tensor of which every rank holds ``local``.
 
-    Without ``shape`` the sizes of sharded dims are summed over the ranks, which exchange their
-    local shapes once; with it nothing is exchanged unless ``compare`` asks for it. Raises
-    PlacementError, on every rank that took part in an exchange, where a local shape is not that
-    of its layout.
+    Without ``shape`` the sizes of sharded dims are summed over the ranks, and a Ragged without
+    sizes gets those that the ranks have: they exchange their local shapes once. Nothing is
+    exchanged where both are known, unless ``compare`` asks for it. Raises PlacementError, on every
+    rank that took part in an exchange, where a local shape is not that of its layout.
     """
     if len(placements) != mesh.ndim:
         raise PlacementError(
@@ -122,16 +122,22 @@ def spec_of_local(
         )
     own = tuple(local.shape)
     sharded = any(p.is_shard() for p in placements)
-    if shape is None and sharded and mesh.has_rank and mesh.get_coordinate() is None:
+    asks_sizes = any(isinstance(p, Ragged) and not p.sizes for p in placements)
+    infers = asks_sizes or (shape is None and sharded)
+    if infers and mesh.has_rank and mesh.get_coordinate() is None:
         raise PlacementError(
-            f"this rank is not in mesh {mesh.layout_mesh} and cannot infer the global shape from "
-            "the ranks that are; pass shape="
+            f"this rank is not in mesh {mesh.layout_mesh} and cannot infer the global shape, or "
+            "the sizes of a Ragged, from the ranks that are; pass shape= and Ragged(dim, sizes)"
         )
-    reported: dict[tuple[int, ...], tuple[int, ...]] = {}
-    if compare or (shape is None and sharded):
+    reported: dict[Coordinate, tuple[int, ...]] = {}
+    if compare or infers:
         reported = _local_shapes(local, mesh)
+    if infers:
+        _require_one_ndim(reported)
+    if asks_sizes:
+        placements = _with_sizes(placements, mesh, reported)
     if shape is None:
-        shape = _summed(own, mesh, placements, reported) if sharded else own
+        shape = _summed(placements, reported) if sharded else own
     global_stride = _stride_like(local, shape) if stride is None else stride
     spec = spec_of(mesh, placements, shape, global_stride, local.dtype)
     if reported:
@@ -150,7 +156,7 @@ def check_local_shape(local: Tensor, spec: DTensorSpec) -> None:
         _check_shapes(spec.layout, {here: tuple(local.shape)})
 
 
-def _local_shapes(local: Tensor, mesh: DeviceMesh) -> dict[tuple[int, ...], tuple[int, ...]]:
+def _local_shapes(local: Tensor, mesh: DeviceMesh) -> dict[Coordinate, tuple[int, ...]]:
     own = tuple(local.shape)
     rows = gather_rows([*_padded(own), _code(local.dtype)], mesh)
     if len({row[-1] for row in rows.values()}) > 1:
@@ -187,24 +193,59 @@ def gather_rows(row: list[int], mesh: DeviceMesh) -> dict[tuple[int, ...], list[
     return dict(zip(mesh.layout_mesh.coordinates(), found, strict=True))
 
 
-def _summed(
-    own: tuple[int, ...],
-    mesh: DeviceMesh,
-    placements: Sequence[Placement],
-    reported: dict[tuple[int, ...], tuple[int, ...]],
-) -> tuple[int, ...]:
+def _require_one_ndim(reported: dict[Coordinate, tuple[int, ...]]) -> None:
     if len({len(shape) for shape in reported.values()}) > 1:
         raise PlacementError(f"local tensors have different numbers of dims: {_listed(reported)}")
-    ndim = len(own)
-    shape: list[int] = []
-    for dim in range(ndim):
-        axes = {a for a, p in enumerate(placements) if p.is_shard(dim) or p.is_shard(dim - ndim)}
-        line = (c for c in reported if not any(i for a, i in enumerate(c) if a not in axes))
-        shape.append(sum(reported[c][dim] for c in line))
-    return tuple(shape)
 
 
-def _check_shapes(layout: Layout, reported: dict[tuple[int, ...], tuple[int, ...]]) -> None:
+def _with_sizes(
+    placements: Sequence[Placement],
+    mesh: DeviceMesh,
+    reported: dict[Coordinate, tuple[int, ...]],
+) -> tuple[Placement, ...]:
+    """Return placements in which a Ragged without sizes has those that the ranks reported."""
+    found = list(placements)
+    ndim = len(next(iter(reported.values())))
+    for axis, placement in enumerate(placements):
+        if not isinstance(placement, Ragged) or placement.sizes:
+            continue
+        if not -ndim <= placement.dim < ndim:  # the layout will say so
+            continue
+        dim = placement.dim % ndim
+        further = _axes_that_cut(dim, ndim, placements) - {axis}
+        pieces = [
+            sum(reported[c][dim] for c in _along(further, reported, {axis: index}))
+            for index in range(mesh.shape[axis])
+        ]
+        found[axis] = Ragged(dim, tuple(pieces))
+    return tuple(found)
+
+
+def _summed(
+    placements: Sequence[Placement], reported: dict[Coordinate, tuple[int, ...]]
+) -> tuple[int, ...]:
+    """Return the global shape: sizes of dims, summed over the axes that cut them."""
+    ndim = len(next(iter(reported.values())))
+    axes = [_axes_that_cut(dim, ndim, placements) for dim in range(ndim)]
+    return tuple(
+        sum(reported[c][dim] for c in _along(axes[dim], reported, {})) for dim in range(ndim)
+    )
+
+
+def _axes_that_cut(dim: int, ndim: int, placements: Sequence[Placement]) -> set[int]:
+    return {a for a, p in enumerate(placements) if p.is_shard(dim) or p.is_shard(dim - ndim)}
+
+
+def _along(
+    axes: set[int], coordinates: Iterable[Coordinate], fixed: Mapping[int, int]
+) -> Iterator[Coordinate]:
+    """Yield the coordinates that differ along ``axes`` only: ``fixed`` says where, else 0."""
+    for coordinate in coordinates:
+        if all(a in axes or i == fixed.get(a, 0) for a, i in enumerate(coordinate)):
+            yield coordinate
+
+
+def _check_shapes(layout: Layout, reported: dict[Coordinate, tuple[int, ...]]) -> None:
     wrong = {c: shape for c, shape in reported.items() if layout.box(c).sizes != shape}
     if wrong:
         expected = {c: layout.box(c).sizes for c in wrong}
@@ -212,11 +253,11 @@ def _check_shapes(layout: Layout, reported: dict[tuple[int, ...], tuple[int, ...
             f"local shapes do not fit a tensor of shape {layout.shape} with placements "
             f"({format_placements(layout.placements)}) on mesh {layout.mesh}: expected "
             f"{_listed(expected)}, got {_listed(wrong)}. Shard cuts as torch.chunk does; use "
-            "Ragged(dim, sizes) for other sizes"
+            "Ragged(dim, sizes) for other sizes, or Ragged(dim) to take those of the local tensors"
         )
 
 
-def _listed(shapes: dict[tuple[int, ...], tuple[int, ...]]) -> str:
+def _listed(shapes: dict[Coordinate, tuple[int, ...]]) -> str:
     parts = [
         f"{shape} at {coordinate}" for coordinate, shape in itertools.islice(shapes.items(), 4)
     ]

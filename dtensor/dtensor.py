@@ -12,11 +12,23 @@ from typing import Any, NoReturn, cast
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
+from torch.distributed.tensor.placement_types import Placement as TorchPlacement
 
 from dtckpt.errors import PlacementError
 
-from .autograd import FromLocal, Redistribute, ToLocal, gradient_spec, moved
-from .collectives import all_reduce
+from .autograd import (
+    FromLocal,
+    Redistribute,
+    RedistributeMany,
+    ToLocal,
+    Way,
+    gradient_spec,
+    moved,
+    moved_together,
+)
+from .awaited import Awaited
+from .binding import collect_tensors
+from .collectives import all_reduce, to_bytes
 from .compilers import opaque
 from .copied_view import LINKS, CopiedView, forget_viewed
 from .device_mesh import DeviceMesh
@@ -73,11 +85,11 @@ class DTensor(PlacedGradients, Checkpointable):  # pyright: ignore[reportIncompa
         """Return the tensor of which every rank holds its ``local_tensor``; differentiable.
 
         The result shares memory with ``local_tensor``. ``placements`` default to Replicate.
-        Without ``shape`` the ranks exchange their local shapes once if a dim is sharded; with it,
-        or with replicas only, nothing is exchanged and the local shape is checked against the
-        layout alone. ``run_check`` compares the local shapes and the values of replicas of all
-        ranks; it changes nothing. The gradient arrives with ``grad_placements``, or with
-        ``placements`` where Partial has become Replicate.
+        Without ``shape`` the ranks exchange their local shapes once if a dim is sharded, and so
+        they do for ``Ragged(dim)``, which takes the sizes that they have. Else nothing is
+        exchanged and the local shape is checked against the layout alone. ``run_check`` compares
+        the local shapes and the values of replicas of all ranks; it changes nothing. The gradient
+        arrives with ``grad_placements``, or with ``placements`` where Partial has become Replicate.
 
         Raises PlacementError where placements, shapes or replicas do not fit, and for what is no
         local tensor: a DTensor, ours or torch's, or no tensor at all.
@@ -92,6 +104,7 @@ class DTensor(PlacedGradients, Checkpointable):  # pyright: ignore[reportIncompa
         grads = None
         if grad_placements is not None:
             grads = resolve_placements(grad_placements, mesh, local_tensor.ndim)
+            grads = spec.with_placements(grads).placements  # refused here, not in the backward pass
         if local_tensor.requires_grad and torch.is_grad_enabled():
             return cast(DTensor, FromLocal.apply(local_tensor, DTensor, spec, grads))
         given = local_tensor.detach() if local_tensor.requires_grad else local_tensor
@@ -108,6 +121,7 @@ class DTensor(PlacedGradients, Checkpointable):  # pyright: ignore[reportIncompa
         grads = None
         if grad_placements is not None:
             grads = resolve_placements(grad_placements, self.device_mesh, self.ndim)
+            grads = self._spec.with_placements(grads).placements  # as in from_local
         return cast(Tensor, ToLocal.apply(self, grads))
 
     def full_tensor(self, *, grad_placements: Sequence[AnyPlacement] | None = None) -> Tensor:
@@ -128,25 +142,29 @@ class DTensor(PlacedGradients, Checkpointable):  # pyright: ignore[reportIncompa
         forward_dtype: torch.dtype | None = None,
         backward_dtype: torch.dtype | None = None,
     ) -> DTensor:
-        """Return the same values with other placements (Replicate by default); differentiable.
+        """Return the same values on another mesh or with other placements; differentiable.
+
+        Placements are Replicate by default. The meshes may be of any shapes, on the same ranks, on
+        some in common or on none. All ranks of both have to call, those outside of this tensor's
+        mesh on the tensor that they have of it, with an empty local part; those outside of
+        ``device_mesh`` get such a one.
 
         ``forward_dtype`` is cast to before anything moves and stays; gradients travel in
         ``backward_dtype`` and arrive in the dtype of this tensor, with its placements, Partial
-        ones as Replicate. Raises PlacementError for another mesh and for ``async_op``, which do
-        not exist yet.
+        ones as Replicate. With ``async_op`` the last collective may still be under way when this
+        returns; it is waited for when the local tensor is first needed.
+
+        Raises PlacementError where placements do not fit, and for a mesh taken by name from a
+        larger one where that would be another mesh on other ranks.
         """
-        mesh = self._spec.mesh if device_mesh is None else resolve_mesh(device_mesh)
-        if mesh is not self._spec.mesh and mesh != self._spec.mesh:
-            raise PlacementError(
-                f"cannot redistribute from {self.device_mesh!r} to {mesh!r}: only the placements "
-                "may change, not the mesh"
-            )
-        if async_op:
-            raise PlacementError("redistribute has no async_op yet; leave it out")
-        ours = resolve_placements(placements, self._spec.mesh, self.ndim)
-        target = self._spec.with_placements(ours)  # impossible ones are refused before autograd
-        dtypes = (forward_dtype, backward_dtype)
-        casts = dtypes != (None, None) and any(d not in (None, self.dtype) for d in dtypes)
+        own = self._spec.mesh
+        mesh = own if device_mesh is None else resolve_mesh(device_mesh)
+        if mesh == own:
+            mesh = own
+        ours = resolve_placements(placements, mesh, self.ndim)
+        way = Way(mesh, ours, forward_dtype, is_awaited=async_op)
+        target = way.of(self._spec)  # impossible ones are refused before autograd
+        casts = any(dtype not in (None, self.dtype) for dtype in (forward_dtype, backward_dtype))
         if target is self._spec and not casts:
             # A view that autograd knows of, so that writes to either are noticed.
             same = cast(DTensor, torch.ops.aten.alias(self))
@@ -154,8 +172,8 @@ class DTensor(PlacedGradients, Checkpointable):  # pyright: ignore[reportIncompa
                 place_gradient(same)
             return same
         if self.requires_grad and torch.is_grad_enabled():
-            return cast(DTensor, Redistribute.apply(self, ours, forward_dtype, backward_dtype))
-        return cast(DTensor, moved(self, ours, forward_dtype))
+            return cast(DTensor, Redistribute.apply(self, way, backward_dtype))
+        return cast(DTensor, moved(self, way))
 
     @property
     def device_mesh(self) -> DeviceMesh:
@@ -282,7 +300,30 @@ class CopiedDTensor(CopiedView, DTensor):  # pyright: ignore[reportIncompatibleV
         return dispatch(DTensor, func, types, args, kwargs)
 
 
+@opaque
+class AwaitedDTensor(Awaited, DTensor):  # pyright: ignore[reportIncompatibleVariableOverride]
+    """A DTensor whose local part is still on its way."""
+
+    def __new__(
+        cls, local_tensor: Tensor, spec: DTensorSpec, *, requires_grad: bool = False
+    ) -> DTensor:
+        """Return a DTensor: what is made in the likeness of such a one is none."""
+        return DTensor(local_tensor, spec, requires_grad=requires_grad)
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        found: list[Tensor] = []
+        collect_tensors([*args, *(kwargs or {}).values()], found)
+        for tensor in found:
+            if isinstance(tensor, Awaited):
+                _ = tensor._local_tensor
+        return dispatch(DTensor, func, types, args, kwargs)
+
+
 DTensor.copied_view = CopiedDTensor
+DTensor.awaited = AwaitedDTensor
 
 
 use_lists(DTensor)
@@ -319,6 +360,35 @@ def distribute_tensor(
         return cast(DTensor, tensor)
     local = scatter_from(tensor, spec, src_data_rank)
     return DTensor(local, spec, requires_grad=tensor.requires_grad)
+
+
+def redistribute_many(
+    tensors: Sequence[DTensor],
+    device_mesh: AnyMesh | None = None,
+    placements: Sequence[AnyPlacement] | Sequence[Sequence[AnyPlacement]] | None = None,
+) -> list[DTensor]:
+    """Return the tensors as ``redistribute`` would, by few collectives; differentiable.
+
+    All that goes between the same ranks goes at once, whatever the tensors' shapes and dtypes.
+    ``placements`` are those of all tensors, or one sequence for each of them. Every rank must pass
+    the same tensors in the same order. The results have memory of their own.
+    """
+    each: list[Any] = [placements] * len(tensors)
+    if placements and not isinstance(placements[0], Placement | TorchPlacement):
+        each = list(placements)
+    if len(each) != len(tensors):
+        raise PlacementError(f"{len(tensors)} tensors need as many placements, got {len(each)}")
+    ways: list[Way] = []
+    for tensor, wanted in zip(tensors, each, strict=True):
+        own = tensor._spec.mesh
+        mesh = own if device_mesh is None else resolve_mesh(device_mesh)
+        mesh = own if mesh == own else mesh
+        way = Way(mesh, resolve_placements(wanted, mesh, tensor.ndim))
+        way.of(tensor._spec)  # impossible ones are refused before anything moves
+        ways.append(way)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return list(cast("tuple[DTensor, ...]", RedistributeMany.apply(tuple(ways), *tensors)))
+    return cast("list[DTensor]", moved_together(tensors, ways))
 
 
 def resolve_placements(
@@ -370,7 +440,7 @@ def _whole(tensor: DTensor, method: str) -> Tensor:
 def _check_replicas(local: Tensor, spec: DTensorSpec) -> None:
     """Raise PlacementError on every rank where replicas of one part have different values."""
     axes = [axis for axis, p in enumerate(spec.placements) if p.is_replicate()]
-    bits = local.detach().contiguous().view(-1).view(torch.uint8)
+    bits = to_bytes(local)
     differs = torch.zeros(spec.mesh.ndim, dtype=torch.int32, device=local.device)
     for axis in axes:
         peers = spec.mesh.peers((axis,))

@@ -18,6 +18,7 @@ from dtckpt.errors import DtckptError, PlacementError, UnsupportedOp
 from .binding import Binding, substituted
 from .copied_view import CopiedView, mark_copied, refuse_lost_writes
 from .inplace_views import change_shape, changes_shape, resize
+from .logs import note_fallback
 from .metas import output_metas
 from .modes import implicit_replication, is_strict
 from .placement import Replicate
@@ -56,7 +57,9 @@ def run_without_rule(
         except (DtckptError, NotImplementedError):
             result = NotImplemented
         if result is not NotImplemented:
+            note_fallback(op, bound, "decomposed as torch does it")
             return _all_wrapped(cls, result, bound)
+    note_fallback(op, bound, "gathered and run whole on every rank")
     return _run_whole(cls, op, args, kwargs, bound)
 
 

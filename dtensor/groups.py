@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
+import torch
 import torch.distributed as dist
 
 from dtckpt.errors import PlacementError
@@ -45,10 +50,79 @@ def make_group(mesh: Mesh, axes: Axes, ranks_along: Callable[[Axes], tuple[int, 
             f"mesh {mesh} has no process group over {names}: initialise torch.distributed, or pass "
             "groups= and world_group= to the DeviceMesh"
         )
-    ranks = ranks_along(axes)
-    if set(ranks) == set(range(dist.get_world_size())):
+    return _new_group(ranks_along(axes))
+
+
+def _new_group(ranks: tuple[int, ...]) -> Any:
+    ordered = tuple(sorted(ranks))
+    if ordered == tuple(range(dist.get_world_size())):
         return dist.group.WORLD
-    return dist.new_group(list(ranks), use_local_synchronization=True)
+    with _lock:
+        made = _numbers.setdefault(dist.group.WORLD, {})
+        number = made[ordered] = made.get(ordered, 0) + 1
+    with _named(f"dtckpt {number} of {ordered}"):
+        return dist.new_group(list(ordered), use_local_synchronization=True)
+
+
+_numbers: WeakKeyDictionary[Any, dict[tuple[int, ...], int]] = WeakKeyDictionary()
+"""How many groups of some ranks there are, by the job's default group: alike on all of them."""
+_over: WeakKeyDictionary[Any, dict[tuple[int, ...], Any]] = WeakKeyDictionary()
+"""Groups over the ranks of several meshes, by the job's default group."""
+_lock = threading.Lock()
+
+
+class _Name(threading.local):
+    text: str = ""
+
+
+_name = _Name()
+_c10d: Any = dist.distributed_c10d
+_KNOWN = ("2.11.", "2.12.", "2.13.")
+"""Releases of torch whose private way to name groups is known."""
+
+
+@contextmanager
+def _named(text: str) -> Generator[None]:
+    """Have torch call the group that this thread makes by a name that is the same on all ranks.
+
+    Of itself torch takes the ranks and how many groups the process has, which hangs where some
+    members have made other groups besides. Without the private function only that is left.
+    """
+    hashed = getattr(_c10d, "_hash_ranks_to_str", None)
+    if hashed is not None and torch.__version__.startswith(_KNOWN):
+        if not getattr(hashed, "asks_dtckpt", False):
+            _c10d._hash_ranks_to_str = _asking(hashed)
+        _name.text = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+    try:
+        yield
+    finally:
+        _name.text = ""
+
+
+def _asking(hashed: Callable[[list[int]], str]) -> Any:
+    def name_of(ranks: list[int]) -> str:
+        return _name.text or hashed(ranks)
+
+    found: Any = name_of
+    found.asks_dtckpt = True
+    return found
+
+
+def group_over(ranks: tuple[int, ...]) -> Any:
+    """Return the group of these ranks, in ascending order, which is made once in a job.
+
+    All of them have to reach the first call. Raises PlacementError where torch.distributed is not
+    initialised.
+    """
+    if not dist.is_initialized():
+        raise PlacementError(
+            f"there is no process group of the ranks {list(ranks[:8])} of both meshes: initialise "
+            "torch.distributed, or let one of the meshes lie within= a mesh that has all of them"
+        )
+    known = _over.setdefault(dist.group.WORLD, {})
+    if ranks not in known:
+        known[ranks] = _new_group(ranks)
+    return known[ranks]
 
 
 def check_group_ranks(group: Any, expected: tuple[int, ...], axis_name: str) -> None:

@@ -14,7 +14,7 @@ from torch.utils import _python_dispatch
 
 from dtckpt.errors import UnsupportedOp
 
-from .autograd import moved
+from .autograd import placed
 from .copied_view import CopiedView, move_values, refuse_lost_writes
 from .leaf_gradients import follow_leaf
 from .schemas import Op, base_name, functional_of
@@ -72,7 +72,7 @@ def resize(tensor: Wrapper, values: Tensor) -> None:
         made = aten.empty_like.default(
             values, dtype=tensor.dtype, memory_format=torch.contiguous_format
         )
-        made = moved(made, values._spec.reduced().placements)
+        made = placed(made, values._spec.reduced().placements)
     elif tensor.numel() == values.numel() and tensor.is_contiguous():
         made = aten.view.default(tensor, list(values.shape))
     else:

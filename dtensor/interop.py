@@ -56,7 +56,12 @@ def placements_from_torch(
     decoded = [_one_from_torch(p, tensor_ndim) for p in found]
     for dim in {p.dim for p in decoded if isinstance(p, Shard)}:
         axes = [a for a, p in enumerate(decoded) if isinstance(p, Shard) and p.dim == dim]
-        if any(_split_factor(found[axis]) is not None for axis in axes):
+        if any(split_factor(found[axis]) is not None for axis in axes):
+            if any(getattr(found[axis], "order", None) is not None for axis in axes):
+                raise PlacementError(
+                    f"{found} says the order of cuts of dim {dim} twice, by an order and by "
+                    "torch's split factors; use Shard(dim, order) for all axes that cut it"
+                )
             for order, axis in enumerate(_cutting_order(found, axes, mesh_shape)):
                 decoded[axis] = Shard(dim, order)
     return tuple(decoded)
@@ -65,7 +70,7 @@ def placements_from_torch(
 def _one_from_torch(placement: AnyPlacement, tensor_ndim: int) -> Placement:
     if isinstance(placement, Placement):
         return placement
-    if isinstance(placement, torch_tensor.Shard) or _split_factor(placement) is not None:
+    if isinstance(placement, torch_tensor.Shard) or split_factor(placement) is not None:
         dim = int(getattr(placement, "dim", 0))
         return Shard(dim % tensor_ndim if -tensor_ndim <= dim < 0 else dim)
     if isinstance(placement, torch_tensor.Replicate):
@@ -78,7 +83,8 @@ def _one_from_torch(placement: AnyPlacement, tensor_ndim: int) -> Placement:
     )
 
 
-def _split_factor(placement: AnyPlacement) -> int | None:
+def split_factor(placement: AnyPlacement) -> int | None:
+    """Return the factor by which torch hides an order of cuts, or blocks dealt out in turn."""
     if isinstance(placement, Placement | torch_tensor.Shard):
         return None
     factor = getattr(placement, "split_factor", None)
@@ -91,7 +97,7 @@ def _cutting_order(
     # An axis of split factor n cuts the pieces of axes to its right that make n pieces together.
     order: list[int] = []
     for axis in reversed(axes):
-        factor = _split_factor(placements[axis]) or 1
+        factor = split_factor(placements[axis]) or 1
         for position in range(len(order) + 1):
             if math.prod(mesh_shape[a] for a in order[:position]) == factor:
                 order.insert(position, axis)
@@ -127,7 +133,7 @@ def layout_from_torch(tensor: torch_tensor.DTensor) -> Layout:
 def _layout_from_torch(tensor: torch_tensor.DTensor, spec: Any) -> Layout:
     mesh = mesh_from_torch(tensor.device_mesh)
     shape = tuple(tensor.shape)
-    strided = any(_split_factor(p) is not None for p in tensor.placements)
+    strided = any(split_factor(p) is not None for p in tensor.placements)
     if strided and getattr(spec, "use_strided_shard_as_shard_order", None) is False:
         raise PlacementError(
             f"torch tensor of shape {shape} with placements {tensor.placements} is block-cyclic; "

@@ -43,6 +43,11 @@ class Split:
         start = min(index * chunk, extent)
         return start, min(chunk, extent - start)
 
+    @property
+    def largest(self) -> range:
+        """Pieces one of which is the largest."""
+        return range(1 if self.starts is None else self.num_pieces)
+
     def find(self, position: int, extent: int) -> int:
         """Return which piece holds ``position``."""
         if self.starts is not None:
@@ -103,6 +108,12 @@ class Layout:
 
     def _check_ragged(self, axis: int, placement: Ragged) -> None:
         count, size = self.mesh.shape[axis], self.shape[placement.dim]
+        if not placement.sizes:
+            raise PlacementError(
+                f"{placement} on axis {self.mesh.axis_names[axis]!r} has no sizes, which only the "
+                "placements of DTensor.from_local may leave out: the ranks then tell theirs; give "
+                f"{count} sizes that sum to {size}, as in Ragged({placement.dim}, (...))"
+            )
         if len(placement.sizes) != count or sum(placement.sizes) != size:
             raise PlacementError(
                 f"{placement} on axis {self.mesh.axis_names[axis]!r} needs {count} sizes that sum "
@@ -173,14 +184,30 @@ class Layout:
 
     def cell_box(self, cell: Cell) -> Box:
         """Return the box of a cell, which may be empty."""
-        spans = [self._interval(dim, index) for dim, index in enumerate(cell)]
+        spans = [self.interval(dim, index) for dim, index in enumerate(cell)]
         return Box(tuple(start for start, _ in spans), tuple(size for _, size in spans))
 
-    def _interval(self, dim: int, index: int) -> tuple[int, int]:
+    def largest_cell(self) -> tuple[int, ...]:
+        """Return the most indices that a cell has in every dim.
+
+        >>> Layout(Mesh((3,)), (Ragged(0, (1, 4, 0)),), (5, 2)).largest_cell()
+        (4, 2)
+        """
+        sizes: list[int] = []
+        for extent, cuts in zip(self.shape, self.splits, strict=True):
+            for split in cuts:
+                extent = max(split.piece(i, extent)[1] for i in split.largest)
+            sizes.append(extent)
+        return tuple(sizes)
+
+    def interval(self, dim: int, index: int) -> tuple[int, int]:
+        """Return start and size of what an index of the grid has of a dim."""
         cuts = self.splits[dim]
         start, extent = 0, self.shape[dim]
         if not cuts:
             return start, extent
+        if len(cuts) == 1:
+            return cuts[0].piece(index, extent)
         for split, i in zip(cuts, unravel(index, tuple(s.num_pieces for s in cuts)), strict=True):
             offset, extent = split.piece(i, extent)
             start += offset
@@ -199,14 +226,32 @@ class Layout:
             raise PlacementError(f"box {box} does not lie in a tensor of shape {self.shape}")
         if box.is_empty:
             return
-        ranges = [
-            range(self._find(dim, start), self._find(dim, end - 1) + 1)
-            for dim, (start, end) in enumerate(zip(box.offsets, box.ends, strict=True))
+        dims: list[list[tuple[int, int, int]]] = []
+        for dim, indices in enumerate(self.grid_ranges(box)):
+            low, high = box.offsets[dim], box.offsets[dim] + box.sizes[dim]
+            spans: list[tuple[int, int, int]] = []
+            for index in indices:
+                start, size = self.interval(dim, index)
+                begin, end = max(start, low), min(start + size, high)
+                if begin < end:
+                    spans.append((index, begin, end - begin))
+            dims.append(spans)
+        for chosen in itertools.product(*dims):
+            if chosen:
+                cell, offsets, sizes = cast("Iterator[tuple[int, ...]]", zip(*chosen, strict=True))
+                yield cell, Box(offsets, sizes)
+            else:
+                yield (), box
+
+    def grid_ranges(self, box: Box) -> list[range]:
+        """Return for every dim which indices of the grid meet a box, which is not empty.
+
+        There may be cells between them that are empty.
+        """
+        return [
+            range(self._find(dim, start), self._find(dim, start + size - 1) + 1)
+            for dim, (start, size) in enumerate(zip(box.offsets, box.sizes, strict=True))
         ]
-        for cell in itertools.product(*ranges):
-            common = self.cell_box(cell).intersect(box)
-            if common is not None:
-                yield cell, common
 
     def _find(self, dim: int, position: int) -> int:
         index, extent = 0, self.shape[dim]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dtckpt.errors import PlacementError
 
-from .autograd import Redistribute, distributed, gradient_spec, moved
+from .autograd import Redistribute, Way, distributed, gradient_spec, moved
 from .compilers import opaque
 from .copied_view import CopiedView
 from .promotion import may_be_plain
@@ -76,9 +76,10 @@ class _Placing:
             return None
         elif not torch.is_grad_enabled():
             return self._moved(grad)
+        way = Way(self._spec.mesh, placements)
         if torch.is_grad_enabled() and grad.requires_grad:
-            return cast(Tensor, Redistribute.apply(grad, placements, None, None))
-        return moved(grad, placements)
+            return cast(Tensor, Redistribute.apply(grad, way, None))
+        return moved(grad, way)
 
     def _moved(self, grad: Wrapper) -> Wrapper:
         """Do what ``moved`` does to what lies elsewhere; this runs for every parameter."""

@@ -113,20 +113,26 @@ class Mesh:
 
     def rank(self, coordinate: tuple[int, ...]) -> int:
         """Return the global rank at a coordinate."""
-        self.check(coordinate)
         index = 0
-        for i, n in zip(coordinate, self.shape, strict=True):
-            index = index * n + i
-        return index if self.ranks is None else self.ranks[index]
+        if len(coordinate) == len(self.shape):
+            for i, n in zip(coordinate, self.shape, strict=True):
+                if not 0 <= i < n:
+                    break
+                index = index * n + i
+            else:
+                return index if self.ranks is None else self.ranks[index]
+        raise self._outside(coordinate)
 
     def check(self, coordinate: tuple[int, ...]) -> None:
         """Raise PlacementError unless a coordinate lies in the mesh."""
-        if len(coordinate) != len(self.shape) or not all(
-            0 <= i < n for i, n in zip(coordinate, self.shape, strict=True)
-        ):
-            raise PlacementError(
-                f"coordinate {coordinate} is outside of a mesh of shape {self.shape}"
-            )
+        if len(coordinate) != len(self.shape):
+            raise self._outside(coordinate)
+        for i, n in zip(coordinate, self.shape, strict=True):
+            if not 0 <= i < n:
+                raise self._outside(coordinate)
+
+    def _outside(self, coordinate: tuple[int, ...]) -> PlacementError:
+        return PlacementError(f"coordinate {coordinate} is outside of a mesh of shape {self.shape}")
 
     def coordinate(self, rank: int) -> tuple[int, ...] | None:
         """Return the coordinate of a global rank, or None where the rank is not in the mesh."""

@@ -23,7 +23,7 @@ _FORMS = re.compile(
     r"S\((?P<shard>-?\d+)\)(?:@(?P<order>\d+))?"
     r"|(?P<replicate>R)"
     r"|P\((?P<partial>\w+)\)"
-    r"|Ragged\((?P<ragged>-?\d+):(?P<sizes>\d+(?:,\d+)*)\)",
+    r"|Ragged\((?P<ragged>-?\d+)(?::(?P<sizes>\d+(?:,\d+)*))?\)",
     re.ASCII,
 )
 
@@ -80,24 +80,28 @@ class Ragged(Placement):
     The sizes sum to the size of the dim; any of them may be 0. A ragged axis is the first to cut
     its dim, whatever its place in the mesh; other axes may shard its pieces further.
 
-    >>> print(Ragged(0, (3, 0, 5)))
-    Ragged(0:3,0,5)
+    Without sizes it is a question, which ``DTensor.from_local`` alone answers, by asking the ranks;
+    a layout refuses it.
+
+    >>> print(Ragged(0, (3, 0, 5)), Ragged(0))
+    Ragged(0:3,0,5) Ragged(0)
     """
 
     dim: int
-    sizes: tuple[int, ...]
+    sizes: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dim", integer(self.dim, "the dim of a Ragged"))
         object.__setattr__(self, "sizes", ints(self.sizes, f"the sizes of Ragged(dim={self.dim})"))
-        if not self.sizes or min(self.sizes) < 0:
+        if min(self.sizes, default=0) < 0:
             raise PlacementError(
                 f"Ragged(dim={self.dim}) needs one size of 0 or more per coordinate, "
                 f"got {self.sizes}"
             )
 
     def __str__(self) -> str:
-        return f"Ragged({self.dim}:{','.join(map(str, self.sizes))})"
+        sizes = ",".join(map(str, self.sizes))
+        return f"Ragged({self.dim}:{sizes})" if sizes else f"Ragged({self.dim})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +158,8 @@ def parse_placement(text: str) -> Placement:
     if match["partial"]:
         return Partial(match["partial"])
     if match["ragged"]:
-        return Ragged(int(match["ragged"]), tuple(map(int, match["sizes"].split(","))))
+        sizes = match["sizes"].split(",") if match["sizes"] else ()
+        return Ragged(int(match["ragged"]), tuple(map(int, sizes)))
     return Shard(int(match["shard"]), int(match["order"]) if match["order"] else None)
 
 

@@ -25,7 +25,7 @@ from .inplace_views import changes_shape
 from .layout import Layout
 from .list_elements import elements, shared_moves
 from .metas import Metas, output_metas
-from .redistribute import redistribute_local
+from .redistribute import redistribute_locals
 from .rules import find_rule, rule_maker
 from .rules.choice import Choice, choose
 from .rules.table import LocalCall, OpCall, Rule
@@ -62,8 +62,13 @@ class LocalPlan:
         for index in self.written:
             refuse_lost_writes(self.op, leaves[index])
         locals_ = [leaf._local_tensor if isinstance(leaf, Wrapper) else leaf for leaf in leaves]
-        for index, source, target in self.moves:
-            locals_[index] = redistribute_local(locals_[index], source, target)
+        if self.moves:
+            moved = redistribute_locals(
+                [locals_[index] for index, _, _ in self.moves],
+                [(source, target) for _, source, target in self.moves],
+            )
+            for (index, _, _), local in zip(self.moves, moved, strict=True):
+                locals_[index] = local
         if bound.is_flat:
             remaining = iter(locals_)
             flat = [next(remaining) if isinstance(arg, Tensor) else arg for arg in args]
@@ -105,10 +110,14 @@ class LocalPlan:
 
     def _write_back(self, leaves: list[Tensor], locals_: list[Tensor]) -> None:
         """Bring new values to where the tensors lie: other views of their memory see them too."""
-        for index, computed, own in self.written_back:
+        back = redistribute_locals(
+            [locals_[index] for index, _, _ in self.written_back],
+            [(computed, own) for _, computed, own in self.written_back],
+        )
+        for (index, _, _), local in zip(self.written_back, back, strict=True):
             leaf = leaves[index]
             if isinstance(leaf, Wrapper):
-                leaf._local_tensor.copy_(redistribute_local(locals_[index], computed, own))
+                leaf._local_tensor.copy_(local)
 
     def _wrapped(self, cls: type[Wrapper], result: Any) -> Any:
         outputs = self.outputs

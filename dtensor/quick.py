@@ -11,7 +11,7 @@ are all of the very class that dispatches are remembered: none is plain, none a 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from .device_mesh import DeviceMesh
 from .direct import called, direct
 from .foreach_numbers import with_one_number
 from .plan import LocalPlan
-from .redistribute import plan_redistribute
+from .redistribute import RedistributePlan, plan_redistribute, run_together
 from .rules.table import RULES
 from .schemas import Op, is_foreach, is_pointwise
 from .wrapper import Wrapper, new_wrapper
@@ -41,7 +41,7 @@ by_type: dict[int, Op] = {}
 class QuickCall:
     """What a call does on this rank, when only values differ from those seen before."""
 
-    __slots__ = ("finish", "moves", "op", "out", "run")
+    __slots__ = ("finish", "move", "op", "out", "run")
 
     def __init__(
         self,
@@ -54,11 +54,10 @@ class QuickCall:
         self.run = plan.run_local
         if plan.run_local is plan.op:
             self.run = _fastest(plan.op, args, kwargs)
-        self.moves = tuple(
-            (places[index], plan_redistribute(source, target).run)
-            for index, source, target in plan.moves
+        self.move = _mover(
+            [(places[index], plan_redistribute(source, t)) for index, source, t in plan.moves]
         )
-        """What is redistributed: its place among the arguments, and how."""
+        """Redistributes, among the local arguments, what has to be; None where nothing has."""
         self.out = plan.outputs[0] if _returns_one_new(plan) else None
         """The spec of the result where that is one new tensor."""
 
@@ -71,6 +70,19 @@ def _fastest(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callab
     if kwargs:
         return called(op)
     return (with_one_number(op, args) if is_foreach(op) else None) or direct(op, args)
+
+
+def _mover(plans: list[tuple[int, RedistributePlan]]) -> Callable[[list[Any]], None] | None:
+    if not plans:
+        return None
+    if len(plans) > 1:
+        return partial(run_together, plans)
+    place, run = plans[0][0], plans[0][1].run
+
+    def move(locals_: list[Any]) -> None:
+        locals_[place] = run(locals_[place])
+
+    return move
 
 
 def _return_first(cls: type[Wrapper], first: Any, local: Any, result: Any) -> Any:
@@ -99,8 +111,8 @@ def run_quick(
         return NOT_QUICK
     if quick is None:
         return NOT_QUICK
-    for place, move in quick.moves:
-        locals_[place] = move(locals_[place])
+    if quick.move is not None:
+        quick.move(locals_)
     result = quick.run(*locals_, **local_kwargs)
     if quick.out is not None:
         return new_wrapper(cls, result, quick.out, False)

@@ -31,6 +31,8 @@ class Wrapper(Tensor):
     _spec: DTensorSpec
     copied_view: ClassVar[type[Wrapper]]
     """The class of this class's views in name only."""
+    awaited: ClassVar[type[Wrapper]]
+    """The class of this class's tensors whose local part is still on its way."""
     _origin: Any = None
     """Where writes go to besides, if the tensor is such a view (``copied_view.Origin``)."""
 

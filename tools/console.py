@@ -9,6 +9,23 @@ from contextlib import contextmanager
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, NoReturn
 
+from ..dtensor.text import printable
+
+__all__ = [
+    "BROKEN_PIPE",
+    "OnProgress",
+    "count",
+    "iec",
+    "layout_text",
+    "mesh_text",
+    "placements_text",
+    "printable",
+    "progress",
+    "silence_stdout",
+    "stdout_console",
+    "tensor_text",
+]
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -100,17 +117,6 @@ def count(number: int, noun: str) -> str:
     ('1 file', '1,200 files')
     """
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-def printable(text: str) -> str:
-    r"""Return text that cannot steer a terminal.
-
-    >>> printable("a\x1b[31mb")
-    'a\\x1b[31mb'
-    """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def tensor_text(tensor: StoredTensor) -> str:

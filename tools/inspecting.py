@@ -27,10 +27,16 @@ if TYPE_CHECKING:
     help="Only tensors and values whose name matches, such as 'model/*.weight'. Repeatable.",
 )
 @click.option("--values/--no-values", default=True, help="Whether to show what is not a tensor.")
+@click.option("--draw", is_flag=True, help="Draw instead which rank held which part of a tensor.")
 @store_option("--option", "the store")
 @debug_option
 def inspect(
-    checkpoint: str, as_json: bool, names: tuple[str, ...], values: bool, option: dict[str, Any]
+    checkpoint: str,
+    as_json: bool,
+    names: tuple[str, ...],
+    values: bool,
+    draw: bool,
+    option: dict[str, Any],
 ) -> None:
     """Show what CHECKPOINT holds: structure, shapes, dtypes, bytes, layouts and files.
 
@@ -38,6 +44,9 @@ def inspect(
     are listed. In patterns * matches any characters, / included.
     """
     from ..checkpoint import read_manifest
+
+    if draw and as_json:
+        raise click.UsageError("--draw draws for people; --json lists the layouts, too")
 
     with store_at(checkpoint, option, argument="'CHECKPOINT'", option="'--option'") as store:
         try:
@@ -47,6 +56,11 @@ def inspect(
             if not steps:
                 raise
             _show_run(store, steps, as_json=as_json)
+            return
+        if draw:
+            from .layout_pictures import show_layouts
+
+            show_layouts(store.url, manifest, names)
             return
         _show_checkpoint(store, manifest, names, values=values, as_json=as_json)
 

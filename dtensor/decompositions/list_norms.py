@@ -22,7 +22,7 @@ from ..collectives import Peers, all_reduce
 from ..direct import called
 from ..halving import HalvingDict
 from ..placement import Placement, Replicate, Shard
-from ..redistribute import redistribute_local
+from ..redistribute import redistribute_locals
 from ..spec import DTensorSpec, spec_of
 from ..wrapper import Wrapper, new_wrapper
 from .table import unbound
@@ -60,8 +60,13 @@ def foreach_norm(
     """Return the norm of every tensor, replicated on the mesh of that tensor."""
     plan = _plan(tensors, dtype)
     locals_ = [t._local_tensor if isinstance(t, Wrapper) else t for t in tensors]
-    for index, source, target in plan.moves:
-        locals_[index] = redistribute_local(locals_[index], source, target)
+    if plan.moves:
+        moved = redistribute_locals(
+            [locals_[index] for index, _, _ in plan.moves],
+            [(source, target) for _, source, target in plan.moves],
+        )
+        for (index, _, _), local in zip(plan.moves, moved, strict=True):
+            locals_[index] = local
     for index in plan.missing:  # what is in no part changes no norm
         locals_[index] = locals_[index].new_full((1,), 0.0 if ord >= 0 else math.inf)
     norms = _local_norms(locals_, ord, plan)
@@ -118,8 +123,12 @@ def _summed(spec: DTensorSpec) -> DTensorSpec:
     """Return how a tensor must lie: the norm of a sum does not follow from those of its terms."""
     if not spec.layout.is_partial:
         return spec
-    reduced = Shard(0) if spec.ndim else Replicate()
-    placements: list[Placement] = [reduced if p.is_partial() else p for p in spec.placements]
+    placements: list[Placement] = [Replicate() if p.is_partial() else p for p in spec.placements]
+    if spec.ndim:
+        cuts = [split.axis for split in spec.layout.splits[0] if split.starts is None]
+        terms = [axis for axis, p in enumerate(spec.placements) if p.is_partial()]
+        for order, axis in enumerate([*cuts, *terms]):  # the last cuts need no other axis to move
+            placements[axis] = Shard(0, order)
     return spec.with_placements(placements)
 
 

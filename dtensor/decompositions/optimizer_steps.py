@@ -21,7 +21,7 @@ from dtckpt.errors import PlacementError
 
 from ..collectives import all_reduce
 from ..copied_view import refuse_lost_writes
-from ..redistribute import redistribute_local
+from ..redistribute import redistribute_local, redistribute_locals
 from ..schemas import Op
 from ..spec import DTensorSpec, spec_of
 from ..wrapper import Wrapper
@@ -41,21 +41,30 @@ class LocalLists:
         self._copies: list[tuple[Wrapper, Tensor, DTensorSpec]] = []
         self._written: list[Wrapper] = []
 
-    def take(self, tensor: Wrapper, spec: DTensorSpec, *, written: bool = True) -> Tensor:
-        """Return this rank's part under ``spec``, contiguous, as the kernels take it to be."""
-        refuse_lost_writes(self._op, tensor)
-        own = tensor._local_tensor
-        found = redistribute_local(own, tensor._spec, spec).contiguous()
-        if written:
-            self._written.append(tensor)
-        if found is not own and written:
-            self._copies.append((tensor, found, spec))
+    def take(
+        self, tensors: Sequence[Wrapper], specs: Sequence[DTensorSpec], written: Sequence[bool]
+    ) -> list[Tensor]:
+        """Return this rank's parts under ``specs``, contiguous, as the kernels take them to be."""
+        for tensor in tensors:
+            refuse_lost_writes(self._op, tensor)
+        own = [tensor._local_tensor for tensor in tensors]
+        moves = [(tensor._spec, spec) for tensor, spec in zip(tensors, specs, strict=True)]
+        found = [local.contiguous() for local in redistribute_locals(own, moves)]
+        for i, tensor in enumerate(tensors):
+            if written[i]:
+                self._written.append(tensor)
+                if found[i] is not own[i]:
+                    self._copies.append((tensor, found[i], specs[i]))
         return found
 
     def write_back(self) -> None:
         """Write what was computed on copies to the tensors that they stand for."""
-        for tensor, computed, spec in self._copies:
-            tensor._local_tensor.copy_(redistribute_local(computed, spec, tensor._spec))
+        computed = redistribute_locals(
+            [found for _, found, _ in self._copies],
+            [(spec, tensor._spec) for tensor, _, spec in self._copies],
+        )
+        for (tensor, _, _), local in zip(self._copies, computed, strict=True):
+            tensor._local_tensor.copy_(local)
         increment_version(self._written)  # which torch does not do for these operators
 
 
@@ -66,6 +75,10 @@ def fused_step(op: Op, *args: Sequence[Tensor], **kwargs: Any) -> None:
     """
     taken = LocalLists(op)
     lists: list[list[Tensor]] = [[] for _ in args]
+    places: list[tuple[list[Tensor], int]] = []
+    tensors: list[Wrapper] = []
+    specs: list[DTensorSpec] = []
+    written: list[bool] = []
     for index, parameter in enumerate(args[0]):
         if isinstance(parameter, Wrapper) and _is_elsewhere(parameter._spec):
             continue
@@ -74,11 +87,15 @@ def fused_step(op: Op, *args: Sequence[Tensor], **kwargs: Any) -> None:
                 continue
             tensor = many[index]
             spec = _wanted(op, parameter, tensor)
-            # Gradients are written only to be unscaled.
-            written = place != GRADIENTS or kwargs.get("grad_scale") is not None
             if isinstance(tensor, Wrapper) and spec is not None:
-                tensor = taken.take(tensor, spec, written=written)
+                places.append((out, len(out)))
+                tensors.append(tensor)
+                specs.append(spec)
+                # Gradients are written only to be unscaled.
+                written.append(place != GRADIENTS or kwargs.get("grad_scale") is not None)
             out.append(tensor)
+    for (out, i), local in zip(places, taken.take(tensors, specs, written), strict=True):
+        out[i] = local
     if lists[0]:
         op(*lists, **{name: _number(value) for name, value in kwargs.items()})
     taken.write_back()
@@ -128,13 +145,14 @@ def check_and_unscale(
     op = aten._amp_foreach_non_finite_check_and_unscale_.default
     taken = LocalLists(op)
     ours = [g for g in gradients if isinstance(g, Wrapper)]
-    locals_ = [taken.take(g, g._spec.reduced()) for g in ours if not _is_elsewhere(g._spec)]
+    here = [g for g in ours if not _is_elsewhere(g._spec)]
+    locals_ = taken.take(here, [g._spec.reduced() for g in here], [True] * len(here))
     locals_ += [g for g in gradients if not isinstance(g, Wrapper)]
     found = _number(found_inf)
     if locals_:
         op(locals_, found, _number(inverse_scale))
     taken.write_back()
-    for mesh in dict.fromkeys(g._spec.mesh for g in ours if not _is_elsewhere(g._spec)):
+    for mesh in dict.fromkeys(g._spec.mesh for g in here):
         for axis in range(mesh.ndim):
             if mesh.shape[axis] > 1:
                 flag = all_reduce((found != 0).to(torch.int32), "max", mesh.peers((axis,)))

@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ..autograd import moved
+from ..autograd import placed
 from ..placement import Placement, Ragged, Replicate, Shard
 from ..spec import DTensorSpec, spec_of
 from ..wrapper import Wrapper
@@ -59,7 +59,7 @@ def reduced(tensor: Tensor) -> Wrapper:
     """Return the tensor with every Partial axis reduced to replicas."""
     own = cast(Wrapper, tensor)
     target = own._spec.reduced()
-    return own if target is own._spec else moved(own, target.placements)
+    return own if target is own._spec else placed(own, target.placements)
 
 
 def replicated(tensor: Tensor, axes: Iterable[int]) -> Wrapper:
@@ -69,7 +69,7 @@ def replicated(tensor: Tensor, axes: Iterable[int]) -> Wrapper:
     for axis in axes:
         placements[axis] = Replicate()
     same = tuple(placements) == own._spec.placements
-    return own if same else moved(own, tuple(placements))
+    return own if same else placed(own, tuple(placements))
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:

@@ -213,16 +213,16 @@ class Factors:
             if position is not None:
                 splits = self.call.specs[index].layout.splits[position]
                 is_cut = [split.axis for split in splits] == [axis]  # else it cannot lead
-                present.append((not is_cut, self._bounds_of(index, position, axis, cuts)))
+                placement = self.call.specs[index].placements[axis] if is_cut else Shard(position)
+                bounds = self._bounds_of(index, position, placement, cuts.mesh_shape[axis])
+                present.append((not is_cut, bounds))
         has_cuts = any(not is_whole for is_whole, _ in present)
         chosen = [bounds for is_whole, bounds in present if not (is_whole and has_cuts)]
         return [bound for bounds in chosen[: None if has_cuts else 1] for bound in bounds]
 
-    def _bounds_of(self, index: int, position: int, axis: int, cuts: Cuts) -> list[int]:
+    def _bounds_of(self, index: int, position: int, placement: Placement, count: int) -> list[int]:
         spec, dim = self.call.specs[index], self.inputs[index][position]
-        sizes = piece_sizes(
-            spec.shape[position], cuts.mesh_shape[axis], spec.placements[axis], position
-        )
+        sizes = piece_sizes(spec.shape[position], count, placement, position)
         unit = dim.unit if dim else 1
         return [total * unit for total in accumulate(sizes, initial=0)]
 

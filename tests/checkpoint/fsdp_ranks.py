@@ -24,8 +24,9 @@ from torch.distributed.tensor.parallel import (
 
 import dtckpt.checkpoint as dcp
 from dtckpt.dtensor import from_torch
-from dtckpt.errors import LayoutMismatch
+from dtckpt.errors import LayoutMismatch, Unsavable
 
+from ..dtensor.job_ranks import PublicOnly
 from ..processes import join_group, leave_group
 
 Full = dict[str, torch.Tensor]
@@ -151,6 +152,17 @@ def check_own_dtensors(path: str) -> None:
         raise AssertionError("mixed DTensors do not round trip")
 
 
+def check_public_names(path: str) -> None:
+    """A torch without the private attributes that are read would still do."""
+    mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("dp",))
+    whole = torch.arange(30.0).reshape(10, 3)
+    dcp.save({"w": PublicOnly(torch_distribute(whole, mesh, [TorchShard(0)]))}, path)
+    into = torch_distribute(torch.zeros(10, 3), mesh, [TorchShard(1)])
+    dcp.load({"w": PublicOnly(into)}, path)
+    if not torch.equal(into.full_tensor(), whole):
+        raise AssertionError("by public names another tensor was saved or loaded")
+
+
 def check_wrong_locals(path: str) -> None:
     """torch lets ragged shards be wrapped as even ones; saving them must not lose data."""
     mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("dp",))
@@ -167,6 +179,48 @@ def check_wrong_locals(path: str) -> None:
         raise AssertionError("a ragged tensor was saved as an even one")
 
 
+def check_empty_parts(path: str) -> None:
+    """Parts that FSDP2 makes empty along more dims than their layout says are saved and loaded."""
+    mesh = init_device_mesh("cpu", (1, 4), mesh_dim_names=("dp", "tp"))
+    whole = torch.arange(6.0).view(3, 2)
+
+    def narrow(values: torch.Tensor) -> Any:
+        net = nn.Linear(2, 3, bias=False)
+        with torch.no_grad():
+            net.weight.copy_(values)
+        parallelize_module(net, mesh["tp"], RowwiseParallel())
+        fully_shard(net, mesh=mesh["dp"])
+        return net.weight
+
+    dcp.save({"w": narrow(whole)}, path)
+    if not torch.equal(dcp.open(path)["w"][...], whole):
+        raise AssertionError("what was saved with empty parts is not the tensor")
+    into = narrow(torch.zeros(3, 2))
+    dcp.load({"w": into}, path)
+    if not torch.equal(from_torch(into).full_tensor(), whole):
+        raise AssertionError("what was loaded into empty parts is not the tensor")
+
+
+def check_blocks_in_turn(path: str) -> None:
+    """A view of torch that deals out blocks in turn has a chunk list that names other elements."""
+    mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("dp",))
+    whole = torch.arange(32.0).view(4, 8)
+    blocks = torch_distribute(whole, mesh, [TorchShard(1)]).view(32)
+    plain = torch_distribute(whole.view(32), mesh, [TorchShard(0)])
+    dcp.save({"w": plain}, f"{path}-plain")
+    for run in (
+        lambda: dcp.save({"w": blocks}, path),
+        lambda: dcp.load({"w": blocks}, f"{path}-plain"),
+    ):
+        try:
+            run()
+        except Unsavable as error:
+            if "block-cyclic; redistribute it" not in str(error):
+                raise
+        else:
+            raise AssertionError("blocks dealt out in turn were taken for one box")
+
+
 def main(folder: str) -> None:
     """Run all checks on this rank."""
     rank = join_group()
@@ -176,7 +230,10 @@ def main(folder: str) -> None:
         torch.save(expected, f"{folder}/expected.pt")
     check_other_meshes(f"{folder}/step-3", expected, rank)
     check_own_dtensors(f"{folder}/mixed")
+    check_public_names(f"{folder}/public")
     check_wrong_locals(f"{folder}/wrong")
+    check_empty_parts(f"{folder}/empty")
+    check_blocks_in_turn(f"{folder}/blocks")
     leave_group()
 
 

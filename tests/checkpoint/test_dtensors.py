@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dtckpt.checkpoint as dcp
+import dtckpt.dtensor as dt
 from dtckpt.checkpoint.dtypes import BY_TORCH_NAME
-from dtckpt.dtensor import Box, DeviceMesh, DTensor, Layout, Mesh, Partial, Ragged, Replicate, Shard
+from dtckpt.dtensor import (
+    Box,
+    DeviceMesh,
+    DTensor,
+    Layout,
+    Mesh,
+    Partial,
+    Ragged,
+    Replicate,
+    Shard,
+    random,
+)
 from dtckpt.errors import LayoutMismatch, Unsavable
 from dtckpt.storage import MemoryStore
 
 from ..dtensor.oracle import local_array
+from ..dtensor.rank_meshes import rank_mesh
 from ..dtensor.strategies import layouts, meshes, shapes
 from ..ranks import RanksFailed, run_ranks
+
+# torch's stubs leave out the stores.
+_c10d: Any = dist
 
 small_meshes = meshes(max_axes=3, max_size=8)
 dtypes = st.sampled_from(["float32", "bfloat16", "int64", "bool", "float8_e4m3fn", "complex64"])
@@ -251,3 +271,41 @@ def test_copies_of_single_boxes_are_compared() -> None:
 
     with pytest.raises(RanksFailed, match=r"\[0:2\] has different values on rank 0 and rank 1"):
         run_ranks(2, save)
+
+
+@pytest.mark.parametrize("seed", [3, -3, 2**64 - 5])
+def test_random_numbers_continue_on_another_mesh(seed: int) -> None:
+    def draw(mesh: DeviceMesh, placements: list[Any]) -> list[torch.Tensor]:
+        made = dt.rand(5, 3, device_mesh=mesh, placements=placements)
+        noise = F.dropout(made.normal_(), 0.5)
+        order = dt.randperm(9, device_mesh=mesh)
+        return [t.full_tensor() for t in (made, noise, order)]  # pyright: ignore[reportAttributeAccessIssue]
+
+    store = MemoryStore()
+
+    def first(mesh: DeviceMesh, group: Any) -> list[torch.Tensor]:
+        random.manual_seed(seed, mesh)
+        draw(mesh, [Shard(0)])
+        state = {"rng": random.get_rng_state(mesh), "w": torch.ones(2)}
+        dcp.save(state, store, process_group=group)
+        return draw(mesh, [Shard(0)])
+
+    def on_mesh(shape: tuple[int, ...], body: Callable[[DeviceMesh, Any], Any]) -> list[Any]:
+        ends: object = _c10d.HashStore()
+        count = math.prod(shape)
+        return run_ranks(count, lambda rank, g: body(rank_mesh(ends, shape, rank, g), g))
+
+    wanted = on_mesh((4,), first)[0]
+
+    def then(mesh: DeviceMesh, group: Any) -> None:
+        random.manual_seed(1, mesh)
+        state = {"rng": random.get_rng_state(mesh), "w": torch.zeros(2)}
+        dcp.load(state, store, process_group=group)
+        assert state["rng"] == {"seed": seed % 2**64, "offset": 4}
+        random.set_rng_state(state["rng"], mesh)  # pyright: ignore[reportArgumentType]
+        found = draw(mesh, [Shard(1), *[Replicate()] * (mesh.ndim - 1)])
+        for a, b in zip(found, wanted, strict=True):
+            assert torch.equal(a, b)
+
+    for shape in ((1,), (2,), (3,), (2, 2)):
+        on_mesh(shape, then)

@@ -12,6 +12,7 @@ import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint import broadcasting, load_reads
 from dtckpt.checkpoint.read_once import Answer, decide
 from dtckpt.dtensor import DeviceMesh, DTensor, Mesh, Replicate, Shard
+from dtckpt.dtensor.redistribute import packing
 from dtckpt.errors import CheckpointError, Corrupt
 from dtckpt.storage import MemoryStore, Store, open_store
 
@@ -48,7 +49,7 @@ def saved(state: dict[str, Any]) -> MemoryStore:
 
 @pytest.mark.parametrize("batch_bytes", [16 << 20, 1000])
 def test_plain_tensors_are_read_once(monkeypatch: pytest.MonkeyPatch, batch_bytes: int) -> None:
-    monkeypatch.setattr(broadcasting, "BATCH_BYTES", batch_bytes)
+    monkeypatch.setattr(packing, "ROUND_BYTES", batch_bytes)
     store = saved(plain_state(1))
 
     def load(_: int, group: Any) -> Any:
@@ -267,21 +268,20 @@ def test_a_damaged_block_that_one_rank_reads_fails_all_before_anything_is_sent(
     assert sent == []
 
 
-@pytest.mark.parametrize("step", ["pack", "unpack"])
+@pytest.mark.parametrize("step", ["view", "put"])
 def test_a_rank_that_fails_while_it_sends_lets_nobody_wait(
     monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     store = saved({f"t{i}": torch.ones(100) for i in range(SIZE)})
-    batch: Any = broadcasting._Batch  # pyright: ignore[reportPrivateUsage]
-    original = getattr(batch, step)
+    original = getattr(packing.ViewPart, step)
     threads: dict[int, int] = {}
 
-    def fail(self: Any, buffer: torch.Tensor) -> None:
+    def fail(*args: Any) -> Any:
         if threads[threading.get_ident()] == 1:
             raise MemoryError("no more")
-        original(self, buffer)
+        return original(*args)
 
-    monkeypatch.setattr(batch, step, fail)
+    monkeypatch.setattr(packing.ViewPart, step, fail)
 
     def load(rank: int, group: Any) -> None:
         threads[threading.get_ident()] = rank

@@ -17,7 +17,7 @@ import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint import exchanging, stripes
 from dtckpt.checkpoint.dtypes import DTYPES
 from dtckpt.checkpoint.plan import StoredTensor
-from dtckpt.checkpoint.stripes import Spread, deal, run_boxes, times_read
+from dtckpt.checkpoint.stripes import Spread, deal, times_read
 from dtckpt.dtensor import (
     Box,
     DeviceMesh,
@@ -31,6 +31,8 @@ from dtckpt.dtensor import (
     Shard,
     collectives,
 )
+from dtckpt.dtensor.box import run_boxes
+from dtckpt.dtensor.redistribute import packing
 from dtckpt.errors import CheckpointError, Corrupt, StorageError
 from dtckpt.storage import FaultyStore, FlipBit, MemoryStore, RaiseError, Rule, Store, open_store
 
@@ -247,11 +249,11 @@ def test_exchanges_and_rounds_are_bounded(
     monkeypatch.setattr(exchanging, "EXCHANGE_BYTES", 16 * BLOCK)
     moved: list[int] = []
     staged: list[int] = []
-    all_to_all = collectives.all_to_all_packed
+    all_to_all = collectives.start_all_to_all
 
-    def measure(sent: torch.Tensor, send_bytes: Any, received: torch.Tensor, *rest: Any) -> None:
+    def measure(sent: torch.Tensor, send_bytes: Any, received: torch.Tensor, *rest: Any) -> Any:
         moved.extend((sent.numel(), received.numel()))
-        all_to_all(sent, send_bytes, received, *rest)
+        return all_to_all(sent, send_bytes, received, *rest)
 
     stage: Any = exchanging._Stage  # pyright: ignore[reportPrivateUsage]
     init: Callable[..., None] = stage.__init__
@@ -261,7 +263,7 @@ def test_exchanges_and_rounds_are_bounded(
         staged.append(self._memory.nbytes)
 
     monkeypatch.setattr(stage, "__init__", measure_stage)
-    monkeypatch.setattr(exchanging, "all_to_all_packed", measure)
+    monkeypatch.setattr(packing, "start_all_to_all", measure)
     shape = (900, 12)
     layout = Layout(Mesh(mesh), placements, shape)
     load_all(saved(w=("F32", flat(5, Shard(0), shape))), {"w": layout})
@@ -413,21 +415,29 @@ def test_a_damaged_file_is_found_before_anything_changes(victim: int) -> None:
 
 
 @pytest.mark.parametrize("victim", range(SIZE))
-@pytest.mark.parametrize(("step", "nth"), [("pack", 1), ("pack", 5), ("_put", 1), ("_put", 20)])
+@pytest.mark.parametrize(
+    ("cls", "step", "nth"),
+    [
+        ("_Sent", "view", 1),
+        ("_Sent", "view", 5),
+        ("StripeExchange", "put", 1),
+        ("StripeExchange", "put", 20),
+    ],
+)
 def test_a_rank_that_fails_while_it_sends_lets_nobody_wait(
-    monkeypatch: pytest.MonkeyPatch, victim: int, step: str, nth: int
+    monkeypatch: pytest.MonkeyPatch, victim: int, cls: str, step: str, nth: int
 ) -> None:
     store = saved(w=("F32", flat(1, Shard(0), (200, 12))))
-    original = getattr(exchanging, step)
+    original = getattr(getattr(exchanging, cls), step)
     ranks: dict[int, int] = {}
     calls = itertools.count(1)
 
-    def fail(*args: Any) -> None:
+    def fail(*args: Any) -> Any:
         if ranks[threading.get_ident()] == victim and next(calls) == nth:
             raise MemoryError("no more")
-        original(*args)
+        return original(*args)
 
-    monkeypatch.setattr(exchanging, step, fail)
+    monkeypatch.setattr(getattr(exchanging, cls), step, fail)
     wanted = flat(SIZE, Shard(1), (200, 12))
 
     def load(rank: int, group: Any) -> None:

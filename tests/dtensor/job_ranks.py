@@ -5,17 +5,29 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as torch_checkpoint
 from torch.distributed.device_mesh import init_device_mesh as torch_init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.distributed.tensor import DTensor as TorchDTensor
+from torch.distributed.tensor import Replicate as TorchReplicate
+from torch.distributed.tensor import Shard as TorchShard
+from torch.distributed.tensor import distribute_tensor as torch_distribute
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 
 from dtckpt.dtensor import (
     DeviceMesh,
+    Layout,
+    Partial,
     Replicate,
     Shard,
     distribute_tensor,
@@ -24,13 +36,127 @@ from dtckpt.dtensor import (
     layout_from_torch,
     to_torch,
 )
+from dtckpt.dtensor.interop import mesh_from_torch, placements_to_torch
+from dtckpt.dtensor.placement import Placement
 
 from ..processes import join_group, leave_group
+
+
+def all_orders(axes: int, ndim: int) -> list[tuple[Placement, ...]]:
+    """Every way to cut dims by some axes, in every order of those that cut one dim."""
+    found: list[tuple[Placement, ...]] = []
+    for dims in itertools.product([None, *range(ndim)], repeat=axes):
+        cuts = [[a for a, d in enumerate(dims) if d == dim] for dim in range(ndim)]
+        for orders in itertools.product(*(itertools.permutations(on_dim) for on_dim in cuts)):
+            placements: list[Placement] = [Replicate()] * axes
+            for dim, order in enumerate(orders):
+                for position, axis in enumerate(order):
+                    placements[axis] = Shard(dim, position)
+            found.append(tuple(placements))
+    return found
+
+
+def check_every_order(mesh_shape: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    """Torch lays out, and gathers, what we do, by the placements that we translate to."""
+    mesh = torch_init_device_mesh("cpu", mesh_shape)
+    whole = torch.arange(1.0, 1 + torch.Size(shape).numel()).view(shape)
+    for placements in all_orders(len(mesh_shape), len(shape)):
+        layout = Layout(mesh_from_torch(mesh), placements, shape)
+        here = mesh.get_coordinate()
+        assert here is not None
+        mine = whole[layout.box(tuple(here)).slices]
+        theirs = torch_distribute(whole, mesh, placements_to_torch(layout), src_data_rank=None)
+        assert torch.equal(theirs.to_local(), mine), layout
+        ours = from_torch(theirs)
+        assert torch.equal(ours.full_tensor(), whole), layout
+        back: Any = to_torch(ours)
+        assert back.placements == theirs.placements, layout
+        assert back.to_local().untyped_storage().data_ptr() == ours.to_local().data_ptr() or (
+            not mine.numel()
+        )
+        assert torch.equal(back.full_tensor(), whole), layout
+
+
+def check_empty_parts() -> None:
+    """FSDP2 leaves parts that are empty along one dim empty along all of them."""
+    mesh = torch_init_device_mesh("cpu", (1, 4), mesh_dim_names=("dp", "tp"))
+    net = torch.nn.Linear(2, 3, bias=False)
+    whole = torch.arange(6.0).view(3, 2)
+    with torch.no_grad():
+        net.weight.copy_(whole)
+    parallelize_module(net, mesh["tp"], RowwiseParallel())
+    fully_shard(net, mesh=mesh["dp"])
+    weight: Any = net.weight
+    ours = from_torch(weight)
+    assert ours.to_local().shape == (3, 1 if mesh.get_local_rank("tp") < 2 else 0)
+    assert torch.equal(ours.full_tensor(), whole)
+
+
+class PublicOnly:
+    """A torch DTensor of which nothing private can be read."""
+
+    def __init__(self, tensor: TorchDTensor) -> None:
+        self.hidden = tensor
+
+    @property
+    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Passes for the class of what it hides."""
+        return TorchDTensor
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.hidden, name)
+
+
+def check_adoption() -> None:
+    """A gather that is under way is waited for; public names of torch are enough."""
+    mesh = torch_init_device_mesh("cpu", (4,))
+    whole = torch.arange(10.0).view(5, 2)
+    theirs = torch_distribute(whole, mesh, [TorchShard(0)])
+    gathered = theirs.redistribute(placements=[TorchReplicate()], async_op=True)
+    local = from_torch(gathered).to_local()
+    assert type(local) is torch.Tensor
+    assert torch.equal(local, whole)
+    theirs.requires_grad_()
+    public: Any = PublicOnly(theirs)
+    ours = from_torch(public)
+    assert torch.equal(ours.full_tensor(), whole)
+    assert ours.requires_grad
+    assert ours.to_local().data_ptr() == theirs.to_local().data_ptr()
+
+
+def check_meshes_without_a_common_group() -> None:
+    """Groups over two meshes, and over several axes of one, are made where they are needed."""
+    rank = dist.get_rank()
+    whole = torch.arange(35.0).view(7, 5)
+    for source, target in [
+        ([0, 1], [2, 3]),
+        ([0, 1, 2], [3, 2]),
+        ([1, 2], [2, 0]),
+        ([0, 1], [2, 3]),
+    ]:
+        here, there = DeviceMesh("cpu", source), DeviceMesh("cpu", target)
+        tensor = distribute_tensor(whole, here, [Shard(0)])
+        moved = tensor.redistribute(there, [Shard(1)])
+        assert torch.equal(moved.full_tensor(), whole if rank in target else torch.empty(0))
+        back = moved.redistribute(here)
+        assert torch.equal(back.to_local(), whole if rank in source else torch.empty(0))
+    mesh = init_device_mesh("cpu", (2, 2, 1))
+    for placements in itertools.product([Shard(0), Shard(1), Replicate(), Partial()], repeat=3):
+        tensor = distribute_tensor(whole, mesh, placements)
+        for target in ([Replicate()] * 3, [Shard(1), Shard(0), Shard(0)]):
+            assert torch.equal(tensor.redistribute(placements=target).full_tensor(), whole)
 
 
 def main(folder: str) -> None:
     """Run all checks on this rank."""
     join_group()
+    check_meshes_without_a_common_group()
+    check_every_order((2, 2), (5, 3))
+    check_every_order((2, 1, 2), (7,))
+    check_empty_parts()
+    check_adoption()
     torch_mesh = torch_init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     net = torch.nn.Linear(3, 11, bias=False)
     whole = torch.arange(33.0).view(11, 3)

@@ -31,7 +31,7 @@ class Case:
 
 def check_on(shape: tuple[int, ...], cases: Sequence[Case], count: int, special: int = 0) -> None:
     """Check every case on a mesh for ``count`` choices of placements, and some special ones."""
-    expected = [_expected(case) for case in cases]  # once for all ranks and placements
+    expected = [expected_of(case) for case in cases]  # once for all ranks and placements
 
     def body(mesh: DeviceMesh) -> None:
         for case, wanted in zip(cases, expected, strict=True):
@@ -97,7 +97,8 @@ def check(case: Case, mesh: DeviceMesh, choices: Sequence[Any], expected: Expect
             raise AssertionError(text) from error
 
 
-def _expected(case: Case) -> Expected:
+def expected_of(case: Case) -> Expected:
+    """Run a case on one device."""
     wholes = list(_counted(case) if case.wholes is None else case.wholes())
     inputs = [_leaf(w.clone()) for w in wholes]
     outputs = _listed(case.run(*inputs))

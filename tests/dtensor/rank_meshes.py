@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,6 +14,13 @@ import torch.distributed as dist
 from dtckpt.dtensor import DeviceMesh, Mesh
 from dtckpt.dtensor.dtensor import DTensor
 from dtckpt.dtensor.layout import Layout
+from dtckpt.dtensor.traffic import (
+    EVERYWHERE,
+    Collective,
+    Observer,
+    add_observer,
+    remove_observer,
+)
 from dtckpt.tools.bench.coverage.thread_ranks import axis_groups
 from tests.ranks import run_ranks
 
@@ -40,6 +48,47 @@ def rank_mesh(store: object, shape: tuple[int, ...], rank: int, world: Any) -> D
     return DeviceMesh("cpu", mesh, groups=groups, world_group=world)
 
 
+def run_on_meshes(size: int, meshes: Sequence[Mesh], body: Callable[..., T]) -> list[T]:
+    """Run ``body(*meshes)`` in one thread per rank; not every rank need be in every mesh.
+
+    Tensors go from one mesh to another over the group of all ranks.
+    """
+    store = _c10d.HashStore()
+
+    def run(rank: int, world: dist.ProcessGroup) -> T:
+        root = DeviceMesh("cpu", Mesh((size,)), groups=[world])
+        made: list[DeviceMesh] = []
+        for number, mesh in enumerate(meshes):
+            own: dict[str, Any] = {"rank": rank, "within": root}
+            if mesh.coordinate(rank) is not None:
+                prefix = _c10d.PrefixStore(f"mesh{number}", store)
+                own["groups"] = axis_groups(prefix, mesh, rank)
+            made.append(DeviceMesh("cpu", mesh, **own))
+        return body(*made)
+
+    return run_ranks(size, run)
+
+
+class _Listed(Observer):
+    def __init__(self) -> None:
+        self.seen: list[Collective] = []
+
+    def before(self, collective: Collective) -> None:
+        self.seen.append(collective)
+
+
+@contextmanager
+def collectives(*, of_all_ranks: bool = False) -> Generator[list[Collective]]:
+    """Collect the collectives that this rank issues, or all ranks of this process."""
+    observer = _Listed()
+    thread = EVERYWHERE if of_all_ranks else None
+    add_observer(observer, thread)
+    try:
+        yield observer.seen
+    finally:
+        remove_observer(observer, thread)
+
+
 def scattered(whole: torch.Tensor, mesh: DeviceMesh, placements: Any) -> Any:
     """Return ``whole`` laid out by cutting it here, without any communication.
 
@@ -47,7 +96,9 @@ def scattered(whole: torch.Tensor, mesh: DeviceMesh, placements: Any) -> Any:
     """
     layout = Layout(mesh.layout_mesh, tuple(placements), tuple(whole.shape))
     here = mesh.get_coordinate()
-    assert here is not None
+    if here is None:
+        nothing = torch.empty(0, dtype=whole.dtype)
+        return DTensor.from_local(nothing, mesh, placements, shape=whole.shape)
     local = torch.from_numpy(local_array(layout, here, whole.detach().numpy()).copy())
     for axis, placement in enumerate(layout.placements):
         op = getattr(placement, "reduce_op", None)
@@ -82,7 +133,9 @@ def assert_holds(tensor: torch.Tensor, whole: torch.Tensor, **tolerance: Any) ->
     assert tensor.shape == whole.shape
     assert tensor.dtype == whole.dtype
     here = tensor.device_mesh.get_coordinate()
-    assert here is not None
+    if here is None:
+        assert tuple(tensor.to_local().shape) == (0,)
+        return
     assert tuple(tensor.to_local().shape) == tensor.global_layout.box(here).sizes
     if tensor.global_layout.is_partial:
         torch.testing.assert_close(tensor.full_tensor(), whole, **tolerance)

@@ -65,6 +65,7 @@ def test_random_numbers_are_those_of_one_device() -> None:
                 dt.rand(5, 3, **given),
                 dt.randn((5, 3), **given),
                 dt.rand(5, 3, dtype=torch.float64, **given),
+                dt.randint(-7, 90, (5, 3), dtype=torch.float32, **given),
             ]
             if placements is None or not isinstance(placements[0], Partial):
                 made.append(dt.randn(5, 3, dtype=torch.complex64, **given))
@@ -86,6 +87,52 @@ def test_random_numbers_are_those_of_one_device() -> None:
             assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
 
 
+def test_integers() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        made = dt.randint(3, (1000,), device_mesh=mesh, placements=[Shard(0)])
+        assert made.dtype == torch.int64
+        assert made.full_tensor().unique().tolist() == [0, 1, 2]
+        bytes_ = dt.randint(250, 256, 1000, dtype=torch.uint8, device_mesh=mesh).full_tensor()
+        assert bytes_.unique().tolist() == list(range(250, 256))
+
+    run_on_mesh((2,), body)
+
+
+def test_orders_are_those_of_one_device() -> None:
+    def body(mesh: DeviceMesh) -> list[list[int]]:
+        found: list[list[int]] = []
+        rest = [Replicate()] * (mesh.ndim - 1)
+        ragged = Ragged(0, (0,) * (mesh.shape[0] - 1) + (50,))
+        for placement in (Replicate(), Shard(0), ragged, Partial(), Partial("max")):
+            random.manual_seed(9, mesh)
+            made = dt.randperm(50, device_mesh=mesh, placements=[placement, *rest])
+            assert made.dtype == torch.int64
+            found.append(made.full_tensor().tolist())
+            found.append(dt.randperm(50, device_mesh=mesh).full_tensor().tolist())
+        assert found[0::2] == [found[0]] * 5
+        assert found[1::2] == [found[1]] * 5
+        assert found[0] != found[1]
+        assert sorted(found[0]) == sorted(found[1]) == list(range(50))
+        for count in (0, 1):
+            few = dt.randperm(count, dtype=torch.float32, device_mesh=mesh)
+            assert few.full_tensor().tolist() == [0.0] * count
+        return found
+
+    results = [found for shape in ((1,), (3,), (2, 2)) for found in run_on_mesh(shape, body)]
+    assert all(found == results[0] for found in results)
+
+
+def test_orders_are_even() -> None:
+    def body(mesh: DeviceMesh) -> list[list[int]]:
+        return [dt.randperm(4, device_mesh=mesh).full_tensor().tolist() for _ in range(4800)]
+
+    counts: dict[tuple[int, ...], int] = {}
+    for order in run_on_mesh((1,), body)[0]:
+        counts[tuple(order)] = counts.get(tuple(order), 0) + 1
+    assert len(counts) == 24
+    assert sum((count - 200) ** 2 / 200 for count in counts.values()) < 55  # 23 degrees
+
+
 REFUSED: list[tuple[Callable[..., Any], type[Exception], str]] = [
     (lambda mesh: dt.zeros(2, device_mesh=mesh, placements=[]), PlacementError, "as many"),
     (lambda mesh: dt.ones(2, device_mesh=mesh, placements=[Shard(1)]), PlacementError, "dim 1"),
@@ -100,6 +147,10 @@ REFUSED: list[tuple[Callable[..., Any], type[Exception], str]] = [
     (lambda mesh: dt.rand(2, dtype=torch.int64, device_mesh=mesh), NotImplementedError, "Long"),
     (lambda mesh: dt.randn(2, dtype=torch.bool, device_mesh=mesh), Exception, "Bool"),
     (lambda _: dt.zeros(2), PlacementError, "no mesh"),
+    (lambda mesh: dt.randint(5, 5, (2,), device_mesh=mesh), RuntimeError, "from"),
+    (lambda mesh: dt.randint(5, device_mesh=mesh), TypeError, "size"),
+    (lambda mesh: dt.randperm(-1, device_mesh=mesh), PlacementError, "shape"),
+    (lambda mesh: dt.randperm(300, dtype=torch.uint8, device_mesh=mesh), PlacementError, "wider"),
 ]
 
 

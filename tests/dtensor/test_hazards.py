@@ -70,8 +70,21 @@ def test_ragged_pieces_that_another_axis_cuts_are_joined_and_split() -> None:
             assert_holds(scattered(joined, mesh, placements).reshape(16, 3), apart)
         for placements in ((Shard(0), Ragged(0, (4, 12))), (Ragged(0, (0, 16)), Shard(0))):
             assert_holds(scattered(apart, mesh, placements).reshape(4, 4, 3), joined)
+        uneven = scattered(torch.arange(15.0).view(3, 5), mesh, (Ragged(0, (3, 0)), Shard(0)))
+        assert_holds(uneven.reshape(5, 3), torch.arange(15.0).view(5, 3))
 
     run_on_mesh((2, 2), body)
+
+
+def test_norms_of_lists_of_terms_of_ordered_shards() -> None:
+    whole = torch.arange(12.0).view(6, 2)
+
+    def body(mesh: DeviceMesh) -> None:
+        terms = scattered(whole, mesh, [Shard(0, 1), Shard(0, 0), Partial()])
+        (norm,) = torch.ops.aten._foreach_norm.Scalar([terms])
+        assert_holds(norm, torch.linalg.vector_norm(whole))
+
+    run_on_mesh((2, 1, 2), body)
 
 
 def test_copies_by_another_shape_take_any_strides() -> None:

@@ -71,6 +71,8 @@ def test_what_neither_side_can_say_is_refused() -> None:
         placements_from_torch((Strided(0, split_factor=3), torch_tensor.Shard(0)), (2, 2), 1)
     with pytest.raises(PlacementError, match="no ragged placement"):
         placements_to_torch(Layout(Mesh((2,)), (Ragged(0, (1, 3)),), (4,)))
+    with pytest.raises(PlacementError, match="order of cuts of dim 0 twice"):
+        placements_from_torch((Strided(0, split_factor=2), Shard(0, 1)), (2, 2), 1)
     masked: Any = getattr(placement_types, "_MaskPartial", None)
     if masked is not None:
         with pytest.raises(PlacementError, match="internal placement"):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from dtckpt.dtensor import (
     DeviceMesh,
     DTensor,
+    Ragged,
     Replicate,
     Shard,
     distribute_module,
@@ -22,7 +23,7 @@ from dtckpt.dtensor import (
 from dtckpt.errors import PlacementError, UnsupportedOp
 
 from ..ranks import RanksFailed
-from .rank_meshes import assert_holds, run_on_mesh, scattered
+from .rank_meshes import assert_holds, collectives, run_on_mesh, scattered
 
 
 class Net(nn.Module):
@@ -201,3 +202,43 @@ def test_sparse_gradients_are_refused() -> None:
             net(index).sum().backward()
 
     run_on_mesh((2,), body)
+
+
+def test_experts_that_are_split_raggedly_stay_where_they_are() -> None:
+    """Ranks have experts of their own number, and compute with them alone."""
+
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.Parameter(torch.randn(6, 4, 8))
+            self.bias = nn.Parameter(torch.randn(6, 1, 8))
+            self.down = nn.Parameter(torch.randn(6, 8, 4))
+
+        def forward(self, x: Any) -> Any:
+            return torch.bmm(torch.baddbmm(self.bias, x, self.up).relu(), self.down)
+
+    plain = Experts()
+    x = torch.randn(6, 5, 4)
+    expected = plain(x)
+    expected.square().sum().backward()
+    split = Ragged(0, (1, 0, 5))
+
+    def partition(name: str, module: nn.Module, mesh: DeviceMesh) -> None:
+        for key, parameter in list(module.named_parameters(recurse=False)):
+            laid_out = distribute_tensor(parameter.detach(), mesh, [split])
+            setattr(module, key, nn.Parameter(laid_out))
+
+    def body(mesh: DeviceMesh) -> None:
+        module = distribute_module(copy.deepcopy(plain), mesh, partition)
+        tokens = scattered(x, mesh, [split])
+        with strict(), collectives() as issued:
+            found = module(tokens)
+            (found * found).sum().to_local().backward()
+        assert not issued
+        assert_holds(found, expected.detach(), rtol=1e-4, atol=1e-4)
+        for mine, whole in zip(module.parameters(), plain.parameters(), strict=True):
+            assert mine.grad is not None
+            assert whole.grad is not None
+            assert_holds(mine.grad, whole.grad, rtol=1e-4, atol=1e-4)
+
+    run_on_mesh((3,), body)

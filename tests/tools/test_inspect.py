@@ -153,3 +153,18 @@ def test_ties_and_what_an_incremental_checkpoint_needs(run: Run, tmp_path: Path)
     (borrowed,) = told["borrowed"]
     assert borrowed["checkpoint"] == "step-1"
     assert (tmp_path / "step-1" / borrowed["path"]).stat().st_size == borrowed["bytes"]
+
+
+def test_draw_shows_which_rank_held_what(run: Run, saved: Path) -> None:
+    result = run("inspect", saved / "step-100", "--draw", "--name", "optim/*")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "[96, 40] (R) on rank=1" in result.stdout
+    assert "| 0:96          | 0    |" in result.stdout
+    assert "embed" not in result.stdout
+    assert "\x1b" not in result.stdout
+    coloured = run("inspect", saved / "step-100", "--draw", env={"FORCE_COLOR": "1"}).stdout
+    assert "\x1b[30;46m" in coloured
+    assert "no tensor of" in run("inspect", saved / "step-100", "--draw", "--name", "q").stdout
+    refused = run("inspect", saved / "step-100", "--draw", "--json")
+    assert refused.exit_code == 2
+    assert "--draw draws for people" in refused.stderr

@@ -9,7 +9,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from multiprocessing.context import ForkServerProcess
@@ -19,9 +19,7 @@ from .row import Outcome, Row
 from .setting import Setting
 from .worker import work
 
-# Imports torch once, and every rank starts from there.
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload([work.__module__])
 
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 5.0
@@ -58,15 +56,21 @@ def _launch(rows: list[Row], ranks: int, setting: Setting) -> dict[str, Outcome]
         job = {"setting": asdict(setting), "ranks": ranks, "rows": names}
         (folder / "job.json").write_text(json.dumps(job))
         (folder / "checkpoints").mkdir()
-        _run_processes(folder / "job.json", ranks, names)
+        run_processes(work, folder / "job.json", ranks, ", ".join(names))
         outcomes = json.loads((folder / "outcomes.json").read_text())
         return {name: Outcome(**outcomes[name]) for name in names}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _run_processes(job: Path, ranks: int, names: list[str]) -> None:
-    processes = [_CONTEXT.Process(target=work, args=(job, rank)) for rank in range(ranks)]
+def run_processes(target: Callable[[Path, int], None], job: Path, ranks: int, what: str) -> None:
+    """Call ``target`` with the job's file and the rank in as many processes; wait for all.
+
+    Raises WorkersFailed, which names ``what`` they were doing, where one ends badly.
+    """
+    # Imports torch once, and every rank starts from there.
+    _CONTEXT.set_forkserver_preload([target.__module__])
+    processes = [_CONTEXT.Process(target=target, args=(job, rank)) for rank in range(ranks)]
     with _environment():
         for process in processes:
             process.start()
@@ -77,7 +81,7 @@ def _run_processes(job: Path, ranks: int, names: list[str]) -> None:
             process.kill()
             process.join()
     if any(codes):
-        raise WorkersFailed(f"{', '.join(names)}: the ranks ended with {codes}")
+        raise WorkersFailed(f"{what}: the ranks ended with {codes}")
 
 
 def _wait(processes: list[ForkServerProcess]) -> list[int | None]:

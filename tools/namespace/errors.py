@@ -5,6 +5,7 @@
     DtckptError
       PlacementError(ValueError)          a placement, mesh or layout that cannot be: fix the call
       UnsupportedOp(NotImplementedError)  no sharding rule for an operator
+      CollectiveMismatch                  ranks issue different collectives: fix the program
       CheckpointError                     anything about saving and loading
         NotCommitted(FileNotFoundError)   no complete checkpoint there: choose another path
         AlreadyCommitted(FileExistsError) one is there already: pass overwrite=True or another path
@@ -32,6 +33,7 @@ __all__ = [
     "Busy",
     "Cancelled",
     "CheckpointError",
+    "CollectiveMismatch",
     "Corrupt",
     "DtckptError",
     "InUse",
@@ -58,6 +60,13 @@ class PlacementError(DtckptError, ValueError):
 
 class UnsupportedOp(DtckptError, NotImplementedError):
     """A tensor operator has no sharding rule and may not fall back."""
+
+
+class CollectiveMismatch(DtckptError):
+    """Ranks are about to issue different collectives, or one does not come to them."""
+
+    ranks: tuple[int, ...] = ()
+    """Global numbers of the ranks that diverge, or do not come."""
 
 
 class CheckpointError(DtckptError):

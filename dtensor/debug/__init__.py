@@ -1,0 +1,41 @@
+"""Seeing what happens: collectives counted and checked, layouts drawn."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dtckpt.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from .checking import checking_collectives
+    from .comm_counts import CommCounts
+    from .comm_mode import CommDebugMode
+    from .coverage import cache_sizes, clear_caches, op_coverage
+    from .sharding import visualize_sharding
+
+__all__ = [
+    "CommCounts",
+    "CommDebugMode",
+    "cache_sizes",
+    "checking_collectives",
+    "clear_caches",
+    "op_coverage",
+    "visualize_sharding",
+]
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "CommCounts": ".comm_counts",
+        "CommDebugMode": ".comm_mode",
+        "cache_sizes": ".coverage",
+        "checking_collectives": ".checking",
+        "clear_caches": ".coverage",
+        "op_coverage": ".coverage",
+        "visualize_sharding": ".sharding",
+    },
+)
+
+
+def __dir__() -> list[str]:
+    return __all__

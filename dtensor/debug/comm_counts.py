@@ -1,0 +1,98 @@
+"""Numbers by kind of collective, which may also be asked for by torch's operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_NAMES: dict[str, tuple[str, ...]] = {
+    "all_gather": (
+        "all_gather_into_tensor",
+        "all_gather_into_tensor_out",
+        "all_gather_into_tensor_coalesced",
+        "allgather_",
+        "_allgather_base_",
+        "allgather_coalesced_",
+        "allgather_into_tensor_coalesced_",
+    ),
+    "all_reduce": (
+        "all_reduce_",
+        "all_reduce_coalesced",
+        "all_reduce_coalesced_",
+        "allreduce_",
+        "allreduce_coalesced_",
+    ),
+    "all_to_all": ("all_to_all_single", "alltoall_", "alltoall_base_", "shard_dim_alltoall"),
+    "reduce_scatter": (
+        "reduce_scatter_tensor",
+        "reduce_scatter_tensor_out",
+        "reduce_scatter_tensor_coalesced",
+        "reduce_scatter_",
+        "_reduce_scatter_base_",
+        "reduce_scatter_tensor_coalesced_",
+    ),
+    "broadcast": ("broadcast_",),
+    "reduce": ("reduce_",),
+    "scatter": ("scatter_",),
+    "gather": ("gather_",),
+    "send": (),
+    "receive": ("recv_", "recv_any_source_"),
+    "barrier": ("monitored_barrier_",),
+    "agreement": (),
+}
+KINDS = tuple(_NAMES)
+"""Every kind of collective there is."""
+_KIND_OF_NAME = {name: kind for kind, names in _NAMES.items() for name in (kind, *names)}
+_NAMESPACES = frozenset(
+    {"c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "_dtensor"}
+)
+
+
+def kind_of(key: Any) -> str | None:
+    """Return the kind of collective that an operator of torch, or a text, means.
+
+    >>> kind_of("all_gather"), kind_of("c10d_functional.all_gather_into_tensor"), kind_of("aten.mm")
+    ('all_gather', 'all_gather', None)
+    """
+    if isinstance(key, str):
+        if key in _NAMES:
+            return key
+        name = key
+    else:  # an operator, or one overload of it
+        name = getattr(key, "_qualified_op_name", None) or getattr(key, "_name", None)
+        if not isinstance(name, str):
+            return None
+    namespace, _, rest = name.replace("::", ".", 1).partition(".")
+    return _KIND_OF_NAME.get(rest.partition(".")[0]) if namespace in _NAMESPACES else None
+
+
+class CommCounts(dict[str, int]):
+    """A number for every kind of collective that there was.
+
+    An operator of torch, as ``torch.ops.c10d_functional.all_gather_into_tensor``, is a key, too: it
+    stands for its kind. A kind that there was none of has the number 0, and is not listed.
+
+    >>> counts = CommCounts(all_reduce=3)
+    >>> counts["all_reduce"], counts["c10d_functional.all_reduce"], counts["broadcast"]
+    (3, 3, 0)
+    """
+
+    def __getitem__(self, key: Any) -> int:
+        return super().get(_required(key), 0)
+
+    def __contains__(self, key: object) -> bool:
+        return super().__contains__(kind_of(key))
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """Return the number of a kind, ``default`` where there was none."""
+        kind = kind_of(key)
+        return default if kind is None else super().get(kind, default)
+
+
+def _required(key: Any) -> str:
+    kind = kind_of(key)
+    if kind is None:
+        raise KeyError(
+            f"{key!r} is no kind of collective and no operator of torch that is one; there are "
+            f"{', '.join(KINDS)}"
+        )
+    return kind

@@ -1,0 +1,77 @@
+"""How operators run on distributed tensors, and what is remembered of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+
+from ..decompositions import DECOMPOSITIONS, UNBOUND
+from ..device_mesh import DeviceMesh
+from ..rules import rule_maker
+from ..rules.table import RULES
+from ..schemas import Op, functional_of
+
+Way = Literal["rule", "decomposition", "parts", "whole"]
+
+_C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
+"""The stubs leave out the list of operators."""
+
+
+def op_coverage(namespace: str = "aten") -> dict[str, Way]:
+    """Return how every operator of a namespace runs, by its full name.
+
+    "decomposition" by one of this library, "rule" by a sharding rule, "parts" by the operators that
+    torch makes of it, "whole" on gathered tensors, with a warning. A decomposition or rule may
+    decline a call, which then goes on down this list; docs/operators.md has what was tried.
+    Operators in place and with ``out=`` run as the functional ones do.
+    """
+    return {str(op): _way(op) for op in _operators(namespace)}
+
+
+def _operators(namespace: str) -> Iterator[Op]:
+    for name in sorted(_C._dispatch_get_all_op_names()):
+        base, _, overload = name.partition(".")
+        space, _, packet = base.partition("::")
+        found = getattr(getattr(torch.ops, space), packet, None) if space == namespace else None
+        op = getattr(found, overload or "default", None)
+        if op is not None:
+            yield op
+
+
+def _way(op: Op) -> Way:
+    functional = functional_of(op) or op
+    forms = {op, functional}
+    if not forms.isdisjoint(RULES.by_users):
+        return "rule"
+    if any(form in DECOMPOSITIONS or form in UNBOUND for form in forms):
+        return "decomposition"
+    if any(rule_maker(form) is not None for form in forms):
+        return "rule"
+    if any(form.has_kernel_for_dispatch_key(_COMPOSITE) or form in _table() for form in forms):
+        return "parts"
+    return "whole"
+
+
+def _table() -> Any:
+    return getattr(getattr(torch, "_decomp", None), "decomposition_table", {})
+
+
+_COMPOSITE = _C.DispatchKey.CompositeImplicitAutograd
+
+
+def cache_sizes(mesh: DeviceMesh) -> dict[str, int]:
+    """Return how many entries a mesh has in what it remembers, by its name.
+
+    ``quick_calls`` are calls of operators, ``plans`` what was found out for their kinds, and
+    ``redistribute_plans`` ways from one layout to another.
+    """
+    return mesh.cache_sizes()
+
+
+def clear_caches(mesh: DeviceMesh) -> None:
+    """Forget those three, as if no operator had been called on tensors of the mesh."""
+    for name in ("plans", "redistribute_plans"):
+        mesh.forget(name)
+    mesh.quick_calls.clear()

@@ -1,0 +1,130 @@
+"""Where a rank stands: the collective that it is about to issue, in a form that travels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from hashlib import blake2b
+
+from ..traffic import Collective
+
+_MAX_RANKS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What one rank is about to issue."""
+
+    kind: str
+    reduce_op: str
+    agreed: str
+    ranks: tuple[int, ...]
+    number: int
+    """How many collectives over these ranks came before."""
+    count: int
+    """How many collectives this rank has come to, this one included."""
+    site: str
+    sent_to: tuple[int, ...] = ()
+    received_from: tuple[int, ...] = ()
+    left: str = ""
+    """How the rank has left, after this collective; empty while it has not."""
+
+    @classmethod
+    def of(cls, collective: Collective, *, number: int, count: int, site: str) -> Standing:
+        """Return where a rank stands that is about to issue a collective."""
+        return cls(
+            kind=collective.kind,
+            reduce_op=collective.reduce_op,
+            agreed=collective.agreed,
+            ranks=collective.ranks,
+            number=number,
+            count=count,
+            site=site,
+            sent_to=collective.sent_to,
+            received_from=collective.received_from,
+        )
+
+    @classmethod
+    def nowhere(cls) -> Standing:
+        """Return where a rank stands that has issued none."""
+        return cls(kind="", reduce_op="", agreed="", ranks=(), number=0, count=0, site="")
+
+    @property
+    def fingerprint(self) -> str:
+        """The hash of what has to be equal on all ranks."""
+        facts = json.dumps([self.kind, self.reduce_op, self.agreed])
+        return blake2b(facts.encode(), digest_size=12).hexdigest()
+
+    def leaving(self, how: str) -> Standing:
+        """Return the same for a rank that has left."""
+        return replace(self, left=how)
+
+    def to_json(self) -> str:
+        """Return a text that ``from_json`` reads."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Standing:
+        """Return what ``to_json`` wrote."""
+        value = json.loads(text)
+        for name in ("ranks", "sent_to", "received_from"):
+            value[name] = tuple(value[name])
+        return cls(**value)
+
+    def doing(self) -> str:
+        """Return what the rank was last seen at, as the end of a sentence about it."""
+        if not self.kind:
+            return f"has {self.left}, and issued no collective in it"
+        if self.left:
+            return f"has {self.left}; its last collective was {self}"
+        return f"is at, or past, {self}"
+
+    def what(self) -> str:
+        """Return the collective itself."""
+        terms = ", ".join(term for term in (self.reduce_op, self.agreed) if term)
+        return f"{self.kind}({terms})" if terms else self.kind
+
+    def __str__(self) -> str:
+        shown = ", ".join(map(str, self.ranks[:_MAX_RANKS]))
+        more = len(self.ranks) - _MAX_RANKS
+        over = f"{shown} and {more:,} more" if more > 0 else shown
+        return (
+            f"{self.what()} over ranks {over}, number {self.number + 1} over these and "
+            f"{self.count} of its own, at {self.site or 'the backward pass'}"
+        )
+
+
+def told_divergence(standings: Mapping[int, Standing]) -> tuple[str, tuple[int, ...]]:
+    """Return what to say of ranks that are about to issue different collectives, and who differs.
+
+    Those differ who are not with the most, or, among as many, not with the lowest rank.
+    """
+    groups: dict[str, list[int]] = {}
+    for rank, standing in standings.items():
+        groups.setdefault(standing.fingerprint, []).append(rank)
+    ordered = sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks))
+    first = standings[ordered[0][0]]
+    lines = [
+        f"ranks are about to issue different collectives over {len(first.ranks)} ranks, as number "
+        f"{first.number + 1} over these:"
+    ]
+    for ranks in ordered:
+        for site, there in _by_site(standings, ranks).items():
+            what = standings[there[0]].what()
+            lines.append(f"{_listed(there)}: {what} at {site or 'the backward pass'}")
+    return "\n  ".join(lines), tuple(sorted(r for ranks in ordered[1:] for r in ranks))
+
+
+def _by_site(standings: Mapping[int, Standing], ranks: Sequence[int]) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for rank in ranks:
+        found.setdefault(standings[rank].site, []).append(rank)
+    return found
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:_MAX_RANKS]))
+    more = len(ranks) - _MAX_RANKS
+    text = f"{shown} and {more:,} more" if more > 0 else shown
+    return f"ranks {text}" if len(ranks) > 1 else f"rank {text}"

@@ -1,0 +1,149 @@
+"""Collectives that others issue by torch's operators, told in the same terms as the library's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from ..groups import ranks_of
+from ..traffic import Collective
+from .comm_counts import kind_of
+
+_c10d: Any = dist
+"""torch's stubs leave out what groups are underneath."""
+
+_INPUTS = ("input", "inputs", "input_tensor", "input_tensors", "tensors")
+_OUTPUTS = ("output", "outputs", "output_tensor", "output_tensors", "out")
+_ROOTS = ("root_rank", "src")
+
+
+def collective_of(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Collective | None:
+    """Return what a call of an operator does as a collective; None where it is none."""
+    kind = kind_of(op)
+    if kind is None:
+        return None
+    names = [argument.name for argument in op._schema.arguments]
+    given = dict(zip(names, args, strict=False)) | dict(kwargs)
+    group = _group_of(given)
+    if group is None:
+        return None
+    size, rank = group.size(), group.rank()
+    taken = sum(_num_bytes(given[name]) for name in _INPUTS if name in given)
+    made = sum(_num_bytes(given[name]) for name in _OUTPUTS if name in given)
+    root = next((given[name] for name in _ROOTS if name in given), 0)
+    if kind == "all_to_all":
+        sent, received = _exchanged(given, taken, made, size, rank)
+    else:
+        sent, received = _VOLUMES[kind](taken, made, size, rank == root)
+    return Collective(
+        kind=kind,
+        group=group,
+        ranks=tuple(ranks_of(group) or range(size)),
+        rank=rank,
+        sent_bytes=sent,
+        received_bytes=received,
+        reduce_op=given["reduce_op"] if isinstance(given.get("reduce_op"), str) else "",
+        started=time.perf_counter(),
+    )
+
+
+def _group_of(given: Mapping[str, Any]) -> Any:
+    boxed = given.get("process_group")
+    try:
+        if boxed is not None:
+            return _c10d.ProcessGroup.unbox(boxed)
+        name = given.get("group_name")
+        if isinstance(name, str):
+            # Private: the functional operators name their group, and torch has no public look-up.
+            return _c10d.distributed_c10d._resolve_process_group(name)
+    except (AttributeError, RuntimeError):
+        return None
+    return given.get("group_name")
+
+
+def _num_bytes(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.nbytes
+    return sum(map(_num_bytes, value)) if isinstance(value, list | tuple) else 0
+
+
+def _exchanged(
+    given: Mapping[str, Any], taken: int, made: int, size: int, rank: int
+) -> tuple[int, int]:
+    """Return the bytes of an all-to-all, without what this rank keeps."""
+    kept_in = _share(given.get("input_split_sizes"), taken, size, rank)
+    output_splits = given.get("output_split_sizes")
+    if not made and taken:  # the functional operator makes its output itself
+        rows_in = sum(given.get("input_split_sizes") or ()) or 1
+        made = taken * sum(output_splits) // rows_in if output_splits else taken
+    kept_out = _share(output_splits, made, size, rank)
+    return taken - kept_in, made - kept_out
+
+
+def _share(splits: Any, num_bytes: int, size: int, rank: int) -> int:
+    if not splits:
+        return num_bytes // size
+    return num_bytes * int(splits[rank]) // (sum(map(int, splits)) or 1)
+
+
+_Volume = Callable[[int, int, int, bool], tuple[int, int]]
+
+
+def _all_gather(taken: int, made: int, size: int, is_root: bool) -> tuple[int, int]:
+    del made, is_root
+    return taken * (size - 1), taken * (size - 1)
+
+
+def _all_reduce(taken: int, made: int, size: int, is_root: bool) -> tuple[int, int]:
+    del made, is_root
+    return (moved := 2 * taken * (size - 1) // size), moved
+
+
+def _reduce_scatter(taken: int, made: int, size: int, is_root: bool) -> tuple[int, int]:
+    del made, is_root
+    return (moved := taken * (size - 1) // size), moved
+
+
+def _from_root(taken: int, made: int, size: int, is_root: bool) -> tuple[int, int]:
+    del made
+    return (taken * (size - 1), 0) if is_root else (0, taken)
+
+
+def _to_root(taken: int, made: int, size: int, is_root: bool) -> tuple[int, int]:
+    del made
+    return (0, taken * (size - 1)) if is_root else (taken, 0)
+
+
+def _dealt(taken: int, made: int, size: int, is_root: bool) -> tuple[int, int]:
+    return (taken * (size - 1) // size, 0) if is_root else (0, made)
+
+
+_VOLUMES: dict[str, _Volume] = {
+    "all_gather": _all_gather,
+    "all_reduce": _all_reduce,
+    "reduce_scatter": _reduce_scatter,
+    "broadcast": _from_root,
+    "reduce": _to_root,
+    "gather": _to_root,
+    "scatter": _dealt,
+    "send": lambda taken, made, size, is_root: (taken, 0),
+    "receive": lambda taken, made, size, is_root: (0, taken),
+    "barrier": lambda taken, made, size, is_root: (0, 0),
+}
+
+
+def is_collective(op: Any) -> bool:
+    """Whether an operator is one of torch's collectives, or waits for one."""
+    return getattr(op, "namespace", "") in _COLLECTIVE_NAMESPACES
+
+
+_COLLECTIVE_NAMESPACES = (
+    "c10d",
+    "_c10d_functional",
+    "_c10d_functional_autograd",
+    "c10d_functional",
+)

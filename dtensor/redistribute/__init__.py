@@ -1,0 +1,27 @@
+"""Redistribute: from one layout to another, on the same mesh or on another one.
+
+``route`` chooses the way, ``steps`` is what a rank does for it, ``plans`` remembers and runs.
+"""
+
+from .explain import Explanation, explain
+from .plans import (
+    RedistributePlan,
+    plan_redistribute,
+    redistribute_local,
+    redistribute_locals,
+    run_together,
+    start_redistribute,
+)
+from .route import require_commuting
+
+__all__ = [
+    "Explanation",
+    "RedistributePlan",
+    "explain",
+    "plan_redistribute",
+    "redistribute_local",
+    "redistribute_locals",
+    "require_commuting",
+    "run_together",
+    "start_redistribute",
+]

@@ -1,0 +1,215 @@
+"""Redistribute plans: a route as one rank takes it, remembered, and run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..collectives import Peers, require_reducible
+from ..costs import costs_of
+from ..device_mesh import DeviceMesh
+from ..halving import HalvingDict
+from ..logs import logs_redistributes, note_redistribute
+from ..spec import DTensorSpec
+from .packing import carried
+from .route import Hop, Route, plan_route
+from .single import PLAIN_DTYPES
+from .steps import Absent, Bring, Step, make_step
+from .union import union_of
+
+MAX_PLANS = 1024
+"""Plans remembered per mesh; the older half goes when there are more."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedistributePlan:
+    """Steps that turn this rank's local tensor of one spec into that of another."""
+
+    source: DTensorSpec
+    target: DTensorSpec
+    route: Route
+    steps: tuple[Step, ...]
+    """As many on every rank, those of other ranks too."""
+
+    def run(self, local: Tensor) -> Tensor:
+        """Return the local tensor of the target; ``local`` itself where there is nothing to do."""
+        local = self.begun(local)
+        for step in self.steps:
+            local = step.start(local)()
+        return self.ended(local)
+
+    def start(self, local: Tensor) -> Callable[[], Tensor]:
+        """Start, and return what waits for the local tensor of the target.
+
+        Steps that follow on communication are only local where it does: whoever waits, and when,
+        has no influence on the order of collectives.
+        """
+        local = self.begun(local)
+        # By the hops, for all ranks alike: what may be waited for later is sent in another way.
+        talking = [
+            i for i, hop in enumerate(self.route.hops) if hop.kind not in ("slice", "spread")
+        ]
+        last = max(talking, default=0)
+        for step in self.steps[:last]:
+            local = step.start(local)()
+        if not self.steps:
+            return lambda: self.ended(local)
+        begun = self.steps[last].start(local, later=True)
+        rest = self.steps[last + 1 :]
+
+        def finish() -> Tensor:
+            made = begun()
+            for step in rest:
+                made = step.start(made)()
+            return self.ended(made)
+
+        return finish
+
+    def begun(self, local: Tensor) -> Tensor:
+        """Return a local tensor as steps take it; the redistribute is logged if that is wanted."""
+        if logs_redistributes():
+            note_redistribute(self.source, self.target, self)
+        local = local.resolve_conj().resolve_neg()  # the bytes are then the values
+        if local.dtype not in PLAIN_DTYPES and self.only_moves:
+            return carried(local)
+        return local
+
+    def ended(self, made: Tensor) -> Tensor:
+        """Return what the last step made in its own dtype."""
+        return made if made.dtype == self.target.dtype else made.view(self.target.dtype)
+
+    @property
+    def only_moves(self) -> bool:
+        """Whether no step computes anything, so that all dtypes may be taken for integers."""
+        return all(hop.kind in ("slice", "gather", "exchange") for hop in self.route.hops)
+
+    def __str__(self) -> str:
+        return "; ".join(str(hop) for hop in self.route.hops) or "nothing to do"
+
+
+def redistribute_local(local: Tensor, source: DTensorSpec, target: DTensorSpec) -> Tensor:
+    """Return this rank's local tensor under ``target``.
+
+    The result never shares memory with ``local`` unless the layouts are equal, when it is
+    ``local``. Every rank of both meshes must call.
+    """
+    if source is target or lie_alike(source, target):
+        return local
+    if source.box is None and target.box is None:
+        return local
+    return plan_redistribute(source, target).run(local)
+
+
+def lie_alike(source: DTensorSpec, target: DTensorSpec) -> bool:
+    """Whether every rank's local tensor is the same in both."""
+    return source.layout == target.layout and source.mesh.device_type == target.mesh.device_type
+
+
+def start_redistribute(
+    local: Tensor, source: DTensorSpec, target: DTensorSpec
+) -> Callable[[], Tensor] | None:
+    """Start a ``redistribute_local`` and return what waits for it; None if nothing is sent."""
+    if lie_alike(source, target) or (source.box is None and target.box is None):
+        return None
+    plan = plan_redistribute(source, target)
+    if all(step.key is None for step in plan.steps):
+        return None
+    return plan.start(local)
+
+
+def redistribute_locals(
+    locals_: Sequence[Tensor], moves: Sequence[tuple[DTensorSpec, DTensorSpec]]
+) -> list[Tensor]:
+    """Return this rank's local tensors under the second spec of each move.
+
+    What goes between the same ranks goes in one collective. Every rank must call with the same
+    moves in the same order.
+    """
+    made = list(locals_)
+    plans = [
+        (i, plan_redistribute(source, target))
+        for i, (source, target) in enumerate(moves)
+        if not lie_alike(source, target) and not (source.box is None and target.box is None)
+    ]
+    run_together(plans, made)
+    return made
+
+
+def run_together(plans: Sequence[tuple[int, RedistributePlan]], locals_: list[Tensor]) -> None:
+    """Run the plans of tensors, given by their place in a list in which the results are put."""
+    for i, plan in plans:
+        locals_[i] = plan.begun(locals_[i])
+    waiting = [(i, plan.steps) for i, plan in plans if plan.steps]
+    while waiting:
+        together: dict[object, list[tuple[int, Step]]] = {}
+        for i, (step, *_) in waiting:
+            key = step.key if step.key is not None else ("local", i)
+            together.setdefault(key, []).append((i, step))
+        for members in together.values():
+            first = members[0][1]
+            results = first.start_all(
+                [step for _, step in members], [locals_[i] for i, _ in members]
+            )
+            for (i, _), result in zip(members, results(), strict=True):
+                locals_[i] = result
+        waiting = [(i, steps[1:]) for i, steps in waiting if len(steps) > 1]
+    for i, plan in plans:
+        locals_[i] = plan.ended(locals_[i])
+
+
+def plan_redistribute(source: DTensorSpec, target: DTensorSpec) -> RedistributePlan:
+    """Return the plan from one spec to another of the same shape, remembered."""
+    plans = source.mesh.cache("redistribute_plans", _Plans)
+    plan = plans.get((source, target))
+    if plan is None:
+        plan = _plan(source, target)
+        plans.put((source, target), plan)
+    return plan
+
+
+class _Plans(HalvingDict[tuple[DTensorSpec, DTensorSpec], RedistributePlan]):
+    """Plans by their two specs."""
+
+    def __init__(self) -> None:
+        super().__init__(MAX_PLANS)
+
+
+def _plan(source: DTensorSpec, target: DTensorSpec) -> RedistributePlan:
+    mesh = source.mesh
+    costs = mesh.costs or costs_of(mesh.device_type)
+    may_group = mesh.can_group if mesh.layout_mesh == target.mesh.layout_mesh else _all_can_group
+    route = plan_route(source.layout, target.layout, source.dtype.itemsize, costs, may_group)
+    rank = mesh.get_rank()
+    for hop in route.hops:  # refused on all ranks, also those that only wait for what comes after
+        if hop.kind == "reduce":
+            require_reducible(source.dtype, hop.reduce_op)
+    steps = [_step(hop, rank, mesh, target.mesh, costs.few_bytes) for hop in route.hops]
+    if mesh.layout_mesh == target.mesh.layout_mesh and mesh.device_type != target.mesh.device_type:
+        steps.append(Bring(torch.device(target.mesh.device_type)))
+    return RedistributePlan(source, target, route, tuple(steps))
+
+
+def _all_can_group(axes: tuple[int, ...]) -> bool:
+    """Whether ranks along axes of a mesh can have a group; others do not know what it was given."""
+    return len(axes) == 1 or dist.is_initialized()
+
+
+def _step(hop: Hop, rank: int, source: DeviceMesh, target: DeviceMesh, few_bytes: int) -> Step:
+    """Return the step of this rank."""
+    if hop.is_across:
+        union = union_of(source, target)
+        return make_step(
+            hop, rank, union.ranks, union.peers, torch.device(target.device_type), few_bytes
+        )
+    mesh = source if hop.source.mesh == source.layout_mesh else target
+    if mesh.get_coordinate() is None:
+        return Absent()
+    ranks: tuple[int, ...] = ()
+    peers: Peers | None = None
+    if hop.axes and hop.kind != "spread":
+        ranks, peers = mesh.ranks_along(hop.axes), mesh.peers(hop.axes)
+    return make_step(hop, rank, ranks, peers, torch.device(mesh.device_type), few_bytes)
