@@ -411,8 +411,11 @@ def hop_seconds(hop: Hop, itemsize: int, costs: CostModel) -> float:
         moved = old * (size - 1)
         return costs.gather(size, moved, _assembled(hop, new), _far_gathered(hop, moved, costs))
     if hop.kind == "exchange":
-        sent = _sent(hop, itemsize)
-        return costs.exchange(size, max(sent, new), sent + new, _far_taken(hop, itemsize, costs))
+        # What a rank has already is known without looking at boxes where it has a part of the new.
+        kept = old if not hop.is_across and _cuts_further(hop.target, hop.source) else 0
+        sent, received = max(_sent(hop, itemsize) - kept, 0), max(new - kept, 0)
+        copied = _assembled(hop, sent + received)
+        return costs.exchange(size, max(sent, received), copied, _far_taken(hop, itemsize, costs))
     if hop.kind == "reduce":
         again = 2 if hop.source.splits == hop.target.splits else 1
         return costs.gather(size, again * old * (size - 1) // size, old)
@@ -426,7 +429,7 @@ def _sent(hop: Hop, itemsize: int) -> int:
 
 
 def _assembled(hop: Hop, num_bytes: int) -> int:
-    """Return how much of what was gathered is copied to its place: none if rows follow rows."""
+    """Return how much is copied to its place, or packed before: none if rows follow rows."""
     changed = [dim for dim, cuts in enumerate(hop.source.splits) if cuts != hop.target.splits[dim]]
     return 0 if changed == [0] else num_bytes
 
