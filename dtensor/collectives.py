@@ -302,7 +302,7 @@ def start_all_reduce(
     if few_bytes is None:
         few_bytes = costs_of(local.device.type).few_bytes
     if _sends_terms(local.nbytes, dtype, reduce_op, peers.size, few_bytes):
-        return _start_exchanged(local, reduce_op, peers)
+        return _start_exchanged([local] * peers.size, reduce_op, peers)
     wide = _to_wire(local, reduce_op).clone(memory_format=torch.contiguous_format)
     if wide.numel() == 0:
         return lambda: _from_wire(wide, dtype, reduce_op)
@@ -417,44 +417,28 @@ def start_reduce_scatter(
 
 
 def _start_exchanged(
-    terms: Tensor | Sequence[Tensor], reduce_op: str, peers: Peers
+    pieces: Sequence[Tensor], reduce_op: str, peers: Peers
 ) -> Callable[[], Tensor]:
-    """Start to send every rank its terms, or all the same; the result reduces those of this one.
+    """Start to send every rank its terms; the result reduces those of this one.
 
-    All ranks reduce in the order of the group ranks, so that equal terms have equal results.
+    All ranks reduce in the order of the group ranks, so that equal pieces have equal results.
     """
-    size = peers.size
-    if isinstance(terms, Tensor):
-        mine = terms
-        plain = mine.dtype in _BACKEND_DTYPES and not mine.is_conj() and not mine.is_neg()
-        flat = mine.reshape(-1) if plain else to_bytes(mine)
-        sent = repeated(flat, size).view(torch.uint8)
-        send_bytes = [mine.nbytes] * size
-    else:
-        mine = terms[peers.position]
-        send_bytes = peers.by_group_rank([term.nbytes for term in terms])
-        ordered: list[Tensor] = peers.by_group_rank(terms)
-        if mine.dtype in _BACKEND_DTYPES:
-            rows = [term.resolve_conj().resolve_neg().reshape(-1) for term in ordered]
-            sent = torch.cat(rows).view(torch.uint8)
-        else:  # which kernels may not join
-            sent = torch.cat([to_bytes(term) for term in ordered])
-    shape, dtype, num_bytes = mine.shape, mine.dtype, mine.nbytes
-    received = torch.empty(num_bytes * size, dtype=torch.uint8, device=mine.device)
-    work = start_all_to_all(
-        sent, send_bytes, received, [num_bytes] * size, peers, by_group_rank=True
-    )
+    mine = pieces[peers.position]
+    size, shape, dtype = peers.size, mine.shape, mine.dtype
+    send_bytes = [piece.nbytes for piece in pieces]
+    if dtype in _BACKEND_DTYPES:
+        flat = [piece.resolve_conj().resolve_neg().reshape(-1) for piece in pieces]
+        sent = torch.cat(peers.by_group_rank(flat)).view(torch.uint8)
+    else:  # which kernels may not join
+        sent = torch.cat(peers.by_group_rank([to_bytes(piece) for piece in pieces]))
+    received = torch.empty(mine.nbytes * size, dtype=torch.uint8, device=mine.device)
+    work = start_all_to_all(sent, send_bytes, received, [mine.nbytes] * size, peers)
 
     def finish() -> Tensor:
         work.wait()
         return reduce_locally(received.view(dtype).view(size, *shape), reduce_op)
 
     return finish
-
-
-def repeated(flat: Tensor, count: int) -> Tensor:
-    """Return a flat tensor so many times over."""
-    return flat.repeat(count)
 
 
 def _start_exchanged_directly(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..box import Box
-from ..collectives import Peers, repeated, start_all_to_all
+from ..collectives import Peers, start_all_to_all
 
 Slices = tuple[slice, ...]
 
@@ -97,9 +97,12 @@ class SingleExchange:
 
         With ``later`` the old one may be written before the result is called.
         """
-        sent = self._packed(local)
-        if later and len(self.sends) == 1:
-            sent = sent.clone()
+        flat = [local[slices].reshape(-1) for slices in self.sends]
+        # One element may be contiguous with any stride, which bytes may not have.
+        if len(flat) == 1 and flat[0].stride(0) == 1 and not later:
+            sent = flat[0]
+        else:
+            sent = torch.cat(flat) if flat else local.new_empty(0)
         if self.lands:
             received = local.new_empty(self.sizes)
             into = received.view(-1)
@@ -123,16 +126,6 @@ class SingleExchange:
             return received if self.lands else self._joined(kept, received)
 
         return finish
-
-    def _packed(self, local: Tensor) -> Tensor:
-        """Return what goes out, in one stretch; memory of ``local`` where it lies so already."""
-        if not self.sends:
-            return local.new_empty(0)
-        if self.sends.count(self.sends[0]) == len(self.sends):
-            flat = local[self.sends[0]].reshape(-1)
-            # One element may be contiguous with any stride, which bytes may not have.
-            return repeated(flat if flat.stride(0) == 1 else flat.clone(), len(self.sends))
-        return torch.cat([local[slices].reshape(-1) for slices in self.sends])
 
     def _joined(self, kept: Tensor | None, received: Tensor) -> Tensor:
         parts = received.split([n for n in self.receive_numels if n])
