@@ -152,12 +152,11 @@ class StripeExchange:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sent:
-    """Elements that this rank has read, on their way to a rank that wants them."""
+class _Elements:
+    """A box of a stored tensor on its way between ranks."""
 
     stored: StoredTensor
     box: Box
-    array: Array
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -166,6 +165,13 @@ class _Sent:
     @property
     def itemsize(self) -> int:
         return self.stored.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent(_Elements):
+    """What this rank has read, for a rank that wants it."""
+
+    array: Array
 
     def view(self, box: Box) -> torch.Tensor:
         signed = self.array if self.itemsize == 1 else self.array.view(f"i{self.itemsize}")
@@ -173,20 +179,10 @@ class _Sent:
 
 
 @dataclass(frozen=True, slots=True)
-class _Received:
-    """Elements that this rank wants, on their way from the one that has read them."""
+class _Received(_Elements):
+    """What this rank wants, from the one that has read it."""
 
-    stored: StoredTensor
-    box: Box
     owner: StripeExchange
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        return self.box.sizes
-
-    @property
-    def itemsize(self) -> int:
-        return self.stored.dtype.itemsize
 
     def memory(self, box: Box) -> None:
         """Return None: a sink may take elements in another way than as memory."""

@@ -283,15 +283,19 @@ class DTensor(PlacedGradients, Checkpointable):  # pyright: ignore[reportIncompa
         )
 
 
-@opaque
-class CopiedDTensor(CopiedView, DTensor):  # pyright: ignore[reportIncompatibleVariableOverride]
-    """A view that had to be copied; see ``DTensor``. Made by changing the class of a DTensor."""
+class _Converted(DTensor):
+    """A DTensor that another one became, by a change of its class."""
 
     def __new__(
         cls, local_tensor: Tensor, spec: DTensorSpec, *, requires_grad: bool = False
     ) -> DTensor:
-        """Return a DTensor: what is made in the likeness of such a view is none."""
+        """Return a DTensor: what is made in the likeness of such a one is ordinary."""
         return DTensor(local_tensor, spec, requires_grad=requires_grad)
+
+
+@opaque
+class CopiedDTensor(CopiedView, _Converted):  # pyright: ignore[reportIncompatibleVariableOverride]
+    """A view that had to be copied; see ``DTensor``."""
 
     @classmethod
     def __torch_dispatch__(
@@ -301,14 +305,8 @@ class CopiedDTensor(CopiedView, DTensor):  # pyright: ignore[reportIncompatibleV
 
 
 @opaque
-class AwaitedDTensor(Awaited, DTensor):  # pyright: ignore[reportIncompatibleVariableOverride]
+class AwaitedDTensor(Awaited, _Converted):  # pyright: ignore[reportIncompatibleVariableOverride]
     """A DTensor whose local part is still on its way."""
-
-    def __new__(
-        cls, local_tensor: Tensor, spec: DTensorSpec, *, requires_grad: bool = False
-    ) -> DTensor:
-        """Return a DTensor: what is made in the likeness of such a one is none."""
-        return DTensor(local_tensor, spec, requires_grad=requires_grad)
 
     @classmethod
     def __torch_dispatch__(

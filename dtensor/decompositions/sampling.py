@@ -11,6 +11,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from dtckpt.errors import UnsupportedOp
+
 from .. import samplers
 from ..counter_rng import fill
 from ..draws import draws_of
@@ -81,7 +83,10 @@ def _sampled(
     owned = [reduced(parameter) for parameter in parameters]
     spec = owned[0]._spec
     if not spec.dtype.is_floating_point:
-        raise NotImplementedError(f"random numbers for parameters of {spec.dtype}: use floats")
+        raise UnsupportedOp(
+            f"random numbers whose parameters are tensors of {spec.dtype}: only those of floating "
+            "point have a sampler; convert them first, as with .float()"
+        )
     keys = draws_of(spec.mesh).next(spec.mesh)
 
     def run(*locals_: Tensor) -> Sequence[Tensor]:

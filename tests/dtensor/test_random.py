@@ -242,6 +242,7 @@ REFUSED: list[tuple[str, Callable[[Tensor], Any], type[Exception]]] = [
     ("std >= 0", lambda x: x.normal_(0, -1), RuntimeError),
     ("std >= 0", lambda x: torch.normal(x, -1.0), RuntimeError),
     ("Int", lambda x: x.int().uniform_(), NotImplementedError),
+    ("tensors of torch.int32", lambda x: torch.poisson(x.int()), UnsupportedOp),
     ("writes to a view", lambda x: x.unfold(0, 2, 2).uniform_(), PlacementError),
 ]
 

@@ -198,7 +198,7 @@ class _Sides:
             with observing([counter]):
                 moved: Tensor = call().to_local()
             if not torch.equal(moved, expected):
-                raise AssertionError(f"{change}: {name} has other values")
+                raise RuntimeError(f"{change}: {name} has other values")
             counted[name] = counter.received_bytes
         return calls, counted[OURS]
 
