@@ -16,13 +16,13 @@ from torch import Tensor
 
 from dtckpt.errors import PlacementError
 
-from . import samplers
 from .compilers import opaque
-from .counter_rng import Sampler
 from .dtensor import AnyMesh, DTensor, resolve_placements
 from .integers import ints
 from .interop import AnyPlacement
 from .mesh_setup import resolve_mesh
+from .random import samplers
+from .random.counter_rng import Sampler
 from .redistribute import redistribute_local, require_commuting
 from .rules.random import check_parameters, drawer, permuter
 from .spec import DTensorSpec, spec_of

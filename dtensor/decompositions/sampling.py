@@ -13,13 +13,13 @@ from torch import Tensor
 
 from dtckpt.errors import UnsupportedOp
 
-from .. import samplers
-from ..counter_rng import fill
-from ..draws import draws_of
-from ..parameter_samplers import binomial as binomial_sampler
-from ..parameter_samplers import poisson as poisson_sampler
-from ..parameter_samplers import standard_gamma as gamma_sampler
 from ..placement import Partial
+from ..random import samplers
+from ..random.counter_rng import fill
+from ..random.draws import draws_of
+from ..random.parameter_samplers import binomial as binomial_sampler
+from ..random.parameter_samplers import poisson as poisson_sampler
+from ..random.parameter_samplers import standard_gamma as gamma_sampler
 from ..rules.random import refuse_generator
 from ..spec import spec_of
 from ..wrapper import Wrapper

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from dtckpt.errors import UnsupportedOp
 
-from .. import samplers
 from ..box import Box
-from ..counter_rng import Sampler, Words, fill, scattered_indices
-from ..draws import draws_of
-from ..portable_math import Scratch
+from ..random import samplers
+from ..random.counter_rng import Sampler, Words, fill, scattered_indices
+from ..random.draws import draws_of
+from ..random.portable_math import Scratch
+from ..random.shuffling import order_of
 from ..schemas import Op, base_name, is_in_place
-from ..shuffling import order_of
 from ..spec import DTensorSpec
 from .factors import Dim, Factors
 from .table import LocalCall, LocalMaker, OpCall, Rule, rule

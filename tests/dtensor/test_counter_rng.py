@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from dtckpt.dtensor import Box, samplers
-from dtckpt.dtensor.counter_rng import Sampler, Words, draw_keys, fill, scattered_indices
+from dtckpt.dtensor import Box
+from dtckpt.dtensor.random import samplers
+from dtckpt.dtensor.random.counter_rng import Sampler, Words, draw_keys, fill, scattered_indices
 
 CPU = torch.device("cpu")
 

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dtckpt.dtensor import Box, counter_rng, parameter_samplers, portable_math, samplers
-from dtckpt.dtensor.counter_rng import draw_keys, fill, scattered_indices
-from dtckpt.dtensor.portable_math import Scratch
-from dtckpt.dtensor.shuffling import order_of
+from dtckpt.dtensor import Box
+from dtckpt.dtensor.random import counter_rng, parameter_samplers, portable_math, samplers
+from dtckpt.dtensor.random.counter_rng import draw_keys, fill, scattered_indices
+from dtckpt.dtensor.random.portable_math import Scratch
+from dtckpt.dtensor.random.shuffling import order_of
 
 COUNT = 100_000
 

@@ -22,10 +22,10 @@ from dtckpt.dtensor import (
     Ragged,
     Replicate,
     Shard,
-    draws,
     random,
     strict,
 )
+from dtckpt.dtensor.random import draws
 from dtckpt.errors import PlacementError, UnsupportedOp
 
 from ..processes import run_processes

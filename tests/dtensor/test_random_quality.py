@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 import dtckpt.dtensor as dt
-from dtckpt.dtensor import Box, DeviceMesh, Ragged, Shard, counter_rng, random, samplers
-from dtckpt.dtensor.counter_rng import Keys, Words, fill
+from dtckpt.dtensor import Box, DeviceMesh, Ragged, Shard, random
+from dtckpt.dtensor.random import counter_rng, samplers
+from dtckpt.dtensor.random.counter_rng import Keys, Words, fill
 
 from .rank_meshes import run_on_mesh
 from .test_counter_rng import p_value
@@ -149,7 +150,7 @@ def test_checks_notice_a_broken_generator(
     broken: object,
     check: Callable[[], Iterator[float]],
 ) -> None:
-    monkeypatch.setattr(f"dtckpt.dtensor.counter_rng.{part_of}", broken)
+    monkeypatch.setattr(f"dtckpt.dtensor.random.counter_rng.{part_of}", broken)
     assert max(check()) > LIMIT
 
 

@@ -1,17 +1,4 @@
-"""The random numbers of a mesh: a seed and a count of draws, the same on all of its ranks.
-
-Every operator that draws random numbers for a distributed tensor makes one draw of the tensor's
-mesh. A number depends on the seed, on how many draws came before, and on the global index of its
-element, so it is the same for every mesh and layout, and replicas agree without communication.
-
-A mesh that nobody has seeded takes ``torch.initial_seed()`` of its first rank, when it draws
-first; later seeds of torch mean nothing to it. Meshes count for themselves, so those that are used
-side by side in one model should get seeds of their own. ``generator=`` arguments are refused,
-since a generator belongs to one rank.
-
-``torch.utils.checkpoint`` draws the same numbers when it runs a function again, by
-``preserve_rng_state``, which is its default; where that is off, by ``replayed``.
-"""
+"""Reading and setting the seed of a mesh and its count of draws."""
 
 from __future__ import annotations
 
@@ -23,18 +10,9 @@ from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from dtckpt.errors import PlacementError
 
-from .device_mesh import DeviceMesh
+from ..device_mesh import DeviceMesh
+from ..mesh_setup import resolve_mesh
 from .draws import draws_of, noting_offset, repeating_from
-from .mesh_setup import resolve_mesh
-
-__all__ = [
-    "RngState",
-    "get_rng_state",
-    "is_rng_supported_mesh",
-    "manual_seed",
-    "replayed",
-    "set_rng_state",
-]
 
 AnyMesh = DeviceMesh | TorchDeviceMesh
 

@@ -14,9 +14,9 @@ import torch
 
 from dtckpt.errors import PlacementError
 
+from ..device_mesh import DeviceMesh
+from ..distribute import gather_rows
 from .counter_rng import Keys, draw_keys
-from .device_mesh import DeviceMesh
-from .distribute import gather_rows
 
 MAX_TICKETS = 1 << 16
 """Draws that are remembered for activation checkpointing."""

@@ -19,7 +19,7 @@ from struct import Struct
 import torch
 from torch import Tensor
 
-from .box import Box, row_major_strides
+from ..box import Box, row_major_strides
 from .portable_math import Scratch, constant
 
 CHUNK = 1 << 15
