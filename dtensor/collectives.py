@@ -302,7 +302,8 @@ def start_all_reduce(
     if few_bytes is None:
         few_bytes = costs_of(local.device.type).few_bytes
     if _sends_terms(local.nbytes, dtype, reduce_op, peers.size, few_bytes):
-        return _start_exchanged([local] * peers.size, reduce_op, peers)
+        sent = to_bytes(local).repeat(peers.size)
+        return _start_terms(local, sent, [local.nbytes] * peers.size, reduce_op, peers)
     wide = _to_wire(local, reduce_op).clone(memory_format=torch.contiguous_format)
     if wide.numel() == 0:
         return lambda: _from_wire(wide, dtype, reduce_op)
@@ -419,20 +420,28 @@ def start_reduce_scatter(
 def _start_exchanged(
     pieces: Sequence[Tensor], reduce_op: str, peers: Peers
 ) -> Callable[[], Tensor]:
-    """Start to send every rank its terms; the result reduces those of this one.
-
-    All ranks reduce in the order of the group ranks, so that equal pieces have equal results.
-    """
-    mine = pieces[peers.position]
-    size, shape, dtype = peers.size, mine.shape, mine.dtype
-    send_bytes = [piece.nbytes for piece in pieces]
-    if dtype in _BACKEND_DTYPES:
-        flat = [piece.resolve_conj().resolve_neg().reshape(-1) for piece in pieces]
-        sent = torch.cat(peers.by_group_rank(flat)).view(torch.uint8)
+    """Start to send every rank its terms; the result reduces those of this one."""
+    ordered: list[Tensor] = peers.by_group_rank(pieces)
+    if ordered[0].dtype in _BACKEND_DTYPES:
+        flat = [piece.resolve_conj().resolve_neg().reshape(-1) for piece in ordered]
+        sent = torch.cat(flat).view(torch.uint8)
     else:  # which kernels may not join
-        sent = torch.cat(peers.by_group_rank([to_bytes(piece) for piece in pieces]))
-    received = torch.empty(mine.nbytes * size, dtype=torch.uint8, device=mine.device)
-    work = start_all_to_all(sent, send_bytes, received, [mine.nbytes] * size, peers)
+        sent = torch.cat([to_bytes(piece) for piece in ordered])
+    send_bytes = [piece.nbytes for piece in ordered]
+    return _start_terms(pieces[peers.position], sent, send_bytes, reduce_op, peers)
+
+
+def _start_terms(
+    mine: Tensor, sent: Tensor, send_bytes: Sequence[int], reduce_op: str, peers: Peers
+) -> Callable[[], Tensor]:
+    """Start to send packed terms, whose sizes are by group rank, and to receive those of ``mine``.
+
+    All ranks reduce in the order of the group ranks, so that equal terms have equal results.
+    """
+    size, shape, dtype = peers.size, mine.shape, mine.dtype
+    receive_bytes = [mine.nbytes] * size
+    received = torch.empty(sum(receive_bytes), dtype=torch.uint8, device=mine.device)
+    work = start_all_to_all(sent, send_bytes, received, receive_bytes, peers, by_group_rank=True)
 
     def finish() -> Tensor:
         work.wait()

@@ -43,6 +43,8 @@ class SingleExchange:
     peers: Peers
     sends: tuple[Slices, ...]
     """What goes out, in the old local tensor, in the order of the group ranks."""
+    copies: int
+    """How many times over it goes out: once for each rank where all get the same."""
     send_numels: tuple[int, ...]
     """How much of it is for every group rank."""
     receive_numels: tuple[int, ...]
@@ -80,9 +82,12 @@ class SingleExchange:
         here = None if kept is None or lands else kept
         outgoing, incoming = peers.by_group_rank(out), peers.by_group_rank(into)
         came = [box for box in incoming if box is not None]
+        gone = [box for box in outgoing if box is not None]
+        copies = len(gone) if gone and gone.count(gone[0]) == len(gone) else 1
         return cls(
             peers=peers,
-            sends=tuple(box.slices for box in outgoing if box is not None),
+            sends=tuple(box.slices for box in (gone[:1] if copies > 1 else gone)),
+            copies=copies,
             send_numels=tuple(0 if box is None else box.numel for box in outgoing),
             receive_numels=tuple(0 if box is None else box.numel for box in incoming),
             receives=tuple((box.slices, box.sizes) for box in came),
@@ -99,7 +104,9 @@ class SingleExchange:
         """
         flat = [local[slices].reshape(-1) for slices in self.sends]
         # One element may be contiguous with any stride, which bytes may not have.
-        if len(flat) == 1 and flat[0].stride(0) == 1 and not later:
+        if self.copies > 1:
+            sent = flat[0].repeat(self.copies)
+        elif len(flat) == 1 and flat[0].stride(0) == 1 and not later:
             sent = flat[0]
         else:
             sent = torch.cat(flat) if flat else local.new_empty(0)
