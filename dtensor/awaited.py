@@ -45,22 +45,24 @@ class Awaited(Wrapper):
 
     @property
     def _local_tensor(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
-        finish: _Once | None = vars(self).get("_finish")
-        if finish is None:  # another thread has been here meanwhile
-            return _LOCAL.__get__(self)
-        local = finish()
+        held: Tensor | _Once = _LOCAL.__get__(self)
+        if not isinstance(held, _Once):  # another thread has been here, or `swap_tensors` is
+            return held
+        local = held()
         _settle(self, local)
         return local
 
     @_local_tensor.setter
-    def _local_tensor(self, value: Tensor) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        _settle(self, value)
+    def _local_tensor(self, value: Tensor | _Once) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        if isinstance(value, _Once):  # of another tensor, by `torch.utils.swap_tensors`
+            _LOCAL.__set__(self, value)
+        else:
+            _settle(self, value)
 
 
 def _settle(tensor: Any, local: Tensor) -> None:
     """Give a tensor its local part; it may have become an ordinary one in another thread."""
     _LOCAL.__set__(tensor, local)
-    vars(tensor).pop("_finish", None)
     becomes: type[Wrapper] | None = vars(tensor).pop("_becomes", None)
     if becomes is not None:
         tensor.__class__ = becomes
@@ -75,6 +77,8 @@ def awaited(
     """Return a wrapper of a class whose local tensor is what ``finish`` returns, later."""
     nothing = torch.empty(0, dtype=spec.dtype, device=device)
     made = make_publicly(cls, nothing, spec, False)
-    vars(made).update(_finish=_Once(finish), _becomes=cls)
+    # In the place of the local part, so that whatever moves that moves what is waited for.
+    _LOCAL.__set__(made, _Once(finish))
+    vars(made)["_becomes"] = cls
     made.__class__ = cls.awaited
     return made

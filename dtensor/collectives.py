@@ -305,6 +305,9 @@ def start_all_reduce(
         sent = to_bytes(local).repeat(peers.size)
         return _start_terms(local, sent, [local.nbytes] * peers.size, reduce_op, peers)
     wide = _to_wire(local, reduce_op).clone(memory_format=torch.contiguous_format)
+    divides_first = _divides_first(wide.dtype, reduce_op)
+    if divides_first:
+        wide.div_(peers.size)
     if wide.numel() == 0:
         return lambda: _from_wire(wide, dtype, reduce_op)
     nowhere = works = None
@@ -319,7 +322,7 @@ def start_all_reduce(
         work.wait()
         if nowhere is not None:
             wide.masked_fill_(nowhere.bool(), float("nan"))
-        if reduce_op == "avg":
+        if reduce_op == "avg" and not divides_first:
             wide.div_(peers.size)
         return _from_wire(wide, dtype, reduce_op)
 
@@ -393,6 +396,9 @@ def start_reduce_scatter(
         return _start_exchanged(pieces, reduce_op, peers)
     flat = [_to_wire(piece.reshape(-1), reduce_op) for piece in pieces]
     send = torch.cat(peers.by_group_rank(flat))
+    divides_first = _divides_first(send.dtype, reduce_op)
+    if divides_first:
+        send.div_(peers.size)
     reduced = torch.empty(mine.numel(), dtype=send.dtype, device=mine.device)
     options = _c10d.ReduceScatterOptions()
     wire_op = _wire_op(dtype, reduce_op)
@@ -410,7 +416,7 @@ def start_reduce_scatter(
 
     def finish() -> Tensor:
         work.wait()
-        if reduce_op == "avg":
+        if reduce_op == "avg" and not divides_first:
             reduced.div_(peers.size)
         return _from_wire(reduced, dtype, reduce_op).view(mine.shape)
 
@@ -545,6 +551,11 @@ def _wire_op(dtype: torch.dtype, reduce_op: str) -> str:
     if dtype == torch.bool:  # it travels as uint8, where a sum of ones would no longer be a bool
         return {"sum": "max", "product": "min"}.get(reduce_op, reduce_op)
     return "sum" if reduce_op == "avg" else reduce_op
+
+
+def _divides_first(dtype: torch.dtype, reduce_op: str) -> bool:
+    """Whether a sum could leave the range of a dtype although the average does not."""
+    return reduce_op == "avg" and dtype == torch.float16
 
 
 def _may_lose_nan(dtype: torch.dtype, reduce_op: str) -> bool:

@@ -40,7 +40,7 @@ class PlanCache:
 
     def __init__(self, limit: int = MAX_PLANS) -> None:
         self._limit = limit
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may come in between
         self._plans: OrderedDict[tuple[Any, ...], LocalPlan | None] = OrderedDict()
 
     def __len__(self) -> int:

@@ -19,55 +19,73 @@ from .placement import Placement, Ragged
 from .redistribute import redistribute_local
 from .spec import DTensorSpec, spec_of
 
-_NO_LEAF = "distribute_tensor takes leaf tensors, but that of some rank is none; detach() it first"
+_NO_LEAF = "distribute_tensor takes leaf tensors, on every rank; detach() it first"
 
 MAX_DIMS = 15
 """Dims that a local tensor may have where its global shape is to be inferred."""
 
 
-def scatter_from(tensor: Tensor, spec: DTensorSpec, source_rank: int | None) -> Tensor:
+def agree_on_source(
+    tensor: Tensor, mesh: DeviceMesh, placements: object, source_rank: int | None
+) -> Coordinate | None:
+    """Compare what all ranks of a mesh pass; return the coordinate whose values are sent.
+
+    None where every rank takes its part of its own ``tensor``. Before anything is made of the
+    arguments: PlacementError on every rank where they differ, since what follows would hang.
+    """
+    if source_rank is None or mesh.size() == 1 or (tensor.is_meta and mesh.is_silent):
+        return None
+    if mesh.get_coordinate() is None:
+        return None
+    source = _source(mesh, source_rank)
+    own = f"{tensor.dtype}{list(tensor.shape)}"
+    told = ", ".join(map(repr, placements)) if isinstance(placements, Sequence) else ""
+    row = [int(tensor.is_meta), int(tensor.is_leaf), _code(own), _code(told)]
+    rows = gather_rows(row, mesh)
+    if not all(other[1] for other in rows.values()):
+        raise PlacementError(_NO_LEAF)
+    _require_alike(rows, 2, source, "tensors", "another shape or dtype", own)
+    _require_alike(rows, 3, source, "placements", "others", told)
+    return None if rows[source][0] else source
+
+
+def _require_alike(
+    rows: Mapping[Coordinate, Sequence[int]],
+    column: int,
+    source: Coordinate,
+    what: str,
+    difference: str,
+    own: str,
+) -> None:
+    differing = [at for at, row in rows.items() if row[column] != rows[source][column]]
+    if differing:
+        raise PlacementError(
+            f"distribute_tensor: the {what} at coordinates {differing[:4]} have {difference} than "
+            f"those at {source}, whose values are sent (this rank has {own}); pass the same on all "
+            "ranks"
+        )
+
+
+def scatter_from(tensor: Tensor, spec: DTensorSpec, source: Coordinate | None) -> Tensor:
     """Return this rank's local tensor of ``spec``, in memory of its own.
 
-    The values come from the coordinate that has index ``source_rank`` along every axis, in one
-    exchange in which it sends to each rank what that holds and no more. With None every rank
-    takes its part of its own ``tensor`` and nothing is sent.
+    The values come from the coordinate ``source``, in one exchange in which it sends to each rank
+    what that holds and no more. With None every rank takes its part of its own ``tensor`` and
+    nothing is sent.
     """
-    mesh = spec.mesh
-    device = torch.device(mesh.device_type)
+    device = torch.device(spec.mesh.device_type)
     if spec.box is None:
         return tensor.new_empty(
             spec.local_shape, device=tensor.device if tensor.is_meta else device
         )
     values = spec.reduced()
-    is_leaf, tensor = tensor.is_leaf, tensor.detach()
-    if source_rank is not None and mesh.size() > 1 and not (tensor.is_meta and mesh.is_silent):
-        source = _source(mesh, source_rank)
-        if _agree_on(tensor, mesh, source, is_leaf=is_leaf):
-            return redistribute_local(_send_parts(tensor, values, source), values, spec)
-    if not is_leaf:
+    if source is not None:
+        return redistribute_local(_send_parts(tensor.detach(), values, source), values, spec)
+    if not tensor.is_leaf:
         raise PlacementError(_NO_LEAF)
-    part = tensor[spec.box.slices]
+    part = tensor.detach()[spec.box.slices]
     local = torch.empty(part.shape, dtype=part.dtype, device="meta" if part.is_meta else device)
     return redistribute_local(local.copy_(part), values, spec)
-
-
-def _agree_on(tensor: Tensor, mesh: DeviceMesh, source: tuple[int, ...], *, is_leaf: bool) -> bool:
-    """Compare what all ranks pass, and return whether the source has values to send.
-
-    PlacementError on every rank where shapes or dtypes differ: what follows would hang.
-    """
-    row = [int(tensor.is_meta), int(is_leaf), _code(tensor.dtype), *_padded(tuple(tensor.shape))]
-    rows = gather_rows(row, mesh)
-    if not all(other[1] for other in rows.values()):
-        raise PlacementError(_NO_LEAF)
-    differing = [at for at, other in rows.items() if other[2:] != rows[source][2:]]
-    if differing:
-        raise PlacementError(
-            f"distribute_tensor: the tensors at coordinates {differing[:4]} have another shape or "
-            f"dtype than that at {source}, whose values are sent (this rank has "
-            f"{tensor.dtype}{list(tensor.shape)}); pass tensors of one shape and dtype"
-        )
-    return not rows[source][0]
 
 
 def _source(mesh: DeviceMesh, source_rank: int) -> tuple[int, ...]:
@@ -158,7 +176,7 @@ def check_local_shape(local: Tensor, spec: DTensorSpec) -> None:
 
 def _local_shapes(local: Tensor, mesh: DeviceMesh) -> dict[Coordinate, tuple[int, ...]]:
     own = tuple(local.shape)
-    rows = gather_rows([*_padded(own), _code(local.dtype)], mesh)
+    rows = gather_rows([*_padded(own), _code(str(local.dtype))], mesh)
     if len({row[-1] for row in rows.values()}) > 1:
         raise PlacementError(
             f"local tensors have different dtypes (this rank's is {local.dtype}); make them one"
@@ -171,9 +189,9 @@ def _local_shapes(local: Tensor, mesh: DeviceMesh) -> dict[Coordinate, tuple[int
     return {at: tuple(row[1 : 1 + row[0]]) for at, row in rows.items()}
 
 
-def _code(dtype: torch.dtype) -> int:
-    """Return a number that is the same for a dtype on all ranks."""
-    return int.from_bytes(hashlib.sha256(str(dtype).encode()).digest()[:6])
+def _code(text: str) -> int:
+    """Return a number that is the same for a text on all ranks."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
 
 
 def _padded(shape: tuple[int, ...]) -> list[int]:

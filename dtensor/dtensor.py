@@ -33,7 +33,7 @@ from .compilers import opaque
 from .copied_view import LINKS, CopiedView, forget_viewed
 from .device_mesh import DeviceMesh
 from .dispatch import dispatch
-from .distribute import scatter_from, spec_of_local
+from .distribute import agree_on_source, scatter_from, spec_of_local
 from .interop import AnyPlacement, placements_from_torch
 from .layout import Layout, format_placements
 from .leaf_gradients import PlacedGradients, follow_leaf, place_gradient
@@ -345,18 +345,19 @@ def distribute_tensor(
     Raises PlacementError for placements that do not fit, for a DTensor that lies otherwise, and for
     what is neither a plain tensor nor a DTensor of ours.
     """
-    if not isinstance(tensor, Wrapper):
-        _require_plain("distribute_tensor", tensor)
     mesh = resolve_mesh(device_mesh)
-    ours = resolve_placements(placements, mesh, tensor.ndim)
-    spec = spec_of(mesh, ours, tensor.shape, None, tensor.dtype)
     if isinstance(tensor, Wrapper):
-        if tensor._spec.layout != spec.layout:
+        ours = resolve_placements(placements, mesh, tensor.ndim)
+        if tensor._spec.layout != Layout(mesh.layout_mesh, ours, tuple(tensor.shape)):
             raise PlacementError(
                 f"{tensor._spec} is distributed already; use redistribute to change its placements"
             )
         return cast(DTensor, tensor)
-    local = scatter_from(tensor, spec, src_data_rank)
+    _require_plain("distribute_tensor", tensor)
+    source = agree_on_source(tensor, mesh, placements, src_data_rank)
+    ours = resolve_placements(placements, mesh, tensor.ndim)
+    spec = spec_of(mesh, ours, tensor.shape, None, tensor.dtype)
+    local = scatter_from(tensor, spec, source)
     return DTensor(local, spec, requires_grad=tensor.requires_grad)
 
 
@@ -378,6 +379,8 @@ def redistribute_many(
         raise PlacementError(f"{len(tensors)} tensors need as many placements, got {len(each)}")
     ways: list[Way] = []
     for tensor, wanted in zip(tensors, each, strict=True):
+        if not isinstance(tensor, Wrapper):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise PlacementError(f"redistribute_many takes DTensors, got {type(tensor).__name__}")
         own = tensor._spec.mesh
         mesh = own if device_mesh is None else resolve_mesh(device_mesh)
         mesh = own if mesh == own else mesh

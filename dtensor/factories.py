@@ -159,9 +159,18 @@ def randperm(
     Each rank puts all of them in order, and keeps its part.
     """
     spec = _spec("randperm", (n,), dtype, layout, device_mesh, placements)
-    if not dtype.is_floating_point and n > torch.iinfo(dtype).max:
-        raise PlacementError(f"randperm: {dtype} has no numbers up to {n}; name a wider dtype")
+    if n - 1 > _last_integer(dtype):
+        raise PlacementError(
+            f"randperm: {dtype} does not have all integers below {n}; name a wider dtype"
+        )
     return _made(spec, permuter(spec.reduced()), requires_grad)
+
+
+def _last_integer(dtype: torch.dtype) -> float:
+    """Return the number up to which a dtype has all integers; -1 where those are not its values."""
+    if dtype == torch.bool or dtype.is_complex:
+        return -1
+    return 2 / torch.finfo(dtype).eps if dtype.is_floating_point else torch.iinfo(dtype).max
 
 
 def _spec(

@@ -143,3 +143,8 @@ def ranks_of(group: Any) -> list[int] | None:
         return dist.get_process_group_ranks(group)
     except (KeyError, ValueError):
         return None
+
+
+def name_of(group: Any) -> str:
+    """Return the name of a group, the same on all of its ranks; none for one registered nowhere."""
+    return "" if ranks_of(group) is None else str(group.group_name)

@@ -26,12 +26,12 @@ class HalvingDict(dict[K, V]):
     def __init__(self, limit: int) -> None:
         super().__init__()
         self.limit = limit
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may come in between
 
     def put(self, key: K, value: V) -> None:
         """Add or replace an entry."""
         with self._lock:
             if len(self) >= self.limit and key not in self:
                 for old in list(itertools.islice(self, self.limit - self.limit // 2)):
-                    del self[old]
+                    self.pop(old, None)
             self[key] = value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 from weakref import ref
 
@@ -21,10 +21,18 @@ from .interop import mesh_from_torch
 from .mesh import Mesh
 from .modes import active_mesh
 
-_WRAPPED: dict[int, tuple[ref[TorchDeviceMesh], ref[DeviceMesh]]] = {}
-"""Our mesh for a torch mesh, by identity: torch compares meshes by value, and an equal one of a job
-that was initialised anew has other process groups."""
-_WRAP_LOCK = threading.Lock()
+_OURS: dict[int, tuple[ref[TorchDeviceMesh], DeviceMesh]] = {}
+"""Our mesh for a torch mesh, for as long as that lives, and with it seeds, counts and groups: what
+the garbage collector does on one rank must not make that rank begin anew. By identity: torch
+compares meshes by value, and an equal one of a job that was initialised anew has other groups."""
+_LOCK = threading.RLock()
+
+
+class _Theirs:
+    """The torch mesh of one of ours, while anybody has it; else the two would never be let go."""
+
+    def __init__(self) -> None:
+        self.mesh: Callable[[], TorchDeviceMesh | None] = lambda: None
 
 
 def init_device_mesh(
@@ -67,28 +75,31 @@ def _check_agreement(arguments: str) -> None:
 
 def device_mesh_from_torch(torch_mesh: TorchDeviceMesh) -> DeviceMesh:
     """Return a mesh around a torch mesh, with its process groups; one object for one torch mesh."""
-    with _WRAP_LOCK:
-        found = _known(torch_mesh)
-        if found is None:
-            found = DeviceMesh(
-                torch_mesh.device_type,
-                mesh_from_torch(torch_mesh),
-                rank=_rank_of(torch_mesh),
-                groups=_groups_of(torch_mesh),
-            )
-            _remember(torch_mesh, found)
-            found.cache("torch_mesh", lambda: torch_mesh)
-        return found
+    with _LOCK:
+        theirs, ours = _OURS.get(id(torch_mesh), (None, None))
+        if theirs is not None and ours is not None and theirs() is torch_mesh:
+            return ours
+        made = DeviceMesh(
+            torch_mesh.device_type,
+            mesh_from_torch(torch_mesh),
+            rank=_rank_of(torch_mesh),
+            groups=_groups_of(torch_mesh),
+        )
+        _pair(torch_mesh, made)
+        return made
 
 
-def _known(torch_mesh: TorchDeviceMesh) -> DeviceMesh | None:
-    theirs, ours = _WRAPPED.get(id(torch_mesh), (None, None))
-    return ours() if theirs is not None and ours is not None and theirs() is torch_mesh else None
-
-
-def _remember(torch_mesh: TorchDeviceMesh, mesh: DeviceMesh) -> None:
+def _pair(torch_mesh: TorchDeviceMesh, mesh: DeviceMesh) -> None:
     key = id(torch_mesh)
-    _WRAPPED[key] = (ref(torch_mesh, lambda _: _WRAPPED.pop(key, None)), ref(mesh))
+
+    def forget(dead: ref[TorchDeviceMesh]) -> None:
+        with _LOCK:  # the number may be another mesh's by now
+            if _OURS.get(key, (None,))[0] is dead:
+                del _OURS[key]
+
+    theirs = ref(torch_mesh, forget)
+    _OURS[key] = (theirs, mesh)
+    mesh.cache("torch_mesh", _Theirs).mesh = theirs
 
 
 def _rank_of(torch_mesh: TorchDeviceMesh) -> int | None:
@@ -107,24 +118,32 @@ def _groups_of(torch_mesh: TorchDeviceMesh) -> list[Any] | None:
 
 
 def torch_mesh_of(mesh: DeviceMesh) -> TorchDeviceMesh:
-    """Return a torch mesh with the process groups of ``mesh``, the wrapped one if there is one."""
-    return mesh.cache("torch_mesh", lambda: _make_torch_mesh(mesh))
+    """Return a torch mesh with the process groups of ``mesh``, the wrapped one if there is one.
+
+    It is the same one until nobody else has it.
+    """
+    held = mesh.cache("torch_mesh", _Theirs)
+    found = held.mesh()
+    if found is None:
+        made = _make_torch_mesh(mesh)
+        with _LOCK:
+            found = held.mesh()
+            if found is None:
+                found = made
+                _pair(made, mesh)
+    return found
 
 
 def _make_torch_mesh(mesh: DeviceMesh) -> TorchDeviceMesh:
-    names = mesh.mesh_dim_names
-    if dist.is_initialized() and mesh.get_coordinate() is not None:
-        groups = cast("list[dist.ProcessGroup]", mesh.get_all_groups())
-        made = TorchDeviceMesh.from_group(
-            groups if mesh.ndim > 1 else groups[0],
-            mesh.device_type,
-            mesh=mesh.mesh,
-            mesh_dim_names=names,
-        )
-    else:
-        made = _torch_mesh_without_groups(mesh)
-    _remember(made, mesh)
-    return made
+    if not dist.is_initialized() or mesh.get_coordinate() is None:
+        return _torch_mesh_without_groups(mesh)
+    groups = cast("list[dist.ProcessGroup]", mesh.get_all_groups())
+    return TorchDeviceMesh.from_group(
+        groups if mesh.ndim > 1 else groups[0],
+        mesh.device_type,
+        mesh=mesh.mesh,
+        mesh_dim_names=mesh.mesh_dim_names,
+    )
 
 
 def _torch_mesh_without_groups(mesh: DeviceMesh) -> TorchDeviceMesh:

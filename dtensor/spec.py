@@ -107,7 +107,7 @@ class _Interned:
 
     def __init__(self) -> None:
         self.kept: HalvingDict[Key, DTensorSpec] = HalvingDict(MAX_KEPT)
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # signal handlers and finalizers may come in between
         self.specs: WeakValueDictionary[Key, DTensorSpec] = WeakValueDictionary()
 
 
@@ -133,12 +133,9 @@ def spec_of(
         return found
     layout = Layout(mesh.layout_mesh, tuple(placements), given)
     normal: Key = (layout.placements, given, strides, dtype)
+    made = DTensorSpec(mesh, layout, TensorMeta(torch.Size(given), strides, dtype))
     with interned.lock:
-        found = interned.specs.get(normal)
-        if found is None:
-            meta = TensorMeta(torch.Size(given), strides, dtype)
-            found = DTensorSpec(mesh, layout, meta)
-            interned.specs[normal] = found
+        found = interned.specs.setdefault(normal, made)
     interned.kept.put(key, found)
     return found
 

@@ -71,7 +71,7 @@ class Observer:
 
 BY_THREAD: dict[int, tuple[Observer, ...]] = {}
 """Observers by the number of their thread; empty while there are none."""
-_lock = threading.Lock()
+_lock = threading.RLock()
 _owners: list[Callable[[], int | None]] = []
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from dtckpt.checkpoint.collector import paused_collector
 from dtckpt.tools.bench.coverage.thread_ranks import TIMEOUT, gloo_group
 
 __all__ = ["RanksFailed", "gloo_group", "run_ranks"]
@@ -49,12 +50,13 @@ def run_ranks(
             errors[rank] = error
 
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for rank, thread in enumerate(threads):
-        thread.join(timeout=180)
-        if thread.is_alive():
-            raise TimeoutError(f"rank {rank} hangs; errors so far: {errors}")
+    with paused_collector():  # for the reason told in `tools.bench.coverage.team`
+        for thread in threads:
+            thread.start()
+        for rank, thread in enumerate(threads):
+            thread.join(timeout=180)
+            if thread.is_alive():
+                raise TimeoutError(f"rank {rank} hangs; errors so far: {errors}")
     if errors:
         raise RanksFailed(errors)
     return [results[rank] for rank in range(size)]

@@ -1,13 +1,14 @@
 """Compares every collective across its ranks before it is issued, so that none waits for ever.
 
 Each rank writes what it is about to issue into a store that all ranks share, and waits until every
-rank of the group has written: under the same number, since collectives over the same ranks come in
-one order. If all are equal the collective is issued. If not, or if some rank does not come, every
+rank of the group has written: under the same number, since collectives of a group come in one
+order. If all are equal the collective is issued. If not, or if some rank does not come, every
 rank that takes part raises, and its error says what each of them was doing, and where.
 
 That a rank does not come shows in one of three ways. It has left the block, of itself or by an
 exception. It waits for a rank that, perhaps by way of others, waits for it: then nobody will ever
-come. Or it has not come in time.
+come. (That cannot be known of ranks with several threads that issue collectives.) Or it has not
+come in time.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import torch.distributed as dist
 
 from dtckpt.errors import CollectiveMismatch
 
+from ..groups import name_of
 from ..traffic import Collective, Observer, add_observer, call_site, remove_observer
 from .standing import Standing, told_divergence
 from .threads import mark_thread
@@ -107,7 +109,8 @@ class CollectiveChecker(Observer):
     def __init__(self, store: Any, timeout: timedelta) -> None:
         self._store = store
         self._timeout = timeout.total_seconds()
-        self._numbers: Counter[tuple[int, ...]] = Counter()
+        self._numbers: Counter[str] = Counter()
+        self._threads: set[int] = set()
         self._prefix = ""
         self._rank = -1
         self._count = 0
@@ -120,13 +123,21 @@ class CollectiveChecker(Observer):
             return
         self._join(collective.ranks[collective.rank])
         self.raise_if_aborted()
-        ranks = collective.ranks
-        number = self._numbers[ranks]
-        self._numbers[ranks] += 1
+        ranks, lane = collective.ranks, _lane(collective)
+        number = self._numbers[lane]
+        self._numbers[lane] += 1
         self._count += 1
-        standing = Standing.of(collective, number=number, count=self._count, site=call_site())
+        self._threads.add(threading.get_ident())
+        standing = Standing.of(
+            collective,
+            lane=lane,
+            number=number,
+            count=self._count,
+            threads=len(self._threads),
+            site=call_site(),
+        )
         self._last = standing
-        key = self._key(ranks, number)
+        key = self._key(lane, number)
         text = standing.to_json()
         self._store.set(f"{self._prefix}/at/{self._rank}", text)
         self._store.set(f"{key}/{self._rank}", text)
@@ -140,7 +151,7 @@ class CollectiveChecker(Observer):
             self._abort(told_divergence(self._standings(key, ranks)))
         if collective.sent_to:
             self._check_sizes(key, collective)
-        self._forget(ranks, number - 2, standing)
+        self._forget(number - 2, standing)
 
     def _join(self, rank: int) -> None:
         """Number this block among those of this rank, so that it meets no keys of earlier ones."""
@@ -149,8 +160,8 @@ class CollectiveChecker(Observer):
             block = self._store.add(f"dtckpt/check/blocks/{self._rank}", 1)
             self._prefix = f"dtckpt/check/{block}"
 
-    def _key(self, ranks: tuple[int, ...], number: int) -> str:
-        return f"{self._prefix}/{_short(ranks)}/{number}"
+    def _key(self, lane: str, number: int) -> str:
+        return f"{self._prefix}/{lane}/{number}"
 
     def _wait(self, key: str, standing: Standing) -> None:
         """Wait until all ranks of a collective have come; raise where one will not."""
@@ -195,8 +206,10 @@ class CollectiveChecker(Observer):
             standing = self._standing(rank)
             if standing is None or standing.left:
                 continue
+            if max(standing.threads, len(self._threads)) > 1:  # another one may come there
+                continue
             path = found[rank] | {(rank, standing.count)}
-            for other in self._missing(self._key(standing.ranks, standing.number), standing.ranks):
+            for other in self._missing(self._key(standing.lane, standing.number), standing.ranks):
                 if other == self._rank:
                     return path
                 if other not in found:
@@ -242,11 +255,11 @@ class CollectiveChecker(Observer):
             head = f"{standings[collective.ranks[0]]}: sizes do not fit"
             self._abort((f"{head}\n  {shown}", tuple(sorted(ranks))))
 
-    def _forget(self, ranks: tuple[int, ...], number: int, standing: Standing) -> None:
+    def _forget(self, number: int, standing: Standing) -> None:
         """Delete what was compared some time ago: whoever is here has long read it."""
         if number < 0:
             return
-        key = self._key(ranks, number)
+        key = self._key(standing.lane, number)
         text = self._store.get(f"{key}/{self._rank}")
         self._store.delete_key(f"{key}/{self._rank}")
         if self._rank == standing.ranks[0]:
@@ -284,9 +297,10 @@ class CollectiveChecker(Observer):
             self._store.set(f"{self._prefix}/at/{self._rank}", self._last.leaving(how).to_json())
 
 
-def _short(ranks: tuple[int, ...]) -> str:
-    """Return a name for a group of ranks, which may be thousands."""
-    return blake2b(",".join(map(str, ranks)).encode(), digest_size=12).hexdigest()
+def _lane(collective: Collective) -> str:
+    """Return a short name for a group, the same on all of its ranks, which may be thousands."""
+    facts = f"{name_of(collective.group)} of {','.join(map(str, collective.ranks))}"
+    return blake2b(facts.encode(), digest_size=12).hexdigest()
 
 
 class EnvironmentChecker(Observer):

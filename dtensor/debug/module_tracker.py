@@ -155,7 +155,7 @@ def with_parents(name: str) -> Iterator[str]:
 
 
 _followed: dict[int, list[ModuleTracker]] = {}
-_lock = threading.Lock()
+_lock = threading.RLock()
 _hooks: list[Any] = []
 
 

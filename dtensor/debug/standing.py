@@ -20,10 +20,14 @@ class Standing:
     reduce_op: str
     agreed: str
     ranks: tuple[int, ...]
+    lane: str
+    """Of its group."""
     number: int
-    """How many collectives over these ranks came before."""
+    """How many collectives of the group came before."""
     count: int
     """How many collectives this rank has come to, this one included."""
+    threads: int
+    """How many threads of the rank have issued some."""
     site: str
     sent_to: tuple[int, ...] = ()
     received_from: tuple[int, ...] = ()
@@ -31,15 +35,26 @@ class Standing:
     """How the rank has left, after this collective; empty while it has not."""
 
     @classmethod
-    def of(cls, collective: Collective, *, number: int, count: int, site: str) -> Standing:
+    def of(
+        cls,
+        collective: Collective,
+        *,
+        lane: str,
+        number: int,
+        count: int,
+        threads: int,
+        site: str,
+    ) -> Standing:
         """Return where a rank stands that is about to issue a collective."""
         return cls(
             kind=collective.kind,
             reduce_op=collective.reduce_op,
             agreed=collective.agreed,
             ranks=collective.ranks,
+            lane=lane,
             number=number,
             count=count,
+            threads=threads,
             site=site,
             sent_to=collective.sent_to,
             received_from=collective.received_from,
@@ -48,7 +63,17 @@ class Standing:
     @classmethod
     def nowhere(cls) -> Standing:
         """Return where a rank stands that has issued none."""
-        return cls(kind="", reduce_op="", agreed="", ranks=(), number=0, count=0, site="")
+        return cls(
+            kind="",
+            reduce_op="",
+            agreed="",
+            ranks=(),
+            lane="",
+            number=0,
+            count=0,
+            threads=0,
+            site="",
+        )
 
     @property
     def fingerprint(self) -> str:

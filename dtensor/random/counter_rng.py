@@ -150,6 +150,11 @@ def _contiguous_dims(shape: tuple[int, ...], box: Box) -> tuple[int, int]:
     return outer, run
 
 
+def signed(number: int) -> int:
+    """Return the int64 that has the lowest 64 bits of a number."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
 def _start(shape: tuple[int, ...], box: Box) -> int:
     return sum(a * step for a, step in zip(box.offsets, row_major_strides(shape), strict=True))
 
@@ -201,7 +206,7 @@ def _scattered_run(start: int, count: int, scratch: Scratch) -> Tensor:
     """Return what ``scattered_indices`` does for neighbours; it may be in ``scratch``."""
     if start + count <= KEPT:
         return _first_scattered()[start : start + count]
-    first = ((_FIRST + start) * _SPREAD + (1 << 63)) % (1 << 64) - (1 << 63)
+    first = signed((_FIRST + start) * _SPREAD)
     mixed = scratch.get("scattered", torch.int64)
     torch.add(_steps()[:count], first, out=mixed)
     return _scattered(mixed, scratch.get("mixing", torch.int64))

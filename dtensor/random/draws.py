@@ -16,7 +16,7 @@ from dtckpt.errors import PlacementError
 
 from ..device_mesh import DeviceMesh
 from ..distribute import gather_rows
-from .counter_rng import Keys, draw_keys
+from .counter_rng import Keys, draw_keys, signed
 
 MAX_TICKETS = 1 << 16
 """Draws that are remembered for activation checkpointing."""
@@ -67,7 +67,7 @@ class Draws:
         outside = not mesh.has_rank or mesh.get_coordinate() is None
         if outside or mesh.size() == 1 or mesh.is_silent:
             return seed
-        rows = gather_rows([int(self._seed is None), _signed(seed), self.offset], mesh)
+        rows = gather_rows([int(self._seed is None), signed(seed), self.offset], mesh)
         first = next(iter(rows.values()))
         is_default = first[0] == 1
         differing = [
@@ -141,7 +141,3 @@ def repeating_from(draws: Draws, noted: list[int]) -> Generator[None]:
         yield
     finally:
         draws.offset, draws.is_replaying = before
-
-
-def _signed(number: int) -> int:
-    return number - (1 << 64) if number >= 1 << 63 else number

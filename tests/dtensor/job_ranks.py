@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
 from typing import Any
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -34,9 +36,12 @@ from dtckpt.dtensor import (
     from_torch,
     init_device_mesh,
     layout_from_torch,
+    rand,
+    random,
     to_torch,
 )
 from dtckpt.dtensor.interop import mesh_from_torch, placements_to_torch
+from dtckpt.dtensor.mesh_setup import device_mesh_from_torch
 from dtckpt.dtensor.placement import Placement
 
 from ..processes import join_group, leave_group
@@ -149,6 +154,24 @@ def check_meshes_without_a_common_group() -> None:
             assert torch.equal(tensor.redistribute(placements=target).full_tensor(), whole)
 
 
+def check_random_numbers_of_a_torch_mesh() -> None:
+    """Seeds and counts last as long as torch's mesh, whatever is collected on some rank."""
+    mesh = torch_init_device_mesh("cpu", (4,))
+    random.manual_seed(7, mesh)
+    assert random.get_rng_state(mesh) == {"seed": 7, "offset": 0}
+    drawn: list[list[float]] = []
+    for _ in range(2):
+        drawn.append(rand(8, device_mesh=mesh).to_local().tolist())
+        if dist.get_rank() == 0:
+            gc.collect()
+    assert drawn[0] != drawn[1]
+    assert random.get_rng_state(mesh) == {"seed": 7, "offset": 2}
+    ours = ref(device_mesh_from_torch(mesh))
+    del mesh
+    gc.collect()
+    assert ours() is None
+
+
 def main(folder: str) -> None:
     """Run all checks on this rank."""
     join_group()
@@ -157,6 +180,7 @@ def main(folder: str) -> None:
     check_every_order((2, 1, 2), (7,))
     check_empty_parts()
     check_adoption()
+    check_random_numbers_of_a_torch_mesh()
     torch_mesh = torch_init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     net = torch.nn.Linear(3, 11, bias=False)
     whole = torch.arange(33.0).view(11, 3)

@@ -288,8 +288,9 @@ def test_without_a_store_there_is_an_error() -> None:
 
 
 PROGRAM = """
-import sys, torch, torch.distributed as dist
-from dtckpt.dtensor import init_device_mesh, DTensor, Shard, Replicate
+import sys, time, torch, torch.distributed as dist
+from concurrent.futures import ThreadPoolExecutor
+from dtckpt.dtensor import init_device_mesh, DeviceMesh, DTensor, Shard, Replicate
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
 mesh = init_device_mesh("cpu", (2,))
@@ -298,11 +299,21 @@ x.full_tensor()
 if sys.argv[3] == "diverge" and rank == 1:
     x = DTensor.from_local(torch.ones(3), mesh, [Shard(0)], shape=(6,))
 x.full_tensor()
+if sys.argv[3] == "threads":
+    groups = [dist.new_group([0, 1]) for _ in range(2)]
+    def work(i):
+        mesh = DeviceMesh("cpu", [0, 1], groups=[groups[i]])
+        for k in range(20):
+            time.sleep(0.6 * (i == rank and k < 2))  # a rank's threads are at different places
+            x = DTensor.from_local(torch.full((2 + i,), k), mesh, [Shard(0)], shape=(4 + 2 * i,))
+            assert x.full_tensor().tolist() == [k] * (4 + 2 * i)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(work, range(2)))
 print("done", rank)
 """
 
 
-@pytest.mark.parametrize("how", ["agree", "diverge"])
+@pytest.mark.parametrize("how", ["agree", "diverge", "threads"])
 def test_environment_checks_a_whole_job(tmp_path: Path, how: str) -> None:
     env = {**os.environ, "DTCKPT_CHECK_COLLECTIVES": "1", "DTCKPT_CHECK_SECONDS": "60"}
     command = [sys.executable, "-c", PROGRAM]
@@ -317,12 +328,12 @@ def test_environment_checks_a_whole_job(tmp_path: Path, how: str) -> None:
         for rank in range(2)
     ]
     outputs = [rank.communicate(timeout=120) for rank in ranks]
-    if how == "agree":
+    if how != "diverge":
         assert [out.strip() for out, _ in outputs] == ["done 0", "done 1"], outputs
         return
     assert ranks[1].returncode != 0
     assert "CollectiveMismatch" in outputs[1][1], outputs
-    assert "<string>:11 in <module>" in outputs[1][1]
+    assert "<string>:12 in <module>" in outputs[1][1]
 
 
 def test_environment_takes_only_yes_and_no() -> None:

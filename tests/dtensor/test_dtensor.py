@@ -132,6 +132,24 @@ def test_distribute_tensor_refuses() -> None:
     run_on_mesh((2,), body)
 
 
+def test_distribute_tensor_compares_what_ranks_pass_before_anything_else() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        here = mesh.get_local_rank()
+        deep = torch.ones(*[1] * 16, 2 + here)
+        for mine in (torch.ones([4] * (2 - here)), torch.ones(4 + here, 4), deep):
+            with pytest.raises(PlacementError, match="another shape"):
+                distribute_tensor(mine, mesh, [Shard(1)])
+        with pytest.raises(PlacementError, match="another shape"):
+            distribute_tensor(torch.ones(4 + here), mesh, [Ragged(0, (1, 3))])
+        with pytest.raises(PlacementError, match="placements"):
+            distribute_tensor(torch.ones(4, 4), mesh, [Shard(here)])
+        with pytest.raises(PlacementError, match="placements"):
+            distribute_tensor(torch.ones(4, 4), mesh, [Shard(3 * here)])
+        assert distribute_tensor(torch.ones(deep.ndim), mesh, [Shard(0)]).sum().item() == deep.ndim
+
+    run_on_mesh((2,), body)
+
+
 def test_what_is_no_tensor_of_one_rank_is_refused() -> None:
     def body(mesh: DeviceMesh) -> None:
         nested: Any = distribute_tensor(torch.ones(4), mesh, [Shard(0)])

@@ -151,6 +151,10 @@ REFUSED: list[tuple[Callable[..., Any], type[Exception], str]] = [
     (lambda mesh: dt.randint(5, device_mesh=mesh), TypeError, "size"),
     (lambda mesh: dt.randperm(-1, device_mesh=mesh), PlacementError, "shape"),
     (lambda mesh: dt.randperm(300, dtype=torch.uint8, device_mesh=mesh), PlacementError, "wider"),
+    (lambda mesh: dt.randperm(2050, dtype=torch.half, device_mesh=mesh), PlacementError, "wider"),
+    (lambda mesh: dt.randperm(258, dtype=torch.bfloat16, device_mesh=mesh), PlacementError, "wide"),
+    (lambda mesh: dt.randperm(2, dtype=torch.bool, device_mesh=mesh), PlacementError, "bool"),
+    (lambda mesh: dt.randperm(2, dtype=torch.cfloat, device_mesh=mesh), PlacementError, "complex"),
 ]
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -26,21 +26,26 @@ def test_every_operator_has_a_way() -> None:
     assert ways["aten.linear.default"] in ("rule", "parts")
 
 
+@pytest.mark.filterwarnings("ignore:.*fake_quantize")
 def test_ways_are_those_that_calls_take() -> None:
     ways = op_coverage()
+    assert ways["aten.__and__.Scalar"] == "parts"
+    assert ways["aten.fake_quantize_per_tensor_affine_cachemask.default"] == "whole"
 
     def body(mesh: DeviceMesh) -> None:
         tensor = scattered(torch.rand(4, 4), mesh, [Shard(0)])
+        aten = torch.ops.aten
+        quantize = aten.fake_quantize_per_tensor_affine_cachemask.default
         with strict():
-            torch.ops.aten.mm.default(tensor, tensor)
-            torch.ops.aten._softmax.default(tensor, 0, False)
-        for name in ("aten.special_legendre_polynomial_p.default", "aten.linspace.Tensor_Scalar"):
-            if ways.get(name) != "whole":
-                continue
-            packet, overload = name.removeprefix("aten.").split(".")
-            op = getattr(getattr(torch.ops.aten, packet), overload)
-            with warnings.catch_warnings(), strict(), pytest.raises(UnsupportedOp):
-                op(tensor.sum(), 1.0, 3)
+            aten.mm.default(tensor, tensor)
+            aten._softmax.default(tensor, 0, False)
+            aten.__and__.Scalar(tensor.int(), 1)
+            with pytest.raises(UnsupportedOp, match="fake_quantize"):
+                quantize(tensor, 0.1, 0, 0, 255)
+        rounded: Any = quantize(tensor, 0.1, 0, 0, 255)[0]
+        torch.testing.assert_close(
+            rounded.full_tensor(), quantize(tensor.full_tensor(), 0.1, 0, 0, 255)[0]
+        )
 
     run_on_mesh((2,), body)
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -165,6 +166,24 @@ def test_partial_terms_are_not_taken_for_whole() -> None:
             assert_holds(x * x, torch.ones(3))
 
     run_on_mesh((2,), body)
+
+
+def test_memory_may_be_written_while_it_is_written() -> None:
+    memory: HalvingDict[Any, str] = HalvingDict(4)
+
+    class Key:
+        """Does what a signal handler or a finalizer may: another call in the midst of one."""
+
+        def __hash__(self) -> int:
+            if memory.get(0) is None:
+                memory.put(0, "within")
+            return 1
+
+    thread = threading.Thread(target=memory.put, args=(Key(), "around"), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+    assert sorted(memory.values()) == ["around", "within"]
 
 
 def test_memory_is_bounded() -> None:

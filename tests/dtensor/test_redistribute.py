@@ -175,6 +175,22 @@ def test_every_dtype_of_torch_moves_alone_together_and_later() -> None:
     assert min(run_on_mesh((2,), body)) > 35
 
 
+def test_awaited_tensors_may_be_swapped() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        whole = torch.arange(4.0)
+        for turned in (False, True):
+            awaited = scattered(whole, mesh, [Shard(0)]).redistribute(async_op=True)
+            zeros = scattered(whole * 0, mesh, [Shard(0)])
+            pair = (zeros, awaited) if turned else (awaited, zeros)
+            torch.utils.swap_tensors(*pair)
+            assert_holds(zeros, whole)
+            assert_holds(awaited, whole * 0)
+            assert type(zeros) is type(awaited) is DTensor
+            assert (zeros.placements, awaited.placements) == ((Replicate(),), (Shard(0),))
+
+    run_on_mesh((2,), body)
+
+
 def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and a.tolist() == b.tolist()
 

@@ -123,6 +123,9 @@ def test_many_refuses_alike_before_anything_moves() -> None:
         tensors = [scattered(torch.ones(4), mesh, [Shard(0)])] * 2
         with pytest.raises(PlacementError, match="names dim 3"):
             redistribute_many(tensors, placements=[[Replicate()], [Shard(3)]])
+        plain: Any = torch.ones(4)
+        with pytest.raises(PlacementError, match="takes DTensors, got Tensor"):
+            redistribute_many([plain], placements=[Replicate()])
         with pytest.raises(PlacementError, match="as many placements"):
             redistribute_many(tensors, placements=[[Replicate()]])
         assert redistribute_many([]) == []

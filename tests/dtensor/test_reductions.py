@@ -46,6 +46,18 @@ def test_half_precision_sums_neither_overflow_nor_round_on_the_way() -> None:
     run_on_mesh((2,), body)
 
 
+@pytest.mark.parametrize("size", [8, 1 << 18])  # as terms, and by the backend
+def test_averages_of_half_precision_do_not_overflow(size: int) -> None:
+    def body(mesh: DeviceMesh) -> None:
+        high = torch.full((size,), 60000.0, dtype=torch.float16)
+        averaged = DTensor.from_local(high, mesh, [Partial("avg")])
+        for placement in (Replicate(), Shard(0)):
+            made = averaged.redistribute(placements=[placement])
+            assert made.to_local().unique().tolist() == [60000]
+
+    run_on_mesh((4,), body)
+
+
 def test_terms_are_not_rounded() -> None:
     def body(mesh: DeviceMesh) -> None:
         x = scattered(torch.tensor([256.0, 1.0, 1.0, 1.0]), mesh, [Shard(0)])

@@ -161,9 +161,15 @@ def test_explain_tells_what_is_then_counted() -> None:
 
 def test_reduce_scatter_counts_however_it_is_done() -> None:
     def body(mesh: DeviceMesh) -> None:
-        with CommDebugMode() as comm:
-            reduce_scatter([torch.ones(6)] * 2, "sum", mesh.peers((0,)))
-        assert sum(comm.get_comm_bytes().values()) == 24
+        here = mesh.get_local_rank()
+        for mine, others in ((6, 6), (6 + 4 * here, 10 - 4 * here), (1 << 19, 1 << 19)):
+            sizes = (mine, others) if here == 0 else (others, mine)
+            with CommDebugMode() as comm:
+                made = reduce_scatter([torch.ones(n) for n in sizes], "sum", mesh.peers((0,)))
+            assert made.shape == (mine,)
+            assert made.unique().tolist() == [2]
+            # What it receives: the terms of the other rank.
+            assert sum(comm.get_comm_bytes().values()) == 4 * mine
 
     run_on_mesh((2,), body)
 

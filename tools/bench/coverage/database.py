@@ -8,7 +8,8 @@ from __future__ import annotations
 import itertools
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Generator, Iterable, Sized
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,14 +95,15 @@ def samples_of(info: Any, count: int) -> list[Sample]:
     grads = bool(info.supports_autograd) and (dtype.is_floating_point or dtype.is_complex)
     made = info.sample_inputs("cpu", dtype, requires_grad=grads)
     found: list[Sample] = []
-    for sample in itertools.islice(_made(made, found), _MAX_SEEN):
-        args, kwargs = _plain((sample.input, *sample.args)), _plain(sample.kwargs)
-        found.append(Sample(args, kwargs, _process(sample)))
+    with closing(_made(made, found)) as yielded:
+        for sample in itertools.islice(yielded, _MAX_SEEN):
+            args, kwargs = _plain((sample.input, *sample.args)), _plain(sample.kwargs)
+            found.append(Sample(args, kwargs, _process(sample)))
     small = [s for s in found if sum(t.numel() for t in s.tensors) <= _MAX_NUMEL]
     return _spread(small, count)
 
 
-def _made(samples: Iterable[Any], found: Sized) -> Iterator[Any]:
+def _made(samples: Iterable[Any], found: Sized) -> Generator[Any]:
     """Yield samples until one cannot be made, as some that expect the database's own sizes."""
     try:
         yield from samples

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from dtckpt.checkpoint.collector import paused_collector
 from dtckpt.dtensor import DeviceMesh, Mesh
 from dtckpt.errors import DtckptError
 
@@ -84,7 +85,11 @@ class _Attempt:
 
     def run(self) -> list[list[Failure | None]]:
         limit = max(60.0, 4 * self._seconds * len(self._steps))
-        _in_threads(self._mesh.size, self._run_rank, limit)
+        # While torch reads the state of its generator it holds a lock, and makes Python objects. If
+        # the collector ran there, and in it Python code, another rank could go on and wait for that
+        # lock with the interpreter's: nothing in the process would move any more.
+        with paused_collector():
+            _in_threads(self._mesh.size, self._run_rank, limit)
         rows = self._rows[: self._reached + 1]
         stuck = Failure(HANG, "did not come back")
         return [[stuck if failure is _MISSING else failure for failure in row] for row in rows]

@@ -119,7 +119,7 @@ def _work(pipe: Any, setting: Setting, find: Find) -> None:
             sizes, name = pipe.recv()
         except EOFError:
             return
-        # Where its threads stand is said on stderr before the worker is given up.
-        faulthandler.dump_traceback_later(_PATIENCE - 10)
+        # Says on stderr where the threads of a silent worker stand, before it is given up.
+        faulthandler.dump_traceback_later(_PATIENCE / 3)
         pipe.send(try_operator(name, find(sizes)[name], sizes, setting, teams).to_json())
         faulthandler.cancel_dump_traceback_later()
