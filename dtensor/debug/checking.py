@@ -42,6 +42,7 @@ SECONDS_VARIABLE = "DTCKPT_CHECK_SECONDS"
 _LOOK_SECONDS = 0.5
 """How long a rank waits before it looks what the missing ones do, and between such looks."""
 _LONGEST_NAP = 0.01
+_TO_TELL = timedelta(seconds=10)
 
 _c10d: Any = dist
 
@@ -268,11 +269,15 @@ class CollectiveChecker(Observer):
             self._store.delete_key(f"{key}/all")
 
     def _abort(self, told: Told) -> None:
-        """Let all ranks know, and raise."""
+        """Let all ranks know, and raise; what was found first if another one was quicker."""
         text, ranks = told
         key = f"{self._prefix}/aborted"
         if self._store.add(f"{key}/count", 1) == 1:
             self._store.set(key, json.dumps({"text": text, "ranks": ranks}))
+        else:
+            with suppress(Exception):  # it may have died before it could say more
+                self._store.wait([key], _TO_TELL)
+            self.raise_if_aborted()
         self._raise(text, ranks)
 
     def raise_if_aborted(self) -> None:

@@ -1,11 +1,15 @@
 """Collectives compared across ranks before they are issued."""
 
+# pyright: reportPrivateUsage=false
+# To have two ranks find something at the same moment.
+
 from __future__ import annotations
 
 import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -26,6 +30,7 @@ from dtckpt.dtensor.collectives import (
     start_all_to_all,
 )
 from dtckpt.dtensor.debug import checking_collectives
+from dtckpt.dtensor.debug.checking import CollectiveChecker
 from dtckpt.errors import CollectiveMismatch
 from tests.ranks import RanksFailed, run_ranks
 
@@ -280,6 +285,27 @@ def test_blocks_that_follow_one_another_do_not_meet() -> None:
                 all_reduce(torch.ones(size), "sum", peers)
 
     run_ranks(2, run)
+
+
+def test_who_finds_it_second_says_what_the_first_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = threading.Barrier(2)
+    told = CollectiveChecker._told_missing
+
+    def at_once(checker: CollectiveChecker, *args: Any) -> Any:
+        text, ranks = told(checker, *args)
+        found.wait(30)
+        return f"{text} (by rank {checker._rank})", ranks
+
+    monkeypatch.setattr(CollectiveChecker, "_told_missing", at_once)
+
+    def body(mesh: DeviceMesh) -> None:
+        if mesh.get_local_rank() < 2:
+            all_reduce(torch.ones(2), "sum", mesh.peers((0,)))
+
+    with pytest.raises(RanksFailed) as failed:
+        run_checked((3,), body, SHORT)
+    first, second = mismatches(failed.value, {0, 1})
+    assert first == second
 
 
 def test_without_a_store_there_is_an_error() -> None:
