@@ -98,11 +98,11 @@ class Drawn:
         """Median of ours over the median of torch's."""
         return median(self.ours) / median(self.torch)
 
-    def cells(self) -> list[str]:
+    def told(self) -> str:
         """Return what a table says of it."""
-        each = [f"{median(times) / self.count * 1e9:.2f} ns" for times in (self.ours, self.torch)]
-        verdict = "pass" if self.ratio <= BAR else "MISS"
-        return [self.name, f"{self.count:,}", *each, f"{self.ratio:.2f}", verdict]
+        each = (f"{median(times) / self.count * 1e9:.2f}" for times in (self.ours, self.torch))
+        verdict = "" if self.ratio <= BAR else " MISS"
+        return f"{' / '.join(each)} = {self.ratio:.2f}{verdict}"
 
 
 def measure(name: str, count: int, ours: Call, theirs: Call, rounds: int, seconds: float) -> Drawn:
@@ -154,9 +154,13 @@ def rows(counts: Sequence[int], names: Sequence[str], rounds: int, seconds: floa
 
 
 def markdown(found: Sequence[Drawn]) -> str:
-    """Return the results as a Markdown table."""
-    heading = ["draw", "elements", "dtckpt", "torch", "ratio", f"at most {BAR:g}"]
-    lines = [heading, ["---", *["---:"] * 4, "---"], *[row.cells() for row in found]]
+    """Return a table: nanoseconds per element, dtckpt / torch = ratio, a column for every size."""
+    names = list(dict.fromkeys(row.name for row in found))
+    counts = list(dict.fromkeys(row.count for row in found))
+    told = {(row.name, row.count): row.told() for row in found}
+    heading = ["draw", *(f"{count:,}" for count in counts)]
+    rows = [[name, *(told.get((name, count), "") for count in counts)] for name in names]
+    lines = [heading, ["---", *["---:"] * len(counts)], *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -168,13 +172,24 @@ def markdown(found: Sequence[Drawn]) -> str:
     "--only", metavar="NAME[,NAME]", default="", help="Rows whose names have one of these."
 )
 @click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write all numbers.")
-def main(counts: str, rounds: int, batch_seconds: float, only: str, json_file: Path | None) -> None:
+@click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Write a table.")
+def main(
+    counts: str,
+    rounds: int,
+    batch_seconds: float,
+    only: str,
+    json_file: Path | None,
+    markdown_file: Path | None,
+) -> None:
     """Time random numbers of DTensors beside torch's own."""
     sizes = [int(float(count)) for count in counts.split(",")]
     found = rows(sizes, only.split(","), rounds, batch_seconds)
     machine: dict[str, Any] = describe(tempfile.gettempdir()) | {"threads": torch.get_num_threads()}
-    click.echo(markdown(found))
-    click.echo("Machine: " + ", ".join(f"{key} {value}" for key, value in machine.items()) + ".")
+    facts = ", ".join(f"{key} {value}" for key, value in machine.items())
+    table = f"Machine: {facts}.\n\n{markdown(found)}"
+    click.echo(table, nl=False)
+    if markdown_file is not None:
+        markdown_file.write_text(table)
     if json_file is not None:
         listed = [asdict(row) | {"ratio": row.ratio} for row in found]
         json_file.write_text(json.dumps({"machine": machine, "rows": listed}, indent=1))
