@@ -74,7 +74,7 @@ def foreach_norm(
         wide = torch.stack(_chosen(norms, plan.waiting)).to(torch.float64)
         reduced = _reduced(wide, ord, plan).to(norms[plan.waiting[0]].dtype)
         # To memory of their own: wrappers of what begins elsewhere take twice as long to make.
-        torch._foreach_copy_(_chosen(norms, plan.waiting), list(reduced.unbind()))
+        aten._foreach_copy_(_chosen(norms, plan.waiting), list(reduced.unbind()))
     return _wrapped(tensors, norms, plan)
 
 
