@@ -27,12 +27,12 @@ from .autograd import (
     moved_together,
 )
 from .awaited import Awaited
-from .binding import collect_tensors
+from .calls.binding import collect_tensors
+from .calls.dispatch import dispatch
 from .collectives import all_reduce, to_bytes
 from .compilers import opaque
 from .copied_view import LINKS, CopiedView, forget_viewed
 from .device_mesh import DeviceMesh
-from .dispatch import dispatch
 from .distribute import agree_on_source, scatter_from, spec_of_local
 from .interop import AnyPlacement, placements_from_torch
 from .layout import Layout, format_placements

@@ -18,9 +18,9 @@ from torch import Tensor
 from dtckpt.errors import PlacementError
 
 from .autograd import Redistribute, Way, distributed, gradient_spec, moved
+from .calls.promotion import may_be_plain
 from .compilers import opaque
 from .copied_view import CopiedView
-from .promotion import may_be_plain
 from .redistribute import redistribute_local
 from .spec import DTensorSpec, contiguous_spec
 from .wrapper import Wrapper, new_wrapper

@@ -15,8 +15,8 @@ from .layout import Layout, format_placements
 from .traffic import call_site
 
 if TYPE_CHECKING:
-    from .binding import Binding
-    from .plan import LocalPlan
+    from .calls.binding import Binding
+    from .calls.plan import LocalPlan
     from .redistribute import RedistributePlan
     from .spec import DTensorSpec
 

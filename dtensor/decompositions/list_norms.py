@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..calls.direct import called
 from ..collectives import Peers, all_reduce
-from ..direct import called
 from ..halving import HalvingDict
 from ..placement import Placement, Replicate, Shard
 from ..redistribute import redistribute_locals

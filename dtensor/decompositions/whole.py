@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dtckpt.errors import PlacementError
 
-from ..binding import collect_tensors, map_tensors, substituted
+from ..calls.binding import collect_tensors, map_tensors, substituted
 from ..placement import Replicate
 from ..spec import spec_of
 from ..wrapper import Wrapper

@@ -25,7 +25,7 @@ from dtckpt.dtensor import (
     register_sharding,
     strict,
 )
-from dtckpt.dtensor.dispatch import PlanCache
+from dtckpt.dtensor.calls.dispatch import PlanCache
 from dtckpt.dtensor.rules.table import RULES
 from dtckpt.errors import PlacementError, UnsupportedOp
 from tests.ranks import RanksFailed

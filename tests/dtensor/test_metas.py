@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from dtckpt.dtensor import DeviceMesh, Replicate, Shard, metas
+from dtckpt.dtensor import DeviceMesh, Replicate, Shard
+from dtckpt.dtensor.calls import metas
+from dtckpt.dtensor.calls.metas import run_without_data
 from dtckpt.dtensor.halving import HalvingDict
-from dtckpt.dtensor.metas import run_without_data
 
 from .rank_meshes import assert_holds, run_on_mesh, scattered
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dtckpt.dtensor import DeviceMesh, Partial, Replicate, Shard
 from dtckpt.dtensor import wrapper as wrappers
-from dtckpt.dtensor.direct import direct
+from dtckpt.dtensor.calls.direct import direct
 from dtckpt.dtensor.dtensor import DTensor
 from dtckpt.dtensor.halving import HalvingDict
 from dtckpt.dtensor.spec import spec_of

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..schemas import Op, base_name
+from ..wrapper import Wrapper
 from .direct import direct
-from .schemas import Op, base_name
-from .wrapper import Wrapper
 
 aten = torch.ops.aten
 

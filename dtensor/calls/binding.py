@@ -13,13 +13,13 @@ from torch import Tensor
 
 from dtckpt.errors import PlacementError
 
-from .device_mesh import DeviceMesh
+from ..device_mesh import DeviceMesh
+from ..placement import Replicate
+from ..schemas import Op, is_foreach
+from ..spec import DTensorSpec, spec_of
+from ..wrapper import Wrapper
 from .numbers import mesh_of, number_for, scales_plain
-from .placement import Replicate
 from .promotion import may_be_plain
-from .schemas import Op, is_foreach
-from .spec import DTensorSpec, spec_of
-from .wrapper import Wrapper
 
 
 @dataclass(frozen=True, slots=True)

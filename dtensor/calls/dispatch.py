@@ -16,16 +16,16 @@ from torch.autograd.graph import increment_version
 
 from dtckpt.errors import PlacementError
 
+from ..decompositions import DECOMPOSITIONS, UNBOUND
+from ..logs import noted_plan
+from ..redistribute import redistribute_local
+from ..rules.table import RULES
+from ..schemas import Op, is_foreach, is_pointwise
+from ..wrapper import Wrapper, new_wrapper
 from .binding import Binding, bind
-from .decompositions import DECOMPOSITIONS, UNBOUND
 from .fallback import run_without_rule
-from .logs import noted_plan
 from .plan import LocalPlan, make_plan
 from .quick import NOT_QUICK, NUMBERS, QuickCall, by_type, learn, remember, run_quick
-from .redistribute import redistribute_local
-from .rules.table import RULES
-from .schemas import Op, is_foreach, is_pointwise
-from .wrapper import Wrapper, new_wrapper
 
 aten = torch.ops.aten
 

@@ -15,17 +15,17 @@ from torch import Tensor
 
 from dtckpt.errors import DtckptError, PlacementError, UnsupportedOp
 
+from ..copied_view import CopiedView, mark_copied, refuse_lost_writes
+from ..inplace_views import change_shape, changes_shape, resize
+from ..logs import note_fallback
+from ..modes import implicit_replication, is_strict
+from ..placement import Replicate
+from ..redistribute import redistribute_local
+from ..schemas import Op, functional_of, is_random
+from ..spec import DTensorSpec, spec_of
+from ..wrapper import Wrapper
 from .binding import Binding, substituted
-from .copied_view import CopiedView, mark_copied, refuse_lost_writes
-from .inplace_views import change_shape, changes_shape, resize
-from .logs import note_fallback
 from .metas import output_metas
-from .modes import implicit_replication, is_strict
-from .placement import Replicate
-from .redistribute import redistribute_local
-from .schemas import Op, functional_of, is_random
-from .spec import DTensorSpec, spec_of
-from .wrapper import Wrapper
 
 aten = torch.ops.aten
 

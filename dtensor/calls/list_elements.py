@@ -15,16 +15,16 @@ from typing import Any
 
 from torch import Tensor
 
+from ..device_mesh import DeviceMesh
+from ..placement import Replicate
+from ..rules.choice import Choice
+from ..rules.table import OpCall
+from ..schemas import Op
+from ..spec import DTensorSpec, spec_of
+from ..wrapper import Wrapper
 from .binding import Binding, replicated_spec, spec_on, substituted
-from .device_mesh import DeviceMesh
 from .metas import Metas
 from .numbers import require_here, require_known
-from .placement import Replicate
-from .rules.choice import Choice
-from .rules.table import OpCall
-from .schemas import Op
-from .spec import DTensorSpec, spec_of
-from .wrapper import Wrapper
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..schemas import Op, base_name
 from .binding import collect_tensors, map_tensors, substituted
 from .metas import run_without_data
-from .schemas import Op, base_name
 
 _found: dict[tuple[Any, ...], Callable[..., Any]] = {}
 """By operator and the types of its arguments, of which there are few."""

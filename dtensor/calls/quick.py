@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..device_mesh import DeviceMesh
+from ..redistribute import RedistributePlan, plan_redistribute, run_together
+from ..rules.table import RULES
+from ..schemas import Op, is_foreach, is_pointwise
+from ..wrapper import Wrapper, new_wrapper
 from .binding import Binding, collect_tensors
-from .device_mesh import DeviceMesh
 from .direct import called, direct
 from .foreach_numbers import with_one_number
 from .plan import LocalPlan
-from .redistribute import RedistributePlan, plan_redistribute, run_together
-from .rules.table import RULES
-from .schemas import Op, is_foreach, is_pointwise
-from .wrapper import Wrapper, new_wrapper
 
 NOT_QUICK: Any = object()
 """In the place of a result: nothing is remembered."""

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from .device_mesh import DeviceMesh
+from ..device_mesh import DeviceMesh
+from ..modes import replicates_plain_tensors
 from .fingerprints import is_same_everywhere
-from .modes import replicates_plain_tensors
 
 
 def may_be_plain(leaf: Tensor, mesh: DeviceMesh) -> bool:

@@ -13,25 +13,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .binding import Binding, collect_tensors, substituted
-from .copied_view import (
+from ..copied_view import (
     CopiedView,
     mark_copied,
     refuse_lost_writes,
     remember_origin,
     write_view,
 )
-from .inplace_views import changes_shape
-from .layout import Layout
+from ..inplace_views import changes_shape
+from ..layout import Layout
+from ..redistribute import redistribute_locals
+from ..rules import find_rule, rule_maker
+from ..rules.choice import Choice, choose
+from ..rules.table import LocalCall, OpCall, Rule
+from ..schemas import Op, functional_of, is_foreach, is_in_place
+from ..spec import DTensorSpec
+from ..wrapper import Wrapper, counting_writes, new_wrapper
+from .binding import Binding, collect_tensors, substituted
 from .list_elements import elements, shared_moves
 from .metas import Metas, output_metas
-from .redistribute import redistribute_locals
-from .rules import find_rule, rule_maker
-from .rules.choice import Choice, choose
-from .rules.table import LocalCall, OpCall, Rule
-from .schemas import Op, functional_of, is_foreach, is_in_place
-from .spec import DTensorSpec
-from .wrapper import Wrapper, counting_writes, new_wrapper
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..box import row_major_strides
+from ..halving import HalvingDict
+from ..rules.table import METAS
+from ..schemas import Op, is_foreach, is_in_place, is_pointwise
+from ..spec import DTensorSpec, TensorMeta
+from ..wrapper import Wrapper
 from .binding import Binding, collect_tensors, substituted
-from .box import row_major_strides
-from .halving import HalvingDict
-from .rules.table import METAS
-from .schemas import Op, is_foreach, is_in_place, is_pointwise
-from .spec import DTensorSpec, TensorMeta
-from .wrapper import Wrapper
 
 aten = torch.ops.aten
 
