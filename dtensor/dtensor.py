@@ -29,7 +29,7 @@ from .autograd import (
 from .awaited import Awaited
 from .calls.binding import collect_tensors
 from .calls.dispatch import dispatch
-from .collectives import all_reduce, to_bytes
+from .collectives import to_bytes
 from .compilers import opaque
 from .copied_view import LINKS, CopiedView, forget_viewed
 from .device_mesh import DeviceMesh
@@ -42,6 +42,7 @@ from .mesh_setup import resolve_mesh
 from .placement import Placement, Replicate
 from .protocol import Checkpointable
 from .redistribute import redistribute_local, require_commuting
+from .reductions import all_reduce
 from .setitem import set_item
 from .spec import DTensorSpec, spec_of
 from .wrapper import Wrapper

@@ -13,6 +13,8 @@ from weakref import WeakValueDictionary
 
 import torch
 
+from dtckpt.errors import PlacementError
+
 from .box import Box, row_major_strides
 from .device_mesh import DeviceMesh
 from .halving import HalvingDict
@@ -75,6 +77,12 @@ class DTensorSpec:
     def local_shape(self) -> tuple[int, ...]:
         """Shape of this rank's local tensor; (0,) where the rank is not in the mesh."""
         return (0,) if self.box is None else self.box.sizes
+
+    def own_box(self) -> Box:
+        """Return what this rank holds; PlacementError where it is not in the mesh."""
+        if self.box is None:
+            raise PlacementError(f"this rank is not in mesh {self.mesh.layout_mesh} of {self}")
+        return self.box
 
     def with_placements(self, placements: Sequence[Placement]) -> DTensorSpec:
         """Return the spec of the same tensor with other placements."""

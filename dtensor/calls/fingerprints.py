@@ -7,8 +7,9 @@ import hashlib
 import torch
 from torch import Tensor
 
-from ..collectives import all_reduce, to_bytes
+from ..collectives import to_bytes
 from ..device_mesh import DeviceMesh
+from ..reductions import all_reduce
 
 # Odd 64-bit multipliers: the golden ratio's and those of Vigna's SplitMix64, as signed integers.
 _STEP, _FIRST, _SECOND = -7046029254386353131, -4658895280553007687, -7723592293110705685

@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from ..calls.direct import called
-from ..collectives import Peers, all_reduce
+from ..collectives import Peers
 from ..halving import HalvingDict
 from ..placement import Placement, Replicate, Shard
 from ..redistribute import redistribute_locals
+from ..reductions import all_reduce
 from ..spec import DTensorSpec, spec_of
 from ..wrapper import Wrapper, new_wrapper
 from .table import unbound

@@ -19,9 +19,9 @@ from torch.autograd.graph import increment_version
 
 from dtckpt.errors import PlacementError
 
-from ..collectives import all_reduce
 from ..copied_view import refuse_lost_writes
 from ..redistribute import redistribute_local, redistribute_locals
+from ..reductions import all_reduce
 from ..schemas import Op
 from ..spec import DTensorSpec, spec_of
 from ..wrapper import Wrapper

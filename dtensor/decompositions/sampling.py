@@ -94,8 +94,7 @@ def _sampled(
         if not out.is_meta:
             for local in locals_[:1] if check else ():
                 cast(Callable[[Tensor], None], check)(local)
-            assert spec.box is not None
-            fill(out, tuple(spec.shape), spec.box, keys, sampler, *locals_)
+            fill(out, tuple(spec.shape), spec.own_box(), keys, sampler, *locals_)
         return [out]
 
     return on_locals(run, owned, [spec])[0]
@@ -119,17 +118,15 @@ def multinomial(
     keys = draws_of(source.mesh).next(source.mesh)
 
     def run(local: Tensor) -> Sequence[Tensor]:
-        assert spec.box is not None
-        assert source.box is not None
         if local.is_meta:
-            return [torch.empty(spec.box.sizes, dtype=torch.int64, device=local.device)]
+            return [torch.empty(spec.local_shape, dtype=torch.int64, device=local.device)]
         _check_weights(local)
         if not replacement:
             race = torch.empty(local.shape, dtype=torch.float64, device=local.device)
-            fill(race, tuple(source.shape), source.box, keys, samplers.exponential())
+            fill(race, tuple(source.shape), source.own_box(), keys, samplers.exponential())
             return [_first_ones(local, race, num_samples)]
-        words = torch.empty(spec.box.sizes, dtype=torch.int64, device=local.device)
-        fill(words, shape, spec.box, keys, samplers.positive_words)
+        words = torch.empty(spec.local_shape, dtype=torch.int64, device=local.device)
+        fill(words, shape, spec.own_box(), keys, samplers.positive_words)
         return [_chosen(local, words)]
 
     return on_locals(run, [rows], [spec])[0]

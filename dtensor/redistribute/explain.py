@@ -9,10 +9,10 @@ import torch
 
 from dtckpt.errors import PlacementError
 
-from ..collectives import all_reduced_bytes
 from ..costs import GLOO, CostModel
 from ..flows import Flows, numel_lacking
 from ..layout import Layout
+from ..reductions import all_reduced_bytes
 from .packing import num_rounds
 from .route import Hop, Route, hop_seconds, plan_route
 from .steps import most_moved

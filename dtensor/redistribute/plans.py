@@ -9,11 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..collectives import Peers, require_reducible
+from ..collectives import Peers
 from ..costs import costs_of
 from ..device_mesh import DeviceMesh
 from ..halving import HalvingDict
 from ..logs import logs_redistributes, note_redistribute
+from ..reductions import require_reducible
 from ..spec import DTensorSpec
 from .packing import carried
 from .route import Hop, Route, plan_route

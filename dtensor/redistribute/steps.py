@@ -14,10 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dtckpt.errors import PlacementError
+
 from ..box import Box
-from ..collectives import Peers, start_all_reduce, start_reduce_scatter
+from ..collectives import Peers
 from ..flows import Flows
 from ..layout import Layout
+from ..reductions import start_all_reduce, start_reduce_scatter
 from .packing import ViewPart, exchange, gather, is_small
 from .route import Hop
 from .single import PLAIN_DTYPES, SingleExchange
@@ -325,7 +328,8 @@ def make_step(
     if hop.kind == "slice":
         here = _coordinate(hop.source, rank)
         return Slice(hop.target.box(here).relative_to(hop.source.box(here)))
-    assert peers is not None
+    if peers is None:
+        raise PlacementError(f"{hop}: no process group for the axes {hop.axes} was given")
     if hop.kind == "exchange":
         return _make_exchange(hop, rank, ranks, peers, device)
     here = _coordinate(hop.source, rank)
@@ -390,5 +394,6 @@ def most_moved(hop: Hop) -> int:
 
 def _coordinate(layout: Layout, rank: int) -> tuple[int, ...]:
     at = layout.mesh.coordinate(rank)
-    assert at is not None
+    if at is None:
+        raise PlacementError(f"rank {rank} is not in mesh {layout.mesh}, which has the layout")
     return at

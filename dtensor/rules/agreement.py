@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..collectives import all_reduce
 from ..device_mesh import DeviceMesh
+from ..reductions import all_reduce
 from .forms import zeros_if_empty
 from .table import LocalCall
 

@@ -25,12 +25,12 @@ from dtckpt.dtensor import DeviceMesh, Partial, Shard
 from dtckpt.dtensor.collectives import (
     Peers,
     all_gather_even,
-    all_reduce,
     broadcast,
     start_all_to_all,
 )
 from dtckpt.dtensor.debug import checking_collectives
 from dtckpt.dtensor.debug.checking import CollectiveChecker
+from dtckpt.dtensor.reductions import all_reduce
 from dtckpt.errors import CollectiveMismatch
 from tests.ranks import RanksFailed, run_ranks
 

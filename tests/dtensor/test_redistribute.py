@@ -22,8 +22,8 @@ from dtckpt.dtensor import (
     Ragged,
     Replicate,
     Shard,
-    collectives,
     redistribute_many,
+    reductions,
 )
 from dtckpt.dtensor.costs import GLOO, NCCL
 from dtckpt.dtensor.placement import REDUCE_OPS, Placement
@@ -87,8 +87,8 @@ def test_any_layout_to_any_other(
     monkeypatch.setattr(packing, "ROUND_BYTES", round_bytes)
     monkeypatch.setattr(packing, "DIRECT_BYTES", 3 * round_bytes)
     if costs is not GLOO:  # reduce by the backend as well
-        monkeypatch.setattr(collectives, "costs_of", _always(costs))
-        monkeypatch.setattr(collectives, "_is_gloo", _always(False))
+        monkeypatch.setattr(reductions, "costs_of", _always(costs))
+        monkeypatch.setattr(reductions, "_is_gloo", _always(False))
 
     def body(mesh: DeviceMesh) -> int:
         mesh.costs = costs

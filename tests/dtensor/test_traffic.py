@@ -17,14 +17,13 @@ import torch
 from dtckpt.dtensor import DeviceMesh, Layout, Partial, Replicate, Shard
 from dtckpt.dtensor.collectives import (
     all_gather_even,
-    all_reduce,
     broadcast,
-    reduce_scatter,
     start_all_gather,
     start_all_to_all,
 )
 from dtckpt.dtensor.debug import CommDebugMode
 from dtckpt.dtensor.redistribute import explain
+from dtckpt.dtensor.reductions import all_reduce, reduce_scatter
 from dtckpt.dtensor.traffic import BY_THREAD, Collective, Observer, add_observer, remove_observer
 
 from .rank_meshes import run_on_mesh, scattered
@@ -38,7 +37,7 @@ MANY = 1 << 18
 
 
 def test_nothing_leaves_a_rank_but_through_the_one_function() -> None:
-    """Calls of methods of groups stand in functions that ``_issue`` is given, and nowhere else."""
+    """Calls of methods of groups stand in functions that ``issue`` is given, and nowhere else."""
     root = Path(__file__).parents[2]
     found = [
         f"{path.name}:{line}"
@@ -53,8 +52,8 @@ def test_loose_calls_are_found() -> None:
     for code, is_loose in (
         ("peers.group.allreduce([x]).wait()", True),
         ("dist.all_reduce(x)", True),
-        ("_issue('a', peers, 0, 0, lambda: peers.group.allreduce([x]))", False),
-        ("def call():\n    return group.send([x])\n_issue('a', peers, 0, 0, call)", False),
+        ("issue('a', peers, 0, 0, lambda: peers.group.allreduce([x]))", False),
+        ("def call():\n    return group.send([x])\nissue('a', peers, 0, 0, call)", False),
         ("def call():\n    return group.send([x])\ncall()", True),
         ("peers.group.rank()", False),
     ):
@@ -68,7 +67,7 @@ def _loose_calls(tree: ast.Module) -> list[int]:
     issues = [
         node
         for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "_issue"
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "issue"
     ]
     names = {arg.id for call in issues for arg in call.args if isinstance(arg, ast.Name)}
     functions = [

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from dtckpt.dtensor import DeviceMesh, DTensor
-from dtckpt.dtensor.collectives import all_reduce
 from dtckpt.dtensor.layout import format_placements
+from dtckpt.dtensor.reductions import all_reduce
 
 from .thread_ranks import cut
 
