@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import accumulate
 from threading import Event
 
@@ -18,6 +19,9 @@ from .stored import Damage, DataFile
 
 NUM_READERS = 4
 """Reads in flight; each has at most one buffer of READ_BYTES, which bounds the memory of a load."""
+
+Check = Callable[[], list[Damage]]
+"""Compares bytes that have been read with their digests, and returns what is damaged."""
 
 _VERIFY_BYTES = 1 << 20
 """Bytes that are hashed at once after they were read; less than a processor's own cache."""
@@ -103,18 +107,20 @@ class _Reader:
         views = self._buffers(read.ranges, known)
         fresh = [(r, views[i]) for i, r in enumerate(read.ranges) if known[i] is None]
         damaged: list[Damage] = []
-        requests = [
-            request
-            for piece, memory in direct
-            for request in _verified_requests(read.file, piece, memory, damaged)
-        ]
-        requests += [ReadRequest(base + r.start, view) for r, view in fresh]
+        checks: dict[ReadRequest, Check] = {}
+        for piece, memory in direct:
+            checks.update(_direct_requests(file, piece, memory))
+        for r, view in fresh:
+            checks[ReadRequest(base + r.start, view)] = partial(_damaged, file, r, view)
         for piece, _ in direct:
             self._touched[piece.want.tensor.name] = None
-        if requests:
-            file.store.read_into(file.name, requests)
-        for r, view in fresh:
-            damaged += _damaged(file, r, view)
+        num_bytes = sum([request.view.nbytes for request in checks])
+        if checks:
+            for request in file.store.read_each(file.name, list(checks)):
+                check = checks.pop(request, None)
+                damaged += check() if check is not None else ()
+        for check in checks.values():  # whatever a store tells, all that was asked for is verified
+            damaged += check()
         if damaged:
             raise Corrupt("; ".join(map(str, damaged)))
         for r, view in zip(read.ranges, views, strict=True):
@@ -123,7 +129,7 @@ class _Reader:
                 _store(piece, view, r.start)
         if self._cache is not None and fresh and not fresh[-1][0].has_gaps:
             self._cache.keep(file, fresh[-1][0].start, fresh[-1][1])
-        return sum([request.view.nbytes for request in requests])
+        return num_bytes
 
     def _buffers(
         self, ranges: Sequence[Range], known: Sequence[memoryview | None]
@@ -140,10 +146,10 @@ class _Reader:
         ]
 
 
-def _verified_requests(
-    file: DataFile, piece: Piece, memory: memoryview, damaged: list[Damage]
-) -> Iterator[ReadRequest]:
-    """Yield requests for a few blocks of a run each, which are verified as soon as they are there.
+def _direct_requests(
+    file: DataFile, piece: Piece, memory: memoryview
+) -> Iterator[tuple[ReadRequest, Check]]:
+    """Yield requests for a few blocks of a run each, to be verified as soon as they are there.
 
     Hashing what is in the processor's cache costs a fraction of fetching it again from memory.
     """
@@ -151,11 +157,8 @@ def _verified_requests(
     step = max(_VERIFY_BYTES // file.layout.block_bytes, 1) * file.layout.block_bytes
     for low in range(0, len(memory), step):
         blocks = memory[low : low + step]
-
-        def verify(low: int = piece.cut.low + low, blocks: memoryview = blocks) -> None:
-            damaged.extend(file.damaged(piece.entry, low, blocks))
-
-        yield ReadRequest(start + low, blocks, verify)
+        check = partial(file.damaged, piece.entry, piece.cut.low + low, blocks)
+        yield ReadRequest(start + low, blocks), check
 
 
 def _room(r: Range) -> int:

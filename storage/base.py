@@ -20,7 +20,7 @@ directory could not be flushed) the complete object may be there. It is never pa
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
@@ -37,7 +37,6 @@ __all__ = [
     "WriteStream",
     "byte_view",
     "check_range",
-    "tell_filled",
 ]
 
 
@@ -78,9 +77,6 @@ class ReadRequest:
     offset: int
     """Of the first byte in the object."""
     buffer: Buffer
-    on_filled: Callable[[], None] | None = None
-    """Called, if given, once the buffer holds its bytes: at once, while these are still in the
-    processor's cache, where the store can do so. Must not raise."""
     view: memoryview = field(init=False, repr=False)
     """The buffer as flat bytes; its length is the number of bytes to read."""
 
@@ -95,13 +91,6 @@ class ReadRequest:
     def stop(self) -> int:
         """The offset after the last byte."""
         return self.offset + self.view.nbytes
-
-
-def tell_filled(requests: Iterable[ReadRequest]) -> None:
-    """Call ``on_filled`` of requests that have been filled."""
-    for request in requests:
-        if request.on_filled is not None:
-            request.on_filled()
 
 
 class WriteStream(ABC):
@@ -254,12 +243,22 @@ class Store(ABC):
 
     @abstractmethod
     def read_into(self, name: str, requests: Sequence[ReadRequest]) -> None:
-        """Fill every buffer exactly, or raise, and tell each request that it has been filled.
+        """Fill every buffer exactly, or raise.
 
         The order of the reads is free, and so is their parallelism. Buffers may not overlap one
         another; ranges may. An empty buffer asks nothing of the object. After an error the
         contents of all buffers are undefined.
         """
+
+    def read_each(self, name: str, requests: Sequence[ReadRequest]) -> Iterator[ReadRequest]:
+        """Do what ``read_into`` does, and yield every request as soon as its buffer is filled.
+
+        The caller looks at the bytes while they are still in the processor's cache. A store that
+        can fill one buffer after the other overrides this; it must not touch a buffer again that
+        it has yielded. The order is free. Closing the iterator early ends the reading.
+        """
+        self.read_into(name, requests)
+        yield from requests
 
     @abstractmethod
     def create(self, name: str, size: int) -> WriteStream:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar, final
 
-from .base import ObjectInfo, ReadRequest, Store, WriteStream, byte_view, check_range, tell_filled
+from .base import ObjectInfo, ReadRequest, Store, WriteStream, byte_view, check_range
 from .faults import Call, Fault, Op, Plan, Rule
 from .names import check_name, check_prefix, join
 
@@ -73,7 +73,6 @@ class FaultyStore(Store):
         self._inner.read_into(name, parts)
         _scatter(fault.received(scratch), requests)
         fault.after()
-        tell_filled(requests)
 
     def create(self, name: str, size: int) -> WriteStream:
         stream = self._run("create", name, size, lambda: self._inner.create(name, size))

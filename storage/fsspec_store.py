@@ -9,7 +9,7 @@ from typing import Any, final
 
 from dtckpt.errors import ObjectNotFound, StorageError
 
-from .base import ObjectInfo, ReadRequest, Store, WriteStream, check_range, tell_filled
+from .base import ObjectInfo, ReadRequest, Store, WriteStream, check_range
 from .failures import already_exists, not_found, out_of_range, reading, translated
 from .fsspec_driver import Driver
 from .fsspec_streams import PART_BYTES, MultipartStream, RenameStream, WholeStream, move
@@ -75,7 +75,6 @@ class FsspecStore(Store):
             parts = self._fetch(name, [(offset, offset + len(view)) for offset, view in batch])
             for (_, view), part in zip(batch, parts, strict=True):
                 view[:] = part
-        tell_filled(requests)
 
     def create(self, name: str, size: int) -> WriteStream:
         if size < 0:

@@ -11,7 +11,7 @@ from typing import Literal, final
 
 from dtckpt.errors import StorageError
 
-from .base import ObjectInfo, ReadRequest, Store, WriteStream, check_range, tell_filled
+from .base import ObjectInfo, ReadRequest, Store, WriteStream, check_range
 from .direct import ALIGNMENT, DirectWriter, direct_io_pays
 from .failures import already_exists, not_found, out_of_range, reading, translated
 from .names import check_component, check_name, check_prefix, is_reserved, join, reserved_name
@@ -85,12 +85,21 @@ class LocalStore(Store):
                 start, stop = run[0].offset, run[-1].stop
                 if stop > size:
                     raise out_of_range(path, start, stop, size)
-                for part in _told_together(run):
-                    views = [request.view for request in part]
-                    filled = read_at(fd, views, part[0].offset)
-                    if filled < part[-1].stop - part[0].offset:
-                        raise out_of_range(path, start, stop, part[0].offset + filled)
-                    tell_filled(part)
+                filled = read_at(fd, [request.view for request in run], start)
+                if filled < stop - start:
+                    raise out_of_range(path, start, stop, start + filled)
+
+    def read_each(self, name: str, requests: Sequence[ReadRequest]) -> Iterator[ReadRequest]:
+        path = self._path(name)
+        with reading("read", path), _opened(path) as (fd, size):
+            for request in sorted(requests, key=lambda request: request.offset):
+                start, stop = request.offset, request.stop
+                if start < stop > size:
+                    raise out_of_range(path, start, stop, size)
+                filled = read_at(fd, [request.view], start)
+                if filled < stop - start:
+                    raise out_of_range(path, start, stop, start + filled)
+                yield request
 
     def create(self, name: str, size: int) -> WriteStream:
         path = self._path(name)
@@ -299,18 +308,6 @@ def _opened(path: str) -> Generator[tuple[int, int]]:
         yield fd, status.st_size
     finally:
         os.close(fd)
-
-
-def _told_together(run: list[ReadRequest]) -> Iterator[list[ReadRequest]]:
-    """Cut a run so that requests that want to be told are read one by one."""
-    part: list[ReadRequest] = []
-    for request in run:
-        part.append(request)
-        if request.on_filled is not None:
-            yield part
-            part = []
-    if part:
-        yield part
 
 
 def _adjacent(requests: Sequence[ReadRequest]) -> Iterator[list[ReadRequest]]:

@@ -9,7 +9,7 @@ from typing import final
 
 from dtckpt.errors import StorageError
 
-from .base import ObjectInfo, ReadRequest, Store, WriteStream, check_range, tell_filled
+from .base import ObjectInfo, ReadRequest, Store, WriteStream, check_range
 from .failures import already_exists, not_found, out_of_range
 from .names import check_component, check_name, check_prefix, join
 
@@ -49,7 +49,6 @@ class MemoryStore(Store):
                 where = join(self.url, name)
                 raise out_of_range(where, request.offset, request.stop, len(data))
             request.view[:] = data[request.offset : request.stop]
-        tell_filled(requests)
 
     def create(self, name: str, size: int) -> WriteStream:
         stream = _MemoryStream(self, name, size)

@@ -21,7 +21,6 @@ from dtckpt.checkpoint.transfer import TensorSink
 from dtckpt.dtensor import Box
 from dtckpt.errors import Corrupt
 from dtckpt.storage import MemoryStore, ReadRequest
-from dtckpt.storage.base import tell_filled
 
 MIB = 1 << 20
 
@@ -49,7 +48,6 @@ class Recorder:
             self.most_in_flight = max(self.most_in_flight, self.in_flight)
         for request in requests:
             request.view[:] = memoryview(self._objects[name])[request.offset : request.stop]
-        tell_filled(requests)
         with self._lock:
             self.in_flight -= size
 

@@ -101,18 +101,20 @@ class StoreTests:
         store.read_into("x", requests)
         assert buffers == [DATA[start:stop] for start, stop in spans]
 
-    def test_read_into_tells_what_is_filled(self, store: Store, raw: Raw) -> None:
+    def test_read_each_yields_what_is_filled(self, store: Store, raw: Raw) -> None:
         raw.put("x", DATA)
-        told: list[tuple[int, bytes]] = []
-        buffers = [bytearray(size) for size in (5, 0, 7)]
-        requests = [
-            ReadRequest(o, b, lambda o=o, b=b: told.append((o, bytes(b))))
-            for o, b in zip((0, 5, 5), buffers, strict=True)
-        ]
-        requests.append(ReadRequest(20, bytearray(3)))
-        store.read_into("x", requests)
-        full = {(o, d) for o, d in told if d}
-        assert full == {(0, DATA[:5]), (5, DATA[5:12])}
+        spans = [(700, 900), (0, 10), (10, 20), (20, 20), (5, 15), (1279, 1280)]
+        requests = [ReadRequest(start, bytearray(stop - start)) for start, stop in spans]
+        found = {r: bytes(r.view) for r in store.read_each("x", requests)}
+        assert found == {r: DATA[r.offset : r.stop] for r in requests}
+
+    def test_read_each_past_the_end(self, store: Store, raw: Raw) -> None:
+        raw.put("some/name", DATA)
+        requests = [ReadRequest(0, bytearray(10)), ReadRequest(1275, bytearray(10))]
+        with pytest.raises(StorageError, match=r"some/name.*1280"):
+            list(store.read_each("some/name", requests))
+        with pytest.raises(ObjectNotFound, match="missing"):
+            list(store.read_each("missing", requests))
 
     def test_read_into_typed_memory(self, store: Store, raw: Raw) -> None:
         raw.put("x", DATA)
