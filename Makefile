@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip
 CODE := dtensor checkpoint storage tools tests
 
-.PHONY: help install check format test demo bench bench-scale bench-dispatch bench-redistribute bench-random operators clean
+.PHONY: help install check format test mutants demo bench bench-scale bench-dispatch bench-redistribute bench-random operators clean
 
 help:
 	@echo "make demo    train, kill a rank during a save, resume on another mesh, prove the losses"
@@ -15,6 +16,7 @@ help:
 	@echo "make bench-random   random numbers beside torch's own generator"
 	@echo "make operators     every operator against one device; writes docs/operators.md"
 	@echo "make test    the whole test suite"
+	@echo "make mutants   changes of the code that some test must notice (MUTANTS=word)"
 	@echo "make check   formatter, linter, type checker"
 	@echo "make format  apply formatter and safe lint fixes"
 
@@ -24,9 +26,9 @@ LOG := $(VENV)/install.log
 $(VENV)/.deps: pyproject.toml constraints.txt
 	@echo "Installing into $(VENV) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@($(BIN)/pip install --quiet --upgrade "pip>=25.1" "setuptools>=77" && \
-		$(BIN)/pip install --quiet --constraint constraints.txt torch && \
-		$(BIN)/pip install --quiet --constraint constraints.txt --group dev $(EDITABLE)) \
+	@($(PIP) install --quiet --upgrade "pip>=25.1" "setuptools>=77" && \
+		$(PIP) install --quiet --constraint constraints.txt torch && \
+		$(PIP) install --quiet --constraint constraints.txt --group dev $(EDITABLE)) \
 		> $(LOG) 2>&1 || (cat $(LOG); exit 1)
 	@find $(CODE) -name '*.py' | sort > $(VENV)/.files
 	@touch $@
@@ -35,7 +37,7 @@ $(VENV)/.deps: pyproject.toml constraints.txt
 # have come or gone.
 install: $(VENV)/.deps
 	@find $(CODE) -name '*.py' | sort | cmp -s - $(VENV)/.files || \
-		($(BIN)/pip install --quiet --no-deps --no-build-isolation $(EDITABLE) > $(LOG) 2>&1 \
+		($(PIP) install --quiet --no-deps --no-build-isolation $(EDITABLE) > $(LOG) 2>&1 \
 			|| (cat $(LOG); exit 1))
 	@find $(CODE) -name '*.py' | sort > $(VENV)/.files
 
@@ -49,13 +51,16 @@ format: install
 	$(BIN)/ruff check --fix $(CODE)
 
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+mutants: install
+	$(BIN)/python -m tests.mutants $(MUTANTS)
 
 demo: install
 	$(BIN)/python -m dtckpt.tools.demo
 
 bench: install
-	@$(BIN)/pip install --quiet --constraint constraints.txt torch_checkpointing==0.1.1 \
+	@$(PIP) install --quiet --constraint constraints.txt torch_checkpointing==0.1.1 \
 		|| echo "torch_checkpointing cannot be installed; its rows will be skipped"
 	$(BIN)/python -m dtckpt.tools.bench $(BENCH)
 

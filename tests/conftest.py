@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,34 @@ from dtckpt.storage import Store, open_store
 settings.register_profile("without deadline", deadline=None)
 settings.load_profile("without deadline")
 
+ROOT = Path(__file__).parent
 BUCKET = "dtckpt-tests"
+
+SLOW = (
+    "tools/test_op_sweep.py",
+    "tools/test_op_coverage.py",
+    "checkpoint/test_kill.py",
+    "tools/test_bench_redistribute.py",
+    "dtensor/test_compile.py",
+    "tools/test_bench.py",
+    "checkpoint/test_fsdp.py",
+    "test_readme.py",
+    "tools/test_bench_dispatch.py",
+    "dtensor/test_collective_check.py",
+    "checkpoint/test_stop.py",
+    "dtensor/test_interop.py",
+    "checkpoint/test_meta_modules.py",
+)
+"""Files with a test of 10 s and more: processes that share the tests take them first, or one of
+them would be at such a file long after the others are done."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put slow files first where several processes share the tests."""
+    if not hasattr(config, "workerinput"):
+        return
+    place = {ROOT / name: number for number, name in enumerate(SLOW)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))
 
 
 @dataclass(frozen=True, slots=True)
