@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .redistribute.explain import Explanation, explain
     from .rules.table import register_sharding
     from .spec import DTensorSpec, TensorMeta
+    from .state_dicts import compute_local_shape_and_global_offset
 
 __all__ = [
     "Box",
@@ -41,6 +42,7 @@ __all__ = [
     "Replicate",
     "Shard",
     "TensorMeta",
+    "compute_local_shape_and_global_offset",
     "distribute_module",
     "distribute_tensor",
     "empty",
@@ -83,6 +85,7 @@ __getattr__ = lazy_exports(
         "Replicate": ".placement",
         "Shard": ".placement",
         "TensorMeta": ".spec",
+        "compute_local_shape_and_global_offset": ".state_dicts",
         "distribute_module": ".modules",
         "distribute_tensor": ".dtensor",
         "empty": ".factories",

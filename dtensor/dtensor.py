@@ -45,6 +45,7 @@ from .redistribute import redistribute_local, require_commuting
 from .reductions import all_reduce
 from .setitem import set_item
 from .spec import DTensorSpec, spec_of
+from .state_dicts import teach_state_dicts
 from .wrapper import Wrapper
 
 AnyMesh = DeviceMesh | TorchDeviceMesh
@@ -360,6 +361,9 @@ def distribute_tensor(
     spec = spec_of(mesh, ours, tensor.shape, None, tensor.dtype)
     local = scatter_from(tensor, spec, source)
     return DTensor(local, spec, requires_grad=tensor.requires_grad)
+
+
+teach_state_dicts(DTensor, distribute_tensor)
 
 
 def redistribute_many(

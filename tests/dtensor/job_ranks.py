@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import itertools
 import sys
@@ -14,6 +15,13 @@ from weakref import ref
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as torch_checkpoint
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh as torch_init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor as TorchDTensor
@@ -32,6 +40,7 @@ from dtckpt.dtensor import (
     Partial,
     Replicate,
     Shard,
+    distribute_module,
     distribute_tensor,
     from_torch,
     init_device_mesh,
@@ -172,6 +181,51 @@ def check_random_numbers_of_a_torch_mesh() -> None:
     assert ours() is None
 
 
+def a_model(mesh: DeviceMesh, *, meta: bool = False) -> torch.nn.Linear:
+    """A layer with a weight in unequal shards; its bias is replicated."""
+    weight = torch.arange(18.0, device="meta" if meta else "cpu").view(6, 3)
+    layer = torch.nn.Linear(3, 6, device=weight.device)
+    layer.weight = torch.nn.Parameter(
+        distribute_tensor(weight, mesh, [Shard(0)], src_data_rank=None)
+    )
+    return distribute_module(layer, mesh)  # pyright: ignore[reportReturnType]
+
+
+def check_torch_state_dicts() -> None:
+    """torch's own functions gather our DTensors, and cut what they load into them."""
+    rank = dist.get_rank()
+    mesh = init_device_mesh("cpu", (4,))
+    model = a_model(mesh)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 3)).square().sum().backward()
+    optimizer.step()
+    parameter: Any = model.weight
+    weight, moment = parameter.full_tensor(), optimizer.state[parameter]["exp_avg"].full_tensor()
+    full = StateDictOptions(full_state_dict=True)
+    state: Any = get_model_state_dict(model, options=full)
+    moments: Any = get_optimizer_state_dict(model, optimizer, options=full)
+    assert type(state["weight"]) is torch.Tensor
+    assert torch.equal(state["weight"], weight)
+    assert torch.equal(moments["state"]["weight"]["exp_avg"], moment)
+    on_cpu = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    assert bool(get_model_state_dict(model, options=on_cpu)) == (rank == 0)
+    for options in (full, StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)):
+        gives = rank == 0 or not options.broadcast_from_rank0
+        for meta in (False, True):
+            loaded = a_model(mesh, meta=meta)
+            set_model_state_dict(loaded, dict(state) if gives else {}, options=options)
+            new: Any = loaded.weight
+            assert new.placements == (Shard(0),)
+            assert torch.equal(new.full_tensor(), weight)
+        other = a_model(mesh)
+        resumed = torch.optim.AdamW(other.parameters())
+        given = copy.deepcopy(moments) if gives else {}
+        set_optimizer_state_dict(other, resumed, given, options=options)
+        found = resumed.state[other.weight]["exp_avg"]
+        assert found.placements == (Shard(0),)
+        assert torch.equal(found.full_tensor(), moment)
+
+
 def main(folder: str) -> None:
     """Run all checks on this rank."""
     join_group()
@@ -181,6 +235,7 @@ def main(folder: str) -> None:
     check_empty_parts()
     check_adoption()
     check_random_numbers_of_a_torch_mesh()
+    check_torch_state_dicts()
     torch_mesh = torch_init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     net = torch.nn.Linear(3, 11, bias=False)
     whole = torch.arange(33.0).view(11, 3)

@@ -24,9 +24,13 @@ from dtckpt.dtensor import (
     Ragged,
     Replicate,
     Shard,
+    compute_local_shape_and_global_offset,
+    distribute_tensor,
 )
+from dtckpt.dtensor.dtensor import DTensor
 from dtckpt.dtensor.interop import placements_from_torch, placements_to_torch
 from dtckpt.dtensor.placement import Placement
+from dtckpt.dtensor.state_dicts import teach_state_dicts
 from dtckpt.errors import PlacementError
 
 from ..processes import run_processes
@@ -114,3 +118,21 @@ def test_checkpoint_protocol() -> None:
 
 def test_a_job_of_four_processes(tmp_path: Path) -> None:
     run_processes("tests.dtensor.job_ranks", 4, str(tmp_path))
+
+
+def test_a_torch_without_the_helpers_for_state_dicts_is_told(monkeypatch: Any) -> None:
+    monkeypatch.setattr("dtckpt.dtensor.state_dicts._HELPERS", "torch.distributed.no_such_module")
+    with pytest.warns(UserWarning, match="may come back as shards"):
+        teach_state_dicts(DTensor, distribute_tensor)
+
+
+def test_the_part_of_a_rank() -> None:
+    def body(mesh: DeviceMesh) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        theirs = (torch_tensor.Shard(0), torch_tensor.Shard(-1))
+        mine = compute_local_shape_and_global_offset((5, 3), mesh, theirs)
+        assert mine == compute_local_shape_and_global_offset((5, 3), mesh, (Shard(0), Shard(1)))
+        return mine
+
+    assert run_on_mesh((2, 2), body)[3] == ((2, 1), (3, 2))
+    outside = DeviceMesh("cpu", [0, 1], rank=7)
+    assert compute_local_shape_and_global_offset((5,), outside, [Shard(0)]) == ((0,), ())

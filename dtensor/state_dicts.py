@@ -1,0 +1,93 @@
+"""torch's functions for state dicts, told that our DTensors are distributed tensors, too.
+
+``torch.distributed.checkpoint.state_dict`` gathers and cuts tensors of torch's class DTensor, and
+passes on any other as it is: of ours ``get_model_state_dict`` would return shards where it is asked
+for whole tensors, without a word.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed.tensor as torch_tensor
+from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
+
+from .device_mesh import DeviceMesh
+from .interop import AnyPlacement, mesh_from_torch, placements_from_torch
+from .layout import Layout
+from .wrapper import Wrapper
+
+_HELPERS = "torch.distributed._state_dict_utils"
+_NAMES = ("DTensor", "distribute_tensor", "compute_local_shape_and_global_offset")
+
+
+def compute_local_shape_and_global_offset(
+    global_shape: Sequence[int],
+    mesh: DeviceMesh | TorchDeviceMesh,
+    placements: Sequence[AnyPlacement],
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the sizes and the offsets of what this rank holds of a tensor.
+
+    A rank outside of the mesh holds nothing: sizes (0,) and no offsets.
+    """
+    own = mesh.layout_mesh if isinstance(mesh, DeviceMesh) else mesh_from_torch(mesh)
+    ours = placements_from_torch(placements, own.shape, len(global_shape))
+    layout = Layout(own, ours, tuple(global_shape))
+    here = mesh.get_coordinate()
+    if here is None:
+        return (0,), ()
+    box = layout.box(tuple(here))
+    return box.sizes, box.offsets
+
+
+def teach_state_dicts(cls: Any, distribute: Callable[..., Any]) -> None:
+    """Let torch's functions for state dicts take tensors of ``cls`` for distributed ones.
+
+    ``distribute`` makes them of whole tensors. Warns where this torch has none of the helpers that
+    are to be told.
+    """
+    # Private, but they have no public name. They look these names up in their module at every call.
+    try:
+        helpers: Any = importlib.import_module(_HELPERS)
+        theirs = [getattr(helpers, name) for name in _NAMES]
+    except (ImportError, AttributeError):
+        warnings.warn(
+            f"this torch ({torch.__version__}) is not known to gather DTensors of dtckpt in "
+            "torch.distributed.checkpoint.state_dict: where full_state_dict=True asks for whole "
+            "tensors they may come back as shards; call their full_tensor()",
+            stacklevel=2,
+        )
+        return
+    for name, value in zip(_NAMES, _of_either(cls, distribute, *theirs), strict=True):
+        setattr(helpers, name, value)
+
+
+def _of_either(
+    cls: Any, distribute: Callable[..., Any], their_cls: Any, their_distribute: Any, their_part: Any
+) -> tuple[Any, Any, Any]:
+    """Return what stands for torch's class and functions: the same, told apart by the mesh."""
+
+    class Meta(type):
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, Wrapper | torch_tensor.DTensor)
+
+    class EitherDTensor(metaclass=Meta):
+        @staticmethod
+        def from_local(local: Any, mesh: Any, placements: Any, **options: Any) -> Any:
+            made = cls if isinstance(mesh, DeviceMesh) else their_cls
+            return made.from_local(local, mesh, placements, **options)
+
+    def distribute_either(tensor: Any, mesh: Any, placements: Any, **options: Any) -> Any:
+        make = distribute if isinstance(mesh, DeviceMesh) else their_distribute
+        return make(tensor, mesh, placements, **options)
+
+    def part_of_either(shape: Any, mesh: Any, placements: Any, *options: Any) -> Any:
+        if isinstance(mesh, DeviceMesh):
+            return compute_local_shape_and_global_offset(shape, mesh, placements)
+        return their_part(shape, mesh, placements, *options)
+
+    return EitherDTensor, distribute_either, part_of_either
