@@ -19,6 +19,7 @@ from torch import Tensor
 from .awaited import awaited
 from .compilers import opaque
 from .device_mesh import DeviceMesh
+from .lazy_copies import own_copy
 from .placement import Placement, Replicate
 from .redistribute import redistribute_local, redistribute_locals, start_redistribute
 from .spec import DTensorSpec, contiguous_spec, spec_of
@@ -67,7 +68,7 @@ class FromLocal(torch.autograd.Function):
             made = Redistribute.apply(grad, Way(target.mesh, target.placements), None)
             return ToLocal.apply(made, spec.placements), None, None, None
         local = redistribute_local(grad._local_tensor, grad._spec, target)
-        return _own(local) if local is grad._local_tensor else local, None, None, None
+        return own_copy(local) if local is grad._local_tensor else local, None, None, None
 
 
 @opaque
@@ -92,10 +93,13 @@ class ToLocal(torch.autograd.Function):
             target = gradient_spec(spec, grad.dtype)
         else:
             target = _typed(spec.with_placements(ctx.grad_placements), grad.dtype)
+        # Autograd adds to gradients in place, and cannot see that memory inside of a wrapper is
+        # shared with the gradient of another tensor, or is one number expanded.
+        own = own_copy(grad)
         if torch.is_grad_enabled():
             back = gradient_spec(spec).placements
-            return FromLocal.apply(_own(grad), ctx.cls, contiguous_spec(target), back), None
-        return ctx.cls(_own(grad), contiguous_spec(target)), None
+            return FromLocal.apply(own, ctx.cls, contiguous_spec(target), back), None
+        return ctx.cls(own, contiguous_spec(target)), None
 
 
 @opaque
@@ -180,15 +184,6 @@ def distributed(grad: Tensor, cls: type[Wrapper], spec: DTensorSpec) -> Wrapper:
     return cast(Wrapper, FromLocal.apply(grad, cls, whole, None))
 
 
-def _own(local: Tensor) -> Tensor:
-    """Return a contiguous copy.
-
-    Autograd cannot see that the memory inside of a wrapper is shared with the gradient of another
-    tensor, or is one number expanded, and would add to it in place.
-    """
-    return local.clone(memory_format=torch.contiguous_format)
-
-
 @dataclass(frozen=True, slots=True)
 class Way:
     """Where a tensor is redistributed to, and how."""
@@ -244,5 +239,5 @@ def moved_together(tensors: Sequence[Wrapper], ways: Sequence[Way]) -> list[Wrap
 
 def _rewrapped(tensor: Wrapper, local: Tensor, result: Tensor, target: DTensorSpec) -> Wrapper:
     if result is tensor._local_tensor:
-        return type(tensor)(_own(result), contiguous_spec(target))
+        return type(tensor)(own_copy(result), contiguous_spec(target))
     return type(tensor)(result, target if result is local else contiguous_spec(target))

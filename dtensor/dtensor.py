@@ -129,8 +129,9 @@ class DTensor(PlacedGradients, Checkpointable):  # pyright: ignore[reportIncompa
     def full_tensor(self, *, grad_placements: Sequence[AnyPlacement] | None = None) -> Tensor:
         """Return the whole tensor on every rank of the mesh; differentiable.
 
-        It never shares memory with the tensor unless that is replicated already. A rank outside of
-        the mesh gets an empty tensor.
+        What is written to it is never seen in the tensor unless that is replicated already. On a
+        mesh of one rank nothing is copied before one of the two is written. A rank outside of the
+        mesh gets an empty tensor.
         """
         whole = self.redistribute(placements=[Replicate()] * self.device_mesh.ndim)
         return whole.to_local(grad_placements=grad_placements)
@@ -430,7 +431,8 @@ def _require_plain(caller: str, tensor: object) -> None:
 
 
 def _whole(tensor: DTensor, method: str) -> Tensor:
-    if not all(p.is_replicate() for p in tensor.placements):
+    layout = tensor._spec.layout
+    if not layout.lies_as(Layout.replicated(layout.mesh, layout.shape)):
         raise PlacementError(
             f"{method}() needs the whole tensor on this rank, but its placements are "
             f"({format_placements(tensor.placements)}); call full_tensor() first"
@@ -445,14 +447,15 @@ def _whole(tensor: DTensor, method: str) -> Tensor:
 
 def _check_replicas(local: Tensor, spec: DTensorSpec) -> None:
     """Raise PlacementError on every rank where replicas of one part have different values."""
-    axes = [axis for axis, p in enumerate(spec.placements) if p.is_replicate()]
+    several = [axis for axis, count in enumerate(spec.mesh.shape) if count > 1]
+    axes = [axis for axis in several if spec.placements[axis].is_replicate()]
     bits = to_bytes(local)
     differs = torch.zeros(spec.mesh.ndim, dtype=torch.int32, device=local.device)
     for axis in axes:
         peers = spec.mesh.peers((axis,))
         top = all_reduce(bits, "max", peers)
         differs[axis] = int(not torch.equal(top, all_reduce(bits, "min", peers)))
-    for axis in range(spec.mesh.ndim):
+    for axis in several:
         differs = all_reduce(differs, "max", spec.mesh.peers((axis,)))
     names = [spec.mesh.mesh_dim_names[axis] for axis in axes if differs[axis]]
     if names:

@@ -167,6 +167,34 @@ class Layout:
         """How many coordinates hold each cell."""
         return math.prod(self.mesh.shape[axis] for axis in self.replica_axes)
 
+    def lies_as(self, other: Layout) -> bool:
+        """Whether every coordinate holds the same values in both layouts.
+
+        >>> one, whole = Layout(Mesh((1,)), (Shard(0),), (4,)), Layout.replicated(Mesh((1,)), (4,))
+        >>> one == whole, one.lies_as(whole)
+        (False, True)
+        """
+        if self == other:
+            return True
+        if self.mesh != other.mesh or self.shape != other.shape or 1 not in self.mesh.shape:
+            return False
+        return self.without_single_axes() == other.without_single_axes()
+
+    def without_single_axes(self) -> Layout:
+        """Return the layout with Replicate along axes of one coordinate.
+
+        These cut nothing, and their only term is the value.
+        """
+        counts = self.mesh.shape
+        if 1 not in counts:
+            return self
+        placements = [Replicate() if counts[a] == 1 else p for a, p in enumerate(self.placements)]
+        for dim, cuts in enumerate(self.splits):
+            even = [s.axis for s in cuts if s.starts is None and counts[s.axis] > 1]
+            for order, axis in enumerate(even):
+                placements[axis] = Shard(dim, order)
+        return Layout(self.mesh, tuple(placements), self.shape)
+
     def box(self, coordinate: Coordinate) -> Box:
         """Return what a coordinate holds; its sizes are the shape of the local tensor."""
         return self.cell_box(self.cell(coordinate))

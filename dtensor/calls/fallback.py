@@ -20,7 +20,7 @@ from ..inplace_views import change_shape, changes_shape, resize
 from ..logs import note_fallback
 from ..modes import implicit_replication, is_strict
 from ..placement import Replicate
-from ..redistribute import redistribute_local
+from ..redistribute import redistribute_local, redistribute_locals
 from ..schemas import Op, functional_of, is_random
 from ..spec import DTensorSpec, spec_of
 from ..wrapper import Wrapper
@@ -179,10 +179,11 @@ def _run_whole(
         for leaf in bound.leaves:
             refuse_lost_writes(op, leaf)
     _warn_once(op, bound, whole_specs)
-    wholes: list[Tensor] = []
-    for leaf, spec, target in zip(bound.leaves, bound.specs, whole_specs, strict=True):
-        local = leaf._local_tensor if isinstance(leaf, Wrapper) else leaf
-        wholes.append(redistribute_local(local, spec, target))
+    locals_ = [leaf._local_tensor if isinstance(leaf, Wrapper) else leaf for leaf in bound.leaves]
+    moves = list(zip(bound.specs, whole_specs, strict=True))
+    wholes = [
+        redistribute_locals([local], [move])[0] for local, move in zip(locals_, moves, strict=True)
+    ]
     whole_args, whole_kwargs = substituted(args, kwargs, wholes)
     result = op(*whole_args, **whole_kwargs)
     if op._schema.is_mutable:

@@ -13,7 +13,9 @@ from ..collectives import Peers
 from ..costs import costs_of
 from ..device_mesh import DeviceMesh
 from ..halving import HalvingDict
+from ..lazy_copies import own_copy
 from ..logs import logs_redistributes, note_redistribute
+from ..placement import Partial
 from ..reductions import require_reducible
 from ..spec import DTensorSpec
 from .packing import carried
@@ -34,10 +36,14 @@ class RedistributePlan:
     target: DTensorSpec
     route: Route
     steps: tuple[Step, ...]
-    """As many on every rank, those of other ranks too."""
+    """As many on every rank, those of other ranks too; none where nothing moves."""
+    is_nothing: bool
+    """Whether the layouts are equal, and not only what every rank holds in them."""
 
     def run(self, local: Tensor) -> Tensor:
-        """Return the local tensor of the target; ``local`` itself where there is nothing to do."""
+        """Return the local tensor of the target; ``local`` itself where nothing moves."""
+        if not self.steps:
+            return self._kept(local)
         local = self.begun(local)
         for step in self.steps:
             local = step.start(local)()
@@ -57,8 +63,6 @@ class RedistributePlan:
         last = max(talking, default=0)
         for step in self.steps[:last]:
             local = step.start(local)()
-        if not self.steps:
-            return lambda: self.ended(local)
         begun = self.steps[last].start(local, later=True)
         rest = self.steps[last + 1 :]
 
@@ -69,6 +73,11 @@ class RedistributePlan:
             return self.ended(made)
 
         return finish
+
+    def _kept(self, local: Tensor) -> Tensor:
+        if not self.is_nothing and logs_redistributes():
+            note_redistribute(self.source, self.target, self)
+        return local
 
     def begun(self, local: Tensor) -> Tensor:
         """Return a local tensor as steps take it; the redistribute is logged if that is wanted."""
@@ -95,26 +104,21 @@ class RedistributePlan:
 def redistribute_local(local: Tensor, source: DTensorSpec, target: DTensorSpec) -> Tensor:
     """Return this rank's local tensor under ``target``.
 
-    The result never shares memory with ``local`` unless the layouts are equal, when it is
-    ``local``. Every rank of both meshes must call.
+    Nothing that is written to the result is seen in ``local`` unless the layouts are equal, when
+    it is ``local``. Every rank of both meshes must call.
     """
-    if source is target or lie_alike(source, target):
+    if source is target or (source.box is None and target.box is None):
         return local
-    if source.box is None and target.box is None:
-        return local
-    return plan_redistribute(source, target).run(local)
-
-
-def lie_alike(source: DTensorSpec, target: DTensorSpec) -> bool:
-    """Whether every rank's local tensor is the same in both."""
-    return source.layout == target.layout and source.mesh.device_type == target.mesh.device_type
+    plan = plan_redistribute(source, target)
+    made = plan.run(local)
+    return own_copy(made) if made is local and not plan.is_nothing else made
 
 
 def start_redistribute(
     local: Tensor, source: DTensorSpec, target: DTensorSpec
 ) -> Callable[[], Tensor] | None:
     """Start a ``redistribute_local`` and return what waits for it; None if nothing is sent."""
-    if lie_alike(source, target) or (source.box is None and target.box is None):
+    if source is target or (source.box is None and target.box is None):
         return None
     plan = plan_redistribute(source, target)
     if all(step.key is None for step in plan.steps):
@@ -127,14 +131,14 @@ def redistribute_locals(
 ) -> list[Tensor]:
     """Return this rank's local tensors under the second spec of each move.
 
-    What goes between the same ranks goes in one collective. Every rank must call with the same
-    moves in the same order.
+    One that every rank has as it is to be stays what it is. What goes between the same ranks goes
+    in one collective. Every rank must call with the same moves in the same order.
     """
     made = list(locals_)
     plans = [
         (i, plan_redistribute(source, target))
         for i, (source, target) in enumerate(moves)
-        if not lie_alike(source, target) and not (source.box is None and target.box is None)
+        if source is not target and not (source.box is None and target.box is None)
     ]
     run_together(plans, made)
     return made
@@ -142,9 +146,10 @@ def redistribute_locals(
 
 def run_together(plans: Sequence[tuple[int, RedistributePlan]], locals_: list[Tensor]) -> None:
     """Run the plans of tensors, given by their place in a list in which the results are put."""
+    plans = [(i, plan) for i, plan in plans if plan.steps]
     for i, plan in plans:
         locals_[i] = plan.begun(locals_[i])
-    waiting = [(i, plan.steps) for i, plan in plans if plan.steps]
+    waiting = [(i, plan.steps) for i, plan in plans]
     while waiting:
         together: dict[object, list[tuple[int, Step]]] = {}
         for i, (step, *_) in waiting:
@@ -182,16 +187,21 @@ class _Plans(HalvingDict[tuple[DTensorSpec, DTensorSpec], RedistributePlan]):
 def _plan(source: DTensorSpec, target: DTensorSpec) -> RedistributePlan:
     mesh = source.mesh
     costs = mesh.costs or costs_of(mesh.device_type)
-    may_group = mesh.can_group if mesh.layout_mesh == target.mesh.layout_mesh else _all_can_group
+    same_mesh = mesh.layout_mesh == target.mesh.layout_mesh
+    may_group = mesh.can_group if same_mesh else _all_can_group
     route = plan_route(source.layout, target.layout, source.dtype.itemsize, costs, may_group)
     rank = mesh.get_rank()
-    for hop in route.hops:  # refused on all ranks, also those that only wait for what comes after
-        if hop.kind == "reduce":
-            require_reducible(source.dtype, hop.reduce_op)
+    for axis, placement in enumerate(source.placements):
+        # Refused on all ranks and meshes, also by those that only wait for what comes after.
+        stays = same_mesh and target.placements[axis] == placement
+        if isinstance(placement, Partial) and not stays:
+            require_reducible(source.dtype, placement.reduce_op)
     steps = [_step(hop, rank, mesh, target.mesh, costs.few_bytes) for hop in route.hops]
-    if mesh.layout_mesh == target.mesh.layout_mesh and mesh.device_type != target.mesh.device_type:
+    is_here = same_mesh or not route.hops  # else exchanges end on the other device
+    if is_here and mesh.device_type != target.mesh.device_type:
         steps.append(Bring(torch.device(target.mesh.device_type)))
-    return RedistributePlan(source, target, route, tuple(steps))
+    is_nothing = source.layout == target.layout and not steps
+    return RedistributePlan(source, target, route, tuple(steps), is_nothing)
 
 
 def _all_can_group(axes: tuple[int, ...]) -> bool:

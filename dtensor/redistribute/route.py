@@ -98,6 +98,9 @@ def plan_route(
     require_commuting(target.placements)
     if source.mesh != target.mesh:
         return _route_across(source, target, itemsize, costs, may_group)
+    if any(p.is_partial() and target.placements[a] != p for a, p in enumerate(source.placements)):
+        require_commuting(source.placements)
+    source, target = source.without_single_axes(), target.without_single_axes()
     pending = [
         axis
         for axis, p in enumerate(source.placements)
@@ -106,7 +109,6 @@ def plan_route(
     hops: list[Hop] = []
     layout = source
     if pending:
-        require_commuting(source.placements)
         layout = _reduce(source, target, pending, may_group, hops)
     spread = tuple(
         axis
@@ -128,11 +130,15 @@ def _route_across(
     costs: CostModel,
     may_group: Callable[[Axes], bool],
 ) -> Route:
+    if source.is_partial:
+        require_commuting(source.placements)
+    source, target = source.without_single_axes(), target.without_single_axes()
+    if source.mesh.size == 1 and source.mesh.all_ranks() == target.mesh.all_ranks():
+        return Route((), "")
     hops: list[Hop] = []
     layout = source
     pending = [axis for axis, p in enumerate(source.placements) if p.is_partial()]
     if pending:
-        require_commuting(source.placements)
         # Where it goes does not matter here, so every rank reduces a part of its own.
         wanted = _with(source, {axis: Replicate() for axis in pending})
         longest = _longest_dim(wanted)

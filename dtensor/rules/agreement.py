@@ -21,7 +21,8 @@ def agreeing(local: LocalCall) -> Callable[..., Any]:
     """Return the operator with an exchange of failures between the ranks that split its inputs."""
     placements = [spec.placements for spec in local.inputs]
     mesh = local.call.specs[0].mesh
-    axes = [axis for axis in range(mesh.ndim) if any(p[axis].is_shard() for p in placements)]
+    several = [axis for axis, count in enumerate(mesh.shape) if count > 1]
+    axes = [axis for axis in several if any(p[axis].is_shard() for p in placements)]
     run = zeros_if_empty(local) or local.call.op
     return agreed(run, str(local.call.op), mesh, axes) if axes else run
 

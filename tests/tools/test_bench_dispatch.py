@@ -21,7 +21,9 @@ def test_every_row_is_measured_on_every_side(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
     rows = json.loads(found.read_text())["rows"]
     cold = [(row.name, 1) for row in cold_rows() if row.axes == 1]
-    assert [(r["name"], r["axes"]) for r in rows] == [(row.name, 1) for row in WARM_ROWS] + cold
+    assert [(r["name"], r["axes"]) for r in rows] == [
+        (row.name, row.axes) for row in WARM_ROWS
+    ] + cold
     for row in rows:
         assert not row["failed"], (row["name"], row["failed"])
         assert {side: len(times) for side, times in row["times"].items()} == {

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from ..console import stdout_console
 from .dispatch_rows import WARM_ROWS, cold_rows
-from .dispatch_sides import sides
+from .dispatch_sides import ALONE, sides
 from .dispatch_timing import Measured, measure_cold, measure_warm
 from .machine import describe
 from .report import show
@@ -43,8 +43,9 @@ def _cells(row: Measured) -> list[str]:
 
 
 def warm_median(rows: Iterable[Measured]) -> float | None:
-    """Return the median of the warm ratios."""
-    ratios = [row.ratio for row in rows if not row.is_cold and row.ratio is not None]
+    """Return the median of the warm ratios on the mesh of all ranks."""
+    warm = [row for row in rows if not row.is_cold and row.axes != ALONE]
+    ratios = [row.ratio for row in warm if row.ratio is not None]
     return median(ratios) if ratios else None
 
 
@@ -53,7 +54,15 @@ def _summary(rows: Sequence[Measured]) -> list[str]:
     if found is None:
         return []
     verdict = "pass" if found <= _WARM_MEDIAN else "MISS"
-    return ["median of the warm ratios", "", "", "", show(found, "ratio"), "0.70", verdict]
+    return [
+        "median of the warm ratios, 16 ranks",
+        "",
+        "",
+        "",
+        show(found, "ratio"),
+        "0.70",
+        verdict,
+    ]
 
 
 def markdown(rows: Sequence[Measured]) -> str:
@@ -100,7 +109,7 @@ def main(
     names = only.split(",") if only else [""]
     by_axes = sides()
     rows = [
-        measure_warm(warm, by_axes[1], rounds, batch_seconds)
+        measure_warm(warm, by_axes[warm.axes], rounds, batch_seconds)
         for warm in WARM_ROWS
         if any(name in warm.name for name in names)
     ]

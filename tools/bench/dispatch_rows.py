@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .dispatch_sides import MESHES, RANKS, Side
+from .dispatch_sides import ALONE, MESHES, RANKS, Side
 
-WARM, MOVES, COLD, OPTIMIZER = 0.9, 0.4, 0.3, 0.6
+WARM, MOVES, COLD, OPTIMIZER, ONE_RANK = 0.9, 0.4, 0.3, 0.6, 0.7
 """Bars: the most that ours may take, as a share of torch's time."""
 
 Call = Callable[[], Any]
 
 SIZE = 64
+LARGE = 1024
 WIDTH = 128
 PARAMETERS = 100
 
@@ -30,6 +32,8 @@ class WarmRow:
     make: Callable[[Side], Call]
     """Returns the call; what it needs is laid out before, outside of the time."""
     bar: float = WARM
+    axes: int = 1
+    """Of the mesh; ``ALONE`` for that of one rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,14 +85,19 @@ def _layer_norm(side: Side) -> Call:
     return lambda: F.layer_norm(x, (SIZE,), weight, bias)
 
 
-def _cut(side: Side) -> Call:
-    x = side.put(torch.randn(SIZE, SIZE), None)
+def _cut(side: Side, size: int = SIZE) -> Call:
+    x = side.put(torch.randn(size, size), None)
     return lambda: side.move(x, 0)
 
 
-def _gather(side: Side) -> Call:
-    x = side.put(torch.randn(SIZE, SIZE), 0)
+def _gather(side: Side, size: int = SIZE) -> Call:
+    x = side.put(torch.randn(size, size), 0)
     return lambda: side.move(x, None)
+
+
+def _whole(side: Side, size: int = SIZE) -> Call:
+    x = side.put(torch.randn(size, size), 0)
+    return lambda: side.whole(x)
 
 
 def _from_local(side: Side) -> Call:
@@ -100,11 +109,11 @@ def _leaf(side: Side, shape: tuple[int, ...], *cuts: int | None) -> Tensor:
     return side.put(torch.randn(shape) / WIDTH, *cuts).detach().requires_grad_()
 
 
-def _data_parallel(side: Side, *, reduces: bool = False) -> Call:
+def _data_parallel(side: Side, *, reduces: bool = False, rows: int = SIZE) -> Call:
     """Return a training step; its gradients are reduced if torch's are, which stay Partial."""
     weights = [_leaf(side, (WIDTH, WIDTH), None) for _ in range(4)]
     biases = [_leaf(side, (WIDTH,), None) for _ in range(4)]
-    inputs = side.put(torch.randn(SIZE, WIDTH), 0)
+    inputs = side.put(torch.randn(rows, WIDTH), 0)
 
     def step() -> None:
         hidden = inputs
@@ -177,6 +186,18 @@ WARM_ROWS = (
     WarmRow(name="tensor-parallel MLP, forward and backward", make=_tensor_parallel),
     WarmRow(name="AdamW foreach, 100 tensors", make=_adamw, bar=OPTIMIZER),
     WarmRow(name="clip_grad_norm_, 100 tensors", make=_clip),
+    *(
+        WarmRow(name=f"one rank: {name}", make=make, bar=ONE_RANK, axes=ALONE)
+        for name, make in {
+            "S(0) to R": _gather,
+            "R to S(0)": _cut,
+            "full_tensor": _whole,
+            "S(0) to R, 4 MiB": partial(_gather, size=LARGE),
+            "R to S(0), 4 MiB": partial(_cut, size=LARGE),
+            "full_tensor, 4 MiB": partial(_whole, size=LARGE),
+            "MLP of 4 layers, forward and backward": partial(_data_parallel, rows=SIZE // RANKS),
+        }.items()
+    ),
 )
 
 
@@ -227,6 +248,8 @@ def _cold_layer_norm(axes: int) -> Callable[[Side, int], Call]:
 def cold_rows() -> Iterator[ColdRow]:
     """Yield all cold rows."""
     for axes in MESHES:
+        if axes == ALONE:
+            continue
         makers = {
             "mul": _cold_pair(torch.mul, axes),
             "add": _cold_pair(torch.add, axes),

@@ -1,7 +1,7 @@
 """What an operator is measured on: plain tensors, torch's DTensors and ours, in one process.
 
 The process is rank 0 of 16 whose communication is free: torch's fake process group, which all
-meshes share.
+meshes share. One mesh is of this rank alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import torch.distributed as dist
 import torch.distributed.tensor as torch_tensor
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
-from torch.distributed.device_mesh import init_device_mesh
 
 from dtckpt.dtensor import DeviceMesh, DTensor, Replicate, Shard, distribute_tensor
 from dtckpt.dtensor.mesh_setup import device_mesh_from_torch
@@ -25,8 +24,10 @@ from dtckpt.dtensor.mesh_setup import device_mesh_from_torch
 _c10d: Any = dist
 
 RANKS = 16
-MESHES = {1: (16,), 2: (4, 4), 3: (2, 2, 4), 4: (2, 2, 2, 2)}
-"""Meshes of all ranks by their number of axes."""
+ALONE = 0
+"""In the place of a number of axes: the mesh of one rank."""
+MESHES = {ALONE: (1,), 1: (16,), 2: (4, 4), 3: (2, 2, 4), 4: (2, 2, 2, 2)}
+"""Meshes by their number of axes, of all ranks but for one."""
 
 Cut = int | None
 """The tensor dim that an axis cuts, or None where it replicates."""
@@ -50,6 +51,10 @@ class Side(Protocol):
 
     def move(self, tensor: Tensor, *cuts: Cut) -> Tensor:
         """Return the tensor laid out otherwise."""
+        ...
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """Return all of the tensor as a plain one."""
         ...
 
 
@@ -76,6 +81,10 @@ class Plain:
         """Return a copy: the least that a change of layout costs."""
         return self.put(tensor, *cuts)
 
+    def whole(self, tensor: Tensor) -> Tensor:
+        """Return a copy of the part."""
+        return tensor.clone()
+
 
 class Torch:
     """``torch.distributed.tensor``."""
@@ -100,6 +109,10 @@ class Torch:
     def move(self, tensor: Any, *cuts: Cut) -> Tensor:
         """Return it by ``redistribute``."""
         return tensor.redistribute(placements=self._placements(cuts))
+
+    def whole(self, tensor: Any) -> Tensor:
+        """Return it by ``full_tensor``."""
+        return tensor.full_tensor()
 
     @staticmethod
     def _placements(cuts: Sequence[Cut]) -> list[Any]:
@@ -128,6 +141,10 @@ class Ours:
         """Return it by ``redistribute``."""
         return tensor.redistribute(placements=self._placements(cuts))
 
+    def whole(self, tensor: Any) -> Tensor:
+        """Return it by ``full_tensor``."""
+        return tensor.full_tensor()
+
     @staticmethod
     def _placements(cuts: Sequence[Cut]) -> list[Any]:
         return [Replicate() if c is None else Shard(c) for c in cuts]
@@ -147,7 +164,8 @@ def sides() -> dict[int, tuple[Side, ...]]:
     dist.init_process_group("fake", rank=0, world_size=RANKS, store=store)
     found: dict[int, tuple[Side, ...]] = {}
     for axes, shape in MESHES.items():
-        names = tuple(f"axis{axis}" for axis in range(axes))
-        mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+        names = tuple(f"axis{axis}" for axis in range(len(shape)))
+        ranks = torch.arange(math.prod(shape)).view(shape)
+        mesh = TorchDeviceMesh("cpu", ranks, mesh_dim_names=names)
         found[axes] = (Plain(axes), Torch(mesh), Ours(device_mesh_from_torch(mesh)))
     return found

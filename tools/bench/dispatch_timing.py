@@ -68,7 +68,7 @@ def measure_warm(
     row: WarmRow, sides: Sequence[Side], rounds: int, batch_seconds: float
 ) -> Measured:
     """Time batches of the same call, the sides in turn."""
-    measured = Measured(name=row.name, axes=1, is_cold=False, bar=row.bar)
+    measured = Measured(name=row.name, axes=row.axes, is_cold=False, bar=row.bar)
     calls: dict[str, Call] = {}
     sizes: dict[str, int] = {}
     for side in sides:
