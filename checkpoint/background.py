@@ -7,11 +7,9 @@ ends, when a save may still have to be brought to its end.
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -25,6 +23,7 @@ from dtckpt.logs import logger_of
 
 from ..dtensor.traffic import observers_here, observing
 from ..storage.base import Store
+from .exiting import AtExit, forget, remember
 from .ranks import DEFAULT_TIMEOUT, Ranks, ranks_of, together
 from .saver import CheckReplicas, SaveJob, SaveOptions, SaveReport
 from .staging import StagingArea, StagingPool
@@ -32,7 +31,6 @@ from .staging import StagingArea, StagingPool
 logger = logger_of("checkpoint")
 
 IfBusy = Literal["wait", "refuse", "supersede"]
-AtExit = Literal["wait", "abort"]
 
 _WAIT_SECONDS = 0.5
 
@@ -52,7 +50,7 @@ class SaveHandle:
         self, job: SaveJob, at_exit: AtExit, timeout: timedelta, on_end: Callable[[], None]
     ) -> None:
         self._job = job
-        self._at_exit = at_exit
+        self.at_exit: AtExit = at_exit
         self._timeout = timeout
         self._on_end = on_end
         self._future: Future[SaveReport] = Future()
@@ -75,13 +73,13 @@ class SaveHandle:
         Timeout if it has not ended in time, in which case it goes on.
         """
         self._wait(timeout)
-        self._seen = True
+        self._see()
         return self._future.result()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait as ``result`` does, and return the error, or None where the save succeeded."""
         self._wait(timeout)
-        self._seen = True
+        self._see()
         return self._future.exception()
 
     def _wait(self, timeout: float | None) -> None:
@@ -91,6 +89,11 @@ class SaveHandle:
             raise Timeout(
                 f"{self.url}: the save has not ended within {timeout:g} s; it goes on"
             ) from None
+
+    def _see(self) -> None:
+        """Note that somebody knows how it ended."""
+        self._seen = True
+        forget(self)
 
     def cancel(self) -> None:
         """Ask the save to stop; it fails with Cancelled on all ranks unless it was as good as done.
@@ -110,11 +113,12 @@ class SaveHandle:
     def start(self, ranks: Ranks) -> None:
         """Begin the part in the background."""
         thread = threading.Thread(target=self._run, args=(ranks,), name="dtckpt-save", daemon=True)
-        _unfinished.add(self)
+        remember(self)
         try:
             thread.start()
         except BaseException as error:
             self._end(ranks, error, None)
+            self._see()
             raise
 
     def _run(self, ranks: Ranks) -> None:
@@ -132,14 +136,15 @@ class SaveHandle:
             self._job.forget_state()
             self._on_end()
         finally:  # whatever happens here, nobody must wait for ever
-            _unfinished.discard(self)
+            if error is None or isinstance(error, Cancelled):
+                forget(self)
             if report is not None:
                 self._future.set_result(report)
             else:
                 self._future.set_exception(error)
 
-    def make_way(self, timeout: timedelta, on_wait: Callable[[], None] = lambda: None) -> None:
-        """Wait for the end; a failure that nobody has asked for is logged.
+    def make_way(self, timeout: timedelta, on_wait: Callable[[], None] = lambda: None) -> bool:
+        """Wait for the end; a failure that nobody has asked for is logged, and False returned.
 
         Raises Busy once the save has not got on for ``timeout``: its storage hangs.
         """
@@ -157,18 +162,24 @@ class SaveHandle:
                     f"{self.url}: this save has not got on for {timeout.total_seconds():g} s and "
                     f"no other one may begin: {self!r}. Its storage seems to hang"
                 )
-        if error is not None and not self._seen and not isinstance(error, Cancelled):
-            self._seen = True
-            logger.error("a save in the background failed, and nobody asked for it: %s", error)
+        if error is None or self._seen or isinstance(error, Cancelled):
+            return True
+        self._see()
+        logger.error("a save in the background failed, and nobody asked for it: %s", error)
+        return False
 
-    def end_with_process(self) -> None:
-        """Bring the save to its end while the interpreter exits, as it was asked to."""
-        if self._at_exit == "abort":
+    def end_with_process(self) -> bool:
+        """Bring the save to its end, as it was asked to, and return whether all is well.
+
+        It is not if the save failed, or hangs, and nobody has been told; that is logged.
+        """
+        if self.at_exit == "abort":
             self.cancel()
         try:
-            self.make_way(self._timeout)
+            return self.make_way(self._timeout)
         except Busy as error:
             logger.warning("given up at the end of the process: %s", error)
+            return False
 
     def __repr__(self) -> str:
         progress = self.progress()
@@ -207,7 +218,9 @@ def async_save(
     waits for its end or aborts it, so that no checkpoint comes of it.
 
     Errors of planning and staging are raised here, the same on all ranks; those of the rest by the
-    handle. A handle that nobody asks logs its error when the next save begins or the process ends.
+    handle. A handle that nobody asks logs its error when the next save begins or the process ends;
+    in the latter case the process ends with exit code 1, after all its exit handlers. So does one
+    whose save still hangs when the exit has waited for ``timeout``. What was aborted is no failure.
     """
     options = SaveOptions(
         overwrite=overwrite,
@@ -256,20 +269,3 @@ def _make_way(before: SaveHandle | None, if_busy: IfBusy, timeout: timedelta, ra
     if if_busy == "supersede":
         before.cancel()
     before.make_way(timeout, ranks.tell_alive)
-
-
-_unfinished: weakref.WeakSet[SaveHandle] = weakref.WeakSet()
-
-
-def _end_saves() -> None:
-    for handle in list(_unfinished):
-        handle.end_with_process()
-
-
-def _forget_in_child() -> None:
-    # The threads of these saves are the parent's; they will never end here.
-    _unfinished.clear()
-
-
-atexit.register(_end_saves)
-os.register_at_fork(after_in_child=_forget_in_child)

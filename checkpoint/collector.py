@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 
-_lock = threading.Lock()
-_num_pauses = 0
-_was_enabled = False
+
+class _Pauses:
+    """How many blocks keep the collector from running, and whether it ran before the first."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.count = 0
+        self.was_enabled = False
+
+    def begin(self) -> None:
+        with self.lock:
+            if self.count == 0:
+                self.was_enabled = gc.isenabled()
+                gc.disable()
+            self.count += 1
+
+    def end(self) -> None:
+        with self.lock:
+            self.count -= 1
+            if self.count == 0 and self.was_enabled:
+                gc.enable()
+
+
+_pauses = _Pauses()
 
 
 @contextmanager
@@ -19,17 +41,34 @@ def paused_collector() -> Generator[None]:
     A plan for ten thousand tensors makes so many small objects that the collector would look
     through all objects of the training job again and again; that takes as long as the planning. The
     plans hold no cycles, so nothing piles up. Ranks that are threads may pause it at the same time.
+    A process forked meanwhile collects again at once: its copy of the block may never be left.
     """
-    global _num_pauses, _was_enabled
-    with _lock:
-        if _num_pauses == 0:
-            _was_enabled = gc.isenabled()
-            gc.disable()
-        _num_pauses += 1
+    pauses = _pauses
+    pauses.begin()
     try:
         yield
     finally:
-        with _lock:
-            _num_pauses -= 1
-            if _num_pauses == 0 and _was_enabled:
-                gc.enable()
+        pauses.end()
+
+
+def _hold() -> None:
+    _pauses.lock.acquire()
+
+
+def _let_go() -> None:
+    _pauses.lock.release()
+
+
+def _forget_in_child() -> None:
+    global _pauses
+    parent, _pauses = _pauses, _Pauses()
+    # Only the thread that forked lives here; if it is in a block, what it ends are the parent's
+    # pauses, which count no longer.
+    parent.lock.release()
+    if parent.count and parent.was_enabled:
+        parent.was_enabled = False
+        gc.enable()
+
+
+# Held while a process is forked, the lock keeps the count and the collector in step.
+os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_forget_in_child)

@@ -290,30 +290,41 @@ class _Writer:
     """A thread that writes to a stream. Its failure is raised in the thread that feeds it.
 
     No executor: they refuse work while the interpreter ends, when a save may still be under way.
+    Where no thread can be started, which may be so then, too, the thread that feeds it writes.
     """
 
     def __init__(self, stream: WriteStream) -> None:
         self._stream = stream
         self._jobs: queue.Queue[_Job | None] = queue.Queue(maxsize=2)
         self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="dtckpt-write", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = threading.Thread(
+            target=self._run, name="dtckpt-write", daemon=True
+        )
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._thread = None
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
-            view, give_back = job
-            if self._failure is None:
-                try:
-                    self._stream.write(view)
-                except BaseException as error:
-                    self._failure = error
-            if give_back is not None:
-                give_back.put(view)
+            self._do(*job)
+
+    def _do(self, view: memoryview, give_back: queue.SimpleQueue[memoryview] | None) -> None:
+        if self._failure is None:
+            try:
+                self._stream.write(view)
+            except BaseException as error:
+                self._failure = error
+        if give_back is not None:
+            give_back.put(view)
 
     def write(self, view: memoryview, give_back: queue.SimpleQueue[memoryview] | None) -> None:
         """Write a view, which goes back into a queue when it has been written."""
         self._check()
-        self._jobs.put((view, give_back))
+        if self._thread is None:
+            self._do(view, give_back)
+        else:
+            self._jobs.put((view, give_back))
 
     def wait_for(self, free: queue.SimpleQueue[memoryview]) -> memoryview:
         """Return the next free buffer."""
@@ -328,7 +339,7 @@ class _Writer:
 
     def stop(self) -> None:
         """End the thread after what it was given."""
-        if self._thread.is_alive():
+        if self._thread is not None and self._thread.is_alive():
             self._jobs.put(None)
             self._thread.join()
 

@@ -48,6 +48,14 @@ def direct_io_pays(directory: str) -> bool:
         return False
 
 
+def _forget_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()  # another thread of the parent may have held it
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
 def _probe(directory: str) -> bool:
     direct: list[float] = []
     buffered: list[float] = []

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +18,6 @@ from dtckpt.errors import (
     Busy,
     Cancelled,
     CheckpointError,
-    NotCommitted,
     RankFailed,
     StorageError,
     Timeout,
@@ -294,30 +291,6 @@ def test_callbacks_are_called_at_the_end() -> None:
     handle = dcp.async_save(state(), MemoryStore())
     handle.add_done_callback(lambda done: done is handle and ended.set())
     assert ended.wait(30)
-
-
-SCRIPT = """
-import sys, time, torch
-import dtckpt.checkpoint as dcp
-from dtckpt.storage import Delay, FaultyStore, LocalStore, Rule
-path, choice = sys.argv[1:]
-store = FaultyStore(LocalStore(path), [Rule(Delay(0.5), op="create", nth=1)])
-dcp.async_save({f"t{i}": torch.ones(1000) for i in range(50)}, store, at_exit=choice)
-"""
-
-
-@pytest.mark.parametrize("choice", ["wait", "abort"])
-def test_the_interpreter_exits_cleanly_during_a_save(tmp_path: Path, choice: str) -> None:
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "c"), choice]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "Traceback" not in done.stderr
-    if choice == "wait":
-        assert dcp.open(tmp_path / "c")["t7"][...].tolist() == [1.0] * 1000
-    else:
-        with pytest.raises(NotCommitted):
-            dcp.open(tmp_path / "c")
-        assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
 
 
 def test_a_wrong_choice_is_refused() -> None:

@@ -17,6 +17,7 @@ import torch
 
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint import committing as committing_module
+from dtckpt.checkpoint import exiting
 from dtckpt.checkpoint import wire as wire_module
 from dtckpt.checkpoint.rendezvous import members_of
 from dtckpt.checkpoint.wire import Wire
@@ -171,10 +172,12 @@ def test_a_thread_that_cannot_start_fails_the_save(monkeypatch: pytest.MonkeyPat
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
+    before = set(vars(exiting)["_unsettled"])
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         with pytest.raises(RuntimeError, match="can't start"):
             dcp.async_save(state(), MemoryStore())
+    assert vars(exiting)["_unsettled"] == before, "the caller was told"
     dcp.async_save(state(), MemoryStore()).result(30)
 
 
