@@ -22,6 +22,7 @@ from ..random.parameter_samplers import poisson as poisson_sampler
 from ..random.parameter_samplers import standard_gamma as gamma_sampler
 from ..rules.random import refuse_generator
 from ..spec import spec_of
+from ..torch_private import has_no_values
 from ..wrapper import Wrapper
 from .pieces import cut_axes, on_locals, reduced, replicated
 from .table import decomposition
@@ -91,7 +92,7 @@ def _sampled(
 
     def run(*locals_: Tensor) -> Sequence[Tensor]:
         out = torch.empty_like(locals_[0])
-        if not out.is_meta:
+        if not has_no_values(out):
             for local in locals_[:1] if check else ():
                 cast(Callable[[Tensor], None], check)(local)
             fill(out, tuple(spec.shape), spec.own_box(), keys, sampler, *locals_)
@@ -118,7 +119,7 @@ def multinomial(
     keys = draws_of(source.mesh).next(source.mesh)
 
     def run(local: Tensor) -> Sequence[Tensor]:
-        if local.is_meta:
+        if has_no_values(local):
             return [torch.empty(spec.local_shape, dtype=torch.int64, device=local.device)]
         _check_weights(local)
         if not replacement:

@@ -4,10 +4,12 @@ Every operator that draws random numbers for a distributed tensor makes one draw
 mesh. A number depends on the seed, on how many draws came before, and on the global index of its
 element, so it is the same for every mesh and layout, and replicas agree without communication.
 
-A mesh that nobody has seeded takes ``torch.initial_seed()`` of its first rank, when it draws
-first; later seeds of torch mean nothing to it. Meshes count for themselves, so those that are used
-side by side in one model should get seeds of their own. ``generator=`` arguments are refused,
-since a generator belongs to one rank.
+A mesh that nobody has seeded takes ``torch.initial_seed()`` of its first rank, and draws from a
+stream of that seed which no other mesh of its ranks has: parameters on two meshes of one model
+never get the same numbers. A later ``torch.manual_seed`` counts; every rank of the mesh has to call
+it, be it with a seed of its own, and a rank that does so alone gets PlacementError after some
+minutes. A mesh that was seeded by ``manual_seed`` does not follow torch, and two that were given
+one seed draw the same. ``generator=`` arguments are refused, since a generator belongs to one rank.
 
 ``torch.utils.checkpoint`` draws the same numbers when it runs a function again, by
 ``preserve_rng_state``, which is its default; where that is off, by ``replayed``.

@@ -10,9 +10,7 @@ Philox.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from functools import cache
 from hashlib import blake2b
 from struct import Struct
 
@@ -20,10 +18,7 @@ import torch
 from torch import Tensor
 
 from ..box import Box, row_major_strides
-from .portable_math import Scratch, constant
-
-CHUNK = 1 << 15
-"""Elements worked on at a time, so that what is in between stays in the cache of a core."""
+from .kept import CHUNK, Scratch, constant, kept, scratch_of
 
 DEVICE_CHUNK = 1 << 22
 """The same for devices that are not the CPU, which a small chunk leaves idle."""
@@ -39,7 +34,6 @@ _SPREAD = 0x9E3779B97F4A7C15 - (1 << 64)  # the golden ratio, and below pi, as o
 _STIR = 0x243F6A8885A308D3
 _SEED_AND_OFFSET = Struct("<QQ")
 _KEYS = Struct("<8q")
-_MAX_SIZES = 64
 
 Keys = tuple[int, ...]
 Sampler = Callable[["Words", Tensor], None]
@@ -194,11 +188,11 @@ def pieces(
         first = _start(shape, box)
         for start in range(first, first + run, CHUNK):
             count = min(CHUNK, first + run - start)
-            scratch = _scratch_of(count)
+            scratch = scratch_of((count,))
             yield _scattered_run(start, count, scratch), scratch
         return
     for part in box.parts(CHUNK if is_cpu else DEVICE_CHUNK):
-        scratch = _scratch_of(part.numel) if is_cpu else Scratch((part.numel,), device)
+        scratch = scratch_of((part.numel,)) if is_cpu else Scratch((part.numel,), device)
         yield scattered_indices(shape, part, device), scratch
 
 
@@ -212,37 +206,14 @@ def _scattered_run(start: int, count: int, scratch: Scratch) -> Tensor:
     return _scattered(mixed, scratch.get("mixing", torch.int64))
 
 
-@cache
+@kept(1)
 def _first_scattered() -> Tensor:
-    with torch.inference_mode(False):
-        return scattered_indices((KEPT,), Box.whole((KEPT,)), torch.device("cpu"))
+    return scattered_indices((KEPT,), Box.whole((KEPT,)), torch.device("cpu"))
 
 
-@cache
+@kept(1)
 def _steps() -> Tensor:
-    with torch.inference_mode(False):
-        return torch.arange(CHUNK, device="cpu").mul_(_SPREAD)
-
-
-class _KeptScratch(threading.local):
-    """Memory for chunks on the CPU: as much as one chunk needs in every thread that draws."""
-
-    def __init__(self) -> None:
-        self.whole = Scratch((CHUNK,), torch.device("cpu"))
-        self.by_size: dict[int, Scratch] = {}
-
-
-_kept = _KeptScratch()
-
-
-def _scratch_of(count: int) -> Scratch:
-    found = _kept.by_size.get(count)
-    if found is None:
-        if len(_kept.by_size) >= _MAX_SIZES:
-            _kept.by_size.clear()
-        found = Scratch((count,), torch.device("cpu"), _kept.whole)
-        _kept.by_size[count] = found
-    return found
+    return torch.arange(CHUNK, device="cpu").mul_(_SPREAD)
 
 
 def scaled(words: Tensor, offset: float, exponent: int, out: Tensor) -> Tensor:

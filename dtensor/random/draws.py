@@ -1,11 +1,9 @@
 """How many times a mesh has drawn random numbers, and what the next draw is."""
 
-# pyright: reportPrivateUsage=false
-# See `in_backward`.
-
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+import threading
+from collections.abc import Generator
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, cast
@@ -15,17 +13,16 @@ import torch
 from dtckpt.errors import PlacementError
 
 from ..device_mesh import DeviceMesh
-from ..distribute import gather_rows
-from .counter_rng import Keys, draw_keys, signed
+from ..streams import refuse_capture
+from ..torch_private import has_modes, in_backward, outside_modes
+from .counter_rng import Keys, draw_keys
+from .seeds import Seeds
 
 MAX_TICKETS = 1 << 16
-"""Draws that are remembered for activation checkpointing."""
+"""Draws that are remembered for activation checkpointing, and for seeds that are set again."""
 
-_MASK = (1 << 64) - 1
-
-# Torch has no public name for "a backward pass runs here". Without it nothing is replayed by
-# itself, and activation checkpointing needs `replayed` as its context_fn.
-in_backward: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+Noted = tuple[int | None, int]
+"""A seed, None before there is one, and an offset."""
 
 
 class Draws:
@@ -34,74 +31,89 @@ class Draws:
     Activation checkpointing runs a forward pass again and must draw the same numbers again. Torch
     then brings its own CPU generator back to where it was. So every draw takes a number from that
     generator as its *ticket*, and a draw within a backward pass that holds the ticket of an
-    earlier one is that draw again.
+    earlier one is that draw again. So is any other draw of a mesh that follows torch's seed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device_type: str) -> None:
         self.offset = 0
-        self.is_replaying = False
+        self._device_type = device_type
+        self._lock = threading.RLock()  # a signal handler may come in between
+        self._is_replaying = False
         """Whether ``offset`` has been set back, so that tickets are not needed."""
+        self._is_noting = False
+        """Whether what is drawn will be repeated from an offset, which may not move now."""
+        self._seeds = Seeds()
         self._seed: int | None = None
-        self._agreed: int | None = None
-        """The seed, once the ranks have compared theirs."""
-        self._tickets: dict[int, int] = {}
-        self._ticket = torch.empty(1, dtype=torch.int64)
-        self._ticket_number = memoryview(cast(Any, self._ticket.numpy()))
+        """What the ranks have agreed on."""
+        self._tickets: dict[int, tuple[int, int]] = {}
+        with outside_modes():
+            self._ticket = torch.empty(1, dtype=torch.int64, device="cpu")
+            self._ticket_number = memoryview(cast(Any, self._ticket.numpy()))
 
     def restart(self, seed: int, offset: int) -> None:
         """Take another seed and count."""
-        self._seed, self.offset, self._agreed = seed & _MASK, offset, None
-        self._tickets.clear()
+        with self._lock:
+            self._seeds.give(seed)
+            self.offset, self._seed = offset, None
 
-    def seed(self, mesh: DeviceMesh) -> int:
-        """Return the seed; every rank of the mesh must call, for the ranks agree on it here.
+    def state(self, mesh: DeviceMesh) -> tuple[int, int]:
+        """Return seed and count; every rank of the mesh must call, for they agree on these here.
 
         Raises PlacementError on all of them where they were given different ones.
         """
-        if self._agreed is None:
-            self._seed = self._agreed = self._agree(mesh)
-        return self._agreed
-
-    def _agree(self, mesh: DeviceMesh) -> int:
-        seed = torch.initial_seed() if self._seed is None else self._seed
-        outside = not mesh.has_rank or mesh.get_coordinate() is None
-        if outside or mesh.size() == 1 or mesh.is_silent:
-            return seed
-        rows = gather_rows([int(self._seed is None), signed(seed), self.offset], mesh)
-        first = next(iter(rows.values()))
-        is_default = first[0] == 1
-        differing = [
-            at
-            for at, row in rows.items()
-            if row[:1] != first[:1] or (row != first and not is_default)
-        ]
-        if differing:
-            raise PlacementError(
-                f"the random numbers of mesh {mesh.layout_mesh} differ between ranks: those at "
-                f"{differing[:4]} have another seed or offset than the first (this rank has "
-                f"seed {seed} and offset {self.offset}); call manual_seed or set_rng_state with "
-                "the same values on every rank"
-            )
-        return first[1] & _MASK
+        with self._lock:
+            if self._seed is None or (not self._is_noting and self._seeds.have_moved()):
+                self._agree(mesh, None)
+            return cast(int, self._seed), self.offset
 
     def next(self, mesh: DeviceMesh) -> Keys:
-        """Return the keys of the next draw, and count it; or those of a draw that is repeated."""
-        seed = self._agreed if self._agreed is not None else self.seed(mesh)
-        offset = self.offset
-        if not self.is_replaying:
-            self._ticket.random_()
-            ticket: int = self._ticket_number[0]
-            if in_backward() != -1:
+        """Return the keys of the next draw, and count it; or those of a draw that is repeated.
+
+        Raises UnsupportedOp where the current stream is captured: a graph that is replayed would
+        repeat the numbers.
+        """
+        refuse_capture(self._device_type)
+        with self._lock:
+            if self._is_replaying:
+                seed = self._seed if self._seed is not None else self.state(mesh)[0]
+                self.offset += 1
+                return draw_keys(seed, self.offset - 1)
+            ticket = self._take_ticket()
+            if in_backward():
                 earlier = self._earlier(ticket)
                 if earlier is not None:
-                    return draw_keys(seed, earlier)
-            self._tickets[ticket] = offset
+                    return draw_keys(*earlier)
+            seeds = self._seeds
+            if self._seed is None or (
+                seeds.follow_torch
+                and not self._is_noting
+                and (ticket in self._tickets or seeds.have_moved())
+            ):
+                self._agree(mesh, ticket)
+            drawn = cast(int, self._seed), self.offset
+            self._tickets[ticket] = drawn
             if len(self._tickets) > MAX_TICKETS:
                 self._forget()
-        self.offset = offset + 1
-        return draw_keys(seed, offset)
+            self.offset += 1
+        return draw_keys(*drawn)
 
-    def _earlier(self, ticket: int) -> int | None:
+    def _agree(self, mesh: DeviceMesh, ticket: int | None) -> None:
+        known = None if ticket is None or self._seed is None else self._tickets.get(ticket)
+        self._seed, self.offset = self._seeds.agree(
+            mesh, self._seed, self.offset, known=known, ticket=ticket
+        )
+
+    def _take_ticket(self) -> int:
+        try:
+            if has_modes():
+                raise _InModes
+            self._ticket.random_()
+        except RuntimeError:  # as of a transform, which takes the ticket for a tensor of its own
+            with outside_modes():
+                self._ticket.random_()
+        return self._ticket_number[0]
+
+    def _earlier(self, ticket: int) -> tuple[int, int] | None:
         """Return the draw that is repeated in a backward pass; None for one that is not."""
         if ticket not in self._tickets and torch.is_grad_enabled():
             raise PlacementError(_UNKNOWN)
@@ -110,6 +122,31 @@ class Draws:
     def _forget(self) -> None:
         for old in list(islice(self._tickets, MAX_TICKETS // 2)):
             del self._tickets[old]
+
+    @contextmanager
+    def noting(self, mesh: DeviceMesh, noted: list[Noted]) -> Generator[None]:
+        """Remember where the draws stand, and let no other seed of torch count within it."""
+        seed, offset = self.state(mesh)
+        noted[:] = [(seed, offset)]
+        before, self._is_noting = self._is_noting, True
+        try:
+            yield
+        finally:
+            self._is_noting = before
+
+    @contextmanager
+    def repeating(self, noted: list[Noted]) -> Generator[None]:
+        """Within it, draw again what was drawn after ``noted``."""
+        before = self._seed, self.offset, self._is_replaying
+        (self._seed, self.offset), self._is_replaying = noted[0], True
+        try:
+            yield
+        finally:
+            self._seed, self.offset, self._is_replaying = before
+
+
+class _InModes(RuntimeError):
+    """A mode may keep the ticket from being drawn."""
 
 
 _UNKNOWN = (
@@ -122,22 +159,4 @@ _UNKNOWN = (
 
 def draws_of(mesh: DeviceMesh) -> Draws:
     """Return the draws of a mesh: one object for all code of this rank."""
-    return mesh.cache("draws", Draws)
-
-
-@contextmanager
-def noting_offset(draws: Draws, noted: list[int]) -> Generator[None]:
-    """Remember where the draws stand."""
-    noted[:] = [draws.offset]
-    yield
-
-
-@contextmanager
-def repeating_from(draws: Draws, noted: list[int]) -> Generator[None]:
-    """Within it, draw again what was drawn after ``noted``."""
-    before = draws.offset, draws.is_replaying
-    draws.offset, draws.is_replaying = noted[0], True
-    try:
-        yield
-    finally:
-        draws.offset, draws.is_replaying = before
+    return mesh.cache("draws", lambda: Draws(mesh.device_type))

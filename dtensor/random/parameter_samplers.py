@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from .counter_rng import Words, scaled
-from .portable_math import constant, exp, log, log_gamma
+from .kept import constant
+from .portable_math import exp, log, log_gamma
 from .samplers import normal
 
 MAX_ATTEMPTS = 1000

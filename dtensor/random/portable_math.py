@@ -9,18 +9,16 @@ once and others twice. The polynomials were fitted at their Chebyshev nodes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .kept import Scratch, constant, kept
+
 __all__ = [
-    "Scratch",
-    "constant",
     "exp",
     "exponential_",
     "log",
@@ -29,66 +27,6 @@ __all__ = [
     "sine_of_turns",
     "tangent_of_turns",
 ]
-
-
-@cache
-def constant(value: float, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Return a number in a tensor: operators take those sooner than Python's own."""
-    with torch.inference_mode(False):  # it outlives the call, and so its mode and default device
-        return torch.tensor(value, dtype=dtype, device="cpu")
-
-
-class Scratch:
-    """Memory for what lies between random words and samples, of one shape.
-
-    All of it should stay in the cache of a core. So floats are worked on where the words were that
-    they were made of.
-    """
-
-    __slots__ = ("_device", "_memory", "_numel", "_shape", "_tensors", "_whole")
-
-    def __init__(
-        self, shape: Sequence[int], device: torch.device, whole: Scratch | None = None
-    ) -> None:
-        """``whole`` is memory that this is to be the beginning of."""
-        self._shape = tuple(shape)
-        self._numel = math.prod(self._shape)
-        self._device = device
-        self._memory: dict[str, Tensor] = {}
-        self._tensors: dict[tuple[str | int, torch.dtype], Tensor] = {}
-        self._whole = whole
-
-    def get(self, name: str, dtype: torch.dtype) -> Tensor:
-        """Return the tensor of that name and dtype, whatever is in it; names share no memory."""
-        found = self._tensors.get((name, dtype))
-        return self._keep(name, dtype, name, 0) if found is None else found
-
-    def slot(self, number: int, dtype: torch.dtype) -> Tensor:
-        """Return memory for floats or for their bits; the first ones are "mixing" and "word"."""
-        found = self._tensors.get((number, dtype))
-        if found is not None:
-            return found
-        half = number % 2 if dtype.itemsize == 4 else 0
-        place = number // 2 if dtype.itemsize == 4 else number
-        return self._keep(number, dtype, _PLACES[place], half)
-
-    def _keep(self, key: str | int, dtype: torch.dtype, name: str, half: int) -> Tensor:
-        with torch.inference_mode(False):
-            cells = self._memory_of(name).view(dtype)
-            start = half * (len(cells) // 2)
-            found = cells[start : start + self._numel].view(self._shape)
-        self._tensors[key, dtype] = found
-        return found
-
-    def _memory_of(self, name: str) -> Tensor:
-        if self._whole is not None:
-            return self._whole._memory_of(name)
-        if name not in self._memory:
-            self._memory[name] = torch.empty(self._numel, dtype=torch.int64, device=self._device)
-        return self._memory[name]
-
-
-_PLACES = ("mixing", "word", "third", "fourth", "fifth")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +132,7 @@ _DOUBLE = _Format(
 _FORMATS = {f.dtype: f for f in (_FLOAT, _DOUBLE)}
 
 
-@cache
+@kept(64)
 def _numbers(values: tuple[float, ...], factor: float, dtype: torch.dtype) -> tuple[Tensor, ...]:
     return tuple(constant(v * factor, dtype) for v in values)
 
@@ -227,7 +165,7 @@ def logarithm_of_negative(x: Tensor, unit: int, factor: float, scratch: Scratch)
     return series.mul_(ratio).add_(power.mul_(ln2))
 
 
-@cache
+@kept(64)
 def _of_logarithm(dtype: torch.dtype, unit: int, factor: float) -> tuple[Any, ...]:
     """Return the constants of a logarithm: to look them up one by one would take its time."""
     form = _FORMATS[dtype]
@@ -256,7 +194,7 @@ def sine_of_turns(v: Tensor, scratch: Scratch, slot: int = 1) -> Tensor:
     return _polynomial(_of_sine(v.dtype), square, scratch.slot(slot, v.dtype)).mul_(v)
 
 
-@cache
+@kept(8)
 def _of_sine(dtype: torch.dtype) -> tuple[Tensor, ...]:
     return _numbers(_FORMATS[dtype].sine, 1.0, dtype)
 

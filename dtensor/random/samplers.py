@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 from decimal import Decimal, localcontext
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from .counter_rng import Sampler, Words, scaled
+from .kept import constant, kept
 from .portable_math import (
-    constant,
     exponential_,
     logarithm_of_negative,
     sine_of_turns,
@@ -262,7 +261,7 @@ def _work(words: Words, out: Tensor) -> Tensor:
     return out if dtype == out.dtype else words.scratch.get("part", dtype)
 
 
-@lru_cache(256)
+@kept(256)
 def _below(number: float, dtype: torch.dtype) -> float:
     """Return the largest number of ``dtype`` below ``number``, as a Python number."""
     end = torch.tensor(number, dtype=dtype, device="cpu")

@@ -12,7 +12,7 @@ from dtckpt.errors import PlacementError
 
 from ..device_mesh import DeviceMesh
 from ..mesh_setup import resolve_mesh
-from .draws import draws_of, noting_offset, repeating_from
+from .draws import Noted, draws_of
 
 AnyMesh = DeviceMesh | TorchDeviceMesh
 
@@ -39,8 +39,8 @@ def manual_seed(seed: int, device_mesh: AnyMesh | None = None) -> None:
 def get_rng_state(device_mesh: AnyMesh | None = None) -> RngState:
     """Return where a mesh stands, for a checkpoint. Every rank of the mesh must call."""
     mesh = resolve_mesh(device_mesh)
-    draws = draws_of(mesh)
-    return RngState(seed=draws.seed(mesh), offset=draws.offset)
+    seed, offset = draws_of(mesh).state(mesh)
+    return RngState(seed=seed, offset=offset)
 
 
 def set_rng_state(state: RngState | Mapping[str, int], device_mesh: AnyMesh | None = None) -> None:
@@ -74,5 +74,7 @@ def replayed(
     For ``torch.utils.checkpoint.checkpoint(..., context_fn=lambda: replayed(mesh))``, which then
     needs no ``preserve_rng_state``.
     """
-    draws, noted = draws_of(resolve_mesh(device_mesh)), [0]
-    return noting_offset(draws, noted), repeating_from(draws, noted)
+    mesh = resolve_mesh(device_mesh)
+    draws = draws_of(mesh)
+    noted: list[Noted] = [(None, 0)]
+    return draws.noting(mesh, noted), draws.repeating(noted)

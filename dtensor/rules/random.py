@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -14,17 +15,20 @@ from ..box import Box
 from ..random import samplers
 from ..random.counter_rng import Sampler, Words, fill, scattered_indices
 from ..random.draws import draws_of
-from ..random.portable_math import Scratch
+from ..random.kept import scratch_of
 from ..random.shuffling import order_of
 from ..schemas import Op, base_name, is_in_place
 from ..spec import DTensorSpec
+from ..torch_private import can_leave_modes, has_modes, has_no_values, outside_modes
 from .factors import Dim, Factors
 from .table import LocalCall, LocalMaker, OpCall, Rule, rule
 
 aten = torch.ops.aten
 
 MAX_KEPT = 1024
-"""Elements of a tensor whose scattered numbers are kept with its plan."""
+"""Elements of a tensor on the CPU whose scattered numbers are kept with its plan.
+
+On other devices they would be made on one stream and read on others, with nothing in between."""
 
 
 def _normal(dtype: torch.dtype, mean: float = 0, std: float = 1) -> Sampler:
@@ -101,7 +105,8 @@ def sampled(call: OpCall) -> Rule:
 
 def check_parameters(method: str, dtype: torch.dtype, *parameters: Any) -> None:
     """Raise what torch raises for the dtype and the parameters, which it finds out as it draws."""
-    getattr(torch.empty(1, dtype=dtype), method)(*parameters, generator=torch.Generator())
+    with outside_modes() if has_modes() else nullcontext():
+        getattr(torch.empty(1, dtype=dtype), method)(*parameters, generator=torch.Generator())
 
 
 def refuse_generator(op: Op, kwargs: Mapping[str, Any]) -> None:
@@ -134,22 +139,27 @@ def _drawing(sampler: Sampler) -> LocalMaker:
 def drawer(spec: DTensorSpec, sampler: Sampler) -> Callable[[Tensor], None]:
     """Return what fills this rank's part of a tensor of ``spec``: one draw a call."""
     mesh, shape, box = spec.mesh, tuple(spec.shape), spec.box
-    draws = draws_of(mesh)
-    kept = scratch = None
-    if box is not None and 0 < box.numel <= MAX_KEPT:
-        kept = scattered_indices(shape, box, torch.device(mesh.device_type)).view(box.sizes)
-        scratch = Scratch(kept.shape, kept.device)
+    draws, kept = draws_of(mesh), None
+    if mesh.device_type == "cpu" and box is not None and 0 < box.numel <= MAX_KEPT:
+        kept = _scattered(shape, box)
 
     def draw(local: Tensor) -> None:
-        if local.is_meta:
+        if has_no_values(local):
             return
         keys = draws.next(mesh)
-        if kept is not None and local.is_contiguous():
-            sampler(Words(kept, keys, scratch), local)
+        if box is not None and kept is not None and local.is_contiguous():
+            sampler(Words(kept, keys, scratch_of(box.sizes)), local)
         elif box is not None:
             fill(local, shape, box, keys, sampler)
 
     return draw
+
+
+def _scattered(shape: tuple[int, ...], box: Box) -> Tensor | None:
+    if not can_leave_modes():
+        return None
+    with outside_modes():
+        return scattered_indices(shape, box, torch.device("cpu")).view(box.sizes)
 
 
 def permuter(spec: DTensorSpec) -> Callable[[Tensor], None]:
@@ -157,7 +167,7 @@ def permuter(spec: DTensorSpec) -> Callable[[Tensor], None]:
     mesh, (count,), box = spec.mesh, spec.shape, spec.box
 
     def draw(local: Tensor) -> None:
-        if local.is_meta:
+        if has_no_values(local):
             return
         keys = draws_of(mesh).next(mesh)
         if box is None or box.is_empty:

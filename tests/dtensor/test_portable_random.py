@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dtckpt.dtensor import Box
 from dtckpt.dtensor.random import counter_rng, parameter_samplers, portable_math, samplers
 from dtckpt.dtensor.random.counter_rng import draw_keys, fill, scattered_indices
-from dtckpt.dtensor.random.portable_math import Scratch
+from dtckpt.dtensor.random.kept import Scratch
 from dtckpt.dtensor.random.shuffling import order_of
 
 COUNT = 100_000
