@@ -208,8 +208,7 @@ def moved(tensor: Wrapper, way: Way) -> Wrapper:
     if way.is_awaited:
         finish = start_redistribute(local, source, target)
         if finish is not None:
-            device = torch.device(way.mesh.device_type)
-            return awaited(type(tensor), finish, contiguous_spec(target), device)
+            return awaited(type(tensor), finish, contiguous_spec(target), source.mesh.device)
     return _rewrapped(tensor, local, redistribute_local(local, source, target), target)
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .spec import DTensorSpec
+from .streams import Origin
 from .wrapper import Wrapper, make_publicly
 
 # The storage of the attribute that the class below guards.
@@ -22,8 +23,9 @@ _LOCAL: Any = vars(Wrapper)["_local_tensor"]
 class _Once:
     """Waits once, whoever asks, and remembers the answer."""
 
-    def __init__(self, finish: Callable[[], Tensor]) -> None:
+    def __init__(self, finish: Callable[[], Tensor], device: torch.device) -> None:
         self._finish = finish
+        self._origin = Origin(device)
         self._inferring = torch.is_inference_mode_enabled()
         self._lock = threading.Lock()
         self._local: Tensor | None = None
@@ -33,7 +35,7 @@ class _Once:
             if self._local is None:
                 # As it began: what inference mode has made is written in it only.
                 with torch.inference_mode(self._inferring):
-                    self._local = self._finish()
+                    self._local = self._origin.finish(self._finish)
                 del self._finish  # which holds buffers
             return self._local
 
@@ -72,13 +74,16 @@ def awaited(
     cls: type[Wrapper],
     finish: Callable[[], Tensor],
     spec: DTensorSpec,
-    device: torch.device,
+    begun_on: torch.device,
 ) -> Wrapper:
-    """Return a wrapper of a class whose local tensor is what ``finish`` returns, later."""
-    nothing = torch.empty(0, dtype=spec.dtype, device=device)
+    """Return a wrapper of a class whose local tensor is what ``finish`` returns, later.
+
+    It ends on the stream that is current now on the device where it was begun.
+    """
+    nothing = torch.empty(0, dtype=spec.dtype, device=spec.mesh.device)
     made = make_publicly(cls, nothing, spec, False)
     # In the place of the local part, so that whatever moves that moves what is waited for.
-    _LOCAL.__set__(made, _Once(finish))
+    _LOCAL.__set__(made, _Once(finish, begun_on))
     vars(made)["_becomes"] = cls
     made.__class__ = cls.awaited
     return made

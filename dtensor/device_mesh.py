@@ -18,9 +18,11 @@ from dtckpt.errors import PlacementError
 
 from .collectives import Peers
 from .costs import CostModel
+from .devices import device_of_rank
 from .groups import check_group_ranks, given_groups, make_group, ranks_of
 from .halving import HalvingDict
 from .mesh import Mesh
+from .mesh_agreement import require_same_mesh
 from .modes import enter_mesh, leave_mesh
 
 T = TypeVar("T")
@@ -42,6 +44,10 @@ class DeviceMesh:
     world group tensors go from this mesh to those; without it such a group is made. Two meshes are
     equal when ranks, shape and device type are.
 
+    In a job every rank has to make the mesh, those outside of it, too, unless ``groups`` or
+    ``rank`` is given: the ranks compare what they pass, and PlacementError is raised on all of them
+    where it differs. To plan with, a ``Mesh`` is enough.
+
     >>> mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("dp", "tp"))
     >>> mesh.shape, mesh.size("tp"), mesh.get_rank() if mesh.has_rank else None
     ((2, 2), 2, None)
@@ -58,6 +64,11 @@ class DeviceMesh:
         world_group: Any = None,
         within: DeviceMesh | None = None,
     ) -> None:
+        is_of_job = (
+            rank is None and groups is None and world_group is None and dist.is_initialized()
+        )
+        if is_of_job:
+            require_same_mesh(device_type, f"{device_type!r} {_told(mesh, mesh_dim_names)}")
         if ":" in device_type:
             raise PlacementError(
                 f"a mesh needs a device type such as 'cuda', not the single device {device_type!r}"
@@ -73,6 +84,7 @@ class DeviceMesh:
         self._children: dict[object, DeviceMesh] = {}
         self._peers: dict[tuple[int, ...], Peers] = {}
         self._rows: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._device: torch.device | None = None
         self._lock = threading.RLock()
         self._caches: dict[str, Any] = {}
         self.costs: CostModel | None = None
@@ -80,6 +92,8 @@ class DeviceMesh:
         all ranks, before anything is redistributed."""
         self.quick_calls: HalvingDict[tuple[Any, ...], Any] = HalvingDict(MAX_QUICK)
         """Operator calls of known kinds, where every call looks first (``quick``)."""
+        if self._coordinate is not None and (is_of_job or self._groups):
+            _ = self.device  # selected in the thread that makes the mesh, before any group
 
     def _find_rank(self, rank: int | None) -> int | None:
         if rank is not None:
@@ -115,6 +129,17 @@ class DeviceMesh:
         for axis, single in enumerate(groups):
             check_group_ranks(single, made.ranks_along((axis,)), made.mesh_dim_names[axis])
         return made
+
+    @property
+    def device(self) -> torch.device:
+        """This rank's device, with its index, which does not depend on the thread that asks.
+
+        It is selected for the process where nobody has selected one (``devices``).
+        """
+        if self._device is None:
+            above = None if self._parent is None else self._parent[0]
+            self._device = device_of_rank(self.device_type) if above is None else above.device
+        return self._device
 
     @property
     def ndim(self) -> int:
@@ -322,6 +347,18 @@ class DeviceMesh:
 
     def __repr__(self) -> str:
         return f"DeviceMesh({self.device_type!r}, {str(self.layout_mesh)!r})"
+
+
+def _told(mesh: MeshLike, names: Sequence[str] | None) -> str:
+    """Return the same text for the same ranks and names, however they are given."""
+    if isinstance(mesh, Mesh):
+        ranks, names = torch.tensor(mesh.all_ranks()).view(mesh.shape), names or mesh.axis_names
+        return f"{ranks.tolist()} {list(names)}"
+    try:
+        told = str(torch.as_tensor(mesh).tolist())
+    except (TypeError, ValueError, RuntimeError):  # what is wrong with it is said on every rank
+        told = repr(mesh)
+    return f"{told} {None if names is None else list(names)}"
 
 
 def _as_mesh(mesh: MeshLike, names: Sequence[str] | None) -> Mesh:

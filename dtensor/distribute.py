@@ -73,7 +73,7 @@ def scatter_from(tensor: Tensor, spec: DTensorSpec, source: Coordinate | None) -
     what that holds and no more. With None every rank takes its part of its own ``tensor`` and
     nothing is sent.
     """
-    device = torch.device(spec.mesh.device_type)
+    device = spec.mesh.device
     if spec.box is None:
         return tensor.new_empty(
             spec.local_shape, device=tensor.device if tensor.is_meta else device
@@ -88,6 +88,22 @@ def scatter_from(tensor: Tensor, spec: DTensorSpec, source: Coordinate | None) -
     return redistribute_local(local.copy_(part), values, spec)
 
 
+def brought(local: Tensor, mesh: DeviceMesh) -> Tensor:
+    """Return a local tensor on the mesh's device, itself if it is there; meta tensors stay.
+
+    Raises PlacementError where this machine has no such device.
+    """
+    if local.device == mesh.device or local.is_meta:
+        return local
+    try:
+        return local.to(mesh.device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise PlacementError(
+            f"a tensor on {local.device} cannot be brought to {mesh.device}, where mesh "
+            f"{mesh.layout_mesh} lies: {error}"
+        ) from error
+
+
 def _source(mesh: DeviceMesh, source_rank: int) -> tuple[int, ...]:
     if not 0 <= source_rank < min(mesh.shape):
         raise PlacementError(
@@ -99,7 +115,7 @@ def _source(mesh: DeviceMesh, source_rank: int) -> tuple[int, ...]:
 
 def _send_parts(tensor: Tensor, spec: DTensorSpec, source: tuple[int, ...]) -> Tensor:
     mesh, layout = spec.mesh, spec.layout
-    device = torch.device(mesh.device_type)
+    device = mesh.device
     if tensor.is_meta:  # not the source: only shape and dtype count
         tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
     peers = mesh.peers(tuple(range(mesh.ndim)))
@@ -202,7 +218,7 @@ def _padded(shape: tuple[int, ...]) -> list[int]:
 
 def gather_rows(row: list[int], mesh: DeviceMesh) -> dict[tuple[int, ...], list[int]]:
     """Return the ints of every coordinate, as many from each."""
-    device, table = torch.device(mesh.device_type), row
+    device, table = mesh.device, row
     for axis in reversed(range(mesh.ndim)):
         if mesh.shape[axis] > 1:
             rows = all_gather_ints(table, mesh.peers((axis,)), device)

@@ -33,7 +33,7 @@ from .collectives import to_bytes
 from .compilers import opaque
 from .copied_view import LINKS, CopiedView, forget_viewed
 from .device_mesh import DeviceMesh
-from .distribute import agree_on_source, scatter_from, spec_of_local
+from .distribute import agree_on_source, brought, scatter_from, spec_of_local
 from .interop import AnyPlacement, placements_from_torch
 from .layout import Layout, format_placements
 from .leaf_gradients import PlacedGradients, follow_leaf, place_gradient
@@ -86,7 +86,8 @@ class DTensor(PlacedGradients, Checkpointable):  # pyright: ignore[reportIncompa
     ) -> DTensor:
         """Return the tensor of which every rank holds its ``local_tensor``; differentiable.
 
-        The result shares memory with ``local_tensor``. ``placements`` default to Replicate.
+        The result shares memory with ``local_tensor``, which is copied to the mesh's device first
+        if it lies on another one; meta tensors stay. ``placements`` default to Replicate.
         Without ``shape`` the ranks exchange their local shapes once if a dim is sharded, and so
         they do for ``Ragged(dim)``, which takes the sizes that they have. Else nothing is
         exchanged and the local shape is checked against the layout alone. ``run_check`` compares
@@ -98,6 +99,7 @@ class DTensor(PlacedGradients, Checkpointable):  # pyright: ignore[reportIncompa
         """
         _require_plain("from_local", local_tensor)
         mesh = resolve_mesh(device_mesh)
+        local_tensor = brought(local_tensor, mesh)
         ours = resolve_placements(placements, mesh, local_tensor.ndim)
         require_commuting(ours)
         spec = spec_of_local(local_tensor, mesh, ours, shape, stride, compare=run_check)

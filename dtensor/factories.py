@@ -198,8 +198,7 @@ def _one_sequence(size: tuple[Size, ...]) -> Any:
 
 
 def _empty(spec: DTensorSpec) -> Tensor:
-    device = torch.device(spec.mesh.device_type)
-    return torch.empty(spec.local_shape, dtype=spec.dtype, device=device)
+    return torch.empty(spec.local_shape, dtype=spec.dtype, device=spec.mesh.device)
 
 
 def _made(spec: DTensorSpec, write: Callable[[Tensor], object], requires_grad: bool) -> DTensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -14,11 +13,11 @@ from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from dtckpt.errors import PlacementError
 
-from .collectives import Peers, all_gather_ints
 from .device_mesh import DeviceMesh
 from .integers import ints
 from .interop import mesh_from_torch
 from .mesh import Mesh
+from .mesh_agreement import require_same_mesh
 from .modes import active_mesh
 
 _OURS: dict[int, tuple[ref[TorchDeviceMesh], DeviceMesh]] = {}
@@ -45,32 +44,16 @@ def init_device_mesh(
     """
     if not dist.is_initialized():
         dist.init_process_group()
-    _check_agreement(f"{device_type!r} {mesh_shape!r} {mesh_dim_names!r}")
+    require_same_mesh(device_type, f"{device_type!r} {mesh_shape!r} {mesh_dim_names!r}")
     mesh = Mesh(ints(mesh_shape, "the shape of a mesh"), tuple(mesh_dim_names or ()))
     if mesh.size != dist.get_world_size():
         raise PlacementError(
             f"a mesh of shape {mesh.shape} has {mesh.size} ranks, but the job has "
             f"{dist.get_world_size()}"
         )
-    return DeviceMesh(device_type, mesh)
-
-
-def _check_agreement(arguments: str) -> None:
-    """Raise PlacementError on every rank unless all of them pass the same arguments.
-
-    Compared as text, before anything is made of them that could raise on some ranks only.
-    """
-    digest = int.from_bytes(hashlib.sha256(arguments.encode()).digest()[:7])
-    group: Any = dist.group.WORLD
-    uses_cuda = "gloo" not in str(dist.get_backend(group)) and torch.cuda.is_available()
-    device = torch.device("cuda", torch.cuda.current_device()) if uses_cuda else torch.device("cpu")
-    peers = Peers(group, tuple(range(dist.get_world_size())))
-    digests = [row[0] for row in all_gather_ints([digest], peers, device)]
-    others = [rank for rank, other in enumerate(digests) if other != digests[0]]
-    if others:
-        raise PlacementError(
-            f"ranks disagree about the mesh: {others} differ from rank 0; this rank has {arguments}"
-        )
+    made = DeviceMesh(device_type, mesh, rank=dist.get_rank())
+    _ = made.device  # selected now, in this thread and before any group is made
+    return made
 
 
 def device_mesh_from_torch(torch_mesh: TorchDeviceMesh) -> DeviceMesh:

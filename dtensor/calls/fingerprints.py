@@ -23,7 +23,7 @@ def is_same_everywhere(tensor: Tensor, mesh: DeviceMesh) -> bool:
     """
     if mesh.is_silent or mesh.get_coordinate() is None:
         return True
-    device = torch.device(mesh.device_type)
+    device = mesh.device
     value = fingerprint(tensor)
     both = torch.tensor([value, ~value], dtype=torch.int64, device=device)
     for axis in range(mesh.ndim):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -198,8 +197,8 @@ def _plan(source: DTensorSpec, target: DTensorSpec) -> RedistributePlan:
             require_reducible(source.dtype, placement.reduce_op)
     steps = [_step(hop, rank, mesh, target.mesh, costs.few_bytes) for hop in route.hops]
     is_here = same_mesh or not route.hops  # else exchanges end on the other device
-    if is_here and mesh.device_type != target.mesh.device_type:
-        steps.append(Bring(torch.device(target.mesh.device_type)))
+    if is_here and mesh.device != target.mesh.device:
+        steps.append(Bring(target.mesh.device))
     is_nothing = source.layout == target.layout and not steps
     return RedistributePlan(source, target, route, tuple(steps), is_nothing)
 
@@ -213,9 +212,7 @@ def _step(hop: Hop, rank: int, source: DeviceMesh, target: DeviceMesh, few_bytes
     """Return the step of this rank."""
     if hop.is_across:
         union = union_of(source, target)
-        return make_step(
-            hop, rank, union.ranks, union.peers, torch.device(target.device_type), few_bytes
-        )
+        return make_step(hop, rank, union.ranks, union.peers, target.device, few_bytes)
     mesh = source if hop.source.mesh == source.layout_mesh else target
     if mesh.get_coordinate() is None:
         return Absent()
@@ -223,4 +220,4 @@ def _step(hop: Hop, rank: int, source: DeviceMesh, target: DeviceMesh, few_bytes
     peers: Peers | None = None
     if hop.axes and hop.kind != "spread":
         ranks, peers = mesh.ranks_along(hop.axes), mesh.peers(hop.axes)
-    return make_step(hop, rank, ranks, peers, torch.device(mesh.device_type), few_bytes)
+    return make_step(hop, rank, ranks, peers, mesh.device, few_bytes)

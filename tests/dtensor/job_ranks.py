@@ -1,4 +1,7 @@
-"""Four ranks with torch's own DTensors beside ours. Run by test_interop, one process per rank."""
+"""Four ranks of a job: what needs torch's default group, and torch's own DTensors beside ours.
+
+Run by test_interop, one process per rank.
+"""
 
 # pyright: reportPrivateImportUsage=false
 # torch does not mark what its checkpoint package exports.
@@ -9,9 +12,11 @@ import copy
 import gc
 import itertools
 import sys
+from datetime import timedelta
 from typing import Any
 from weakref import ref
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as torch_checkpoint
@@ -52,6 +57,8 @@ from dtckpt.dtensor import (
 from dtckpt.dtensor.interop import mesh_from_torch, placements_to_torch
 from dtckpt.dtensor.mesh_setup import device_mesh_from_torch
 from dtckpt.dtensor.placement import Placement
+from dtckpt.dtensor.random import agreeing
+from dtckpt.errors import PlacementError
 
 from ..processes import join_group, leave_group
 
@@ -226,6 +233,69 @@ def check_torch_state_dicts() -> None:
         assert torch.equal(found.full_tensor(), moment)
 
 
+def check_that_ranks_make_the_same_mesh() -> None:
+    """A mesh that differs between ranks is refused on all of them, and so is one that is none."""
+    rank = dist.get_rank()
+    for ours, others in (([3, 2, 1, 0], [0, 1, 2, 3]), ([[0, 1], [2, 3]], [0, 1]), ([0, 0], [0])):
+        given = ours if rank == 0 else others
+        with pytest.raises(PlacementError, match=r"ranks disagree about the mesh: \[1, 2, 3\]"):
+            DeviceMesh("cpu", given)
+    with pytest.raises(PlacementError, match="ranks disagree"):
+        DeviceMesh("cpu", [0, 1, 2, 3], mesh_dim_names=["a" if rank else "b"])
+    made = DeviceMesh("cpu", [3, 1] if rank % 2 else torch.tensor([3, 1]))
+    assert made.get_coordinate() == {3: (0,), 1: (1,)}.get(rank)
+    assert made.device == torch.device("cpu")
+
+
+def check_streams_of_random_numbers() -> None:
+    """Meshes that share ranks never draw the same numbers; torch's seeds count."""
+    rank = dist.get_rank()
+    torch.manual_seed(20 + rank)  # that of the first rank of a mesh counts
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+
+    def drawn(of: DeviceMesh) -> tuple[float, ...]:
+        return tuple(
+            rand(6, device_mesh=of, placements=[Shard(0)] * of.ndim).full_tensor().tolist()
+        )
+
+    dp, tp = drawn(mesh["dp"]), drawn(mesh["tp"])
+    meshes = (
+        mesh,
+        mesh.flatten(),
+        DeviceMesh("cpu", [0, 1, 2, 3]),
+        DeviceMesh("cpu", [3, 2, 1, 0]),
+    )
+    found = [dp, tp, *map(drawn, meshes)]
+    assert len(set(found)) == len(found), "no mesh repeats another one's numbers"
+    everywhere: list[Any] = [None] * 4
+    dist.all_gather_object(everywhere, found)
+    assert all(other[2:] == found[2:] for other in everywhere)
+    assert everywhere[0][0] == everywhere[2][0], "what shares a coordinate draws alike"
+    seen: dict[int, list[tuple[float, ...]]] = {}
+    for seed in (5, 6, 5):
+        torch.manual_seed(seed + 10 * rank)
+        now = [drawn(mesh), drawn(mesh)]
+        assert seen.setdefault(seed, now) == now, "torch.manual_seed begins anew"
+    assert seen[5] != seen[6]
+    torch.manual_seed(5 + 10 * rank)
+    assert [drawn(mesh), drawn(mesh)] == seen[5], "also with the seed that there was"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(99)
+        drawn(mesh)
+    assert drawn(mesh) not in seen[5], "after another seed the draws go on"
+    whole: list[Any] = [None] * 4
+    dist.all_gather_object(whole, [seen, random.get_rng_state(mesh)])
+    assert all(other == whole[0] for other in whole)
+    agreeing.PATIENCE = timedelta(seconds=1)
+    if rank == 2:
+        torch.manual_seed(1234)
+        with pytest.raises(
+            PlacementError, match=r"seeded or set back on this rank \(2\), and ranks \[0, 1, 3\]"
+        ):
+            drawn(mesh)
+    dist.barrier()
+
+
 def main(folder: str) -> None:
     """Run all checks on this rank."""
     join_group()
@@ -236,6 +306,9 @@ def main(folder: str) -> None:
     check_adoption()
     check_random_numbers_of_a_torch_mesh()
     check_torch_state_dicts()
+
+    check_that_ranks_make_the_same_mesh()
+    check_streams_of_random_numbers()
     torch_mesh = torch_init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     net = torch.nn.Linear(3, 11, bias=False)
     whole = torch.arange(33.0).view(11, 3)
