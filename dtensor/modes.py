@@ -1,18 +1,57 @@
-"""Settings of a ``with`` block; each thread has its own."""
+"""Settings of a ``with`` block; each thread has its own, and autograd's threads those of its caller.
+
+On accelerators a backward pass runs in threads of autograd. What holds where it was started holds
+there, too: the settings are handed on beside the context variable that other code reads.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from .torch_private import hand_to_autograd, handed_to_autograd
 
 if TYPE_CHECKING:
     from .device_mesh import DeviceMesh
 
-_STRICT: ContextVar[bool] = ContextVar("dtckpt_strict", default=False)
-_MESHES: ContextVar[tuple[DeviceMesh, ...]] = ContextVar("dtckpt_meshes", default=())
-_REPLICATE: ContextVar[bool] = ContextVar("dtckpt_replicate", default=False)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Settings:
+    is_strict: bool = False
+    replicates: bool = False
+    meshes: tuple[DeviceMesh, ...] = ()
+
+
+_KEY = "dtckpt_settings"
+_DEFAULT = _Settings()
+_SETTINGS: ContextVar[_Settings | None] = ContextVar("dtckpt_settings", default=None)
+
+_Before = tuple[Token[_Settings | None], object]
+_ENTERED: ContextVar[tuple[_Before, ...]] = ContextVar("dtckpt_entered", default=())
+"""What there was before each mesh that is active."""
+
+
+def _now() -> _Settings:
+    found = _SETTINGS.get()
+    if found is None:  # a thread without settings of its own: one of autograd's, or a fresh one
+        handed = handed_to_autograd(_KEY)
+        return handed if isinstance(handed, _Settings) else _DEFAULT
+    return found
+
+
+def _set(settings: _Settings) -> _Before:
+    before = _SETTINGS.set(settings), handed_to_autograd(_KEY)
+    hand_to_autograd(_KEY, settings)
+    return before
+
+
+def _restore(before: _Before) -> None:
+    token, handed = before
+    _SETTINGS.reset(token)
+    hand_to_autograd(_KEY, handed)
 
 
 @contextmanager
@@ -22,16 +61,16 @@ def strict(enabled: bool = True) -> Generator[None]:
     Outside it such an operator is decomposed as torch does it, or else gathered and run whole on
     every rank. ``strict(False)`` undoes it within a block.
     """
-    token = _STRICT.set(enabled)
+    before = _set(replace(_now(), is_strict=enabled))
     try:
         yield
     finally:
-        _STRICT.reset(token)
+        _restore(before)
 
 
 def is_strict() -> bool:
     """Return whether operators without a rule are errors."""
-    return _STRICT.get()
+    return _now().is_strict
 
 
 @contextmanager
@@ -42,29 +81,33 @@ def implicit_replication() -> Generator[None]:
     plain tensor of more than one element is compared across the ranks at every call, which costs a
     small collective, and raises PlacementError on all of them where it differs.
     """
-    token = _REPLICATE.set(True)
+    before = _set(replace(_now(), replicates=True))
     try:
         yield
     finally:
-        _REPLICATE.reset(token)
+        _restore(before)
 
 
 def replicates_plain_tensors() -> bool:
     """Return whether all plain tensors are taken as replicated."""
-    return _REPLICATE.get()
+    return _now().replicates
 
 
 def enter_mesh(mesh: DeviceMesh) -> None:
     """Make a mesh the active one until ``leave_mesh``."""
-    _MESHES.set((*_MESHES.get(), mesh))
+    now = _now()
+    before = _set(replace(now, meshes=(*now.meshes, mesh)))
+    _ENTERED.set((*_ENTERED.get(), before))
 
 
 def leave_mesh() -> None:
     """Make the mesh before the active one active again."""
-    _MESHES.set(_MESHES.get()[:-1])
+    *rest, before = _ENTERED.get()
+    _ENTERED.set(tuple(rest))
+    _restore(before)
 
 
 def active_mesh() -> DeviceMesh | None:
     """Return the mesh of the innermost ``with mesh:`` of this thread, if any."""
-    meshes = _MESHES.get()
+    meshes = _now().meshes
     return meshes[-1] if meshes else None

@@ -83,3 +83,25 @@ def job_store() -> Any:
         return None if get is None else get()
     except (RuntimeError, ValueError):
         return None
+
+
+_TLS = tuple(
+    found(path) for path in ("_C._stash_obj_in_tls", "_C._is_key_in_tls", "_C._get_obj_in_tls")
+)
+
+
+def hand_to_autograd(key: str, value: object) -> None:
+    """Let threads in which autograd works for this one find a value.
+
+    Where torch has no means, those threads find none: settings do not reach a backward pass on an
+    accelerator.
+    """
+    if None not in _TLS:
+        _TLS[0](key, value)
+
+
+def handed_to_autograd(key: str) -> Any:
+    """Return the value that this thread, or the one that autograd works for here, has handed on."""
+    if None in _TLS or not _TLS[1](key):
+        return None
+    return _TLS[2](key)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dtckpt.dtensor import DeviceMesh, DTensor, Replicate, Shard, devices, rand
+from dtckpt.dtensor import torch_private as private
 from dtckpt.dtensor.awaited import awaited
 from dtckpt.dtensor.devices import device_of_rank
 from dtckpt.dtensor.spec import spec_of
@@ -21,6 +22,7 @@ from dtckpt.dtensor.streams import Origin
 from dtckpt.errors import PlacementError, UnsupportedOp
 
 from .rank_meshes import run_on_mesh
+from .test_device_mesh import run_script
 
 
 class Accelerator:
@@ -266,3 +268,69 @@ def test_async_op_needs_no_streams_on_the_cpu() -> None:
         assert found[0].tolist() == [1] * 6
 
     run_on_mesh((2,), body)
+
+
+AUTOGRAD_THREADS = """
+import threading, torch
+from torch.utils import backend_registration
+from dtckpt.dtensor import DeviceMesh, implicit_replication, strict
+from dtckpt.dtensor.distribute import brought
+from dtckpt.dtensor.modes import active_mesh, is_strict, replicates_plain_tensors
+
+class Module(backend_registration._DummyBackendModule):
+    def current_device(self):
+        return 0
+
+    def set_device(self, index):
+        assert index == 0
+
+backend_registration._setup_privateuseone_for_python_backend("made_up", Module())
+empty = torch._C._acc.create_empty_tensor
+mesh, other = DeviceMesh("cpu", [0], rank=0), DeviceMesh("cpu", [0], rank=0)
+seen = []
+
+def now():
+    return is_strict(), replicates_plain_tensors(), active_mesh()
+
+class Through(torch.autograd.Function):  # its backward runs in a thread of the device
+    @staticmethod
+    def forward(ctx, x):
+        return empty((3,), torch.float32)
+
+    @staticmethod
+    def backward(ctx, grad):
+        assert threading.current_thread() is not threading.main_thread()
+        seen.append(now())
+        with strict(False), other:
+            seen.append(now())
+        seen.append(now())
+        return torch.ones(3)
+
+def run():
+    x = torch.ones(3, requires_grad=True)
+    seen.clear()
+    torch.autograd.backward(Through.apply(x), empty((3,), torch.float32))
+    return list(seen)
+
+default, inner = (False, False, None), (False, False, other)
+for _ in range(2):
+    assert run() == [default, inner, default], seen
+    with strict(), mesh:
+        assert run() == [(True, False, mesh), inner, (True, False, mesh)], seen
+        with implicit_replication(), strict(False):
+            assert run() == [(False, True, mesh), (False, True, other), (False, True, mesh)], seen
+        assert run()[0] == (True, False, mesh)
+    assert now() == default
+
+far = DeviceMesh("made_up", [0], rank=0)
+assert far.device == torch.device("made_up", 0), far.device
+local = empty((3,), torch.float32)
+assert brought(local, far) is local
+"""
+
+
+@pytest.mark.skipif(
+    private.found("_C._acc.create_empty_tensor") is None, reason="torch has no such backends"
+)
+def test_settings_reach_the_threads_of_autograd() -> None:
+    run_script(AUTOGRAD_THREADS)
