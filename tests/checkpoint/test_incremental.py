@@ -71,6 +71,28 @@ def test_only_what_has_changed_is_written(background: bool) -> None:
     assert dcp.verify(third).bytes_checked > FROZEN * 4
 
 
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("changed", ["first", "second", "both", "none"])
+def test_direct_writes_hold_what_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: bool, changed: str
+) -> None:
+    """What is copied for the background lies as in a file of all chunks, borrowed ones included."""
+    monkeypatch.setattr("dtckpt.storage.local._DIRECT_BYTES", 1)
+    state = {"first": torch.randn(10_000), "second": torch.randn(20_000)}
+    base, store = (LocalStore(tmp_path / name, direct_io=True) for name in ("1", "2"))
+    dcp.save(state, base)
+    for name in ("first", "second"):
+        if changed in (name, "both"):
+            state[name] = torch.randn_like(state[name])
+    if background:
+        dcp.async_save(state, store, base=base).result(60)
+    else:
+        dcp.save(state, store, base=base)
+    with dcp.open(store) as checkpoint:
+        for name, value in state.items():
+            assert torch.equal(checkpoint[name][...], value)
+
+
 def test_nothing_changed_at_all() -> None:
     root = MemoryStore()
     for number in (1, 2):
