@@ -15,6 +15,7 @@ from ..placement import REDUCE_OPS
 from ..schemas import base_name
 from .factors import LINEAR_OPS, Dim, Dims, Factors
 from .local import reshaped, with_local_shape
+from .reshaping import reshape_dims
 from .table import LocalCall, LocalMaker, OpCall, Rule, rule
 
 aten = torch.ops.aten
@@ -53,8 +54,9 @@ def unsqueezed(call: OpCall) -> Rule:
 )
 def reshape(call: OpCall) -> Rule:
     """Dims joined and split; a group of them may be cut along its first dim."""
-    first = call.outputs[0]
-    inputs, outputs = reshape_dims(call.specs[0].shape, first.shape if first else ())
+    first, source = call.outputs[0], call.specs[0]
+    cut = frozenset(dim for dim, splits in enumerate(source.layout.splits) if splits)
+    inputs, outputs = reshape_dims(source.shape, first.shape if first else (), cut)
     return unary(call, inputs, outputs, reshaped)
 
 
@@ -224,41 +226,6 @@ def _with_strides(tensor: Tensor, stride: Sequence[int]) -> Tensor:
 
 def _extent(shape: Sequence[int], stride: Sequence[int]) -> int:
     return 1 + sum(step * (size - 1) for step, size in zip(stride, shape, strict=True))
-
-
-def reshape_dims(source: Sequence[int], target: Sequence[int]) -> tuple[Dims, Dims]:
-    """Return the factors of a reshape: one per smallest group of dims of equal product.
-
-    The first dim of a group larger than 1 carries the factor, in units of what follows it.
-
-    >>> reshape_dims((4, 3, 5), (12, 5))[0]
-    (Dim(factor=0, unit=3, window=None), None, Dim(factor=1, unit=1, window=None))
-    """
-    inputs: list[Dim | None] = [None] * len(source)
-    outputs: list[Dim | None] = [None] * len(target)
-    if 0 in source:
-        return tuple(inputs), tuple(outputs)
-    i = j = factor = 0
-    while i < len(source) and j < len(target):
-        first, second = i, j
-        product, other = source[i], target[j]
-        i, j = i + 1, j + 1
-        while product != other:
-            if product < other:
-                product, i = product * source[i], i + 1
-            else:
-                other, j = other * target[j], j + 1
-        lead = _leading(source, first, i)
-        led = _leading(target, second, j)
-        if lead is not None and led is not None:
-            inputs[lead] = Dim(factor, product // source[lead])
-            outputs[led] = Dim(factor, product // target[led])
-        factor += 1
-    return tuple(inputs), tuple(outputs)
-
-
-def _leading(shape: Sequence[int], start: int, end: int) -> int | None:
-    return next((dim for dim in range(start, end) if shape[dim] > 1), None)
 
 
 def all_dims(ndim: int) -> Dims:

@@ -5,12 +5,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dtckpt.dtensor import DeviceMesh, Placement, Ragged, Replicate, Shard
+
 from .op_cases import Case, check_on
+from .rank_meshes import collectives, run_on_mesh, scattered
 
 aten = torch.ops.aten
 
@@ -26,6 +32,8 @@ VIEWS = [
     Case("view_uneven", lambda a: a.view(3, 5).view(5, 3).view(-1).view(15, 1), ((5, 3),)),
     Case("expand_ones", lambda a: a.expand(2, 4, 3) * 2, ((4, 1),)),
     Case("squeeze_dims", lambda a: a.squeeze((0, 2)) + a.squeeze(0).squeeze(1), ((1, 5, 1),)),
+    Case("ones_moved", lambda a: a.view(2, 1, 4) * a.view(1, 8).view(2, 1, 4), ((1, 8, 1),)),
+    Case("ones_joined", lambda a: a.reshape(8) + a.flatten() * a.view(4, 2).view(-1), ((2, 1, 4),)),
     Case("diagonal", lambda a: a.diagonal(1, 2, 0) * 2, ((3, 5, 4),)),
     Case("diag_embed", lambda a: a.diag_embed(1, 0, -1), ((5, 3),)),
     Case("unfold", lambda a: a.unfold(0, 2, 3) * a.unfold(-3, 3, 4).sum(), ((7, 3, 2),)),
@@ -106,3 +114,55 @@ def test_one_axis(part: int) -> None:
 @pytest.mark.parametrize("part", range(4))
 def test_two_axes(part: int) -> None:
     check_on((2, 2), CASES[part::4], 1, special=2)
+
+
+IDENTITIES: dict[str, Callable[[Tensor], Tensor]] = {
+    "view": lambda x: x.view(1, 8),
+    "reshape": lambda x: x.reshape(1, 8),
+    "view_as": lambda x: x.view_as(x),
+    "flatten": lambda x: x.flatten(1),
+    "unflatten and back": lambda x: x.unflatten(1, (2, 4)).flatten(1),
+    "unsqueeze and back": lambda x: x.unsqueeze(1).squeeze(1),
+}
+
+
+@pytest.mark.parametrize("name", IDENTITIES)
+@pytest.mark.parametrize("cuts", [[Shard(0), Replicate()], [Shard(1), Shard(0)], [Shard(0)] * 2])
+def test_identities_keep_a_cut_of_a_dim_of_size_one(name: str, cuts: list[Placement]) -> None:
+    def body(mesh: DeviceMesh) -> None:
+        tensor = scattered(torch.arange(8.0).view(1, 8), mesh, cuts)
+        with collectives() as seen:
+            view: Any = IDENTITIES[name](tensor)
+        assert seen == []
+        assert view.placements == tensor.placements
+        view.zero_()  # and its memory
+        assert not tensor.to_local().any()
+
+    run_on_mesh((2, 2), body)
+
+
+@pytest.mark.parametrize(
+    ("shape", "cut", "target", "placement"),
+    [
+        ((1, 8), 0, (8,), Ragged(0, (8, 0))),
+        ((8, 1), 1, (2, 4), Ragged(0, (2, 0))),
+        ((2, 1, 4), 1, (8,), Ragged(0, (8, 0))),
+        ((1, 8), 0, (8, 1), Shard(1)),
+        ((1, 1, 8), 1, (1, 8), Shard(0)),
+        ((1, 1), 0, (1,), Shard(0)),
+    ],
+)
+def test_a_dim_of_size_one_lies_on_one_rank_in_every_shape(
+    shape: tuple[int, ...], cut: int, target: tuple[int, ...], placement: Placement
+) -> None:
+    whole = torch.arange(float(torch.Size(shape).numel())).view(shape)
+
+    def body(mesh: DeviceMesh) -> None:
+        tensor = scattered(whole, mesh, [Shard(cut)])
+        with collectives() as seen:
+            view = tensor.view(target)
+        assert seen == []
+        assert view.placements == (placement,)
+        assert torch.equal(view.full_tensor(), whole.view(target))
+
+    run_on_mesh((2,), body)

@@ -87,9 +87,11 @@ def test_shapes_changed_in_place(placement: Any) -> None:
 
 
 def test_writes_after_a_shape_change_that_moves_the_tensor_reach_other_views() -> None:
+    cut = [Shard(1), Shard(1)]
+
     def body(mesh: DeviceMesh) -> None:
         for name, args in (("squeeze_", (1,)), ("as_strided_", ((2, 3), (1, 2), 1))):
-            x, whole = scattered(torch.ones(4, 1, 6), mesh, [Shard(1)]), torch.ones(4, 1, 6)
+            x, whole = scattered(torch.ones(4, 1, 6), mesh, cut), torch.ones(4, 1, 6)
             other, expected = x.permute(2, 0, 1), whole.permute(2, 0, 1)
             for tensor in (x, whole):
                 getattr(tensor, name)(*args)
@@ -100,7 +102,7 @@ def test_writes_after_a_shape_change_that_moves_the_tensor_reach_other_views() -
             with pytest.raises(PlacementError, match="written since"):
                 x.add_(1)
 
-    run_on_mesh((2,), body)
+    run_on_mesh((2, 2), body)
 
 
 def test_changes_of_storage_are_refused() -> None:
