@@ -64,6 +64,8 @@ def start_all_reduce(
     """
     dtype = local.dtype
     require_reducible(dtype, reduce_op)
+    if local.is_meta:
+        return lambda: torch.empty_like(local)
     if few_bytes is None:
         few_bytes = costs_of(local.device.type).few_bytes
     if _sends_terms(local.nbytes, dtype, reduce_op, peers.size, few_bytes):

@@ -198,6 +198,8 @@ def remember(
     is_view = plan.is_view or plan.op is torch.ops.aten._unsafe_view.default
     if plan.written_back or (plan.moves and (is_view or bound.specs[0].box is None)):
         return
+    if plan.moves and bound.leaves[0].is_meta:  # which needs no group, and may have none
+        return
     given: list[Tensor] = []
     collect_tensors([*args, *kwargs.values()], given)
     leaves = zip(given, bound.leaves, bound.specs, strict=True)

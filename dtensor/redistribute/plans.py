@@ -18,7 +18,7 @@ from ..placement import Partial
 from ..reductions import require_reducible
 from ..spec import DTensorSpec
 from .packing import carried
-from .route import Hop, Route, plan_route
+from .route import Hop, Route, plan_route, require_commuting
 from .single import PLAIN_DTYPES
 from .steps import Absent, Bring, Step, make_step
 from .union import union_of
@@ -41,6 +41,8 @@ class RedistributePlan:
 
     def run(self, local: Tensor) -> Tensor:
         """Return the local tensor of the target; ``local`` itself where nothing moves."""
+        if local.is_meta:
+            return without_values(local, self.source, self.target)
         if not self.steps:
             return self._kept(local)
         local = self.begun(local)
@@ -108,6 +110,8 @@ def redistribute_local(local: Tensor, source: DTensorSpec, target: DTensorSpec) 
     """
     if source is target or (source.box is None and target.box is None):
         return local
+    if local.is_meta:
+        return without_values(local, source, target)
     plan = plan_redistribute(source, target)
     made = plan.run(local)
     return own_copy(made) if made is local and not plan.is_nothing else made
@@ -117,7 +121,7 @@ def start_redistribute(
     local: Tensor, source: DTensorSpec, target: DTensorSpec
 ) -> Callable[[], Tensor] | None:
     """Start a ``redistribute_local`` and return what waits for it; None if nothing is sent."""
-    if source is target or (source.box is None and target.box is None):
+    if local.is_meta or source is target or (source.box is None and target.box is None):
         return None
     plan = plan_redistribute(source, target)
     if all(step.key is None for step in plan.steps):
@@ -134,18 +138,35 @@ def redistribute_locals(
     in one collective. Every rank must call with the same moves in the same order.
     """
     made = list(locals_)
-    plans = [
-        (i, plan_redistribute(source, target))
-        for i, (source, target) in enumerate(moves)
-        if source is not target and not (source.box is None and target.box is None)
-    ]
+    plans: list[tuple[int, RedistributePlan]] = []
+    for i, (source, target) in enumerate(moves):
+        if source is target or (source.box is None and target.box is None):
+            continue
+        if made[i].is_meta:  # also where there is no group to make a plan with
+            made[i] = without_values(made[i], source, target)
+        else:
+            plans.append((i, plan_redistribute(source, target)))
     run_together(plans, made)
     return made
 
 
+def without_values(local: Tensor, source: DTensorSpec, target: DTensorSpec) -> Tensor:
+    """Return what a local tensor on the meta device becomes: nothing is sent, and nothing known.
+
+    Raises PlacementError where values could not go there either.
+    """
+    _require_possible(source, target)
+    if source.layout.lies_as(target.layout):
+        return local
+    return local.new_empty(target.local_shape)
+
+
 def run_together(plans: Sequence[tuple[int, RedistributePlan]], locals_: list[Tensor]) -> None:
     """Run the plans of tensors, given by their place in a list in which the results are put."""
-    plans = [(i, plan) for i, plan in plans if plan.steps]
+    for i, plan in plans:
+        if locals_[i].is_meta:
+            locals_[i] = plan.run(locals_[i])
+    plans = [(i, plan) for i, plan in plans if plan.steps and not locals_[i].is_meta]
     for i, plan in plans:
         locals_[i] = plan.begun(locals_[i])
     waiting = [(i, plan.steps) for i, plan in plans]
@@ -190,17 +211,32 @@ def _plan(source: DTensorSpec, target: DTensorSpec) -> RedistributePlan:
     may_group = mesh.can_group if same_mesh else _all_can_group
     route = plan_route(source.layout, target.layout, source.dtype.itemsize, costs, may_group)
     rank = mesh.get_rank()
-    for axis, placement in enumerate(source.placements):
-        # Refused on all ranks and meshes, also by those that only wait for what comes after.
-        stays = same_mesh and target.placements[axis] == placement
-        if isinstance(placement, Partial) and not stays:
-            require_reducible(source.dtype, placement.reduce_op)
+    _require_possible(source, target)
     steps = [_step(hop, rank, mesh, target.mesh, costs.few_bytes) for hop in route.hops]
     is_here = same_mesh or not route.hops  # else exchanges end on the other device
     if is_here and mesh.device != target.mesh.device:
         steps.append(Bring(target.mesh.device))
     is_nothing = source.layout == target.layout and not steps
     return RedistributePlan(source, target, route, tuple(steps), is_nothing)
+
+
+def _require_possible(source: DTensorSpec, target: DTensorSpec) -> None:
+    """Raise PlacementError for what has no values there, on all ranks and on meshes of all sizes.
+
+    Also on those ranks that only wait for what comes after.
+    """
+    require_commuting(target.placements)
+    same_mesh = source.mesh.layout_mesh == target.mesh.layout_mesh
+    stays = target.placements if same_mesh else (None,) * source.mesh.ndim
+    reduced = [
+        placement
+        for placement, then in zip(source.placements, stays, strict=True)
+        if isinstance(placement, Partial) and placement != then
+    ]
+    if reduced:
+        require_commuting(source.placements)
+    for placement in reduced:
+        require_reducible(source.dtype, placement.reduce_op)
 
 
 def _all_can_group(axes: tuple[int, ...]) -> bool:

@@ -35,7 +35,6 @@ def agreed(
     The ranks are those that differ along ``axes``; each must call. The rank where it failed raises
     what it met, the others LinAlgError.
     """
-    peers = [mesh.peers((axis,)) for axis in axes]
 
     def call(*args: Any, **kwargs: Any) -> Any:
         error: RuntimeError | None = None
@@ -45,9 +44,11 @@ def agreed(
         except RuntimeError as met:
             error = met
         device = next(a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)).device
+        if device.type == "meta" and error is None:
+            return result
         failed = torch.tensor([int(error is not None)], dtype=torch.int32, device=device)
-        for others in peers:
-            failed = all_reduce(failed, "max", others)
+        for axis in axes:
+            failed = all_reduce(failed, "max", mesh.peers((axis,)))
         if error is not None:
             raise error
         if failed.item():
