@@ -16,9 +16,14 @@ DIGEST_BYTES = 16
 DEFAULT_BLOCK_BYTES = 1 << 20
 
 
-def digest(data: bytes | bytearray | memoryview) -> bytes:
-    """Return the 16-byte xxh3_128 digest of some bytes."""
-    return xxhash.xxh3_128_digest(data)
+def digest(data: bytes | bytearray | memoryview, *more: bytes | memoryview) -> bytes:
+    """Return the 16-byte xxh3_128 digest of some bytes, of all of them in a row."""
+    if not more:
+        return xxhash.xxh3_128_digest(data)
+    whole = xxhash.xxh3_128(data)
+    for part in more:
+        whole.update(part)
+    return whole.digest()
 
 
 def num_blocks(chunk_bytes: int, block_bytes: int) -> int:

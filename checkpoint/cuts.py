@@ -14,6 +14,8 @@ from ..dtensor.box import Box, row_major_strides
 
 READ_BYTES = 16 << 20
 """Most bytes that are read in one go."""
+PAGE_BYTES = 4 << 10
+"""Gaps up to this are read over: the system reads pages anyway."""
 DIRECT_BYTES = 64 << 10
 """Runs of fewer bytes are copied: that costs less than a buffer of their own in a read."""
 
@@ -58,7 +60,8 @@ class Geometry:
         if common is None:
             return
         strides = tuple(s * self.itemsize for s in row_major_strides(self.chunk.sizes))
-        for part in _without_wide_gaps(common, strides, self.block_bytes, self.itemsize):
+        widest = max(self.block_bytes, PAGE_BYTES)
+        for part in _without_wide_gaps(common, strides, widest, self.itemsize):
             is_run = _is_contiguous(part.sizes, self.chunk.sizes) and _is_contiguous(
                 part.sizes, self.wanted.sizes
             )
@@ -86,7 +89,8 @@ class Geometry:
 
     def _cut_box(self, part: Box, strides: tuple[int, ...]) -> Iterator[Cut]:
         start, end = self._span(part, strides)
-        if part.numel > 1 and end - start > READ_BYTES - 2 * self.block_bytes:
+        most = max(READ_BYTES - 2 * self.block_bytes, self.block_bytes)
+        if part.numel > 1 and end - start > most:
             for half in part.halves():
                 yield from self._cut_box(half, strides)
         else:
@@ -141,6 +145,8 @@ def _without_wide_gaps(
     box: Box, strides: tuple[int, ...], block_bytes: int, itemsize: int
 ) -> Iterator[Box]:
     """Yield parts in which neighbours lie less than a block apart, so that no block is in vain.
+
+    Of blocks that are smaller than a page some are: that costs less than a part for each.
 
     >>> [str(part) for part in _without_wide_gaps(Box((0, 0), (2, 3)), (80, 4), 64, 4)]
     ['[0:1,0:3]', '[1:2,0:3]']

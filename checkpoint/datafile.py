@@ -14,16 +14,28 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
-from dtckpt.errors import Corrupt
+from dtckpt.errors import CheckpointError, Corrupt
 
 from .blocks import DEFAULT_BLOCK_BYTES, DIGEST_BYTES, num_blocks
 from .dtypes import DTYPES, DType, dtype_of_code
+from .limits import (
+    MAX_BLOCK_BYTES,
+    MAX_SIZE,
+    MIN_BLOCK_BYTES,
+    check_metadata_bytes,
+    json_memory,
+    parse_json,
+    shown,
+    text_of,
+)
 
 ALIGNMENT = 4096
+_DIGITS = re.compile(r"[0-9]{1,9}")
 TABLE_KEY = "__dtckpt_blocks__"
 
 
@@ -89,7 +101,8 @@ def lay_out(
 ) -> tuple[FileLayout, bytes]:
     """Return the layout and the header bytes of a file of (key, dtype, shape) chunks.
 
-    Wide dtypes come first and keep their given order otherwise.
+    Wide dtypes come first and keep their given order otherwise. Raises CheckpointError if the
+    header is longer than readers take it.
     """
     entries: dict[str, Entry] = {}
     metadata = {
@@ -119,6 +132,7 @@ def lay_out(
         "data_offsets": (start, start + block * DIGEST_BYTES),
     }
     text = json.dumps(header, separators=(",", ":")).encode()
+    check_metadata_bytes(json_memory(text), f"the header of a data file of {len(entries)} chunks")
     text += b" " * (-(8 + len(text)) % ALIGNMENT)
     layout = FileLayout(
         save_id=save_id,
@@ -138,40 +152,52 @@ def parse_header(data: bytes, where: str) -> FileLayout:
     if length != len(data) - 8:
         raise Corrupt(f"{where}: the header has {len(data) - 8} bytes, its length says {length}")
     try:
-        header = cast(dict[str, Any], json.loads(data[8:]))
+        header = cast(dict[str, Any], parse_json(data[8:], where))
         metadata = header.pop("__metadata__")
         table = header.pop(TABLE_KEY)
-        block_bytes = int(metadata["dtckpt_block_bytes"])
-        if metadata["dtckpt_version"] != "1" or block_bytes < 1:
-            raise Corrupt(f"{where}: unusable header metadata {metadata!r}")
+        block_bytes = _block_bytes(metadata["dtckpt_block_bytes"])
+        if metadata["dtckpt_version"] != "1":
+            raise Corrupt(f"{where}: unusable header metadata {shown(metadata)}")
         entries = _entries(header, block_bytes, where)
         last = next(reversed(entries.values()), None)
         layout = FileLayout(
-            save_id=metadata["dtckpt_save_id"],
+            save_id=text_of(metadata["dtckpt_save_id"], "dtckpt_save_id"),
             block_bytes=block_bytes,
             data_start=len(data),
             data_bytes=last.end if last else 0,
             num_blocks=last.first_block + num_blocks(last.num_bytes, block_bytes) if last else 0,
             entries=entries,
-            references=_references(metadata),
+            references=_references(metadata, where),
         )
         _check_table(layout, table["data_offsets"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise Corrupt(f"{where}: malformed header of {len(data)} bytes: {error!r}") from error
+    except CheckpointError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise Corrupt(f"{where}: malformed header of {len(data)} bytes: {shown(error)}") from error
     return layout
 
 
-def _references(metadata: dict[str, str]) -> dict[str, str]:
-    told = cast(dict[str, Any], json.loads(metadata.get("dtckpt_references", "{}")))
-    if not all(isinstance(where, str) for where in told.values()):
-        raise ValueError(f"malformed references {told!r}")
+def _block_bytes(told: object) -> int:
+    text = text_of(told, "dtckpt_block_bytes")
+    if not _DIGITS.fullmatch(text) or not MIN_BLOCK_BYTES <= int(text) <= MAX_BLOCK_BYTES:
+        raise ValueError(
+            f"blocks of {shown(told)} bytes, expected {MIN_BLOCK_BYTES} to {MAX_BLOCK_BYTES}"
+        )
+    return int(text)
+
+
+def _references(metadata: dict[str, Any], where: str) -> dict[str, str]:
+    text = text_of(metadata.get("dtckpt_references", "{}"), "dtckpt_references")
+    told = cast(dict[str, Any], parse_json(text.encode(), f"{where}: dtckpt_references"))
+    if not all(isinstance(file_id, str) for file_id in told.values()):
+        raise ValueError(f"malformed references {shown(told)}")
     return told
 
 
 def _check_table(layout: FileLayout, offsets: list[int]) -> None:
     expected = [layout.data_bytes, layout.data_bytes + layout.table_bytes]
     if offsets != expected:
-        raise ValueError(f"the checksum table lies at {offsets}, expected {expected}")
+        raise ValueError(f"the checksum table lies at {shown(offsets)}, expected {expected}")
 
 
 def _entries(header: dict[str, Any], block_bytes: int, where: str) -> dict[str, Entry]:
@@ -181,13 +207,14 @@ def _entries(header: dict[str, Any], block_bytes: int, where: str) -> dict[str, 
     for key, value in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         start, end = value["data_offsets"]
         dtype = DTYPES.get(value["dtype"]) or dtype_of_code(value["dtype"], f"{where}: {key!r}")
-        shape = tuple(map(int, value["shape"]))
+        shape = tuple(value["shape"])
+        if not all(type(size) is int and 0 <= size < MAX_SIZE for size in shape):
+            raise ValueError(f"entry {shown(key)} has the shape {shown(shape)}")
         num_bytes = math.prod(shape) // dtype.packed * dtype.itemsize
-        if min(shape, default=0) < 0 or start % dtype.itemsize:
-            raise ValueError(f"entry {key!r} has the shape {shape} and lies at {start}")
-        if (start, end) != (position, position + num_bytes):
+        if (start, end) != (position, position + num_bytes) or start % dtype.itemsize:
             raise ValueError(
-                f"entry {key!r} lies at {start} to {end}, expected {num_bytes} bytes at {position}"
+                f"entry {shown(key)} of {num_bytes} bytes lies at {shown(start)} to {shown(end)}, "
+                f"expected it at {position}"
             )
         entries[key] = Entry(key, dtype, shape, position, num_bytes, block)
         position += num_bytes

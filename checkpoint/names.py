@@ -51,3 +51,18 @@ def join(path: Path) -> str:
     'model/embed.weight'
     """
     return "/".join(path)
+
+
+def is_encodable(name: str) -> bool:
+    """Whether a name has a form in UTF-8, as data files need it.
+
+    >>> is_encodable("w"), is_encodable("w" + chr(0xD800))
+    (True, False)
+    """
+    if name.isascii():
+        return True
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -84,11 +84,10 @@ class StoredTensor(NamedTuple):
                 yield Box.whole(self.shape)
             return
         box = layout.box(coordinate)
-        for number, writer in enumerate(self.writers):
-            if writer == replica:
-                part = self._slice(box, number)
-                if not part.is_empty:
-                    yield part
+        if not box.is_empty:
+            for number in self._slices_meeting(box, box):
+                if self.writers[number] == replica:
+                    yield self._slice(box, number)
 
     def chunks_meeting(self, box: Box) -> Iterator[tuple[int, Box, Box]]:
         """Yield (writing rank, chunk, common box) of every chunk that shares elements."""
@@ -101,11 +100,20 @@ class StoredTensor(NamedTuple):
             if len(self.writers) == 1:
                 yield layout.mesh.rank(layout.coordinate(cell, self.writers[0])), chunk, common
                 continue
-            for number, writer in enumerate(self.writers):
+            for number in self._slices_meeting(chunk, common):
                 part = self._slice(chunk, number)
                 both = part.intersect(common)
                 if both is not None:
-                    yield layout.mesh.rank(layout.coordinate(cell, writer)), part, both
+                    coordinate = layout.coordinate(cell, self.writers[number])
+                    yield layout.mesh.rank(coordinate), part, both
+
+    def _slices_meeting(self, cell: Box, box: Box) -> range:
+        """Return which slices of a cell, which is not empty, meet a box in it."""
+        if len(self.writers) == 1:
+            return range(1)
+        step = -(-cell.sizes[self.cut] // len(self.writers))
+        start = box.offsets[self.cut] - cell.offsets[self.cut]
+        return range(start // step, -(-(start + box.sizes[self.cut]) // step))
 
     def _slice(self, cell: Box, number: int) -> Box:
         count = len(self.writers)

@@ -12,15 +12,13 @@ import numpy as np
 from dtckpt.errors import LayoutMismatch
 
 from ..dtensor.box import Box
-from .cuts import READ_BYTES, Cut, Geometry
+from .cuts import PAGE_BYTES, READ_BYTES, Cut, Geometry
 from .datafile import Entry
 from .plan import StoredTensor
 from .stored import DataFile, StoredData
 
 Array = np.ndarray[Any, Any]
 
-PAGE_BYTES = 4 << 10
-"""Gaps up to this are read over: the system reads pages anyway."""
 GAP_BYTES = 64 << 10
 """Gaps up to this are read over as long as all of them are an eighth of what is wanted."""
 
@@ -175,21 +173,23 @@ class _Chunks:
         self._known: dict[tuple[object, ...], list[_Cell]] = {}
         self._layouts: list[object] = []  # kept, so that no id is used twice
 
-    def meeting(self, want: Want) -> list[_Cell]:
-        """Return them; LayoutMismatch unless they cover the box exactly."""
+    def meeting(self, want: Want) -> Iterable[_Cell]:
+        """Yield them; LayoutMismatch at the end unless they cover the box exactly.
+
+        One by one, so that whoever asks for their files does not learn of the millions that a
+        forged manifest may state, but fails at the first one that is not there.
+        """
         tensor, box = want.tensor, want.box
         if 0 in box.sizes:
             return []
         runs = want.sink.memory() is not None
         rule = (id(tensor.layout), tensor.writers, tensor.cut)
         key = (rule, tensor.dtype.code, box.offsets, box.sizes, runs)
-        cells = self._known.get(key)
-        if cells is None:
-            self._layouts.append(tensor.layout)
-            cells = self._known[key] = self._find(tensor, box, runs=runs)
-        return cells
+        return self._known.get(key) or self._find(key, tensor, box, runs=runs)
 
-    def _find(self, tensor: StoredTensor, box: Box, *, runs: bool) -> list[_Cell]:
+    def _find(
+        self, key: tuple[object, ...], tensor: StoredTensor, box: Box, *, runs: bool
+    ) -> Iterator[_Cell]:
         cells: list[_Cell] = []
         covered = 0
         for rank, chunk, common in tensor.chunks_meeting(box):
@@ -204,12 +204,14 @@ class _Chunks:
                 runs=runs,
             )
             cells.append(cell)
+            yield cell
         if covered != box.numel:
             raise LayoutMismatch(
                 f"{self._data.store.url}: the stored chunks of tensor {tensor.name!r} hold "
                 f"{covered} of the {box.numel} elements of {box}"
             )
-        return cells
+        self._layouts.append(tensor.layout)
+        self._known[key] = cells
 
 
 def _merge(file: DataFile, pieces: list[Piece]) -> Iterator[Read]:

@@ -23,6 +23,7 @@ from .borrowing import Borrowed, Lender, open_base
 from .collector import paused_collector
 from .committing import check_free, commit, discard, prepare
 from .copies import compare_copies
+from .limits import MAX_JSON_NESTING, check_nesting
 from .manifest import MANIFEST, BorrowedFile, FileRecord, Manifest, read_manifest_bytes
 from .ranks import DEFAULT_TIMEOUT, Answers, CalledOff, Ranks, ranks_of, together
 from .spec import OwnPart, TensorSpecs, Values, split_own
@@ -418,8 +419,9 @@ def _wait_for_another(ranks: Ranks, timeout: timedelta) -> None:
 def json_copy(metadata: Any) -> Any:
     """Return metadata as it is now; CheckpointError unless it is a JSON value."""
     try:
+        check_nesting(metadata, MAX_JSON_NESTING, "metadata")
         return json.loads(json.dumps(metadata, allow_nan=False))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(
             f"metadata must be a JSON value (None, bool, number, str, list, dict): {error}"
         ) from error

@@ -11,6 +11,7 @@ from ..dtensor.box import Box
 from ..storage.base import Store
 from .blocks import DIGEST_BYTES, digest, num_blocks
 from .datafile import Entry, FileLayout, parse_header
+from .limits import check_metadata_bytes
 from .manifest import FileRecord, Manifest, data_path
 from .plan import StoredTensor
 
@@ -89,6 +90,7 @@ class StoredData:
         self._records = {record.rank: record for record in manifest.files}
         self._borrowed = {file.id: file for file in manifest.borrowed}
         self._files: dict[int | str, DataFile] = {}
+        self._table_bytes = 0
         self._lock = threading.Lock()
 
     def file(self, rank: int, needed_by: str) -> DataFile:
@@ -101,7 +103,7 @@ class StoredData:
                         f"{rank}, which the manifest does not list"
                     )
                 record, save_id = self._records[rank], self.manifest.save_id
-                self._files[rank] = _open(self.store, record, save_id, None)
+                self._keep(rank, self._open(self.store, record, save_id, None))
             return self._files[rank]
 
     def borrowed(self, file_id: str, needed_by: str) -> DataFile:
@@ -116,13 +118,31 @@ class StoredData:
                 file = self._borrowed[file_id]
                 store = self.store.sibling(file.source)
                 try:
-                    self._files[file_id] = _open(store, file.record, file.save_id, file.source)
+                    opened = self._open(store, file.record, file.save_id, file.source)
                 except Corrupt as error:
                     raise Corrupt(
                         f"{self.store.url} is incremental and tensor {needed_by!r} has not changed "
                         f"since the checkpoint {file.source!r} beside it, which is needed: {error}"
                     ) from error
+                self._keep(file_id, opened)
             return self._files[file_id]
+
+    def forget(self, rank: int) -> None:
+        """Let go of the data file of a rank; it is opened anew where it is needed again."""
+        with self._lock:
+            file = self._files.pop(rank, None)
+            if file is not None:
+                self._table_bytes -= len(file.table)
+
+    def _open(self, store: Store, record: FileRecord, save_id: str, source: str | None) -> DataFile:
+        """Open a file, unless the tables of all open ones take more memory than they may."""
+        total = self._table_bytes + record.table_bytes
+        check_metadata_bytes(total, f"the checksum tables of {self.store.url}")
+        return _open(store, record, save_id, source)
+
+    def _keep(self, key: int | str, file: DataFile) -> None:
+        self._files[key] = file
+        self._table_bytes += len(file.table)
 
     def entry(self, rank: int, tensor: StoredTensor, chunk: Box) -> tuple[DataFile, Entry]:
         """Return where a chunk lies; Corrupt unless its file has it with dtype and sizes."""
@@ -162,6 +182,7 @@ def _open(store: Store, record: FileRecord, save_id: str, source: str | None) ->
             f"{where}: the file has {size} bytes, expected {record.size}; it was truncated "
             "or replaced. Load another checkpoint"
         )
+    check_metadata_bytes(2 * record.header_bytes, f"the header of {where}")
     header = store.read(name, 0, record.header_bytes)
     if digest(header).hex() != record.header_digest:
         raise Corrupt(
@@ -171,9 +192,14 @@ def _open(store: Store, record: FileRecord, save_id: str, source: str | None) ->
     layout = parse_header(header, where)
     if layout.save_id != save_id:
         raise Corrupt(f"{where}: the file belongs to the save {layout.save_id!r}, not this one")
+    if (layout.data_bytes, layout.size) != (record.data_bytes, record.size):
+        raise Corrupt(
+            f"{where}: the header describes {layout.data_bytes} bytes of data in a file of "
+            f"{layout.size}, the manifest {record.data_bytes} in {record.size}; they are not of "
+            "one save. Load another checkpoint"
+        )
     table = store.read(name, layout.table_start, record.size)
-    sizes = (layout.data_bytes, layout.size)
-    if sizes != (record.data_bytes, record.size) or digest(table).hex() != record.table_digest:
+    if digest(table).hex() != record.table_digest:
         raise Corrupt(
             f"{where}: bytes {layout.table_start} to {record.size} (checksum table) are "
             "damaged or belong to another save. Load another checkpoint"

@@ -15,7 +15,8 @@ from typing import Any, cast
 
 from dtckpt.errors import Corrupt, Unsavable
 
-from .names import Path, index_component, join, key_component, rank_component
+from .limits import MAX_NESTING, shown
+from .names import Path, index_component, is_encodable, join, key_component, rank_component
 from .stateful import Stateful, is_stateful
 from .values import VALUE_TAGS, Node, decode_value, encode_value
 
@@ -89,6 +90,11 @@ class _Flattening:
         tag = self.tensor_tag(value)
         if tag is not None:
             name = join(path)
+            if not is_encodable(name):
+                raise Unsavable(
+                    f"{name!a}: no data file can hold a tensor of this name, since it has half of "
+                    "a surrogate pair in it, which UTF-8 has no bytes for; rename the key"
+                )
             self.tensors[name] = value
             return {tag: name}
         if isinstance(value, PerRank):
@@ -104,6 +110,8 @@ class _Flattening:
     def container(self, value: Any, path: Path) -> Node:
         if id(value) in self.open_containers:
             raise Unsavable(f"{join(path)}: the container holds itself")
+        if len(self.open_containers) == MAX_NESTING:
+            raise Unsavable(f"{join(path)}: lies in more than {MAX_NESTING} containers")
         self.open_containers.add(id(value))
         try:
             if type(value) in SEQUENCES:
@@ -134,7 +142,7 @@ def tag_of(node: Node) -> str | None:
     if len(node) == 1:
         for tag in node:
             return tag
-    raise Corrupt(f"malformed tree node with the keys {sorted(node)}; expected one")
+    raise Corrupt(f"malformed tree node with the keys {shown(sorted(node))}; expected one")
 
 
 def children(node: Node) -> list[tuple[str | int, str, Node]]:
@@ -144,18 +152,24 @@ def children(node: Node) -> list[tuple[str | int, str, Node]]:
         if tag == "dict":
             return [(key, key_component(key), child) for key, child in node[tag].items()]
         if tag in PAIRS:
-            return [(key, key_component(key), child) for key, child in node[tag]]
+            return [(key, key_component(_key(key)), child) for key, child in node[tag]]
         if tag in ("list", "tuple"):
             return [(i, index_component(i), child) for i, child in enumerate(node[tag])]
         if tag == "per_rank":
             return [(int(r), rank_component(int(r)), child) for r, child in node[tag].items()]
     except (AttributeError, TypeError, ValueError) as error:
-        raise Corrupt(f"malformed {tag} node: {error}") from error
+        raise Corrupt(f"malformed {tag} node: {shown(error)}") from error
     if tag not in TENSORS and tag is not None and tag not in VALUE_TAGS:
         raise Corrupt(
-            f"unknown tree node {tag!r}; expected one of {CONTAINERS + TENSORS + VALUE_TAGS}"
+            f"unknown tree node {shown(tag)}; expected one of {CONTAINERS + TENSORS + VALUE_TAGS}"
         )
     return []
+
+
+def _key(key: object) -> str | int:
+    if type(key) is str or type(key) is int:
+        return key
+    raise TypeError(f"{shown(key)} is no key of a dict")
 
 
 def container_node(tag: str | None, items: Sequence[tuple[str | int, Node]]) -> Node:
@@ -181,7 +195,7 @@ def tensor_names(node: Node) -> Iterator[str]:
     tag = tag_of(node)
     if tag in TENSORS:
         if not isinstance(node[tag], str):
-            raise Corrupt(f"malformed {tag} node: {node[tag]!r} is not a name")
+            raise Corrupt(f"malformed {tag} node: {shown(node[tag])} is not a name")
         yield node[tag]
         return
     for _, _, child in children(node):

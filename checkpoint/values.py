@@ -10,10 +10,13 @@ import base64
 import enum
 import math
 import pickle
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from dtckpt.errors import CheckpointError, Corrupt, Unsavable
+
+from .limits import shown
 
 Node = Any
 """A JSON value of this codec."""
@@ -22,6 +25,8 @@ EnumT = TypeVar("EnumT", bound=enum.Enum)
 
 _MAX_INT_BITS = 14_000
 """Python reads no longer decimals (4,300 digits) by default."""
+
+_NUMPY_SCALAR = re.compile(r"[<>|=]?[biufcmMSU][0-9]{1,9}(\[[0-9a-zA-Z]{1,20}\])?")
 
 _ENUMS: dict[str, type[enum.Enum]] = {}
 
@@ -66,13 +71,15 @@ def decode_value(node: Node, name: str, *, allow_pickle: bool) -> Any:
             "pass allow_pickle=True if you trust whoever wrote the checkpoint"
         )
     if len(fields) != 1 or tag not in _DECODERS:
-        raise Corrupt(f"{name}: unknown value form {fields!r}")
+        raise Corrupt(f"{name}: unknown value form {shown(fields)}")
     try:
         return _DECODERS[tag](fields[tag])
     except CheckpointError:
         raise
     except Exception as error:
-        raise Corrupt(f"{name}: malformed {tag} value {fields[tag]!r} ({error})") from error
+        raise Corrupt(
+            f"{name}: malformed {tag} value {shown(fields[tag])} ({shown(error)})"
+        ) from error
 
 
 def _encode_float(value: float) -> Node:
@@ -86,12 +93,13 @@ def _encode_numpy_scalar(value: Any) -> Node:
 def _decode_numpy_scalar(value: list[str]) -> Any:
     import numpy as np
 
-    dtype = np.dtype(value[0])
-    if dtype.hasobject:
-        raise Corrupt(f"a numpy scalar cannot have the dtype {value[0]!r}")
-    if dtype.itemsize == 0:
-        return dtype.type()
-    return np.frombuffer(base64.b64decode(value[1], validate=True), dtype=dtype)[0]
+    code, text = value
+    if not _NUMPY_SCALAR.fullmatch(code):
+        raise ValueError("no dtype of a numpy scalar")
+    dtype, data = np.dtype(code), _from_base64(text)
+    if len(data) != dtype.itemsize:
+        raise ValueError(f"{len(data)} bytes, expected {dtype.itemsize}")
+    return np.frombuffer(data, dtype=dtype)[0] if data else dtype.type()
 
 
 def _foreign_encoder(value: object) -> Callable[[Any], Node] | None:

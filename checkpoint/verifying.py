@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from dtckpt.errors import CheckpointError, Corrupt, LayoutMismatch
+from dtckpt.errors import CheckpointError, PlacementError
 
 from ..dtensor.box import Box
+from ..dtensor.irregular import IrregularLayout
 from ..storage.base import ReadRequest, Store
 from ..storage.open import open_store
 from .cuts import READ_BYTES
 from .datafile import Entry
 from .manifest import FileRecord, Manifest, read_manifest
 from .stored import Damage, DataFile, StoredData
+
+_MOST_PROBLEMS = 10_000
+_MOST_LOOKUPS = 200_000
+"""Chunks that are looked for to name tensors beside other problems: with every file missing, every
+tensor of every file would be."""
+_LOST = 1 << 70
+"""More elements than a tensor has: whose lender is missing, which has been said."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +53,7 @@ class VerifyReport:
     bytes_checked: int
     """Bytes that were read and compared with a checksum."""
     problems: tuple[Problem, ...]
-    """Every fault; empty if the checkpoint is intact."""
+    """Every fault, up to ten thousand; empty if the checkpoint is intact."""
 
 
 def verify(
@@ -74,8 +84,9 @@ class _Verification:
         self.total = sum(record.size for record in manifest.files)
         self.checked = 0
         self.problems: list[Problem] = []
-        self.lost: set[str] = set()
-        """Tensors that lie in a file of an earlier checkpoint which is of no use."""
+        self.held: Counter[str] = Counter()
+        """Elements of every stored tensor for which there is a chunk, whether intact or not."""
+        self.lookups = _MOST_LOOKUPS
 
     def run(self) -> VerifyReport:
         unusable: set[int] = set()
@@ -84,10 +95,12 @@ class _Verification:
                 file = self.data.file(record.rank, "all")
                 self.progress(record.size - file.layout.data_bytes)
                 self.check_blocks(file, file.layout.entries.values())
-                self.check_borrowed(file)
+                self.count(record.rank, file.layout.entries.values())
+                self.check_borrowed(record.rank, file)
             except CheckpointError as error:
                 unusable.add(record.rank)
-                self.problems.append(self.unusable_file(record, error))
+                self.report(self.unusable_file(record, error))
+            self.data.forget(record.rank)
         self.check_chunks(unusable)
         return VerifyReport(
             url=self.store.url,
@@ -97,36 +110,60 @@ class _Verification:
             problems=tuple(self.problems),
         )
 
+    def report(self, *problems: Problem) -> None:
+        """Add to the list, which a file of nothing but damage does not make as long as itself."""
+        room = _MOST_PROBLEMS - len(self.problems)
+        self.problems += problems[: max(room, 0)]
+        if 0 <= room < len(problems):
+            more = f"there are more problems than the {_MOST_PROBLEMS} that are listed here"
+            self.problems.append(Problem(message=f"{self.store.url}: {more}"))
+
     def unusable_file(self, record: FileRecord, error: CheckpointError) -> Problem:
         """Return the problem of a file that as a whole cannot be read or understood."""
-        tensors = [t for t in self.manifest.tensors.values() if any(t.chunks_of(record.rank))]
-        names = ", ".join(t.name for t in tensors[:8])
-        others = f" and {len(tensors) - 8} more" if len(tensors) > 8 else ""
+        names = tuple(self.tensors_of(record.rank))
+        others = f" and {len(names) - 8} more" if len(names) > 8 else ""
         return Problem(
-            message=f"{error}. Of no use now: bytes 0 to {record.size} with {names}{others}",
+            message=f"{error}. Of no use now: bytes 0 to {record.size} with "
+            f"{', '.join(names[:8]) or 'whatever is in it'}{others}",
             file=self.manifest.path_of(record),
             start=0,
             end=record.size,
-            tensors=tuple(t.name for t in tensors),
+            tensors=names,
         )
 
-    def check_borrowed(self, file: DataFile) -> None:
+    def tensors_of(self, rank: int) -> Iterator[str]:
+        """Yield the names of tensors of which a rank wrote something, unless it takes too long."""
+        for tensor in self.manifest.tensors.values():
+            layout = tensor.layout
+            self.lookups -= len(
+                layout.pieces if isinstance(layout, IrregularLayout) else tensor.writers
+            )
+            if self.lookups < 0:
+                return
+            if any(tensor.chunks_of(rank)):
+                yield tensor.name
+
+    def check_borrowed(self, rank: int, file: DataFile) -> None:
         """Verify what a file refers to in earlier checkpoints."""
         by_id: dict[str, list[str]] = {}
         for key, file_id in file.layout.references.items():
+            if key in file.layout.entries:
+                continue  # which readers prefer
             by_id.setdefault(file_id, []).append(key)
         for file_id, keys in by_id.items():
             try:
                 lender = self.data.borrowed(file_id, keys[0])
             except CheckpointError as error:
                 names = tuple(dict.fromkeys(key.partition("[")[0] for key in keys))
-                self.problems.append(Problem(message=str(error), tensors=names))
-                self.lost.update(names)
+                self.report(Problem(message=str(error), tensors=names))
+                for key in keys:
+                    self.held[key.partition("[")[0]] = _LOST
                 continue
             # What the file has not is found missing with the other chunks.
             found = [e for key in keys if (e := lender.layout.entries.get(key)) is not None]
             self.total += sum(entry.num_bytes for entry in found)
             self.check_blocks(lender, sorted(found, key=lambda entry: entry.start))
+            self.count(rank, found)
 
     def check_blocks(self, file: DataFile, entries: Iterable[Entry]) -> None:
         """Verify all blocks of some chunks, given in file order."""
@@ -137,20 +174,45 @@ class _Verification:
             for span in spans:
                 blocks = data[span.start - start : span.end - start]
                 damaged = file.damaged(span.entry, span.start - span.entry.start, blocks)
-                self.problems += map(_damaged, damaged)
+                self.report(*map(_damaged, damaged))
             self.progress(sum(span.end - span.start for span in spans))
 
+    def count(self, rank: int, entries: Iterable[Entry]) -> None:
+        """Count the elements of chunks that a rank was to write; all else is of no use."""
+        for entry in entries:
+            name, bracket, _ = entry.key.partition("[")
+            tensor = self.manifest.tensors.get(name)
+            if tensor is None or entry.dtype is not tensor.dtype:
+                continue
+            try:
+                box = Box.parse(entry.key[len(name) :]) if bracket else Box.whole(tensor.shape)
+                found = next(tensor.chunks_meeting(box), None)
+            except PlacementError:
+                continue  # of another rank of dims, or outside of the tensor
+            is_it = found is not None and found[:2] == (rank, box) and tensor.key(box) == entry.key
+            if is_it and entry.shape == tensor.dtype.file_shape(box.sizes):
+                self.held[name] += box.numel
+
     def check_chunks(self, unusable: set[int]) -> None:
-        """Check that the files hold every chunk of every tensor."""
+        """Name a chunk of every tensor of which the files do not hold all elements."""
         for tensor in self.manifest.tensors.values():
-            if tensor.stored_name in self.lost:
+            held = self.held[tensor.stored_name]
+            if math.prod(tensor.shape) in (held, 0) or held >= _LOST:
                 continue
             try:
                 for rank, chunk, _ in tensor.chunks_meeting(Box.whole(tensor.shape)):
+                    self.lookups -= 1
+                    if self.lookups < 0:
+                        break
                     if rank not in unusable:
                         self.data.entry(rank, tensor, chunk)
-            except (Corrupt, LayoutMismatch) as error:
-                self.problems.append(Problem(message=str(error), tensors=(tensor.name,)))
+                if unusable and self.lookups >= 0:
+                    continue  # nothing else is missing
+                message = f"only {held} of the {math.prod(tensor.shape)} elements of tensor "
+                message = f"{self.store.url}: {message}{tensor.name!r} are in the data files"
+            except CheckpointError as error:
+                message = str(error)
+            self.report(Problem(message=message, tensors=(tensor.name,)))
 
     def progress(self, num_bytes: int) -> None:
         self.checked += num_bytes

@@ -7,12 +7,17 @@ coordinates.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from dtckpt.errors import PlacementError
+
+if TYPE_CHECKING:
+    import numpy as np
 
 _SPAN = re.compile(r"(\d{1,18}):(\d{1,18})", re.ASCII)
 
@@ -212,6 +217,51 @@ def first_overlap(boxes: list[Box]) -> tuple[Box, Box] | None:
                 return other, box
         open_boxes.append(box)
     return None
+
+
+_MAX_CORNERS = 1 << 22
+
+
+def is_tiled(whole: Box, boxes: list[Box]) -> bool:
+    """Whether boxes that lie in ``whole`` cover every element of it exactly once.
+
+    Every corner of every box is counted, with a sign that changes from one end of a dim to the
+    other. How often elements are covered follows from these sums alone, so the boxes tile the whole
+    if and only if all corners cancel but those of the whole. The cost grows with the number of
+    corners, whatever the boxes look like; PlacementError where there are millions.
+
+    >>> is_tiled(Box((0,), (4,)), [Box((0,), (3,)), Box((3,), (1,))])
+    True
+    >>> is_tiled(Box((0,), (4,)), [Box((0,), (2,)), Box((1,), (2,))])
+    False
+    """
+    import numpy as np  # which takes longer than most of what this module is used for
+
+    cut = [
+        dim for dim, size in enumerate(whole.sizes) if any(box.sizes[dim] != size for box in boxes)
+    ]
+    if len(boxes) * max(len(cut), 1) << len(cut) > _MAX_CORNERS:
+        raise PlacementError(
+            f"{len(boxes)} boxes that cut {len(cut)} dims of a tensor of shape {whole.sizes} are "
+            "too many to be checked; describe it by a mesh and placements"
+        )
+    ends = np.array(
+        [[[bounds[dim] for dim in cut] for bounds in (b.offsets, b.ends)] for b in (whole, *boxes)],
+        dtype=np.int64,
+    )
+    corners: list[np.ndarray[Any, Any]] = []
+    signs: list[np.ndarray[Any, Any]] = []
+    for chosen in itertools.product((0, 1), repeat=len(cut)):
+        corners.append(ends[:, chosen, range(len(cut))])
+        signs.append(np.full(len(ends), 1 - 2 * (sum(chosen) % 2)))
+        signs[-1][0] *= -1  # the whole is to cancel what is left
+    found, sign = np.concatenate(corners), np.concatenate(signs)
+    if not cut:
+        return int(sign.sum()) == 0
+    order = np.lexsort(found.T)
+    found, sign = found[order], sign[order]
+    starts = np.flatnonzero(np.append(True, (found[1:] != found[:-1]).any(axis=1)))
+    return not np.add.reduceat(sign, starts).any()
 
 
 def run_boxes(box: Box, start: int, stop: int) -> Iterator[Box]:

@@ -48,7 +48,7 @@ class Mesh:
         if not self.axis_names:
             names = tuple(f"axis{i}" for i in range(len(self.shape)))
             object.__setattr__(self, "axis_names", names)
-        if self.ranks is not None and self.ranks == tuple(range(self.size)):
+        if self.ranks is not None and _count_up(self.ranks, self.size):
             object.__setattr__(self, "ranks", None)
         self._validate()
         # Meshes are keys of many tables and may list thousands of ranks.
@@ -191,6 +191,11 @@ class Mesh:
 
     def __str__(self) -> str:
         return ",".join(f"{name}={n}" for name, n in zip(self.axis_names, self.shape, strict=True))
+
+
+def _count_up(ranks: tuple[int, ...], size: int) -> bool:
+    """Whether ranks are 0 to ``size - 1``; ``size`` may be any number, the ranks are there."""
+    return len(ranks) == size and ranks == tuple(range(size))
 
 
 @lru_cache(maxsize=256)

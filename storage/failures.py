@@ -77,9 +77,9 @@ def reading(action: str, where: str) -> Generator[None]:
             raise not_found(where) from error
 
 
-def not_found(where: str) -> ObjectNotFound:
+def not_found(where: str, why: str = "") -> ObjectNotFound:
     """The error for an object that is not there."""
-    return ObjectNotFound(errno.ENOENT, f"no object at {where}")
+    return ObjectNotFound(errno.ENOENT, f"no object at {where}{why}")
 
 
 def already_exists(where: str) -> ObjectExists:

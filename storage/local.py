@@ -22,6 +22,8 @@ __all__ = ["LocalStore"]
 # A directory can be removed by another process between making it and using it.
 _OPEN_ATTEMPTS = 8
 
+_NO_FILE = ": what is there is no regular file"
+
 # Smaller objects are written before a probe would have ended.
 _DIRECT_BYTES = 32 << 20
 
@@ -59,7 +61,7 @@ class LocalStore(Store):
         with reading("stat", path):
             status = os.stat(path)
             if not stat.S_ISREG(status.st_mode):
-                raise not_found(path)
+                raise not_found(path, _NO_FILE)
         return ObjectInfo(name, status.st_size)
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
@@ -300,14 +302,26 @@ class _LocalStream(WriteStream):
 @contextmanager
 def _opened(path: str) -> Generator[tuple[int, int]]:
     """Descriptor and size of the file at ``path``, open for reading."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = _open_file(path)
     try:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
-            raise not_found(path)
+            raise not_found(path, _NO_FILE)
         yield fd, status.st_size
     finally:
         os.close(fd)
+
+
+def _open_file(path: str) -> int:
+    """Open a file for reading, without waiting for the other end of what turns out to be a pipe."""
+    flags = os.O_RDONLY | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | os.O_NONBLOCK)
+    except BlockingIOError:
+        # A file whose lease another program has to give up first: that is worth waiting for.
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise
+        return os.open(path, flags)
 
 
 def _adjacent(requests: Sequence[ReadRequest]) -> Iterator[list[ReadRequest]]:

@@ -47,7 +47,7 @@ def test_irregular_to_regular_and_back(
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.data(), shapes(max_size=40), st.integers(1, 300))
+@given(st.data(), shapes(max_size=40), st.integers(16, 300))
 def test_any_box_with_any_block_size(
     data: st.DataObject, shape: tuple[int, ...], block_bytes: int
 ) -> None:

@@ -7,11 +7,13 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dtckpt.checkpoint import cuts
 from dtckpt.checkpoint.cuts import DIRECT_BYTES, READ_BYTES, Geometry
+from dtckpt.checkpoint.limits import MIN_BLOCK_BYTES
 from dtckpt.dtensor import Box
 
 Array = np.ndarray[Any, Any]
@@ -83,7 +85,7 @@ def test_cuts_copy_the_common_elements_and_read_their_blocks_only(
         for first in positions[common.relative_to(chunk).slices].reshape(-1) * size:
             last = first + size - 1
             needed |= set(range(first // geometry.block_bytes, last // geometry.block_bytes + 1))
-    with mock.patch.multiple(cuts, DIRECT_BYTES=direct_bytes, READ_BYTES=300):
+    with mock.patch.multiple(cuts, DIRECT_BYTES=direct_bytes, READ_BYTES=300, PAGE_BYTES=1):
         wanted, blocks = copied(geometry, runs=runs)
     assert np.array_equal(wanted, expected)
     assert blocks == needed
@@ -132,3 +134,15 @@ def test_columns_of_long_rows_come_without_the_rest_of_the_rows() -> None:
     parts = list(geometry.cuts(runs=True))
     assert sum(cut.high - cut.low for cut in parts) == 8 * (1 << 20)
     assert all(cut.is_direct for cut in parts), "and each row's part is a run"
+
+
+@pytest.mark.parametrize("block_bytes", [MIN_BLOCK_BYTES, 4 << 10, 1 << 20, 8 << 20, 16 << 20])
+def test_columns_come_in_few_parts_whatever_the_length_of_blocks(block_bytes: int) -> None:
+    """Blocks may be as long as a read, or shorter than a row's gap to the next."""
+    for rows, row in ((1024, 1024), (1 << 14, 1 << 9)):
+        chunk, wanted = Box.whole((rows, row)), Box((0, 0), (rows, row // 4))
+        geometry = Geometry(chunk=chunk, wanted=wanted, itemsize=4, block_bytes=block_bytes)
+        parts = list(geometry.cuts(runs=True))
+        assert sum(cut.part.numel for cut in parts) == wanted.numel
+        assert len(parts) <= 8
+        assert max(cut.high - cut.low for cut in parts) <= READ_BYTES + 2 * block_bytes
