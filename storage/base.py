@@ -14,7 +14,8 @@ concurrency               what may happen
 
 Visibility: an object appears under its name complete or not at all. A failed ``close`` or
 ``publish`` leaves nothing, except that when its very last step fails (the reply was lost, the
-directory could not be flushed) the complete object may be there. It is never partial.
+directory could not be flushed) the complete object may be there, or appear later. It is never
+partial. The error's ``is_certain`` says that nothing came of it nor will.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from dtckpt.errors import ObjectNotFound, StorageError
 
+from .failures import changed
+from .names import join
+
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
@@ -37,6 +41,7 @@ __all__ = [
     "WriteStream",
     "byte_view",
     "check_range",
+    "is_before",
 ]
 
 
@@ -64,6 +69,8 @@ class ObjectInfo:
     """Relative to the store that was asked."""
     size: int
     """In bytes."""
+    modified: float | None = field(default=None, compare=False)
+    """When it was written, in seconds since 1970, as far as a listing tells."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,6 +98,11 @@ class ReadRequest:
     def stop(self) -> int:
         """The offset after the last byte."""
         return self.offset + self.view.nbytes
+
+
+def is_before(item: ObjectInfo, time: float | None) -> bool:
+    """Whether an object was, as far as is known, last written to before ``time`` (None: any)."""
+    return time is None or (item.modified is not None and item.modified < time)
 
 
 class WriteStream(ABC):
@@ -278,6 +290,23 @@ class Store(ABC):
         publish different bytes.
         """
 
+    def replace(self, name: str, data: bytes, *, expected: bytes) -> None:
+        """``publish`` in place of an object that holds exactly the bytes ``expected``.
+
+        ``ObjectExists`` if it holds others by now, ``ObjectNotFound`` if there is none. Of several
+        racing writers exactly one succeeds where the store can compare and write in one step; where
+        not, as here, it compares, then writes.
+        """
+        if self.read(name) != expected:
+            raise changed(join(self.url, name))
+        self.publish(name, data, overwrite=True)
+
+    def remove(self, name: str, *, expected: bytes) -> None:
+        """Delete an object that holds exactly the bytes ``expected``; errors as of ``replace``."""
+        if self.read(name) != expected:
+            raise changed(join(self.url, name))
+        self.delete([name])
+
     @abstractmethod
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """All objects below ``prefix`` (a directory-like name; ``""`` is the root), sorted by name.
@@ -285,11 +314,11 @@ class Store(ABC):
         Recursive; ``"a"`` means ``a/...``, not ``ab``. Unfinished writes are not listed.
         """
 
-    def leftovers(self, prefix: str = "") -> Iterator[str]:
-        """Names of unfinished writes below ``prefix``, fit for ``delete``.
+    def leftovers(self, prefix: str = "", *, before: float | None = None) -> Iterator[str]:
+        """Names of unfinished writes below ``prefix``, fit for ``delete``, uploads in parts too.
 
-        Writers that are still alive are among them: ask only where none can be. Stores that keep
-        unfinished writes out of sight (multipart uploads) yield nothing.
+        Writers that are still alive are among them: ask only where none can be, or for those that
+        were last written to, as far as is known, ``before`` a time in seconds since 1970.
         """
         return iter(())
 

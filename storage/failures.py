@@ -12,6 +12,7 @@ from dtckpt.errors import ObjectExists, ObjectNotFound, StorageError
 
 __all__ = [
     "already_exists",
+    "changed",
     "not_found",
     "out_of_range",
     "reading",
@@ -86,6 +87,14 @@ def already_exists(where: str) -> ObjectExists:
     """The error for a write under a name that is taken."""
     return ObjectExists(
         errno.EEXIST, f"an object is already at {where}: objects are never replaced by accident"
+    )
+
+
+def changed(where: str) -> ObjectExists:
+    """The error for a replacement of an object that holds other bytes than expected by now."""
+    return ObjectExists(
+        errno.EEXIST,
+        f"the object at {where} is not the one to be replaced: another writer was at it",
     )
 
 

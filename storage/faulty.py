@@ -29,8 +29,9 @@ class FaultyStore(Store):
 
     ``plan`` is called with every ``Call`` and returns the fault to apply, if any; or it is a
     sequence of rules, of which the first that matches decides. ``delete`` counts as one call for
-    each name, ``exists`` as a ``stat``, ``leftovers`` as a ``list``; closing the store does not
-    count.
+    each name, ``exists`` as a ``stat``, ``leftovers`` as a ``list``, ``replace`` as a ``publish``,
+    ``remove`` as a ``delete``;
+    closing the store does not count.
     """
 
     def __init__(self, inner: Store, plan: Plan | Sequence[Rule] = ()) -> None:
@@ -86,11 +87,21 @@ class FaultyStore(Store):
         self._inner.publish(name, data, overwrite=overwrite)
         fault.after()
 
+    def replace(self, name: str, data: bytes, *, expected: bytes) -> None:
+        fault = self._next("publish", name, len(data))
+        fault.before()
+        data = bytes(fault.sent(memoryview(data)))
+        self._inner.replace(name, data, expected=expected)
+        fault.after()
+
+    def remove(self, name: str, *, expected: bytes) -> None:
+        self._run("delete", name, 0, lambda: self._inner.remove(name, expected=expected))
+
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         return self._run("list", prefix, 0, lambda: self._inner.list(prefix))
 
-    def leftovers(self, prefix: str = "") -> Iterator[str]:
-        return self._run("list", prefix, 0, lambda: self._inner.leftovers(prefix))
+    def leftovers(self, prefix: str = "", *, before: float | None = None) -> Iterator[str]:
+        return self._run("list", prefix, 0, lambda: self._inner.leftovers(prefix, before=before))
 
     def delete(self, names: Iterable[str]) -> None:
         for name in [check_name(name, reserved=True) for name in names]:

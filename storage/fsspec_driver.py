@@ -70,12 +70,13 @@ class Driver:
     def _safe_options(self) -> dict[str, Any]:
         """The user's options and what must not be left to defaults.
 
-        Listing caches miss what other processes do. Retries of botocore multiply with those of
-        s3fs, and its pool of 10 connections is narrower than our batches.
+        Listing caches miss what other processes do. The pool of 10 connections that botocore has
+        is narrower than our batches. Its retries stay: s3fs does not repeat a HEAD that a busy
+        server refuses.
         """
         options = dict(self._options)
         if self.scheme in _S3:
-            defaults = {"retries": {"max_attempts": 1}, "max_pool_connections": 32}
+            defaults = {"max_pool_connections": 32}
             # botocore rewrites the dictionaries it is given.
             given: dict[str, Any] = copy.deepcopy(options.get("config_kwargs") or {})
             options["config_kwargs"] = defaults | given

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from datetime import datetime
 from typing import Any, final
 
 from dtckpt.errors import ObjectNotFound, StorageError
 
-from .base import ObjectInfo, ReadRequest, Store, WriteStream, check_range
-from .failures import already_exists, not_found, out_of_range, reading, translated
+from .base import ObjectInfo, ReadRequest, Store, WriteStream, check_range, is_before
+from .failures import already_exists, changed, not_found, out_of_range, reading, translated
 from .fsspec_driver import Driver
+from .fsspec_listing import find_files
+from .fsspec_puts import (
+    is_condition_failed,
+    is_refusal,
+    only_new,
+    only_same,
+    put_whole,
+    remove_same,
+)
 from .fsspec_streams import PART_BYTES, MultipartStream, RenameStream, WholeStream, move
 from .names import check_component, check_name, check_prefix, is_reserved, join, reserved_name
+from .s3_uploads import abort_upload, split_upload, unfinished_uploads, upload_name
 
 __all__ = ["FsspecStore"]
 
 # Reads are cut to this size, and this many are in flight: 128 MiB at most.
 _RANGE_BYTES = 8 << 20
 _NUM_RANGES = 16
+
+_TIMES = ("LastModified", "last_modified", "mtime", "updated", "created")
 
 
 @final
@@ -31,8 +43,9 @@ class FsspecStore(Store):
 
     * Object stores: an object appears when its upload completes. ``publish`` is one conditional
       PUT where the driver has it, read back and compared; a create whose reply was lost is
-      recognised by that. Where the server ignores conditions, of several racing writers more than
-      one may believe to have won for a moment; the read back narrows that, but cannot close it.
+      recognised by that. ``replace`` is one, too, on S3. Where the server ignores conditions, of
+      several racing writers more than one may believe to have won for a moment; the read back
+      narrows that, but cannot close it. Busy servers are asked again as often as the driver does.
     * Large objects: the name is checked when the object is begun, not when it is completed. Writers
       use names that no one else does.
     * Other file systems: objects are written under a hidden name and renamed, or copied where
@@ -48,13 +61,17 @@ class FsspecStore(Store):
         self.url = self._driver.url
 
     def stat(self, name: str) -> ObjectInfo:
+        return _object_info(name, self._info(name))
+
+    def _info(self, name: str) -> dict[str, Any]:
+        """What the driver tells of an object."""
         fs, path, where = self._at(name)
         with reading("stat", where):
             fs.invalidate_cache()
             info = fs.info(path)
             if info["type"] != "file":
                 raise not_found(where)
-            return ObjectInfo(name, int(info["size"]))
+            return info
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
         check_range(start, stop)
@@ -94,33 +111,59 @@ class FsspecStore(Store):
 
     def publish(self, name: str, data: bytes, *, overwrite: bool) -> None:
         payload = bytes(data)
-        if overwrite:
-            check_name(name)
-            self._put(name, payload, exclusive=False)
-            if not self._holds(name, payload):
-                raise StorageError(
-                    f"{join(self.url, name)}: other bytes than those just published are there; "
-                    "the write was lost, or another writer replaced them"
-                )
-            return
-        self._refuse_taken(name)
-        self._put(name, payload, exclusive=True)
-        if not self._holds(name, payload):
-            raise already_exists(join(self.url, name))
+        if not overwrite:
+            self._refuse_taken(name)
+        self._put(name, payload, exclusive=not overwrite)
+        self._read_back(name, payload)
+
+    def replace(self, name: str, data: bytes, *, expected: bytes) -> None:
+        payload = bytes(data)
+        info = self._info(name)  # first: a condition must not be of what came after the comparison
+        if self.read(name) != expected:
+            raise changed(join(self.url, name))
+        self._put(name, payload, only_same_as=info)
+        self._read_back(name, payload)
+
+    def remove(self, name: str, *, expected: bytes) -> None:
+        info = self._info(name)
+        if self.read(name) != expected:
+            raise changed(join(self.url, name))
+        fs, path, where = self._at(name)
+        with reading("delete", where):
+            try:
+                remove_same(fs, path, info)
+            except Exception as error:
+                if is_condition_failed(error):
+                    raise changed(where) from error
+                raise
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         found = (item for item in self._find(prefix) if not is_reserved(item.name))
         return iter(sorted(found, key=lambda item: item.name))
 
-    def leftovers(self, prefix: str = "") -> Iterator[str]:
-        return iter(sorted(item.name for item in self._find(prefix) if is_reserved(item.name)))
+    def leftovers(self, prefix: str = "", *, before: float | None = None) -> Iterator[str]:
+        hidden = [item for item in self._find(prefix) if is_reserved(item.name)]
+        uploads = self._uploads(prefix)
+        return iter(sorted(i.name for i in (*hidden, *uploads) if is_before(i, before)))
+
+    def _uploads(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Uploads in parts that have neither been completed nor given up, where they are told."""
+        with translated("list uploads below", join(self.url, prefix)):
+            fs, root = self._driver.get()
+            base = join(root, self._prefix).strip("/")
+            for path, upload_id, begun in unfinished_uploads(fs, join(base, prefix)):
+                yield ObjectInfo(upload_name(path[len(base) + 1 :], upload_id), 0, begun)
 
     def delete(self, names: Iterable[str]) -> None:
         # One by one: the drivers' rm takes names for patterns, and "w[0:4]" is a fair name.
         for name in [check_name(name, reserved=True) for name in names]:
-            fs, path, where = self._at(name, reserved=True)
+            target, upload_id = split_upload(name)
+            fs, path, where = self._at(target, reserved=True)
             with suppress(ObjectNotFound), reading("delete", where):
-                fs.rm_file(path)
+                if upload_id is None:
+                    fs.rm_file(path)
+                else:
+                    abort_upload(fs, path, upload_id)
 
     def substore(self, prefix: str) -> Store:
         check_name(prefix)
@@ -188,21 +231,36 @@ class FsspecStore(Store):
         self._put(name, data, exclusive=True)
         self._check_size(name, len(data))
 
-    def _put(self, name: str, data: bytes, *, exclusive: bool) -> None:
-        """Write the whole object; a failure that left exactly our bytes there is none."""
+    def _put(
+        self,
+        name: str,
+        data: bytes,
+        *,
+        exclusive: bool = False,
+        only_same_as: dict[str, Any] | None = None,
+    ) -> None:
+        """Write the whole object; a failure that left exactly our bytes there is none.
+
+        ``exclusive``: only if there is none. ``only_same_as``: only in place of the one of which
+        the driver told so; as far as the driver has conditional writes.
+        """
         fs, path, where = self._at(name)
         try:
             with translated("write", where):
                 if self._driver.puts_are_atomic:
-                    _pipe(fs, path, data, exclusive=exclusive)
+                    condition = only_new(fs) if exclusive else only_same(fs, only_same_as)
+                    put_whole(fs, path, data, condition)
                 else:
                     self._write_and_move(name, data, exclusive=exclusive)
-        except StorageError:
+        except StorageError as error:
             # The object may stand although the reply was lost; a driver that then tried again
             # has found our own object in the way.
             with suppress(StorageError):
-                if self._holds(name, data):
+                if self._found(name) == data:
                     return
+            error.is_certain = is_refusal(error)
+            if is_condition_failed(error):
+                raise (already_exists if exclusive else changed)(where) from error
             raise
 
     def _write_and_move(self, name: str, data: bytes, *, exclusive: bool) -> None:
@@ -223,12 +281,22 @@ class FsspecStore(Store):
         if self.exists(name):
             raise already_exists(join(self.url, name))
 
-    def _holds(self, name: str, data: bytes) -> bool:
-        """Whether the object is there and has exactly these bytes."""
+    def _read_back(self, name: str, data: bytes) -> None:
+        """Raise ``StorageError`` unless the object has exactly these bytes now."""
+        found = self._found(name)
+        if found != data:
+            there = "nothing is" if found is None else "other bytes than those just published are"
+            raise StorageError(
+                f"{join(self.url, name)}: {there} there although the store has confirmed the "
+                "write; it was lost or altered on its way, or another writer was at it"
+            )
+
+    def _found(self, name: str) -> bytes | None:
+        """The bytes of an object now; None if there is none."""
         try:
-            return self.stat(name).size == len(data) and self.read(name) == data
+            return self.read(name)
         except ObjectNotFound:
-            return False
+            return None
 
     def _check_size(self, name: str, expected: int) -> None:
         size = self.stat(name).size
@@ -242,11 +310,8 @@ class FsspecStore(Store):
         with translated("list", where):
             fs, root = self._driver.get()
             fs.invalidate_cache()
-            try:
-                top = f"{root}/{join(self._prefix, prefix)}".rstrip("/")
-                found: dict[str, Any] = fs.find(top or fs.root_marker, detail=True)
-            except FileNotFoundError:
-                return
+            top = f"{root}/{join(self._prefix, prefix)}".rstrip("/")
+            found = find_files(fs, top)
             # Drivers differ in leading slashes.
             base = f"{root}/{self._prefix}".strip("/")
             below = join(base, prefix).strip("/") + "/"
@@ -256,20 +321,18 @@ class FsspecStore(Store):
                 # Directory markers end in a slash; an object called like the prefix is not in it.
                 inside = below == "/" or key.startswith(below)
                 if inside and info["type"] == "file" and not key.endswith("/"):
-                    yield ObjectInfo(key[start:], int(info["size"]))
+                    yield _object_info(key[start:], info)
 
 
-def _pipe(fs: Any, path: str, data: bytes, *, exclusive: bool) -> None:
-    """One PUT, conditional on absence if ``exclusive`` and the driver can say so."""
-    condition: dict[str, Any] = {}
-    if exclusive:
-        method: Callable[..., Any] = fs._pipe_file if fs.async_impl else fs.pipe_file
-        known = inspect.signature(method).parameters
-        if "mode" in known:
-            condition = {"mode": "create"}
-        elif "overwrite" in known:
-            condition = {"overwrite": False}
-    fs.pipe_file(path, data, **condition)
+def _object_info(name: str, info: dict[str, Any]) -> ObjectInfo:
+    """What a driver tells of an object; each calls the time otherwise."""
+    found = [info[key] for key in _TIMES if info.get(key) is not None]
+    modified: Any = found[0] if found else None
+    if isinstance(modified, datetime):
+        modified = modified.timestamp()
+    return ObjectInfo(
+        name, int(info["size"]), float(modified) if isinstance(modified, int | float) else None
+    )
 
 
 def _hidden(path: str) -> str:

@@ -11,11 +11,19 @@ from typing import Literal, final
 
 from dtckpt.errors import StorageError
 
-from .base import ObjectInfo, ReadRequest, Store, WriteStream, check_range
+from .base import ObjectInfo, ReadRequest, Store, WriteStream, check_range, is_before
 from .direct import ALIGNMENT, DirectWriter, direct_io_pays
-from .failures import already_exists, not_found, out_of_range, reading, translated
+from .failures import already_exists, changed, not_found, out_of_range, reading, translated
 from .names import check_component, check_name, check_prefix, is_reserved, join, reserved_name
-from .posix import link_new, make_directories, preallocate, read_at, sync_directory, write_at
+from .posix import (
+    link_new,
+    locked_directory,
+    make_directories,
+    preallocate,
+    read_at,
+    sync_directory,
+    write_at,
+)
 
 __all__ = ["LocalStore"]
 
@@ -34,7 +42,8 @@ class LocalStore(Store):
 
     An object is written under a hidden name beside its own (``.{name}.{nonce}.tmp``), flushed,
     linked to its name and made durable by flushing the directory. Linking never replaces, so
-    creation is exclusive on every file system with hard links; replacement is ``rename``. Modes
+    creation is exclusive on every file system with hard links; replacement is ``rename``, one at a
+    time in each directory where directories can be locked (``flock``; NFS cannot). Modes
     follow the umask. Reading needs no write permission and opens the file anew each time.
     """
 
@@ -120,16 +129,42 @@ class LocalStore(Store):
         path = self._path(name)
         if not overwrite and os.path.lexists(path):
             raise already_exists(path)
-        with _LocalStream(path, len(data), overwrite=overwrite) as stream:
-            stream.open(self._open_unfinished)
-            stream.write(data)
+        self._publish(_LocalStream(path, len(data), overwrite=overwrite), data)
+
+    def replace(self, name: str, data: bytes, *, expected: bytes) -> None:
+        path = self._path(name)
+        stream = _LocalStream(path, len(data), overwrite=True)
+        stream.check = lambda: self._check_unchanged(name, expected)
+        self._publish(stream, data)
+
+    def remove(self, name: str, *, expected: bytes) -> None:
+        directory = os.path.dirname(self._path(name))
+        with reading("delete", directory), locked_directory(directory):
+            self._check_unchanged(name, expected)
+            os.unlink(self._path(name))
+        with translated("delete", directory):
+            self._prune(directory)
+
+    def _publish(self, stream: _LocalStream, data: bytes) -> None:
+        try:
+            with stream:
+                stream.open(self._open_unfinished)
+                stream.write(data)
+        except StorageError as error:
+            error.is_certain = not stream.may_stand
+            raise
+
+    def _check_unchanged(self, name: str, expected: bytes) -> None:
+        if self.read(name) != expected:
+            raise changed(self._path(name))
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         found = (item for item in self._walk(prefix) if not is_reserved(item.name))
         return iter(sorted(found, key=lambda item: item.name))
 
-    def leftovers(self, prefix: str = "") -> Iterator[str]:
-        return iter(sorted(item.name for item in self._walk(prefix) if is_reserved(item.name)))
+    def leftovers(self, prefix: str = "", *, before: float | None = None) -> Iterator[str]:
+        found = (item for item in self._walk(prefix) if is_reserved(item.name))
+        return iter(sorted(item.name for item in found if is_before(item, before)))
 
     def delete(self, names: Iterable[str]) -> None:
         paths = [join(self.url, check_name(name, reserved=True)) for name in names]
@@ -225,7 +260,8 @@ class LocalStore(Store):
                         pending.append(name)
                     elif entry.is_file():
                         with suppress(FileNotFoundError):  # deleted since the scan
-                            yield ObjectInfo(name, entry.stat().st_size)
+                            status = entry.stat()
+                            yield ObjectInfo(name, status.st_size, status.st_mtime)
 
 
 class _LocalStream(WriteStream):
@@ -234,6 +270,10 @@ class _LocalStream(WriteStream):
     _fd = -1
     _temporary = ""
     _direct: DirectWriter | None = None
+    check: Callable[[], None] | None = None
+    """Called, if given, just before something is replaced, while no other writer replaces it."""
+    may_stand = False
+    """Whether the last step has begun: the object may be there although ``close`` raised."""
 
     def __init__(self, path: str, size: int, *, overwrite: bool) -> None:
         super().__init__(path, size)
@@ -273,8 +313,13 @@ class _LocalStream(WriteStream):
         with translated("complete", self._path):
             self._close_fd()
             if self._overwrite:
-                os.rename(self._temporary, self._path)
+                with locked_directory(os.path.dirname(self._path)):
+                    if self.check is not None:
+                        self.check()
+                    self.may_stand = True
+                    os.rename(self._temporary, self._path)
             else:
+                self.may_stand = True
                 link_new(self._temporary, self._path)
             self._temporary = ""
             sync_directory(os.path.dirname(self._path))

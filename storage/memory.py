@@ -10,7 +10,7 @@ from typing import final
 from dtckpt.errors import StorageError
 
 from .base import ObjectInfo, ReadRequest, Store, WriteStream, check_range
-from .failures import already_exists, not_found, out_of_range
+from .failures import already_exists, changed, not_found, out_of_range
 from .names import check_component, check_name, check_prefix, join
 
 __all__ = ["MemoryStore"]
@@ -63,6 +63,14 @@ class MemoryStore(Store):
                 raise already_exists(join(self.url, name))
             self._objects[key] = bytes(data)
 
+    def replace(self, name: str, data: bytes, *, expected: bytes) -> None:
+        with self._lock:
+            self._objects[self._key_of(name, expected)] = bytes(data)
+
+    def remove(self, name: str, *, expected: bytes) -> None:
+        with self._lock:
+            del self._objects[self._key_of(name, expected)]
+
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         root = join(self._prefix, check_prefix(prefix))
         below = f"{root}/" if root else ""
@@ -98,6 +106,15 @@ class MemoryStore(Store):
 
     def _key(self, name: str) -> str:
         return join(self._prefix, check_name(name))
+
+    def _key_of(self, name: str, expected: bytes) -> str:
+        key = self._key(name)
+        found = self._objects.get(key)
+        if found is None:
+            raise not_found(join(self.url, name))
+        if found != expected:
+            raise changed(join(self.url, name))
+        return key
 
     def _get(self, name: str) -> bytes:
         key = self._key(name)

@@ -9,9 +9,22 @@ from __future__ import annotations
 import os
 import re
 
-__all__ = ["check_component", "check_name", "check_prefix", "is_reserved", "join", "reserved_name"]
+__all__ = [
+    "UPLOAD_ID",
+    "check_component",
+    "check_name",
+    "check_prefix",
+    "is_reserved",
+    "join",
+    "reserved_name",
+]
 
-_RESERVED = re.compile(r"\..+\.(?:[0-9a-f]{16}\.tmp|claim)", re.DOTALL)
+UPLOAD_ID = "?uploadId="
+"""Stands between the name of an object and the id of an unfinished upload to it."""
+
+_RESERVED = re.compile(
+    rf"\..+\.(?:[0-9a-f]{{16}}\.tmp|claim)|.*{re.escape(UPLOAD_ID)}.*", re.DOTALL
+)
 
 # The longest file name is 255 bytes on most file systems; a reserved name adds 22 to its own.
 _STEM_BYTES = 200

@@ -5,15 +5,21 @@ They raise plain ``OSError``. Interrupted calls (EINTR) are repeated by Python i
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import fcntl
 import os
+import time
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import islice
+from typing import Any
 
 __all__ = [
+    "fallocate",
     "link_new",
+    "locked_directory",
     "make_directories",
     "preallocate",
     "read_at",
@@ -23,6 +29,8 @@ __all__ = [
 
 _IOV_MAX = 1024
 _UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS})
+_NO_LOCKS = _UNSUPPORTED | {errno.EBADF, errno.ENOLCK}
+_LOCK_SECONDS = 30.0
 _NO_HARD_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS})
 
 
@@ -58,18 +66,43 @@ def read_at(fd: int, views: Sequence[memoryview], offset: int) -> int:
     return filled
 
 
+def _system_call() -> Callable[[int, int, int, int], int] | None:
+    """Return fallocate(2), where the system has it."""
+    library = ctypes.CDLL(None, use_errno=True)
+    # With 64-bit offsets wherever the library has two of them.
+    found: Any = getattr(library, "fallocate64", None) or getattr(library, "fallocate", None)
+    if found is not None:
+        found.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+        found.restype = ctypes.c_int
+    return found
+
+
+_fallocate = _system_call()
+
+
 def preallocate(fd: int, size: int) -> None:
     """Reserve ``size`` bytes, so that a full disk shows now; a no-op where that is impossible.
 
-    Where the file system cannot, the C library imitates it by touching every block.
+    Not ``os.posix_fallocate``: where the file system cannot do it (NFS before 4.2, some Lustre) the
+    C library imitates that by writing a byte into each block, so every page is written twice.
     """
-    if size == 0 or not hasattr(os, "posix_fallocate"):
+    if size == 0:
         return
     try:
-        os.posix_fallocate(fd, 0, size)
+        fallocate(fd, size)
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
             raise
+
+
+def fallocate(fd: int, size: int) -> None:
+    """Reserve the first ``size`` bytes by fallocate(2), or raise."""
+    if _fallocate is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    while _fallocate(fd, 0, 0, size) != 0:
+        number = ctypes.get_errno()
+        if number != errno.EINTR:
+            raise OSError(number, os.strerror(number))
 
 
 def sync_directory(directory: str) -> None:
@@ -80,6 +113,34 @@ def sync_directory(directory: str) -> None:
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
             raise
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def locked_directory(directory: str) -> Generator[None]:
+    """Keep other processes that ask for it out of ``directory`` during the block.
+
+    Where directories cannot be locked (NFS, some parallel file systems) it keeps nobody out. The
+    system takes the lock from a process that dies. TimeoutError after ``_LOCK_SECONDS``.
+    """
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        deadline = time.monotonic() + _LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    message = f"another process has held the lock of {directory} for long"
+                    raise TimeoutError(errno.ETIMEDOUT, message) from None
+                time.sleep(0.01)  # who holds it compares and renames one small file
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                break
+        yield
     finally:
         os.close(fd)
 

@@ -91,7 +91,7 @@ def refused(*_: Any) -> NoReturn:
 def test_a_disk_that_fills_while_ranks_write_to_it(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch, background: bool
 ) -> None:
-    monkeypatch.setattr(os, "posix_fallocate", refused)
+    monkeypatch.setattr("dtckpt.storage.posix.fallocate", refused)
     old = small_disk / "old"
     dcp.save(state(1, 1.0), old)
     before = files(small_disk)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
@@ -251,6 +252,48 @@ class StoreTests:
         assert raw.get("a/y") == b"new"
         assert list(store.leftovers()) == []
 
+    def test_replace(self, store: Store, raw: Raw) -> None:
+        with pytest.raises(ObjectNotFound, match="a/x"):
+            store.replace("a/x", b"two", expected=b"one")
+        store.publish("a/x", b"one", overwrite=False)
+        for wrong in (b"", b"on", b"One", b"one!"):
+            with pytest.raises(ObjectExists, match="a/x"):
+                store.replace("a/x", b"two", expected=wrong)
+            assert raw.get("a/x") == b"one"
+        store.replace("a/x", b"two", expected=b"one")
+        assert raw.get("a/x") == b"two"
+        store.replace("a/x", b"", expected=b"two")
+        assert raw.get("a/x") == b""
+        assert list(store.leftovers()) == []
+
+    def test_remove(self, store: Store, raw: Raw) -> None:
+        with pytest.raises(ObjectNotFound, match="a/x"):
+            store.remove("a/x", expected=b"one")
+        raw.put("a/x", b"one")
+        for wrong in (b"", b"on", b"One", b"one!"):
+            with pytest.raises(ObjectExists, match="a/x"):
+                store.remove("a/x", expected=wrong)
+            assert raw.get("a/x") == b"one"
+        store.remove("a/x", expected=b"one")
+        assert raw.get("a/x") is None
+        assert names(store) == []
+
+    def test_racing_replacements(self, store: Store) -> None:
+        if not self.one_winner:
+            pytest.skip("this store compares, then writes")
+        store.publish("x", b"0", overwrite=False)
+        for turn in range(self.num_races):
+            assert len(race(store, "x", replacing=store.read("x"))) == 1, turn
+        assert list(store.leftovers()) == []
+
+    def test_times(self, store: Store) -> None:
+        with store.create("x", 1) as stream:
+            stream.write(b"1")
+            assert list(store.leftovers(before=time.time() - 3600)) == []
+            assert sorted(store.leftovers(before=time.time() + 3600)) == sorted(store.leftovers())
+        (info,) = store.list()
+        assert info.modified is None or abs(info.modified - time.time()) < 3600
+
     def test_racing_publishers(self, store: Store) -> None:
         if not self.one_winner:
             pytest.skip("this store checks, then writes")
@@ -403,15 +446,20 @@ def write_as(store: Store, name: str, announced: int, data: bytes) -> None:
         stream.write(data)
 
 
-def race(store: Store, name: str, num_writers: int = 8) -> list[bytes]:
+def race(
+    store: Store, name: str, num_writers: int = 8, replacing: bytes | None = None
+) -> list[bytes]:
     """Publish from many threads at once; what the winners wrote. All others must be told."""
     barrier = threading.Barrier(num_writers)
 
     def publish(number: int) -> bytes | None:
-        data = f"writer {number}".encode()
+        data = f"writer {number} in place of {replacing}".encode()
         barrier.wait()
         try:
-            store.publish(name, data, overwrite=False)
+            if replacing is None:
+                store.publish(name, data, overwrite=False)
+            else:
+                store.replace(name, data, expected=replacing)
         except ObjectExists:
             return None
         return data

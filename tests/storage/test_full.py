@@ -58,7 +58,7 @@ def test_a_full_disk_shows_before_anything_is_written(small_disk: Path, direct_i
 def test_a_disk_that_fills_while_it_is_written(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch, direct_io: bool
 ) -> None:
-    monkeypatch.setattr(os, "posix_fallocate", refused)
+    monkeypatch.setattr("dtckpt.storage.posix.fallocate", refused)
     store = LocalStore(small_disk, direct_io=direct_io)
     write(store, "before", b"1")
     with pytest.raises(

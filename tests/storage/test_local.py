@@ -280,12 +280,16 @@ def test_lack_of_space_shows_early(store: LocalStore) -> None:
 
 @pytest.mark.usefixtures("small_files_only")
 def test_lack_of_space_without_preallocation(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+    store: LocalStore, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unsupported(*_: int) -> NoReturn:
         raise OSError(errno.EOPNOTSUPP, "not here")
 
-    monkeypatch.setattr(os, "posix_fallocate", unsupported)
+    monkeypatch.setattr("dtckpt.storage.posix.fallocate", unsupported)
+    with store.create("none", 1 << 20) as stream:
+        (unfinished,) = store.leftovers()
+        assert (root / unfinished).stat().st_blocks == 0, "nothing is written in its place"
+        stream.abort()
     write(store, "small", DATA)
     with pytest.raises(StorageError, match=r"cannot write .*/x"):
         write(store, "x", bytes(2 << 20))

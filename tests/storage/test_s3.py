@@ -292,9 +292,8 @@ def test_forced_and_given_settings(s3: S3, monkeypatch: pytest.MonkeyPatch) -> N
     FsspecStore(s3.url, **s3.options).exists("x")
     FsspecStore(s3.url, **s3.options, config_kwargs=given).exists("x")
     forced = {"use_listings_cache": False, "skip_instance_cache": True}
-    retries = {"retries": {"max_attempts": 1}}
     assert seen == [
-        s3.options | forced | {"config_kwargs": retries | {"max_pool_connections": 32}},
+        s3.options | forced | {"config_kwargs": {"max_pool_connections": 32}},
         s3.options | forced | {"config_kwargs": given},
     ]
     assert given == {"max_pool_connections": 5, "retries": {"max_attempts": 3}}

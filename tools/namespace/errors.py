@@ -73,7 +73,8 @@ class CheckpointError(DtckptError):
     """A checkpoint could not be saved, read or understood."""
 
     is_certain: bool = False
-    """After a failed save: whether it is known that no checkpoint came of it."""
+    """After a failed save, or ``publish`` of a store: whether it is known that nothing came of it,
+    nor will, as after a refusal. Else the last request may have been carried out, or still be."""
     overwritten: tuple[str, ...] = ()
     """After a failed load: names of tensors of which some elements had been loaded, on any rank."""
 

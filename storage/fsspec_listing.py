@@ -1,0 +1,39 @@
+"""Listing through fsspec, where nothing there and nothing to be learned are not the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .fsspec_puts import server_code
+
+__all__ = ["find_files"]
+
+
+def find_files(fs: Any, top: str) -> dict[str, dict[str, Any]]:
+    """Return what the driver tells of every file below ``top``, by path; none if it is not there.
+
+    Raises what the driver does where it could not look: a host that does not answer, a listing that
+    is denied, a bucket that does not exist. The drivers' own way of walking passes over all these.
+    """
+    try:
+        # No driver walks its own way and takes this argument, too.
+        told = {"on_error": _raise_unless_missing} if _walks_as_inherited(fs) else {}
+        return fs.find(top or fs.root_marker, detail=True, **told)
+    except FileNotFoundError as error:
+        if server_code(error) == "NoSuchBucket":
+            raise OSError(f"the bucket of {top} does not exist") from error
+        return {}
+
+
+def _raise_unless_missing(error: Exception) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+def _walks_as_inherited(fs: Any) -> bool:
+    from fsspec.asyn import AsyncFileSystem
+    from fsspec.spec import AbstractFileSystem
+
+    if fs.async_impl:
+        return type(fs)._find is vars(AsyncFileSystem)["_find"]
+    return type(fs).find is AbstractFileSystem.find
