@@ -13,6 +13,7 @@ from dtckpt.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from .background import SaveHandle, SaveProgress, async_save
+    from .cleaning import clean
     from .deleting import delete
     from .drawing import visualize
     from .handle import Checkpoint, LazyTensor, open
@@ -44,6 +45,7 @@ __all__ = [
     "Step",
     "VerifyReport",
     "async_save",
+    "clean",
     "committed_steps",
     "delete",
     "latest",
@@ -77,6 +79,7 @@ __getattr__ = lazy_exports(
         "Step": ".steps",
         "VerifyReport": ".verifying",
         "async_save": ".background",
+        "clean": ".cleaning",
         "committed_steps": ".steps",
         "delete": ".deleting",
         "latest": ".steps",

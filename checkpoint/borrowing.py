@@ -1,13 +1,19 @@
 """Incremental saves: what has not changed since an earlier checkpoint is referred to, not written.
 
 A chunk has not changed if every block of it has the digest that the earlier file has for it. Then
-the new data file only says which file holds it. The earlier checkpoint gets a mark that says who
-needs it, so that it is not deleted by mistake.
+the new data file only says which file holds it. The earlier checkpoint, the *lender*, gets a mark
+that says who needs it, and a *claim* until the new manifest is there, so that it is not deleted by
+mistake.
+
+Who saves writes the claim, then looks whether the lender stands and nobody is deleting it. Who
+deletes writes a record, then looks for claims and marks. So one of the two sees the other and gives
+up before anything is done that would have to be undone.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -18,7 +24,7 @@ from ..storage.base import Store
 from ..storage.open import open_store
 from .blocks import DIGEST_BYTES, BlockHasher
 from .datafile import Entry
-from .manifest import MANIFEST, BorrowedFile, Manifest, read_manifest
+from .manifest import BorrowedFile, Manifest, read_manifest
 from .stored import DataFile, StoredData
 from .writing import PIECE_BYTES, Chunk
 
@@ -26,6 +32,10 @@ logger = logger_of("checkpoint")
 
 MARKS = "needed-by"
 """Directory of a checkpoint in which those that refer to its files leave their names."""
+RECORDS = "deleted"
+"""Directory in which those who delete the checkpoint keep what they need to finish."""
+
+_CLAIM = re.compile(r"(.+)\.[0-9a-f]+\.claim")
 
 
 @dataclass(slots=True)
@@ -121,46 +131,86 @@ def name_of(store: Store) -> str:
     return store.url.rpartition("/")[2]
 
 
-def leave_marks(store: Store, borrowed: Iterable[BorrowedFile]) -> None:
-    """Tell the lenders that the checkpoint in ``store`` is about to need them."""
-    for source in sorted({file.source for file in borrowed}):
-        store.sibling(source).publish(f"{MARKS}/{name_of(store)}", b"", overwrite=True)
+def claim_lenders(store: Store, manifest: Manifest) -> None:
+    """Tell the lenders that a checkpoint is about to need them; CheckpointError if one is going.
 
-
-def check_lenders(store: Store, borrowed: Iterable[BorrowedFile]) -> None:
-    """Raise CheckpointError unless every lender is still the checkpoint that was referred to."""
-    for source, save_id in sorted({(file.source, file.save_id) for file in borrowed}):
+    From then on nobody deletes their files, until ``withdraw_claims``.
+    """
+    for lender in _lenders(store, manifest):
+        lender.publish(f"{MARKS}/{name_of(store)}", b"", overwrite=True)
+        lender.publish(_claim(store, manifest), b"", overwrite=True)
+    for source, save_id in sorted({(file.source, file.save_id) for file in manifest.borrowed}):
         lender = store.sibling(source)
+        # In this order: between the two a whole deletion could pass.
+        is_going = any(lender.list(f"{RECORDS}/{save_id}"))
         try:
             found = read_manifest(lender).save_id
         except NotCommitted:
             found = None
-        if found != save_id:
+        if is_going or found != save_id:
             raise CheckpointError(
                 f"{lender.url}: this checkpoint was deleted or replaced during the save that "
                 "refers to it; save again without it as the base"
             )
 
 
-def dependents(store: Store) -> list[str]:
-    """Return the names of committed checkpoints that refer to files of the one in ``store``."""
+def withdraw_claims(store: Store, manifest: Manifest) -> None:
+    """Take the claims of a save that has ended away; what remains keeps lenders from deletion."""
+    for lender in _lenders(store, manifest):
+        try:
+            lender.delete([_claim(store, manifest)])
+        except Exception as error:
+            logger.warning("%s: a claim of a save that has ended is left: %s", lender.url, error)
+
+
+def _lenders(store: Store, manifest: Manifest) -> list[Store]:
+    return [store.sibling(name) for name in sorted({file.source for file in manifest.borrowed})]
+
+
+def _claim(store: Store, manifest: Manifest) -> str:
+    return f"{MARKS}/{name_of(store)}.{manifest.save_id}.claim"
+
+
+def is_claim(mark: str) -> bool:
+    """Whether a name below ``MARKS`` is that of a claim."""
+    return _CLAIM.fullmatch(mark.rpartition("/")[2]) is not None
+
+
+def marks_of(store: Store) -> list[str]:
+    """Return the marks and claims that others have left in ``store``."""
+    return [mark.name for mark in store.list(MARKS)]
+
+
+def dependents(store: Store, marks: Iterable[str]) -> dict[str, Manifest]:
+    """Return the committed checkpoints that refer to files of the one in ``store``, by name."""
     own = name_of(store)
-    found: list[str] = []
-    for mark in list(store.list(MARKS)):
-        name = mark.name.rpartition("/")[2]
-        other = store.sibling(name)
-        if not other.exists(MANIFEST):
+    found: dict[str, Manifest] = {}
+    for name in (mark.rpartition("/")[2] for mark in marks if not is_claim(mark)):
+        try:
+            manifest = read_manifest(store.sibling(name))
+        except NotCommitted:
             continue
-        if any(file.source == own for file in read_manifest(other).borrowed):
-            found.append(name)
+        if any(file.source == own for file in manifest.borrowed):
+            found[name] = manifest
     return found
 
 
-def refuse_if_needed(store: Store, what: str) -> None:
-    """Raise InUse if other checkpoints refer to files of the one in ``store``."""
-    needing = dependents(store)
-    if needing:
+def refuse_if_needed(store: Store, what: str) -> list[str]:
+    """Raise InUse if others refer to files of the checkpoint in ``store``, or may be about to.
+
+    Returns the marks that are there, which nobody stands behind any more.
+    """
+    marks = marks_of(store)
+    if claims := [mark for mark in marks if is_claim(mark)]:
+        names = sorted({str(_CLAIM.sub(r"\1", claim.rpartition("/")[2])) for claim in claims})
+        raise InUse(
+            f"{store.url} cannot be {what}: a save of {', '.join(names)} beside it that refers to "
+            "its files is being committed, was killed at that, or does not know how it ended. If "
+            f"none is under way, checkpoint.clean takes away {claims[0]}"
+        )
+    if needing := dependents(store, marks):
         raise InUse(
             f"{store.url} cannot be {what}: the incremental checkpoints {', '.join(needing)} "
             "beside it refer to its files. Delete those first, or save them anew without a base"
         )
+    return marks

@@ -1,8 +1,15 @@
-"""The commit: prove that the written files hold everything, then publish the manifest."""
+"""The commit: prove that the written files hold everything, then publish the manifest.
+
+Every failure is certain or not. It is *certain*, and the data files may go, if nothing was asked of
+the store or the store has refused. Else a request may have been carried out, or still be, and the
+data files stay: whatever appears is whole. docs/format.md has this as a table of states, and
+tests/checkpoint/test_commit_states.py goes through all of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,18 +19,20 @@ from dtckpt.errors import (
     Corrupt,
     NotCommitted,
     ObjectExists,
+    ObjectNotFound,
+    StorageError,
 )
 from dtckpt.logs import logger_of
 
 from ..storage.base import Store
-from .borrowing import check_lenders, dependents, leave_marks, refuse_if_needed
+from .borrowing import claim_lenders, refuse_if_needed, withdraw_claims
 from .manifest import (
     MANIFEST,
     BorrowedFile,
     FileRecord,
     Manifest,
     data_path,
-    read_manifest,
+    read_manifest_bytes,
 )
 from .plan import StoredTensor
 from .tree import Node
@@ -33,14 +42,16 @@ logger = logger_of("checkpoint")
 
 def check_free(store: Store, *, overwrite: bool) -> None:
     """Raise AlreadyCommitted if a checkpoint is there that may not be replaced."""
-    if not overwrite and store.exists(MANIFEST):
+    if overwrite:
+        there = find_manifest(store)
+        if there is not None:
+            _parsed(store, there)  # a newer format is refused here, before anything is written
+        refuse_if_needed(store, "replaced")
+    elif store.exists(MANIFEST):
         raise AlreadyCommitted(
             f"{store.url}: a committed checkpoint is already here and nothing was changed. "
             "Choose another path, or pass overwrite=True to replace it"
         )
-    if overwrite:
-        _replaced_files(store)  # one of a newer format is refused here, before anything is written
-        refuse_if_needed(store, "replaced")
 
 
 def check_files(
@@ -61,23 +72,53 @@ def check_files(
         )
 
 
+def wrong_files(
+    store: Store, save_id: str, files: Sequence[FileRecord]
+) -> Iterator[tuple[FileRecord, int | None]]:
+    """Yield the data files that are not there with their size, and the size found, if any."""
+    sizes = {info.name: info.size for info in store.list(f"data/{save_id}")} if files else {}
+    for record in files:
+        name = data_path(save_id, record.rank)
+        found = sizes.get(name)
+        if found != record.size:  # a listing may lag behind; ask for it
+            try:
+                found = store.stat(name).size
+            except ObjectNotFound:
+                found = None
+        if found != record.size:
+            yield record, found
+
+
+def missing_files(store: Store, manifest: Manifest) -> list[str]:
+    """Return what is missing of a committed checkpoint, going by the sizes of its data files."""
+    found = [
+        f"{store.url}/{manifest.path_of(record)}"
+        for record, _ in wrong_files(store, manifest.save_id, manifest.files)
+    ]
+    lenders: dict[tuple[str, str], list[FileRecord]] = {}
+    for file in manifest.borrowed:
+        lenders.setdefault((file.source, file.save_id), []).append(file.record)
+    for (source, save_id), records in lenders.items():
+        lender = store.sibling(source)
+        found += [
+            f"{lender.url}/{data_path(save_id, record.rank)}"
+            for record, _ in wrong_files(lender, save_id, records)
+        ]
+    return found
+
+
 def _check_present(store: Store, save_id: str, files: Sequence[FileRecord]) -> None:
     """Raise CheckpointError unless the coordinator sees every file that a rank says it wrote.
 
     Ranks that save to their own local disks write a checkpoint that nobody can load.
     """
-    sizes = {info.name: info.size for info in store.list(f"data/{save_id}")}
-    for record in files:
-        name = data_path(save_id, record.rank)
-        found = sizes.get(name)
-        if found != record.size and store.exists(name):  # a listing may lag behind; ask for it
-            found = store.stat(name).size
-        if found != record.size:
-            raise CheckpointError(
-                f"{store.url}/{name}: rank {record.rank} wrote this file of {record.size} bytes, "
-                f"but the coordinator finds {'none' if found is None else f'{found} bytes'} there; "
-                "the checkpoint was not committed. All ranks must save to storage that they share"
-            )
+    for record, found in wrong_files(store, save_id, files):
+        raise CheckpointError(
+            f"{store.url}/{data_path(save_id, record.rank)}: rank {record.rank} wrote this file of "
+            f"{record.size} bytes, but the coordinator finds "
+            f"{'none' if found is None else f'{found} bytes'} there; the checkpoint was not "
+            "committed. All ranks must save to storage that they share"
+        )
 
 
 def prepare(
@@ -114,62 +155,136 @@ def commit(store: Store, manifest: Manifest, *, overwrite: bool) -> None:
     checkpoint that it replaces are deleted afterwards, unless others have come to refer to them.
     """
     try:
-        replaced = _replaced_files(store) if overwrite else []
-        if overwrite:
+        with _failing(certain=True):
+            claim_lenders(store, manifest)
+        replaced = _publish(store, manifest, overwrite=overwrite)
+    except CheckpointError as error:
+        if error.is_certain:  # else the checkpoint may yet appear, and need them
+            withdraw_claims(store, manifest)
+        raise
+    withdraw_claims(store, manifest)
+    if replaced is not None:
+        _sweep(store, replaced)
+
+
+def _publish(store: Store, manifest: Manifest, *, overwrite: bool) -> bytes | None:
+    """Put the manifest in its place and read it back; return the text of the one it replaced."""
+    text = manifest.to_bytes()
+    with _failing(certain=True):
+        there = find_manifest(store)
+        if there is not None:
+            if not overwrite:
+                raise _taken(store)
+            _parsed(store, there)
             refuse_if_needed(store, "replaced")
-        leave_marks(store, manifest.borrowed)
-        check_lenders(store, manifest.borrowed)
-    except CheckpointError as error:
-        error.is_certain = True
-        raise
     try:
-        store.publish(MANIFEST, manifest.to_bytes(), overwrite=overwrite)
-    except ObjectExists as error:
-        if not _is_published(store, manifest):  # else only the reply was lost
-            lost = AlreadyCommitted(
-                f"{store.url}: another save committed a checkpoint here while this one was "
-                "writing; that one stands. Choose another path, or pass overwrite=True"
-            )
-            lost.is_certain = True
-            raise lost from error
+        if there is None:
+            store.publish(MANIFEST, text, overwrite=False)
+        else:
+            store.replace(MANIFEST, text, expected=there)
+    except (ObjectExists, ObjectNotFound) as error:
+        with _failing(certain=False):
+            found = find_manifest(store)
+        if found == text:  # only the reply was lost
+            return there
+        # Not tried again: ours may have stood already, and its files have gone with it.
+        with _failing(certain=True):
+            raise _taken(store) from error
     except CheckpointError as error:
-        error.is_certain = not _is_published(store, manifest)
+        if not error.is_certain:
+            _put_back(store, there)
         raise
+    with _failing(certain=False):
+        try:
+            _read_back(store, text, there, overwrite=overwrite)
+        except CheckpointError:
+            _put_back(store, there)
+            raise
+    return there
+
+
+def _read_back(store: Store, text: bytes, there: bytes | None, *, overwrite: bool) -> None:
+    """Raise unless the manifest is what was published, before what was ``there`` goes."""
+    found = find_manifest(store)
+    if found == text:
+        return
+    if found is None:
+        what = "nothing is there"
+    elif found == there:
+        what = "what was there before still is"
+    elif (other := _parsed(store, found)) is None:
+        what = "other bytes are there"
+    elif overwrite:
+        logger.warning("%s: replaced at once by another save, %s", store.url, other.save_id)
+        return
+    else:  # could not have been replaced: the store let two win
+        raise _taken(store)
+    raise StorageError(
+        f"{store.url}/{MANIFEST}: {what} although the store has confirmed this file of {len(text)} "
+        "bytes: it was lost or altered on its way, or is being deleted. The data files stay; find "
+        "out what stands between this process and the store, and save again"
+    )
+
+
+def _put_back(store: Store, there: bytes | None) -> None:
+    """Undo a replacement that has left a damaged manifest."""
+    if there is None or _parsed(store, there) is None:
+        return
     try:
-        # Whoever deletes or replaces a lender looks for us after it has taken its manifest away,
-        # and we look for the lender after we have published ours: one of us sees the other.
-        check_lenders(store, manifest.borrowed)
-    except CheckpointError as error:
-        store.delete([MANIFEST])
-        error.is_certain = True
-        raise
-    try:
-        if replaced and not dependents(store):
-            store.delete(replaced)
+        found = find_manifest(store)
+        if found is not None and found != there and _parsed(store, found) is None:
+            store.replace(MANIFEST, there, expected=found)
+            logger.warning("%s: the checkpoint that was there before was put back", store.url)
     except Exception as error:
-        logger.warning("%s: files of the replaced checkpoint are left over: %s", store.url, error)
+        logger.warning("%s: a damaged manifest may have been left here: %s", store.url, error)
 
 
-def _is_published(store: Store, manifest: Manifest) -> bool:
-    """Whether the manifest is, or for all that can be known may be, the one that is there."""
-    try:
-        return read_manifest(store).save_id == manifest.save_id
-    except (NotCommitted, Corrupt):
-        return False
-    except Exception:
-        return True
-
-
-def _replaced_files(store: Store) -> list[str]:
-    """Return the data files of the checkpoint that is there.
+def _sweep(store: Store, replaced: bytes) -> None:
+    """Delete the files of a checkpoint that was replaced, unless somebody needs them.
 
     Only what its manifest names: other files may belong to a save that is still under way.
     """
     try:
-        manifest = read_manifest(store)
-    except (NotCommitted, Corrupt):
-        return []
-    return [manifest.path_of(record) for record in manifest.files]
+        manifest = _parsed(store, replaced)
+        if manifest is not None:
+            refuse_if_needed(store, "replaced")
+            store.delete([manifest.path_of(record) for record in manifest.files])
+    except Exception as error:
+        logger.warning("%s: files of the replaced checkpoint are left over: %s", store.url, error)
+
+
+def find_manifest(store: Store) -> bytes | None:
+    """Return the text of the manifest that is there, if any."""
+    try:
+        return read_manifest_bytes(store)
+    except NotCommitted:
+        return None
+
+
+def _parsed(store: Store, text: bytes) -> Manifest | None:
+    """Return the manifest of a text, None if it is damaged; raises if its format is newer."""
+    try:
+        return Manifest.from_bytes(text, f"{store.url}/{MANIFEST}")
+    except Corrupt:
+        return None
+
+
+def _taken(store: Store) -> AlreadyCommitted:
+    return AlreadyCommitted(
+        f"{store.url}: another save committed a checkpoint here, or deleted the one that was here, "
+        "while this one was writing; that stands. Choose another path, or save again with "
+        "overwrite=True"
+    )
+
+
+@contextmanager
+def _failing(*, certain: bool) -> Generator[None]:
+    """Say of every failure in the block whether it is certain that nothing comes of the save."""
+    try:
+        yield
+    except CheckpointError as error:
+        error.is_certain = certain
+        raise
 
 
 def discard(store: Store, save_id: str, rank: int) -> None:

@@ -1,17 +1,30 @@
-"""Deleting a checkpoint: its manifest first, so that at no time half of it looks whole."""
+"""Deleting a checkpoint: its manifest first, so that at no time half of it looks whole.
+
+Before that a record of what there is to delete is left, by which an interrupted deletion can be
+finished, and which keeps incremental saves from referring to the checkpoint (see ``borrowing``).
+"""
 
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
-from dtckpt.errors import InUse
+from dtckpt.errors import (
+    CheckpointError,
+    NotCommitted,
+    ObjectExists,
+    ObjectNotFound,
+    StorageError,
+)
 
-from ..storage.base import Store
+from ..storage.base import Store, is_before
 from ..storage.open import open_store
-from .borrowing import MARKS, refuse_if_needed
-from .manifest import MANIFEST, read_manifest
+from .borrowing import RECORDS, refuse_if_needed
+from .committing import find_manifest
+from .manifest import MANIFEST, Manifest, read_manifest_bytes
 
 
 def delete(
@@ -22,17 +35,64 @@ def delete(
     """Delete a committed checkpoint; one process calls this, not every rank.
 
     Raises NotCommitted where there is none, and InUse, with the checkpoint still there, if
-    incremental checkpoints in the same directory refer to its files; one that was renamed since is
-    not found. Files of a save that is still under way there are left alone.
+    incremental checkpoints in the same directory refer to its files, or are about to; one that was
+    renamed since is not found. Files of a save that is still under way there are left alone. After
+    any other error the checkpoint may be there or not; a second call finishes what is left to do.
     """
     store = open_store(checkpoint_id, **dict(storage_options or {}))
-    manifest = read_manifest(store)
-    refuse_if_needed(store, "deleted")
-    marks = [info.name for info in store.list(MARKS)]
-    store.delete([MANIFEST])
     try:
-        refuse_if_needed(store, "deleted")  # one may have been committed just before
-    except InUse:
-        store.publish(MANIFEST, manifest.to_bytes(), overwrite=False)
+        text = read_manifest_bytes(store)
+    except NotCommitted:
+        if not finish_deletions(store):
+            raise
+        return
+    manifest = Manifest.from_bytes(text, f"{store.url}/{MANIFEST}")
+    record = f"{RECORDS}/{manifest.save_id}/{secrets.token_hex(8)}.json"
+    store.publish(record, text, overwrite=False)
+    try:
+        marks = refuse_if_needed(store, "deleted")
+    except BaseException:
+        with suppress(StorageError):
+            store.delete([record])
         raise
-    store.delete([*(manifest.path_of(record) for record in manifest.files), *marks])
+    # From here on nobody can come to need it. Marks go first: the next checkpoint of this name
+    # gets its own.
+    store.delete(marks)
+    try:
+        with suppress(ObjectNotFound):  # somebody else deletes it, too
+            store.remove(MANIFEST, expected=text)
+    except ObjectExists as error:
+        store.delete([record])
+        raise CheckpointError(
+            f"{store.url}: another save replaced this checkpoint while it was to be deleted; the "
+            "new one stands"
+        ) from error
+    _delete_files(store, manifest)
+
+
+def finish_deletions(store: Store, *, before: float | None = None) -> bool:
+    """Finish what interrupted deletions have left in ``store``; return whether there was any.
+
+    With ``before`` only those that began before that time, in seconds since 1970; a checkpoint that
+    still stands then does so for good.
+    """
+    found = False
+    for info in [info for info in store.list(RECORDS) if is_before(info, before)]:
+        try:
+            text = store.read(info.name)
+        except ObjectNotFound:  # whoever left it has finished meanwhile
+            continue
+        found = True
+        if find_manifest(store) == text:
+            store.delete([info.name])
+            continue
+        refuse_if_needed(store, "deleted")
+        _delete_files(store, Manifest.from_bytes(text, f"{store.url}/{info.name}"))
+    return found
+
+
+def _delete_files(store: Store, manifest: Manifest) -> None:
+    """Delete data files whose manifest is gone, and then all records that say so."""
+    records = [info.name for info in store.list(f"{RECORDS}/{manifest.save_id}")]
+    store.delete(manifest.path_of(file) for file in manifest.files)
+    store.delete(records)

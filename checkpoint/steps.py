@@ -15,7 +15,9 @@ from dtckpt.logs import logger_of
 
 from ..storage.base import Store
 from ..storage.open import open_store
-from .manifest import MANIFEST, read_manifest
+from .committing import missing_files
+from .foreign import tell_of_others
+from .manifest import MANIFEST, Manifest, read_manifest_bytes
 
 logger = logger_of("checkpoint")
 
@@ -41,14 +43,22 @@ def committed_steps(
 
     Directories are numbered by the digits that end their names (``step-1000``); others are passed
     over. Half-written checkpoints have no manifest and are not listed.
+
+    Where there is none, but something else, a warning names it; NotCommitted is raised if that is a
+    checkpoint itself or those of ``torch.distributed.checkpoint``. StorageError where ``root``
+    cannot be looked at.
     """
     store = open_store(root, **dict(storage_options or {}))
     steps: list[Step] = []
+    names: list[str] = []
     for info in store.list():
+        names.append(info.name)
         name, _, rest = info.name.partition("/")
         match = _STEP.fullmatch(name)
         if match and rest == MANIFEST:
             steps.append(Step(int(match[1]), name, store.substore(name).url))
+    if names and not steps:
+        tell_of_others(store.url, names)
     return sorted(steps)
 
 
@@ -60,12 +70,15 @@ def latest(
     timeout: timedelta | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Step | None:
-    """Return the newest committed checkpoint under ``root``, or None if there is none.
+    """Return the newest committed checkpoint under ``root``, or None if nothing is there.
 
     Every rank of ``process_group`` calls this and gets the answer of the first one. A rank that
     shows no sign of life for ``timeout``, by default that of ``load``, is given up. A checkpoint
-    with a damaged manifest is passed over with a warning; one of a newer format raises, so that a
-    run is not continued from an older step by mistake.
+    with a damaged manifest, or of which a data file is missing, is passed over with a warning; one
+    of a newer format raises, so that a run is not continued from an older step by mistake.
+
+    None is only for a root that could be looked at: else StorageError. Corrupt where there are
+    checkpoints and none is whole. Other things that are there are told as by ``committed_steps``.
     """
     from .ranks import DEFAULT_TIMEOUT, ranks_of, together  # loads torch
 
@@ -75,7 +88,7 @@ def latest(
     options = dict(storage_options or {})
 
     def find() -> bytes:
-        found = _newest(root, options) if ranks.rank == ranks.all[0] else None
+        found = newest_whole(open_store(root, **options)) if ranks.rank == ranks.all[0] else None
         return found.name.encode() if found else b""
 
     try:
@@ -89,13 +102,34 @@ def latest(
     return Step(int(match[1]) if match else 0, name, url)
 
 
-def _newest(root: str | os.PathLike[str] | Store, options: dict[str, Any]) -> Step | None:
-    store = open_store(root, **options)
+def newest_whole(store: Store) -> Step | None:
+    """Return the newest checkpoint whose manifest is intact and whose data files are all there.
+
+    Corrupt where there are checkpoints, but none that is whole.
+    """
+    damaged: list[str] = []
     for step in reversed(committed_steps(store)):
         try:
-            read_manifest(store.substore(step.name))
+            _check_whole(store.substore(step.name))
         except (Corrupt, NotCommitted) as error:
             logger.warning("passing over %s: %s", step.url, error)
+            damaged += [str(error)] if isinstance(error, Corrupt) else []
             continue
         return step
+    if damaged:
+        raise Corrupt(
+            f"{store.url}: none of the checkpoints here is whole; the newest: {damaged[0]}"
+        )
     return None
+
+
+def _check_whole(place: Store) -> None:
+    """Raise Corrupt if the manifest is damaged or a data file is not there with its size."""
+    before = b""
+    missing: list[str] = []
+    while (text := read_manifest_bytes(place)) != before:  # replaced meanwhile: look at the new one
+        missing = missing_files(place, Manifest.from_bytes(text, f"{place.url}/{MANIFEST}"))
+        if not missing:
+            return
+        before = text
+    raise Corrupt(f"{missing[0]} is missing or has another size. Load another checkpoint")

@@ -133,9 +133,9 @@ def test_a_lost_manifest_is_noticed_before_old_files_go(monkeypatch: pytest.Monk
     dcp.save(state(1.0), url)
     put = FsspecStore._put  # pyright: ignore[reportPrivateUsage]
 
-    def lose(self: FsspecStore, name: str, data: bytes, *, exclusive: bool) -> None:
+    def lose(self: FsspecStore, name: str, data: bytes, **conditions: Any) -> None:
         if name != MANIFEST:
-            put(self, name, data, exclusive=exclusive)
+            put(self, name, data, **conditions)
 
     monkeypatch.setattr(FsspecStore, "_put", lose)
     with pytest.raises(StorageError, match="other bytes than those just published"):

@@ -32,20 +32,9 @@ def test_one_job_commits_and_the_other_takes_its_files_away(
     outcomes: list[dict[str, Any]],
 ) -> None:
     for outcome in outcomes:
-        if not outcome["overwrite"]:
-            notes = outcome["notes"]
-            winner = notes.index(["ok", "ok"])
-            assert notes[1 - winner] == ["AlreadyCommitted", "AlreadyCommitted"], outcome
-            assert outcome["values"] == [winner + 1.0], outcome
-            assert outcome["data_files"] == [2, 0], outcome
-
-
-def test_the_last_of_two_that_overwrite_is_there_as_a_whole(
-    outcomes: list[dict[str, Any]],
-) -> None:
-    for outcome in outcomes:
+        notes = outcome["notes"]
+        winner = notes.index(["ok", "ok"])
+        assert notes[1 - winner] == ["AlreadyCommitted", "AlreadyCommitted"], outcome
+        assert outcome["values"] == [winner + 1.0], outcome
         assert outcome["num_problems"] == 0, outcome
-        if outcome["overwrite"]:
-            assert outcome["notes"] == [["ok", "ok"], ["ok", "ok"]], outcome
-            assert outcome["values"] in ([1.0], [2.0]), outcome
-            assert outcome["data_files"][0] == 2, outcome
+        assert outcome["data_files"] == [2, 0], outcome

@@ -16,7 +16,6 @@ import pytest
 import torch
 
 import dtckpt.checkpoint as dcp
-from dtckpt.checkpoint import committing as committing_module
 from dtckpt.checkpoint import exiting
 from dtckpt.checkpoint import wire as wire_module
 from dtckpt.checkpoint.rendezvous import members_of
@@ -26,7 +25,6 @@ from dtckpt.storage import Delay, Fault, FaultyStore, MemoryStore, Rule
 
 from ..ranks import RanksFailed, run_ranks
 
-committing: Any = committing_module  # what it imports is looked at and replaced
 SHORT = timedelta(milliseconds=300)
 BEGIN: int = vars(wire_module)["_BEGIN"]
 
@@ -125,26 +123,46 @@ def test_a_base_that_was_replaced_meanwhile_is_not_referred_to() -> None:
     assert intact(first)
 
 
-def test_a_base_deleted_at_the_last_moment_takes_the_new_one_with_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_base_is_not_deleted_while_the_new_one_is_being_committed(overwrite: bool) -> None:
     root = MemoryStore()
     first, second = root.substore("1"), root.substore("2")
     dcp.save(state(), first)
-    checks: list[int] = []
-    check = committing.check_lenders
+    if overwrite:
+        dcp.save(state(), second)
+    refused: list[InUse] = []
 
-    def delete_after_the_first_check(*args: Any) -> None:
-        check(*args)
-        checks.append(1)
-        if len(checks) == 1:
+    def delete_the_base() -> None:
+        with pytest.raises(InUse, match=r"a save of 2 beside it .* is being committed") as caught:
             dcp.delete(first)
+        refused.append(caught.value)
 
-    monkeypatch.setattr(committing, "check_lenders", delete_after_the_first_check)
-    with pytest.raises(CheckpointError, match="deleted or replaced"):
-        dcp.save(state(), second, base=first)
+    faulty = FaultyStore(second, [Rule(Call(delete_the_base), op="publish", name="manifest.json")])
+    dcp.save(state(), faulty, base=first, overwrite=overwrite)
+    assert refused
+    assert intact(first)
+    assert intact(second)
+    assert [info.name for info in first.list("needed-by")] == ["needed-by/2"], "no claim is left"
+
+
+def test_a_base_that_is_being_deleted_is_not_used() -> None:
+    root = MemoryStore()
+    first, second = root.substore("1"), root.substore("2")
+    dcp.save(state(), first)
+    dcp.save(state(), second)
+    before = {info.name: second.read(info.name) for info in second.list()}
+
+    def save() -> None:
+        with pytest.raises(CheckpointError, match="deleted or replaced") as caught:
+            dcp.save(state(), second, base=first, overwrite=True)
+        assert caught.value.is_certain
+
+    going = FaultyStore(first, [Rule(Call(save), op="list", name="needed-by")])
+    dcp.delete(going)
     with pytest.raises(NotCommitted):
-        dcp.open(second)
+        dcp.open(first)
+    assert {info.name: second.read(info.name) for info in second.list()} == before
+    assert not list(first.list())
 
 
 def test_a_base_of_which_a_file_is_missing_is_not_used() -> None:

@@ -1,0 +1,196 @@
+"""What killed saves and deletions leave is taken away, and nothing else."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import dtckpt.checkpoint as dcp
+from dtckpt.errors import InUse, NotCommitted, StorageError
+from dtckpt.storage import Fault, FaultyStore, LocalStore, MemoryStore, RaiseError, Rule, Store
+
+from ..conftest import S3
+
+AT_ONCE = timedelta(seconds=-5)
+"""Older than a moment that has not come yet: everything is."""
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: nothing that the code does afterwards has an effect."""
+
+
+class Kill(Fault):
+    def before(self) -> None:
+        raise Killed
+
+
+def state(value: float = 1.0) -> dict[str, Any]:
+    """Something to save."""
+    return {"w": torch.full((100,), value), "n": value}
+
+
+def killed_save(store: Store, op: str, **options: Any) -> None:
+    """Save, and die at the first call of a kind; nothing is called after it."""
+    dying = FaultyStore(store, [Rule(Kill(), op=op, nth=1), *AFTERWARDS])
+    with pytest.raises(Killed):
+        dcp.save(state(7.0), dying, **options)
+
+
+AFTERWARDS = [Rule(Kill(), op="delete")]
+
+
+def names(path: Path) -> list[str]:
+    """Return all files below a directory."""
+    return sorted(str(p.relative_to(path)) for p in path.rglob("*") if p.is_file())
+
+
+def value_of(place: Any) -> float:
+    """Return what was saved there."""
+    into = state(0.0)
+    dcp.load(into, place)
+    assert float(into["w"][0]) == into["n"]
+    return into["n"]
+
+
+def test_files_of_dead_saves_go_and_checkpoints_stay(tmp_path: Path) -> None:
+    dcp.save(state(1.0), tmp_path / "step-1")
+    dcp.save(state(2.0), tmp_path / "step-2")
+    before = names(tmp_path)
+    killed_save(LocalStore(tmp_path / "step-2"), "publish", overwrite=True)
+    killed_save(LocalStore(tmp_path / "step-3"), "publish")
+    left = sorted(set(names(tmp_path)) - set(before))
+    assert [name.partition("/")[0] for name in left] == ["step-2", "step-3"]
+    assert dcp.clean(tmp_path) == [], "they may be of saves that are under way"
+    assert sorted(dcp.clean(tmp_path, older_than=AT_ONCE)) == left
+    assert names(tmp_path) == before
+    assert not (tmp_path / "step-3").exists()
+    assert value_of(tmp_path / "step-2") == 2.0
+    assert dcp.clean(tmp_path, older_than=AT_ONCE) == []
+
+
+def test_one_young_file_keeps_a_save(tmp_path: Path) -> None:
+    for rank, age in enumerate((1000, 100)):
+        file = tmp_path / f"step-1/data/0123456789abcdef/{rank:05}.safetensors"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(b"x")
+        then = file.stat().st_mtime - age
+        os.utime(file, (then, then))
+    assert dcp.clean(tmp_path, older_than=timedelta(seconds=500)) == []
+    assert len(dcp.clean(tmp_path, older_than=timedelta(seconds=50))) == 2
+
+
+def test_unfinished_files_go(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "step-1")
+    stream = store.create("data/0123456789abcdef/00000.safetensors", 10)
+    stream.write(b"12345")
+    assert dcp.clean(tmp_path) == []
+    (name,) = dcp.clean(tmp_path / "step-1", older_than=AT_ONCE)
+    assert name.endswith(".tmp")
+    assert names(tmp_path) == []
+    stream.abort()
+
+
+def test_uploads_in_parts_go(s3: S3) -> None:
+    store = s3.store.substore("step-1")
+    size = 33 << 20
+    dead, alive = (
+        store.create("data/0123456789abcdef/00000.safetensors", size),
+        store.create("x", 1),
+    )
+    dead.write(bytes(size))
+    other = s3.store.sibling(s3.store.url.rpartition("/")[2] + "-other").create("y", size)
+    (name,) = store.leftovers()
+    assert name.startswith("data/0123456789abcdef/00000.safetensors?uploadId=")
+    assert list(store.leftovers(before=0.0)) == []
+    assert dcp.clean(s3.url, storage_options=s3.options, older_than=AT_ONCE) == [f"step-1/{name}"]
+    assert list(store.leftovers()) == []
+    with pytest.raises(StorageError):
+        dead.close()
+    other.write(bytes(size))
+    other.close()
+    alive.abort()
+
+
+def test_a_claim_of_a_dead_save_keeps_its_base_until_it_is_cleaned(tmp_path: Path) -> None:
+    first = LocalStore(tmp_path / "step-1")
+    dcp.save(state(1.0), first)
+    dying = FaultyStore(LocalStore(tmp_path), [Rule(Kill(), op="publish", name="*/manifest.json")])
+    with pytest.raises(Killed):
+        dcp.save(state(1.0), dying.substore("step-2"), base=dying.substore("step-1"))
+    for call in (lambda: dcp.delete(first), lambda: dcp.save(state(), first, overwrite=True)):
+        with pytest.raises(InUse, match=r"a save of step-2 .*clean takes away .*\.claim"):
+            call()
+    assert value_of(first) == 1.0
+    cleaned = dcp.clean(tmp_path, older_than=AT_ONCE)
+    assert [name.partition("/")[0] for name in sorted(cleaned)] == ["step-1", "step-2"]
+    assert value_of(first) == 1.0
+    dcp.delete(first)
+    assert names(tmp_path) == []
+
+
+def test_what_others_refer_to_stays(tmp_path: Path) -> None:
+    first, second = (LocalStore(tmp_path / f"step-{i}") for i in (1, 2))
+    dcp.save(state(1.0), first)
+    dcp.save(state(1.0), second, base=first)
+    first.delete(["manifest.json"])
+    assert dcp.clean(tmp_path, older_than=AT_ONCE) == []
+    assert value_of(second) == 1.0
+
+
+def test_nothing_goes_where_a_manifest_cannot_be_read(tmp_path: Path) -> None:
+    dcp.save(state(), tmp_path / "step-1")
+    (tmp_path / "step-1" / "manifest.json").write_bytes(b"damaged")
+    before = names(tmp_path)
+    assert dcp.clean(tmp_path, older_than=AT_ONCE) == []
+    assert names(tmp_path) == before
+
+
+def test_a_store_that_gives_no_times_is_left_alone() -> None:
+    store = MemoryStore()
+    killed_save(store, "publish")
+    assert dcp.clean(store, older_than=AT_ONCE) == []
+    assert len(list(store.list())) == 1
+
+
+@pytest.mark.parametrize("again", ["delete", "clean"])
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_an_interrupted_deletion_is_finished(tmp_path: Path, nth: int, again: str) -> None:
+    place = LocalStore(tmp_path / "step-1")
+    dcp.save(state(), place)
+    broken = Rule(RaiseError(StorageError("no reply")), op="delete", nth=nth)
+    with pytest.raises(StorageError, match="no reply"):
+        dcp.delete(FaultyStore(place, [broken]))
+    stands = nth == 1
+    if stands:
+        assert value_of(place) == 1.0
+    else:
+        with pytest.raises(NotCommitted):
+            dcp.open(place)
+    if again == "clean":
+        dcp.clean(tmp_path, older_than=AT_ONCE)
+        assert names(tmp_path) == (
+            [] if not stands else [n for n in names(tmp_path) if "del" not in n]
+        )
+        if not stands:
+            return
+    dcp.delete(place)
+    assert names(tmp_path) == []
+    with pytest.raises(NotCommitted):
+        dcp.delete(place)
+
+
+def test_a_place_saved_to_again_after_half_a_deletion(tmp_path: Path) -> None:
+    place = LocalStore(tmp_path / "step-1")
+    dcp.save(state(1.0), place)
+    broken = Rule(RaiseError(StorageError("no reply")), op="delete", nth=2)
+    with pytest.raises(StorageError, match="no reply"):
+        dcp.delete(FaultyStore(place, [broken]))
+    dcp.save(state(2.0), place)
+    dcp.clean(tmp_path, older_than=AT_ONCE)
+    assert value_of(place) == 2.0
+    assert len(names(tmp_path)) == 2
