@@ -138,10 +138,11 @@ class LocalStore(Store):
         self._publish(stream, data)
 
     def remove(self, name: str, *, expected: bytes) -> None:
-        directory = os.path.dirname(self._path(name))
-        with reading("delete", directory), locked_directory(directory):
+        path = self._path(name)
+        directory = os.path.dirname(path)
+        with reading("delete", path), locked_directory(directory):
             self._check_unchanged(name, expected)
-            os.unlink(self._path(name))
+            os.unlink(path)
         with translated("delete", directory):
             self._prune(directory)
 

@@ -224,24 +224,31 @@ def test_a_committed_checkpoint_is_not_touched_without_leave() -> None:
     assert not {i.name for i in store.list("data")} & set(before), "old files are gone"
 
 
-def test_an_overwrite_leaves_the_files_of_a_save_under_way_alone() -> None:
+@pytest.mark.parametrize("moment", ["close", "publish"])
+def test_an_overwrite_leaves_the_files_of_a_save_under_way_alone(moment: str) -> None:
     store = MemoryStore()
     dcp.save(state(), store)
 
     published: list[bool] = []
 
     class OtherJob(Fault):
-        """Another job commits to the same place when this one has written its data."""
+        """Another job commits to the same place before this one begins to, or while it does."""
 
         def before(self) -> None:
             published.append(True)
             dcp.save(state(2.0), store, overwrite=True)
 
-    dcp.save(state(3.0), FaultyStore(store, [Rule(OtherJob(), op="publish")]), overwrite=True)
+    faulty = FaultyStore(store, [Rule(OtherJob(), op=moment)])
+    if moment == "close":
+        dcp.save(state(3.0), faulty, overwrite=True)
+    else:  # each believed to replace the same one: only one of them may
+        with pytest.raises(AlreadyCommitted, match="another save committed"):
+            dcp.save(state(3.0), faulty, overwrite=True)
     assert published
     into = state(0.0)
     dcp.load(into, store)
-    assert into["t0"][0] == 3.0
+    assert into["t0"][0] == (3.0 if moment == "close" else 2.0)
+    assert len(list(store.list())) == 2, "a manifest and its file"
 
 
 def test_a_failed_overwrite_leaves_the_old_checkpoint() -> None:
