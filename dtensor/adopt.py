@@ -14,7 +14,7 @@ from dtckpt.errors import PlacementError
 from .distribute import check_local_shape
 from .dtensor import DTensor
 from .interop import layout_from_torch, placements_to_torch
-from .mesh_setup import device_mesh_from_torch, torch_mesh_of
+from .mesh_setup import device_mesh_from_torch
 from .spec import spec_of
 
 
@@ -51,7 +51,7 @@ def to_torch(tensor: DTensor) -> torch_tensor.DTensor:
     placements = placements_to_torch(layout)
     made = torch_tensor.DTensor.from_local(
         tensor._local_tensor.detach(),
-        torch_mesh_of(tensor.device_mesh),
+        tensor.device_mesh.to_torch(),
         placements,
         run_check=False,
         shape=tensor.shape,

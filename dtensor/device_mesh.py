@@ -8,22 +8,33 @@ every question that does not depend on the rank, so layouts can be planned anywh
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence, Sized
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence, Sized
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from dtckpt.errors import PlacementError
 
 from .collectives import Peers
 from .costs import CostModel
 from .devices import device_of_rank
-from .groups import check_group_ranks, given_groups, make_group, ranks_of
+from .groups import (
+    Axes,
+    BackendOverride,
+    backend_overrides,
+    check_group_ranks,
+    given_groups,
+    make_group,
+    ranks_of,
+)
 from .halving import HalvingDict
+from .job import join_job, rank_here
 from .mesh import Mesh
 from .mesh_agreement import require_same_mesh
 from .modes import enter_mesh, leave_mesh
+from .submeshes import SubMeshes
 
 T = TypeVar("T")
 
@@ -34,15 +45,19 @@ MeshLike = Mesh | torch.Tensor | Sequence[Any]
 """Ranks in an array of any number of axes."""
 
 
-class DeviceMesh:
+class DeviceMesh(SubMeshes):
     """An n-d array of ranks with a process group per axis.
 
     ``groups`` gives one group per axis, of the ranks that differ from this one along that axis
     only, in axis order; ``world_group`` one of all ranks in row-major order. What is not given is
     made by ``torch.distributed.new_group`` on first use, which the ranks of that group must reach
     in the same order. ``within`` is a mesh that has the ranks of this one and of others, over whose
-    world group tensors go from this mesh to those; without it such a group is made. Two meshes are
-    equal when ranks, shape and device type are.
+    world group tensors go from this mesh to those; without it such a group is made. Where nobody
+    has initialised torch.distributed, this does from the environment of a launcher; where there is
+    none the mesh answers what needs no rank.
+
+    Two meshes are equal when ranks, shape and device type are. torch's code takes a DeviceMesh for
+    one of its own, which ``to_torch`` returns; the two are not equal.
 
     In a job every rank has to make the mesh, those outside of it, too, unless ``groups`` or
     ``rank`` is given: the ranks compare what they pass, and PlacementError is raised on all of them
@@ -63,25 +78,29 @@ class DeviceMesh:
         groups: Sequence[Any] | None = None,
         world_group: Any = None,
         within: DeviceMesh | None = None,
+        backend_override: Mapping[int | str, BackendOverride] | None = None,
     ) -> None:
-        is_of_job = (
-            rank is None and groups is None and world_group is None and dist.is_initialized()
-        )
+        super().__init__()
+        is_of_job = rank is None and groups is None and world_group is None
+        if is_of_job:
+            join_job()
+            is_of_job = dist.is_initialized()
         if is_of_job:
             require_same_mesh(device_type, f"{device_type!r} {_told(mesh, mesh_dim_names)}")
         if ":" in device_type:
             raise PlacementError(
                 f"a mesh needs a device type such as 'cuda', not the single device {device_type!r}"
             )
-        self.device_type = device_type
+        self._device_type = device_type
         self.layout_mesh = _as_mesh(mesh, mesh_dim_names)
         """The pure value: shape, axis names and ranks."""
         self._groups = given_groups(self.layout_mesh, groups, world_group)
+        self._backends = backend_overrides(self.layout_mesh, backend_override)
         self.within = within
-        self._rank = self._find_rank(rank)
-        self._coordinate = None if self._rank is None else self.layout_mesh.coordinate(self._rank)
-        self._parent: tuple[DeviceMesh, tuple[tuple[int, ...], ...]] | None = None
-        self._children: dict[object, DeviceMesh] = {}
+        self._own_rank = self._find_rank(rank)
+        self._coordinate = (
+            None if self._own_rank is None else self.layout_mesh.coordinate(self._own_rank)
+        )
         self._peers: dict[tuple[int, ...], Peers] = {}
         self._rows: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._device: torch.device | None = None
@@ -104,7 +123,14 @@ class DeviceMesh:
         return dist.get_rank() if dist.is_initialized() else None
 
     @staticmethod
-    def from_group(
+    def from_torch(mesh: TorchDeviceMesh) -> DeviceMesh:
+        """Return a mesh around one of torch, with its process groups; always the same one."""
+        from .mesh_setup import device_mesh_from_torch
+
+        return device_mesh_from_torch(mesh)
+
+    @staticmethod
+    def from_group(  # pyright: ignore[reportIncompatibleMethodOverride]
         group: Any,
         device_type: str,
         mesh: MeshLike | None = None,
@@ -127,8 +153,14 @@ class DeviceMesh:
             device_type, mesh, mesh_dim_names=mesh_dim_names, groups=groups, world_group=world_group
         )
         for axis, single in enumerate(groups):
-            check_group_ranks(single, made.ranks_along((axis,)), made.mesh_dim_names[axis])
+            name = made.layout_mesh.axis_names[axis]
+            check_group_ranks(single, made.ranks_along((axis,)), name)
         return made
+
+    @property
+    def device_type(self) -> str:
+        """Type of the devices of all ranks, such as "cuda"."""
+        return self._device_type
 
     @property
     def device(self) -> torch.device:
@@ -153,23 +185,19 @@ class DeviceMesh:
 
     @property
     def mesh(self) -> torch.Tensor:
-        """Array of the global ranks."""
-        return torch.tensor(self.layout_mesh.all_ranks()).view(self.shape)
+        """Array of the global ranks, on the CPU."""
+        ranks = torch.tensor(self.layout_mesh.all_ranks(), dtype=torch.int, device="cpu")
+        return ranks.view(self.shape)
 
     @property
-    def mesh_dim_names(self) -> tuple[str, ...]:
-        """One name per axis; ``axis0``, ``axis1``, ... where none were given."""
-        return self.layout_mesh.axis_names
-
-    @property
-    def root(self) -> DeviceMesh:
-        """The mesh that this one was taken from by name or flattened; itself where it was not."""
-        return self if self._parent is None else self._parent[0].root
+    def mesh_dim_names(self) -> tuple[str, ...] | None:
+        """One name per axis; None where none were given, though ``axis0``, ... name them, too."""
+        return self.layout_mesh.axis_names if self.layout_mesh.is_named else None
 
     @property
     def has_rank(self) -> bool:
         """Whether this process has a rank."""
-        return self._rank is not None
+        return self._own_rank is not None
 
     def size(self, mesh_dim: int | str | None = None) -> int:
         """Return the number of ranks, or of coordinates along one axis."""
@@ -179,12 +207,12 @@ class DeviceMesh:
 
     def get_rank(self) -> int:
         """Return the global rank of this process; PlacementError where it has none."""
-        if self._rank is None:
+        if self._own_rank is None:
             raise PlacementError(
                 f"this process has no rank in mesh {self.layout_mesh}: initialise "
                 "torch.distributed, or pass groups= or rank= to the DeviceMesh"
             )
-        return self._rank
+        return self._own_rank
 
     def get_coordinate(self) -> tuple[int, ...] | None:
         """Return this rank's coordinate, or None where the mesh does not include it."""
@@ -212,15 +240,16 @@ class DeviceMesh:
 
         ``axes`` must ascend.
         """
-        if self._parent is not None:
-            parent, parts = self._parent
-            return parent.group_of(tuple(sorted(a for axis in axes for a in parts[axis])))
+        above = self._above(axes)
+        if above is not None:
+            return above[0].group_of(above[1])
         group = self._groups.get(axes)
         if group is None:
             with self._lock:
                 group = self._groups.get(axes)
                 if group is None:
-                    group = make_group(self.layout_mesh, axes, self.ranks_along)
+                    backend = self._backends.get(axes)
+                    group = make_group(self.layout_mesh, axes, self.ranks_along, backend)
                     self._groups[axes] = group
         return group
 
@@ -238,19 +267,18 @@ class DeviceMesh:
         registered = ranks_of(group)
         if registered is not None:
             return tuple(registered.index(rank) for rank in ranks)
-        if self._parent is None:
+        above = self._above(axes)
+        if above is None:
             return tuple(range(len(ranks)))
-        parent, parts = self._parent
-        above = tuple(sorted(a for axis in axes for a in parts[axis]))
-        order = parent.ranks_along(above)
-        group_ranks = parent.peers(above).group_ranks
+        order = above[0].ranks_along(above[1])
+        group_ranks = above[0].peers(above[1]).group_ranks
         return tuple(group_ranks[order.index(rank)] for rank in ranks)
 
     def can_group(self, axes: tuple[int, ...]) -> bool:
         """Whether there is a group along ``axes``, which ascend, or can be made."""
-        if self._parent is not None:
-            parent, parts = self._parent
-            return parent.can_group(tuple(sorted(a for axis in axes for a in parts[axis])))
+        above = self._above(axes)
+        if above is not None:
+            return above[0].can_group(above[1])
         return axes in self._groups or dist.is_initialized()
 
     def ranks_along(self, axes: tuple[int, ...]) -> tuple[int, ...]:
@@ -264,7 +292,7 @@ class DeviceMesh:
     def _here(self) -> tuple[int, ...]:
         coordinate = self.get_coordinate()
         if coordinate is None:
-            raise PlacementError(f"rank {self._rank} is not in mesh {self.layout_mesh}")
+            raise PlacementError(f"rank {self._own_rank} is not in mesh {self.layout_mesh}")
         return coordinate
 
     def _single_axis(self, mesh_dim: int | str | None) -> int:
@@ -272,38 +300,30 @@ class DeviceMesh:
             return self.layout_mesh.axis(mesh_dim)
         if self.ndim > 1:
             raise PlacementError(
-                f"mesh {self.layout_mesh} has {self.ndim} axes: name one of {self.mesh_dim_names}"
+                f"mesh {self.layout_mesh} has {self.ndim} axes: name one of "
+                f"{self.layout_mesh.axis_names}"
             )
         return 0
 
     @property
     def is_silent(self) -> bool:
         """Whether the mesh has no process groups and nobody to make them."""
+        if self._parent is not None and not self._groups:
+            return self._parent[0].is_silent
         return not self._groups and not dist.is_initialized()
 
-    def __getitem__(self, names: str | tuple[str, ...]) -> DeviceMesh:
-        """Return the mesh along the named axes through this rank, in the order given."""
-        wanted = (names,) if isinstance(names, str) else tuple(names)
-        axes = tuple(self.layout_mesh.axis(name) for name in wanted)
-        if axes == tuple(range(self.ndim)):
-            return self
-        mesh = self.layout_mesh.submesh(axes, self._here())
-        return self._derived(mesh, tuple((axis,) for axis in axes))
+    def _like(self, mesh: Mesh) -> Self:
+        return type(self)(self._device_type, mesh, rank=self._own_rank)
 
-    def flatten(self, mesh_dim_name: str | None = None) -> DeviceMesh:
-        """Return the 1-d mesh of all ranks in row-major order."""
-        name = mesh_dim_name or "_".join(self.mesh_dim_names)
-        mesh = Mesh((self.size(),), (name,), self.layout_mesh.all_ranks())
-        return self._derived(mesh, (tuple(range(self.ndim)),))
-
-    def _derived(self, mesh: Mesh, parts: tuple[tuple[int, ...], ...]) -> DeviceMesh:
-        key = (parts, mesh.axis_names)
+    def _override(self, axes: Axes, backend: BackendOverride) -> None:
         with self._lock:
-            if key not in self._children:
-                child = DeviceMesh(self.device_type, mesh, rank=self._rank)
-                child._parent = (self, parts)
-                self._children[key] = child
-            return self._children[key]
+            if axes in self._groups:
+                names = tuple(self.layout_mesh.axis_names[axis] for axis in axes)
+                raise PlacementError(
+                    f"backend_override comes too late: mesh {self.layout_mesh} has a process group "
+                    f"over {names} already"
+                )
+            self._backends[axes] = backend
 
     def cache(self, name: str, make: Callable[[], T]) -> T:
         """Return this mesh's cache of that name; what ranks keep lives with their mesh."""
@@ -325,11 +345,11 @@ class DeviceMesh:
         sizes = {name: len(cache) for name, cache in caches.items() if isinstance(cache, Sized)}
         return {name: size for name, size in sorted(sizes.items()) if size}
 
-    def __enter__(self) -> DeviceMesh:
+    def __enter__(self) -> Self:
         enter_mesh(self)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, exc_type: object, exc_value: object, exc_traceback: object) -> None:
         leave_mesh()
 
     def __eq__(self, other: object) -> bool:
@@ -337,13 +357,24 @@ class DeviceMesh:
             return self is other or (
                 self.layout_mesh == other.layout_mesh and self.device_type == other.device_type
             )
+        if isinstance(other, TorchDeviceMesh):
+            return False  # names count for torch's, and not for ours
         return NotImplemented
 
     def __hash__(self) -> int:
         return hash((self.layout_mesh, self.device_type))
 
-    def __deepcopy__(self, _: object) -> DeviceMesh:
+    def __copy__(self) -> Self:
         return self  # a mesh is this process's place in a job: there is no second one
+
+    def __deepcopy__(self, _: object) -> Self:
+        return self
+
+    def __reduce__(self) -> Any:
+        """Pickled are ranks, names and device type; the process that loads it has its own place."""
+        if self._parent is not None:
+            return _taken_again, (self._parent[0], *self._recipe)
+        return _unpickled, (self._device_type, self.layout_mesh)
 
     def __repr__(self) -> str:
         return f"DeviceMesh({self.device_type!r}, {str(self.layout_mesh)!r})"
@@ -359,6 +390,14 @@ def _told(mesh: MeshLike, names: Sequence[str] | None) -> str:
     except (TypeError, ValueError, RuntimeError):  # what is wrong with it is said on every rank
         told = repr(mesh)
     return f"{told} {None if names is None else list(names)}"
+
+
+def _unpickled(device_type: str, mesh: Mesh) -> DeviceMesh:
+    return DeviceMesh(device_type, mesh, rank=rank_here())
+
+
+def _taken_again(parent: DeviceMesh, method: str, arguments: tuple[Any, ...]) -> DeviceMesh:
+    return getattr(parent, method)(*arguments)
 
 
 def _as_mesh(mesh: MeshLike, names: Sequence[str] | None) -> Mesh:

@@ -459,6 +459,6 @@ def _check_replicas(local: Tensor, spec: DTensorSpec) -> None:
         differs[axis] = int(not torch.equal(top, all_reduce(bits, "min", peers)))
     for axis in several:
         differs = all_reduce(differs, "max", spec.mesh.peers((axis,)))
-    names = [spec.mesh.mesh_dim_names[axis] for axis in axes if differs[axis]]
+    names = [spec.mesh.layout_mesh.axis_names[axis] for axis in axes if differs[axis]]
     if names:
         raise PlacementError(f"run_check: replicas differ along {names} of {spec}")

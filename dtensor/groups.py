@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,6 +17,9 @@ from dtckpt.errors import PlacementError
 from .mesh import Mesh
 
 Axes = tuple[int, ...]
+
+BackendOverride = str | Any
+"""The name of a backend, its options, or a tuple of both."""
 
 
 def given_groups(mesh: Mesh, groups: Sequence[Any] | None, world_group: Any) -> dict[Axes, Any]:
@@ -39,10 +42,16 @@ def given_groups(mesh: Mesh, groups: Sequence[Any] | None, world_group: Any) -> 
     return found
 
 
-def make_group(mesh: Mesh, axes: Axes, ranks_along: Callable[[Axes], tuple[int, ...]]) -> Any:
+def make_group(
+    mesh: Mesh,
+    axes: Axes,
+    ranks_along: Callable[[Axes], tuple[int, ...]],
+    backend: BackendOverride | None = None,
+) -> Any:
     """Return a new group of the ranks along ``axes``; only they need to reach this call.
 
-    Raises PlacementError where torch.distributed is not initialised.
+    ``backend`` is another one than that of the job. Raises PlacementError where torch.distributed
+    is not initialised.
     """
     if not dist.is_initialized():
         names = tuple(mesh.axis_names[axis] for axis in axes)
@@ -50,18 +59,39 @@ def make_group(mesh: Mesh, axes: Axes, ranks_along: Callable[[Axes], tuple[int, 
             f"mesh {mesh} has no process group over {names}: initialise torch.distributed, or pass "
             "groups= and world_group= to the DeviceMesh"
         )
-    return _new_group(ranks_along(axes))
+    return _new_group(ranks_along(axes), backend)
 
 
-def _new_group(ranks: tuple[int, ...]) -> Any:
+def backend_overrides(
+    mesh: Mesh, given: Mapping[int | str, BackendOverride] | None
+) -> dict[Axes, BackendOverride]:
+    """Return backends by axes; PlacementError for an axis that is not there or is named twice."""
+    found: dict[Axes, BackendOverride] = {}
+    for key, backend in (given or {}).items():
+        axes = (mesh.axis(key),)
+        if axes in found:
+            raise PlacementError(
+                f"backend_override names axis {mesh.axis_names[axes[0]]!r} of mesh {mesh} twice, "
+                "by its name and its index"
+            )
+        found[axes] = backend
+    return found
+
+
+def _new_group(ranks: tuple[int, ...], backend: BackendOverride | None = None) -> Any:
     ordered = tuple(sorted(ranks))
-    if ordered == tuple(range(dist.get_world_size())):
+    if backend is None and ordered == tuple(range(dist.get_world_size())):
         return dist.group.WORLD
+    name, options = backend if isinstance(backend, tuple) else (backend, None)
+    if name is not None and not isinstance(name, str):
+        name, options = None, name
     with _lock:
         made = _numbers.setdefault(dist.group.WORLD, {})
         number = made[ordered] = made.get(ordered, 0) + 1
     with _named(f"dtckpt {number} of {ordered}"):
-        return dist.new_group(list(ordered), use_local_synchronization=True)
+        return dist.new_group(
+            list(ordered), backend=name, pg_options=options, use_local_synchronization=True
+        )
 
 
 _numbers: WeakKeyDictionary[Any, dict[tuple[int, ...], int]] = WeakKeyDictionary()

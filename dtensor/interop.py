@@ -32,6 +32,9 @@ AnyPlacement = Placement | torch_placements.Placement
 
 def mesh_from_torch(torch_mesh: TorchDeviceMesh) -> Mesh:
     """Return the shape, ranks and axis names of a torch mesh; no process group is touched."""
+    ours = getattr(torch_mesh, "layout_mesh", None)
+    if isinstance(ours, Mesh):  # it is a DeviceMesh of ours
+        return ours
     ranks = torch_mesh.mesh
     names = torch_mesh.mesh_dim_names
     shape = tuple(ranks.shape)

@@ -46,8 +46,7 @@ class Mesh:
         if self.ranks is not None:
             object.__setattr__(self, "ranks", ints(self.ranks, "the ranks of a mesh"))
         if not self.axis_names:
-            names = tuple(f"axis{i}" for i in range(len(self.shape)))
-            object.__setattr__(self, "axis_names", names)
+            object.__setattr__(self, "axis_names", _default_names(len(self.shape)))
         if self.ranks is not None and _count_up(self.ranks, self.size):
             object.__setattr__(self, "ranks", None)
         self._validate()
@@ -168,6 +167,40 @@ class Mesh:
             ranks.append(self.rank(tuple(coordinate)))
         return Mesh(shape, tuple(self.axis_names[i] for i in indices), tuple(ranks))
 
+    def joined(self, parts: tuple[tuple[int, ...], ...], names: tuple[str, ...]) -> Mesh:
+        """Return the mesh of these ranks in which the axes of each part are one.
+
+        ``parts`` names every axis once, in the order of the ranks.
+
+        >>> Mesh((2, 2, 3)).joined(((0, 1), (2,)), ("dp", "tp")).shape
+        (4, 3)
+        """
+        shape = tuple(math.prod(self.shape[axis] for axis in part) for part in parts)
+        return Mesh(shape, names, self.all_ranks())
+
+    def split(self, axis: int, sizes: tuple[int, ...], names: tuple[str, ...]) -> Mesh:
+        """Return the mesh in which one axis is several, the last of which varies fastest.
+
+        >>> str(Mesh((2, 6), ("dp", "tp")).split(1, (3, 2), ("ep", "etp")))
+        'dp=2,ep=3,etp=2'
+        """
+        if not sizes or math.prod(sizes) != self.shape[axis]:
+            raise PlacementError(
+                f"axis {self.axis_names[axis]!r} of {self.shape[axis]} ranks cannot be split into "
+                f"{sizes}: their product must be {self.shape[axis]}"
+            )
+        shape = (*self.shape[:axis], *sizes, *self.shape[axis + 1 :])
+        return Mesh(
+            shape,
+            (*self.axis_names[:axis], *names, *self.axis_names[axis + 1 :]),
+            self.all_ranks(),
+        )
+
+    @property
+    def is_named(self) -> bool:
+        """Whether its axes have names of their own: other than ``axis0``, ``axis1``, ..."""
+        return self.axis_names != _default_names(self.ndim)
+
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object; ``ranks`` is left out where they count up from 0."""
         value: dict[str, Any] = {"shape": list(self.shape), "axes": list(self.axis_names)}
@@ -196,6 +229,10 @@ class Mesh:
 def _count_up(ranks: tuple[int, ...], size: int) -> bool:
     """Whether ranks are 0 to ``size - 1``; ``size`` may be any number, the ranks are there."""
     return len(ranks) == size and ranks == tuple(range(size))
+
+
+def _default_names(ndim: int) -> tuple[str, ...]:
+    return tuple(f"axis{i}" for i in range(ndim))
 
 
 @lru_cache(maxsize=256)

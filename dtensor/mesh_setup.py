@@ -2,87 +2,81 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
-from typing import Any, cast
-from weakref import ref
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from dtckpt.errors import PlacementError
 
 from .device_mesh import DeviceMesh
+from .groups import BackendOverride
 from .integers import ints
 from .interop import mesh_from_torch
+from .job import join_or_be_alone
 from .mesh import Mesh
 from .mesh_agreement import require_same_mesh
 from .modes import active_mesh
-
-_OURS: dict[int, tuple[ref[TorchDeviceMesh], DeviceMesh]] = {}
-"""Our mesh for a torch mesh, for as long as that lives, and with it seeds, counts and groups: what
-the garbage collector does on one rank must not make that rank begin anew. By identity: torch
-compares meshes by value, and an equal one of a job that was initialised anew has other groups."""
-_LOCK = threading.RLock()
-
-
-class _Theirs:
-    """The torch mesh of one of ours, while anybody has it; else the two would never be let go."""
-
-    def __init__(self) -> None:
-        self.mesh: Callable[[], TorchDeviceMesh | None] = lambda: None
+from .torch_mesh import our_mesh_of
 
 
 def init_device_mesh(
-    device_type: str, mesh_shape: Sequence[int], *, mesh_dim_names: Sequence[str] | None = None
+    device_type: str,
+    mesh_shape: Sequence[int],
+    *,
+    mesh_dim_names: Sequence[str] | None = None,
+    backend_override: Mapping[int | str, BackendOverride] | None = None,
 ) -> DeviceMesh:
-    """Return the mesh of ranks 0, 1, 2, ... of the whole job in row-major order.
+    """Return the mesh of ranks 0, 1, 2, ... of the job in row-major order.
 
-    Initialises torch.distributed from the environment where nobody has. Every rank must pass the
-    same arguments: they are compared, and a difference raises PlacementError on every rank.
+    It may have fewer ranks than the job; the others are outside of it, and call this, too.
+    Initialises torch.distributed from the environment where nobody has; without a launcher, for a
+    mesh of one rank, with a group of this process alone. Every rank must pass the same arguments:
+    they are compared, and a difference raises PlacementError on every rank.
+
+    ``backend_override`` has, by name or index of an axis, the backend of the process group along it
+    ("gloo"), its options, or both in a tuple.
     """
     if not dist.is_initialized():
-        dist.init_process_group()
-    require_same_mesh(device_type, f"{device_type!r} {mesh_shape!r} {mesh_dim_names!r}")
+        join_or_be_alone(ints(mesh_shape, "the shape of a mesh"))
+    told = sorted((str(axis), _backend_name(b)) for axis, b in (backend_override or {}).items())
+    require_same_mesh(device_type, f"{device_type!r} {mesh_shape!r} {mesh_dim_names!r} {told}")
     mesh = Mesh(ints(mesh_shape, "the shape of a mesh"), tuple(mesh_dim_names or ()))
-    if mesh.size != dist.get_world_size():
+    if mesh.size > dist.get_world_size():
         raise PlacementError(
             f"a mesh of shape {mesh.shape} has {mesh.size} ranks, but the job has "
             f"{dist.get_world_size()}"
         )
-    made = DeviceMesh(device_type, mesh, rank=dist.get_rank())
-    _ = made.device  # selected now, in this thread and before any group is made
+    made = DeviceMesh(device_type, mesh, rank=dist.get_rank(), backend_override=backend_override)
+    if made.get_coordinate() is not None:
+        _ = made.device  # selected now, in this thread and before any group is made
     return made
 
 
+def _backend_name(backend: BackendOverride) -> str:
+    """Return what is the same on all ranks: options have no text of their own."""
+    given: Any = backend[0] if isinstance(backend, tuple) else backend
+    return given if isinstance(given, str) else type(given).__name__
+
+
 def device_mesh_from_torch(torch_mesh: TorchDeviceMesh) -> DeviceMesh:
-    """Return a mesh around a torch mesh, with its process groups; one object for one torch mesh."""
-    with _LOCK:
-        theirs, ours = _OURS.get(id(torch_mesh), (None, None))
-        if theirs is not None and ours is not None and theirs() is torch_mesh:
-            return ours
-        made = DeviceMesh(
+    """Return a mesh around a torch mesh, with its process groups; one object for one torch mesh.
+
+    A mesh of ours is returned as it is.
+    """
+    if isinstance(torch_mesh, DeviceMesh):
+        return torch_mesh
+
+    def make() -> DeviceMesh:
+        return DeviceMesh(
             torch_mesh.device_type,
             mesh_from_torch(torch_mesh),
             rank=_rank_of(torch_mesh),
             groups=_groups_of(torch_mesh),
         )
-        _pair(torch_mesh, made)
-        return made
 
-
-def _pair(torch_mesh: TorchDeviceMesh, mesh: DeviceMesh) -> None:
-    key = id(torch_mesh)
-
-    def forget(dead: ref[TorchDeviceMesh]) -> None:
-        with _LOCK:  # the number may be another mesh's by now
-            if _OURS.get(key, (None,))[0] is dead:
-                del _OURS[key]
-
-    theirs = ref(torch_mesh, forget)
-    _OURS[key] = (theirs, mesh)
-    mesh.cache("torch_mesh", _Theirs).mesh = theirs
+    return our_mesh_of(torch_mesh, make)
 
 
 def _rank_of(torch_mesh: TorchDeviceMesh) -> int | None:
@@ -98,51 +92,6 @@ def _groups_of(torch_mesh: TorchDeviceMesh) -> list[Any] | None:
         return torch_mesh.get_all_groups()
     except RuntimeError:  # made without a backend: groups are then made when they are needed
         return None
-
-
-def torch_mesh_of(mesh: DeviceMesh) -> TorchDeviceMesh:
-    """Return a torch mesh with the process groups of ``mesh``, the wrapped one if there is one.
-
-    It is the same one until nobody else has it.
-    """
-    held = mesh.cache("torch_mesh", _Theirs)
-    found = held.mesh()
-    if found is None:
-        made = _make_torch_mesh(mesh)
-        with _LOCK:
-            found = held.mesh()
-            if found is None:
-                found = made
-                _pair(made, mesh)
-    return found
-
-
-def _make_torch_mesh(mesh: DeviceMesh) -> TorchDeviceMesh:
-    if not dist.is_initialized() or mesh.get_coordinate() is None:
-        return _torch_mesh_without_groups(mesh)
-    groups = cast("list[dist.ProcessGroup]", mesh.get_all_groups())
-    return TorchDeviceMesh.from_group(
-        groups if mesh.ndim > 1 else groups[0],
-        mesh.device_type,
-        mesh=mesh.mesh,
-        mesh_dim_names=mesh.mesh_dim_names,
-    )
-
-
-def _torch_mesh_without_groups(mesh: DeviceMesh) -> TorchDeviceMesh:
-    try:
-        return TorchDeviceMesh(
-            mesh.device_type,
-            mesh.mesh,
-            mesh_dim_names=mesh.mesh_dim_names,
-            _init_backend=False,
-            _rank=mesh.get_rank(),
-        )
-    except TypeError as error:  # these parameters are private
-        raise PlacementError(
-            f"this torch ({torch.__version__}) makes no mesh without a process group: initialise "
-            "torch.distributed first"
-        ) from error
 
 
 def resolve_mesh(mesh: DeviceMesh | TorchDeviceMesh | None) -> DeviceMesh:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
+import pickle
 import sys
 from datetime import timedelta
 from typing import Any
@@ -19,6 +20,7 @@ from weakref import ref
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 import torch.distributed.checkpoint as torch_checkpoint
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -296,6 +298,82 @@ def check_streams_of_random_numbers() -> None:
     dist.barrier()
 
 
+def check_our_mesh_in_torchs_code() -> None:
+    """torch's code takes our mesh for one of its own, whole and in parts."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    whole = torch.arange(33.0).view(11, 3)
+    inputs = torch.ones(2, 3)
+
+    def trained(dp: Any, tp: Any) -> Any:
+        net = torch.nn.Linear(3, 11, bias=False)
+        with torch.no_grad():
+            net.weight.copy_(whole)
+        parallelize_module(net, tp, ColwiseParallel())
+        fully_shard(net, mesh=dp)
+        optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
+        net(inputs).square().sum().backward()
+        torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        return net.weight
+
+    theirs = torch_init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    wanted = trained(theirs["dp"], theirs["tp"])
+    found = trained(mesh["dp"], mesh["tp"])
+    assert found.placements == wanted.placements
+    assert torch.equal(found.full_tensor(), wanted.full_tensor())
+    assert torch.equal(from_torch(found).full_tensor(), wanted.full_tensor())
+    hybrid = torch.nn.Linear(3, 11, bias=False)
+    fully_shard(hybrid, mesh=mesh)
+    assert from_torch(hybrid.weight).device_mesh is mesh  # pyright: ignore[reportArgumentType]
+    rank = torch.tensor(float(dist.get_rank()))
+    assert functional.all_reduce(rank, "sum", mesh["tp"]) == mesh["tp"].mesh.sum()
+    assert functional.all_reduce(rank, "sum", (mesh, 0)) == mesh["dp"].mesh.sum()
+    made = torch_distribute(whole, mesh, [TorchShard(0), TorchShard(1)])
+    moved = made.redistribute(placements=[TorchReplicate(), TorchShard(0)])
+    assert torch.equal(moved.full_tensor(), whole)
+    assert mesh.to_torch() is mesh.to_torch()
+    assert mesh["tp"].to_torch() == mesh.to_torch()["tp"]
+    assert DeviceMesh.from_torch(mesh.to_torch()) is mesh
+    assert DeviceMesh.from_torch(theirs).to_torch() is theirs
+    reversed_mesh = DeviceMesh("cpu", [3, 2, 1, 0])
+    with pytest.raises(PlacementError, match="in their order"):
+        reversed_mesh.to_torch()
+
+
+def check_parts_of_a_mesh() -> None:
+    """Axes become one or several; meshes may have fewer ranks than the job."""
+    rank, whole = dist.get_rank(), torch.arange(35.0).view(7, 5)
+    mesh = init_device_mesh("cpu", (4, 1), mesh_dim_names=("dp", "pp"))
+    split = mesh.unflatten("dp", (2, 2), ("dp", "tp"))
+    assert split.mesh_dim_names == ("dp", "tp", "pp")
+    assert split.get_group("pp") is mesh.get_group("pp")
+    assert split["dp", "tp"].flatten("fsdp").get_group() is mesh.get_group("dp")
+    assert split["fsdp"] is split["dp", "tp"].flatten("fsdp")
+    assert split["fsdp", "pp"].shape == (4, 1)
+    both = DeviceMesh.concat([split["tp"], split["dp"]])
+    assert both is split["tp", "dp"]
+    again = pickle.loads(pickle.dumps(both))
+    assert again == both
+    assert again.mesh_dim_names == ("tp", "dp")
+    for other in (split["dp"], split["tp"], both, again, split):
+        tensor = distribute_tensor(whole, other, [Shard(0)] + [Shard(1)] * (other.ndim - 1))
+        assert torch.equal(tensor.full_tensor(), whole)
+    small = init_device_mesh("cpu", (3,), backend_override={0: "gloo"})
+    tensor = distribute_tensor(whole, small, [Shard(0)])
+    assert torch.equal(tensor.full_tensor(), whole if rank < 3 else torch.empty(0))
+    special = init_device_mesh("cpu", (4,), mesh_dim_names=("x",), backend_override={"x": "gloo"})
+    assert special.get_group() is not dist.group.WORLD
+    assert torch.equal(distribute_tensor(whole, special, [Shard(0)]).full_tensor(), whole)
+    line = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    own = line.flatten("all", backend_override="gloo").get_group()
+    assert own is not dist.group.WORLD
+    assert line["all"].get_group() is own
+    with pytest.raises(PlacementError, match="comes too late"):
+        mesh["dp"].flatten("other", backend_override="gloo")
+    with pytest.raises(PlacementError, match="the job has 4"):
+        init_device_mesh("cpu", (5,))
+
+
 def main(folder: str) -> None:
     """Run all checks on this rank."""
     join_group()
@@ -306,9 +384,10 @@ def main(folder: str) -> None:
     check_adoption()
     check_random_numbers_of_a_torch_mesh()
     check_torch_state_dicts()
-
     check_that_ranks_make_the_same_mesh()
     check_streams_of_random_numbers()
+    check_our_mesh_in_torchs_code()
+    check_parts_of_a_mesh()
     torch_mesh = torch_init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     net = torch.nn.Linear(3, 11, bias=False)
     whole = torch.arange(33.0).view(11, 3)

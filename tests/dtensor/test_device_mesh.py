@@ -1,13 +1,22 @@
 """Device meshes: abstract, of explicit groups, over a job, and around torch's."""
 
+# pyright: reportPrivateUsage=false
+# Some of torch's private names are those that people's code reads.
+
 from __future__ import annotations
 
+import copy
+import os
+import pickle
+import socket
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import pytest
 import torch
+from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from dtckpt.dtensor import DeviceMesh, Mesh, Replicate, Shard
 from dtckpt.dtensor.modes import active_mesh
@@ -16,10 +25,11 @@ from dtckpt.errors import PlacementError
 from .rank_meshes import run_on_mesh, scattered
 
 
-def run_script(text: str) -> str:
+def run_script(text: str, **env: str) -> str:
     """Run a script in a Python of its own; a default process group then stays there."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", text],
+        env=os.environ | env,
         capture_output=True,
         text=True,
         timeout=100,
@@ -73,6 +83,78 @@ def test_impossible_meshes_are_refused(device: str, ranks: list[int], message: s
         DeviceMesh(device, ranks)
 
 
+def test_parts_of_a_mesh_have_names_and_shapes() -> None:
+    mesh = DeviceMesh("cpu", torch.arange(12).view(2, 3, 2), mesh_dim_names=("a", "b", "c"), rank=9)
+    assert mesh.get_coordinate() == (1, 1, 1)
+    flat = mesh["a", "b"].flatten()
+    assert flat.mesh_dim_names == ("a_b",)
+    assert flat.mesh.tolist() == [1, 3, 5, 7, 9, 11]
+    assert mesh["a_b"] is flat
+    assert flat.root is mesh
+    assert mesh["c", "a_b"].mesh.tolist() == [[0, 2, 4, 6, 8, 10], [1, 3, 5, 7, 9, 11]]
+    assert mesh["a"].flatten("a") is mesh["a"]
+    whole = mesh.unflatten("b", (3, 1), ("x", "y"))
+    assert (whole.shape, whole.mesh_dim_names) == ((2, 3, 1, 2), ("a", "x", "y", "c"))
+    assert whole.get_coordinate() == (1, 1, 0, 1)
+    assert whole is mesh.unflatten(1, [3, 1], ["x", "y"])
+    assert DeviceMesh.concat([mesh["c"], mesh["a"]]) is mesh["c", "a"]
+    assert DeviceMesh.concat([mesh["c"], flat]) is mesh["c", "a_b"]
+    assert DeviceMesh.concat([mesh["a"], mesh["b"], mesh["c"]]) is mesh
+    for wrong, message in [
+        (lambda: mesh["a", "a_b"], "axes in common"),
+        (lambda: mesh["a", "c"].flatten("b"), "under the name 'b'"),
+        (lambda: mesh["b", "c"].flatten("a_b"), "under the name 'a_b'"),
+        (lambda: mesh.unflatten("b", (2, 2), ("x", "y")), "their product must be 3"),
+        (lambda: mesh.unflatten("b", (3, 1), ("x",)), "axis names"),
+        (lambda: DeviceMesh.concat([mesh["a"], DeviceMesh("cpu", [9, 1], rank=9)]), "from one"),
+        (lambda: DeviceMesh.concat([mesh["a"], flat]), "axes in common"),
+        (lambda: DeviceMesh("cpu", [0, 1], backend_override={0: "gloo", "axis0": "a"}), "twice"),
+    ]:
+        with pytest.raises(PlacementError, match=message):
+            wrong()
+
+
+def test_names_that_torchs_code_reads() -> None:
+    unnamed = DeviceMesh("cpu", [[3, 1], [0, 2]], rank=2)
+    assert unnamed.mesh_dim_names is None
+    assert unnamed["axis1"].mesh.tolist() == [0, 2]
+    mesh: Any = DeviceMesh("cpu", [[3, 1], [0, 2]], mesh_dim_names=("dp", "tp"), rank=2)
+    torch_class: Any = TorchDeviceMesh
+    assert isinstance(mesh, torch_class)
+    assert mesh.mesh.dtype == torch.int32
+    assert mesh["tp"]._get_root_mesh() is mesh
+    assert mesh["dp", "tp"]._flatten("all") is mesh["all"]
+    assert mesh._unflatten(0, (2, 1), ("x", "y")).shape == (2, 1, 2)
+    assert DeviceMesh._concatenate([mesh["dp"], mesh["tp"]]) is mesh
+    assert [part.mesh.tolist() for part in mesh._get_all_submeshes("tp")] == [[3, 1], [0, 2]]
+    assert mesh._is_current_rank_part_of_mesh()
+    theirs = mesh.to_torch()
+    assert type(theirs) is TorchDeviceMesh
+    assert theirs.mesh.tolist() == mesh.mesh.tolist()
+    assert theirs.mesh_dim_names == ("dp", "tp")
+    assert mesh._layout == theirs._layout
+    assert DeviceMesh.from_torch(theirs) is mesh
+    assert DeviceMesh.from_torch(mesh) is mesh
+    assert mesh != theirs
+    assert theirs != mesh
+    with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
+        _ = mesh.no_such_name
+
+
+def test_a_mesh_is_pickled_as_what_it_is_and_finds_its_own_place() -> None:
+    mesh = DeviceMesh("cpu", [[3, 1], [0, 2]], mesh_dim_names=("dp", "tp"), rank=2)
+    again = pickle.loads(pickle.dumps(mesh))
+    assert again == mesh
+    assert again.mesh_dim_names == ("dp", "tp")
+    assert not again.has_rank, "there is no job here"
+    flat = pickle.loads(pickle.dumps(mesh.flatten("all")))
+    assert (flat.mesh_dim_names, flat.mesh.tolist()) == (("all",), [3, 1, 0, 2])
+    split = pickle.loads(pickle.dumps(mesh.unflatten(0, (2, 1), ("x", "y"))))
+    assert split.mesh_dim_names == ("x", "y", "tp")
+    assert copy.copy(mesh) is mesh
+    assert copy.deepcopy(mesh) is mesh
+
+
 def test_explicit_groups() -> None:
     def body(mesh: DeviceMesh) -> None:
         rank = mesh.get_rank()
@@ -89,6 +171,8 @@ def test_explicit_groups() -> None:
             (mesh["axis1"], [Shard(0)]),
             (mesh.flatten(), [Shard(0)]),
             (mesh["axis1", "axis0"], [Shard(0), Shard(1)]),
+            (mesh.unflatten(1, (1, 3), ("x", "y"))["axis0"], [Shard(0)]),
+            (DeviceMesh.concat([mesh["axis1"], mesh["axis0"]]), [Shard(1), Shard(0)]),
         ]:
             tensor = scattered(torch.arange(14.0).view(7, 2), sub, placements)
             target = [Shard(1), Replicate()][: sub.ndim]
@@ -184,3 +268,42 @@ dist.destroy_process_group()
 
 def test_one_process_with_a_default_group() -> None:
     run_script(SINGLE_PROCESS)
+
+
+ALONE = """
+import torch, torch.distributed as dist
+from dtckpt.dtensor import DeviceMesh, Shard, distribute_tensor, init_device_mesh
+from dtckpt.errors import PlacementError
+
+assert not DeviceMesh("cpu", [0, 1]).has_rank and not dist.is_initialized()
+try:
+    init_device_mesh("cpu", (2, 4))
+except PlacementError as error:
+    assert "torchrun --nproc-per-node=8" in str(error), error
+else:
+    raise SystemExit("eight processes of one")
+mesh = init_device_mesh("cpu", (1, 1))
+assert dist.get_world_size() == 1
+assert distribute_tensor(torch.arange(3.0), mesh, [Shard(0)] * 2).sum().item() == 3
+"""
+
+
+def test_a_process_without_a_launcher_makes_its_own_group() -> None:
+    run_script(ALONE)
+
+
+LAUNCHED = """
+import torch.distributed as dist
+from dtckpt.dtensor import DeviceMesh
+
+mesh = DeviceMesh("cpu", [0])
+assert dist.is_initialized() and mesh.get_rank() == 0 and mesh.get_group().size() == 1
+dist.destroy_process_group()
+"""
+
+
+def test_a_mesh_starts_what_a_launcher_has_prepared() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    run_script(LAUNCHED, RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))

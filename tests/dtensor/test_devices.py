@@ -249,7 +249,7 @@ def test_random_numbers_are_not_captured(pretended: Any) -> None:
     module = pretended(1, current=0)
     mesh = DeviceMesh("cpu", [0], rank=0)
     assert mesh.device.type == "cpu"  # where the memory is
-    mesh.device_type = "cuda"
+    mesh._device_type = "cuda"  # pyright: ignore[reportPrivateUsage]
     module.capturing = True
     with pytest.raises(UnsupportedOp, match=r"within a graph capture.*repeat the numbers"):
         rand(4, device_mesh=mesh)

@@ -62,7 +62,7 @@ def _laid_out(whole: Tensor, mesh: DeviceMesh, placements: Any) -> Tensor:
     if placements is None:
         return whole.clone()
     if len(placements) < mesh.ndim:
-        mesh = mesh[mesh.mesh_dim_names[0]]
+        mesh = mesh[mesh.layout_mesh.axis_names[0]]
     return scattered(whole, mesh, placements)
 
 
@@ -231,7 +231,7 @@ def test_norms_that_are_no_numbers_raise_on_all_ranks() -> None:
 
 def test_numbers_of_other_meshes() -> None:
     def body(mesh: DeviceMesh) -> None:
-        line = mesh[mesh.mesh_dim_names[0]]
+        line = mesh[mesh.layout_mesh.axis_names[0]]
         number = scattered(torch.ones(3), line, [Shard(0)]).sum()
         assert number.placements == (Partial(),)
         tensor = scattered(torch.ones(4, 2), mesh, [Shard(0), Shard(1)])
