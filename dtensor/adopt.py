@@ -22,8 +22,9 @@ def from_torch(tensor: torch_tensor.DTensor) -> DTensor:
     """Return our view of a torch DTensor: the same local memory, on the wrapped mesh.
 
     A leaf of its own: gradients do not flow through. Raises PlacementError where the placements
-    are none of ours.
+    are none of ours, and for what is no DTensor of torch.
     """
+    _require("from_torch", tensor, torch_tensor.DTensor, "torch")
     layout = layout_from_torch(tensor)
     mesh = device_mesh_from_torch(tensor.device_mesh)
     spec = spec_of(mesh, layout.placements, layout.shape, tensor.stride(), tensor.dtype)
@@ -42,11 +43,21 @@ def _local_of(tensor: torch_tensor.DTensor) -> Any:
     return local.trigger_wait() if hasattr(local, "trigger_wait") else local
 
 
+def _require(caller: str, tensor: object, cls: type[Any], whose: str) -> None:
+    if not isinstance(tensor, cls):
+        raise PlacementError(
+            f"{caller} takes a DTensor of {whose}, got {type(tensor).__name__} of "
+            f"{type(tensor).__module__}; from_torch goes from torch's to dtckpt's, to_torch back"
+        )
+
+
 def to_torch(tensor: DTensor) -> torch_tensor.DTensor:
     """Return a torch DTensor with the same local memory; the opposite of ``from_torch``.
 
-    Raises PlacementError where torch cannot express the placements.
+    Raises PlacementError where torch cannot express the placements, and for what is no DTensor of
+    ours.
     """
+    _require("to_torch", tensor, DTensor, "dtckpt")
     layout = tensor.global_layout
     placements = placements_to_torch(layout)
     made = torch_tensor.DTensor.from_local(

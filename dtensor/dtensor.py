@@ -207,8 +207,8 @@ class DTensor(PlacedGradients, Checkpointable):  # pyright: ignore[reportIncompa
     def data(self, value: Tensor) -> None:
         if not isinstance(value, Wrapper):
             raise PlacementError(
-                f"the data of a DTensor must be a DTensor, got {type(value).__name__}; make it one "
-                "with distribute_tensor or DTensor.from_local"
+                f"the data of a DTensor must be a DTensor of dtckpt, got {_kind(value)}; make it "
+                "one with distribute_tensor, DTensor.from_local or from_torch"
             )
         local, spec = value._local_tensor, value._spec
         _DATA.__set__(self, value)
@@ -388,7 +388,10 @@ def redistribute_many(
     ways: list[Way] = []
     for tensor, wanted in zip(tensors, each, strict=True):
         if not isinstance(tensor, Wrapper):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise PlacementError(f"redistribute_many takes DTensors, got {type(tensor).__name__}")
+            raise PlacementError(
+                f"redistribute_many takes DTensors of dtckpt, got {_kind(tensor)}; make it one "
+                "with distribute_tensor, DTensor.from_local or from_torch"
+            )
         own = tensor._spec.mesh
         mesh = own if device_mesh is None else resolve_mesh(device_mesh)
         mesh = own if mesh == own else mesh
@@ -425,11 +428,15 @@ def _require_plain(caller: str, tensor: object) -> None:
         )
     if hasattr(tensor, "placements"):
         raise PlacementError(
-            f"{caller} takes a plain tensor, got {type(tensor).__name__} of "
-            f"{type(tensor).__module__}; translate a DTensor of torch with from_torch"
+            f"{caller} takes a plain tensor, got {_kind(tensor)}; translate a DTensor of torch "
+            "with from_torch"
         )
     if not isinstance(tensor, Tensor):
         raise PlacementError(f"{caller} takes a torch.Tensor, got {type(tensor).__name__}")
+
+
+def _kind(value: object) -> str:
+    return f"{type(value).__name__} of {type(value).__module__}"
 
 
 def _whole(tensor: DTensor, method: str) -> Tensor:

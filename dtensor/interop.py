@@ -26,6 +26,12 @@ from .placement import Partial, Placement, Ragged, Replicate, Shard
 
 _STRIDED: Any = getattr(torch_placements, "_StridedShard", None)
 
+TRANSLATE = (
+    "make them of one kind: from_torch(tensor) is dtckpt's, to_torch(tensor) torch's, and either "
+    "shares the memory"
+)
+"""What to do where DTensors of both kinds meet."""
+
 AnyPlacement = Placement | torch_placements.Placement
 """A placement of ours or of torch."""
 

@@ -1,4 +1,4 @@
-"""Settings of a ``with`` block; each thread has its own, and autograd's threads those of its caller.
+"""Settings of a ``with`` block; each thread has its own, autograd's threads those of its caller.
 
 On accelerators a backward pass runs in threads of autograd. What holds where it was started holds
 there, too: the settings are handed on beside the context variable that other code reads.

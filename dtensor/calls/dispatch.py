@@ -24,10 +24,12 @@ from ..schemas import Op, is_foreach, is_pointwise
 from ..wrapper import Wrapper, new_wrapper
 from .binding import Binding, bind
 from .fallback import run_without_rule
+from .foreign import refuse_foreign
 from .plan import LocalPlan, make_plan
 from .quick import NOT_QUICK, NUMBERS, QuickCall, by_type, learn, remember, run_quick
 
 aten = torch.ops.aten
+wait_tensor = torch.ops._c10d_functional.wait_tensor.default
 
 _get_dtype = torch.get_default_dtype
 
@@ -121,6 +123,9 @@ def _run_new(
     kwargs: Mapping[str, Any],
     short: tuple[Any, ...] | None,
 ) -> Any:
+    if op is wait_tensor:
+        return args[0]  # waits when it is first needed
+    refuse_foreign(op, args, kwargs)
     special = _SPECIAL.get(op)
     if special is not None:
         return special(*args, **kwargs)
