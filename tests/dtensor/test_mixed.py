@@ -21,6 +21,7 @@ from dtckpt.dtensor import (
 from dtckpt.dtensor.dtensor import DTensor
 from dtckpt.errors import PlacementError
 
+TORCH: Any = torch  # whose stubs leave some operators out
 MESH = DeviceMesh("cpu", [0], rank=0)
 
 
@@ -51,7 +52,7 @@ CALLS: dict[str, Callable[[], Any]] = {
     "in place": lambda: ours().add_(theirs()),
     "copy_": lambda: ours().copy_(theirs()),
     "cat": lambda: torch.cat([ours(), theirs()]),
-    "list": lambda: torch._foreach_add([ours()], [theirs()]),
+    "list": lambda: TORCH._foreach_add([ours()], [theirs()]),
     "set": lambda: ours().__setitem__(slice(0, 2), theirs(2)),
     "index": lambda: ours()[theirs().long()],
     "equal": lambda: torch.equal(ours(), theirs()),
