@@ -193,3 +193,123 @@ def test_a_rank_outside_of_the_group_is_told_so() -> None:
         dcp.save({}, MemoryStore(), process_group=object())
     with pytest.raises(NotCommitted):
         dcp.load({}, MemoryStore())
+
+
+class Late(Fault):
+    """The store does not answer, and carries the request out when it likes."""
+
+    def __init__(self) -> None:
+        self.error = StorageError("timed out waiting for the reply")
+        self.kept = b""
+
+    def sent(self, data: memoryview) -> memoryview:
+        self.kept = bytes(data)
+        raise self.error
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_manifest_that_arrives_late_finds_its_data(overwrite: bool) -> None:
+    store = MemoryStore()
+    place = store.substore("step-1")
+    if overwrite:
+        dcp.save(state(1.0), place)
+    before = sorted(info.name for info in place.list())
+    late = Late()
+
+    def save(_: int, group: Any) -> None:
+        faulty = FaultyStore(place, [Rule(late, op="publish", name=MANIFEST)])
+        dcp.save(state(2.0), faulty, process_group=group, overwrite=overwrite)
+
+    with pytest.raises(RanksFailed) as failure:
+        run_ranks(SIZE, save)
+    for error in failure.value.errors.values():
+        assert isinstance(error, StorageError)
+        assert not error.is_certain
+    assert len(list(place.list())) == len(before) + SIZE, "every rank has left its file"
+    assert (dcp.latest(store) is not None) == overwrite
+    place.publish(MANIFEST, late.kept, overwrite=overwrite)
+    into = state(0.0)
+    dcp.load(into, place)
+    assert into["t0"][0] == 2.0
+
+
+@pytest.mark.parametrize("error", [StorageError("no reply"), OSError(5, "gone")])
+def test_a_commit_whose_reply_is_lost_keeps_its_data(error: Exception) -> None:
+    place = MemoryStore()
+
+    def save(_: int, group: Any) -> None:
+        lost = Rule(RaiseError(error, after_effect=True), op="publish", name=MANIFEST)
+        dcp.save(state(2.0), FaultyStore(place, [lost]), process_group=group)
+
+    with pytest.raises(RanksFailed):
+        run_ranks(SIZE, save)
+    into = state(0.0)
+    dcp.load(into, place)
+    assert into["t0"][0] == 2.0
+
+
+def test_a_refusal_is_certain_and_leaves_nothing() -> None:
+    class Full(Fault):
+        def before(self) -> None:
+            error = StorageError(28, "No space left on device")
+            error.is_certain = True
+            raise error
+
+    place = MemoryStore()
+    with pytest.raises(StorageError, match="No space left") as caught:
+        dcp.save(state(), FaultyStore(place, [Rule(Full(), op="publish")]))
+    assert caught.value.is_certain
+    assert list(place.list()) == []
+
+
+class Altered(Fault):
+    """Alters the body on its way, and says that all is well."""
+
+    def sent(self, data: memoryview) -> memoryview:
+        return memoryview(bytes(data).replace(b"dtckpt", b"dtckqt"))
+
+
+def test_an_altered_manifest_is_found_before_what_it_replaces_goes() -> None:
+    store = MemoryStore()
+    dcp.save(state(1.0), store)
+    once = Rule(Altered(), op="publish", name=MANIFEST, nth=1)
+    with pytest.raises(
+        StorageError, match="other bytes are there although the store has confirmed"
+    ):
+        dcp.save(state(2.0), FaultyStore(store, [once]), overwrite=True)
+    into = state(0.0)
+    dcp.load(into, store)
+    assert into["t0"][0] == 1.0, "what was there was put back"
+    new = MemoryStore()
+    always = Rule(Altered(), op="publish", name=MANIFEST)
+    with pytest.raises(StorageError, match="other bytes are there although") as caught:
+        dcp.save(state(2.0), FaultyStore(new, [always]))
+    assert not caught.value.is_certain
+    dcp.save(state(3.0), new, overwrite=True)
+    dcp.load(into, new)
+    assert into["t0"][0] == 3.0
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_swallowed_manifest_is_told_as_such(
+    overwrite: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    if overwrite:
+        dcp.save(state(1.0), store)
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryStore, "publish", lambda *_, **__: None)  # pyright: ignore
+        patch.setattr(MemoryStore, "replace", lambda *_, **__: None)  # pyright: ignore
+        patch.setattr("dtckpt.storage.memory._MemoryStream._finish", finish_as_before)
+        what = "what was there before still is" if overwrite else "nothing is there"
+        with pytest.raises(StorageError, match=f"{what} although the store has confirmed"):
+            dcp.save(state(2.0), store, overwrite=overwrite)
+    if overwrite:
+        into = state(0.0)
+        dcp.load(into, store)
+        assert into["t0"][0] == 1.0
+
+
+def finish_as_before(stream: Any) -> None:
+    """Complete a data file of a ``MemoryStore``, by another way than ``publish``."""
+    stream._store._objects[stream._store._key(stream._name)] = bytes(stream._data)

@@ -1,0 +1,221 @@
+"""Saves to an S3 server that is busy, loses replies or sits behind something that alters bodies.
+
+``python -m tests.checkpoint.test_busy_server`` makes many saves at several shares of refusals.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import dtckpt.checkpoint as dcp
+from dtckpt.errors import AlreadyCommitted, CheckpointError, StorageError
+
+from ..conftest import BUCKET
+from ..storage.fault_proxy import FaultProxy, Trouble, fault_proxy
+
+# moto and botocore warn of their own deprecations.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@pytest.fixture
+def proxy(s3_endpoint: str, s3_client: Any) -> Iterator[FaultProxy]:
+    with fault_proxy(s3_endpoint) as running:
+        yield running
+
+
+@pytest.fixture
+def options(proxy: FaultProxy, s3_options: dict[str, Any]) -> dict[str, Any]:
+    return through(proxy, s3_options)
+
+
+def through(proxy: FaultProxy, s3_options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that lead to the proxy."""
+    found = copy.deepcopy(s3_options)
+    found["client_kwargs"]["endpoint_url"] = proxy.url
+    return found
+
+
+@pytest.fixture
+def url() -> str:
+    return f"s3://{BUCKET}/{uuid.uuid4().hex}"
+
+
+def state(value: float = 1.0) -> dict[str, Any]:
+    """Something to save."""
+    return {"w": torch.full((1000,), value), "n": value}
+
+
+def value_at(url: str, options: dict[str, Any]) -> float:
+    """Return what was saved."""
+    into = state(0.0)
+    dcp.load(into, url, storage_options=options, no_dist=True)
+    assert (into["w"] == into["n"]).all()
+    return into["n"]
+
+
+def save_many(proxy: FaultProxy, options: dict[str, Any], url: str, count: int) -> list[str]:
+    """Save so many times over the same checkpoint and load it; return the failures."""
+    failures: list[str] = []
+    for number in range(count):
+        try:
+            dcp.save(
+                state(float(number)), url, storage_options=options, overwrite=True, no_dist=True
+            )
+            assert value_at(url, options) == number
+        except CheckpointError as error:
+            failures.append(f"{number}: {error}")
+    return failures
+
+
+def test_a_busy_server_is_asked_again(proxy: FaultProxy, options: dict[str, Any], url: str) -> None:
+    proxy.trouble = Trouble(share=0.1)
+    assert save_many(proxy, options, url, 3) == []
+    assert proxy.trouble.hits > 0
+
+
+@pytest.mark.parametrize("method", ["HEAD", "PUT", "GET"])
+def test_refusals_in_a_row(
+    proxy: FaultProxy, options: dict[str, Any], url: str, method: str
+) -> None:
+    proxy.trouble = Trouble(share=1.0, limit=3, methods=frozenset({method}))
+    dcp.save(state(2.0), url, storage_options=options, no_dist=True)
+    assert proxy.trouble.hits == 3
+    assert value_at(url, options) == 2.0
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_conflicts_of_conditional_requests_are_tried_again(
+    proxy: FaultProxy, options: dict[str, Any], url: str, overwrite: bool
+) -> None:
+    if overwrite:
+        dcp.save(state(1.0), url, storage_options=options, no_dist=True)
+    proxy.trouble = Trouble(
+        status=409,
+        code="ConditionalRequestConflict",
+        share=1.0,
+        limit=2,
+        methods=frozenset({"PUT"}),
+        match="manifest.json",
+    )
+    dcp.save(state(2.0), url, storage_options=options, overwrite=overwrite, no_dist=True)
+    assert proxy.trouble.hits == 2
+    assert value_at(url, options) == 2.0
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_lost_replies_of_the_manifest(
+    proxy: FaultProxy, options: dict[str, Any], url: str, overwrite: bool
+) -> None:
+    if overwrite:
+        dcp.save(state(1.0), url, storage_options=options, no_dist=True)
+    proxy.trouble = Trouble(
+        share=1.0, limit=2, methods=frozenset({"PUT"}), match="manifest.json", carry_out=True
+    )
+    dcp.save(state(2.0), url, storage_options=options, overwrite=overwrite, no_dist=True)
+    assert proxy.trouble.hits == 2
+    assert value_at(url, options) == 2.0
+
+
+def test_a_refusal_is_certain_and_its_data_goes(
+    proxy: FaultProxy, options: dict[str, Any], url: str
+) -> None:
+    dcp.save(state(1.0), url, storage_options=options, no_dist=True)
+    proxy.trouble = Trouble(
+        status=403,
+        code="AccessDenied",
+        share=1.0,
+        methods=frozenset({"PUT"}),
+        match="manifest.json",
+    )
+    with pytest.raises(StorageError) as caught:
+        dcp.save(state(2.0), url, storage_options=options, overwrite=True, no_dist=True)
+    assert caught.value.is_certain
+    proxy.trouble = Trouble()
+    assert value_at(url, options) == 1.0
+    assert dcp.clean(url, storage_options=options) == []
+
+
+def test_an_altered_manifest_does_not_cost_what_was_there(
+    proxy: FaultProxy, options: dict[str, Any], url: str
+) -> None:
+    dcp.save(state(1.0), url, storage_options=options, no_dist=True)
+    proxy.trouble = Trouble(
+        share=1.0, limit=1, methods=frozenset({"PUT"}), match="manifest.json", alter=True
+    )
+    with pytest.raises(StorageError, match="other bytes than those just published"):
+        dcp.save(state(2.0), url, storage_options=options, overwrite=True, no_dist=True)
+    assert proxy.trouble.hits == 1
+    assert value_at(url, options) == 1.0
+
+
+def test_a_swallowed_manifest_is_not_taken_for_a_rival(
+    proxy: FaultProxy, options: dict[str, Any], url: str
+) -> None:
+    proxy.trouble = Trouble(
+        share=1.0, methods=frozenset({"PUT"}), match="manifest.json", swallow=True
+    )
+    with pytest.raises(StorageError, match="nothing is there although") as caught:
+        dcp.save(state(2.0), url, storage_options=options, no_dist=True)
+    assert not isinstance(caught.value, AlreadyCommitted)
+    assert not caught.value.is_certain
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_a_listing_that_is_denied_is_not_empty(
+    proxy: FaultProxy, options: dict[str, Any], url: str, status: int
+) -> None:
+    dcp.save(state(1.0), f"{url}/step-1", storage_options=options, no_dist=True)
+    proxy.trouble = Trouble(
+        status=status,
+        code="AccessDenied" if status == 403 else "NoSuchBucket",
+        share=1.0,
+        methods=frozenset({"GET"}),
+        match="list-type",
+    )
+    with pytest.raises(StorageError, match="cannot list"):
+        dcp.latest(url, storage_options=options, no_dist=True)
+
+
+def main() -> None:
+    """Make 25 saves at each share of refusals, and tell how many failed."""
+    import boto3
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    endpoint = "http://{}:{}".format(*server.get_host_and_port())
+    made: Any = boto3
+    keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
+    made.client("s3", endpoint_url=endpoint, region_name="us-east-1", **keys).create_bucket(
+        Bucket=BUCKET
+    )
+    given = {"key": "test", "secret": "test"}
+    with fault_proxy(endpoint) as proxy:
+        options = {
+            **given,
+            "client_kwargs": {"endpoint_url": proxy.url, "region_name": "us-east-1"},
+        }
+        for share in (0.0, 0.1, 0.2):
+            proxy.trouble = Trouble(share=share)
+            started = time.perf_counter()
+            failures = save_many(proxy, options, f"s3://{BUCKET}/{uuid.uuid4().hex}", 25)
+            seconds = time.perf_counter() - started
+            print(
+                f"{share:.0%} refused ({proxy.trouble.hits} requests): {25 - len(failures)} of 25 "
+                f"saved and loaded in {seconds:.0f} s",
+                *failures,
+                sep="\n  ",
+                flush=True,
+            )
+    server.stop()
+
+
+if __name__ == "__main__":
+    main()
