@@ -261,6 +261,8 @@ def _check_terms(own: Mapping[str, str], records: Mapping[int, bytes]) -> None:
         if others:
             raise LayoutMismatch(
                 f"the ranks were not given the same {name}: {ranks_text(others)} another one than "
-                f"rank {first_rank}, which has {value or None!r}. Give it to all alike; a path "
-                "made from the clock differs from rank to rank"
+                f"rank {first_rank}, which has {value or None!r}. Give it to all alike: a path "
+                "made from the clock differs from rank to rank. Two threads may not save over one "
+                "process group at the same time either, as they meet each other's calls; give each "
+                "a group of its own, or save with no_dist"
             )

@@ -168,7 +168,7 @@ def commit(store: Store, manifest: Manifest, *, overwrite: bool) -> None:
 
 
 def _publish(store: Store, manifest: Manifest, *, overwrite: bool) -> bytes | None:
-    """Put the manifest in its place and read it back; return the text of the one it replaced."""
+    """Put the manifest in its place and read it back; return the text of the one that may go."""
     text = manifest.to_bytes()
     with _failing(certain=True):
         there = find_manifest(store)
@@ -194,18 +194,24 @@ def _publish(store: Store, manifest: Manifest, *, overwrite: bool) -> bytes | No
         if not error.is_certain:
             _put_back(store, there)
         raise
+    try:
+        found = find_manifest(store)
+    except StorageError as error:  # the store has confirmed it, so nothing is known to be wrong
+        logger.warning("%s: committed, but could not be read back: %s", store.url, error)
+        return None  # what it replaced is left over
     with _failing(certain=False):
         try:
-            _read_back(store, text, there, overwrite=overwrite)
+            _compare(store, text, found, there, overwrite=overwrite)
         except CheckpointError:
             _put_back(store, there)
             raise
     return there
 
 
-def _read_back(store: Store, text: bytes, there: bytes | None, *, overwrite: bool) -> None:
-    """Raise unless the manifest is what was published, before what was ``there`` goes."""
-    found = find_manifest(store)
+def _compare(
+    store: Store, text: bytes, found: bytes | None, there: bytes | None, *, overwrite: bool
+) -> None:
+    """Raise unless what was published is what is found, before what was ``there`` goes."""
     if found == text:
         return
     if found is None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from dtckpt.errors import LayoutMismatch
+from dtckpt.errors import LayoutMismatch, NotCommitted
 from dtckpt.logs import logger_of
 
 from ..storage.base import Store
@@ -154,16 +154,17 @@ class _Load:
         rename: Rename | None,
     ) -> LoadReport:
         ranks = self.ranks
-        manifest = together(
+        told = together(
             ranks,
             "load: read manifest",
             lambda: self.read_manifest(target),
-            lambda answers: answers[ranks.all[0]],
+            lambda answers: self.store.url.encode() + b"\n" + answers[ranks.all[0]],
         )
+        url, _, manifest = told.partition(b"\n")
         decision = together(
             ranks,
             "load: plan",
-            lambda: self.make_plan(state, manifest, select, rename),
+            lambda: self.make_plan(url.decode(), state, manifest, select, rename),
             self.decide,
         )
         together(ranks, "load: check", lambda: self.check(decision))
@@ -196,14 +197,31 @@ class _Load:
             return b""
         return read_manifest_bytes(self.store)
 
+    def check_same(self, url: str, manifest: bytes) -> None:
+        """Raise LayoutMismatch if this rank was given a path where another checkpoint is."""
+        if self.store.url == url:
+            return
+        try:
+            found = read_manifest_bytes(self.store)
+        except NotCommitted:
+            found = None
+        if found != manifest:
+            what = "no checkpoint" if found is None else "another checkpoint"
+            raise LayoutMismatch(
+                f"the ranks were not given the same checkpoint_id: this rank has {self.store.url}, "
+                f"where {what} is, and rank {self.ranks.all[0]} has {url}. Give it to all alike"
+            )
+
     def make_plan(
         self,
+        url: str,
         state: Mapping[Any, Any],
         manifest: bytes,
         select: str | Sequence[str] | None,
         rename: Rename | None,
     ) -> bytes:
         """Plan, and return what the others must know of it."""
+        self.check_same(url, manifest)
         renaming = None if rename is None else Renaming(rename)
         with paused_collector():
             self.plan = LoadPlan(

@@ -19,6 +19,7 @@ from dtckpt.logs import logger_of
 from ..storage.base import Store
 from ..storage.open import open_store
 from .agreeing import Agreement, Description, PlanMemory, agree
+from .blocks import digest
 from .borrowing import Borrowed, Lender, open_base
 from .collector import paused_collector
 from .committing import check_free, commit, discard, prepare
@@ -29,6 +30,7 @@ from .ranks import DEFAULT_TIMEOUT, Answers, CalledOff, Ranks, ranks_of, togethe
 from .spec import OwnPart, TensorSpecs, Values, split_own
 from .staging import StagingArea, TensorPart
 from .tensors import LocalTensor, local_tensor, tensor_tag
+from .text import ranks_text
 from .ties import find_ties
 from .transfer import TensorSource
 from .tree import flatten
@@ -92,9 +94,10 @@ def save(
 
     ``checkpoint_id`` is a directory, a URL such as ``s3://bucket/run/step-1000`` (with
     ``storage_options`` passed on to its driver), or a ``Store``. ``metadata`` is any JSON value
-    and is kept in the manifest. ``allow_pickle`` pickles values that the format does not hold.
-    ``check_replicas`` compares the copies that ranks hold of DTensors, too, and makes a difference
-    an error, or warns of it; hardware that computes wrong silently is found so.
+    and is kept in the manifest, that of the first rank; a warning names ranks that gave another.
+    ``allow_pickle`` pickles values that the format does not hold. ``check_replicas`` compares the
+    copies that ranks hold of DTensors, too, and makes a difference an error, or warns of it;
+    hardware that computes wrong silently is found so.
 
     ``base`` makes the save incremental: it names an earlier checkpoint in the same directory, and
     what has the same bytes there is referred to instead of written again. The base may then not be
@@ -138,6 +141,8 @@ class SaveJob:
     """What this rank writes."""
     metadata: Any
     """What the user gave, as it was at the call; on the coordinator."""
+    metadata_digest: str
+    """Of what the user gave on this rank; empty if that is nothing."""
 
     def __init__(self, ranks: Ranks, options: SaveOptions) -> None:
         self.ranks = ranks
@@ -192,6 +197,7 @@ class SaveJob:
         if self.is_coordinator:
             check_free(self.store, overwrite=self.options.overwrite)
             self.metadata = json_copy(self.options.metadata)
+        self.metadata_digest = metadata_digest(self.options.metadata)
         rank = self.ranks.rank
         with paused_collector():
             flat = flatten(
@@ -278,7 +284,9 @@ class SaveJob:
         manifest: list[Manifest] = []
 
         def check(answers: Answers) -> bytes:
-            reports = [json.loads(answer) for answer in answers.values() if answer]
+            told = {rank: json.loads(answer) for rank, answer in answers.items()}
+            self.warn_of_other_metadata({rank: t["metadata"] for rank, t in told.items()})
+            reports = [report for report in told.values() if "file" in report]
             borrowed = [BorrowedFile.from_json(file) for r in reports for file in r["borrowed"]]
             made = prepare(
                 self.store,
@@ -315,15 +323,13 @@ class SaveJob:
         own: list[FileRecord] = []
 
         def write() -> bytes:
+            report: dict[str, Any] = {"metadata": self.metadata_digest}
             record = self.write()
-            if record is None:
-                return b""
-            own.append(record)
-            report = {
-                "file": record.to_json(),
-                "borrowed": [file.to_json() for file in self.borrowed.files.values()],
-                "borrowed_bytes": self.borrowed.num_bytes,
-            }
+            if record is not None:
+                own.append(record)
+                report["file"] = record.to_json()
+                report["borrowed"] = [file.to_json() for file in self.borrowed.files.values()]
+                report["borrowed_bytes"] = self.borrowed.num_bytes
             return json.dumps(report).encode()
 
         # Only a failure that the coordinator has told of: else it may be about to commit the file.
@@ -343,6 +349,18 @@ class SaveJob:
         )
         self.log(report)
         return report
+
+    def warn_of_other_metadata(self, digests: Mapping[int, str]) -> None:
+        """Warn where ranks gave other metadata than the coordinator, whose is kept."""
+        others = [r for r, digest in digests.items() if digest not in ("", self.metadata_digest)]
+        if others:
+            logger.warning(
+                "%s: %s gave other metadata than rank %d, whose is kept; what differs from rank "
+                "to rank belongs into the state, as PerRank",
+                self.store.url,
+                ranks_text(others),
+                self.ranks.rank,
+            )
 
     def log(self, report: SaveReport) -> None:
         """Log what this rank did for the save."""
@@ -414,6 +432,16 @@ def _wait_for_another(ranks: Ranks, timeout: timedelta) -> None:
     """Wait for a save in the background over the same group, which may share its target."""
     if (before := ranks.memory.get("save")) is not None:
         before.make_way(timeout, ranks.tell_alive)
+
+
+def metadata_digest(metadata: Any) -> str:
+    """Return what tells metadata apart from others; never raises."""
+    if metadata is None:
+        return ""
+    try:
+        return digest(json.dumps(metadata, sort_keys=True).encode()).hex()
+    except Exception:
+        return "no JSON"
 
 
 def json_copy(metadata: Any) -> Any:

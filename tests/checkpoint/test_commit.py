@@ -103,6 +103,44 @@ def test_ranks_with_different_paths_are_told_before_anything_is_written(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+def test_ranks_with_different_paths_to_load_from_are_told(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        dcp.save(state(), tmp_path / name)
+    (tmp_path / "same").symlink_to(tmp_path / "a")
+
+    def load(rank: int, group: Any, other: str) -> None:
+        into = state(0.0)
+        try:
+            dcp.load(into, tmp_path / ("a" if rank == 0 else other), process_group=group)
+        finally:
+            loaded[rank] = float(into["t0"][0])
+
+    loaded: dict[int, float] = {}
+    for other, what in (("b", "another checkpoint"), ("none", "no checkpoint")):
+        with pytest.raises(RanksFailed) as failure:
+            run_ranks(SIZE, lambda rank, group, other=other: load(rank, group, other))
+        for error in failure.value.errors.values():
+            assert isinstance(error, LayoutMismatch)
+            assert f"/{other}, where {what} is, and rank 0 has {tmp_path}/a" in str(error)
+        assert set(loaded.values()) == {0.0}
+    run_ranks(SIZE, lambda rank, group: load(rank, group, "same"))
+    assert set(loaded.values()) == {1.0}
+
+
+@pytest.mark.parametrize("kind", ["same", "first only", "different"])
+def test_ranks_with_different_metadata(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    store = MemoryStore()
+
+    def save(rank: int, group: Any) -> None:
+        given = {"same": 0, "first only": None if rank else 0, "different": rank}[kind]
+        dcp.save(state(), store, metadata=given, process_group=group)
+
+    run_ranks(SIZE, save)
+    assert dcp.open(store).metadata == 0
+    told = "ranks 1-2 gave other metadata than rank 0, whose is kept"
+    assert (told in caplog.text) == (kind == "different")
+
+
 def test_a_failure_to_clean_up_is_no_failure_to_save() -> None:
     store = MemoryStore()
     dcp.save(state(), store)

@@ -1,45 +1,299 @@
-"""Mutants of the commit, of incremental saves and of deleting."""
+"""Mutants of the commit, of incremental saves, of deleting and of cleaning."""
 
 from __future__ import annotations
 
 from .mutant import Mutant
 
-_COMMITS = (
-    "tests/checkpoint/test_commit.py",
-    "tests/checkpoint/test_incremental.py",
-    "tests/checkpoint/test_save_hazards.py",
-)
+_STATES = ("tests/checkpoint/test_commit_states.py",)
+_COMMITS = ("tests/checkpoint/test_commit.py", "tests/checkpoint/test_save_hazards.py")
+_CLEANING = ("tests/checkpoint/test_cleaning.py",)
+_STEPS = ("tests/checkpoint/test_steps.py",)
 
 MUTANTS = (
     Mutant(
-        name="lenders are not looked at before the manifest is published",
+        name="lenders are not claimed before the manifest is published",
         file="checkpoint/committing.py",
-        old="""        leave_marks(store, manifest.borrowed)
-        check_lenders(store, manifest.borrowed)
+        old="""            claim_lenders(store, manifest)
 """,
-        new="""        leave_marks(store, manifest.borrowed)
+        new="""            pass
+""",
+        tests=_STATES,
+    ),
+    Mutant(
+        name="who is deleting a lender is not looked at",
+        file="checkpoint/borrowing.py",
+        old="        if is_going or found != save_id:",
+        new="        if found != save_id:",
+        tests=_STATES,
+    ),
+    Mutant(
+        name="a lender that is gone or another one is not noticed",
+        file="checkpoint/borrowing.py",
+        old="        if is_going or found != save_id:",
+        new="        if is_going:",
+        tests=_STATES,
+    ),
+    Mutant(
+        name="claims do not keep a checkpoint",
+        file="checkpoint/borrowing.py",
+        old="    if claims := [mark for mark in marks if is_claim(mark)]:",
+        new="    if claims := [mark for mark in marks if False]:",
+        tests=_STATES,
+    ),
+    Mutant(
+        name="checkpoints that refer to one do not keep it",
+        file="checkpoint/borrowing.py",
+        old="    if needing := dependents(store, marks):",
+        new="    if needing := dependents(store, ()):",
+        tests=_STATES,
+    ),
+    Mutant(
+        name="claims are withdrawn although the manifest may yet appear",
+        file="checkpoint/committing.py",
+        old="        if error.is_certain:  # else",
+        new="        if True:  # else",
+        tests=_STATES,
+    ),
+    Mutant(
+        name="claims stay after a failure that is certain",
+        file="checkpoint/committing.py",
+        old="""            withdraw_claims(store, manifest)
+        raise""",
+        new="""            pass
+        raise""",
+        tests=_COMMITS,
+    ),
+    Mutant(
+        name="claims stay after a commit",
+        file="checkpoint/committing.py",
+        old="""    withdraw_claims(store, manifest)
+    if replaced""",
+        new="    if replaced",
+        tests=_COMMITS,
+    ),
+    Mutant(
+        name="who needs replaced files is not looked at before they go",
+        file="checkpoint/committing.py",
+        old="""            refuse_if_needed(store, "replaced")
+            store.delete(""",
+        new="            store.delete(",
+        tests=_STATES,
+    ),
+    Mutant(
+        name="who needs a checkpoint is not looked at before it is replaced",
+        file="checkpoint/committing.py",
+        old="""            _parsed(store, there)
+            refuse_if_needed(store, "replaced")
+""",
+        new="""            _parsed(store, there)
 """,
         tests=_COMMITS,
     ),
     Mutant(
-        name="who has come to need replaced files is not looked at before they go",
+        name="a checkpoint is replaced whatever it is by now",
         file="checkpoint/committing.py",
-        old="        if replaced and not dependents(store):",
-        new="        if replaced:",
+        old="""            store.replace(MANIFEST, text, expected=there)
+    except""",
+        new="""            store.publish(MANIFEST, text, overwrite=True)
+    except""",
+        tests=_STATES,
+    ),
+    Mutant(
+        name="a checkpoint that is there is not seen when one is created",
+        file="checkpoint/committing.py",
+        old="""            if not overwrite:
+                raise _taken(store)
+            _parsed""",
+        new="            _parsed",
+        tests=_STATES,
+    ),
+    Mutant(
+        name="our own manifest counts as a rival's",
+        file="checkpoint/committing.py",
+        old="        if found == text:  # only the reply was lost",
+        new="        if False:  # only the reply was lost",
+        tests=_STATES,
+    ),
+    Mutant(
+        name="a rival's manifest counts as our own",
+        file="checkpoint/committing.py",
+        old="        if found == text:  # only the reply was lost",
+        new="        if True:  # only the reply was lost",
+        tests=_STATES,
+    ),
+    Mutant(
+        name="a failure after publishing counts as certain",
+        file="checkpoint/committing.py",
+        old="""        with _failing(certain=False):
+            found""",
+        new="""        with _failing(certain=True):
+            found""",
+        tests=_STATES,
+    ),
+    Mutant(
+        name="a failure before publishing is not certain",
+        file="checkpoint/committing.py",
+        old="""    with _failing(certain=True):
+        there =""",
+        new="""    with _failing(certain=False):
+        there =""",
+        tests=_COMMITS,
+    ),
+    Mutant(
+        name="what was published is not compared",
+        file="checkpoint/committing.py",
+        old="""    if found == text:
+        return
+""",
+        new="""    if found:
+        return
+""",
+        tests=_COMMITS,
+    ),
+    Mutant(
+        name="a damaged replacement is left there",
+        file="checkpoint/committing.py",
+        old="""        except CheckpointError:
+            _put_back(store, there)
+""",
+        new="""        except CheckpointError:
+""",
+        tests=_COMMITS,
+    ),
+    Mutant(
+        name="files of the replaced checkpoint are left over",
+        file="checkpoint/committing.py",
+        old="""    if replaced is not None:
+        _sweep(store, replaced)""",
+        new="""    if replaced is not None:
+        pass""",
         tests=_COMMITS,
     ),
     Mutant(
         name="a listing that lags behind is believed",
         file="checkpoint/committing.py",
-        old="if found != record.size and store.exists(name):",
-        new="if found != record.size and False:",
-        tests=_COMMITS,
+        old="        if found != record.size:  # a listing",
+        new="        if False:  # a listing",
+        tests=_STEPS,
     ),
     Mutant(
-        name="delete does not look a second time who needs the checkpoint",
+        name="data files that a manifest borrows are not looked for",
+        file="checkpoint/committing.py",
+        old="    for (source, save_id), records in lenders.items():",
+        new="    for (source, save_id), records in ():",
+        tests=_STEPS,
+    ),
+    Mutant(
+        name="delete does not look who needs the checkpoint",
         file="checkpoint/deleting.py",
-        old='        refuse_if_needed(store, "deleted")  # one may have been committed just before',
-        new="        pass",
-        tests=_COMMITS,
+        old='        marks = refuse_if_needed(store, "deleted")',
+        new="        marks: list[str] = []",
+        tests=_STATES,
+    ),
+    Mutant(
+        name="delete looks before it has left its record",
+        file="checkpoint/deleting.py",
+        old="""    store.publish(record, text, overwrite=False)
+    try:
+        marks = refuse_if_needed(store, "deleted")
+""",
+        new="""    try:
+        marks = refuse_if_needed(store, "deleted")
+        store.publish(record, text, overwrite=False)
+""",
+        tests=_STATES,
+    ),
+    Mutant(
+        name="delete takes whatever is there by now",
+        file="checkpoint/deleting.py",
+        old="            store.remove(MANIFEST, expected=text)",
+        new="            store.delete([MANIFEST])",
+        tests=_STATES,
+    ),
+    Mutant(
+        name="a record of a deletion that was refused stays",
+        file="checkpoint/deleting.py",
+        old="""        with suppress(StorageError):
+            store.delete([record])
+        raise""",
+        new="        raise",
+        tests=(*_COMMITS, "tests/checkpoint/test_incremental.py"),
+    ),
+    Mutant(
+        name="files of a checkpoint that stands go with an old record",
+        file="checkpoint/deleting.py",
+        old="        if find_manifest(store) == text:",
+        new="        if False:",
+        tests=_CLEANING,
+    ),
+    Mutant(
+        name="a deletion that was interrupted is not finished",
+        file="checkpoint/deleting.py",
+        old="        if not finish_deletions(store):",
+        new="        if True:",
+        tests=_CLEANING,
+    ),
+    Mutant(
+        name="one old file makes a save dead",
+        file="checkpoint/cleaning.py",
+        old="if all(is_before(i, before) for i in f)]",
+        new="if any(is_before(i, before) for i in f)]",
+        tests=_CLEANING,
+    ),
+    Mutant(
+        name="cleaning takes what checkpoints name",
+        file="checkpoint/cleaning.py",
+        old="        if match and not match[1] and match[2] not in needed:",
+        new="        if match and not match[1]:",
+        tests=_CLEANING,
+    ),
+    Mutant(
+        name="cleaning takes what others borrow",
+        file="checkpoint/cleaning.py",
+        old="        found |= {file.save_id",
+        new="        found &= {file.save_id",
+        tests=_CLEANING,
+    ),
+    Mutant(
+        name="young claims keep nothing from cleaning",
+        file="checkpoint/cleaning.py",
+        old="    if len(claims) > len(old_claims):",
+        new="    if False:",
+        tests=_CLEANING,
+    ),
+    Mutant(
+        name="latest does not look for data files",
+        file="checkpoint/steps.py",
+        old="        if not missing:",
+        new="        if True:",
+        tests=_STEPS,
+    ),
+    Mutant(
+        name="latest gives up on a checkpoint that is being replaced",
+        file="checkpoint/steps.py",
+        old="    while (text := read_manifest_bytes(place)) != before:",
+        new="    while not before and (text := read_manifest_bytes(place)) != before:",
+        tests=_STEPS,
+    ),
+    Mutant(
+        name="latest is silent about whatever else is there",
+        file="checkpoint/steps.py",
+        old="    if names and not steps:",
+        new="    if False:",
+        tests=_STEPS,
+    ),
+    Mutant(
+        name="a missing bucket is an empty one",
+        file="storage/fsspec_listing.py",
+        old='        if server_code(error) == "NoSuchBucket":',
+        new="        if False:",
+        tests=_STEPS,
+    ),
+    Mutant(
+        name="an unreachable host is an empty directory",
+        file="storage/fsspec_listing.py",
+        old="    if not isinstance(error, FileNotFoundError):",
+        new="    if False:",
+        tests=_STEPS,
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -134,7 +134,7 @@ class FaultProxy:
 
 
 @contextmanager
-def fault_proxy(upstream: str) -> Iterator[FaultProxy]:
+def fault_proxy(upstream: str) -> Generator[FaultProxy]:
     """Run a proxy during the block."""
     proxy = FaultProxy(upstream)
     proxy.start()

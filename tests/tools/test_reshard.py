@@ -198,7 +198,9 @@ def test_every_failing_storage_call_leaves_no_checkpoint(checkpoint: Path) -> No
     calls = FaultyStore(MemoryStore())
     dcp.reshard(checkpoint, calls, mesh, rules)
     assert len(calls.calls) > 8
-    for number in range(1, len(calls.calls) + 1):
+    # After this one what was committed is read back, which only warns.
+    last = max(call.number for call in calls.calls if call.op == "publish")
+    for number in range(1, last + 1):
         objects: dict[str, bytes] = {}
 
         def fail(call: Call, number: int = number) -> RaiseError | None:
