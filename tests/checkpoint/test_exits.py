@@ -16,7 +16,9 @@ import pytest
 import torch
 
 import dtckpt.checkpoint as dcp
+from dtckpt.checkpoint import exiting
 from dtckpt.checkpoint.collector import paused_collector
+from dtckpt.checkpoint.exiting import AtExit
 from dtckpt.errors import NotCommitted
 from dtckpt.storage import LocalStore, direct
 
@@ -155,6 +157,33 @@ def test_a_failure_that_nobody_asked_for_is_an_exit_code(
     assert done.code == 1
     assert "failed, and nobody asked for it: save: write: OSError: disk on fire" in done.errors
     assert done.out == "handlers have run\n"
+
+
+class Told:
+    """A save that notes that it was to end."""
+
+    def __init__(self, at_exit: AtExit) -> None:
+        self.at_exit: AtExit = at_exit
+        self.was_told = False
+
+    def end_with_process(self) -> bool:
+        self.was_told = True
+        return True
+
+
+def test_saves_of_other_threads_are_aborted_when_these_have_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A main thread that has ended says nothing of threads that go on training."""
+    monkeypatch.setattr(exiting, "_unsettled", set[Any]())
+    monkeypatch.setattr(exiting, "_has_failed", False)
+    saves = [Told("wait"), Told("abort")]
+    for save in saves:
+        exiting.remember(save)
+    vars(exiting)["_when_main_thread_ends"]()
+    assert [save.was_told for save in saves] == [True, False]
+    vars(exiting)["_when_process_ends"]()
+    assert [save.was_told for save in saves] == [True, True]
 
 
 @pytest.mark.parametrize("in_background", [True, False])

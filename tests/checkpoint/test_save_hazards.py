@@ -25,7 +25,7 @@ from dtckpt.storage import Delay, Fault, FaultyStore, MemoryStore, Rule
 
 from ..ranks import RanksFailed, run_ranks
 
-SHORT = timedelta(milliseconds=300)
+SHORT = timedelta(seconds=1)
 BEGIN: int = vars(wire_module)["_BEGIN"]
 
 
@@ -203,7 +203,7 @@ def test_storage_that_hangs_does_not_hold_up_the_next_save_for_ever() -> None:
     opened = threading.Event()
     held = FaultyStore(MemoryStore(), [Rule(Call(lambda: opened.wait(30)), op="create", nth=1)])
     first = dcp.async_save(state(), held)
-    with pytest.raises(Busy, match=r"has not got on for 0\.3 s"):
+    with pytest.raises(Busy, match=r"has not got on for 1 s"):
         dcp.async_save(state(), MemoryStore(), timeout=SHORT)
     opened.set()
     first.result(30)
@@ -345,23 +345,27 @@ def test_a_rank_that_is_slow_but_alive_is_waited_for(slow: int) -> None:
 def test_a_failure_ends_the_writing_of_the_others(victim: int) -> None:
     """Also that of the coordinator, which would else write for long before it listens."""
     store = MemoryStore()
-    pieces = {f"t{i}": torch.zeros(1 << 16) for i in range(200)}
+    pieces = {f"t{i}": torch.zeros(1 << 16) for i in range(400)}
+    writes: list[int] = []
 
     def body(rank: int, group: Any) -> None:
-        fault: Fault = Call(fail) if rank == victim else Delay(0.05)
+        fault: Fault = Call(fail) if rank == victim else Delay(0.1)
         mine = FaultyStore(store, [Rule(fault, op="write")])
-        dcp.save(pieces, mine, process_group=group)
+        try:
+            dcp.save(pieces, mine, process_group=group)
+        finally:
+            if rank != victim:
+                writes.append(sum(call.op == "write" for call in mine.calls))
 
     def fail() -> None:
         raise OSError("disk on fire")
 
-    start = time.monotonic()
     with pytest.raises(RanksFailed) as failure:
         run_ranks(2, body)
     texts = {str(error) for error in failure.value.errors.values()}
     assert len(texts) == 1
     assert "disk on fire" in texts.pop()
-    assert time.monotonic() - start < 4.5, "the other one would have written for 5 s"
+    assert writes[0] < 190, "the other one would have written 200 pieces, for 20 s"
 
 
 def test_an_error_between_phases_is_told_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,7 +403,7 @@ def test_groups_that_are_gone_leave_no_threads() -> None:
     for _ in range(5):
         run_ranks(3, body)
     gc.collect()
-    limit = time.monotonic() + 10
+    limit = time.monotonic() + 60
     while wires() > before and time.monotonic() < limit:
         time.sleep(0.02)
     assert wires() <= before

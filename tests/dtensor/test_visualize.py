@@ -146,7 +146,7 @@ def test_irregular_layouts() -> None:
 
 
 def test_thousands_of_ranks_are_bounded_and_what_is_left_out_is_counted() -> None:
-    start = time.monotonic()
+    start = time.process_time()
     layouts: list[Any] = [
         ((1 << 20, 1 << 16), "pp=16,dp=64,tp=16", "R,S(0),S(1)"),
         ((1 << 20, 64, 64), "dp=16384", "S(0)"),
@@ -156,7 +156,7 @@ def test_thousands_of_ranks_are_bounded_and_what_is_left_out_is_counted() -> Non
     for layout in layouts:
         for form in ("text", "rich", "svg"):
             assert len(visualize_sharding(layout, form=form, show=False)) < 80_000  # type: ignore[arg-type]
-    assert time.monotonic() - start < 20
+    assert time.process_time() - start < 20
     text = visualize_sharding(layouts[0], show=False)
     assert "not shown: 49 of 64 rows of parts, 9 of 16 columns of parts" in text
     assert cells(text)[-1][0] == f"{63 << 14}:{64 << 14}"
