@@ -79,14 +79,16 @@ class Exchange:
 
     def _peers(self, group: Group, item: Shareable) -> Peers:
         if group == "everyone":
-            return Peers(self._everyone, tuple(range(self._everyone.size())))
+            positions = tuple(range(self._everyone.size()))
+            return Peers(self._everyone, positions, device_type=device_of(self._everyone).type)
         mesh, axis = group
         if isinstance(item.mesh, DeviceMesh):
             return item.mesh.peers((axis,))
         along = mesh.submesh((axis,), tuple(item.mesh.get_coordinate())).all_ranks()
         torchs = item.mesh.get_group(axis)
         ranks = torch.distributed.get_process_group_ranks(torchs)
-        return Peers(torchs, tuple(ranks.index(rank) for rank in along))
+        positions = tuple(ranks.index(rank) for rank in along)
+        return Peers(torchs, positions, device_type=device_of(torchs).type)
 
 
 def _deal(items: Sequence[Shareable], tensors: Mapping[str, LocalTensor]) -> dict[str, int]:

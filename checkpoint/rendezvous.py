@@ -259,7 +259,7 @@ class _GroupExchange:
 
     def _all_gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
         count = len(self._ranks)
-        peers = Peers(self._group, tuple(range(count)), self._ranks)
+        peers = Peers(self._group, tuple(range(count)), self._ranks, self._device.type)
         return list(all_gather_even(mine.to(self._device), peers).to("cpu"))
 
 

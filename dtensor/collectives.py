@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from .groups import ranks_of
 from .traffic import BY_THREAD, Collective, issue_observed
+from .transports import Transport, transport_of
 
 _c10d: Any = dist
 """torch's stubs leave out the option classes and the methods of groups."""
@@ -35,6 +36,12 @@ class Peers:
     """Group rank of every position."""
     ranks: tuple[int, ...] = ()
     """Global rank of every position, where the mesh knows it; for those who look on."""
+    device_type: InitVar[str] = "cpu"
+    """Where what they exchange lies."""
+    transport: Transport = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self, device_type: str) -> None:
+        object.__setattr__(self, "transport", transport_of(self.group, device_type))
 
     @property
     def size(self) -> int:
@@ -239,9 +246,6 @@ def start_messages(sends: Sequence[Message], receives: Sequence[Message], peers:
     )
 
 
-DIRECT_BYTES = 4 << 20
-"""From here on messages go from rank to rank as they lie in memory, on CPUs. Gloo takes longer to
-begin with them than with one all-to-all through buffers, but they save the copies."""
 _TAG = 0x6474
 """Of the library's messages, so that they meet no others of the same group."""
 

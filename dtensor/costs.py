@@ -9,11 +9,11 @@ from dataclasses import dataclass
 class CostModel:
     """Seconds of one communication step: lines with few parameters.
 
-    A step takes ``launch_us``, a latency for every other rank of its group, the time that its
-    busiest rank needs to send or receive (whichever is more), and that of copying what has to be
-    packed and unpacked. With ``ranks_per_host``, ranks that follow each other share a host, and
-    what comes from others goes over ``host_link_gb_s``. Only proportions matter. All ranks of a
-    mesh must use the same model: their plans would differ.
+    A step takes ``launch_us`` and a latency for every other rank of its group, both once for every
+    round that its buffers need, the time that its busiest rank needs to send or receive (whichever
+    is more), and that of copying what has to be packed and unpacked. With ``ranks_per_host``, ranks
+    that follow each other share a host, and what comes from others goes over ``host_link_gb_s``.
+    Only proportions matter. All ranks of a mesh must use the same model: their plans would differ.
     """
 
     launch_us: float
@@ -29,27 +29,51 @@ class CostModel:
     """Copying between strided and packed memory."""
     few_bytes: int = 0
     """Up to as many bytes, a sum over ranks is an exchange of terms that each rank adds up."""
+    round_bytes: int = 4 << 20
+    """About as much does a rank send, and receive, in one round: its buffers are no larger."""
+    direct_bytes: int | None = None
+    """From here on exchanges go from rank to rank as they lie in memory, on CPUs; None never.
+    What lies in one stretch then needs neither buffers nor rounds."""
     ranks_per_host: int | None = None
     """None where all ranks are on one host, or all links are alike."""
     host_link_gb_s: float = 1.0
     """Of one rank, to other hosts."""
 
-    def exchange(self, size: int, moved: int, copied: int, far: int = 0) -> float:
+    def num_rounds(self, num_bytes: int) -> int:
+        """Return in how many rounds ranks exchange that send or receive at most ``num_bytes``."""
+        return max(-(-num_bytes // self.round_bytes), 1)
+
+    def exchange_rounds(self, most_bytes: int, *, in_rows: bool) -> int:
+        """Return the rounds of an exchange that is not awaited later.
+
+        ``in_rows`` says that on all ranks all that moves lies in one stretch.
+        """
+        return 1 if in_rows and self.is_direct(most_bytes) else self.num_rounds(most_bytes)
+
+    def is_direct(self, most_bytes: int) -> bool:
+        """Whether so much goes from rank to rank as it lies in memory."""
+        return self.direct_bytes is not None and most_bytes >= self.direct_bytes
+
+    def exchange(
+        self, size: int, moved: int, copied: int, far: int = 0, *, rounds: int = 1
+    ) -> float:
         """Return the seconds of an exchange in a group of ``size`` ranks.
 
         ``moved`` bytes are sent or received by the busiest rank, ``far`` of them from other hosts,
         and ``copied`` are packed and unpacked.
         """
-        latency = self.launch_us + (size - 1) * self.message_us
+        latency = rounds * (self.launch_us + (size - 1) * self.message_us)
         wire = max(moved / self.exchange_gb_s, far / self.host_link_gb_s)
         return latency * 1e-6 + (wire + copied / self.copy_gb_s) * 1e-9
 
-    def gather(self, size: int, moved: int, copied: int, far: float = 0.0) -> float:
+    def gather(
+        self, size: int, moved: int, copied: int, far: float = 0.0, *, rounds: int = 1
+    ) -> float:
         """Return the seconds of an all-gather, or of a reduction that moves as much.
 
         ``far`` is what a rank has to take from other hosts if those of one host share that.
         """
-        latency = self.launch_us + (size - 1) * self.hop_us
+        latency = rounds * (self.launch_us + (size - 1) * self.hop_us)
         wire = max(moved / self.gather_gb_s, far / self.host_link_gb_s)
         return latency * 1e-6 + (wire + copied / self.copy_gb_s) * 1e-9
 
@@ -66,9 +90,11 @@ GLOO = CostModel(
     gather_gb_s=0.4,
     copy_gb_s=5.0,
     few_bytes=256 << 10,
+    direct_bytes=4 << 20,
 )
 """Between processes of one machine, as measured in ``docs/benchmarks.md``: an all-gather is a ring
-of synchronous steps, and an exchange that sends the same to everyone takes half of its time."""
+of synchronous steps, and an exchange that sends the same to everyone takes half of its time.
+Messages from rank to rank begin more slowly than one all-to-all, but save the copies."""
 
 NCCL = CostModel(
     launch_us=20.0,
@@ -78,11 +104,7 @@ NCCL = CostModel(
     gather_gb_s=200.0,
     copy_gb_s=1000.0,
     host_link_gb_s=40.0,
+    round_bytes=128 << 20,
 )
 """For GPUs that NVLink joins on a host, with a network card each; from their data sheets, not
-measured here."""
-
-
-def costs_of(device_type: str) -> CostModel:
-    """Return the model for the backend that moves the tensors of a device."""
-    return GLOO if device_type == "cpu" else NCCL
+measured here. Rounds are as large as buffers may be, since each is launched."""

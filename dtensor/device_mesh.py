@@ -35,6 +35,7 @@ from .mesh import Mesh
 from .mesh_agreement import require_same_mesh
 from .modes import enter_mesh, leave_mesh
 from .submeshes import SubMeshes
+from .transports import Transport, transport_of, usual_transport
 
 T = TypeVar("T")
 
@@ -259,8 +260,24 @@ class DeviceMesh(SubMeshes):
         if found is None:
             group = self.group_of(axes)
             ranks = self.ranks_along(axes)
-            found = self._peers[axes] = Peers(group, self._group_ranks(group, axes), ranks)
+            positions = self._group_ranks(group, axes)
+            found = self._peers[axes] = Peers(group, positions, ranks, self.device_type)
         return found
+
+    @property
+    def transport(self) -> Transport:
+        """What moves bytes here: that of the groups there are, else of those that would be made."""
+        if self._groups:
+            return transport_of(next(iter(self._groups.values())), self.device_type)
+        if self._parent is not None:
+            return self._parent[0].transport
+        if dist.is_initialized():
+            return transport_of(dist.group.WORLD, self.device_type)
+        return usual_transport(self.device_type)
+
+    def cost_model(self) -> CostModel:
+        """Return what communication costs here: ``costs`` where they are set."""
+        return self.costs or self.transport.costs
 
     def _group_ranks(self, group: Any, axes: tuple[int, ...]) -> tuple[int, ...]:
         ranks = self.ranks_along(axes)

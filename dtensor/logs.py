@@ -10,7 +10,7 @@ import torch
 
 from dtckpt.logs import logger_of
 
-from .costs import CostModel, costs_of
+from .costs import CostModel
 from .layout import Layout, format_placements
 from .traffic import call_site
 
@@ -32,8 +32,8 @@ def logs_redistributes() -> bool:
 def note_redistribute(source: DTensorSpec, target: DTensorSpec, plan: RedistributePlan) -> None:
     """Log a redistribute that is about to run on this rank, if ``logs_redistributes``."""
     mesh = source.mesh
-    costs = mesh.costs or costs_of(mesh.device_type)
-    received, sent = _bytes_of(source.layout, target.layout, source.dtype, costs, mesh.get_rank())
+    layouts, rank = (source.layout, target.layout), mesh.get_rank()
+    received, sent = _bytes_of(*layouts, source.dtype, mesh.cost_model(), rank)
     there = "" if target.mesh == mesh else f" on {target.mesh.layout_mesh}"
     where = f" at {call_site()}" if _redistributes.isEnabledFor(DEBUG) else ""
     _redistributes.info(

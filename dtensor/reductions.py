@@ -16,7 +16,6 @@ from torch import Tensor
 from dtckpt.errors import PlacementError
 
 from .collectives import (
-    DIRECT_BYTES,
     Peers,
     Work,
     issue,
@@ -24,7 +23,6 @@ from .collectives import (
     start_messages,
     to_bytes,
 )
-from .costs import costs_of
 
 _c10d: Any = dist
 """torch's stubs leave out the option classes."""
@@ -67,7 +65,7 @@ def start_all_reduce(
     if local.is_meta:
         return lambda: torch.empty_like(local)
     if few_bytes is None:
-        few_bytes = costs_of(local.device.type).few_bytes
+        few_bytes = peers.transport.costs.few_bytes
     if _sends_terms(local.nbytes, dtype, reduce_op, peers.size, few_bytes):
         sent = to_bytes(local).repeat(peers.size)
         return _start_terms(local, sent, [local.nbytes] * peers.size, reduce_op, peers)
@@ -146,9 +144,9 @@ def start_reduce_scatter(
 ) -> Callable[[], Tensor]:
     """Start a ``reduce_scatter``; the result waits for it and returns it.
 
-    Equal sizes use the backend's collective, but for Gloo, whose own takes three times as long as
-    the other way: each rank receives its terms and reduces them itself. That moves the same bytes,
-    needs no padding and keeps not-a-number. With ``later`` the result may be called after other
+    Equal sizes use the backend's collective, but for those whose own is slower than the other way:
+    each rank receives its terms and reduces them itself. That moves the same bytes, needs no
+    padding and keeps not-a-number. With ``later`` the result may be called after other
     collectives, or never.
     """
     mine = pieces[peers.position]
@@ -156,14 +154,19 @@ def start_reduce_scatter(
     require_reducible(dtype, reduce_op)
     even = len({piece.numel() for piece in pieces}) == 1 and mine.numel() > 0
     lacking = dtype.is_complex and reduce_op == "product"
-    if not even or lacking or _is_gloo(mine) or _may_lose_nan(dtype, reduce_op):
+    transport = peers.transport
+    if not even or lacking or transport.exchanges_terms or _may_lose_nan(dtype, reduce_op):
         # All ranks hold terms of the same elements, and so agree on how many bytes those are.
-        if _is_gloo(mine) and not later and sum(p.nbytes for p in pieces) >= DIRECT_BYTES:
+        is_direct = transport.costs.is_direct(sum(piece.nbytes for piece in pieces))
+        if is_direct and mine.device.type == "cpu" and not later:
             return _start_exchanged_directly(pieces, reduce_op, peers)
         return _start_exchanged(pieces, reduce_op, peers)
-    flat = [_to_wire(piece.reshape(-1), reduce_op) for piece in pieces]
-    send = torch.cat(peers.by_group_rank(flat))
-    divides_first = _divides_first(send.dtype, reduce_op)
+    flat = peers.by_group_rank([_to_wire(piece.reshape(-1), reduce_op) for piece in pieces])
+    divides_first = _divides_first(flat[0].dtype, reduce_op)
+    may_be_written = divides_first or later
+    send = None if may_be_written else _in_one_stretch(flat)
+    if send is None:
+        send = torch.cat(flat)
     if divides_first:
         send.div_(peers.size)
     reduced = torch.empty(mine.numel(), dtype=send.dtype, device=mine.device)
@@ -188,6 +191,18 @@ def start_reduce_scatter(
         return _from_wire(reduced, dtype, reduce_op).view(mine.shape)
 
     return finish
+
+
+def _in_one_stretch(pieces: Sequence[Tensor]) -> Tensor | None:
+    """Return flat pieces as one tensor, where they follow each other in memory."""
+    first = pieces[0]
+    at = first.storage_offset()
+    for piece in pieces:
+        follows = piece.storage_offset() == at and piece.stride(0) == 1
+        if not follows or piece.untyped_storage() is not first.untyped_storage():
+            return None
+        at += piece.numel()
+    return first.as_strided((at - first.storage_offset(),), (1,))
 
 
 def _start_exchanged(
@@ -242,10 +257,6 @@ def _start_exchanged_directly(
         return reduce_locally(terms, reduce_op)
 
     return finish
-
-
-def _is_gloo(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu"
 
 
 def reduce_locally(stacked: Tensor, reduce_op: str) -> Tensor:

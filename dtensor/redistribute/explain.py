@@ -13,9 +13,7 @@ from ..costs import GLOO, CostModel
 from ..flows import Flows, numel_lacking
 from ..layout import Layout
 from ..reductions import all_reduced_bytes
-from .packing import num_rounds
-from .route import Hop, Route, hop_seconds, plan_route
-from .steps import most_moved
+from .route import Hop, Route, gathers_in_rows, hop_seconds, most_moved, plan_route
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +147,7 @@ def _traffic(hop: Hop, dtype: torch.dtype, rank: int, costs: CostModel) -> tuple
         flows = Flows(hop.source, hop.target)
         sent = itemsize * sum(box.numel for taker, box in flows.out_of(rank) if taker != rank)
         received = itemsize * sum(box.numel for giver, box in flows.into(rank) if giver != rank)
-        rounds = num_rounds(most_moved(hop) * itemsize)
+        rounds = costs.num_rounds(most_moved(hop) * itemsize)
         return received, sent, -(-sent // rounds) - (-received // rounds)
     at = hop.source.mesh.coordinate(rank)
     if at is None or hop.kind in ("slice", "spread"):
@@ -158,7 +156,9 @@ def _traffic(hop: Hop, dtype: torch.dtype, rank: int, costs: CostModel) -> tuple
         row = hop.source.mesh.submesh(hop.axes, at).all_ranks()
         width = itemsize * max(_held(hop.source, other) for other in row)
         others = width * (hop.num_ranks - 1)
-        rounds = num_rounds(width * hop.num_ranks)
+        if gathers_in_rows(hop):
+            return others, others, 0
+        rounds = costs.num_rounds(width * hop.num_ranks)
         return others, others, (hop.num_ranks + 1) * -(-width // rounds)
     old, new = _held(hop.source, rank) * itemsize, _held(hop.target, rank) * itemsize
     size = hop.num_ranks

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from ..box import Box, run_boxes
 from ..collectives import (
-    DIRECT_BYTES,
     Message,
     Peers,
     start_all_gather,
@@ -26,9 +25,7 @@ from ..collectives import (
     to_bytes,
 )
 from ..collectives import broadcast as broadcast_bytes
-
-ROUND_BYTES = 4 << 20
-"""About as much does a rank send, and receive, in one round."""
+from ..costs import CostModel
 
 _P = TypeVar("_P", bound="Part")
 _T = TypeVar("_T")
@@ -111,22 +108,13 @@ class ViewPart:
         return self.tensor if box.sizes == self.sizes else self.tensor[box.slices]
 
 
-def num_rounds(num_bytes: int) -> int:
-    """Return in how many rounds ranks exchange that send or receive at most ``num_bytes``."""
-    return max(-(-num_bytes // ROUND_BYTES), 1)
-
-
-def is_small(num_bytes: int) -> bool:
-    """Return whether ranks exchange so much at once, and through buffers."""
-    return num_bytes <= ROUND_BYTES and num_bytes < DIRECT_BYTES
-
-
 def exchange(
     sends: Sequence[Sequence[Outgoing]],
     receives: Sequence[Sequence[Incoming]],
     peers: Peers,
     device: torch.device,
     most_bytes: int,
+    costs: CostModel,
     *,
     later: bool = False,
     in_rows: bool = False,
@@ -139,8 +127,8 @@ def exchange(
     ``in_rows`` says that on all ranks every part lies in one stretch, so that one round needs no
     memory.
     """
-    direct = most_bytes >= DIRECT_BYTES and device.type == "cpu" and not later
-    rounds = 1 if direct and in_rows else num_rounds(most_bytes)
+    direct = costs.is_direct(most_bytes) and device.type == "cpu" and not later
+    rounds = costs.exchange_rounds(most_bytes, in_rows=in_rows and direct)
     return _in_rounds(
         rounds,
         lambda number: exchange_round(
@@ -236,7 +224,7 @@ def broadcast(
 
     Yields after each round what has failed in it on this rank; all ranks have to take all of them.
     """
-    rounds = num_rounds(sum(map(_part_bytes, parts)))
+    rounds = peers.transport.costs.num_rounds(sum(map(_part_bytes, parts)))
     for number in range(rounds):
         failures: list[BaseException] = []
         boxes = list(_slice(parts, number, rounds))
@@ -254,13 +242,15 @@ def gather(
     receives: Sequence[Sequence[Incoming]],
     peers: Peers,
     device: torch.device,
+    costs: CostModel,
 ) -> Callable[[], None]:
     """Start to send the same parts to every position, by all-gathers.
 
     ``receives`` has the parts of every position, this one included. As with ``exchange``, in
     rounds of which all but the last are over when this returns.
     """
-    rounds = num_rounds(peers.size * max(sum(map(_part_bytes, parts)) for parts in receives))
+    widest = max(sum(map(_part_bytes, parts)) for parts in receives)
+    rounds = costs.num_rounds(peers.size * widest)
     return _in_rounds(
         rounds, lambda number: _gather_round(sends, receives, peers, device, number, rounds)
     )

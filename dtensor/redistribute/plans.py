@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..collectives import Peers
-from ..costs import costs_of
+from ..costs import CostModel
 from ..device_mesh import DeviceMesh
 from ..halving import HalvingDict
 from ..lazy_copies import own_copy
@@ -206,13 +206,13 @@ class _Plans(HalvingDict[tuple[DTensorSpec, DTensorSpec], RedistributePlan]):
 
 def _plan(source: DTensorSpec, target: DTensorSpec) -> RedistributePlan:
     mesh = source.mesh
-    costs = mesh.costs or costs_of(mesh.device_type)
+    costs = mesh.cost_model()
     same_mesh = mesh.layout_mesh == target.mesh.layout_mesh
     may_group = mesh.can_group if same_mesh else _all_can_group
     route = plan_route(source.layout, target.layout, source.dtype.itemsize, costs, may_group)
     rank = mesh.get_rank()
     _require_possible(source, target)
-    steps = [_step(hop, rank, mesh, target.mesh, costs.few_bytes) for hop in route.hops]
+    steps = [_step(hop, rank, mesh, target.mesh, costs) for hop in route.hops]
     is_here = same_mesh or not route.hops  # else exchanges end on the other device
     if is_here and mesh.device != target.mesh.device:
         steps.append(Bring(target.mesh.device))
@@ -244,11 +244,11 @@ def _all_can_group(axes: tuple[int, ...]) -> bool:
     return len(axes) == 1 or dist.is_initialized()
 
 
-def _step(hop: Hop, rank: int, source: DeviceMesh, target: DeviceMesh, few_bytes: int) -> Step:
+def _step(hop: Hop, rank: int, source: DeviceMesh, target: DeviceMesh, costs: CostModel) -> Step:
     """Return the step of this rank."""
     if hop.is_across:
         union = union_of(source, target)
-        return make_step(hop, rank, union.ranks, union.peers, target.device, few_bytes)
+        return make_step(hop, rank, union.ranks, union.peers, target.device, costs)
     mesh = source if hop.source.mesh == source.layout_mesh else target
     if mesh.get_coordinate() is None:
         return Absent()
@@ -256,4 +256,4 @@ def _step(hop: Hop, rank: int, source: DeviceMesh, target: DeviceMesh, few_bytes
     peers: Peers | None = None
     if hop.axes and hop.kind != "spread":
         ranks, peers = mesh.ranks_along(hop.axes), mesh.peers(hop.axes)
-    return make_step(hop, rank, ranks, peers, mesh.device, few_bytes)
+    return make_step(hop, rank, ranks, peers, mesh.device, costs)

@@ -415,17 +415,48 @@ def hop_seconds(hop: Hop, itemsize: int, costs: CostModel) -> float:
     if hop.kind == "gather":
         # All send as much as the one that has most.
         moved = old * (size - 1)
-        return costs.gather(size, moved, _assembled(hop, new), _far_gathered(hop, moved, costs))
+        far = _far_gathered(hop, moved, costs)
+        rounds = 1 if gathers_in_rows(hop) else costs.num_rounds(old * size)
+        return costs.gather(size, moved, _assembled(hop, new), far, rounds=rounds)
     if hop.kind == "exchange":
         # What a rank has already is known without looking at boxes where it has a part of the new.
         kept = old if not hop.is_across and _cuts_further(hop.target, hop.source) else 0
         sent, received = max(_sent(hop, itemsize) - kept, 0), max(new - kept, 0)
-        copied = _assembled(hop, sent + received)
-        return costs.exchange(size, max(sent, received), copied, _far_taken(hop, itemsize, costs))
+        copied, far = _assembled(hop, sent + received), _far_taken(hop, itemsize, costs)
+        most = most_moved(hop) * itemsize
+        rounds = costs.exchange_rounds(most, in_rows=moves_in_rows(hop))
+        return costs.exchange(size, max(sent, received), copied, far, rounds=rounds)
     if hop.kind == "reduce":
         again = 2 if hop.source.splits == hop.target.splits else 1
         return costs.gather(size, again * old * (size - 1) // size, old)
     return 0.0
+
+
+def most_moved(hop: Hop) -> int:
+    """Return a bound of the elements that any rank sends or receives in an exchange."""
+    source, target = hop.source, hop.target
+    if hop.is_across:
+        copies = target.num_replicas
+    else:  # those that agree with the giver along axes that replicate take from it
+        free = (axis for axis in target.replica_axes if axis not in source.replica_axes)
+        copies = math.prod(target.mesh.shape[axis] for axis in free)
+    sent = copies * math.prod(source.largest_cell())
+    return max(sent, math.prod(target.largest_cell()))
+
+
+def moves_in_rows(hop: Hop) -> bool:
+    """Whether all that any rank sends or receives is whole rows of contiguous tensors."""
+    return hop.source.splits[1:] == hop.target.splits[1:]
+
+
+def gathers_in_rows(hop: Hop) -> bool:
+    """Whether an all-gather joins as many rows of every rank, in the order of the ranks."""
+    if not moves_in_rows(hop) or not hop.source.shape:
+        return False
+    cuts = hop.source.splits[0][len(hop.target.splits[0]) :]
+    if tuple(cut.axis for cut in cuts) != hop.axes or any(cut.starts is not None for cut in cuts):
+        return False
+    return hop.source.shape[0] % hop.source.grid[0] == 0
 
 
 def _sent(hop: Hop, itemsize: int) -> int:

@@ -6,7 +6,6 @@ one ``key`` that several tensors take can go together, as one collective.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -17,12 +16,13 @@ from torch import Tensor
 from dtckpt.errors import PlacementError
 
 from ..box import Box
-from ..collectives import Peers
+from ..collectives import Peers, start_all_gather, to_bytes
+from ..costs import CostModel
 from ..flows import Flows
 from ..layout import Layout
 from ..reductions import start_all_reduce, start_reduce_scatter
-from .packing import ViewPart, exchange, gather, is_small
-from .route import Hop
+from .packing import ViewPart, exchange, gather
+from .route import Hop, gathers_in_rows, most_moved, moves_in_rows
 from .single import PLAIN_DTYPES, SingleExchange
 
 Result = Callable[[], Tensor]
@@ -198,6 +198,7 @@ class Exchange(Step):
     in_rows: bool
     """Whether all that any rank sends or receives is whole rows of its tensors, where those are
     contiguous."""
+    costs: CostModel
     device: torch.device
     single: SingleExchange
     """The same for one small tensor."""
@@ -210,7 +211,8 @@ class Exchange(Step):
     def start(self, local: Tensor, *, later: bool = False) -> Result:
         """Start the exchange."""
         num_bytes = self.most_numel * local.element_size()
-        if is_small(num_bytes) and local.dtype in PLAIN_DTYPES:
+        is_small = num_bytes <= self.costs.round_bytes and not self.costs.is_direct(num_bytes)
+        if is_small and local.dtype in PLAIN_DTYPES:
             finish = self.single.start(local, later=later)
             return lambda: self._placed(finish())
         results = self._start([self], [local], later=later)
@@ -237,7 +239,9 @@ class Exchange(Step):
         most = sum(step.most_numel * local.element_size() for step, local in pairs)
         device = locals_[0].device
         in_rows = len(steps) == 1 and self.in_rows
-        finish = exchange(sends, receives, self.peers, device, most, later=later, in_rows=in_rows)
+        finish = exchange(
+            sends, receives, self.peers, device, most, self.costs, later=later, in_rows=in_rows
+        )
 
         def results() -> list[Tensor]:
             finish()
@@ -266,6 +270,9 @@ class Gather(Step):
     """Where what each rank holds goes, by position, in coordinates of the new local tensor."""
     sizes: tuple[int, ...]
     """Shape of the new local tensor."""
+    in_rows: bool
+    """Whether what the ranks hold follows each other in memory, as much of each."""
+    costs: CostModel
 
     @property
     def key(self) -> Hashable:
@@ -273,9 +280,21 @@ class Gather(Step):
         return (Gather, self.peers)
 
     def start(self, local: Tensor, *, later: bool = False) -> Result:
-        """Start the all-gather."""
-        results = self.start_all([self], [local])
-        return lambda: results()[0]
+        """Start the all-gather, right to where it is to lie if that is in rows."""
+        if not self.in_rows or 0 in self.sizes:
+            results = self.start_all([self], [local])
+            return lambda: results()[0]
+        made = local.new_empty(self.sizes)
+        sent = to_bytes(local)
+        if later and sent.untyped_storage() is local.untyped_storage():
+            sent = sent.clone()  # for the old tensor may be written before
+        work = start_all_gather(to_bytes(made), sent, self.peers)
+
+        def finish() -> Tensor:
+            work.wait()
+            return made
+
+        return finish
 
     def start_all(self, steps: Sequence[Step], locals_: Sequence[Tensor]) -> Results:
         """Start the all-gathers of all in one."""
@@ -287,7 +306,8 @@ class Gather(Step):
         ]
         if all(new.numel() == 0 for new in made):
             return lambda: made
-        finish = gather([ViewPart(t) for t in locals_], receives, self.peers, locals_[0].device)
+        sends = [ViewPart(t) for t in locals_]
+        finish = gather(sends, receives, self.peers, locals_[0].device, self.costs)
 
         def results() -> list[Tensor]:
             finish()
@@ -315,12 +335,12 @@ def make_step(
     ranks: Sequence[int],
     peers: Peers | None,
     device: torch.device,
-    few_bytes: int,
+    costs: CostModel,
 ) -> Step:
     """Return what a rank does for a hop.
 
     ``ranks`` are those that talk to each other, by position among the ``peers``; ``device`` is
-    where the tensor of the target lies, ``few_bytes`` as of the cost model.
+    where the tensor of the target lies.
     """
     if hop.kind == "spread":
         here = _coordinate(hop.target, rank)
@@ -331,21 +351,27 @@ def make_step(
     if peers is None:
         raise PlacementError(f"{hop}: no process group for the axes {hop.axes} was given")
     if hop.kind == "exchange":
-        return _make_exchange(hop, rank, ranks, peers, device)
+        return _make_exchange(hop, rank, ranks, peers, device, costs)
     here = _coordinate(hop.source, rank)
     if hop.kind == "gather":
         whole = hop.target.box(here)
         boxes = [hop.source.box(_coordinate(hop.source, r)).relative_to(whole) for r in ranks]
-        return Gather(peers, tuple(boxes), whole.sizes)
+        in_rows = peers.is_in_order and gathers_in_rows(hop)
+        return Gather(peers, tuple(boxes), whole.sizes, in_rows, costs)
     if hop.source.splits == hop.target.splits:
-        return AllReduce(peers, hop.reduce_op, few_bytes)
+        return AllReduce(peers, hop.reduce_op, costs.few_bytes)
     own = hop.source.box(here)
     boxes = [hop.target.box(_coordinate(hop.target, r)).relative_to(own) for r in ranks]
     return ReduceScatter(peers, hop.reduce_op, tuple(boxes))
 
 
 def _make_exchange(
-    hop: Hop, rank: int, ranks: Sequence[int], peers: Peers, device: torch.device
+    hop: Hop,
+    rank: int,
+    ranks: Sequence[int],
+    peers: Peers,
+    device: torch.device,
+    costs: CostModel,
 ) -> Exchange:
     flows = Flows(hop.source, hop.target)
     position = {r: i for i, r in enumerate(ranks)}
@@ -374,22 +400,11 @@ def _make_exchange(
         kept=kept,
         sizes=sizes,
         most_numel=most_moved(hop),
-        in_rows=hop.source.splits[1:] == hop.target.splits[1:],
+        in_rows=moves_in_rows(hop),
+        costs=costs,
         device=device,
         single=SingleExchange.plan(peers, sends, receives, kept, sizes),
     )
-
-
-def most_moved(hop: Hop) -> int:
-    """Return a bound of the elements that any rank sends or receives in an exchange."""
-    source, target = hop.source, hop.target
-    if hop.is_across:
-        copies = target.num_replicas
-    else:  # those that agree with the giver along axes that replicate take from it
-        free = (axis for axis in target.replica_axes if axis not in source.replica_axes)
-        copies = math.prod(target.mesh.shape[axis] for axis in free)
-    sent = copies * math.prod(source.largest_cell())
-    return max(sent, math.prod(target.largest_cell()))
 
 
 def _coordinate(layout: Layout, rank: int) -> tuple[int, ...]:

@@ -37,7 +37,8 @@ def union_of(source: DeviceMesh, target: DeviceMesh) -> Union:
     ordered = tuple(sorted(ranks))
     group = group_over(ordered)
     registered = ranks_of(group) or list(ordered)
-    return Union(ordered, Peers(group, tuple(registered.index(rank) for rank in ordered)))
+    positions = tuple(registered.index(rank) for rank in ordered)
+    return Union(ordered, Peers(group, positions, ordered, source.device_type))
 
 
 def _require_one_mesh(mesh: DeviceMesh, ranks: set[int]) -> None:

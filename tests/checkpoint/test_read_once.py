@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint import broadcasting, load_reads
 from dtckpt.checkpoint.read_once import Answer, decide
-from dtckpt.dtensor import DeviceMesh, DTensor, Mesh, Replicate, Shard
+from dtckpt.dtensor import DeviceMesh, DTensor, Mesh, Replicate, Shard, transports
 from dtckpt.dtensor.redistribute import packing
 from dtckpt.errors import CheckpointError, Corrupt
 from dtckpt.storage import MemoryStore, Store, open_store
@@ -49,7 +50,8 @@ def saved(state: dict[str, Any]) -> MemoryStore:
 
 @pytest.mark.parametrize("batch_bytes", [16 << 20, 1000])
 def test_plain_tensors_are_read_once(monkeypatch: pytest.MonkeyPatch, batch_bytes: int) -> None:
-    monkeypatch.setattr(packing, "ROUND_BYTES", batch_bytes)
+    costs = replace(transports.GLOO.costs, round_bytes=batch_bytes)
+    monkeypatch.setattr(transports, "GLOO", replace(transports.GLOO, costs=costs))
     store = saved(plain_state(1))
 
     def load(_: int, group: Any) -> Any:

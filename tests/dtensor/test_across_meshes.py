@@ -25,7 +25,6 @@ from dtckpt.dtensor import (
     redistribute_many,
 )
 from dtckpt.dtensor.costs import NCCL
-from dtckpt.dtensor.redistribute import packing
 from dtckpt.errors import PlacementError
 from dtckpt.tools.bench.coverage.thread_ranks import axis_groups
 from tests.ranks import RanksFailed, gloo_group, run_ranks
@@ -205,12 +204,11 @@ def test_all_ranks_count_the_same_steps_whatever_groups_they_were_given() -> Non
     run_ranks(6, body)
 
 
-def test_what_is_awaited_goes_the_same_way_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packing, "ROUND_BYTES", 200)
-    monkeypatch.setattr(packing, "DIRECT_BYTES", 32)
+def test_what_is_awaited_goes_the_same_way_on_all_ranks() -> None:
 
     def body(here: DeviceMesh, there: DeviceMesh) -> None:
-        here.costs = replace(NCCL, ranks_per_host=2, host_link_gb_s=1e-5)
+        small = replace(NCCL, round_bytes=200, direct_bytes=32)
+        here.costs = replace(small, ranks_per_host=2, host_link_gb_s=1e-5)
         whole = torch.arange(64.0).view(8, 8)
         tensor = scattered(whole, here, [Shard(0)])
         assert_holds(tensor.redistribute(there, async_op=True), whole)

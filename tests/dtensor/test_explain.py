@@ -67,7 +67,9 @@ def test_buffers_are_bounded_whatever_the_size() -> None:
         (GLOO, NCCL), [(rows, columns), (rows, whole), (columns, whole)]
     ):
         told = explain(source, target, costs=costs, ranks=[0, 7])
-        assert 0 < told.buffer_bytes <= 40 << 20
+        in_place = costs is NCCL and source is rows and target is whole
+        assert (told.buffer_bytes == 0) == in_place
+        assert told.buffer_bytes <= 10 * costs.round_bytes
         assert told.ranks == (0, 7)
 
 
@@ -148,6 +150,20 @@ def test_the_cost_model_says_why() -> None:
     assert "; exchange" in told.why
     assert told.received_bytes == told.needed_bytes
     assert "all-gather over 4 ranks" in str(told)
+
+
+def test_every_round_is_launched_anew() -> None:
+    mesh, shape = Mesh((4,)), (4096, 4096)
+    rows, columns = (Layout(mesh, (Shard(dim),), shape) for dim in (0, 1))
+    at_once = replace(NCCL, round_bytes=1 << 30)
+    in_rounds = replace(NCCL, round_bytes=1 << 20)  # of 16 MiB
+    lacking = explain(rows, columns, costs=in_rounds).seconds
+    more = lacking - explain(rows, columns, costs=at_once).seconds
+    assert more == pytest.approx(15 * (NCCL.launch_us + 3 * NCCL.message_us) * 1e-6)
+    whole = Layout.replicated(mesh, shape)  # rows are gathered in place: no rounds
+    gathers = [explain(rows, whole, costs=costs) for costs in (in_rounds, at_once)]
+    assert gathers[0].seconds == gathers[1].seconds
+    assert explain(columns, whole, costs=in_rounds).seconds > 64 * NCCL.launch_us * 1e-6
 
 
 def test_slow_links_between_hosts_are_used_once() -> None:

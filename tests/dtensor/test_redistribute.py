@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -23,11 +22,11 @@ from dtckpt.dtensor import (
     Replicate,
     Shard,
     redistribute_many,
-    reductions,
+    transports,
 )
 from dtckpt.dtensor.costs import GLOO, NCCL
 from dtckpt.dtensor.placement import REDUCE_OPS, Placement
-from dtckpt.dtensor.redistribute import packing, plan_redistribute
+from dtckpt.dtensor.redistribute import plan_redistribute
 from dtckpt.errors import PlacementError
 from tests.ranks import RanksFailed
 
@@ -63,10 +62,6 @@ def random_placements(
 SHAPES = [(5, 7), (8, 4), (1, 3), (3,), (), (0, 4), (2, 5, 3)]
 
 
-def _always(value: object) -> Callable[[object], Any]:
-    return lambda _: value
-
-
 @pytest.mark.parametrize(
     ("mesh_shape", "costs", "round_bytes"),
     [
@@ -84,11 +79,11 @@ def test_any_layout_to_any_other(
     round_bytes: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(packing, "ROUND_BYTES", round_bytes)
-    monkeypatch.setattr(packing, "DIRECT_BYTES", 3 * round_bytes)
-    if costs is not GLOO:  # reduce by the backend as well
-        monkeypatch.setattr(reductions, "costs_of", _always(costs))
-        monkeypatch.setattr(reductions, "_is_gloo", _always(False))
+    direct_bytes = 3 * round_bytes if costs is GLOO else None
+    costs = replace(costs, round_bytes=round_bytes, direct_bytes=direct_bytes)
+    by_terms = direct_bytes is not None  # else reduce by the backend
+    transport = replace(transports.GLOO, costs=costs, exchanges_terms=by_terms)
+    monkeypatch.setattr(transports, "GLOO", transport)
 
     def body(mesh: DeviceMesh) -> int:
         mesh.costs = costs

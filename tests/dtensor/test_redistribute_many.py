@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from dtckpt.dtensor import (
     Shard,
     redistribute_many,
 )
-from dtckpt.dtensor.redistribute import packing
+from dtckpt.dtensor.costs import GLOO
 from dtckpt.errors import PlacementError
 
 from .rank_meshes import assert_holds, collectives, run_on_mesh, run_on_meshes, scattered
@@ -54,12 +55,9 @@ def some_tensors(rng: random.Random, mesh: DeviceMesh, count: int) -> list[tuple
 
 @pytest.mark.parametrize("mesh_shape", [(4,), (2, 2)])
 @pytest.mark.parametrize("round_bytes", [48, 16 << 20])
-def test_many_are_as_each_alone(
-    mesh_shape: tuple[int, ...], round_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(packing, "ROUND_BYTES", round_bytes)
-
+def test_many_are_as_each_alone(mesh_shape: tuple[int, ...], round_bytes: int) -> None:
     def body(mesh: DeviceMesh) -> None:
+        mesh.costs = replace(GLOO, round_bytes=round_bytes)
         rng = random.Random(5)
         for _ in range(12):
             cases = some_tensors(rng, mesh, 9)
