@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..dtensor.torch_private import storage_id
+
 Key = tuple[object, ...]
 
 
@@ -113,8 +115,13 @@ def _parameter(old: nn.Parameter, replaced: Replaced) -> nn.Parameter:
 def _key(value: Any) -> Key:
     """Return what tensors have in common that are the same elements, were there memory."""
     local = _local_of(value)
-    storage: Any = local.untyped_storage()
-    return storage._cdata, local.storage_offset(), tuple(local.shape), local.stride(), local.dtype
+    return (
+        storage_id(local),
+        local.storage_offset(),
+        tuple(local.shape),
+        local.stride(),
+        local.dtype,
+    )
 
 
 def _local_of(value: Any) -> torch.Tensor:

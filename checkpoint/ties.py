@@ -16,6 +16,8 @@ def find_ties(tensors: Mapping[str, LocalTensor]) -> dict[str, str]:
     Told by the storage that parts lie in, not by addresses: those of empty parts tell nothing, and
     ranks that hold nothing of a tensor must find the same ties as the others.
     """
+    from ..dtensor.torch_private import storage_id  # with torch, which numpy's arrays do not need
+
     first: dict[object, str] = {}
     ties: dict[str, str] = {}
     for name in _suspects(tensors):
@@ -23,7 +25,7 @@ def find_ties(tensors: Mapping[str, LocalTensor]) -> dict[str, str]:
         parts = tuple(
             (
                 box,
-                tensor.untyped_storage()._cdata,  # pyright: ignore[reportPrivateUsage]
+                storage_id(tensor),
                 tensor.storage_offset(),
                 tensor.stride(),
                 tensor.is_conj(),

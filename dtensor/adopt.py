@@ -16,6 +16,7 @@ from .dtensor import DTensor
 from .interop import layout_from_torch, placements_to_torch
 from .mesh_setup import device_mesh_from_torch
 from .spec import spec_of
+from .torch_private import local_of_torch
 
 
 def from_torch(tensor: torch_tensor.DTensor) -> DTensor:
@@ -37,9 +38,7 @@ def from_torch(tensor: torch_tensor.DTensor) -> DTensor:
 
 def _local_of(tensor: torch_tensor.DTensor) -> Any:
     """Return the local memory; a collective that still writes to it is waited for."""
-    local: Any = getattr(tensor, "_local_tensor", None)
-    if local is None:
-        local = tensor.to_local().detach()
+    local = local_of_torch(tensor)
     return local.trigger_wait() if hasattr(local, "trigger_wait") else local
 
 

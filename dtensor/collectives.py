@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .groups import ranks_of
+from .torch_private import gather_into
 from .traffic import BY_THREAD, Collective, issue_observed
 from .transports import Transport, transport_of
 
@@ -143,7 +144,7 @@ def start_all_gather(received: Tensor, sent: Tensor, peers: Peers) -> Work:
         peers,
         others,
         others,
-        lambda: peers.group._allgather_base(received, sent),
+        lambda: gather_into(peers.group, received, sent),
         agreed=width,
     )
 

@@ -18,22 +18,12 @@ from typing import Any, TypeVar
 
 import torch
 
+from .torch_private import skip_strategy
+
 T = TypeVar("T")
 
 
-def _strategy() -> tuple[Callable[[Any, Any], None], Any] | None:
-    """Return torch's function that says what to do with code, and what that is: nothing."""
-    # Private: the public torch.compiler.disable imports Dynamo, which takes seconds, and wraps the
-    # function, which costs at every operator a good part of what the operator does.
-    module: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
-    names = ("set_code_exec_strategy", "_FrameExecStrategy", "_FrameAction")
-    if not all(hasattr(module, name) for name in names):
-        return None
-    skip = module._FrameAction.SKIP
-    return module.set_code_exec_strategy, module._FrameExecStrategy(skip, skip)
-
-
-_STRATEGY = _strategy()
+_STRATEGY = skip_strategy()
 
 
 def opaque(thing: T) -> T:

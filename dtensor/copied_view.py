@@ -23,6 +23,7 @@ from dtckpt.errors import PlacementError
 from .redistribute import redistribute_local
 from .schemas import Op
 from .spec import DTensorSpec
+from .torch_private import num_writes
 from .wrapper import Wrapper, new_wrapper
 
 aten = torch.ops.aten
@@ -46,7 +47,7 @@ class CopiedView(Wrapper):
     def _local_tensor(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
         local, num_local_writes = self._local_viewed
         # Fewer writes: a view made below autograd, inside of an operator, where torch counts none.
-        is_stale = self._num_writes is not None and self._version > self._num_writes
+        is_stale = self._num_writes is not None and num_writes(self) > self._num_writes
         if is_stale or _count(local) != num_local_writes:
             raise PlacementError(
                 f"this view of a DTensor ({self._spec}) is a copy, since the tensor had to be "
@@ -72,7 +73,7 @@ def mark_copied(view: Tensor, viewed: Tensor) -> None:
 
 def _count(tensor: Tensor) -> int | None:
     """Return the writes to a tensor and its views; inference tensors have no counter."""
-    return None if torch.is_inference(tensor) else tensor._version
+    return None if torch.is_inference(tensor) else num_writes(tensor)
 
 
 def _as_copied(tensor: Wrapper) -> CopiedView:
@@ -143,7 +144,7 @@ def write_view(view: CopiedView, values: Wrapper) -> None:
     view._origin.write(values)
     _LOCAL.__get__(view).copy_(redistribute_local(values._local_tensor, values._spec, view._spec))
     if view._num_writes is not None:  # torch counts this write once the operator has run
-        view._num_writes = view._version + 1
+        view._num_writes = num_writes(view) + 1
 
 
 def refuse_lost_writes(op: object, tensor: Tensor) -> None:

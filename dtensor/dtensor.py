@@ -46,12 +46,13 @@ from .reductions import all_reduce
 from .setitem import set_item
 from .spec import DTensorSpec, spec_of
 from .state_dicts import teach_state_dicts
+from .torch_private import no_torch_function
 from .wrapper import Wrapper
 
 AnyMesh = DeviceMesh | TorchDeviceMesh
 
 # torch's setter knows the wrapper only, not the local tensor in it.
-_DATA: Any = vars(torch._C.TensorBase)["data"]
+_DATA: Any = Tensor.data
 
 
 @opaque
@@ -69,7 +70,7 @@ class DTensor(PlacedGradients, Checkpointable):  # pyright: ignore[reportIncompa
     """
 
     # Subclass dispatch happens below autograd only. The stubs know another signature.
-    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]
+    __torch_function__ = no_torch_function()
 
     __torch_dispatch__ = classmethod(dispatch)  # pyright: ignore[reportAssignmentType]
 

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
 import torch.distributed as dist
 
 from dtckpt.errors import PlacementError
 
 from .mesh import Mesh
+from .torch_private import ask_for_group_names, warn_of_group_names
 
 Axes = tuple[int, ...]
 
@@ -106,36 +106,19 @@ class _Name(threading.local):
 
 
 _name = _Name()
-_c10d: Any = dist.distributed_c10d
-_KNOWN = ("2.11.", "2.12.", "2.13.")
-"""Releases of torch whose private way to name groups is known."""
 
 
 @contextmanager
 def _named(text: str) -> Generator[None]:
-    """Have torch call the group that this thread makes by a name that is the same on all ranks.
-
-    Of itself torch takes the ranks and how many groups the process has, which hangs where some
-    members have made other groups besides. Without the private function only that is left.
-    """
-    hashed = getattr(_c10d, "_hash_ranks_to_str", None)
-    if hashed is not None and torch.__version__.startswith(_KNOWN):
-        if not getattr(hashed, "asks_dtckpt", False):
-            _c10d._hash_ranks_to_str = _asking(hashed)
+    """Have torch call the group that this thread makes by a name that is the same on all ranks."""
+    if ask_for_group_names(lambda: _name.text):
         _name.text = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+    else:
+        warn_of_group_names()
     try:
         yield
     finally:
         _name.text = ""
-
-
-def _asking(hashed: Callable[[list[int]], str]) -> Any:
-    def name_of(ranks: list[int]) -> str:
-        return _name.text or hashed(ranks)
-
-    found: Any = name_of
-    found.asks_dtckpt = True
-    return found
 
 
 def group_over(ranks: tuple[int, ...]) -> Any:

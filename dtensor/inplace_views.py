@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _python_dispatch
 
 from dtckpt.errors import UnsupportedOp
 
@@ -18,14 +17,10 @@ from .autograd import placed
 from .copied_view import CopiedView, move_values, refuse_lost_writes
 from .leaf_gradients import follow_leaf
 from .schemas import Op, base_name, functional_of
+from .torch_private import correct_aliasing
 from .wrapper import Wrapper
 
 aten = torch.ops.aten
-
-# The sizes of a wrapper lie in C++, and this helper for authors of tensor subclasses is torch's one
-# way to change them. Where it is missing such operators are refused.
-_correct: Callable[..., Any] | None = getattr(_python_dispatch, "return_and_correct_aliasing", None)
-
 
 _MAY_MOVE = frozenset({"squeeze_", "unsqueeze_", "as_strided_"})
 
@@ -43,7 +38,7 @@ def change_shape(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Te
     """
     tensor = args[0]
     functional = functional_of(op)
-    if _correct is None or functional is None or not isinstance(tensor, Wrapper):
+    if correct_aliasing is None or functional is None or not isinstance(tensor, Wrapper):
         raise _refusal(op, tensor, "there is no way to do so")
     refuse_lost_writes(op, tensor)
     made = functional(*args, **kwargs)
@@ -51,11 +46,11 @@ def change_shape(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Te
         if base_name(op) not in _MAY_MOVE:
             raise _refusal(op, tensor, "it would have to be redistributed or copied")
         values, spec = made._local_tensor, made._spec
-        _correct(op, args, dict(kwargs), tensor)
+        correct_aliasing(op, args, dict(kwargs), tensor)
         move_values(tensor, functional, args[1:], values, spec)
         follow_leaf(tensor)
         return tensor
-    _correct(op, args, dict(kwargs), tensor)
+    correct_aliasing(op, args, dict(kwargs), tensor)
     tensor._local_tensor, tensor._spec = made._local_tensor, made._spec
     follow_leaf(tensor)
     return tensor
@@ -66,7 +61,11 @@ def resize(tensor: Wrapper, values: Tensor) -> None:
 
     One with as many elements in another shape becomes a view of itself. Others stay as they are.
     """
-    if _correct is None or not isinstance(values, Wrapper) or isinstance(tensor, CopiedView):
+    if (
+        correct_aliasing is None
+        or not isinstance(values, Wrapper)
+        or isinstance(tensor, CopiedView)
+    ):
         return
     if tensor.numel() == 0:
         made = aten.empty_like.default(
@@ -79,7 +78,7 @@ def resize(tensor: Wrapper, values: Tensor) -> None:
         return
     if isinstance(made, CopiedView):
         return
-    _correct(aten.resize_.default, (tensor, list(values.shape)), {}, tensor)
+    correct_aliasing(aten.resize_.default, (tensor, list(values.shape)), {}, tensor)
     tensor._local_tensor, tensor._spec = made._local_tensor, made._spec
 
 

@@ -23,8 +23,9 @@ from dtckpt.errors import PlacementError
 from .layout import Layout, format_placements
 from .mesh import Mesh
 from .placement import Partial, Placement, Ragged, Replicate, Shard
+from .torch_private import spec_of_torch, strided_shard
 
-_STRIDED: Any = getattr(torch_placements, "_StridedShard", None)
+_STRIDED = strided_shard()
 
 TRANSLATE = (
     "make them of one kind: from_torch(tensor) is dtckpt's, to_torch(tensor) torch's, and either "
@@ -126,7 +127,7 @@ _MAX_LAYOUTS = 4096
 
 def layout_from_torch(tensor: torch_tensor.DTensor) -> Layout:
     """Return the layout of a torch DTensor; PlacementError where it is none of ours."""
-    spec: Any = getattr(tensor, "_spec", None)
+    spec = spec_of_torch(tensor)
     order = getattr(spec, "shard_order", None) or ()
     as_order = getattr(spec, "use_strided_shard_as_shard_order", None)
     known = _layouts.setdefault(tensor.device_mesh, {})

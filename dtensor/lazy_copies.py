@@ -7,13 +7,10 @@ whichever stream writes first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-_lazy_clone: Callable[[Tensor], Tensor] | None = getattr(torch, "_lazy_clone", None)
-"""Private: what torch has for this. Where it is missing, copies are made at once."""
+from .torch_private import lazy_clone
 
 
 def own_copy(local: Tensor) -> Tensor:
@@ -21,9 +18,9 @@ def own_copy(local: Tensor) -> Tensor:
 
     Memory is taken at once where the tensor does not fill its own, or torch cannot share it.
     """
-    if _lazy_clone is not None and local.device.type == "cpu" and _fills_memory(local):
+    if lazy_clone is not None and local.device.type == "cpu" and _fills_memory(local):
         try:
-            return _lazy_clone(local)
+            return lazy_clone(local)
         except RuntimeError:  # memory of others, as that of numpy, or shared between processes
             pass
     return local.clone(memory_format=torch.contiguous_format)

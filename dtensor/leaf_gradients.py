@@ -11,6 +11,7 @@ every reading of it would communicate.
 from __future__ import annotations
 
 from typing import Any, Self, cast
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -21,11 +22,13 @@ from .autograd import Redistribute, Way, distributed, gradient_spec, moved
 from .calls.promotion import may_be_plain
 from .compilers import opaque
 from .copied_view import CopiedView
+from .halving import HalvingDict
 from .redistribute import redistribute_local
 from .spec import DTensorSpec, contiguous_spec
+from .torch_private import hooks_of
 from .wrapper import Wrapper, new_wrapper
 
-_REQUIRES_GRAD: Any = vars(torch._C.TensorBase)["requires_grad"]
+_REQUIRES_GRAD: Any = Tensor.requires_grad
 
 
 @opaque
@@ -100,7 +103,10 @@ def _place_gradient_of_leaf(tensor: Wrapper) -> None:
 
 def place_gradient(tensor: Wrapper) -> None:
     """Redistribute the gradient of a tensor, which autograd records, to where the tensor lies."""
-    tensor.register_hook(_Placing(tensor))
+    placing = _Placing(tensor)
+    tensor.register_hook(placing)
+    if hooks_of(tensor) is None:
+        _PLACED.put(id(tensor), (ref(tensor), placing))
 
 
 def follow_leaf(tensor: Wrapper) -> None:
@@ -109,8 +115,15 @@ def follow_leaf(tensor: Wrapper) -> None:
         placing.follow(tensor)
 
 
+_PLACED: HalvingDict[int, tuple[ref[Tensor], _Placing]] = HalvingDict(1 << 16)
+"""The hooks of leaves, by their identity, where torch does not show hooks."""
+
+
 def _find(tensor: Wrapper) -> list[_Placing]:
-    hooks: dict[int, Any] = tensor._backward_hooks or {}
+    hooks = hooks_of(tensor)
+    if hooks is None:
+        known, placing = _PLACED.get(id(tensor), (None, None))
+        return [placing] if placing is not None and known is not None and known() is tensor else []
     return [hook for hook in hooks.values() if isinstance(hook, _Placing)]
 
 

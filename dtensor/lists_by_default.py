@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+
+from .torch_private import lists_by_default
 
 
 def use_lists(cls: type[torch.Tensor]) -> None:
@@ -12,9 +12,8 @@ def use_lists(cls: type[torch.Tensor]) -> None:
 
     With ``foreach=True`` they do in any case.
     """
-    # Private: the list has no public name. On it, the norms of all gradients are one reduction and
-    # a step some dozen operators instead of some dozen for each parameter.
-    module: Any = getattr(torch.utils, "_foreach_utils", None)
-    supported: list[type] = getattr(module, "_foreach_supported_types", [])
+    # On it, the norms of all gradients are one reduction and a step some dozen operators instead of
+    # some dozen for each parameter.
+    supported = lists_by_default()
     if cls not in supported:
         supported.append(cls)

@@ -19,6 +19,7 @@ from .mesh import Mesh
 from .mesh_agreement import require_same_mesh
 from .modes import active_mesh
 from .torch_mesh import our_mesh_of
+from .torch_private import rank_of_torch_mesh
 
 
 def init_device_mesh(
@@ -82,7 +83,7 @@ def device_mesh_from_torch(torch_mesh: TorchDeviceMesh) -> DeviceMesh:
 def _rank_of(torch_mesh: TorchDeviceMesh) -> int | None:
     if dist.is_initialized():
         return dist.get_rank()
-    return getattr(torch_mesh, "_cur_rank", None)
+    return rank_of_torch_mesh(torch_mesh)
 
 
 def _groups_of(torch_mesh: TorchDeviceMesh) -> list[Any] | None:

@@ -23,6 +23,7 @@ from .collectives import (
     start_messages,
     to_bytes,
 )
+from .torch_private import scatter_reduced
 
 _c10d: Any = dist
 """torch's stubs leave out the option classes."""
@@ -179,7 +180,7 @@ def start_reduce_scatter(
         peers,
         others,
         others,
-        lambda: peers.group._reduce_scatter_base(reduced, send, options),
+        lambda: scatter_reduced(peers.group, reduced, send, options),
         reduce_op=wire_op,
         agreed=(reduced.nbytes, send.dtype),
     )

@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
-Op = torch._ops.OpOverload
+from .torch_private import OpOverload, overload_of, schema_of
+
+Op = OpOverload
 
 _FUNCTIONAL_NAMES = {"normal_": "normal_functional"}
 """Where it is not the name without the underscore."""
@@ -22,9 +24,9 @@ def functional_of(op: Op) -> Op | None:
 
     A functional operator is its own.
     """
-    if not op._schema.is_mutable:
+    if not schema_of(op).is_mutable:
         return op
-    namespace, name = op._schema.name.split("::")
+    namespace, name = str(schema_of(op).name).split("::")
     in_place = is_in_place(op)
     wanted_name = _FUNCTIONAL_NAMES.get(name, name[:-1]) if in_place else name
     packet = getattr(getattr(torch.ops, namespace), wanted_name, None)
@@ -33,31 +35,31 @@ def functional_of(op: Op) -> Op | None:
     wanted = _signature(op)
     for overload in packet.overloads():
         found = getattr(packet, overload)
-        if not found._schema.is_mutable and _signature(found) == wanted:
+        if not schema_of(found).is_mutable and _signature(found) == wanted:
             return found
     return None
 
 
 def _signature(op: Op) -> list[tuple[str, str]]:
     """Return names and types of the arguments, those for results left out."""
-    return [(arg.name, str(arg.type)) for arg in op._schema.arguments if not arg.is_out]
+    return [(arg.name, str(arg.type)) for arg in schema_of(op).arguments if not arg.is_out]
 
 
 @cache
 def base_name(op: Op) -> str:
     """Return the name of an operator without namespace and overload."""
-    return op._schema.name.split("::")[1]
+    return schema_of(op).name.split("::")[1]
 
 
 def is_default_overload(op: Op) -> bool:
     """Whether the operator is the plain form of its name."""
-    return op._overloadname == "default"
+    return overload_of(op) == "default"
 
 
 @cache
 def is_in_place(op: Op) -> bool:
     """Whether the operator writes its first argument and returns it."""
-    schema = op._schema
+    schema = schema_of(op)
     return schema.is_mutable and schema.name.endswith("_") and _is_written(schema.arguments[0])
 
 
@@ -70,13 +72,13 @@ def is_pointwise(op: Op) -> bool:
 @cache
 def is_foreach(op: Op) -> bool:
     """Whether the operator does the same for every element of lists of tensors."""
-    return op._schema.name.startswith("aten::_foreach_")
+    return schema_of(op).name.startswith("aten::_foreach_")
 
 
 @cache
 def is_random(op: Op) -> bool:
     """Whether the operator draws random numbers."""
-    takes_generator = any(arg.name == "generator" for arg in op._schema.arguments)
+    takes_generator = any(arg.name == "generator" for arg in schema_of(op).arguments)
     return takes_generator or torch.Tag.nondeterministic_seeded in op.tags
 
 

@@ -7,7 +7,6 @@ for whole tensors, without a word.
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,9 +18,9 @@ from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 from .device_mesh import DeviceMesh
 from .interop import AnyPlacement, mesh_from_torch, placements_from_torch
 from .layout import Layout
+from .torch_private import state_dict_helpers
 from .wrapper import Wrapper
 
-_HELPERS = "torch.distributed._state_dict_utils"
 _NAMES = ("DTensor", "distribute_tensor", "compute_local_shape_and_global_offset")
 
 
@@ -50,11 +49,8 @@ def teach_state_dicts(cls: Any, distribute: Callable[..., Any]) -> None:
     ``distribute`` makes them of whole tensors. Warns where this torch has none of the helpers that
     are to be told.
     """
-    # Private, but they have no public name. They look these names up in their module at every call.
-    try:
-        helpers: Any = importlib.import_module(_HELPERS)
-        theirs = [getattr(helpers, name) for name in _NAMES]
-    except (ImportError, AttributeError):
+    helpers = state_dict_helpers(_NAMES)
+    if helpers is None:
         warnings.warn(
             f"this torch ({torch.__version__}) is not known to gather DTensors of dtckpt in "
             "torch.distributed.checkpoint.state_dict: where full_state_dict=True asks for whole "
@@ -62,6 +58,7 @@ def teach_state_dicts(cls: Any, distribute: Callable[..., Any]) -> None:
             stacklevel=2,
         )
         return
+    theirs = [getattr(helpers, name) for name in _NAMES]
     for name, value in zip(_NAMES, _of_either(cls, distribute, *theirs), strict=True):
         setattr(helpers, name, value)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar, cast
 from weakref import ref
 
@@ -20,6 +21,7 @@ from dtckpt.errors import PlacementError
 
 from .groups import ranks_of
 from .mesh import Mesh
+from .torch_private import torch_mesh_without_groups
 
 T = TypeVar("T", bound="TorchMesh")
 
@@ -134,16 +136,11 @@ def _require_order(mesh: Any, axis: int, group: Any) -> None:
 
 
 def _without_groups(mesh: TorchMesh) -> TorchDeviceMesh:
-    try:
-        return TorchDeviceMesh(
-            mesh.device_type,
-            mesh.mesh,
-            mesh_dim_names=mesh.mesh_dim_names,
-            _init_backend=False,
-            _rank=mesh.get_rank(),
-        )
-    except TypeError as error:  # these parameters are private
+    kind = partial(TorchDeviceMesh, mesh_dim_names=mesh.mesh_dim_names)
+    made = torch_mesh_without_groups(kind, mesh.device_type, mesh.mesh, mesh.get_rank())
+    if made is None:
         raise PlacementError(
             f"this torch ({torch.__version__}) makes no mesh without a process group: initialise "
             "torch.distributed first"
-        ) from error
+        )
+    return made

@@ -5,14 +5,27 @@ here is decided when the module is imported or when a function is called, never 
 alone; every other way is run by a test.
 """
 
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
-from collections.abc import Generator
+import importlib
+import inspect
+import warnings
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+
+from dtckpt.errors import UnsupportedOp
+
+if TYPE_CHECKING:
+    OpOverload = torch._ops.OpOverload
+else:
+    OpOverload = type(torch.ops.aten.add.Tensor)
 
 
 def found(path: str) -> Any:
@@ -76,15 +89,6 @@ def in_backward() -> bool:
     return _GRAPH_TASK is not None and _GRAPH_TASK() != -1
 
 
-def job_store() -> Any:
-    """Return the store of the default process group; None where there is no way to it."""
-    get = found("distributed.distributed_c10d._get_default_store")
-    try:
-        return None if get is None else get()
-    except (RuntimeError, ValueError):
-        return None
-
-
 _TLS = tuple(
     found(path) for path in ("_C._stash_obj_in_tls", "_C._is_key_in_tls", "_C._get_obj_in_tls")
 )
@@ -105,3 +109,335 @@ def handed_to_autograd(key: str) -> Any:
     if None in _TLS or not _TLS[1](key):
         return None
     return _TLS[2](key)
+
+
+# Operators
+
+_COMPOSITE = found("_C.DispatchKey.CompositeImplicitAutograd")
+
+
+def schema_of(op: OpOverload) -> Any:
+    """Return the schema of an operator; UnsupportedOp where torch does not tell."""
+    try:
+        return op._schema
+    except AttributeError as error:
+        raise UnsupportedOp(
+            f"this torch ({torch.__version__}) does not say what {op} takes and returns, without "
+            "which it cannot run on DTensors; take one of the releases that the README names"
+        ) from error
+
+
+def overload_of(op: OpOverload) -> str:
+    """Return the name of an overload, without that of the operator."""
+    return op.name().partition(".")[2] or "default"
+
+
+def is_composite(op: OpOverload) -> bool:
+    """Whether torch makes an operator of others; where it cannot tell, none is."""
+    return _COMPOSITE is not None and op.has_kernel_for_dispatch_key(_COMPOSITE)
+
+
+def decompositions() -> Mapping[OpOverload, Callable[..., Any]]:
+    """Return torch's decompositions; none where there is no table of them."""
+    return found("_decomp.decomposition_table") or {}
+
+
+def called(op: OpOverload) -> Callable[..., Any]:
+    """Return what an operator calls in its turn, half a microsecond sooner, if torch names it."""
+    return getattr(op, "_op", op)
+
+
+def operators(namespace: str) -> Iterator[OpOverload]:
+    """Yield the operators of a namespace; UnsupportedOp where torch has no list of them."""
+    every = found("_C._dispatch_get_all_op_names")
+    if every is None:
+        raise UnsupportedOp(f"this torch ({torch.__version__}) does not list its operators")
+    packets = getattr(torch.ops, namespace)
+    for name in sorted(every()):
+        base, _, overload = name.partition(".")
+        space, _, packet = base.partition("::")
+        op = getattr(packets, packet, None) if space == namespace else None
+        op = getattr(op, overload or "default", None)
+        if op is not None:
+            yield op
+
+
+def name_of_operator(op: Any) -> str | None:
+    """Return the name of an operator or of one overload of it, as ``aten::add``."""
+    if isinstance(op, OpOverload):
+        return op.name()
+    name = getattr(op, "_qualified_op_name", None)
+    return name if isinstance(name, str) else None
+
+
+# Tensors and their classes
+
+
+def _without_classes(_: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    with torch._C.DisableTorchFunctionSubclass():  # undocumented, too, but named in tutorials
+        return func(*args, **(kwargs or {}))
+
+
+def no_torch_function() -> Any:
+    """Return the ``__torch_function__`` of a class that leaves all to ``__torch_dispatch__``."""
+    return found("_C._disabled_torch_function_impl") or classmethod(_without_classes)
+
+
+_MAKE_WRAPPER = found("Tensor._make_wrapper_subclass")
+
+
+def make_wrapper(cls: type[Any], shape: Any, **kwargs: Any) -> Any:
+    """Return a tensor of a class, without memory; UnsupportedOp where torch makes none."""
+    if _MAKE_WRAPPER is None:
+        raise UnsupportedOp(f"this torch ({torch.__version__}) makes no tensors without memory")
+    return _MAKE_WRAPPER(cls, shape, **kwargs)
+
+
+def quick_constructor() -> Callable[..., Any] | None:
+    """Return the constructor of torch's own DTensor, which takes half the time of ``make_wrapper``.
+
+    None where there is none that is known to take what the one of 2.13 does.
+    """
+    made = found("Tensor._dtensor__new__")
+    return made if made is not None and torch.__version__.startswith("2.13.") else None
+
+
+_BITS = (found("_C._set_conj"), found("_C._set_neg"))
+
+
+def take_bits(made: Tensor, local: Tensor) -> None:
+    """Mark a wrapper as conjugate or negative where its local tensor is.
+
+    Operators see to that before they come to the wrapper, and not again for what is in it. Raises
+    UnsupportedOp where torch has no means.
+    """
+    for is_set, mark in zip((local.is_conj(), local.is_neg()), _BITS, strict=True):
+        if is_set and mark is None:
+            raise UnsupportedOp(
+                f"this torch ({torch.__version__}) cannot mark a DTensor as conjugate or negative; "
+                "call resolve_conj().resolve_neg() first"
+            )
+        if is_set:
+            mark(made, True)
+
+
+def num_writes(tensor: Tensor) -> int:
+    """Return how often a tensor and its views were written; UnsupportedOp where torch forgets."""
+    try:
+        return tensor._version
+    except AttributeError as error:
+        raise UnsupportedOp(
+            f"this torch ({torch.__version__}) does not count writes, so a view that had to be "
+            "copied cannot tell whether it is stale; redistribute the tensor before it is viewed"
+        ) from error
+
+
+def storage_id(tensor: Tensor) -> int:
+    """Return a number that tensors share which share memory, be it memory of the meta device.
+
+    It holds as long as one of them lives.
+    """
+    storage = tensor.untyped_storage()
+    found = getattr(storage, "_cdata", None)
+    return id(storage) if found is None else found
+
+
+def base_of(view: Tensor) -> Tensor | None:
+    """Return the tensor that a view was made of; None for no view, or where torch does not say."""
+    return getattr(view, "_base", None)
+
+
+def hooks_of(tensor: Tensor) -> dict[int, Any] | None:
+    """Return the gradient hooks of a tensor; None where torch does not show them."""
+    return (tensor._backward_hooks or {}) if _SHOWS_HOOKS else None
+
+
+_SHOWS_HOOKS = hasattr(Tensor, "_backward_hooks")
+
+lazy_clone: Callable[[Tensor], Tensor] | None = found("_lazy_clone")
+"""Copies a tensor when it, or the copy, is first written; None where copies are made at once."""
+
+correct_aliasing: Callable[..., Any] | None = found(
+    "utils._python_dispatch.return_and_correct_aliasing"
+)
+"""Changes the sizes of a wrapper, which lie in C++; None where operators that do so are refused."""
+
+
+def lists_by_default() -> list[type]:
+    """Return the classes of tensors that optimizers take as lists where nobody says so.
+
+    A list that nobody reads where torch has none: ``foreach=True`` works in any case.
+    """
+    known = found("utils._foreach_utils._foreach_supported_types")
+    return [] if known is None else known
+
+
+class _NoMode:
+    """Stands for a dispatch mode where torch has none: the operators of torch are not seen."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+DispatchMode: Any = found("utils._python_dispatch.TorchDispatchMode") or _NoMode
+"""The base of modes, which see the operators of a thread."""
+
+# Autograd
+
+
+def backward_node() -> Any:
+    """Return the node that autograd runs in this thread; None where none runs, or none can tell."""
+    current = found("_C._current_autograd_node")
+    return None if current is None else current()
+
+
+def node_number(node: Any) -> int:
+    """Return when a node was made, among all nodes; -1 where it does not say."""
+    number = getattr(node, "_sequence_nr", None)
+    return -1 if number is None else number()
+
+
+def next_node_number() -> int:
+    """Return the number of the next node; 0 where torch does not say."""
+    number = found("_C._autograd._get_sequence_nr")
+    return 0 if number is None else number()
+
+
+# Compilers
+
+
+def skip_strategy() -> tuple[Callable[[Any, Any], None], Any] | None:
+    """Return torch's function that says what to do with code, and what that is: nothing.
+
+    The public ``torch.compiler.disable`` imports Dynamo, which takes seconds, and wraps the
+    function, which costs at every operator a good part of what the operator does.
+    """
+    module = found("_C._dynamo.eval_frame")
+    names = ("set_code_exec_strategy", "_FrameExecStrategy", "_FrameAction")
+    if not all(hasattr(module, name) for name in names):
+        return None
+    skip = module._FrameAction.SKIP
+    return module.set_code_exec_strategy, module._FrameExecStrategy(skip, skip)
+
+
+# Process groups
+
+
+def gather_into(group: Any, received: Tensor, sent: Tensor) -> Any:
+    """Start to gather a flat tensor of every rank into one; returns the work."""
+    if hasattr(group, "_allgather_base"):
+        return group._allgather_base(received, sent)
+    return group.allgather([list(received.view(group.size(), -1).unbind(0))], [sent])
+
+
+def scatter_reduced(group: Any, received: Tensor, sent: Tensor, options: Any) -> Any:
+    """Start to add up flat tensors of every rank, of which each gets its part; returns the work."""
+    if hasattr(group, "_reduce_scatter_base"):
+        return group._reduce_scatter_base(received, sent, options)
+    parts = list(sent.view(group.size(), *received.shape).unbind(0))
+    return group.reduce_scatter([received], [parts], options)
+
+
+def group_named(name: str) -> Any:
+    """Return the process group of a name; None where torch has no look-up, or no such group."""
+    resolve = found("distributed.distributed_c10d._resolve_process_group")
+    try:
+        return None if resolve is None else resolve(name)
+    except RuntimeError:
+        return None
+
+
+def job_store() -> Any:
+    """Return the store of the default process group; None where there is no way to it."""
+    get: Any = getattr(dist.group.WORLD, "get_group_store", None)
+    return None if get is None else get()
+
+
+_C10D: Any = dist.distributed_c10d
+_HASH = "_hash_ranks_to_str"
+
+
+def ask_for_group_names(ask: Callable[[], str]) -> bool:
+    """Have torch call a new group by what ``ask`` returns in its thread, if that is not empty.
+
+    Of itself torch takes the ranks and how many groups the process has, which hangs where some
+    members have made other groups besides. Returns whether torch can be told, once for all.
+    """
+    hashed = getattr(_C10D, _HASH, None)
+    if getattr(hashed, "asks_dtckpt", False):
+        return True
+    if hashed is None or not _takes_ranks(hashed):
+        return False
+
+    def name_of(ranks: list[int]) -> str:
+        return ask() or hashed(ranks)
+
+    told: Any = name_of
+    told.asks_dtckpt = True
+    setattr(_C10D, _HASH, told)
+    return True
+
+
+def _takes_ranks(function: Any) -> bool:
+    try:
+        return len(inspect.signature(function).parameters) == 1
+    except (TypeError, ValueError):
+        return False
+
+
+def warn_of_group_names() -> None:
+    """Say that groups get names that may differ between their ranks."""
+    warnings.warn(
+        f"this torch ({torch.__version__}) cannot be told the name of a process group: ranks that "
+        "have made other groups than their peers before wait for each other. Make the groups of "
+        "meshes in the same order on all ranks, or pass groups= to DeviceMesh",
+        stacklevel=2,
+    )
+
+
+# torch's own meshes and DTensors
+
+
+def strided_shard() -> Any:
+    """Return the placement by which torch writes an order of cuts; None where it has none."""
+    module = importlib.import_module("torch.distributed.tensor.placement_types")
+    return getattr(module, "_StridedShard", None)
+
+
+def spec_of_torch(tensor: Any) -> Any:
+    """Return the spec of a torch DTensor; None where it shows none."""
+    return getattr(tensor, "_spec", None)
+
+
+def local_of_torch(tensor: Any) -> Any:
+    """Return the local tensor of a torch DTensor, detached."""
+    local = getattr(tensor, "_local_tensor", None)
+    return tensor.to_local().detach() if local is None else local
+
+
+def rank_of_torch_mesh(mesh: Any) -> int | None:
+    """Return this process's rank in a torch mesh that was made without a job."""
+    return getattr(mesh, "_cur_rank", None)
+
+
+def torch_mesh_without_groups(mesh: Any, device_type: str, ranks: Tensor, rank: int) -> Any:
+    """Return a torch mesh of a class without process groups; None where it takes no such one."""
+    try:
+        return mesh(device_type, ranks, _init_backend=False, _rank=rank)
+    except TypeError:
+        return None
+
+
+def state_dict_helpers(names: Sequence[str]) -> Any:
+    """Return the module by which torch gathers and cuts state dicts, which has these names.
+
+    It looks them up at every call. None where there is no such module, or it lacks some of them.
+    """
+    try:
+        module = importlib.import_module("torch.distributed._state_dict_utils")
+    except ImportError:
+        return None
+    return module if all(hasattr(module, name) for name in names) else None

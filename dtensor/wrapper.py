@@ -17,9 +17,7 @@ import torch
 from torch import Tensor
 
 from .spec import DTensorSpec
-
-_KNOWN = ("2.13.",)
-"""Releases of torch whose private constructor is known."""
+from .torch_private import make_wrapper, quick_constructor, take_bits
 
 
 class Wrapper(Tensor):
@@ -63,7 +61,7 @@ def make_publicly(
 ) -> Any:
     """Return a new wrapper, by torch's constructor for tensor subclasses."""
     meta = spec.tensor_meta
-    made: Any = torch.Tensor._make_wrapper_subclass(
+    made: Any = make_wrapper(
         cls,
         meta.shape,
         strides=meta.stride,
@@ -72,23 +70,16 @@ def make_publicly(
         layout=local_tensor.layout,
         requires_grad=requires_grad,
     )
-    # The same bits as the local tensor has: operators see to them before they come to the wrapper,
-    # and not again for what is in it.
-    if local_tensor.is_conj():
-        torch._C._set_conj(made, True)
-    if local_tensor.is_neg():
-        torch._C._set_neg(made, True)
+    if local_tensor.is_conj() or local_tensor.is_neg():
+        take_bits(made, local_tensor)
     made._spec = spec
     made._local_tensor = local_tensor
     return made
 
 
 def _constructor() -> Callable[[type[Any], Tensor, DTensorSpec, bool], Any]:
-    # Private: the constructor of torch's own DTensor, which does the same in half the time. It
-    # warns where the local tensor requires gradients, as nothing does below autograd.
-    found = getattr(torch.Tensor, "_dtensor__new__", None)
-    if found is None or not torch.__version__.startswith(_KNOWN):
-        found = make_publicly
+    # It warns where the local tensor requires gradients, as nothing does below autograd.
+    found = quick_constructor() or make_publicly
 
     def make(cls: type[Any], local: Tensor, spec: DTensorSpec, requires_grad: bool) -> Any:
         # It would take over the offset of the local tensor, which differs between ranks, and which

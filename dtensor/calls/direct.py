@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..schemas import Op, base_name
+from ..torch_private import called, make_wrapper, no_torch_function, schema_of
 from .binding import collect_tensors, map_tensors, substituted
 from .metas import run_without_data
 
@@ -37,7 +38,7 @@ class _Seen(Tensor):
     meta: Tensor
     calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]]
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]
+    __torch_function__ = no_torch_function()
 
     @classmethod
     def __torch_dispatch__(
@@ -54,7 +55,7 @@ class _Seen(Tensor):
 
 
 def _seen(meta: Tensor, calls: list[Any]) -> _Seen:
-    made: Any = torch.Tensor._make_wrapper_subclass(
+    made: Any = make_wrapper(
         _Seen, meta.shape, strides=meta.stride(), dtype=meta.dtype, device=meta.device
     )
     made.meta, made.calls = meta, calls
@@ -79,17 +80,12 @@ def direct(op: Op, args: Sequence[Any]) -> Callable[..., Any]:
 
 def _first_name(op: Op) -> str:
     """Return the name of the first argument; a method has that named self in front."""
-    arguments = op._schema.arguments
+    arguments = schema_of(op).arguments
     return arguments[0].name if arguments else ""
 
 
 def _kind(arg: Any) -> Any:
     return (list, _kind(arg[0]) if arg else None) if isinstance(arg, list) else type(arg)
-
-
-def called(op: Op) -> Callable[..., Any]:
-    """Return what an operator calls in its turn, half a microsecond sooner, if torch names it."""
-    return getattr(op, "_op", op)
 
 
 def _is_same(candidate: Any, op: Op, args: Sequence[Any]) -> bool:

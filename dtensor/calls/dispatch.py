@@ -21,6 +21,7 @@ from ..logs import noted_plan
 from ..redistribute import redistribute_local
 from ..rules.table import RULES
 from ..schemas import Op, is_foreach, is_pointwise
+from ..torch_private import base_of
 from ..wrapper import Wrapper, new_wrapper
 from .binding import Binding, bind
 from .fallback import run_without_rule
@@ -156,7 +157,7 @@ def _is_reshaped_self(target: Tensor, source: Tensor) -> bool:
 
     It has written through the view, so that the tensor holds the values already.
     """
-    is_view = source._base is target and source.numel() == target.numel()
+    is_view = base_of(source) is target and source.numel() == target.numel()
     return is_view and source.shape != target.shape
 
 

@@ -23,6 +23,7 @@ from ..placement import Replicate
 from ..redistribute import redistribute_local, redistribute_locals
 from ..schemas import Op, functional_of, is_random
 from ..spec import DTensorSpec, spec_of
+from ..torch_private import decompositions, is_composite, schema_of
 from ..wrapper import Wrapper
 from .binding import Binding, substituted
 from .metas import output_metas
@@ -40,7 +41,7 @@ def run_without_rule(
     Raises UnsupportedOp in strict mode, for random operators without a rule, and for those that
     change storage.
     """
-    if _is_composite(op):  # as it arrives in inference mode: its definition, not a fallback
+    if is_composite(op):  # as it arrives in inference mode: its definition, not a fallback
         return op.decompose(*args, **kwargs)
     _refuse(op, bound)
     if changes_shape(op):
@@ -83,7 +84,7 @@ def _wrapped(cls: type[Wrapper], tensor: Tensor, bound: Binding) -> Tensor:
 
 def _refuse(op: Op, bound: Binding) -> None:
     listed = ", ".join(str(spec) for spec in bound.specs[:4])
-    if op._schema.name in _STORAGE_OPS:
+    if schema_of(op).name in _STORAGE_OPS:
         raise UnsupportedOp(
             f"{op}({listed}) changes the storage of a DTensor, which has none; use the result of "
             "view() or of a slice, or make a new tensor"
@@ -102,7 +103,7 @@ def _refuse(op: Op, bound: Binding) -> None:
 
 
 def _reads_tensors(op: Op) -> bool:
-    arguments = op._schema.arguments
+    arguments = schema_of(op).arguments
     return any(isinstance(arg.type, torch.TensorType) and not arg.is_out for arg in arguments)
 
 
@@ -118,16 +119,16 @@ def _refuse_fallback(op: Op, bound: Binding) -> None:
 def _via_functional(
     op: Op, functional: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:
-    outs = {arg.name for arg in op._schema.arguments if arg.is_out}
+    outs = {arg.name for arg in schema_of(op).arguments if arg.is_out}
     given = {name: value for name, value in kwargs.items() if name not in outs}
     result = functional(*args, **given)
     targets = [
         kwargs[argument.name] if argument.name in kwargs else args[position]
-        for position, argument in enumerate(op._schema.arguments)
+        for position, argument in enumerate(schema_of(op).arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
     _copy_into(op, targets, [result] if len(targets) == 1 else result)
-    if not op._schema.returns:
+    if not schema_of(op).returns:
         return None
     return targets[0] if len(targets) == 1 else tuple(targets)
 
@@ -155,16 +156,10 @@ def _copy_into(op: Op, targets: Any, values: Any) -> None:
         # A plain tensor without elements is what operators make for results they do not return.
 
 
-def _is_composite(op: Op) -> bool:
-    return op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
-
-
 def _decomposition_of(op: Op) -> Callable[..., Any] | None:
-    if op._schema.is_mutable:
+    if schema_of(op).is_mutable:
         return None
-    decompositions: Any = getattr(torch, "_decomp", None)
-    table: Mapping[Op, Callable[..., Any]] = getattr(decompositions, "decomposition_table", {})
-    return table.get(op)
+    return decompositions().get(op)
 
 
 def _run_whole(
@@ -175,7 +170,7 @@ def _run_whole(
         return _run_outside(cls, op, args, kwargs, bound)
     replicated = (Replicate(),) * mesh.ndim
     whole_specs = [spec.with_placements(replicated) for spec in bound.specs]
-    if op._schema.is_mutable:
+    if schema_of(op).is_mutable:
         for leaf in bound.leaves:
             refuse_lost_writes(op, leaf)
     _warn_once(op, bound, whole_specs)
@@ -186,7 +181,7 @@ def _run_whole(
     ]
     whole_args, whole_kwargs = substituted(args, kwargs, wholes)
     result = op(*whole_args, **whole_kwargs)
-    if op._schema.is_mutable:
+    if schema_of(op).is_mutable:
         _write_back(bound, whole_specs, wholes)
     # A view of what was gathered shares no memory with the tensor that it should be a view of.
     lost = op.is_view and any(
@@ -230,7 +225,7 @@ def _run_outside(
             made.append(cls(torch.empty(0, dtype=meta.dtype), spec))
         else:
             made.append(None)
-    returns = op._schema.returns
+    returns = schema_of(op).returns
     if len(returns) != 1:
         return tuple(made)
     return made[0] if isinstance(returns[0].type, torch.TensorType) else made

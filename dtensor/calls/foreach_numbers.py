@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..schemas import Op, base_name
+from ..torch_private import overload_of
 from ..wrapper import Wrapper
 from .direct import direct
 
@@ -45,8 +46,8 @@ _DTYPES = (torch.float32, torch.float64)
 
 def with_one_number(op: Op, args: Sequence[Any]) -> Callable[..., Any] | None:
     """Return what does the same as ``op`` on local lists, soonest where all its numbers are one."""
-    has_each = op._overloadname == "ScalarList"
-    by_tensor = _BY_TENSOR.get(base_name(op)) if has_each or op._overloadname == "Scalar" else None
+    has_each = overload_of(op) == "ScalarList"
+    by_tensor = _BY_TENSOR.get(base_name(op)) if has_each or overload_of(op) == "Scalar" else None
     by_number = _BY_NUMBER.get(op)
     if by_tensor is None and by_number is None:
         return None

@@ -22,6 +22,7 @@ from ..halving import HalvingDict
 from ..rules.table import METAS
 from ..schemas import Op, is_foreach, is_in_place, is_pointwise
 from ..spec import DTensorSpec, TensorMeta
+from ..torch_private import schema_of
 from ..wrapper import Wrapper
 from .binding import Binding, collect_tensors, substituted
 
@@ -117,7 +118,7 @@ def _pointwise(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tens
     """Return the result, or None where something about it is not as usual."""
     given: list[Tensor] = []
     collect_tensors(args, given)
-    if op.is_view or (op._schema.is_mutable and not is_in_place(op)):
+    if op.is_view or (schema_of(op).is_mutable and not is_in_place(op)):
         return None
     if not given or any(0 in tensor.shape for tensor in given):
         return None

@@ -28,6 +28,7 @@ from ..rules.choice import Choice, choose
 from ..rules.table import LocalCall, OpCall, Rule
 from ..schemas import Op, functional_of, is_foreach, is_in_place
 from ..spec import DTensorSpec
+from ..torch_private import schema_of
 from ..wrapper import Wrapper, counting_writes, new_wrapper
 from .binding import Binding, collect_tensors, substituted
 from .list_elements import elements, shared_moves
@@ -186,7 +187,7 @@ def make_plan(
 
 def _has_out(op: Op) -> bool:
     """Whether the operator writes tensors that only take results: those a plan may not move."""
-    return op._schema.is_mutable and not is_in_place(op) and not is_foreach(op)
+    return schema_of(op).is_mutable and not is_in_place(op) and not is_foreach(op)
 
 
 def _makes_terms(choice: Choice) -> bool:

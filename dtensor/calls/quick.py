@@ -21,6 +21,7 @@ from ..device_mesh import DeviceMesh
 from ..redistribute import RedistributePlan, plan_redistribute, run_together
 from ..rules.table import RULES
 from ..schemas import Op, is_foreach, is_pointwise
+from ..torch_private import schema_of
 from ..wrapper import Wrapper, new_wrapper
 from .binding import Binding, collect_tensors
 from .direct import called, direct
@@ -91,7 +92,7 @@ def _return_first(cls: type[Wrapper], first: Any, local: Any, result: Any) -> An
 
 
 def _returns_one_new(plan: LocalPlan) -> bool:
-    returns = plan.op._schema.returns
+    returns = schema_of(plan.op).returns
     is_tensor = len(returns) == 1 and isinstance(returns[0].type, torch.TensorType)
     may_be_copy = plan.is_view and (plan.copies or plan.run_local is not plan.op)
     return is_tensor and not plan.written and not may_be_copy
@@ -224,4 +225,4 @@ def _may_confuse(op: Op, count: int) -> bool:
     """Whether values may be 1, 1.0 and True, which are equal as keys, or do not count at all."""
     if id(op) in by_type:
         return count > 2
-    return any("number" in str(argument.type) for argument in op._schema.arguments)
+    return any("number" in str(argument.type) for argument in schema_of(op).arguments)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..torch_private import name_of_operator
+
 _NAMES: dict[str, tuple[str, ...]] = {
     "all_gather": (
         "all_gather_into_tensor",
@@ -58,8 +60,8 @@ def kind_of(key: Any) -> str | None:
             return key
         name = key
     else:  # an operator, or one overload of it
-        name = getattr(key, "_qualified_op_name", None) or getattr(key, "_name", None)
-        if not isinstance(name, str):
+        name = name_of_operator(key)
+        if name is None:
             return None
     namespace, _, rest = name.replace("::", ".", 1).partition(".")
     return _KIND_OF_NAME.get(rest.partition(".")[0]) if namespace in _NAMESPACES else None

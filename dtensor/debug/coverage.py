@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Literal
-
-import torch
+from typing import Literal
 
 from ..decompositions import DECOMPOSITIONS, UNBOUND
 from ..device_mesh import DeviceMesh
 from ..rules import rule_maker
 from ..rules.table import RULES
 from ..schemas import Op, functional_of
+from ..torch_private import decompositions, is_composite, operators
 
 Way = Literal["rule", "decomposition", "parts", "whole"]
-
-_C: Any = torch._C  # pyright: ignore[reportPrivateUsage]
-"""The stubs leave out the list of operators."""
 
 
 def op_coverage(namespace: str = "aten") -> dict[str, Way]:
@@ -27,17 +22,7 @@ def op_coverage(namespace: str = "aten") -> dict[str, Way]:
     decline a call, which then goes on down this list; docs/operators.md has what was tried.
     Operators in place and with ``out=`` run as the functional ones do.
     """
-    return {str(op): _way(op) for op in _operators(namespace)}
-
-
-def _operators(namespace: str) -> Iterator[Op]:
-    for name in sorted(_C._dispatch_get_all_op_names()):
-        base, _, overload = name.partition(".")
-        space, _, packet = base.partition("::")
-        found = getattr(getattr(torch.ops, space), packet, None) if space == namespace else None
-        op = getattr(found, overload or "default", None)
-        if op is not None:
-            yield op
+    return {str(op): _way(op) for op in operators(namespace)}
 
 
 def _way(op: Op) -> Way:
@@ -49,16 +34,9 @@ def _way(op: Op) -> Way:
         return "decomposition"
     if any(rule_maker(form) is not None for form in forms):
         return "rule"
-    if any(form.has_kernel_for_dispatch_key(_COMPOSITE) or form in _table() for form in forms):
+    if any(is_composite(form) or form in decompositions() for form in forms):
         return "parts"
     return "whole"
-
-
-def _table() -> Any:
-    return getattr(getattr(torch, "_decomp", None), "decomposition_table", {})
-
-
-_COMPOSITE = _C.DispatchKey.CompositeImplicitAutograd
 
 
 def cache_sizes(mesh: DeviceMesh) -> dict[str, int]:

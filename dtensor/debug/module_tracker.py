@@ -20,6 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from ..torch_private import backward_node, next_node_number, node_number
 from ..traffic import working_thread
 from .threads import mark_thread
 
@@ -29,7 +30,6 @@ PHASES: tuple[Phase, ...] = ("forward", "backward", "recomputation")
 GLOBAL = "Global"
 """In place of a module: what happens outside of any; as a row, all there is."""
 
-_torch: Any = torch._C
 """The stubs leave out its modules, and that there may be no node."""
 
 
@@ -80,7 +80,7 @@ class ModuleTracker:
 
     def place(self) -> Place:
         """Return where this moment belongs."""
-        node = _torch._current_autograd_node()
+        node = backward_node()
         if node is None:
             is_own = threading.get_ident() == self._thread
             return Place(self._calls[-1] if self._calls and is_own else GLOBAL, "forward")
@@ -92,7 +92,7 @@ class ModuleTracker:
         variable = getattr(node, "variable", None)
         if variable is not None:  # adds to the gradient of a leaf; such nodes have no number
             return self._owner_of_parameter.get(id(variable), GLOBAL)
-        at = bisect_right(self._numbers, node._sequence_nr()) - 1
+        at = bisect_right(self._numbers, node_number(node)) - 1
         return self._modules_at[at] if at >= 0 else GLOBAL
 
     def enter(self, module: nn.Module) -> None:
@@ -114,11 +114,11 @@ class ModuleTracker:
         self._note_change()
 
     def _running(self) -> list[str]:
-        return self._calls if _torch._current_autograd_node() is None else self._recomputed
+        return self._calls if backward_node() is None else self._recomputed
 
     def _note_change(self) -> None:
         running = self._recomputed or self._calls
-        self._numbers.append(_torch._autograd._get_sequence_nr())
+        self._numbers.append(next_node_number())
         self._modules_at.append(running[-1] if running else GLOBAL)
 
     def _add(self, module: nn.Module, parent: str) -> str:

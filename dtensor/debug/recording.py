@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor as TorchDTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..layout import format_placements
 from ..schemas import base_name
+from ..torch_private import DispatchMode
 from ..traffic import Collective, Observer, add_observer, call_site, is_issuing, remove_observer
 from ..wrapper import Wrapper
 from .module_tracker import ModuleTracker, Place
@@ -139,7 +139,7 @@ class Recording(Observer):
         self.operators.append(seen)
 
 
-class _Operators(TorchDispatchMode):
+class _Operators(DispatchMode):
     """Sees the operators of a thread, below autograd and above distributed tensors."""
 
     def __init__(self, recording: Recording) -> None:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..groups import ranks_of
+from ..torch_private import group_named, schema_of
 from ..traffic import Collective
 from .comm_counts import kind_of
 
@@ -26,7 +27,7 @@ def collective_of(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     kind = kind_of(op)
     if kind is None:
         return None
-    names = [argument.name for argument in op._schema.arguments]
+    names = [argument.name for argument in schema_of(op).arguments]
     given = dict(zip(names, args, strict=False)) | dict(kwargs)
     group = _group_of(given)
     if group is None:
@@ -53,16 +54,13 @@ def collective_of(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 
 def _group_of(given: Mapping[str, Any]) -> Any:
     boxed = given.get("process_group")
+    name = given.get("group_name")
+    if boxed is None:
+        return group_named(name) if isinstance(name, str) else name
     try:
-        if boxed is not None:
-            return _c10d.ProcessGroup.unbox(boxed)
-        name = given.get("group_name")
-        if isinstance(name, str):
-            # Private: the functional operators name their group, and torch has no public look-up.
-            return _c10d.distributed_c10d._resolve_process_group(name)
+        return _c10d.ProcessGroup.unbox(boxed)
     except (AttributeError, RuntimeError):
         return None
-    return given.get("group_name")
 
 
 def _num_bytes(value: Any) -> int:

@@ -17,6 +17,7 @@ import torch
 
 from ..schemas import base_name
 from ..spec import DTensorSpec
+from ..torch_private import schema_of
 from .factors import Dim, Dims, Factors
 from .forms import operator, zeros_of_nothing
 from .table import RULES, LocalCall, OpCall, Rule
@@ -66,7 +67,7 @@ def _attention(call: OpCall, roles: dict[str, str]) -> Rule | None:
     group = query.shape[1] // max(key.shape[1], 1)
     inputs = [name for name, value in named.items() if isinstance(value, DTensorSpec)]
     is_backward = base_name(call.op).endswith("_backward")
-    results = tuple(result.name for result in call.op._schema.returns)
+    results = tuple(result.name for result in schema_of(call.op).returns)
     outputs = _GRADIENTS if is_backward else results
 
     def dims(role: str, shape: Sequence[int]) -> Dims:
@@ -106,7 +107,7 @@ def _named(call: OpCall) -> dict[str, Any]:
     """Return the arguments by name, in the order of the schema, defaults where not given."""
     return {
         argument.name: call.arg(index, argument.name, argument.default_value)
-        for index, argument in enumerate(call.op._schema.arguments)
+        for index, argument in enumerate(schema_of(call.op).arguments)
     }
 
 
@@ -119,7 +120,7 @@ def _local(local: LocalCall) -> Callable[..., Any]:
     at = names.index("query")
     lengths = (query.shape[2], key.shape[2])
     run = zeros_of_nothing(local) or call.op
-    returns = [str(result.type) for result in call.op._schema.returns]
+    returns = [str(result.type) for result in schema_of(call.op).returns]
 
     def attend(*args: Any, **kwargs: Any) -> Any:
         given = list(args)

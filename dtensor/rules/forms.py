@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ..schemas import Op
 from ..spec import DTensorSpec
+from ..torch_private import schema_of
 from .factors import LINEAR_OPS, Dim, Dims, Factors
 from .table import RULES, LocalCall, LocalMaker, OpCall, Rule
 
@@ -127,7 +128,7 @@ def _terms_of(call: OpCall, inputs: Sequence[Term]) -> tuple[list[Term], list[in
     positions: list[int] = []
     tensors = [
         call.arg(index, argument.name)
-        for index, argument in enumerate(call.op._schema.arguments)  # pyright: ignore[reportPrivateUsage]
+        for index, argument in enumerate(schema_of(call.op).arguments)
         if "Tensor" in str(argument.type)
     ]
     for position, (value, term) in enumerate(zip(tensors, inputs, strict=True)):

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..torch_private import schema_of
 from .agreement import agreeing
 from .forms import Form, operator, register_forms, zeros_of_nothing
 from .table import METAS, LocalCall, OpCall, Rule, rule
@@ -94,7 +95,7 @@ _CHECKED = {
 @rule(*[op for name in _CHECKED if (op := operator(aten, name)) is not None])
 def factored(call: OpCall) -> Rule:
     """A factorization that tells by its last output, or itself if asked, where it failed."""
-    name = call.op._schema.name.split("::")[1]  # pyright: ignore[reportPrivateUsage]
+    name = schema_of(call.op).name.split("::")[1]
     checks = call.kwargs.get("check_errors", False)
     return (_CHECKED[name] if checks else Form(BATCHED[name])).rule(call)
 

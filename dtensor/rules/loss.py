@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..schemas import Op
+from ..torch_private import schema_of
 from .factors import Dim, Dims, Factors
 from .pointwise import broadcast_dims
 from .table import METAS, LocalCall, LocalMaker, OpCall, Rule, rule
@@ -86,7 +87,7 @@ def _without_weight(call: OpCall, inputs: tuple[Dims, ...]) -> tuple[Dims, ...]:
     """Let the weight of the classes, the last tensor where there is one, be whole."""
     has_weight = any(
         argument.name == "weight" and call.arg(position, "weight") is not None
-        for position, argument in enumerate(call.op._schema.arguments)
+        for position, argument in enumerate(schema_of(call.op).arguments)
     )
     return (*inputs[:-1], (None,)) if has_weight else inputs
 
@@ -162,7 +163,7 @@ METAS[aten.multilabel_margin_loss_backward.default] = _like_values
 
 
 def _position(op: Op) -> int:
-    names = [argument.name for argument in op._schema.arguments]
+    names = [argument.name for argument in schema_of(op).arguments]
     return names.index("reduction")
 
 

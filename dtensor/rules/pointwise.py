@@ -9,6 +9,7 @@ import torch
 
 from ..schemas import base_name
 from ..spec import DTensorSpec
+from ..torch_private import schema_of
 from .factors import LINEAR_OPS, Dim, Dims, Factors
 from .table import OpCall, Rule, rule
 
@@ -178,7 +179,7 @@ def _linear_sets(call: OpCall) -> tuple[frozenset[int], ...]:
         return (frozenset({0}),) if tensor_first and not rounds else ()
     if name in _ANY_ONE:
         return tuple(frozenset({i}) for i in range(count))
-    if name.endswith("_backward") and call.op._schema.arguments[0].name.startswith("grad"):
+    if name.endswith("_backward") and schema_of(call.op).arguments[0].name.startswith("grad"):
         return (frozenset({0}),)
     return tuple(together for together in _LINEAR_IN.get(name, ()) if together <= every)
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..schemas import base_name, is_default_overload
+from ..torch_private import schema_of
 from .factors import LINEAR_OPS, Dim, Factors
 from .local import identity_of
 from .table import LocalCall, LocalMaker, OpCall, Rule, rule
@@ -150,7 +151,7 @@ def _or_empty(local: LocalCall) -> Callable[..., Any] | None:
 
 def _named_dim(call: OpCall) -> Sequence[int] | int | None:
     """Return the dims that an argument names, wherever the operator has it."""
-    for position, argument in enumerate(call.op._schema.arguments):
+    for position, argument in enumerate(schema_of(call.op).arguments):
         if argument.name in ("dim", "dims"):
             return call.arg(position, argument.name, argument.default_value)
     return None

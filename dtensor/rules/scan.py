@@ -9,6 +9,7 @@ import torch
 
 from ..schemas import base_name
 from ..spec import DTensorSpec
+from ..torch_private import schema_of
 from .factors import Dim, Dims, Factors
 from .table import OpCall, Rule, rule
 
@@ -49,7 +50,7 @@ def _along(call: OpCall, dim: int) -> Rule:
 
 
 def _dim_argument(call: OpCall) -> int:
-    for position, argument in enumerate(call.op._schema.arguments):
+    for position, argument in enumerate(schema_of(call.op).arguments):
         if argument.name == "dim":
             return call.arg(position, "dim", argument.default_value)
     return -1

@@ -121,7 +121,7 @@ def test_a_job_of_four_processes(tmp_path: Path) -> None:
 
 
 def test_a_torch_without_the_helpers_for_state_dicts_is_told(monkeypatch: Any) -> None:
-    monkeypatch.setattr("dtckpt.dtensor.state_dicts._HELPERS", "torch.distributed.no_such_module")
+    monkeypatch.setattr("dtckpt.dtensor.state_dicts.state_dict_helpers", {}.get)
     with pytest.warns(UserWarning, match="may come back as shards"):
         teach_state_dicts(DTensor, distribute_tensor)
 

@@ -1,0 +1,413 @@
+"""Torch's private names: all in one file, and what is done where one of them is missing."""
+
+# pyright: reportPrivateUsage=false, reportUnknownLambdaType=false
+
+from __future__ import annotations
+
+import ast
+import gc
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import dtckpt.dtensor
+from dtckpt.dtensor import (
+    DeviceMesh,
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    groups,
+    inplace_views,
+    interop,
+    lazy_copies,
+    leaf_gradients,
+    mesh_setup,
+    random,
+    torch_mesh,
+)
+from dtckpt.dtensor import torch_private as private
+from dtckpt.dtensor.compilers import disabled_when_compiling
+from dtckpt.dtensor.debug import CommDebugMode
+from dtckpt.dtensor.debug.coverage import op_coverage
+from dtckpt.errors import PlacementError, UnsupportedOp
+
+from .rank_meshes import run_on_mesh, scattered
+
+FOLDER = Path(dtckpt.dtensor.__file__).parent
+CHECKPOINT = FOLDER.parent / "checkpoint"
+OF_PYTHON = {"_exit", "_getframe", "_register_atexit", "_replace", "_run_exitfuncs"}
+
+
+def files() -> list[Path]:
+    every = [*FOLDER.rglob("*.py"), *CHECKPOINT.rglob("*.py")]
+    return [path for path in every if path.name != "torch_private.py"]
+
+
+def defined(trees: list[ast.AST]) -> Iterator[str]:
+    """Yield every name that the library gives to something of its own."""
+    for tree in trees:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                yield node.name
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                yield node.attr
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                yield node.target.id
+            elif isinstance(node, ast.Assign):
+                yield from (name.id for name in node.targets if isinstance(name, ast.Name))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                pass
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not (name.startswith("__") and name.endswith("__"))
+
+
+def test_no_other_file_names_what_torch_keeps_private() -> None:
+    trees = {path: ast.parse(path.read_text()) for path in files()}
+    own = {*defined(list(trees.values())), *OF_PYTHON}
+    told: list[str] = []
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            name = ""
+            if isinstance(node, ast.Attribute):
+                base = ast.unparse(node.value)
+                operator = base.startswith(("aten", "prims", "torch.ops"))
+                of_torch = base.startswith(("torch.", "dist", "_c10d")) and not operator
+                name = node.attr if not operator and (of_torch or node.attr not in own) else ""
+            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in {
+                "getattr",
+                "hasattr",
+            }:
+                given = node.args[1]
+                name = str(given.value) if isinstance(given, ast.Constant) else ""
+                name = "" if name in own else name
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
+                parts = [*(node.module or "").split("."), *(a.name for a in node.names)]
+                name = next(filter(is_private, parts), "")
+            if is_private(name):
+                told.append(f"{path.name}:{getattr(node, 'lineno', 0)} {name}")
+    assert not told
+
+
+def one_rank() -> DeviceMesh:
+    return DeviceMesh("cpu", [0], rank=0)
+
+
+def replicated(values: Tensor, mesh: DeviceMesh | None = None) -> DTensor:
+    return DTensor.from_local(values, mesh or one_rank(), [Replicate()])
+
+
+def test_what_torch_lacks_is_not_found() -> None:
+    assert private.found("no_such.thing") is None
+    assert private.found("nn.Linear") is torch.nn.Linear
+
+
+def test_modes_cannot_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private, "_NUM_MODES", None)
+    assert private.has_modes()
+    mesh = one_rank()
+    random.manual_seed(3, mesh)
+    first = torch.rand_like(replicated(torch.zeros(4), mesh)).to_local()  # pyright: ignore[reportAttributeAccessIssue]
+    monkeypatch.undo()
+    random.manual_seed(3, mesh)
+    assert torch.equal(first, torch.rand_like(replicated(torch.zeros(4), mesh)).to_local())  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_without_a_sign_of_backward_passes_replays_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(private, "_GRAPH_TASK", None)
+    assert not private.in_backward()
+    mesh = one_rank()
+
+    def noisy(x: Tensor) -> Tensor:
+        return torch.nn.functional.dropout(x * 2, 0.5).sin()
+
+    grads: list[Tensor] = []
+    way: dict[str, Any] = {
+        "context_fn": lambda: random.replayed(mesh),
+        "preserve_rng_state": False,
+        "use_reentrant": False,
+    }
+    for is_replayed in (False, True):
+        random.manual_seed(5, mesh)
+        x = replicated(torch.ones(50), mesh).requires_grad_()
+        made: Any = checkpoint(noisy, x, **way) if is_replayed else noisy(x)
+        made.sum().backward()
+        grads.append(x.grad.to_local())  # pyright: ignore
+    assert torch.equal(*grads)
+
+
+def test_settings_stay_in_their_thread_without_a_way_to_hand_them_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(private, "_TLS", (None, None, None))
+    private.hand_to_autograd("key", 1)
+    assert private.handed_to_autograd("key") is None
+    with one_rank() as mesh, dtckpt.dtensor.strict():
+        assert mesh_setup.resolve_mesh(None) is mesh
+    with CommDebugMode() as mode:
+        replicated(torch.ones(2)).sum()
+    assert mode.get_total_counts() == 0
+
+
+def test_an_operator_without_a_schema_is_refused() -> None:
+    with pytest.raises(UnsupportedOp, match=r"does not say what thing takes"):
+        private.schema_of(type("Op", (), {"__str__": lambda _: "thing"})())  # pyright: ignore[reportArgumentType]
+    add = torch.ops.aten.add
+    assert private.overload_of(add.Tensor) == "Tensor"
+    assert private.overload_of(torch.ops.aten.relu.default) == "default"
+    assert isinstance(add.Tensor, private.OpOverload)
+
+
+def test_operators_that_nobody_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert op_coverage()["aten.add.Tensor"] == "rule"
+    monkeypatch.setattr(private, "found", lambda _: None)
+    with pytest.raises(UnsupportedOp, match="does not list its operators"):
+        op_coverage()
+
+
+def test_names_of_operators_come_from_public_methods() -> None:
+    assert private.name_of_operator(torch.ops.aten.add.Tensor) == "aten::add.Tensor"
+    assert private.name_of_operator(torch.ops.aten.add) in ("aten::add", None)
+    assert private.name_of_operator(3) is None
+
+
+def test_without_decompositions_operators_run_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = private.found
+    monkeypatch.setattr(private, "_COMPOSITE", None)
+    monkeypatch.setattr(private, "found", lambda path: None if "decomp" in path else real(path))
+    assert not private.is_composite(torch.ops.aten.linear.default)
+    assert not private.decompositions()
+
+    def body(mesh: DeviceMesh) -> None:
+        left, right = torch.rand(3, 4, generator=torch.Generator().manual_seed(1)), torch.ones(3, 4)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = torch.ops.aten.hypot(
+                scattered(left, mesh, [Shard(0)]), scattered(right, mesh, [Shard(0)])
+            )
+            special = torch.ops.aten.special_entr(scattered(left, mesh, [Shard(0)]))
+        torch.testing.assert_close(made.full_tensor(), torch.hypot(left, right))
+        torch.testing.assert_close(special.full_tensor(), torch.special.entr(left))
+
+    run_on_mesh((2,), body)
+
+
+def test_an_operator_is_called_itself_where_it_names_nothing_below() -> None:
+    op: Any = SimpleNamespace()
+    assert private.called(op) is op
+
+
+def test_dispatch_without_the_disabled_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = private.found
+    monkeypatch.setattr(private, "found", lambda path: None if "disabled" in path else real(path))
+
+    class Plain(DTensor):
+        __torch_function__ = private.no_torch_function()
+
+    local = torch.arange(4.0)
+    spec = replicated(local)._spec
+    tensor = Plain(local, spec)
+    assert torch.equal((tensor + 1).to_local(), local + 1)  # pyright: ignore[reportAttributeAccessIssue]
+    assert torch.cat([tensor, tensor]).shape == (8,)
+
+
+def test_wrappers_need_a_way_to_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private, "_MAKE_WRAPPER", None)
+    with pytest.raises(UnsupportedOp, match="no tensors without memory"):
+        private.make_wrapper(DTensor, (2,))
+    monkeypatch.setattr(torch, "__version__", "9.1.0")
+    assert private.quick_constructor() is None
+
+
+def test_lazy_conjugates_need_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    local = torch.ones(3, dtype=torch.complex64)[1:].conj()  # torch's own constructor marks itself
+    assert replicated(local).is_conj()
+    monkeypatch.setattr(private, "_BITS", (None, None))
+    with pytest.raises(UnsupportedOp, match="resolve_conj"):
+        replicated(local)
+    assert not replicated(local.resolve_conj()).is_conj()
+
+
+def test_writes_that_are_not_counted_are_refused() -> None:
+    with pytest.raises(UnsupportedOp, match="does not count writes"):
+        private.num_writes(SimpleNamespace())  # pyright: ignore[reportArgumentType]
+    assert private.base_of(SimpleNamespace()) is None  # pyright: ignore[reportArgumentType]
+
+
+def test_storages_are_known_by_their_objects() -> None:
+    class Storage:
+        pass
+
+    class Viewed:
+        def __init__(self, storage: Storage) -> None:
+            self.storage = storage
+
+        def untyped_storage(self) -> Storage:
+            return self.storage
+
+    one, other = Storage(), Storage()
+    ids = [private.storage_id(Viewed(s)) for s in (one, one, other)]  # pyright: ignore[reportArgumentType]
+    assert ids[0] == ids[1] != ids[2]
+    tensor = torch.ones(4, device="meta")
+    assert private.storage_id(tensor) == private.storage_id(tensor[1:])
+    assert private.storage_id(tensor) != private.storage_id(torch.ones(4, device="meta"))
+
+
+def test_leaves_follow_without_a_look_at_their_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private, "_SHOWS_HOOKS", False)
+
+    def body(mesh: DeviceMesh) -> None:
+        leaf = scattered(torch.ones(4, 4), mesh, [Shard(0)]).detach()
+        leaf.requires_grad_()
+        leaf.requires_grad_()
+        assert len(leaf_gradients._find(leaf)) == 1  # pyright: ignore[reportArgumentType]
+        leaf.data = scattered(torch.ones(4, 4), mesh, [Shard(1)])
+        (leaf * scattered(torch.ones(4, 4), mesh, [Replicate()])).sum().backward()
+        assert leaf.grad.placements == (Shard(1),)  # pyright: ignore
+
+    run_on_mesh((2,), body)
+    gc.collect()
+
+
+def test_copies_are_made_at_once_without_lazy_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lazy_copies, "lazy_clone", None)
+    local = torch.ones(4)
+    copy = lazy_copies.own_copy(local)
+    assert torch.equal(copy, local)
+    assert copy.data_ptr() != local.data_ptr()
+
+
+def test_shapes_do_not_change_in_place_without_a_helper(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inplace_views, "correct_aliasing", None)
+    tensor = replicated(torch.ones(2, 3))
+    with pytest.raises(UnsupportedOp, match="there is no way to do so"):
+        tensor.t_()
+    assert torch.add(tensor, 1, out=torch.empty_like(tensor)).shape == (2, 3)
+
+
+def test_lists_are_asked_for_where_torch_has_no_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert DTensor in private.lists_by_default()
+    monkeypatch.setattr(private, "found", lambda _: None)
+    assert private.lists_by_default() == []
+    parameter = torch.nn.Parameter(replicated(torch.ones(3)))
+    (parameter * 2).sum().backward()
+    torch.optim.SGD([parameter], lr=0.5, foreach=True).step()
+    assert parameter.to_local().tolist() == [0, 0, 0]  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_collectives_are_counted_without_a_view_of_autograd(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(private, "found", lambda _: None)
+    assert private.backward_node() is None
+    assert private.next_node_number() == 0
+    assert private.node_number(object()) == -1
+
+    def body(mesh: DeviceMesh) -> None:
+        net = torch.nn.Linear(4, 4, bias=False)
+        net.weight = torch.nn.Parameter(scattered(torch.ones(4, 4), mesh, [Shard(0)]))
+        with CommDebugMode() as mode:
+            made = net(scattered(torch.ones(2, 4), mesh, [Replicate()]))
+            made.redistribute(placements=[Replicate()]).sum().backward()
+        assert mode.get_total_counts() >= 1
+
+    run_on_mesh((2,), body)
+
+
+def test_functions_are_kept_from_compilers_by_public_means(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(private, "found", lambda _: None)
+    assert private.skip_strategy() is None
+    assert disabled_when_compiling(lambda x: x + 1)(1) == 2
+
+
+class Bare:
+    """A group without torch's private methods."""
+
+    def __init__(self, group: Any) -> None:
+        self._given = group
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("_allgather_base", "_reduce_scatter_base"):
+            raise AttributeError(name)
+        return getattr(self._given, name)
+
+
+def test_collectives_by_lists() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        bare = DeviceMesh("cpu", mesh.layout_mesh, groups=[Bare(mesh.get_group())])
+        whole = torch.arange(24.0).view(6, 4)
+        for source, target in (
+            (Shard(0), Replicate()),
+            (Partial(), Shard(0)),
+            (Partial(), Shard(1)),
+        ):
+            moved = scattered(whole, bare, [source]).redistribute(placements=[target])
+            assert torch.equal(moved.full_tensor(), whole)
+
+    run_on_mesh((2,), body)
+
+
+def test_groups_without_a_look_up_or_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert private.group_named("no such group") is None
+    monkeypatch.setattr(private, "found", lambda _: None)
+    assert private.group_named("any") is None
+    assert not dist.is_initialized()
+    assert private.job_store() is None
+
+
+def test_group_names_that_torch_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private, "_C10D", SimpleNamespace())
+    with pytest.warns(UserWarning, match="cannot be told the name of a process group"):  # noqa: SIM117
+        with groups._named("x"):
+            assert groups._name.text == ""
+    known: Any = SimpleNamespace(_hash_ranks_to_str=lambda ranks: f"{ranks}")
+    monkeypatch.setattr(private, "_C10D", known)
+    with groups._named("x"):
+        assert len(known._hash_ranks_to_str([1])) == 40
+    assert known._hash_ranks_to_str([1]) == "[1]"
+    for other in (lambda: "", lambda ranks, salt: "", 3):
+        monkeypatch.setattr(private, "_C10D", SimpleNamespace(_hash_ranks_to_str=other))
+        assert not private.ask_for_group_names(lambda: "x")
+
+
+def test_torch_meshes_without_private_parameters() -> None:
+    assert private.rank_of_torch_mesh(SimpleNamespace()) is None
+
+    def takes_none(device_type: str, ranks: Tensor) -> None: ...
+
+    assert private.torch_mesh_without_groups(takes_none, "cpu", torch.arange(1), 0) is None
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch_mesh, "torch_mesh_without_groups", lambda *_: None)
+        with pytest.raises(PlacementError, match="makes no mesh without a process group"):
+            one_rank().to_torch()
+
+
+def test_torch_tensors_that_show_nothing() -> None:
+    local = torch.ones(2)
+    shows: Any = SimpleNamespace(to_local=lambda: local)
+    assert private.spec_of_torch(shows) is None
+    assert torch.equal(private.local_of_torch(shows), local)
+    assert interop._STRIDED is private.strided_shard() is not None
+
+
+def test_state_dicts_without_helpers() -> None:
+    assert private.state_dict_helpers(["no_such_name"]) is None
+
+
+def test_operators_of_torch_are_not_seen_without_modes() -> None:
+    with private._NoMode() as mode:
+        assert mode is not None
