@@ -27,6 +27,7 @@ from .exiting import AtExit, forget, remember
 from .ranks import DEFAULT_TIMEOUT, Ranks, ranks_of, together
 from .saver import CheckReplicas, SaveJob, SaveOptions, SaveReport
 from .staging import StagingArea, StagingPool
+from .stateful import Stateful
 
 logger = logger_of("checkpoint")
 
@@ -191,7 +192,7 @@ class SaveHandle:
 
 
 def async_save(
-    state_dict: Mapping[Any, Any],
+    state_dict: Mapping[Any, Any] | Stateful,
     checkpoint_id: str | os.PathLike[str] | Store,
     *,
     process_group: Any = None,

@@ -23,6 +23,7 @@ from .ranks import Ranks
 from .reading import Read, Sink, Want, plan_reads
 from .renaming import Renaming
 from .selecting import Selection
+from .stateful import Stateful
 from .stored import StoredData
 from .tensors import LocalTensor, local_tensor, tensor_tag
 from .transfer import TensorComparison, TensorSink
@@ -52,7 +53,7 @@ class LoadPlan:
 
     def __init__(
         self,
-        state: Mapping[Any, Any],
+        state: Mapping[Any, Any] | Stateful,
         manifest: Manifest,
         store: Store,
         *,
@@ -183,8 +184,9 @@ class LoadPlan:
         parts = [tensor for local in self.tensors.values() for _, tensor in local.parts]
         torch.autograd.graph.increment_version(parts)
         self.rebuild()
-        for finish in self.found.finishers:
+        for finish in self.found.in_order():
             finish(self.replaced)
+            self.ranks.tell_alive()
 
     def _is_resharded(self, name: str, local: LocalTensor) -> bool:
         """Whether this rank holds other boxes now than the rank of its number held at the save."""

@@ -19,6 +19,11 @@ class LoadReport:
     """Leaves of the checkpoint that were selected and that no rank asked for."""
     dropped: tuple[str, ...]
     """Values that some rank kept for itself (PerRank) which takes no part in this load."""
+    kept: tuple[str, ...]
+    """Values (PerRank) of this rank that it kept, since it took no part in the save."""
+    by_position: tuple[str, ...]
+    """State of optimizers that was given to the parameter of the same number, because nothing tells
+    a name: not at the save, or not now. Only shapes vouch for it."""
     resharded: tuple[str, ...]
     """Loaded tensors of which this rank holds another part than at the save."""
     cast: Mapping[str, tuple[str, str]]

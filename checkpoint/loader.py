@@ -28,10 +28,12 @@ from .load_plan import LoadOptions, LoadPlan
 from .load_reads import LoadReads
 from .load_report import LoadReport
 from .manifest import MANIFEST, Manifest, read_manifest_bytes
+from .names import rank_component
 from .ranks import DEFAULT_TIMEOUT, Answers, Ranks, ranks_of, together
 from .read_once import Answer, decide
 from .renaming import Rename, Renaming
 from .selecting import selection_of
+from .stateful import Stateful
 
 __all__ = ["LoadReport", "load"]
 
@@ -39,7 +41,7 @@ logger = logger_of("checkpoint")
 
 
 def load(
-    state_dict: Mapping[Any, Any],
+    state_dict: Mapping[Any, Any] | Stateful,
     checkpoint_id: str | os.PathLike[str] | Store,
     *,
     process_group: Any = None,
@@ -56,10 +58,16 @@ def load(
 ) -> LoadReport:
     """Fill ``state_dict`` from a checkpoint, whatever layout it was saved with.
 
+    It is a dict (or another mapping), or an object with ``state_dict()`` and ``load_state_dict()``.
+
     Tensors are filled in place: DTensors of any mesh and placement, plain tensors (each rank gets
     the whole), numpy arrays. Other leaves are replaced in their containers by the saved value.
-    Objects with ``load_state_dict()`` are given their filled state dict at the end; a torch
-    optimizer that has made no step yet is loaded without one. Tensors on the meta device are
+    Objects with ``load_state_dict()`` are given their filled state dict at the end, in the order of
+    their names, which all ranks share; a torch optimizer that has made no step yet is loaded
+    without one. State of optimizers goes to the parameters that it was saved for, by the names of
+    these in the state, or those that the optimizer was given (``named_parameters()``); where
+    nothing tells names, to those of the same number, with every shape compared, which the report
+    lists as ``by_position``. Tensors on the meta device are
     replaced in their containers, parameters and buffers in their modules, by real ones on
     ``device`` (by default that of the mesh of a DTensor, else the CPU), which get their memory
     once the load is certain to fit. Tied ones stay tied, and an optimizer over such parameters
@@ -148,7 +156,7 @@ class _Load:
 
     def run(
         self,
-        state: Mapping[Any, Any],
+        state: Mapping[Any, Any] | Stateful,
         target: str | os.PathLike[str] | Store,
         select: str | Sequence[str] | None,
         rename: Rename | None,
@@ -215,7 +223,7 @@ class _Load:
     def make_plan(
         self,
         url: str,
-        state: Mapping[Any, Any],
+        state: Mapping[Any, Any] | Stateful,
         manifest: bytes,
         select: str | Sequence[str] | None,
         rename: Rename | None,
@@ -275,10 +283,17 @@ class _Load:
             for at, name in self.plan.found.missing.items()
         ]
         if self.options.strict and (missing or unexpected):
+            own = rank_component(self.ranks.rank)
+            new_rank = (
+                "A rank that is new has nothing to load into its PerRank: PerRank(value, "
+                'new_rank="keep") lets it keep its own value. '
+                if any(at.rpartition("/")[2] == own for at in self.plan.found.missing)
+                else ""
+            )
             raise LayoutMismatch(
                 f"{where}: state and checkpoint differ and nothing was loaded. Missing in the "
                 f"checkpoint: {_some(missing)}. In the checkpoint but not asked for: "
-                f"{_some(unexpected)}. Pass strict=False to load what both have"
+                f"{_some(unexpected)}. {new_rank}Pass strict=False to load what both have"
             )
         with paused_collector():
             self.reads.plan_rest(read_once=self.decision.read_once)
@@ -297,6 +312,8 @@ class _Load:
             missing=tuple(found.missing),
             unexpected=tuple(decision.unexpected),
             dropped=tuple(found.dropped),
+            kept=tuple(found.kept),
+            by_position=tuple(found.by_position),
             resharded=tuple(plan.resharded()),
             cast=casts(plan.manifest.tensors, tensors),
             bytes_needed=sum(t.nbytes for local in tensors.values() for _, t in local.parts),

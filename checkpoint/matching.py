@@ -7,8 +7,10 @@ rebuilds the state once every byte has arrived.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import copy
+import io
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -18,25 +20,28 @@ from dtckpt.errors import LayoutMismatch
 
 from .materialising import Replaced, adopt, foreign_tensors, has_meta_tensors
 from .names import index_component, key_component, rank_component
-from .optimizers import FreshState, load_optimizer, optimizer_template
+from .optimizer_matching import match_optimizer
+from .param_names import names_around
 from .plan import StoredTensor
 from .ranks import Ranks
 from .renaming import Renaming
 from .selecting import Selection
-from .stateful import is_stateful
+from .stateful import Stateful, is_stateful
 from .tree import (
     CONTAINERS,
     DICT_TAGS,
-    DICTS,
     SEQUENCES,
     TENSORS,
     Node,
     PerRank,
     children,
+    dict_tag,
+    same_values,
     tag_of,
     unflatten,
 )
 from .tree_index import ABSENT, TreeIndex, below, index_tree
+from .visiting import after_its_parts, visit
 
 Rebuild = Callable[[], Any]
 """Returns what a value of the template has become; None in its place says that it stays."""
@@ -62,11 +67,25 @@ class Match:
     """Values that ranks kept for themselves which take no part now."""
     problems: list[str] = field(default_factory=list[str])
     """Leaves that are there on both sides but cannot be the same thing."""
-    finishers: list[Finisher] = field(default_factory=list[Finisher])
-    """Calls of ``load_state_dict``, to be made last. They are given what took the place of tensors
-    without memory, and add to it."""
+    by_position: list[str] = field(default_factory=list[str])
+    """State of parameters of optimizers that nothing but their number tells."""
+    kept: list[str] = field(default_factory=list[str])
+    """Values (PerRank) that this rank keeps, since it had none at the save."""
+    adopters: dict[str, Finisher] = field(default_factory=dict[str, Finisher])
+    """Calls of ``load_state_dict`` of modules without memory, by the name of the object. They add
+    to what took the place of tensors without memory."""
+    finishers: dict[str, Finisher] = field(default_factory=dict[str, Finisher])
+    """Calls of ``load_state_dict`` of other objects, which are given what the adopters added to."""
     leaves: list[str] = field(default_factory=list[str])
     """All leaves of the checkpoint, in the order that all ranks know."""
+
+    def in_order(self) -> list[Finisher]:
+        """Return all calls of ``load_state_dict`` in an order that ranks share."""
+        return [
+            calls[name]
+            for calls in (self.adopters, self.finishers)
+            for name in sorted(calls, key=after_its_parts)
+        ]
 
     def unexpected_mask(self) -> str:
         """Return a hex number whose bit i says that leaf i is unexpected: short, for many ranks."""
@@ -81,7 +100,7 @@ class Match:
 
 
 def match(
-    template: Mapping[Any, Any],
+    template: Mapping[Any, Any] | Stateful,
     tree: Node,
     stored: Mapping[str, StoredTensor],
     *,
@@ -93,20 +112,26 @@ def match(
     renaming: Renaming | None = None,
 ) -> tuple[Match, Rebuild]:
     """Walk ``template`` beside ``tree`` and return the match and the function that finishes it."""
-    if type(template) not in DICTS:
+    if dict_tag(template) is None and not is_stateful(template):
         raise LayoutMismatch(
-            f"a state to load into is a dict, got {type(template).__name__}; load changes it in "
-            "place, so wrap other things in a dict"
+            "a state to load into is a dict, or an object with state_dict() and load_state_dict(); "
+            f"got {type(template).__name__}. load changes it in place, so wrap other things in a "
+            "dict"
         )
     index = index_tree(tree)
     if selection is not None:
         selection.check(index.leaves, where)
-    walk = _Walk(index, stored, ranks, tensor_tag, allow_pickle, selection, renaming)
-    rebuild = walk.node(template, "")
+    walk = Walk(index, stored, ranks, tensor_tag, allow_pickle, selection, renaming)
+    rebuild = walk.run(template)
+    if rebuild is not None and not isinstance(template, MutableMapping):
+        raise LayoutMismatch(
+            f"{where}: values were saved ({', '.join(walk.found.values[:3])}), and a "
+            f"{type(template).__name__} cannot take them in; give a dict to load into"
+        )
     return walk.finish(), rebuild or (lambda: template)
 
 
-class _Walk:
+class Walk:
     def __init__(
         self,
         index: TreeIndex,
@@ -128,10 +153,39 @@ class _Walk:
         self.taken: set[str] = set()
         """Leaves of the checkpoint that the state has a place for."""
         self.within_per_rank = False
+        self.within_object = False
+        self.place: tuple[str, str] | None = None
+        """A name in the state, and where in the checkpoint this and all below it is found."""
+        self.filled: dict[int, tuple[Any, str]] = {}
+        """Containers that are filled in place, by id, with their names in the checkpoint."""
+
+    def run(self, template: Any) -> Rebuild | None:
+        """Walk the whole; its objects are asked for their state dicts before all else."""
+        rank, tell_alive = self.ranks.rank, self.ranks.tell_alive
+        self.visited = visit(
+            template, rank, lambda name: not self.cannot_reach(name), tell_alive=tell_alive
+        )
+        self.names = names_around(template, self.visited, rank)
+        return self.node(template, "")
 
     def at(self, name: str) -> str:
         """Return the name in the checkpoint of a name in the state."""
-        return name if self.renaming is None else self.renaming(name)
+        renamed = name if self.renaming is None else self.renaming(name)
+        if self.place is None:
+            return renamed
+        top, place = self.place
+        if name == top:
+            return place
+        start = f"{top if self.renaming is None else self.renaming(top)}/"
+        return f"{place}/{renamed[len(start) :]}" if renamed.startswith(start) else renamed
+
+    def node_at(self, value: Any, name: str, place: str) -> Rebuild | None:
+        """Walk a part of the state that stands at a given place in the checkpoint."""
+        before, self.place = self.place, (name, place)
+        try:
+            return self.node(value, name)
+        finally:
+            self.place = before
 
     def is_selected(self, at: str) -> bool:
         return self.selection is None or at in self.selection
@@ -143,8 +197,10 @@ class _Walk:
         return not self.selection.may_reach(name)
 
     def selects_below(self, at: str) -> bool:
-        """Whether some leaf at or below a node that is there is selected."""
-        return self.selection is None or any(map(self.is_selected, self.index.leaves_of(at)))
+        """Whether some leaf at or below a node is selected; not so if there is none."""
+        if self.selection is None or at not in self.index.nodes:
+            return self.selection is None
+        return any(map(self.is_selected, self.index.leaves_of(at)))
 
     def finish(self) -> Match:
         self.found.unexpected = [
@@ -161,7 +217,7 @@ class _Walk:
             return self.per_rank(value, name)
         if is_stateful(value):
             return self.stateful(value, name)
-        if type(value) in DICTS and value:
+        if dict_tag(value) is not None and value:
             return self.dict(value, name)
         if type(value) in SEQUENCES and value:
             return self.sequence(value, name)
@@ -199,66 +255,71 @@ class _Walk:
     def per_rank(self, value: PerRank, name: str) -> Rebuild | None:
         at, own = self.at(name), rank_component(self.ranks.rank)
         node = self.index.find(at)
-        if node is ABSENT:
-            if self.is_selected(below(at, own)):
-                self.found.missing[below(at, own)] = below(name, own)
-            return None
-        if tag_of(node) != "per_rank":
+        if node is not ABSENT and tag_of(node) != "per_rank":
             if self.selects_below(at):
                 self.found.problems.append(f"{at}: PerRank is wanted, a shared value was saved")
             return None
-        for rank, component, _ in children(node):
+        for rank, component, _ in [] if node is ABSENT else children(node):
             if rank == self.ranks.rank:
                 continue
             names = [n for n in self.index.leaves_of(below(at, component)) if self.is_selected(n)]
             self.taken.update(names)
             if rank not in self.ranks.all:
                 self.found.dropped += names
+        if self.index.find(below(at, own)) is ABSENT:  # all of it, be it as large as may be
+            if self.is_selected(below(at, own)) and value.new_rank == "keep" and node is not ABSENT:
+                self.found.kept.append(below(at, own))
+            elif self.is_selected(below(at, own)):
+                self.found.missing[below(at, own)] = below(name, own)
+            return None
         self.within_per_rank = True
         rebuild = self.node(value.value, below(name, own))
         self.within_per_rank = False
-        return rebuild and (lambda: PerRank(rebuild()))
+        return rebuild and (lambda: replace(value, value=rebuild()))
 
     def stateful(self, value: Any, name: str) -> Rebuild | None:
         found = self.found
+        state = self.visited.states[name]
         before = len(found.destinations), len(found.values)
-        fresh: FreshState | None = None
+        outside, self.within_object = self.within_object, True
         if isinstance(value, torch.optim.Optimizer):
-            fresh = FreshState(self.index, self.stored, self.is_selected)
-            state: Any = optimizer_template(value, lambda p: self.at(below(name, p)), fresh)
-            found.problems += fresh.problems
-        else:
-            state = value.state_dict()
+            finisher = match_optimizer(self, value, name, state)
+            self.within_object = outside
+            if finisher is not None:
+                found.finishers[name] = finisher
+            return None
         rebuild = self.node(state, name) or (lambda: state)
+        self.within_object = outside
         if (len(found.destinations), len(found.values)) == before:
             return None  # nothing to hand over, and nothing may change
-        if fresh is not None:
-            found.problems += fresh.unfilled(found.destinations.values())
-            found.finishers.append(lambda replaced: load_optimizer(value, rebuild(), replaced))
-        elif isinstance(value, torch.nn.Module) and has_meta_tensors(value):
+        if isinstance(value, torch.nn.Module) and has_meta_tensors(value):
             new = dict(islice(found.destinations.items(), before[0], None))
             found.problems += foreign_tensors(value, new)
-            found.finishers.insert(0, lambda replaced: adopt(value, rebuild(), replaced))
+            found.adopters[name] = lambda replaced: adopt(value, rebuild(), replaced)
         else:
             load_state_dict: Callable[[Any], object] = value.load_state_dict
-            found.finishers.append(lambda _: load_state_dict(rebuild()))
+            found.finishers[name] = lambda _: load_state_dict(rebuild())
         return None
 
-    def dict(self, value: dict[Any, Any], name: str) -> Rebuild | None:
+    def dict(self, value: Mapping[Any, Any], name: str) -> Rebuild | None:
         if not self.is_kind(DICT_TAGS, value, name):
             return None
         rebuilds: dict[Any, Rebuild] = {}
         for key, item in value.items():
+            if type(key) not in (str, int):
+                self.found.problems.append(f"{name}: no dict key {key!r} can have been saved")
+                continue
             rebuild = self.node(item, below(name, key_component(key)))
             if rebuild is not None:
                 rebuilds[key] = rebuild
         if not rebuilds:
             return None
+        into: Any = value if self.may_fill(value, name) else _copy_of(value)
 
         def rebuild_dict() -> Any:
             for key, item in rebuilds.items():
-                value[key] = item()
-            return value
+                into[key] = item()
+            return into
 
         return rebuild_dict
 
@@ -268,17 +329,31 @@ class _Walk:
         rebuilds = [self.node(v, below(name, index_component(i))) for i, v in enumerate(value)]
         if not any(rebuilds):
             return None
+        items = list(value)
+        in_place = isinstance(value, list) and self.may_fill(value, name)
 
         def rebuild_sequence() -> Any:
-            items = [
-                old if new is None else new() for old, new in zip(value, rebuilds, strict=True)
+            new = [
+                old if made is None else made() for old, made in zip(items, rebuilds, strict=True)
             ]
-            if isinstance(value, list):
-                value[:] = items
+            if in_place:
+                value[:] = new  # pyright: ignore
                 return value
-            return tuple(items)
+            return new if isinstance(value, list) else tuple(new)
 
         return rebuild_sequence
+
+    def may_fill(self, value: Any, name: str) -> bool:
+        """Whether a container takes its new items itself; else a copy takes its place.
+
+        What objects gave may be their own, to be changed by ``load_state_dict`` alone. A container
+        that stands at two places is filled once, unless both were saved with the same values.
+        """
+        if self.within_object or not isinstance(value, list | MutableMapping):
+            return False
+        at = self.at(name)
+        _, first = self.filled.setdefault(id(value), (value, at))
+        return first == at or same_values(self.index.find(first), self.index.find(at))
 
     def is_kind(self, tags: tuple[str, ...], value: Any, name: str) -> bool:
         """Whether a container can be walked: the same kind was saved at its name, or nothing."""
@@ -310,7 +385,7 @@ class _Walk:
         if not selected:
             return None
         tensors = [leaf for leaf in names if tag_of(self.index.nodes[leaf]) in TENSORS]
-        is_container = type(value) in DICTS or type(value) in SEQUENCES
+        is_container = dict_tag(value) is not None or type(value) in SEQUENCES
         problem = ""
         if any(part.startswith("@") for leaf in names for part in leaf[len(at) :].split("/")):
             problem = "every rank kept a value of its own; wrap the destination in PerRank"
@@ -334,4 +409,11 @@ class _Walk:
             raise LayoutMismatch(f"unexpected tensor {name!r}")
 
         loaded = unflatten(node, no_tensor, allow_pickle=self.allow_pickle, path=(at,))
+        if isinstance(value, io.BytesIO) and isinstance(loaded, bytes):
+            return lambda: io.BytesIO(loaded)
         return lambda: loaded
+
+
+def _copy_of(value: Mapping[Any, Any]) -> Any:
+    """Return a container of its own for the same items; those that cannot change become dicts."""
+    return copy.copy(value) if isinstance(value, MutableMapping) else dict(value)

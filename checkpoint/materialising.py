@@ -48,7 +48,7 @@ def stand_in(value: Any, replaced: Replaced) -> Any:
     def on_one_element(local: torch.Tensor) -> torch.Tensor:
         return torch.empty((), dtype=local.dtype, device="cpu").expand(local.shape)
 
-    key = _key(value)
+    key = memory_key(value)
     if key not in replaced.tensors:
         replaced.tensors[key] = _with_local(value, on_one_element)
     return replaced.tensors[key]
@@ -59,7 +59,7 @@ def materialise(value: Any, replaced: Replaced, device: torch.device | str | Non
 
     Its device is ``device``, or that of the mesh of a DTensor, or the CPU.
     """
-    key = _key(value)
+    key = memory_key(value)
     if key not in replaced.tensors:
         mesh = getattr(value, "device_mesh", None)
         where = device if device is not None else getattr(mesh, "device_type", "cpu")
@@ -81,13 +81,13 @@ def has_meta_tensors(module: nn.Module) -> bool:
 
 def foreign_tensors(module: nn.Module, state: Mapping[str, Any]) -> list[str]:
     """Return what is wrong with tensors on the meta device that are none of the module's own."""
-    own = {_key(p) for p in (*module.parameters(), *module.buffers()) if is_meta(p)}
+    own = {memory_key(p) for p in (*module.parameters(), *module.buffers()) if is_meta(p)}
     return [
         f"{name}: the state_dict() of {type(module).__name__} gives a tensor on the meta device "
         "that is none of its parameters and buffers; materialise the module first, for instance "
         "with module.to_empty(device=...)"
         for name, value in state.items()
-        if is_meta(value) and _key(value) not in own
+        if is_meta(value) and memory_key(value) not in own
     ]
 
 
@@ -95,24 +95,26 @@ def adopt(module: nn.Module, filled: Any, replaced: Replaced) -> None:
     """Give a module the real tensors and its state; parameters that were one stay one."""
     for part in module.modules():
         for name, param in list(part._parameters.items()):
-            if param is not None and is_meta(param) and _key(param) in replaced.tensors:
+            if param is not None and is_meta(param) and memory_key(param) in replaced.tensors:
                 setattr(part, name, _parameter(param, replaced))
         for name, buffer in list(part._buffers.items()):
-            if buffer is not None and is_meta(buffer) and _key(buffer) in replaced.tensors:
-                setattr(part, name, replaced.tensors[_key(buffer)])
+            if buffer is not None and is_meta(buffer) and memory_key(buffer) in replaced.tensors:
+                setattr(part, name, replaced.tensors[memory_key(buffer)])
     module.load_state_dict(filled)
 
 
 def _parameter(old: nn.Parameter, replaced: Replaced) -> nn.Parameter:
     if id(old) not in replaced.parameters:
-        made = nn.Parameter(replaced.tensors[_key(old)].detach(), requires_grad=old.requires_grad)
+        made = nn.Parameter(
+            replaced.tensors[memory_key(old)].detach(), requires_grad=old.requires_grad
+        )
         vars(made).update(vars(old))  # what users noted on it
         replaced.parameters[id(old)] = made
         replaced.old.append(old)
     return replaced.parameters[id(old)]
 
 
-def _key(value: Any) -> Key:
+def memory_key(value: Any) -> Key:
     """Return what tensors have in common that are the same elements, were there memory."""
     local = _local_of(value)
     return (

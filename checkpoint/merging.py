@@ -16,6 +16,7 @@ from ..dtensor.irregular import IrregularLayout
 from ..dtensor.layout import Layout
 from ..dtensor.mesh import Mesh
 from ..dtensor.placement import Replicate
+from .merging_groups import NodeOfRanks, differ, merge_groups
 from .names import Path, index_component, join, key_component
 from .spec import GlobalTensor, OwnPart, TensorSpec, TensorSpecs, Values
 from .text import ranks_text
@@ -49,7 +50,8 @@ def merge_values(reports: Sequence[ValueReport]) -> Node:
                     f"{ranks_text(ranks)}. Plain tensors count as replicated: make them equal, "
                     "shard them as DTensors, or wrap a value of one rank in PerRank"
                 )
-    return _merge_nodes([(ranks, values.tree) for ranks, values in reports], ())
+    groups = frozenset(name for _, values in reports for name in values.groups)
+    return _merge_nodes([(ranks, values.tree) for ranks, values in reports], (), groups)
 
 
 _Found = list[tuple[tuple[int, ...], TensorSpec]]
@@ -208,38 +210,39 @@ def with_own_parts(tree: Node, parts: Iterable[OwnPart]) -> Node:
     return whole
 
 
-def _merge_nodes(nodes: list[tuple[tuple[int, ...], Node]], path: Path) -> Node:
+def _merge_nodes(nodes: list[NodeOfRanks], path: Path, groups: frozenset[str]) -> Node:
     ranks, first = nodes[0]
     text = json.dumps(first)  # tells 1 from True and 0.0 from -0.0, which == does not
     if all(json.dumps(node) == text for _, node in nodes[1:]):
         return first
+    if groups and join(path) in groups:
+        return merge_groups(nodes, join(path))
     tags = [tag_of(node) for _, node in nodes]
     if set(tags) <= {"dict", "items"} or (len(set(tags)) == 1 and tags[0] in DICT_TAGS):
-        return _merge_dicts(nodes, path)
+        return _merge_dicts(nodes, path, groups)
     if len(set(tags)) == 1 and tags[0] in ("list", "tuple"):
         lists = [(r, node[tags[0]]) for r, node in nodes]
         if len({len(items) for _, items in lists}) == 1:
             return {
                 tags[0]: [
-                    _merge_nodes([(r, items[i]) for r, items in lists], (*path, index_component(i)))
+                    _merge_nodes(
+                        [(r, items[i]) for r, items in lists], (*path, index_component(i)), groups
+                    )
                     for i in range(len(lists[0][1]))
                 ]
             }
-    differing = next((r, node) for r, node in nodes if json.dumps(node) != text)
-    raise LayoutMismatch(
-        f"value {join(path)!r} differs between ranks: {_shorten(first)} on {ranks_text(ranks)}, "
-        f"{_shorten(differing[1])} on {ranks_text(differing[0])}. Values count as replicated: "
-        "make them equal or wrap them in PerRank"
-    )
+    other, differing = next((r, node) for r, node in nodes if json.dumps(node) != text)
+    raise differ(join(path), (ranks, first), (other, differing))
 
 
-def _merge_dicts(nodes: list[tuple[tuple[int, ...], Node]], path: Path) -> Node:
-    by_key: dict[Any, list[tuple[tuple[int, ...], Node]]] = {}
+def _merge_dicts(nodes: list[NodeOfRanks], path: Path, groups: frozenset[str]) -> Node:
+    by_key: dict[Any, list[NodeOfRanks]] = {}
     for ranks, node in nodes:
         for key, _, child in children(node):
             by_key.setdefault(key, []).append((ranks, child))
     merged = [
-        (key, _merge_nodes(found, (*path, key_component(key)))) for key, found in by_key.items()
+        (key, _merge_nodes(found, (*path, key_component(key)), groups))
+        for key, found in by_key.items()
     ]
     tags = {tag_of(node) for _, node in nodes}
     return container_node("items" if tags == {"dict", "items"} else tags.pop(), merged)
@@ -247,8 +250,3 @@ def _merge_dicts(nodes: list[tuple[tuple[int, ...], Node]], path: Path) -> Node:
 
 def _describe(spec: TensorSpec) -> str:
     return f"{spec.dtype.torch_name}{list(spec.shape)}"
-
-
-def _shorten(node: Node) -> str:
-    text = json.dumps(node)
-    return text if len(text) <= 80 else text[:77] + "..."

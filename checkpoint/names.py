@@ -9,6 +9,8 @@ data files, where ``[`` opens the box of a part.
 
 from __future__ import annotations
 
+from urllib.parse import unquote
+
 _ESCAPES = str.maketrans({"%": "%25", "/": "%2F", "[": "%5B"})
 
 Path = tuple[str, ...]
@@ -32,6 +34,17 @@ def key_component(key: str | int) -> str:
     if text == "__metadata__" or text.startswith("__dtckpt"):
         return f"%5F{text[1:]}"
     return text or "%"
+
+
+def key_of(component: str) -> str | int:
+    """Return the dict key of a component; that of a position in a list is taken for a str key.
+
+    >>> [key_of(key_component(key)) for key in ("a/b", "%2F", "#1", 1, "", "__metadata__")]
+    ['a/b', '%2F', '#1', 1, '', '__metadata__']
+    """
+    if component[:1] == "#":
+        return int(component[1:])
+    return "" if component == "%" else unquote(component)
 
 
 def index_component(index: int) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from .materialising import Replaced
+from .param_names import params_of
 from .plan import StoredTensor
 from .tree import Node, children, tag_of
 from .tree_index import ABSENT, TreeIndex, below
@@ -20,6 +21,7 @@ from .tree_index import ABSENT, TreeIndex, below
 _OF_PARAM_SHAPE = frozenset(
     {
         "acc_delta",
+        "ax",
         "exp_avg",
         "exp_avg_sq",
         "exp_inf",
@@ -33,22 +35,8 @@ _OF_PARAM_SHAPE = frozenset(
 )
 """State that always has the shape of its parameter. The destination then gets that shape, so that
 state of another model is found out; other state takes the shape that was saved."""
-
-
-def optimizer_template(
-    optimizer: torch.optim.Optimizer, name_of: Callable[[str], str], fresh: FreshState
-) -> dict[str, Any]:
-    """Return the optimizer's state dict, with tensors to load into where it has no state yet.
-
-    ``name_of`` gives the name in the checkpoint of a name in that state dict.
-    """
-    template = optimizer.state_dict()
-    for index, param in _params(optimizer).items():
-        held = template["state"].get(index)
-        entry = fresh.entry(held or {}, name_of(f"state/#{index}"), param)
-        if entry or held is not None:
-            template["state"][index] = entry
-    return template
+_FACTORS = frozenset({"row_var", "col_var"})
+"""State of as many dims as its parameter, each of its size or 1."""
 
 
 def load_optimizer(
@@ -64,7 +52,7 @@ def load_optimizer(
         for group in optimizer.param_groups:
             group["params"] = [replaced.parameters.get(id(p), p) for p in group["params"]]
     optimizer.load_state_dict(filled)
-    for index, param in _params(optimizer).items():
+    for index, param in enumerate(params_of(optimizer)):
         state = optimizer.state.get(param, {})
         for key, value in filled["state"].get(index, {}).items():
             loaded = state.get(key)
@@ -73,8 +61,26 @@ def load_optimizer(
                 state[key] = value.detach().to(loaded.device)
 
 
-def _params(optimizer: torch.optim.Optimizer) -> dict[int, torch.Tensor]:
-    return dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
+def wrong_shapes(
+    index: TreeIndex, stored: Mapping[str, StoredTensor], at: str, param: torch.Tensor
+) -> list[str]:
+    """Return what of the saved state of a parameter cannot be that of one of its shape.
+
+    State of the parameter's own shape is compared where it is loaded; this is about factors of it.
+    """
+    node = index.find(at)
+    problems: list[str] = []
+    for key, component, child in [] if node is ABSENT else children(node):
+        saved = stored.get(child["tensor"]) if tag_of(child) == "tensor" else None
+        if saved is None or key not in _FACTORS:
+            continue
+        sizes = zip(saved.shape, param.shape, strict=False)
+        if len(saved.shape) != param.ndim or any(n not in (1, m) for n, m in sizes):
+            problems.append(
+                f"{below(at, component)}: saved as {list(saved.shape)}, which is no factor of a "
+                f"parameter of the shape {list(param.shape)}"
+            )
+    return problems
 
 
 class FreshState:

@@ -24,16 +24,17 @@ from .borrowing import Borrowed, Lender, open_base
 from .collector import paused_collector
 from .committing import check_free, commit, discard, prepare
 from .copies import compare_copies
+from .flattening import flatten
 from .limits import MAX_JSON_NESTING, check_nesting
 from .manifest import MANIFEST, BorrowedFile, FileRecord, Manifest, read_manifest_bytes
 from .ranks import DEFAULT_TIMEOUT, Answers, CalledOff, Ranks, ranks_of, together
 from .spec import OwnPart, TensorSpecs, Values, split_own
 from .staging import StagingArea, TensorPart
+from .stateful import Stateful
 from .tensors import LocalTensor, local_tensor, tensor_tag
 from .text import ranks_text
 from .ties import find_ties
 from .transfer import TensorSource
-from .tree import flatten
 from .writing import Chunk, Progress, in_file_order, write_file
 
 logger = logger_of("checkpoint")
@@ -71,7 +72,7 @@ class SaveOptions:
 
 
 def save(
-    state_dict: Mapping[Any, Any],
+    state_dict: Mapping[Any, Any] | Stateful,
     checkpoint_id: str | os.PathLike[str] | Store,
     *,
     process_group: Any = None,
@@ -89,8 +90,9 @@ def save(
     Every rank of ``process_group`` (default: the default group; without one, or with ``no_dist``,
     this process alone) calls this with its part of the state: a dict, nested at will, of DTensors
     of ours or torch's, plain tensors and numpy arrays (which count as replicated and must be equal
-    on all ranks; see ``PerRank``), objects with ``state_dict()``, and plain values. Tensors are
-    read as they are during the call.
+    on all ranks; see ``PerRank``), objects with ``state_dict()``, and plain values; or such an
+    object alone. Tensors are read as they are during the call. State of torch optimizers is stored
+    by the names of its parameters, where the state or the optimizer tells them.
 
     ``checkpoint_id`` is a directory, a URL such as ``s3://bucket/run/step-1000`` (with
     ``storage_options`` passed on to its driver), or a ``Store``. ``metadata`` is any JSON value
@@ -165,7 +167,7 @@ class SaveJob:
 
     def plan(
         self,
-        state: Mapping[Any, Any],
+        state: Mapping[Any, Any] | Stateful,
         target: str | os.PathLike[str] | Store,
         *,
         first: Callable[[], None],
@@ -189,7 +191,7 @@ class SaveJob:
             )
 
     def describe(
-        self, state: Mapping[Any, Any], target: str | os.PathLike[str] | Store
+        self, state: Mapping[Any, Any] | Stateful, target: str | os.PathLike[str] | Store
     ) -> Description:
         """Flatten the state and return what this rank says of it."""
         storage_options = self.options.storage_options
@@ -201,7 +203,11 @@ class SaveJob:
         rank = self.ranks.rank
         with paused_collector():
             flat = flatten(
-                state, rank=rank, tensor_tag=tensor_tag, allow_pickle=self.options.allow_pickle
+                state,
+                rank=rank,
+                tensor_tag=tensor_tag,
+                allow_pickle=self.options.allow_pickle,
+                tell_alive=self.ranks.tell_alive,
             )
             self.tensors = {n: local_tensor(n, value) for n, value in flat.tensors.items()}
             for tensor in self.tensors.values():
@@ -211,7 +217,7 @@ class SaveJob:
             tree, shared, own = flat.tree, specs, OwnPart({}, {})
             if flat.has_own:
                 tree, shared, own = split_own(flat.tree, specs)
-        values = Values(tree, self.digests_of(shared))
+        values = Values(tree, self.digests_of(shared), flat.groups)
         if self.options.base is not None:
             self.base = open_base(self.options.base, self.store, storage_options)
         terms = {

@@ -64,16 +64,18 @@ class Values:
     tree: Node
     digests: dict[str, str]
     """Hashes of plain tensors, which count as replicated."""
+    groups: tuple[str, ...] = ()
+    """Lists of groups of named parameters, of which each rank may have other ones."""
 
     def to_bytes(self) -> bytes:
         """Return canonical JSON: equal values give equal bytes on all ranks."""
-        return _dump({"tree": self.tree, "digests": self.digests})
+        return _dump({"tree": self.tree, "digests": self.digests, "groups": self.groups})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Values:
         """Return the values that ``to_bytes`` wrote."""
         value = json.loads(data)
-        return cls(value["tree"], value["digests"])
+        return cls(value["tree"], value["digests"], tuple(value["groups"]))
 
 
 @dataclass(frozen=True, slots=True)

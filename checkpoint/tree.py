@@ -8,17 +8,17 @@ arrays ``{"ndarray": name}``. All other nodes are leaves of ``values``.
 
 from __future__ import annotations
 
+import json
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
-from dtckpt.errors import Corrupt, Unsavable
+from dtckpt.errors import Corrupt
 
-from .limits import MAX_NESTING, shown
-from .names import Path, index_component, is_encodable, join, key_component, rank_component
-from .stateful import Stateful, is_stateful
-from .values import VALUE_TAGS, Node, decode_value, encode_value
+from .limits import shown
+from .names import Path, index_component, join, key_component, rank_component
+from .values import VALUE_TAGS, Node, decode_value
 
 DICTS: dict[type, str] = {
     dict: "items",
@@ -39,100 +39,33 @@ class PerRank:
     """A value that every rank keeps for itself, such as the state of its random generator.
 
     Without it a plain tensor or value must be equal on all ranks. It is saved under the rank and
-    given back to the same rank.
+    given back to the same rank. A load on more ranks than were there at the save has nothing for
+    those that are new: with ``new_rank="keep"`` they keep the value that they bring, which the
+    report lists as ``kept``; with ``"error"`` it counts as missing.
     """
 
     value: Any
+    new_rank: Literal["error", "keep"] = "error"
+
+    def __post_init__(self) -> None:
+        if self.new_rank not in ("error", "keep"):
+            raise ValueError(f"new_rank={self.new_rank!r}: expected 'error' or 'keep'")
 
 
-@dataclass(frozen=True, slots=True)
-class Flattened:
-    """A state dict taken apart."""
+def dict_tag(value: object) -> str | None:
+    """Return the tag of a dict or another mapping, and None for other values.
 
-    tree: Node
-    tensors: dict[str, Any]
-    """Every tensor and numpy array by name, in order of appearance."""
-    has_own: bool
-    """Whether something is kept for this rank alone."""
+    Of subclasses and other mappings the items are kept, not the type.
 
-
-def flatten(
-    state: Mapping[Any, Any],
-    *,
-    rank: int,
-    tensor_tag: Callable[[object], str | None],
-    allow_pickle: bool,
-) -> Flattened:
-    """Take a state dict apart into its structure and its tensors.
-
-    ``tensor_tag`` says "tensor" or "ndarray" for what is to be stored as a tensor. Objects with
-    ``state_dict()`` and ``load_state_dict()`` stand for their state dict. Raises Unsavable, with
-    the name of the leaf, for what cannot be written.
+    >>> from types import MappingProxyType
+    >>> dict_tag(MappingProxyType({})), dict_tag(Counter()), dict_tag([])
+    ('items', 'counter', None)
     """
-    return _Flattening(rank, tensor_tag, allow_pickle).run(state)
-
-
-class _Flattening:
-    def __init__(
-        self, rank: int, tensor_tag: Callable[[object], str | None], allow_pickle: bool
-    ) -> None:
-        self.rank = rank
-        self.tensor_tag = tensor_tag
-        self.allow_pickle = allow_pickle
-        self.tensors: dict[str, Any] = {}
-        self.open_containers: set[int] = set()
-        self.has_own = False
-
-    def run(self, state: Mapping[Any, Any]) -> Flattened:
-        return Flattened(self.node(state, ()), self.tensors, self.has_own)
-
-    def node(self, value: Any, path: Path) -> Node:
-        tag = self.tensor_tag(value)
-        if tag is not None:
-            name = join(path)
-            if not is_encodable(name):
-                raise Unsavable(
-                    f"{name!a}: no data file can hold a tensor of this name, since it has half of "
-                    "a surrogate pair in it, which UTF-8 has no bytes for; rename the key"
-                )
-            self.tensors[name] = value
-            return {tag: name}
-        if isinstance(value, PerRank):
-            self.has_own = True
-            child = self.node(value.value, (*path, rank_component(self.rank)))
-            return {"per_rank": {str(self.rank): child}}
-        if is_stateful(value):
-            return self.node(cast(Stateful, value).state_dict(), path)
-        if type(value) in DICTS or type(value) in SEQUENCES:
-            return self.container(value, path)
-        return encode_value(value, join(path), allow_pickle=self.allow_pickle)
-
-    def container(self, value: Any, path: Path) -> Node:
-        if id(value) in self.open_containers:
-            raise Unsavable(f"{join(path)}: the container holds itself")
-        if len(self.open_containers) == MAX_NESTING:
-            raise Unsavable(f"{join(path)}: lies in more than {MAX_NESTING} containers")
-        self.open_containers.add(id(value))
-        try:
-            if type(value) in SEQUENCES:
-                items = [self.node(v, (*path, index_component(i))) for i, v in enumerate(value)]
-                return {SEQUENCES[type(value)]: items}
-            return self.dict_node(value, path)
-        finally:
-            self.open_containers.discard(id(value))
-
-    def dict_node(self, value: dict[Any, Any], path: Path) -> Node:
-        for key in value:
-            if type(key) not in (str, int):
-                raise Unsavable(
-                    f"{join(path)}: the dict key {key!r} is of type {type(key).__name__}; "
-                    "only str and int keys can be written"
-                )
-        nodes = [(key, self.node(v, (*path, key_component(key)))) for key, v in value.items()]
-        tag = DICTS[type(value)]
-        if tag == "items" and all(type(key) is str for key in value):
-            tag = "dict"
-        return container_node(tag, nodes)
+    tag = DICTS.get(type(value))
+    if tag is None and isinstance(value, Mapping):
+        kinds = (kind for kind in (OrderedDict, Counter) if isinstance(value, kind))
+        return DICTS[next(kinds, dict)]
+    return tag
 
 
 def tag_of(node: Node) -> str | None:
@@ -170,6 +103,21 @@ def _key(key: object) -> str | int:
     if type(key) is str or type(key) is int:
         return key
     raise TypeError(f"{shown(key)} is no key of a dict")
+
+
+def same_values(one: Node, other: Node) -> bool:
+    """Whether two nodes are alike, whatever tensors they name."""
+    if tag_of(one) != tag_of(other):
+        return False
+    if tag_of(one) in TENSORS:
+        return True
+    mine, others = children(one), children(other)
+    if not mine or not others:
+        return json.dumps(one) == json.dumps(other)  # tells 1 from True, which == does not
+    return len(mine) == len(others) and all(
+        key == other_key and same_values(node, other_node)
+        for (key, _, node), (other_key, _, other_node) in zip(mine, others, strict=True)
+    )
 
 
 def container_node(tag: str | None, items: Sequence[tuple[str | int, Node]]) -> Node:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import enum
+import io
 import math
 import pickle
 import re
@@ -54,8 +55,8 @@ def encode_value(value: object, name: str, *, allow_pickle: bool) -> Node:
     raise Unsavable(
         f"{name}: a value of type {_qualified_name(type(value))} cannot be written. The format "
         "holds tensors, numpy arrays and scalars, None, bool, int, float, complex, str, bytes, "
-        "list, tuple, dict, torch dtypes, devices and sizes, and enums given to register_enum. "
-        "Convert the value, or pass allow_pickle=True at save and at load"
+        "BytesIO, list, tuple, dict and other mappings, torch dtypes, devices and sizes, and enums "
+        "given to register_enum. Convert the value, or pass allow_pickle=True at save and at load"
     )
 
 
@@ -174,6 +175,7 @@ _ENCODERS: dict[type, Callable[[Any], Node]] = {
     float: _encode_float,
     complex: lambda value: {"complex": [_encode_float(value.real), _encode_float(value.imag)]},
     bytes: lambda value: {"bytes": _to_base64(value)},
+    io.BytesIO: lambda value: {"bytes": _to_base64(value.getvalue())},
 }
 _TORCH_ENCODERS: dict[str, Callable[[Any], Node]] = {
     "dtype": lambda value: {"dtype": str(value).removeprefix("torch.")},

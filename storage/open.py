@@ -27,6 +27,8 @@ def open_store(target: str | os.PathLike[str] | Store, **options: object) -> Sto
         _refuse(options, "a store that is open")
         return target
     path = os.fspath(target)
+    if not path:
+        raise ValueError("the path of a store is empty; the current directory is '.'")
     match = _SCHEME.match(path)
     if match is None:
         if "::" in path and "://" in path:

@@ -63,8 +63,9 @@ def full(value: torch.Tensor) -> torch.Tensor:
 def contents(model: nn.Module, optimizer: torch.optim.Optimizer) -> Full:
     """All parameters, buffers and optimizer state, whole."""
     found = {f"model/{n}": full(t).clone() for n, t in model.state_dict().items()}
-    for i, entry in optimizer.state_dict()["state"].items():
-        found |= {f"optim/state/#{i}/{k}": full(v).clone() for k, v in entry.items()}
+    for name, param in model.named_parameters():
+        entry = optimizer.state[param]
+        found |= {f"optim/state/model/{name}/{k}": full(v).clone() for k, v in entry.items()}
     return found
 
 

@@ -129,7 +129,7 @@ def test_values_of_each_rank_do_not_become_shared_ones() -> None:
 
 def test_the_root_is_a_dict() -> None:
     store = saved({"a": 1})
-    with pytest.raises(LayoutMismatch, match="is a dict, got tuple"):
+    with pytest.raises(LayoutMismatch, match=r"is a dict, or an object .*; got tuple"):
         dcp.load((0, 0), store)  # pyright: ignore[reportArgumentType]
 
 

@@ -14,17 +14,18 @@ import dtckpt.checkpoint as dcp
 from dtckpt.errors import LayoutMismatch
 from dtckpt.storage import MemoryStore
 
-Make = Callable[[Any], torch.optim.Optimizer]
-
-OPTIMIZERS: dict[str, Make] = {
-    "SGD": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
-    "Adam": lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True),
-    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.1),
-    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.1),
-    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.1, momentum=0.5, centered=True),
-    "Adafactor": lambda p: torch.optim.Adafactor(p, lr=0.1),
-    "LBFGS": lambda p: torch.optim.LBFGS(p, lr=0.1, max_iter=3),
+OPTIONS: dict[str, dict[str, Any]] = {
+    "SGD": {"momentum": 0.9},
+    "Adam": {"amsgrad": True},
+    "RMSprop": {"momentum": 0.5, "centered": True},
+    "LBFGS": {"max_iter": 3},
 }
+OF_TORCH = sorted(
+    name
+    for name, kind in vars(torch.optim).items()
+    if isinstance(kind, type) and name not in ("Optimizer", "SparseAdam")
+)
+"""All optimizers of torch; SparseAdam takes sparse gradients only and has the state of Adam."""
 
 
 def model(out: int = 4) -> nn.Linear:
@@ -45,8 +46,12 @@ def step(net: nn.Linear, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step(closure)
 
 
-@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
-def test_a_resumed_run_goes_on_as_if_nothing_had_been(make: Make) -> None:
+@pytest.mark.parametrize("kind", OF_TORCH)
+def test_a_resumed_run_goes_on_as_if_nothing_had_been(kind: str) -> None:
+    def make(params: Any) -> torch.optim.Optimizer:
+        matrices = [p for p in params if kind != "Muon" or p.ndim == 2]
+        return getattr(torch.optim, kind)(matrices, lr=0.1, **OPTIONS.get(kind, {}))
+
     net = model()
     optimizer = make(net.parameters())
     for _ in range(3):
@@ -105,32 +110,71 @@ def test_state_of_another_model_is_refused() -> None:
     assert not other.state
 
 
-def test_schedulers() -> None:
-    def schedulers(optimizer: Any) -> dict[str, Any]:
-        rate = torch.optim.lr_scheduler
-        return {
-            "multi": rate.MultiStepLR(optimizer, [1, 2, 9]),
-            "cosine": rate.CosineAnnealingLR(optimizer, 7),
-            "plateau": rate.ReduceLROnPlateau(optimizer),
-        }
+rate = torch.optim.lr_scheduler
+SCHEDULERS: dict[str, Callable[[Any], Any]] = {
+    "LambdaLR": lambda o: rate.LambdaLR(o, [lambda n: 0.9**n, lambda n: 0.8**n]),
+    "LambdaLR of an object": lambda o: rate.LambdaLR(o, Decay(0.9)),
+    "MultiplicativeLR": lambda o: rate.MultiplicativeLR(o, lambda n: 0.9 + n / 100),
+    "StepLR": lambda o: rate.StepLR(o, 2),
+    "MultiStepLR": lambda o: rate.MultiStepLR(o, [1, 2, 9]),
+    "ConstantLR": lambda o: rate.ConstantLR(o, total_iters=6),
+    "LinearLR": lambda o: rate.LinearLR(o, total_iters=8),
+    "ExponentialLR": lambda o: rate.ExponentialLR(o, 0.9),
+    "PolynomialLR": lambda o: rate.PolynomialLR(o, total_iters=9, power=2.0),
+    "CosineAnnealingLR": lambda o: rate.CosineAnnealingLR(o, 7),
+    "CosineAnnealingWarmRestarts": lambda o: rate.CosineAnnealingWarmRestarts(o, 3),
+    "CyclicLR": lambda o: rate.CyclicLR(o, [0.1, 0.2], 1.0, step_size_up=3),
+    "OneCycleLR": lambda o: rate.OneCycleLR(o, [1.0, 2.0], total_steps=20),
+    "SWALR": lambda o: torch.optim.swa_utils.SWALR(o, 0.05, anneal_epochs=6),
+    "ReduceLROnPlateau": lambda o: rate.ReduceLROnPlateau(o, patience=1),
+    "ChainedScheduler": lambda o: rate.ChainedScheduler(
+        [rate.ExponentialLR(o, 0.9), rate.ConstantLR(o, total_iters=6)]
+    ),
+    "SequentialLR": lambda o: rate.SequentialLR(
+        o, [rate.LinearLR(o, total_iters=4), rate.CosineAnnealingLR(o, 7)], [5]
+    ),
+}
 
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
-    used = schedulers(optimizer)
-    for _ in range(3):
-        step(net, optimizer)
-        used["multi"].step()
-        used["cosine"].step()
-        used["plateau"].step(1.0)
-    store = MemoryStore()
-    dcp.save({"o": optimizer, **used}, store)
-    fresh_optimizer = torch.optim.SGD(model().parameters(), lr=5.0)
-    fresh = schedulers(fresh_optimizer)
-    dcp.load({"o": fresh_optimizer, **fresh}, store)
-    for name, scheduler in used.items():
-        assert fresh[name].state_dict() == scheduler.state_dict()
-        assert type(fresh["multi"].milestones) is type(used["multi"].milestones)
-    assert fresh_optimizer.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+
+class Decay:
+    """A factor with parameters, which a scheduler saves."""
+
+    def __init__(self, base: float) -> None:
+        self.base = base
+
+    def __call__(self, epoch: int) -> float:
+        return self.base**epoch
+
+
+@pytest.mark.parametrize("kind", SCHEDULERS)
+def test_a_resumed_schedule_goes_on_as_if_nothing_had_been(kind: str) -> None:
+    def make() -> tuple[torch.optim.Optimizer, Any]:
+        net = model()
+        groups = [{"params": [net.weight], "lr": 0.5}, {"params": [net.bias], "lr": 0.25}]
+        optimizer = torch.optim.SGD(groups, momentum=0.9)
+        return optimizer, SCHEDULERS[kind](optimizer)
+
+    def run(optimizer: Any, scheduler: Any, steps: int) -> list[list[float]]:
+        found: list[list[float]] = []
+        for _ in range(steps):
+            optimizer.step()
+            scheduler.step(*([1.0] if kind == "ReduceLROnPlateau" else []))
+            found.append([group["lr"] for group in optimizer.param_groups])
+        return found
+
+    for steps in (1, 4, 6):
+        optimizer, scheduler = make()
+        run(optimizer, scheduler, steps)
+        store = MemoryStore()
+        dcp.save({"o": optimizer, "s": scheduler}, store)
+        kept = copy.deepcopy(scheduler.state_dict())
+        expected = run(optimizer, scheduler, 8)
+        for state in ("fresh", "used"):
+            other, resumed = make()
+            run(other, resumed, 3 if state == "used" else 0)
+            dcp.load({"o": other, "s": resumed}, store)
+            assert resumed.state_dict() == kept
+            assert run(other, resumed, 8) == expected, (steps, state)
 
 
 class Shampoo(torch.optim.Optimizer):

@@ -5,7 +5,11 @@ from __future__ import annotations
 import collections
 import copy
 import enum
+import io
 import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -247,6 +251,116 @@ def test_what_cannot_be_written_is_refused_by_name(value: object) -> None:
     with pytest.raises(Unsavable, match=r"model/blocks/1"):
         dcp.save({"model": {"blocks": [0, value]}}, store)
     assert list(store.list()) == []
+
+
+class Config(dict[str, Any]):
+    """A dict by another name."""
+
+
+class Registry(Mapping[str, Any]):
+    """A mapping that cannot be changed."""
+
+    def __init__(self, **items: Any) -> None:
+        self.items_of = items
+
+    def __getitem__(self, key: str) -> Any:
+        return self.items_of[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.items_of)
+
+    def __len__(self) -> int:
+        return len(self.items_of)
+
+
+def test_mappings_of_all_kinds() -> None:
+    def state(value: int) -> dict[str, Any]:
+        return {
+            "config": Config(n=value, w=torch.full((2,), value)),
+            "proxy": MappingProxyType({"n": value, "w": torch.full((2,), value)}),
+            "registry": Registry(inner=Registry(n=value)),
+            "user": collections.UserDict(a=value),
+            "chain": collections.ChainMap({"a": value}, {"b": value}),
+        }
+
+    store = MemoryStore()
+    dcp.save(MappingProxyType(state(1)), store)
+    assert dcp.open(store).state_dict()["config"]["n"] == 1
+    into = state(0)
+    kept = into["config"], into["user"]
+    tensors = into["config"]["w"], into["proxy"]["w"]
+    dcp.load(into, store)
+    assert (into["config"], into["user"]) == kept
+    assert into["config"] is kept[0]
+    assert type(into["user"]) is collections.UserDict
+    assert [part["n"] for part in (into["config"], into["proxy"], into["registry"]["inner"])] == [
+        1
+    ] * 3
+    assert all(tensor.tolist() == [1, 1] for tensor in tensors)
+    assert into["proxy"]["w"] is tensors[1]
+    assert dict(into["chain"]) == {"a": 1, "b": 1}
+
+
+def test_a_mapping_that_cannot_be_changed_takes_tensors_only() -> None:
+    store = MemoryStore()
+    dcp.save({"w": torch.ones(2), "n": 1}, store)
+    weight = torch.zeros(2)
+    with pytest.raises(LayoutMismatch, match=r"values were saved \(n\), and a Registry cannot"):
+        dcp.load(Registry(w=weight, n=0), store)
+    assert weight.tolist() == [0, 0]
+    dcp.load(Registry(w=weight), store, select="w")
+    assert weight.tolist() == [1, 1]
+
+
+def test_streams_of_bytes() -> None:
+    store = MemoryStore()
+    stream = io.BytesIO(b"extra\x00state")
+    stream.seek(3)
+    dcp.save({"s": stream, "t": stream}, store)
+    into: dict[str, Any] = {"s": io.BytesIO(), "t": None}
+    dcp.load(into, store)
+    assert into["s"].read() == b"extra\x00state"
+    assert into["t"] == b"extra\x00state"
+    assert stream.tell() == 3
+
+
+@pytest.mark.parametrize("state", [None, [torch.ones(1)], torch.ones(1), 3])
+def test_what_is_no_state_is_refused_and_replaces_nothing(state: Any) -> None:
+    store = MemoryStore()
+    dcp.save({"a": 1}, store)
+    with pytest.raises(Unsavable, match="a state to save is a dict, or an object with state_dict"):
+        dcp.save(state, store, overwrite=True)
+    with pytest.raises(LayoutMismatch, match="a state to load into is a dict, or an object"):
+        dcp.load(state, store)
+    assert dcp.open(store).state_dict() == {"a": 1}
+
+
+def test_an_object_alone() -> None:
+    net, fresh = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    store = MemoryStore()
+    dcp.save(net, store)
+    assert set(dcp.load(fresh, store).loaded) == {"weight", "bias"}
+    assert torch.equal(fresh.weight, net.weight)
+    optimizer = torch.optim.Adam(net.named_parameters(), lr=0.5)
+    net(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    store = MemoryStore()
+    dcp.save(optimizer, store)
+    assert "state/bias/exp_avg" in dcp.open(store)
+    other = torch.optim.Adam(reversed(list(fresh.named_parameters())))
+    dcp.load(other, store)
+    assert other.param_groups[0]["lr"] == 0.5
+    assert torch.equal(other.state[fresh.bias]["exp_avg"], optimizer.state[net.bias]["exp_avg"])
+
+
+def test_no_path_is_not_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for call in (dcp.save, dcp.load):
+        with pytest.raises(CheckpointError, match="the path of a store is empty"):
+            call({"a": 1}, "")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_container_that_holds_itself_is_refused() -> None:

@@ -352,7 +352,21 @@ def test_what_ranks_keep_for_themselves_comes_back_to_them() -> None:
     with pytest.raises(RanksFailed) as failure:
         run_ranks(SIZE + 1, load_more)
     assert "failed on rank 3" in str(failure.value.errors[0])
-    assert "rng/@3" in str(failure.value.errors[0])
+    assert "Missing in the checkpoint: rng/@3. " in str(failure.value.errors[0])
+    assert 'new_rank="keep"' in str(failure.value.errors[0])
+
+    def load_and_keep(rank: int, group: Any) -> tuple[int, dcp.LoadReport]:
+        own: Any = {"state": torch.zeros(4, dtype=torch.int64), "n": -1}
+        into: dict[str, Any] = {"rng": dcp.PerRank(own, new_rank="keep"), "shared": 0}
+        report = dcp.load(into, store, process_group=group)
+        return into["rng"].value["n"], report
+
+    found = run_ranks(SIZE + 1, load_and_keep)
+    assert [value for value, _ in found] == [0, 1, 2, -1]
+    assert [report.kept for _, report in found] == [(), (), (), ("rng/@3",)]
+    wanted: Any = "copy"
+    with pytest.raises(ValueError, match="expected 'error' or 'keep'"):
+        dcp.PerRank(1, new_rank=wanted)
 
 
 def test_ranks_with_different_parts_of_the_state() -> None:

@@ -1,0 +1,249 @@
+"""The state of an optimizer by the names of its parameters, as it is stored and found again.
+
+The state of the parameter that is saved as ``model/w`` is stored as ``state/model/w``, and the
+``params`` of its group list ``model/w``, all below the name of the optimizer. Where a parameter has
+no name its number stands in both places, as in the optimizer's own state dict. Checkpoints of other
+origins list numbers with ``param_names`` beside, or names as torch's ``get_optimizer_state_dict``
+gives them; both are understood.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from .names import key_component, key_of
+from .param_names import ParamLabel, without_wrappers
+from .tree import DICT_TAGS, Node, children, tag_of
+from .tree_index import ABSENT, TreeIndex, below
+
+_PARAMS = ("params", "param_names")
+"""Entries of a group that say which parameters it has; the others are its settings."""
+
+
+def is_numbered(state: Any) -> bool:
+    """Whether a state dict has the form that torch's optimizers give: state by numbers."""
+    if not isinstance(state, dict):
+        return False
+    parts = cast(dict[Any, Any], state)
+    groups, entries = parts.get("param_groups"), parts.get("state")
+    if not isinstance(groups, list) or not isinstance(entries, dict):
+        return False
+    numbers: list[Any] = []
+    for group in cast(list[Any], groups):
+        if not isinstance(group, dict) or not isinstance(group.get("params"), list):  # pyright: ignore
+            return False
+        numbers += cast(dict[str, Any], group)["params"]
+    known = range(len(numbers))
+    keys = [key for key in cast(dict[Any, Any], entries) if isinstance(key, int)]
+    return numbers == list(known) and all(key in known for key in keys)
+
+
+def named_state(state: Any, labels: Sequence[ParamLabel]) -> dict[Any, Any] | None:
+    """Return the state dict of an optimizer with names for numbers, as far as there are names.
+
+    None where the state dict has another form, or a key that would be mistaken for a name.
+    """
+    if not is_numbered(state) or sum(len(g["params"]) for g in state["param_groups"]) != len(
+        labels
+    ):
+        return None
+    texts = [label.text for label in labels]
+    taken = {key_component(key) for key in state["state"] if type(key) is str}
+    tops = {text.split("/")[0] for text in texts if text is not None}
+    if tops & taken or (None in texts and any(top.startswith("#") for top in tops)):
+        return None
+    entries: dict[Any, Any] = {}
+    for number, entry in state["state"].items():
+        text = texts[number] if isinstance(number, int) else None
+        if text is None:
+            entries[number] = entry
+        else:
+            _put(entries, [key_of(component) for component in text.split("/")], entry)
+    groups = [
+        settings_of(group)
+        | {"params": [n if texts[n] is None else texts[n] for n in group["params"]]}
+        for group in state["param_groups"]
+    ]
+    return {**state, "state": entries, "param_groups": groups}
+
+
+def _put(entries: dict[Any, Any], path: Sequence[str | int], entry: Any) -> None:
+    for key in path[:-1]:
+        entries = entries.setdefault(key, {})
+    entries[path[-1]] = entry
+
+
+def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a group says of its parameters, without which they are."""
+    return {key: value for key, value in group.items() if key not in _PARAMS}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedParam:
+    """A parameter as a checkpoint knows it."""
+
+    position: int
+    """Its number in order of the groups."""
+    group: int
+    name: str | None
+    """None where it was saved by its number."""
+    at: str
+    """Name of its state in the checkpoint, which need not be there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedOptimizer:
+    """The parameters and groups of an optimizer as a checkpoint has them."""
+
+    at: str
+    params: tuple[SavedParam, ...]
+    groups: tuple[Mapping[str, Node], ...]
+    """Nodes of the settings of every group."""
+    sizes: tuple[int, ...]
+    """Numbers of parameters of the groups."""
+
+    def group_at(self, group: int) -> str:
+        """Return the name of a group in the checkpoint."""
+        return f"{self.at}/param_groups/{group}" if self.at else f"param_groups/{group}"
+
+    def leaves_of_params(self, index: TreeIndex) -> list[str]:
+        """Return the leaves that only say which parameters there are."""
+        places = [
+            below(self.group_at(g), part) for g in range(len(self.groups)) for part in _PARAMS
+        ]
+        return [leaf for at in places if at in index.nodes for leaf in index.leaves_of(at)]
+
+
+def read_saved(index: TreeIndex, at: str) -> SavedOptimizer | None:
+    """Return the optimizer saved under a name, or None where nothing of that form was."""
+    groups, state = index.find(below(at, "param_groups")), index.find(below(at, "state"))
+    if groups is ABSENT or tag_of(groups) != "list" or not _is_dict(state):
+        return None
+    names_in_state = {key for key, _, _ in children(state)}
+    params: list[SavedParam] = []
+    settings: list[Mapping[str, Node]] = []
+    sizes: list[int] = []
+    for _, _, group in children(groups):
+        if not _is_dict(group):
+            return None
+        fields = {str(key): node for key, _, node in children(group)}
+        keys = _plain_list(fields.get("params"))
+        if keys is None:
+            return None
+        given = _plain_list(fields.get("param_names")) or []
+        for place, key in enumerate(keys):
+            if isinstance(key, int):
+                name = given[place] if len(given) == len(keys) else None
+                name = key_component(name) if isinstance(name, str) else None
+                where = key_component(key)
+            elif isinstance(key, str):
+                name = where = key_component(key) if key in names_in_state else key
+            else:
+                return None
+            params.append(
+                SavedParam(
+                    position=len(params),
+                    group=len(settings),
+                    name=name,
+                    at=f"{below(at, 'state')}/{where}",
+                )
+            )
+        settings.append(settings_of(fields))
+        sizes.append(len(keys))
+    times = Counter(param.name for param in params)
+    if any(name is not None and count > 1 for name, count in times.items()):
+        return None
+    return SavedOptimizer(at=at, params=tuple(params), groups=tuple(settings), sizes=tuple(sizes))
+
+
+def _is_dict(node: Node) -> bool:
+    return node is not ABSENT and tag_of(node) in DICT_TAGS
+
+
+def _plain_list(node: Node) -> list[Any] | None:
+    """Return the items of a list node without containers."""
+    if tag_of(node) != "list":
+        return None
+    return [item for _, _, item in children(node)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pairing:
+    """Which saved parameter each parameter of an optimizer is."""
+
+    partners: tuple[SavedParam | None, ...]
+    by_position: frozenset[int]
+    """Positions of parameters that only their number tells."""
+    problems: tuple[str, ...]
+
+
+def pair(
+    names: Sequence[Sequence[str]],
+    given: Sequence[str | None],
+    sizes: Sequence[int],
+    saved: SavedOptimizer,
+) -> Pairing:
+    """Find the saved parameter of each parameter.
+
+    ``names`` are the names of each parameter in the state, under which it was saved; ``given`` what
+    its optimizer calls it. A name in full is compared in full. Where one side knows a parameter by
+    the name in its module alone, that is compared. Where a side knows no name at all the number
+    counts, if the groups have the same sizes on both.
+    """
+    full = _unique({param: param.name for param in saved.params})
+    tails = _unique({p: p.name.rpartition("/")[2] for p in saved.params if p.name is not None})
+    partners: list[SavedParam | None] = []
+    for known, own in zip(names, given, strict=True):
+        inner = [name.rpartition("/")[2] for name in known] + ([] if own is None else [own])
+        found = _first(full, (*known, *inner))
+        if found is None and not known:
+            found = _first(tails, inner)
+        partners.append(found)
+    problems = [
+        f"{param.at}: more than one parameter may be this one; save the module beside the optimizer"
+        for param, times in Counter(p for p in partners if p is not None).items()
+        if times > 1
+    ]
+    found_ones = {param.position for param in partners if param is not None}
+    left = {param.position: param for param in saved.params if param.position not in found_ones}
+    by_position: set[int] = set()
+    for position, partner in enumerate(partners):
+        other = left.get(position)
+        if partner is None and other is not None:
+            nameless = not names[position] and given[position] is None
+            if nameless or other.name is None:
+                partners[position] = other
+                by_position.add(position)
+    if by_position and tuple(sizes) != saved.sizes:
+        problems.append(
+            f"{below(saved.at, 'state')}: nothing tells the names of parameters "
+            f"{sorted(by_position)[:5]}, and by their order they cannot be told: saved are groups "
+            f"of {list(saved.sizes)} parameters, wanted are {list(sizes)}. Have the module beside "
+            "the optimizer, or construct it from named_parameters(), at save and at load"
+        )
+    return Pairing(
+        partners=tuple(partners), by_position=frozenset(by_position), problems=tuple(problems)
+    )
+
+
+def _unique(names: Mapping[SavedParam, str | None]) -> dict[str, SavedParam]:
+    """Return parameters by their names, and without what wrappers add where that tells as much."""
+    found: dict[str, SavedParam] = {}
+    ways: tuple[Callable[[str], str], ...] = (str, without_wrappers)
+    for shorten in ways:
+        texts = {param: shorten(name) for param, name in names.items() if name is not None}
+        times = Counter(texts.values())
+        for param, text in texts.items():
+            if times[text] == 1:
+                found.setdefault(text, param)
+    return found
+
+
+def _first(params: Mapping[str, SavedParam], names: Sequence[str]) -> SavedParam | None:
+    for name in (*names, *map(without_wrappers, names)):
+        if name in params:
+            return params[name]
+    return None
