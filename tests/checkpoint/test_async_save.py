@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import dtckpt.checkpoint as dcp
+from dtckpt.checkpoint import background
 from dtckpt.checkpoint.rendezvous import members_of
 from dtckpt.errors import (
     AlreadyCommitted,
@@ -220,6 +223,40 @@ def test_one_rank_cancels_for_all() -> None:
     run_ranks(SIZE, body)
     assert list(store.list()) == []
     dcp.save(state(), store)
+
+
+@pytest.mark.parametrize("op", ["write", "close"])
+def test_a_save_that_is_cancelled_late_is_not_committed(op: str) -> None:
+    """Nor goes it on writing; all of it may have been written, too."""
+    store, gate = MemoryStore(), Gate()
+    writes = gated(store, gate, op)
+    large = {f"t{i}": torch.ones(1 << 17) for i in range(20)}
+    handle = dcp.async_save(large, writes)
+    assert gate.reached.wait(30)
+    handle.cancel()
+    gate.opened.set()
+    assert isinstance(handle.exception(30), Cancelled)
+    assert list(store.list()) == []
+    if op == "write":
+        assert sum(call.op == "write" for call in writes.calls) <= 2
+
+
+def test_a_save_that_gets_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it takes: a deadline begins anew with every piece."""
+    store, gate, hours = MemoryStore(), Gate(), itertools.count()
+    first = dcp.async_save(state(), gated(store, gate))
+    monkeypatch.setattr(background, "_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(background, "time", SimpleNamespace(monotonic=lambda: 3600.0 * next(hours)))
+    moves: list[int] = []
+
+    def on_wait() -> None:
+        moves.append(1)
+        vars(first)["_job"].written_bytes += 1
+        if len(moves) == 20:
+            gate.opened.set()
+
+    assert first.make_way(timedelta(hours=5), on_wait)
+    assert len(moves) >= 20
 
 
 def test_errors_of_planning_are_raised_at_once_and_alike() -> None:

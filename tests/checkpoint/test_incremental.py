@@ -56,7 +56,10 @@ def test_only_what_has_changed_is_written(background: bool) -> None:
 
     def save(step: int, target: Store, base: Store) -> dcp.SaveReport:
         if background:
-            return dcp.async_save(state(step), target, base=base).result(30)
+            handle = dcp.async_save(state(step), target, base=base)
+            report = handle.result(30)
+            assert handle.progress().written_bytes == handle.progress().total_bytes
+            return report
         return dcp.save(state(step), target, base=base)
 
     report = save(2, second, first)
