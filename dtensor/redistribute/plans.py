@@ -17,6 +17,7 @@ from ..logs import logs_redistributes, note_redistribute
 from ..placement import Partial
 from ..reductions import require_reducible
 from ..spec import DTensorSpec
+from .memory import agree_on_memory
 from .packing import carried
 from .route import Hop, Route, plan_route, require_commuting
 from .single import PLAIN_DTYPES
@@ -47,6 +48,7 @@ class RedistributePlan:
             return self._kept(local)
         local = self.begun(local)
         for step in self.steps:
+            agree_on_memory([step], [local])
             local = step.start(local)()
         return self.ended(local)
 
@@ -177,9 +179,9 @@ def run_together(plans: Sequence[tuple[int, RedistributePlan]], locals_: list[Te
             together.setdefault(key, []).append((i, step))
         for members in together.values():
             first = members[0][1]
-            results = first.start_all(
-                [step for _, step in members], [locals_[i] for i, _ in members]
-            )
+            steps, given = [step for _, step in members], [locals_[i] for i, _ in members]
+            agree_on_memory(steps, given)
+            results = first.start_all(steps, given)
             for (i, _), result in zip(members, results(), strict=True):
                 locals_[i] = result
         waiting = [(i, steps[1:]) for i, steps in waiting if len(steps) > 1]

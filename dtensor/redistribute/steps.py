@@ -6,6 +6,7 @@ one ``key`` that several tensors take can go together, as one collective.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,17 @@ Result = Callable[[], Tensor]
 Results = Callable[[], list[Tensor]]
 
 
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """The memory of a step of several ranks."""
+
+    peers: Peers
+    most_bytes: int
+    """What moves, or a bound of it: alike on all of them."""
+    own_bytes: int
+    """What this rank has to allocate."""
+
+
 class Step(ABC):
     """One step of a plan."""
 
@@ -43,6 +55,11 @@ class Step(ABC):
 
         With ``later`` it may be called after other collectives, or never.
         """
+
+    def needs(self, local: Tensor) -> Needs | None:
+        """Return the memory that the step takes besides ``local``; None for one that is local."""
+        del local
+        return None
 
     def start_all(self, steps: Sequence[Step], locals_: Sequence[Tensor]) -> Results:
         """Start steps of this one's key together, each on its tensor."""
@@ -113,6 +130,10 @@ class AllReduce(Step):
         """Terms of one dtype are reduced as one row of numbers."""
         return (AllReduce, self.peers, self.reduce_op, self.few_bytes)
 
+    def needs(self, local: Tensor) -> Needs:
+        """Return the memory of the result."""
+        return Needs(self.peers, local.nbytes, local.nbytes)
+
     def start(self, local: Tensor, *, later: bool = False) -> Result:
         """Start the reduction."""
         return start_all_reduce(local, self.reduce_op, self.peers, self.few_bytes)
@@ -148,6 +169,10 @@ class ReduceScatter(Step):
     def key(self) -> Hashable:
         """Terms of one dtype are reduced as one row of numbers."""
         return (ReduceScatter, self.peers, self.reduce_op)
+
+    def needs(self, local: Tensor) -> Needs:
+        """Return the memory of the terms, joined for all and received for this rank."""
+        return Needs(self.peers, local.nbytes, 2 * local.nbytes)
 
     def start(self, local: Tensor, *, later: bool = False) -> Result:
         """Start the reduction."""
@@ -207,6 +232,12 @@ class Exchange(Step):
     def key(self) -> Hashable:
         """All that goes between the same ranks goes at once."""
         return (Exchange, self.peers)
+
+    def needs(self, local: Tensor) -> Needs:
+        """Return the memory of the result and of one round."""
+        most = self.most_numel * local.element_size()
+        buffers = 2 * min(most, self.costs.round_bytes)
+        return Needs(self.peers, most, math.prod(self.sizes) * local.element_size() + buffers)
 
     def start(self, local: Tensor, *, later: bool = False) -> Result:
         """Start the exchange."""
@@ -278,6 +309,12 @@ class Gather(Step):
     def key(self) -> Hashable:
         """All that goes between the same ranks goes at once."""
         return (Gather, self.peers)
+
+    def needs(self, local: Tensor) -> Needs:
+        """Return the memory of the result and of one round."""
+        whole = math.prod(self.sizes) * local.element_size()
+        buffers = 0 if self.in_rows else 2 * min(whole, self.costs.round_bytes)
+        return Needs(self.peers, whole, whole + buffers)
 
     def start(self, local: Tensor, *, later: bool = False) -> Result:
         """Start the all-gather, right to where it is to lie if that is in rows."""

@@ -1,0 +1,49 @@
+"""Memory for large steps: all ranks have it before any of them sends, or all fail alike.
+
+A rank that ran out of memory on its own would leave the others waiting for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..collectives import all_gather_ints
+from .steps import Step
+
+
+def agree_on_memory(steps: Sequence[Step], locals_: Sequence[Tensor]) -> None:
+    """Raise torch.OutOfMemoryError on all ranks if one of them has no memory for steps of one key.
+
+    Asked only where that takes no time beside the move (``Transport.agree_bytes``).
+    """
+    needs = [step.needs(local) for step, local in zip(steps, locals_, strict=True)]
+    found = [need for need in needs if need is not None]
+    if not found:
+        return
+    peers = found[0].peers
+    if sum(need.most_bytes for need in found) < peers.transport.agree_bytes:
+        return
+    device = locals_[0].device
+    lacking = _lacking(sum(need.own_bytes for need in found), device)
+    rows = all_gather_ints([lacking], peers, device)
+    names = peers.ranks or peers.group_ranks
+    short = {rank: row[0] for rank, row in zip(names, rows, strict=True) if row[0]}
+    if short:
+        listed = ", ".join(f"rank {rank} {count:,} bytes" for rank, count in short.items())
+        raise torch.OutOfMemoryError(
+            f"a redistribute on {device.type} needs memory that is not there: {listed}. Nothing "
+            "has been sent; free memory there, or redistribute in parts"
+        )
+
+
+def _lacking(num_bytes: int, device: torch.device) -> int:
+    """Return as many bytes if there is no memory for them, else 0."""
+    try:
+        # Given back at once. What the step takes comes out of it: nobody else is in between.
+        torch.empty(num_bytes, dtype=torch.uint8, device=device)
+    except (MemoryError, RuntimeError):
+        return num_bytes
+    return 0
