@@ -25,7 +25,7 @@ from ..layout import Layout
 from ..redistribute import redistribute_locals
 from ..rules import find_rule, rule_maker
 from ..rules.choice import Choice, choose
-from ..rules.table import LocalCall, OpCall, Rule
+from ..rules.table import RULES, LocalCall, OpCall, Rule
 from ..schemas import Op, functional_of, is_foreach, is_in_place
 from ..spec import DTensorSpec
 from ..torch_private import schema_of
@@ -33,6 +33,7 @@ from ..wrapper import Wrapper, counting_writes, new_wrapper
 from .binding import Binding, collect_tensors, substituted
 from .list_elements import elements, shared_moves
 from .metas import Metas, output_metas
+from .user_rules import require_local_shapes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +174,8 @@ def make_plan(
     choice = _choose(call, rule, in_place=in_place)
     if choice is None:
         return None
+    if functional in RULES.by_users:
+        require_local_shapes(op, args, kwargs, choice)
     return LocalPlan(
         op=op,
         run_local=_local_function(op, call, rule, choice),

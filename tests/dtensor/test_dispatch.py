@@ -185,20 +185,64 @@ def test_users_rules() -> None:
         RULES.pop(turned)
 
 
-def test_rules_of_users_that_list_too_little_are_told() -> None:
+@pytest.mark.parametrize(
+    ("listed", "message"),
+    [
+        ([None, None], "1 placements of outputs and 0 of tensor arguments"),
+        ([Shard(0)], "1 of tensor arguments in a sharding of 1 arguments, expected 1 and 1 of 2"),
+        ([Shard(0), None, None], "in a sharding of 3 arguments"),
+        ([None, Shard(0)], "in their order, with None for arguments that are no tensors"),
+    ],
+)
+def test_rules_of_users_that_list_too_little_or_too_much_are_told(
+    listed: list[Any], message: str
+) -> None:
     @register_sharding(turned)
     def _(tensor: Any, shift: Any) -> Any:  # pyright: ignore[reportUnusedFunction]
         del tensor, shift
-        return [([Shard(0)], [None, None])]
+        return [([Shard(0)], listed)]
 
     def body(mesh: DeviceMesh) -> None:
         turned(scattered(torch.ones(2), mesh, [Shard(0)]), 1)
 
     try:
-        with pytest.raises(RanksFailed, match="1 placements of outputs and 0 of tensor arguments"):
+        with pytest.raises(RanksFailed, match=message):
             run_on_mesh((2,), body)
     finally:
         RULES.pop(turned)
+
+
+def test_rules_of_users_whose_local_results_do_not_fit_are_told() -> None:
+    diagonal = torch.ops.aten.diagonal_copy.default
+    before = RULES.get(diagonal)
+
+    @register_sharding(diagonal)
+    def _(tensor: Any, *_: Any) -> Any:  # pyright: ignore[reportUnusedFunction]
+        return [([Shard(0)], [Shard(0), *[None] * len(_)])]
+
+    def body(mesh: DeviceMesh) -> None:
+        tensor = scattered(torch.ones(4, 3), mesh, [Shard(0)])
+        with pytest.raises(PlacementError, match=r"at coordinate \(\d,\).*leave this sharding out"):
+            diagonal(tensor)
+
+    try:
+        run_on_mesh((2,), body)
+    finally:
+        RULES.by_users.discard(diagonal)
+        RULES.generation += 1
+        if before is None:
+            RULES.pop(diagonal)
+        else:
+            RULES[diagonal] = before
+
+
+def test_operators_are_named_with_their_overload() -> None:
+    for wrong in ("my::turned", torch.add, torch.ops.aten.add, [torch.ops.aten.add.Tensor, "x"]):
+        given: Any = wrong
+        with pytest.raises(PlacementError, match="takes operators with their overload"):
+            register_sharding(given)
+    with pytest.raises(PlacementError, match=r"it has the overloads aten\.add\.Tensor"):
+        register_sharding(torch.ops.aten.add)
 
 
 def test_the_rule_on_the_page_of_distributed_tensors() -> None:
