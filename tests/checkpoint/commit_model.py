@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NoReturn
 
+from dtckpt.checkpoint.manifest import MANIFEST
 from dtckpt.errors import CheckpointError, ObjectExists, ObjectNotFound, StorageError
 from dtckpt.storage import ObjectInfo, ReadRequest, Store, WriteStream
 
@@ -58,7 +59,8 @@ class Actor:
     """Some of the library's code, and what it has been answered."""
 
     name: str
-    replies: tuple[Reply, ...] = ()
+    history: int = 0
+    """What it has been answered so far, as a number; see ``Programs.told``."""
     again: Request | None = None
     """A request whose reply was lost, which the driver is about to repeat."""
     dead: bool = False
@@ -76,38 +78,46 @@ class Pause(BaseException):
     """Raised in an actor at the first request that has not been answered."""
 
 
-class ReplayStore(Store):
-    """Answers from a list of replies; the first request beyond them is kept and breaks off."""
+class Tape:
+    """The replies that an actor is given; the first request beyond them is kept and breaks off."""
 
     def __init__(self, replies: Sequence[Reply]) -> None:
-        self.url = "model:"
-        self._prefix = ""
-        self._told = iter(replies)
-        self._shared: list[Request] = []
+        self.at = 0
+        self.pending: Request | None = None
+        self._replies = replies
 
-    @property
-    def pending(self) -> Request | None:
-        """The request that broke off."""
-        return self._shared[0] if self._shared else None
-
-    def _ask(self, op: Op, name: str, data: bytes = b"", expected: bytes | None = None) -> object:
-        if self._shared:
+    def ask(self, request: Request) -> object:
+        """Return, or raise, the next reply."""
+        if self.pending is not None:
             raise Pause  # a process that is gone makes no requests while it unwinds
-        full = f"{self._prefix}{name}".strip("/")
-        found = next(self._told, None)
-        if found is None:
-            self._shared.append(Request(op, full, data, expected))
+        if self.at == len(self._replies):
+            self.pending = request
             raise Pause
-        kind, value = found
+        kind, value = self._replies[self.at]
+        self.at += 1
         if kind == "ok":
             return value
         error = {"missing": ObjectNotFound, "exists": ObjectExists}.get(kind, StorageError)(kind)
         error.is_certain = kind == "refused"
         raise error
 
+
+class ReplayStore(Store):
+    """A store whose requests go to a tape."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.url = "model:"
+        self._prefix = ""
+        self._tape = tape
+
+    def _ask(self, op: Op, name: str, data: bytes = b"", expected: bytes | None = None) -> object:
+        return self._tape.ask(Request(op, f"{self._prefix}{name}".strip("/"), data, expected))
+
     def stat(self, name: str) -> ObjectInfo:
         data = self._ask("read", name)
         assert isinstance(data, bytes)
+        if name == MANIFEST:  # its size is asked for before each reading: that is one request here
+            self._tape.at -= 1
         return ObjectInfo(name, len(data))
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
@@ -142,8 +152,7 @@ class ReplayStore(Store):
         return self._at(f"{parent}/{name}/".lstrip("/"))
 
     def _at(self, prefix: str) -> ReplayStore:
-        child = ReplayStore(())
-        child._told, child._shared = self._told, self._shared
+        child = ReplayStore(self._tape)
         child._prefix, child.url = prefix, f"model:/{prefix.rstrip('/')}"
         return child
 
@@ -162,25 +171,54 @@ class Programs:
 
     def __init__(self, programs: dict[str, Program]) -> None:
         self.programs = programs
-        self._known: dict[tuple[str, tuple[Reply, ...]], Request | Outcome] = {}
+        self._known: dict[tuple[str, int], Request | Outcome] = {}
+        # Histories are numbered, so that states are small: 0 is the empty one.
+        self._replies: list[tuple[Reply, ...]] = [()]
+        self._numbers: dict[tuple[int, Reply], int] = {}
+        self._asked: dict[tuple[str, int], tuple[Request, ...]] = {}
+
+    def told(self, history: int, reply: Reply) -> int:
+        """Return the number of a history with one more reply."""
+        key = (history, reply)
+        if key not in self._numbers:
+            self._numbers[key] = len(self._replies)
+            self._replies.append((*self._replies[history], reply))
+        return self._numbers[key]
+
+    def last_reply(self, actor: Actor) -> str:
+        """Return the kind of the last reply."""
+        return self._replies[actor.history][-1][0]
+
+    def asked(self, actor: Actor) -> tuple[Request, ...]:
+        """Return all requests of an actor so far."""
+        key = (actor.name, actor.history)
+        if key not in self._asked:
+            history, found = 0, list[Request]()
+            for reply in self._replies[actor.history]:
+                step = self.next_step(Actor(actor.name, history))
+                assert isinstance(step, Request)
+                found.append(step)
+                history = self.told(history, reply)
+            self._asked[key] = tuple(found)
+        return self._asked[key] if actor.again is None else (*self._asked[key], actor.again)
 
     def next_step(self, actor: Actor) -> Request | Outcome:
         """Return the actor's next request, or how it has ended."""
-        key = (actor.name, actor.replies)
+        key = (actor.name, actor.history)
         if key not in self._known:
             self._known[key] = self._run(actor)
         return self._known[key]
 
     def _run(self, actor: Actor) -> Request | Outcome:
-        store = ReplayStore(actor.replies)
+        tape = Tape(self._replies[actor.history])
         try:
-            value = self.programs[actor.name](store)
+            value = self.programs[actor.name](ReplayStore(tape))
         except Pause:
-            assert store.pending is not None
-            return store.pending
+            assert tape.pending is not None
+            return tape.pending
         except CheckpointError as error:
             return Outcome("certain" if error.is_certain else "uncertain", error)
-        assert store.pending is None, "an actor must not swallow its own end"
+        assert tape.pending is None, "an actor must not swallow its own end"
         return Outcome("ok", value)
 
 
@@ -229,6 +267,7 @@ class Explorer:
     ) -> None:
         self._programs = programs
         self._look = look
+        self._same: dict[Objects, Objects] = {}
         self.num_states = 0
 
     def explore(self, start: State) -> None:
@@ -276,9 +315,10 @@ class Explorer:
         if isinstance(request, Outcome):
             return
         after, reply = carry_out(state.objects, request)
+        after = self._same.setdefault(after, after)
 
         def told(reply: Reply) -> Actor:
-            return replace(actor, replies=(*actor.replies, reply), again=None)
+            return Actor(actor.name, self._programs.told(actor.history, reply))
 
         yield after, told(reply), (), 0
         if actor.again is not None or not state.faults:
@@ -311,7 +351,13 @@ class Explorer:
             if a != b:
                 asked = a.again or self._programs.next_step(a)
                 assert isinstance(asked, Request)
-                told = "is killed" if b.dead else b.replies[-1][0] if not b.again else "asks again"
+                told = (
+                    "is killed"
+                    if b.dead
+                    else self._programs.last_reply(b)
+                    if not b.again
+                    else "asks again"
+                )
                 effect = "" if old.objects == new.objects else " (carried out)"
                 left = " (one more to come)" if len(new.pending) > len(old.pending) else ""
                 return f"  {a.name}: {asked.op} {asked.name} -> {told}{effect}{left}"

@@ -294,13 +294,7 @@ class Law:
     def _requests(self, state: State, name: str) -> list[tuple[str, str, bytes | None]]:
         """Return what an actor has asked of the store so far."""
         (actor,) = (actor for actor in state.actors if actor.name == name)
-        asked = [
-            self._programs.next_step(Actor(name, actor.replies[:count]))
-            for count in range(len(actor.replies))
-        ]
-        if actor.again is not None:
-            asked.append(actor.again)
-        return [(r.op, r.name, r.expected) for r in asked if not isinstance(r, Outcome)]
+        return [(r.op, r.name, r.expected) for r in self._programs.asked(actor)]
 
 
 def explored(case: Case) -> tuple[Explorer, Law]:
@@ -316,5 +310,5 @@ def explored(case: Case) -> tuple[Explorer, Law]:
 @pytest.mark.parametrize("name", CASES)
 def test_no_order_of_requests_breaks_the_protocol(name: str) -> None:
     explorer, law = explored(CASES[name])
-    print(name, explorer.num_states, sorted(law.verdicts))
+    assert explorer.num_states > 500
     assert any("ok" in verdicts for verdicts in law.verdicts)
