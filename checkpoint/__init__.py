@@ -9,6 +9,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dtckpt.errors import (
+    AlreadyCommitted,
+    Busy,
+    Cancelled,
+    CheckpointError,
+    Corrupt,
+    DtckptError,
+    InUse,
+    LayoutMismatch,
+    NotCommitted,
+    RankFailed,
+    StorageError,
+    Timeout,
+    Unsavable,
+)
 from dtckpt.lazy import lazy_exports
 
 if TYPE_CHECKING:
@@ -30,19 +45,32 @@ if TYPE_CHECKING:
     from .verifying import Problem, VerifyReport, verify
 
 __all__ = [
+    "AlreadyCommitted",
+    "Busy",
+    "Cancelled",
     "Checkpoint",
+    "CheckpointError",
+    "Corrupt",
+    "DtckptError",
+    "InUse",
+    "LayoutMismatch",
     "LazyTensor",
     "LoadReport",
     "Manifest",
+    "NotCommitted",
     "PerRank",
     "Placed",
     "Problem",
+    "RankFailed",
     "Rule",
     "SaveHandle",
     "SaveProgress",
     "SaveReport",
     "Stateful",
     "Step",
+    "StorageError",
+    "Timeout",
+    "Unsavable",
     "VerifyReport",
     "async_save",
     "clean",
@@ -61,40 +89,41 @@ __all__ = [
     "visualize",
 ]
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "Checkpoint": ".handle",
-        "LazyTensor": ".handle",
-        "LoadReport": ".load_report",
-        "Manifest": ".manifest",
-        "PerRank": ".tree",
-        "Placed": ".placing",
-        "Problem": ".verifying",
-        "Rule": ".placing",
-        "SaveHandle": ".background",
-        "SaveProgress": ".background",
-        "SaveReport": ".saver",
-        "Stateful": ".stateful",
-        "Step": ".steps",
-        "VerifyReport": ".verifying",
-        "async_save": ".background",
-        "clean": ".cleaning",
-        "committed_steps": ".steps",
-        "delete": ".deleting",
-        "latest": ".steps",
-        "load": ".loader",
-        "open": ".handle",
-        "parse_rules": ".placing",
-        "place": ".placing",
-        "read_manifest": ".manifest",
-        "register_enum": ".values",
-        "reshard": ".resharding",
-        "save": ".saver",
-        "verify": ".verifying",
-        "visualize": ".drawing",
-    },
-)
+if not TYPE_CHECKING:  # else any name would be one of the module's
+    __getattr__ = lazy_exports(
+        __name__,
+        {
+            "Checkpoint": ".handle",
+            "LazyTensor": ".handle",
+            "LoadReport": ".load_report",
+            "Manifest": ".manifest",
+            "PerRank": ".tree",
+            "Placed": ".placing",
+            "Problem": ".verifying",
+            "Rule": ".placing",
+            "SaveHandle": ".background",
+            "SaveProgress": ".background",
+            "SaveReport": ".saver",
+            "Stateful": ".stateful",
+            "Step": ".steps",
+            "VerifyReport": ".verifying",
+            "async_save": ".background",
+            "clean": ".cleaning",
+            "committed_steps": ".steps",
+            "delete": ".deleting",
+            "latest": ".steps",
+            "load": ".loader",
+            "open": ".handle",
+            "parse_rules": ".placing",
+            "place": ".placing",
+            "read_manifest": ".manifest",
+            "register_enum": ".values",
+            "reshard": ".resharding",
+            "save": ".saver",
+            "verify": ".verifying",
+            "visualize": ".drawing",
+        },
+    )
 
 
 def __dir__() -> list[str]:

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from .text import some_names
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class LoadReport:
-    """What a load did, as one rank saw it. All names are those of leaves in the checkpoint."""
+    """What a load did, as one rank saw it. All names are those of leaves in the checkpoint.
+
+    ``print`` shows it in a few lines, however many names there are.
+    """
 
     url: str
     loaded: tuple[str, ...]
@@ -38,3 +43,24 @@ class LoadReport:
     """Whether ranks read once what several of them would read, and sent it to each other."""
     read_once_reason: str
     """Why they did, or why each rank read for itself."""
+
+    def __str__(self) -> str:
+        first = f"loaded {len(self.loaded)} tensors and values of {self.url}: "
+        first += f"{self.bytes_needed:,} bytes, of which this rank read {self.bytes_read:,}"
+        if self.bytes_received:
+            first += f" and got {self.bytes_received:,} from other ranks"
+        cast = [f"{name} ({old} to {new})" for name, (old, new) in self.cast.items()]
+        named = {
+            "resharded": self.resharded,
+            "cast": cast,
+            "missing in the checkpoint": self.missing,
+            "not asked for": self.unexpected,
+            "of ranks that take no part": self.dropped,
+            "kept, since this rank took no part in the save": self.kept,
+            "state of optimizers given by position": self.by_position,
+        }
+        told = [f"  {what}: {some_names(names)}" for what, names in named.items() if names]
+        return "\n".join([first, *told])
+
+    def __repr__(self) -> str:
+        return f"<LoadReport: {self}>"

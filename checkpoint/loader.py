@@ -34,10 +34,13 @@ from .read_once import Answer, decide
 from .renaming import Rename, Renaming
 from .selecting import selection_of
 from .stateful import Stateful
+from .text import covering, some_names
 
 __all__ = ["LoadReport", "load"]
 
 logger = logger_of("checkpoint")
+
+_MOST_PATTERNS = 4
 
 
 def load(
@@ -275,8 +278,8 @@ class _Load:
         where = self.store.url
         if self.decision.idle:
             raise LayoutMismatch(
-                f"{where}: rename= has the keys {_some(self.decision.idle)}, which are no names in "
-                "the state, or beginnings of names up to a /, on any rank; nothing was loaded"
+                f"{where}: rename= has the keys {some_names(self.decision.idle)}, which are no names "
+                "in the state, or beginnings of names up to a /, on any rank; nothing was loaded"
             )
         missing = [
             at if at == name else f"{at} ({name} in the state)"
@@ -292,12 +295,29 @@ class _Load:
             )
             raise LayoutMismatch(
                 f"{where}: state and checkpoint differ and nothing was loaded. Missing in the "
-                f"checkpoint: {_some(missing)}. In the checkpoint but not asked for: "
-                f"{_some(unexpected)}. {new_rank}Pass strict=False to load what both have"
+                f"checkpoint: {some_names(missing)}. In the checkpoint but not asked for: "
+                f"{some_names(unexpected)}. {new_rank}{self._remedy(unexpected)}"
             )
         with paused_collector():
             self.reads.plan_rest(read_once=self.decision.read_once)
         return b""
+
+    def _remedy(self, unexpected: list[str]) -> str:
+        """Return what a user may want who has other leaves than the checkpoint."""
+        if not self.plan.found.missing:
+            had = [*self.plan.tensors, *self.plan.found.values]
+            part = covering(had, unexpected)
+            more = ", ..." if len(part) > _MOST_PATTERNS else ""
+            patterns = f"[{', '.join(map(repr, part[:_MOST_PATTERNS]))}{more}]"
+            return (
+                f"To load a part of the checkpoint name it, select={patterns}: all of that part is "
+                "then loaded, or nothing"
+            )
+        return (
+            "If they are there under other names, rename= says so. To load a part of the "
+            "checkpoint name it by select=; strict=False loads what both have, and leaves all "
+            "else in the state as it was"
+        )
 
     def restore(self) -> bytes:
         self.plan.restore()
@@ -322,9 +342,3 @@ class _Load:
             read_once=decision.read_once,
             read_once_reason=decision.reason,
         )
-
-
-def _some(names: list[str]) -> str:
-    if not names:
-        return "nothing"
-    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

@@ -62,7 +62,8 @@ def place(manifest: Manifest, mesh: Mesh, rules: Sequence[Rule]) -> list[Placed]
 
     The first rule that matches a tensor's name places it. Tensors that no rule matches and 0-d
     tensors are replicated, and what a rank kept for itself (PerRank) stays with its rank. Raises
-    LayoutMismatch listing the tensors that their rule does not fit.
+    LayoutMismatch listing the tensors that their rule does not fit, and the rules that match none:
+    a misspelt one would leave its tensors replicated.
     """
     placed: list[Placed] = []
     problems: list[str] = []
@@ -75,7 +76,25 @@ def place(manifest: Manifest, mesh: Mesh, rules: Sequence[Rule]) -> list[Placed]
         rest = len(problems) - _MAX_PROBLEMS
         shown = problems[:_MAX_PROBLEMS] + ([f"and {rest} more tensors"] if rest > 0 else [])
         raise LayoutMismatch("the rules do not fit the checkpoint:\n  " + "\n  ".join(shown))
+    _check_used(rules, manifest)
     return placed
+
+
+def _check_used(rules: Sequence[Rule], manifest: Manifest) -> None:
+    """Raise LayoutMismatch for rules whose pattern is that of no tensor."""
+    idle = [
+        rule.pattern
+        for rule in rules
+        if not any(fnmatchcase(name, rule.pattern) for name in manifest.tensors)
+    ]
+    if idle and manifest.tensors:
+        names = list(manifest.tensors)
+        more = f" and {len(names) - _MAX_PROBLEMS} more" if len(names) > _MAX_PROBLEMS else ""
+        raise LayoutMismatch(
+            f"no tensor has a name that fits {', '.join(map(repr, idle[:_MAX_PROBLEMS]))}. The "
+            f"checkpoint has {', '.join(names[:_MAX_PROBLEMS])}{more}. Mend the "
+            "pattern, or leave the rule out"
+        )
 
 
 def _place(tensor: StoredTensor, mesh: Mesh, rules: Sequence[Rule]) -> Placed:

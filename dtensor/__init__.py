@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dtckpt.errors import (
+    CollectiveMismatch,
+    PlacementError,
+    UnsupportedOp,
+)
 from dtckpt.lazy import lazy_exports
 
 if TYPE_CHECKING:
@@ -28,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Box",
+    "CollectiveMismatch",
     "CostModel",
     "DTensor",
     "DTensorSpec",
@@ -38,10 +44,12 @@ __all__ = [
     "Mesh",
     "Partial",
     "Placement",
+    "PlacementError",
     "Ragged",
     "Replicate",
     "Shard",
     "TensorMeta",
+    "UnsupportedOp",
     "compute_local_shape_and_global_offset",
     "distribute_module",
     "distribute_tensor",
@@ -67,49 +75,50 @@ __all__ = [
     "zeros",
 ]
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "Box": ".box",
-        "CostModel": ".costs",
-        "DTensor": ".dtensor",
-        "DTensorSpec": ".spec",
-        "DeviceMesh": ".device_mesh",
-        "Explanation": ".redistribute.explain",
-        "IrregularLayout": ".irregular",
-        "Layout": ".layout",
-        "Mesh": ".mesh",
-        "Partial": ".placement",
-        "Placement": ".placement",
-        "Ragged": ".placement",
-        "Replicate": ".placement",
-        "Shard": ".placement",
-        "TensorMeta": ".spec",
-        "compute_local_shape_and_global_offset": ".state_dicts",
-        "distribute_module": ".modules",
-        "distribute_tensor": ".dtensor",
-        "empty": ".factories",
-        "explain": ".redistribute.explain",
-        "from_torch": ".adopt",
-        "full": ".factories",
-        "implicit_replication": ".modes",
-        "init_device_mesh": ".mesh_setup",
-        "layout_from_torch": ".interop",
-        "mesh_from_torch": ".interop",
-        "ones": ".factories",
-        "parse_placements": ".placement",
-        "placements_from_torch": ".interop",
-        "rand": ".factories",
-        "randint": ".factories",
-        "randn": ".factories",
-        "randperm": ".factories",
-        "redistribute_many": ".dtensor",
-        "register_sharding": ".rules.table",
-        "strict": ".modes",
-        "to_torch": ".adopt",
-        "zeros": ".factories",
-    },
-)
+if not TYPE_CHECKING:  # else any name would be one of the module's
+    __getattr__ = lazy_exports(
+        __name__,
+        {
+            "Box": ".box",
+            "CostModel": ".costs",
+            "DTensor": ".dtensor",
+            "DTensorSpec": ".spec",
+            "DeviceMesh": ".device_mesh",
+            "Explanation": ".redistribute.explain",
+            "IrregularLayout": ".irregular",
+            "Layout": ".layout",
+            "Mesh": ".mesh",
+            "Partial": ".placement",
+            "Placement": ".placement",
+            "Ragged": ".placement",
+            "Replicate": ".placement",
+            "Shard": ".placement",
+            "TensorMeta": ".spec",
+            "compute_local_shape_and_global_offset": ".state_dicts",
+            "distribute_module": ".modules",
+            "distribute_tensor": ".dtensor",
+            "empty": ".factories",
+            "explain": ".redistribute.explain",
+            "from_torch": ".adopt",
+            "full": ".factories",
+            "implicit_replication": ".modes",
+            "init_device_mesh": ".mesh_setup",
+            "layout_from_torch": ".interop",
+            "mesh_from_torch": ".interop",
+            "ones": ".factories",
+            "parse_placements": ".placement",
+            "placements_from_torch": ".interop",
+            "rand": ".factories",
+            "randint": ".factories",
+            "randn": ".factories",
+            "randperm": ".factories",
+            "redistribute_many": ".dtensor",
+            "register_sharding": ".rules.table",
+            "strict": ".modes",
+            "to_torch": ".adopt",
+            "zeros": ".factories",
+        },
+    )
 
 
 def __dir__() -> list[str]:

@@ -8,6 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dtckpt.errors import (
+    ObjectExists,
+    ObjectNotFound,
+    StorageError,
+)
 from dtckpt.lazy import lazy_exports
 
 if TYPE_CHECKING:
@@ -39,40 +44,44 @@ __all__ = [
     "Kill",
     "LocalStore",
     "MemoryStore",
+    "ObjectExists",
     "ObjectInfo",
+    "ObjectNotFound",
     "RaiseError",
     "ReadRequest",
     "Rule",
     "ShortRead",
+    "StorageError",
     "Store",
     "TornWrite",
     "WriteStream",
     "open_store",
 ]
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "Call": ".faults",
-        "Delay": ".faults",
-        "Fault": ".faults",
-        "FaultyStore": ".faulty",
-        "FlipBit": ".faults",
-        "FsspecStore": ".fsspec_store",
-        "Kill": ".faults",
-        "LocalStore": ".local",
-        "MemoryStore": ".memory",
-        "ObjectInfo": ".base",
-        "RaiseError": ".faults",
-        "ReadRequest": ".base",
-        "Rule": ".faults",
-        "ShortRead": ".faults",
-        "Store": ".base",
-        "TornWrite": ".faults",
-        "WriteStream": ".base",
-        "open_store": ".open",
-    },
-)
+if not TYPE_CHECKING:  # else any name would be one of the module's
+    __getattr__ = lazy_exports(
+        __name__,
+        {
+            "Call": ".faults",
+            "Delay": ".faults",
+            "Fault": ".faults",
+            "FaultyStore": ".faulty",
+            "FlipBit": ".faults",
+            "FsspecStore": ".fsspec_store",
+            "Kill": ".faults",
+            "LocalStore": ".local",
+            "MemoryStore": ".memory",
+            "ObjectInfo": ".base",
+            "RaiseError": ".faults",
+            "ReadRequest": ".base",
+            "Rule": ".faults",
+            "ShortRead": ".faults",
+            "Store": ".base",
+            "TornWrite": ".faults",
+            "WriteStream": ".base",
+            "open_store": ".open",
+        },
+    )
 
 
 def __dir__() -> list[str]:

@@ -87,6 +87,19 @@ def parse_options(items: Sequence[str]) -> dict[str, Any]:
     return options
 
 
+def merged(options: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+    """Return options with others in their place, dictionaries key by key.
+
+    >>> merged({"a": {"x": 1}, "b": 2}, {"a": {"y": 3}, "b": 4})
+    {'a': {'x': 1, 'y': 3}, 'b': 4}
+    """
+    found = options | others
+    for key in options.keys() & others.keys():
+        if isinstance(options[key], dict) and isinstance(others[key], dict):
+            found[key] = merged(options[key], others[key])
+    return found
+
+
 def _json_or_text(text: str) -> Any:
     def refuse(constant: str) -> Any:
         raise ValueError(constant)

@@ -8,12 +8,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .console import count, iec, mesh_text, printable, progress
-from .options import debug_option, parse_mesh, parse_rule_sets, store_at, store_option
+from .options import (
+    debug_option,
+    merged,
+    parse_mesh,
+    parse_rule_sets,
+    store_at,
+    store_option,
+)
 
 if TYPE_CHECKING:
     from ..checkpoint import Manifest, Rule
     from ..dtensor import Mesh
     from ..storage import Store
+
+_SOURCE = "'--option' / '--source-option'"
+_TARGET = "'--option' / '--target-option'"
 
 
 @click.command()
@@ -35,8 +45,9 @@ if TYPE_CHECKING:
 @click.option(
     "-n", "--dry-run", is_flag=True, help="Show what every tensor would become; write nothing."
 )
-@store_option("--source-option", "SOURCE")
-@store_option("--target-option", "TARGET")
+@store_option("--option", "both stores")
+@store_option("--source-option", "SOURCE alone")
+@store_option("--target-option", "TARGET alone")
 @debug_option
 def reshard(
     source: str,
@@ -45,6 +56,7 @@ def reshard(
     rules: tuple[Rule, ...],
     overwrite: bool,
     dry_run: bool,
+    option: dict[str, Any],
     source_option: dict[str, Any],
     target_option: dict[str, Any],
 ) -> None:
@@ -64,7 +76,8 @@ def reshard(
       Ragged(dim:n,n)  split along a dim into these sizes, one per rank
 
     The first rule that matches places a tensor. Tensors that none matches, and those without
-    dims, are replicated. What a rank kept for itself (PerRank) stays with its rank.
+    dims, are replicated. A rule that matches none is refused. What a rank kept for itself
+    (PerRank) stays with its rank.
 
     \b
     Example:
@@ -73,8 +86,8 @@ def reshard(
     """
     _check_rules(mesh, rules)
     with (
-        store_at(source, source_option, argument="'SOURCE'", option="'--source-option'") as old,
-        store_at(target, target_option, argument="'TARGET'", option="'--target-option'") as new,
+        store_at(source, merged(option, source_option), argument="'SOURCE'", option=_SOURCE) as old,
+        store_at(target, merged(option, target_option), argument="'TARGET'", option=_TARGET) as new,
     ):
         _reshard(old, new, mesh, rules, overwrite=overwrite, dry_run=dry_run)
 
@@ -107,8 +120,7 @@ def _reshard(
     placed = place(manifest, mesh, rules)
     for rule in unused(placed, rules):
         click.echo(
-            f"Warning: the rule {rule.pattern!r} places no tensor; names are listed by: "
-            f"dtckpt inspect {printable(old.url)}",
+            f"Warning: the rule {rule.pattern!r} places no tensor: others before it do",
             err=True,
         )
     if dry_run:

@@ -23,18 +23,19 @@ __all__ = [
     "visualize_sharding",
 ]
 
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "CommCounts": ".comm_counts",
-        "CommDebugMode": ".comm_mode",
-        "cache_sizes": ".coverage",
-        "checking_collectives": ".checking",
-        "clear_caches": ".coverage",
-        "op_coverage": ".coverage",
-        "visualize_sharding": ".sharding",
-    },
-)
+if not TYPE_CHECKING:  # else any name would be one of the module's
+    __getattr__ = lazy_exports(
+        __name__,
+        {
+            "CommCounts": ".comm_counts",
+            "CommDebugMode": ".comm_mode",
+            "cache_sizes": ".coverage",
+            "checking_collectives": ".checking",
+            "clear_caches": ".coverage",
+            "op_coverage": ".coverage",
+            "visualize_sharding": ".sharding",
+        },
+    )
 
 
 def __dir__() -> list[str]:

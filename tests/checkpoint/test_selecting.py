@@ -409,3 +409,21 @@ def test_any_part_of_any_state(data: st.DataObject, tree: dict[Any, Any]) -> Non
 
     assert values(state) == values(built(tree, "", expected))
     assert set(report.loaded) == {name for name in names if expected(name)}
+
+
+def test_who_loads_a_part_is_told_how() -> None:
+    """By select=, under which all of that part has to be there; not by leaving out what differs."""
+    store = saved({"net": {"a": torch.ones(2), "b": torch.ones(2)}, "opt": {"x": 1, "y": 2}})
+    with pytest.raises(LayoutMismatch, match=r"select=\['net', 'opt/x'\]") as failure:
+        dcp.load({"net": {"a": torch.zeros(2), "b": torch.zeros(2)}, "opt": {"x": 0}}, store)
+    assert "strict=False" not in str(failure.value)
+    with pytest.raises(LayoutMismatch, match=r"rename=.*select=.*strict=False"):
+        dcp.load({"model": {"a": torch.zeros(2)}}, store)
+
+
+def test_a_report_of_many_names_is_short() -> None:
+    state = {f"w{i}": torch.zeros(1) for i in range(1000)}
+    report = dcp.load(state | {"more": 1}, saved(state | {"less": 1}), strict=False)
+    for text in (str(report), repr(report)):
+        assert len(text) < 500
+        assert all(word in text for word in ("1000 tensors", "more", "less"))

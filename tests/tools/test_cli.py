@@ -9,9 +9,12 @@ from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 
+import dtckpt
 from dtckpt.errors import StorageError
 from dtckpt.tools import inspecting
+from dtckpt.tools.cli import main
 from dtckpt.tools.options import parse_options
 from dtckpt.tools.valuetext import value_text
 
@@ -196,3 +199,18 @@ def test_a_reader_that_leaves_is_no_damage(saved: Path) -> None:
         os.close(theirs)
         assert done.stderr == b""
         assert done.returncode == 141
+
+
+def test_the_module_is_the_command() -> None:
+    command = [sys.executable, "-m", "dtckpt", "--version"]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert run.stdout == f"dtckpt {dtckpt.__version__}\n"
+
+
+def test_shells_complete_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the README says: the shell asks the command by a variable of its environment."""
+    shell = {"_DTCKPT_COMPLETE": "bash_complete", "COMP_WORDS": "dtckpt in", "COMP_CWORD": "1"}
+    for key, value in shell.items():
+        monkeypatch.setenv(key, value)
+    result = CliRunner().invoke(main, prog_name="dtckpt")
+    assert result.output == "plain,inspect\n"

@@ -12,7 +12,7 @@ import torch
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint import parse_rules, read_manifest
 from dtckpt.dtensor import Mesh
-from dtckpt.errors import StorageError
+from dtckpt.errors import LayoutMismatch, StorageError
 from dtckpt.storage import Call, FaultyStore, LocalStore, MemoryStore, RaiseError, Rule
 from dtckpt.tools.planning import bytes_by_rank
 
@@ -116,7 +116,29 @@ def test_a_rule_that_places_nothing_is_told(run: Run, checkpoint: Path, tmp_path
     args = ("reshard", checkpoint, tmp_path / "target", "--mesh", "dp=2")
     result = run(*args, "--placements", "*=R;model/*=S(0)")
     assert result.exit_code == 0
-    assert "Warning: the rule 'model/*' places no tensor" in result.stderr
+    assert "Warning: the rule 'model/*' places no tensor: others before it do" in result.stderr
+
+
+def test_a_rule_that_fits_no_name_is_refused(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    """A misspelt one would leave its tensors replicated, and nobody the wiser."""
+    args = ("reshard", checkpoint, tmp_path / "target", "--mesh", "dp=2", "--placements")
+    for more in ((), ("-n",)):
+        result = run(*args, "modle/*=S(0); *=R", *more)
+        assert result.exit_code == 3
+        assert "no tensor has a name that fits 'modle/*'" in result.stderr
+        assert "model/embed.weight" in result.stderr
+    assert not (tmp_path / "target").exists()
+    with pytest.raises(LayoutMismatch, match="'x'"):
+        dcp.reshard(checkpoint, tmp_path / "target", Mesh((2,)), parse_rules("x=S(0)"))
+
+
+def test_options_go_to_both_stores(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    args = ("reshard", checkpoint, tmp_path / "t", *MESH, "--placements", "*=R,R")
+    assert run(*args, "--option", "direct_io=false").exit_code == 0
+    for option in ("--option", "--source-option", "--target-option"):
+        result = run(*args, "--overwrite", option, "no_such=1")
+        assert result.exit_code == 2
+        assert "no_such" in result.stderr
 
 
 @pytest.mark.parametrize(
