@@ -206,7 +206,7 @@ class _Load:
         self.store = open_store(target, **self.options.storage)
         if self.ranks.rank != self.ranks.all[0]:
             return b""
-        return read_manifest_bytes(self.store)
+        return read_manifest_bytes(self.store, explain=True)
 
     def check_same(self, url: str, manifest: bytes) -> None:
         """Raise LayoutMismatch if this rank was given a path where another checkpoint is."""
@@ -278,8 +278,9 @@ class _Load:
         where = self.store.url
         if self.decision.idle:
             raise LayoutMismatch(
-                f"{where}: rename= has the keys {some_names(self.decision.idle)}, which are no names "
-                "in the state, or beginnings of names up to a /, on any rank; nothing was loaded"
+                f"{where}: rename= has the keys {some_names(self.decision.idle)}, which are no "
+                "names in the state, or beginnings of names up to a /, on any rank; nothing was "
+                "loaded"
             )
         missing = [
             at if at == name else f"{at} ({name} in the state)"

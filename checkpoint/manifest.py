@@ -18,6 +18,7 @@ from ..dtensor.layout import Layout
 from ..storage.base import Store
 from ..storage.names import check_component
 from .blocks import DIGEST_BYTES, digest
+from .foreign import nothing_there, what_is_there
 from .limits import (
     MAX_JSON_NESTING,
     MAX_RANKS,
@@ -30,12 +31,12 @@ from .limits import (
     size_of,
     text_of,
 )
+from .places import MANIFEST, data_path
 from .plan import StoredTensor
 from .spec import FORMAT_VERSION
 from .tensor_lines import TensorLines, dump, meshes_from_json, tensors_from_json
 from .tree import Node, tensor_names
 
-MANIFEST = "manifest.json"
 _KNOWN_FEATURES = {"borrowed"}
 _PREFIX = b'{"digest": "'
 _DIGEST_END = len(_PREFIX) + 32
@@ -223,13 +224,10 @@ class Manifest:
         )
 
 
-def data_path(save_id: str, rank: int) -> str:
-    """Return the name of a rank's data file; a save id is never used twice."""
-    return f"data/{save_id}/{rank:05d}.safetensors"
-
-
-def read_manifest_bytes(store: Store) -> bytes:
+def read_manifest_bytes(store: Store, *, explain: bool = False) -> bytes:
     """Return the manifest's text; NotCommitted where there is none.
+
+    With ``explain`` that says what is there instead, for which a few more names are looked at.
 
     Its length is known before it is read: CheckpointError if it is longer than a manifest may be.
     """
@@ -249,15 +247,13 @@ def read_manifest_bytes(store: Store) -> bytes:
                 return data
         return store.read(MANIFEST, 0, store.stat(MANIFEST).size)
     except ObjectNotFound as error:
-        raise NotCommitted(
-            f"{store.url}: no committed checkpoint here ({MANIFEST} is missing). Either nothing "
-            "was saved to this place, or a save did not finish; load another checkpoint"
-        ) from error
+        raise NotCommitted(what_is_there(store) if explain else nothing_there(store)) from error
 
 
 def read_manifest(store: Store) -> Manifest:
     """Return the manifest of the checkpoint in ``store``."""
-    return Manifest.from_bytes(read_manifest_bytes(store), f"{store.url}/{MANIFEST}")
+    data = read_manifest_bytes(store, explain=True)
+    return Manifest.from_bytes(data, f"{store.url}/{MANIFEST}")
 
 
 def _is_intact(data: bytes) -> bool:

@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PYTHON = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-SHELL = re.compile(r"^```\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 # As in a shell or a notebook: no launcher has told this process its rank.
 ALONE = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
@@ -18,7 +17,8 @@ ALONE = {name: value for name, value in os.environ.items() if name not in ("RANK
 
 def test_readme(tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text()
-    blocks = PYTHON.findall(text)
+    found = BLOCK.findall(text)
+    blocks = [code for language, code in found if language == "python"]
     assert len(blocks) >= 5
     loop = next(block for block in blocks if "ckpt.latest" in block)
     assert len([line for line in loop.splitlines() if line.strip()]) <= 16
@@ -38,7 +38,8 @@ def test_readme(tmp_path: Path) -> None:
         script.write_text(script.read_text().replace('"runs/example/', '"runs/example2/'))
     commands = [
         line
-        for block in SHELL.findall(text)
+        for language, block in found
+        if not language
         for line in block.replace("\\\n", "").splitlines()
         if line.startswith("dtckpt ")
     ]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dtckpt.checkpoint as dcp
-from dtckpt.checkpoint.manifest import MANIFEST
+from dtckpt.checkpoint.places import MANIFEST
 from dtckpt.checkpoint.ranks import GroupRanks
 from dtckpt.errors import CheckpointError, LayoutMismatch, NotCommitted, RankFailed, StorageError
 from dtckpt.storage import Fault, FaultyStore, FsspecStore, MemoryStore, RaiseError, Rule, Store

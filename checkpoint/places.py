@@ -1,0 +1,11 @@
+"""What lies where in the directory of a checkpoint."""
+
+from __future__ import annotations
+
+MANIFEST = "manifest.json"
+"""Written last and atomically: its presence is the commit."""
+
+
+def data_path(save_id: str, rank: int) -> str:
+    """Return the name of a rank's data file; a save id is never used twice."""
+    return f"data/{save_id}/{rank:05d}.safetensors"
