@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence, Sized
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from dtckpt.errors import PlacementError
+from dtckpt.lazy import lazy_exports
 
 from .collectives import Peers
 from .costs import CostModel
@@ -44,6 +45,13 @@ MAX_QUICK = 4096
 
 MeshLike = Mesh | torch.Tensor | Sequence[Any]
 """Ranks in an array of any number of axes."""
+
+
+if TYPE_CHECKING:
+    from .mesh_setup import init_device_mesh as init_device_mesh
+else:
+    # Where torch has it; it is made of what is below.
+    __getattr__ = lazy_exports(__name__, {"init_device_mesh": "dtckpt.dtensor.mesh_setup"})
 
 
 class DeviceMesh(SubMeshes):

@@ -160,8 +160,9 @@ def spec_of_local(
     infers = asks_sizes or (shape is None and sharded)
     if infers and mesh.has_rank and mesh.get_coordinate() is None:
         raise PlacementError(
-            f"this rank is not in mesh {mesh.layout_mesh} and cannot infer the global shape, or "
-            "the sizes of a Ragged, from the ranks that are; pass shape= and Ragged(dim, sizes)"
+            f"from_local: rank {mesh.get_rank()} is not in mesh {mesh.layout_mesh}, and does not "
+            "learn the global shape from the ranks that are. Pass shape= on all ranks (and "
+            "Ragged(dim, sizes) with its sizes), or call from_local on ranks of the mesh only"
         )
     reported: dict[Coordinate, tuple[int, ...]] = {}
     if compare or infers:

@@ -217,6 +217,11 @@ class DTensor(PlacedGradients, Checkpointable):  # pyright: ignore[reportIncompa
         self._local_tensor, self._spec = local, spec
         follow_leaf(self)
 
+    def wait(self) -> DTensor:
+        """Wait for a collective that ``async_op`` left under way; return the tensor."""
+        _ = self._local_tensor
+        return self
+
     def tolist(self) -> Any:
         """Return the values as Python numbers; PlacementError unless every rank has them all."""
         return _whole(self, "tolist").tolist()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from inspect import Parameter, signature
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from .wrapper import Wrapper
 
 PartitionFn = Callable[[str, nn.Module, DeviceMesh], None]
 HookFn = Callable[[nn.Module, Any, DeviceMesh], Any]
+ShortHookFn = Callable[[Any, DeviceMesh], Any]
 
 
 @opaque
@@ -27,8 +29,8 @@ def distribute_module(
     module: nn.Module,
     device_mesh: AnyMesh | None = None,
     partition_fn: PartitionFn | None = None,
-    input_fn: HookFn | None = None,
-    output_fn: HookFn | None = None,
+    input_fn: HookFn | ShortHookFn | None = None,
+    output_fn: HookFn | ShortHookFn | None = None,
 ) -> nn.Module:
     """Make the parameters and buffers of a module distributed tensors, in place; return it.
 
@@ -37,7 +39,7 @@ def distribute_module(
     rank. Tied parameters stay tied: what is made of one of them takes the place of all.
     ``input_fn(module, inputs, mesh)`` and ``output_fn(module, outputs, mesh)`` run before and
     after the forward pass of ``module``, and what they return, if anything, replaces inputs and
-    outputs.
+    outputs. Either may leave out the module, as ``input_fn(inputs, mesh)``.
 
     Raises PlacementError where no mesh is given or active, and where tied parameters were laid
     out in different ways.
@@ -55,10 +57,23 @@ def distribute_module(
                 replicas[id(tensor)] = _replicated(tensor, mesh)
             setattr(owner, name, replicas[id(tensor)])
     if input_fn is not None:
-        module.register_forward_pre_hook(lambda m, inputs: input_fn(m, inputs, mesh))
+        before_it = _of_three(input_fn)
+        module.register_forward_pre_hook(lambda m, inputs: before_it(m, inputs, mesh))
     if output_fn is not None:
-        module.register_forward_hook(lambda m, _, outputs: output_fn(m, outputs, mesh))
+        after_it = _of_three(output_fn)
+        module.register_forward_hook(lambda m, _, outputs: after_it(m, outputs, mesh))
     return module
+
+
+def _of_three(function: Callable[..., Any]) -> HookFn:
+    """Return a hook that takes the module, too; torch has both forms."""
+    positional = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = signature(function).parameters.values()
+    required = [p for p in parameters if p.kind in positional and p.default is Parameter.empty]
+    takes_any = any(p.kind is Parameter.VAR_POSITIONAL for p in parameters)
+    if len(required) == 2 and not takes_any:
+        return lambda module, values, mesh: function(values, mesh)
+    return function
 
 
 def _slots(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:

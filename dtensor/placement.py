@@ -11,10 +11,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from dtckpt.errors import PlacementError
 
 from .integers import integer, ints
+
+_TORCHS = "torch.distributed.tensor.placement_types"
+
+
+def _is_torchs(value: object, name: str) -> bool:
+    """Whether a value is torch's placement of that name; torch is not loaded for it."""
+    cls = type(value)
+    return cls.__name__ == name and cls.__module__ == _TORCHS
+
 
 REDUCE_OPS = ("sum", "avg", "product", "max", "min")
 """Element-wise reductions that a ``Partial`` can be waiting for."""
@@ -30,7 +40,11 @@ _FORMS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Base of all placements; ``isinstance`` or the three questions below tell them apart."""
+    """Base of all placements; ``isinstance`` or the three questions below tell them apart.
+
+    A placement equals torch's of the same meaning and has its hash; it is no instance of torch's
+    classes. The three questions are torch's, too, and have the same answers there.
+    """
 
     def is_shard(self, dim: int | None = None) -> bool:
         """Whether the axis splits a tensor dim (the one given, if any)."""
@@ -68,6 +82,37 @@ class Shard(Placement):
             object.__setattr__(self, "dim", integer(self.dim, "the dim of a Shard"))
         if self.order is not None and type(self.order) is not int:
             object.__setattr__(self, "order", integer(self.order, "the order of a Shard"))
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Shard):
+            return self.dim == other.dim and self.order == other.order
+        if _is_torchs(other, "Shard"):
+            return self.order is None and self.dim == getattr(other, "dim", None)
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.dim if self.order is None else (self.dim, self.order))
+
+    def _split_tensor(
+        self, tensor: Any, num_chunks: int, *, with_padding: bool = True, contiguous: bool = True
+    ) -> tuple[list[Any], list[int]]:
+        """Return the parts of a tensor, and by how much each is padded: a name of torch's."""
+        size, dim = tensor.shape[self.dim], self.dim
+        step = -(-size // num_chunks)
+        parts: list[Any] = []
+        lacking: list[int] = []
+        for index in range(num_chunks):
+            first = min(index * step, size)
+            part = tensor.narrow(dim, first, min(step, size - first))
+            lacking.append(step - part.shape[dim])
+            if with_padding and lacking[-1]:
+                sizes = list(part.shape)
+                sizes[dim] = step
+                padded = part.new_zeros(sizes)
+                padded.narrow(dim, 0, part.shape[dim]).copy_(part)
+                part = padded
+            parts.append(part.contiguous() if contiguous else part)
+        return parts, lacking if with_padding else []
 
     def __str__(self) -> str:
         return f"S({self.dim})" if self.order is None else f"S({self.dim})@{self.order}"
@@ -108,6 +153,14 @@ class Ragged(Placement):
 class Replicate(Placement):
     """Every coordinate of the axis holds the same values."""
 
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Replicate) or _is_torchs(other, "Replicate"):
+            return True
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return -1
+
     def __str__(self) -> str:
         return "R"
 
@@ -126,6 +179,14 @@ class Partial(Placement):
             raise PlacementError(
                 f"Partial cannot reduce by {self.reduce_op!r}; expected one of {REDUCE_OPS}"
             )
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Partial) or _is_torchs(other, "Partial"):
+            return self.reduce_op == getattr(other, "reduce_op", None)
+        return NotImplemented
+
+    def __hash__(self) -> int:
+        return 1 + hash(self.reduce_op)
 
     def __str__(self) -> str:
         return f"P({self.reduce_op})"

@@ -74,6 +74,19 @@ class DTensorSpec:
         return len(self.tensor_meta.shape)
 
     @property
+    def device_mesh(self) -> DeviceMesh:
+        """The mesh: a name of torch's."""
+        return self.mesh
+
+    @property
+    def dim_map(self) -> list[int]:
+        """For every tensor dim the first axis that cuts it, -1 where none does."""
+        cuts = [
+            [a for a, p in enumerate(self.placements) if p.is_shard(d)] for d in range(self.ndim)
+        ]
+        return [axes[0] if axes else -1 for axes in cuts]
+
+    @property
     def local_shape(self) -> tuple[int, ...]:
         """Shape of this rank's local tensor; (0,) where the rank is not in the mesh."""
         return (0,) if self.box is None else self.box.sizes

@@ -59,6 +59,27 @@ class CommDebugMode:
         """
         return self._sums(lambda seen: 1, module, phase)
 
+    @property
+    def comm_counts(self) -> CommCounts:
+        """How many collectives of each kind there were: a name of torch's."""
+        return self.get_comm_counts()
+
+    @property
+    def comm_module_counts(self) -> dict[str, dict[str, CommCounts]]:
+        """How many there were in every module that had any, forward and backward."""
+        names = {
+            name
+            for seen in list(self._recording.collectives)
+            for name in with_parents(seen.place.module)
+        }
+        return {
+            name: {
+                "forward": self.get_comm_counts(module=name, phase="forward"),
+                "backward": self.get_comm_counts(module=name, phase="backward"),
+            }
+            for name in sorted(names)
+        }
+
     def get_comm_bytes(
         self, *, module: str | None = None, phase: Phase | None = None, sent: bool = False
     ) -> CommCounts:

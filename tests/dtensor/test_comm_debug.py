@@ -73,6 +73,10 @@ def test_modules_and_directions_are_told_apart() -> None:
     assert sum(comm.get_comm_counts(module="Model.second", phase="backward").values()) == 0
     assert sum(comm.get_comm_counts(phase="recomputation").values()) == 0
     assert comm.get_total_counts() == 3
+    assert comm.comm_counts == comm.get_comm_counts()
+    by_module = comm.comm_module_counts
+    assert set(by_module) == {"Global", "Model", "Model.first", "Model.second"}
+    assert sum(by_module["Model.first"]["backward"].values()) == 1
 
 
 def test_what_is_computed_again_is_told_apart() -> None:

@@ -1,12 +1,13 @@
 """torch's placements, and the protocol of torch.distributed.checkpoint."""
 
-# pyright: reportPrivateImportUsage=false
+# pyright: reportPrivateImportUsage=false, reportPrivateUsage=false
 # torch does not mark what its checkpoint package exports.
 
 from __future__ import annotations
 
 import itertools
 import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,56 @@ def test_plain_placements_pass_both_ways() -> None:
     assert placements_from_torch(ours, (2, 2, 2), 2) == ours
     back = placements_to_torch(Layout(Mesh((2, 2, 2)), ours, (4, 4)))
     assert back == (torch_tensor.Shard(1), *theirs[1:])
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (Shard(1), torch_tensor.Shard(1)),
+        (Shard(-1), torch_tensor.Shard(-1)),
+        (Replicate(), torch_tensor.Replicate()),
+        (Partial("max"), torch_tensor.Partial("max")),
+    ],
+)
+def test_a_placement_equals_torchs_of_the_same_meaning(ours: Any, theirs: Any) -> None:
+    assert ours == theirs
+    assert theirs == ours
+    assert hash(ours) == hash(theirs)
+    assert {ours} == {theirs}
+    others: list[Any] = [Shard(0), Shard(1, 0), Partial(), Ragged(1, (2,)), torch_tensor.Shard(0)]
+    for other in (*others, torch_tensor.Partial(), Strided(1, split_factor=2), "S(1)", None):
+        assert ours != other
+        assert other != ours
+    assert ours.is_shard() == theirs.is_shard()
+    assert ours.is_replicate() == theirs.is_replicate()
+    assert pickle.loads(pickle.dumps(ours)) == theirs
+    assert not isinstance(ours, torch_tensor.Shard | torch_tensor.Replicate | torch_tensor.Partial)
+
+
+@pytest.mark.parametrize("size", [0, 1, 5, 6])
+@pytest.mark.parametrize("padded", [False, True])
+def test_tensors_are_split_as_torch_splits(size: int, padded: bool) -> None:
+    whole = torch.arange(2.0 * size).view(2, size)
+    found, lacking = Shard(1)._split_tensor(whole, 3, with_padding=padded)
+    theirs: Any = torch_tensor.Shard(1)
+    wanted, padding = theirs._split_tensor(whole, 3, with_padding=padded)
+    assert [part.tolist() for part in found] == [part.tolist() for part in wanted]
+    assert lacking == padding
+
+
+def test_modules_have_torchs_names() -> None:
+    from dtckpt.dtensor.debug import visualize_sharding
+    from dtckpt.dtensor.device_mesh import init_device_mesh
+    from dtckpt.dtensor.placement_types import Shard as FromThere
+
+    assert FromThere is Shard
+    assert callable(init_device_mesh)
+    assert callable(visualize_sharding)
+    tensor = DTensor.from_local(torch.ones(2, 3), DeviceMesh("cpu", [0], rank=0), [Shard(1)])
+    spec: Any = tensor._spec
+    assert spec.dim_map == [-1, 0]
+    assert spec.device_mesh is tensor.device_mesh
+    assert tensor.wait() is tensor
 
 
 def test_fsdp_inside_tensor_parallel() -> None:

@@ -55,6 +55,26 @@ def split_rows(name: str, module: nn.Module, mesh: DeviceMesh) -> None:
         module.register_parameter("weight", nn.Parameter(weight))
 
 
+def test_hooks_take_the_module_or_leave_it_out() -> None:
+    mesh = DeviceMesh("cpu", [0], rank=0)
+
+    class Hook:
+        def __call__(self, module: nn.Module, values: Any, mesh: DeviceMesh) -> Any:
+            assert isinstance(module, nn.Linear)
+            return values * 3
+
+    for output_fn in (lambda values, mesh: values * 3, Hook(), lambda *hooked: hooked[1] * 3):  # pyright: ignore[reportUnknownLambdaType, reportUnknownVariableType]
+        layer = distribute_module(
+            nn.Linear(2, 2, bias=False),
+            mesh,
+            input_fn=lambda inputs, mesh: (distribute_tensor(inputs[0], mesh) * 2,),
+            output_fn=output_fn,  # pyright: ignore[reportUnknownArgumentType]
+        )
+        weight: Any = layer.weight
+        found = layer(torch.ones(1, 2))
+        torch.testing.assert_close(found.to_local(), 6 * weight.to_local().sum(1)[None])
+
+
 def test_everything_is_replicated_by_default() -> None:
     def body(mesh: DeviceMesh) -> None:
         net = Net(start=float(mesh.get_rank()))  # rank 0 tells the values

@@ -1,0 +1,8 @@
+"""Placements under the name of torch's module: ``from ... import placement_types``."""
+
+from __future__ import annotations
+
+from .placement import Partial, Placement, Ragged, Replicate, Shard
+from .spec import DTensorSpec, TensorMeta
+
+__all__ = ["DTensorSpec", "Partial", "Placement", "Ragged", "Replicate", "Shard", "TensorMeta"]
