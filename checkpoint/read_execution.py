@@ -129,6 +129,7 @@ class _Reader:
                 _store(piece, view, r.start)
         if self._cache is not None and fresh and not fresh[-1][0].has_gaps:
             self._cache.keep(file, fresh[-1][0].start, fresh[-1][1])
+            self._buffer = memoryview(b"")  # it belongs to the cache now, where others find it
         return num_bytes
 
     def _buffers(

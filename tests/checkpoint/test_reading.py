@@ -16,7 +16,7 @@ from dtckpt.checkpoint import cuts, read_execution, read_plan
 from dtckpt.checkpoint.cuts import READ_BYTES
 from dtckpt.checkpoint.manifest import read_manifest
 from dtckpt.checkpoint.reading import ReadCache, Want, execute, plan_reads
-from dtckpt.checkpoint.stored import StoredData
+from dtckpt.checkpoint.stored import DataFile, StoredData
 from dtckpt.checkpoint.transfer import TensorSink
 from dtckpt.dtensor import Box
 from dtckpt.errors import Corrupt
@@ -268,6 +268,26 @@ def test_what_was_read_over_is_not_taken_for_verified() -> None:
     with pytest.raises(Corrupt, match="they belong to b"):
         execute(plan_reads(data, [want("b", b)]), cache=cache)
     assert not b.any()
+
+
+def test_what_another_thread_has_found_is_not_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may still copy out of what one read has left for it while the next one is under way."""
+    monkeypatch.setattr(read_execution, "NUM_READERS", 1)
+    left: list[tuple[memoryview, bytes]] = []
+    keep = ReadCache.keep
+
+    def note(cache: ReadCache, file: DataFile, start: int, data: memoryview) -> None:
+        left.append((data, bytes(data)))
+        keep(cache, file, start, data)
+
+    monkeypatch.setattr(ReadCache, "keep", note)
+    store = MemoryStore()
+    wide = torch.arange(32 << 19, dtype=torch.int32).view(32, -1)  # two blocks to a row
+    dcp.save({"w": wide}, store)
+    with dcp.open(store) as checkpoint:
+        assert torch.equal(checkpoint["w"][:, :10], wide[:, :10])
+    assert len(left) >= 2
+    assert all(bytes(view) == copy for view, copy in left)
 
 
 def test_damage_on_the_straight_way_is_named() -> None:
