@@ -18,7 +18,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from dtckpt.errors import LayoutMismatch
+
 from ..dtensor.torch_private import storage_id
+from .announced import announces
 
 Key = tuple[object, ...]
 
@@ -42,8 +45,14 @@ def is_meta(value: Any) -> bool:
 def stand_in(value: Any, replaced: Replaced) -> Any:
     """Return a tensor to plan with: laid out like ``value``, with memory for one element.
 
-    The same for all tensors that are one.
+    The same for all tensors that are one. LayoutMismatch for a tensor that announces its boxes
+    itself: one with memory would not.
     """
+    if announces(_local_of(value)):
+        raise LayoutMismatch(
+            "a tensor on the meta device announces which boxes it holds, and what takes its place "
+            "would not; give it memory before the load, for instance by module.to_empty(device=...)"
+        )
 
     def on_one_element(local: torch.Tensor) -> torch.Tensor:
         return torch.empty((), dtype=local.dtype, device="cpu").expand(local.shape)

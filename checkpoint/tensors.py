@@ -1,7 +1,9 @@
 """Torch tensors and numpy arrays as the rest of the package sees them: specs, sources and sinks.
 
 Accepted are our DTensors, torch's DTensors (FSDP2, tensor parallel, HSDP), any other tensor that
-speaks torch's checkpoint protocol, plain tensors and numpy arrays.
+announces its boxes by torch's checkpoint protocol or that of torch_checkpointing, plain tensors and
+numpy arrays. What the local tensor of a DTensor announces counts before what its class announces,
+and that before its placements.
 """
 
 from __future__ import annotations
@@ -19,6 +21,13 @@ from dtckpt.errors import LayoutMismatch, PlacementError, Unsavable
 
 from ..dtensor.box import Box
 from ..dtensor.layout import Layout
+from .announced import (
+    announced_parts,
+    announced_shape,
+    announces,
+    hint_of_parts,
+    overrides,
+)
 from .dtypes import BY_TORCH_NAME, DType
 from .spec import TensorSpec
 from .transfer import TensorSource
@@ -105,15 +114,19 @@ def local_tensor(name: str, value: Any) -> LocalTensor:
     dtype outside of the format, and LayoutMismatch where a local shard is not what its layout
     says.
     """
-    if type(value) in _TENSORS:  # nearly all, of which there may be very many
+    if type(value) in _TENSORS and not announces(value):  # nearly all, and there may be very many
         return _plain(name, value)
     if type(value) in _ARRAYS:
         return _plain(name, _tensor_of_array(name, value))
-    layout = _layout_of(name, value)
-    if layout is not None:
-        return _distributed(name, value, layout)
-    if _speaks_protocol(value):
-        return _chunked(name, value)
+    if _is_dtensor(value):
+        layout = _layout_of(name, value)  # refuses what is partial, whoever tells of boxes
+        local = getattr(value, "_local_tensor", None)  # private in torch
+        if local is not None and announces(local):
+            return _announced(name, local, value, local)
+        if layout is not None and not _has_own_way(value):
+            return _distributed(name, value, layout)
+    if announces(value):
+        return _announced(name, value, value, value)
     return _plain(name, _own_memory(name, value))
 
 
@@ -131,11 +144,6 @@ def _plain(name: str, tensor: torch.Tensor) -> LocalTensor:
 
 
 def _distributed(name: str, value: Any, layout: Layout) -> LocalTensor:
-    if layout.is_partial:
-        raise Unsavable(
-            f"tensor {name!r} is laid out as {layout}: its ranks hold terms of a reduction that "
-            "is still to be done. Redistribute it to Shard or Replicate before saving or loading"
-        )
     shard = getattr(value, "_local_tensor", None)  # private in torch
     local = _own_memory(name, value.to_local().detach() if shard is None else shard)
     coordinate = value.device_mesh.get_coordinate()
@@ -161,30 +169,55 @@ def _distributed(name: str, value: Any, layout: Layout) -> LocalTensor:
     )
 
 
-def _chunked(name: str, value: Any) -> LocalTensor:
-    from torch.distributed.checkpoint.metadata import MetadataIndex
-
-    parts: list[tuple[Box, torch.Tensor]] = []
-    for chunk in value.__create_chunk_list__():
-        box = Box(tuple(chunk.offsets), tuple(chunk.sizes))
-        if not box.is_empty:
-            shard = value.__get_tensor_shard__(MetadataIndex(name, chunk.offsets))
-            parts.append((box, _own_memory(name, shard)))
+def _announced(name: str, teller: Any, value: Any, local: Any) -> LocalTensor:
+    """Return a tensor whose boxes ``teller`` announces: the value itself or its local tensor."""
+    found = announced_parts(name, teller, value, local)
+    parts = tuple((box, _own_memory(name, shard, is_part=True)) for box, shard in found)
     dtype = _dtype_of(name, value.dtype)
+    shape = tuple(value.shape) if teller is not value else announced_shape(value)
+    outside = [box for box, _ in parts if not Box.whole(shape).contains(box)]
+    if outside:
+        raise LayoutMismatch(
+            f"tensor {name!r} announces {outside[0]}, which does not lie in its shape {list(shape)}"
+        )
     for box, shard in parts:
         if (_check(name, shard), tuple(shard.shape)) != (dtype, box.sizes):
             raise LayoutMismatch(
                 f"tensor {name!r} announces {dtype.torch_name}{list(box.sizes)} at {box}, but the "
                 f"shard there is {shard.dtype}{list(shard.shape)}"
             )
-    shape = tuple(value.shape)
     return LocalTensor(
-        name=name, dtype=dtype, shape=shape, layout=None, is_plain=False, parts=tuple(parts)
+        name=name, dtype=dtype, shape=shape, layout=None, is_plain=False, parts=parts
     )
 
 
+def _is_dtensor(value: Any) -> bool:
+    """Whether a value is a DTensor, of ours or of torch."""
+    return any(isinstance(value, cls) for cls in _dtensor_classes())
+
+
+def _has_own_way(value: Any) -> bool:
+    """Whether the class of a DTensor tells of boxes in another way than DTensors do."""
+    return any(overrides(value, cls) for cls in _dtensor_classes())
+
+
+def _dtensor_classes() -> list[Any]:
+    modules = (sys.modules.get(m) for m in ("dtckpt.dtensor.dtensor", "torch.distributed.tensor"))
+    return [module.DTensor for module in modules if module is not None]
+
+
 def _layout_of(name: str, value: Any) -> Layout | None:
-    """Return mesh and placements of a DTensor of ours or torch's, or None for other values."""
+    """Return mesh and placements of a DTensor of ours or torch's; None if we cannot name them."""
+    layout = _named_layout(name, value)
+    if layout is not None and layout.is_partial:
+        raise Unsavable(
+            f"tensor {name!r} is laid out as {layout}: its ranks hold terms of a reduction that "
+            "is still to be done. Redistribute it to Shard or Replicate before saving or loading"
+        )
+    return layout
+
+
+def _named_layout(name: str, value: Any) -> Layout | None:
     ours = sys.modules.get("dtckpt.dtensor.dtensor")
     if ours is not None and isinstance(value, ours.DTensor):
         return value.global_layout
@@ -206,10 +239,11 @@ def _speaks_protocol(value: object) -> bool:
     return hasattr(value, "__create_chunk_list__") and hasattr(value, "__get_tensor_shard__")
 
 
-def _own_memory(name: str, tensor: Any) -> torch.Tensor:
+def _own_memory(name: str, tensor: Any, *, is_part: bool = False) -> torch.Tensor:
     """Return a tensor whose elements are its own memory; Unsavable for wrappers of others.
 
-    The result of a collective that is under way is waited for.
+    So, too, for those that may be a part of something, unless it is known of what. The result of a
+    collective that is under way is waited for.
     """
     if hasattr(tensor, "trigger_wait"):
         tensor = tensor.trigger_wait()
@@ -227,6 +261,13 @@ def _own_memory(name: str, tensor: Any) -> torch.Tensor:
             f"tensor {name!r} is (or has as its shard) a {cls.__module__}.{cls.__qualname__}, "
             "which computes its elements from other tensors, and neither is a DTensor nor offers "
             "__create_chunk_list__; save the tensors that it consists of"
+        )
+    hint = "" if is_part else hint_of_parts(tensor)
+    if hint:
+        raise Unsavable(
+            f"tensor {name!r} is (or has as its shard) a {cls.__module__}.{cls.__qualname__}, "
+            f"which has {hint} and so may be a part of a tensor, and there is no telling which. "
+            "Offer __create_chunk_list__ and __get_tensor_shard__, or save plain tensors"
         )
     return tensor.as_subclass(torch.Tensor)
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor as TorchDTensor
@@ -222,6 +223,30 @@ def check_blocks_in_turn(path: str) -> None:
             raise AssertionError("blocks dealt out in turn were taken for one box")
 
 
+def check_announced_boxes(path: str) -> None:
+    """Hooks on the local tensor of a DTensor of torch count before its placements."""
+    mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("dp",))
+    whole = torch.arange(24.0).view(8, 3)
+    start = 6 - 2 * mesh.get_local_rank()  # the order of the ranks is turned
+
+    def turned(values: torch.Tensor) -> TorchDTensor:
+        local = values[start : start + 2].clone()
+        made = TorchDTensor.from_local(
+            local, mesh, [TorchShard(0)], run_check=False, shape=whole.shape, stride=(3, 1)
+        )
+        chunk = ChunkStorageMetadata(offsets=torch.Size((start, 0)), sizes=torch.Size((2, 3)))
+        made._local_tensor.__create_chunk_list__ = lambda: [chunk]  # pyright: ignore
+        return made
+
+    dcp.save({"w": turned(whole)}, path)
+    if not torch.equal(dcp.open(path)["w"][...], whole):
+        raise AssertionError("what the local tensor announces was not asked for at the save")
+    into = turned(torch.zeros(8, 3))
+    dcp.load({"w": into}, path)
+    if not torch.equal(into.to_local(), whole[start : start + 2]):
+        raise AssertionError("what the local tensor announces was not asked for at the load")
+
+
 def main(folder: str) -> None:
     """Run all checks on this rank."""
     rank = join_group()
@@ -235,6 +260,7 @@ def main(folder: str) -> None:
     check_wrong_locals(f"{folder}/wrong")
     check_empty_parts(f"{folder}/empty")
     check_blocks_in_turn(f"{folder}/blocks")
+    check_announced_boxes(f"{folder}/announced")
     leave_group()
 
 
