@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NoReturn
 
-from dtckpt.checkpoint.manifest import MANIFEST
+from dtckpt.checkpoint.places import MANIFEST
 from dtckpt.errors import CheckpointError, ObjectExists, ObjectNotFound, StorageError
 from dtckpt.storage import ObjectInfo, ReadRequest, Store, WriteStream
 
