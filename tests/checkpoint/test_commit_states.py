@@ -67,6 +67,16 @@ def committed(place: str, of: Manifest) -> set[tuple[str, bytes]]:
     return {*data_of(place, of), (f"{place}/manifest.json", of.to_bytes())}
 
 
+@dataclass(frozen=True)
+class Creator:
+    """A save that may replace nothing."""
+
+    run: Program
+
+    def __call__(self, root: Store) -> object:
+        return self.run(root)
+
+
 def writer(made: Manifest, *, overwrite: bool, place: str = PLACE) -> Program:
     """Return a save that has written its data: it is to be committed, as ``SaveJob`` does it."""
 
@@ -79,7 +89,7 @@ def writer(made: Manifest, *, overwrite: bool, place: str = PLACE) -> Program:
                 discard(store, made.save_id, 0)
             raise
 
-    return run
+    return run if overwrite else Creator(run)
 
 
 def deleter(place: str, token: str = "d") -> Program:
@@ -242,6 +252,7 @@ class Law:
         start = frozenset(case.there)
         found = {place: manifest_at(start, place) for place in (PLACE, LENDER)}
         self._before = {place: made for place, made in found.items() if made}
+        self._creators = {n for n, run in case.programs.items() if isinstance(run, Creator)}
         self.verdicts: set[tuple[str, ...]] = set()
 
     def look(self, state: State, outcomes: dict[str, Outcome]) -> None:
@@ -283,10 +294,11 @@ class Law:
         assert taken, f"lost: {place} was {made.save_id}, and nobody was to take it away"
 
     def _is_taken_away(self, state: State, place: str, made: Manifest) -> bool:
-        """Whether somebody has asked for this very checkpoint to be replaced or deleted."""
+        """Whether somebody who may has asked for this very one to be replaced or deleted."""
         return any(
             op in ("remove", "replace") and expected == made.to_bytes()
             for actor in state.actors
+            if actor.name not in self._creators
             for op, target, expected in self._requests(state, actor.name)
             if target == f"{place}/manifest.json"
         )
