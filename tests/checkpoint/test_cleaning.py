@@ -84,6 +84,16 @@ def test_one_young_file_keeps_a_save(tmp_path: Path) -> None:
     assert len(dcp.clean(tmp_path, older_than=timedelta(seconds=50))) == 2
 
 
+def test_a_young_claim_keeps_what_no_manifest_names(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "step-1")
+    store.publish("data/0123456789abcdef/00000.safetensors", b"x", overwrite=False)
+    store.publish("needed-by/step-2.fedcba9876543210.claim", b"", overwrite=False)
+    file = tmp_path / "step-1/data/0123456789abcdef/00000.safetensors"
+    os.utime(file, (0, 0))
+    assert dcp.clean(tmp_path) == []
+    assert len(dcp.clean(tmp_path, older_than=AT_ONCE)) == 2
+
+
 def test_unfinished_files_go(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "step-1")
     stream = store.create("data/0123456789abcdef/00000.safetensors", 10)

@@ -151,7 +151,8 @@ def test_a_failure_to_clean_up_is_no_failure_to_save() -> None:
     assert into["t0"][0] == 2.0
 
 
-def test_the_loser_of_a_race_takes_its_files_away() -> None:
+@pytest.mark.parametrize("moment", ["close", "publish"])
+def test_the_loser_of_a_race_takes_its_files_away(moment: str) -> None:
     store = MemoryStore()
 
     class Winner(Fault):
@@ -159,7 +160,7 @@ def test_the_loser_of_a_race_takes_its_files_away() -> None:
             dcp.save(state(2.0), store)
 
     with pytest.raises(CheckpointError, match="another save committed"):
-        dcp.save(state(3.0), FaultyStore(store, [Rule(Winner(), op="publish")]))
+        dcp.save(state(3.0), FaultyStore(store, [Rule(Winner(), op=moment)]))
     assert len(list(store.list("data"))) == 1
     into = state(0.0)
     dcp.load(into, store)

@@ -15,7 +15,7 @@ import pytest
 
 from dtckpt.checkpoint.committing import commit, discard
 from dtckpt.checkpoint.deleting import delete
-from dtckpt.checkpoint.manifest import BorrowedFile, FileRecord, Manifest
+from dtckpt.checkpoint.manifest import MANIFEST, BorrowedFile, FileRecord, Manifest
 from dtckpt.checkpoint.steps import newest_whole
 from dtckpt.errors import CheckpointError, Corrupt, InUse
 from dtckpt.storage import MemoryStore, Store
@@ -276,6 +276,9 @@ class Law:
                 assert manifest_at(objects, place) != made, (
                     f"{name} failed for certain: it is there"
                 )
+            if outcome.verdict == "uncertain" and name in self._case.saves:
+                sent = [op for op, at, _ in self._requests(state, name) if at.endswith(MANIFEST)]
+                assert {"publish", "replace"} & {*sent}, f"{name} has sent nothing, for certain"
             if isinstance(outcome.value, InUse):
                 asked = self._requests(state, name)
                 assert not any(op in ("remove", "replace") for op, _, _ in asked), f"{name} went on"

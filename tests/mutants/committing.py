@@ -137,7 +137,7 @@ MUTANTS = (
         there =""",
         new="""    with _failing(certain=False):
         there =""",
-        tests=_COMMITS,
+        tests=_STATES,
     ),
     Mutant(
         name="what was published is not compared",
