@@ -98,9 +98,11 @@ def _decode_numpy_scalar(value: list[str]) -> Any:
     if not _NUMPY_SCALAR.fullmatch(code):
         raise ValueError("no dtype of a numpy scalar")
     dtype, data = np.dtype(code), _from_base64(text)
+    if dtype.itemsize == 0:  # an empty string, of which numpy gives the bytes of one character
+        return dtype.type()
     if len(data) != dtype.itemsize:
         raise ValueError(f"{len(data)} bytes, expected {dtype.itemsize}")
-    return np.frombuffer(data, dtype=dtype)[0] if data else dtype.type()
+    return np.frombuffer(data, dtype=dtype)[0]
 
 
 def _foreign_encoder(value: object) -> Callable[[Any], Node] | None:
