@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import cache
 from pathlib import Path
 
 import tests.mutants
@@ -85,6 +86,12 @@ def run_tests(folder: Path, packages: Path, arguments: tuple[str, ...]) -> str:
     return f"killed by {told[0].split(' ', 1)[1][:100]}"
 
 
+@cache
+def run_unchanged(folder: Path, packages: Path, arguments: tuple[str, ...]) -> str:
+    """Run tests of mutants on the code as it is, once."""
+    return run_tests(folder, packages, arguments)
+
+
 def try_one(mutant: Mutant, folder: Path, packages: Path) -> str:
     """Apply a mutant, run its tests, undo it, and return what happened."""
     path = folder / mutant.file
@@ -95,6 +102,8 @@ def try_one(mutant: Mutant, folder: Path, packages: Path) -> str:
         return f"equivalent: {mutant.equivalent}"
     if "--list" in sys.argv:
         return "applies"
+    if (found := run_unchanged(folder, packages, mutant.tests)) != "SURVIVED":
+        return f"NOT RUN: its tests fail without it, too: {found}"
     path.write_text(text.replace(mutant.old, mutant.new))
     try:
         return run_tests(folder, packages, mutant.tests)
