@@ -194,6 +194,7 @@ def test_a_base_in_use_is_not_deleted_or_replaced() -> None:
     for call in (lambda: dcp.delete(first), lambda: dcp.save(state(9), first, overwrite=True)):
         with pytest.raises(InUse, match="step-2, step-3"):
             call()
+        assert not list(first.list("deleted")), "or it could not be a base any more"
     check(third, 3)
     dcp.delete(second)
     with pytest.raises(NotCommitted):
