@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 CODE := dtensor checkpoint storage tools tests
 
-.PHONY: help install check format test mutants demo bench bench-scale bench-dispatch bench-redistribute bench-random operators clean
+.PHONY: help install check format test mutants demo bench bench-scale bench-dispatch bench-redistribute bench-random operators test-matrix gpu-check clean
 
 help:
 	@echo "make demo    train, kill a rank during a save, resume on another mesh, prove the losses"
@@ -16,6 +16,8 @@ help:
 	@echo "make bench-random   random numbers beside torch's own generator"
 	@echo "make operators     every operator against one device; writes docs/operators.md"
 	@echo "make test    the whole test suite"
+	@echo "make test-matrix   the quick part of it on other Pythons and another torch"
+	@echo "make gpu-check   what only a machine with a GPU can show; figures into gpu-figures/"
 	@echo "make mutants   changes of the code that some test must notice (MUTANTS=word)"
 	@echo "make check   formatter, linter, type checker"
 	@echo "make format  apply formatter and safe lint fixes"
@@ -52,6 +54,12 @@ format: install
 
 test: install
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+test-matrix: install
+	$(BIN)/python -m tests.matrix $(MATRIX)
+
+gpu-check: install
+	$(BIN)/python -m dtckpt.tools.gpu_check --record gpu-figures $(GPU)
 
 mutants: install
 	$(BIN)/python -m tests.mutants $(MUTANTS)

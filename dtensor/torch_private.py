@@ -9,8 +9,10 @@ alone; every other way is run by a test.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import inspect
+import sys
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -101,7 +103,31 @@ def hand_to_autograd(key: str, value: object) -> None:
     accelerator.
     """
     if None not in _TLS:
+        if _STEALS:
+            _add_reference(value)
         _TLS[0](key, value)
+
+
+def _add_reference(value: object) -> None:
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
+
+
+def _steals_references() -> bool:
+    """Whether what is handed on is let go once too often, as by torch 2.11."""
+    if None in _TLS:
+        return False
+    probe, key = object(), "dtckpt_probe"
+    before = sys.getrefcount(probe)
+    _TLS[0](key, probe)
+    steals = sys.getrefcount(probe) == before
+    if steals:
+        _add_reference(probe)
+        _add_reference(None)
+    _TLS[0](key, None)
+    return steals
+
+
+_STEALS = _steals_references()
 
 
 def handed_to_autograd(key: str) -> Any:

@@ -1,8 +1,10 @@
-"""Checks on a machine with a GPU what cannot be seen without one: NCCL, staging, copies, speed.
+"""Checks on a machine with a GPU what cannot be seen without one.
 
-Run ``python tools/gpu_check.py`` or ``python -m dtckpt.tools.gpu_check``. It makes a process group
-of one rank, saves and loads over it, and compares every bit. Exits with 1 if something is wrong,
-with 0 if all is well or if there is no GPU. ``--device cpu`` runs the same over Gloo on the CPU.
+Devices, streams, NCCL, random numbers, backward passes, graphs, staging, copies and speed. Run
+``make gpu-check`` or ``python tools/gpu_check.py``. It makes a process group of one rank, saves and
+loads over it, and compares every bit. Exits with 1 if something is wrong, with 0 if all is well or
+if there is no GPU. ``--device cpu`` runs the same over Gloo on the CPU; ``--record`` writes what
+was found into a file that is named after the machine.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Generator, Sequence
@@ -32,6 +35,15 @@ from dtckpt.tools.gpu_saving import (
     check_staging,
 )
 from dtckpt.tools.gpu_setting import Finding, Setting
+from dtckpt.tools.gpu_tensors import (
+    check_backward,
+    check_capture,
+    check_collectives,
+    check_device,
+    check_random,
+    check_streams,
+    check_tensor_speed,
+)
 
 NOTHING_CHECKED = "no CUDA device: nothing checked"
 CHECKS: tuple[Callable[[Setting], Finding], ...] = (
@@ -41,6 +53,13 @@ CHECKS: tuple[Callable[[Setting], Finding], ...] = (
     check_other_device,
     check_speed,
     check_ops,
+    check_device,
+    check_collectives,
+    check_streams,
+    check_random,
+    check_backward,
+    check_capture,
+    check_tensor_speed,
 )
 
 
@@ -66,13 +85,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 if not options.json:
                     print(_text(findings[-1]), flush=True)
     num_wrong = sum(bool(finding.problems) for finding in findings)
+    told = {"checked": True, "machine": machine, "num_wrong": num_wrong}
+    text = json.dumps(told | {"findings": [asdict(finding) for finding in findings]}, indent=2)
+    if options.record:
+        _record(Path(options.record), machine, text)
     if options.json:
-        told = {"checked": True, "machine": machine, "num_wrong": num_wrong}
-        print(json.dumps(told | {"findings": [asdict(finding) for finding in findings]}, indent=2))
+        print(text)
     else:
         print(f"\n{num_wrong} of {len(findings)} checks found something wrong"
               if num_wrong else f"\nall {len(findings)} checks found everything right")  # fmt: skip
     return 1 if num_wrong else 0
+
+
+def _record(folder: Path, machine: dict[str, str], text: str) -> None:
+    name = re.sub(r"[^a-z0-9]+", "-", f"{machine['host']} {machine['device']}".lower()).strip("-")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(f"{text}\n")
 
 
 def _run(check: Callable[[Setting], Finding], setting: Setting) -> Finding:
@@ -103,7 +131,11 @@ def _group_of_one(device: torch.device, folder: Path) -> Generator[None]:
 
 
 def _machine(device: torch.device) -> dict[str, str]:
-    found = {"torch": torch.__version__, "python": platform.python_version()}
+    found = {
+        "host": platform.node(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
     if device.type == "cuda":
         memory = torch.cuda.get_device_properties(device).total_memory
         found["device"] = f"{torch.cuda.get_device_name(device)}, {memory / 2**30:.0f} GiB"
@@ -129,6 +161,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print JSON and nothing else")
     parser.add_argument("--mib", type=int, default=2048, help="size of the state that is timed")
     parser.add_argument("--rounds", type=int, default=3, help="times that a save is timed")
+    parser.add_argument("--record", help="a folder for a file of what was found on this machine")
     parser.add_argument("--folder", help="where to write; by default where temporary files go")
     return parser.parse_args(arguments)
 

@@ -330,7 +330,8 @@ assert brought(local, far) is local
 
 
 @pytest.mark.skipif(
-    private.found("_C._acc.create_empty_tensor") is None, reason="torch has no such backends"
+    private.found("_C._acc.create_empty_tensor") is None or torch.__version__.startswith("2.11."),
+    reason="torch has no such backends, or crashes with them",
 )
 def test_settings_reach_the_threads_of_autograd() -> None:
     run_script(AUTOGRAD_THREADS)

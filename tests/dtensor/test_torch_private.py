@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import gc
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -159,6 +160,17 @@ def test_settings_stay_in_their_thread_without_a_way_to_hand_them_on(
     with CommDebugMode() as mode:
         replicated(torch.ones(2)).sum()
     assert mode.get_total_counts() == 0
+
+
+def test_what_is_handed_on_is_neither_lost_nor_kept() -> None:
+    value = object()
+    before = sys.getrefcount(value)
+    for _ in range(20):
+        private.hand_to_autograd("dtckpt_test", value)
+        assert private.handed_to_autograd("dtckpt_test") is value
+    assert sys.getrefcount(value) == before + 1
+    private.hand_to_autograd("dtckpt_test", None)
+    assert sys.getrefcount(value) == before
 
 
 def test_an_operator_without_a_schema_is_refused() -> None:

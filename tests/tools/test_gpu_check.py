@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ ROOT = Path(__file__).parents[2]
 def test_all_of_it_runs_on_the_cpu(tmp_path: Path) -> None:
     script = [sys.executable, "tools/gpu_check.py", "--device", "cpu", "--json"]
     small = ["--mib", "8", "--rounds", "2", "--folder", str(tmp_path)]
+    small += ["--record", str(tmp_path / "figures")]
     done = subprocess.run(
         [*script, *small], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
@@ -33,7 +35,10 @@ def test_all_of_it_runs_on_the_cpu(tmp_path: Path) -> None:
     numbers = {name: n for finding in told["findings"] for name, n in finding["numbers"].items()}
     assert {"stall, GB/s", "save, GB/s", "load, GB/s"} < numbers.keys()
     assert min(numbers.values()) > 0
-    assert list(tmp_path.iterdir()) == [], "what was written is gone"
+    (recorded,) = (tmp_path / "figures").iterdir()
+    assert json.loads(recorded.read_text()) == told
+    assert platform.node().lower()[:4] in recorded.name
+    assert [path.name for path in tmp_path.iterdir()] == ["figures"], "what was written is gone"
 
 
 @pytest.mark.parametrize("as_json", [False, True])

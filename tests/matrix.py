@@ -1,0 +1,139 @@
+"""The quick part of the tests on other Pythons and on another torch. Run by ``make test-matrix``.
+
+Each pair has a virtual environment of its own below .venv-matrix, some GB, which is made once. An
+interpreter that this machine lacks is skipped, by name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PLACE = ROOT / ".venv-matrix"
+QUICK = (
+    "tests/test_imports.py",
+    "tests/dtensor/test_torch_private.py",
+    "tests/dtensor/test_devices.py",
+    "tests/dtensor/test_device_mesh.py",
+    "tests/dtensor/test_dtensor.py",
+    "tests/dtensor/test_gradients.py",
+    "tests/dtensor/test_interop.py",
+    "tests/dtensor/test_quick.py",
+    "tests/dtensor/test_random_hazards.py",
+    "tests/dtensor/test_redistribute_many.py",
+    "tests/checkpoint/test_async_save.py",
+    "tests/checkpoint/test_dtensors.py",
+    "tests/checkpoint/test_structure.py",
+    "tests/storage/test_local.py",
+)
+"""What shows most of what a release can break, in about two minutes."""
+
+_NOT_FOR_TESTS = ("pyright", "ruff")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A Python and a torch."""
+
+    python: str
+    torch: str
+
+    def __str__(self) -> str:
+        return f"python{self.python}-torch{self.torch}"
+
+
+PAIRS = (Pair("3.11", "2.11.0"), Pair("3.12", "2.13.0"), Pair("3.13", "2.13.0"))
+
+
+def interpreters(version: str) -> Iterator[str]:
+    """Yield what may be the interpreter of a version: on the path, or one of pyenv's."""
+    on_path = shutil.which(f"python{version}")
+    if on_path:
+        yield on_path
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    yield from (str(path) for path in sorted(root.glob(f"versions/{version}.*/bin/python")))
+
+
+def find_interpreter(version: str) -> str | None:
+    """Return an interpreter of a version that really runs; None where there is none."""
+    told = "import sys; print('.'.join(map(str, sys.version_info[:2])))"
+    for path in interpreters(version):
+        try:
+            done = subprocess.run([path, "-c", told], capture_output=True, text=True, timeout=60)
+        except OSError:
+            continue
+        if done.returncode == 0 and done.stdout.strip() == version:
+            return path
+    return None
+
+
+def requirements(torch: str) -> list[str]:
+    """Return what the tests need, as pyproject.toml says, with one release of torch."""
+    told: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    every = [*told["project"]["dependencies"], *told["dependency-groups"]["dev"]]
+    others = [n for n in every if isinstance(n, str) and not n.startswith(_NOT_FOR_TESTS)]
+    return [f"torch=={torch}", *(name for name in others if not name.startswith("torch>"))]
+
+
+def make_environment(pair: Pair, interpreter: str) -> Path:
+    """Return the Python of the environment of a pair, which is made or brought up to date."""
+    folder, needed = PLACE / str(pair), "\n".join(requirements(pair.torch))
+    python, stamp = folder / "bin" / "python", folder / "requirements.txt"
+    if not stamp.exists() or stamp.read_text() != needed:
+        print(f"{pair}: installing into {folder} ...", flush=True)
+        if not python.exists():
+            subprocess.run([interpreter, "-m", "venv", str(folder)], check=True)
+        pip = [str(python), "-m", "pip", "install", "--quiet"]
+        with (folder / "install.log").open("w") as log:
+            subprocess.run([*pip, *needed.split("\n")], check=True, stdout=log, stderr=log)
+        stamp.write_text(needed)
+    links = max(ROOT.glob("build/__editable__.dtckpt-*"))  # of the strict editable install
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "dtckpt.pth").write_text(f"{links}\n")
+    return python
+
+
+def run(pair: Pair, seconds: float) -> str:
+    """Run the tests of a pair and return what came of it."""
+    interpreter = find_interpreter(pair.python)
+    if interpreter is None:
+        return f"skipped: this machine has no python{pair.python} that runs"
+    try:
+        python = make_environment(pair, interpreter)
+    except subprocess.CalledProcessError as error:
+        return f"FAILED: cannot be installed ({error}); see install.log in {PLACE / str(pair)}"
+    command = [str(python), "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", *QUICK]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=environment, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return f"FAILED: not over after {seconds:.0f} s"
+    return "passed" if done.returncode == 0 else "FAILED"
+
+
+def main() -> int:
+    """Run the pairs, all or those named, and return 1 if some test failed."""
+    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
+    parser.add_argument("pairs", nargs="*", help=f"of {', '.join(map(str, PAIRS))}; all by default")
+    parser.add_argument("--seconds", type=float, default=900, help="limit for the tests of a pair")
+    options = parser.parse_args()
+    chosen = [pair for pair in PAIRS if not options.pairs or str(pair) in options.pairs]
+    results: dict[Pair, str] = {}
+    for pair in chosen:
+        print(f"== {pair}", flush=True)
+        results[pair] = run(pair, options.seconds)
+    print("\n".join(f"{pair}: {result}" for pair, result in results.items()))
+    return 1 if any(result.startswith("FAILED") for result in results.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
