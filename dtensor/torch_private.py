@@ -26,8 +26,10 @@ from dtckpt.errors import UnsupportedOp
 
 if TYPE_CHECKING:
     OpOverload = torch._ops.OpOverload
+    OpOverloadPacket = torch._ops.OpOverloadPacket
 else:
     OpOverload = type(torch.ops.aten.add.Tensor)
+    OpOverloadPacket = type(torch.ops.aten.add)
 
 
 def found(path: str) -> Any:

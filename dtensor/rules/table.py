@@ -7,16 +7,11 @@ choices. Most rules state their *factors* and get their rows from those (``facto
 also list rows itself, which is what ``register_sharding`` gives to users.
 """
 
-# pyright: reportPrivateUsage=false
-# The schema of an operator has no public name in torch.
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
-
-from torch._ops import OpOverloadPacket
 
 from dtckpt.errors import PlacementError
 
@@ -24,6 +19,7 @@ from ..interop import AnyPlacement, placements_from_torch
 from ..placement import Placement, Replicate
 from ..schemas import Op, functional_of
 from ..spec import DTensorSpec, TensorMeta
+from ..torch_private import OpOverloadPacket, schema_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,7 +225,7 @@ def _require_one_each(
         parts: list[Any] = list(value) if isinstance(value, list | tuple) else []
         tensors = [part for part in parts if isinstance(part, DTensorSpec)]
         places.extend([True] * len(tensors) if tensors else [isinstance(value, DTensorSpec)])
-    defaults = len(call.op._schema.arguments) - len(call.args) - len(call.kwargs)
+    defaults = len(schema_of(call.op).arguments) - len(call.args) - len(call.kwargs)
     given = [placement is not None for placement in inputs]
     if len(outputs) != len(call.outputs) or not _fits(given, places, defaults):
         raise PlacementError(
