@@ -371,11 +371,13 @@ class DeviceMesh(SubMeshes):
         return {name: size for name, size in sorted(sizes.items()) if size}
 
     def __enter__(self) -> Self:
+        super().__enter__()  # for torch's code
         enter_mesh(self)
         return self
 
     def __exit__(self, exc_type: object, exc_value: object, exc_traceback: object) -> None:
         leave_mesh()
+        super().__exit__(exc_type, exc_value, exc_traceback)
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, DeviceMesh):

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.tensor as torch_tensor
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from dtckpt.dtensor import DeviceMesh, Mesh, Replicate, Shard
@@ -183,7 +184,7 @@ def test_explicit_groups() -> None:
 
 
 def test_the_active_mesh_is_of_one_thread() -> None:
-    mesh, inner = DeviceMesh("cpu", [0, 1]), DeviceMesh("cpu", [2])
+    mesh, inner = DeviceMesh("cpu", [0, 1], rank=0), DeviceMesh("cpu", [2])
     seen: list[object] = []
     with mesh:
         thread = threading.Thread(target=lambda: seen.append(active_mesh()))
@@ -192,6 +193,8 @@ def test_the_active_mesh_is_of_one_thread() -> None:
         with inner:
             assert active_mesh() is inner
         assert active_mesh() is mesh
+        theirs: Any = torch_tensor.zeros(2)
+        assert theirs.device_mesh is mesh
     assert active_mesh() is None
     assert seen == [None]
 
