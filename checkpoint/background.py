@@ -226,7 +226,7 @@ def async_save(
     options = SaveOptions(
         overwrite=overwrite,
         metadata=metadata,
-        storage_options=dict(storage_options or {}),
+        storage_options=storage_options or {},
         allow_pickle=allow_pickle,
         check_replicas=check_replicas,
         base=base,
@@ -238,7 +238,7 @@ def async_save(
     job = SaveJob(ranks, options)
 
     def make_way() -> None:
-        _make_way(before, if_busy, timeout, ranks)
+        _make_way(before, if_busy, at_exit, timeout, ranks)
 
     try:
         job.plan(state_dict, checkpoint_id, first=make_way)
@@ -256,10 +256,14 @@ def async_save(
     return handle
 
 
-def _make_way(before: SaveHandle | None, if_busy: IfBusy, timeout: timedelta, ranks: Ranks) -> None:
+def _make_way(
+    before: SaveHandle | None, if_busy: IfBusy, at_exit: AtExit, timeout: timedelta, ranks: Ranks
+) -> None:
     """Deal with a save that may still be under way."""
     if if_busy not in ("wait", "refuse", "supersede"):
         raise ValueError(f"if_busy is 'wait', 'refuse' or 'supersede', got {if_busy!r}")
+    if at_exit not in ("wait", "abort"):
+        raise ValueError(f"at_exit is 'wait' or 'abort', got {at_exit!r}")
     if before is None:
         return
     if if_busy == "refuse" and not before.done():

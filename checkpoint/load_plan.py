@@ -38,7 +38,7 @@ class LoadOptions:
     dtype_policy: DTypePolicy
     device: torch.device | str | None
     read_once: bool | None
-    storage: dict[str, Any]
+    storage: Mapping[str, Any]
 
 
 class LoadPlan:

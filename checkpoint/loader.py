@@ -116,7 +116,7 @@ def load(
         dtype_policy=dtype_policy,
         device=device,
         read_once=read_once,
-        storage=dict(storage_options or {}),
+        storage=storage_options or {},
     )
     ranks = ranks_of(process_group, no_dist=no_dist, timeout=timeout, purpose="load")
     try:

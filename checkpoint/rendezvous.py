@@ -1,271 +1,342 @@
-"""How the ranks of a process group find each other: one wire per group, made at its first use.
+"""How the ranks of a process group find each other, at every save and load anew.
 
-The group itself is used once, to tell everybody where the coordinator listens. From then on its
-collectives belong to the training again.
+The coordinator listens for as long as the group lives, and leaves word of where in the store of the
+group, through which the ranks of the group once met. The collectives of the group stay with the
+training: one that a rank gave up waiting for would break the group.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import hmac
-import json
-import os
-import resource
-import secrets
-import socket
-import struct
 import threading
+import time
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 
 from dtckpt.errors import CheckpointError, RankFailed
+from dtckpt.logs import logger_of
 
-from ..dtensor.collectives import Peers, all_gather_even
+from ..dtensor.collectives import Peers, start_all_gather
+from .addresses import HOST_VARIABLE, listen
+from .greeting import Hello, Invitation, Listener, probe, say_hello
+from .link import Link
 from .text import ranks_text
 from .wire import Wire
 
-HOST_VARIABLE = "DTCKPT_HOST"
-"""Environment variable that names the address at which other ranks reach this host."""
+logger = logger_of("checkpoint")
 
-_HELLO = struct.Struct("!32sQ")  # token, rank
-_CONNECT_SECONDS = 10.0
-_JOIN_SECONDS = 60.0
+_KEY = "dtckpt/coordinator"
+_GENERATIONS = "dtckpt/introductions of rank {}"
+_CONNECT_SECONDS = 5.0
+"""How long one address may take to answer before the next is tried."""
+_WARN_SECONDS = 5.0
+"""After so long a member says why it has not reached the coordinator."""
+_MAX_INVITATION_BYTES = 2048
+
+
+class Board(Protocol):
+    """Where the coordinator leaves word for the members; all it does may hang, or fail."""
+
+    def introduce(self, rank: int) -> int:
+        """Count a rank in; return how often it has been, by groups that had the same name."""
+        ...
+
+    def post(self, word: bytes) -> None:
+        """Leave word."""
+        ...
+
+    def read(self) -> bytes | None:
+        """Return the word; None while there is none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoreBoard:
+    """The store of a process group."""
+
+    store: Any
+
+    def introduce(self, rank: int) -> int:
+        return self.store.add(_GENERATIONS.format(rank), 1)
+
+    def post(self, word: bytes) -> None:
+        self.store.set(_KEY, word)
+
+    def read(self) -> bytes | None:
+        return self.store.get(_KEY) if self.store.check([_KEY]) else None
+
+
+class GatherBoard:
+    """One collective of a group that has no store: a backend that torch knows nothing of.
+
+    Each rank takes part once, and a rank that gives up waiting for it goes on waiting the next
+    time, so the order of the group's collectives stays the same on all ranks.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._group = weakref.ref(group)  # what is kept for a group must not keep it
+        self._work: Any = None
+        self._gathered = torch.empty(0, dtype=torch.uint8)
+        self._sent = torch.empty(0, dtype=torch.uint8)
+
+    def introduce(self, rank: int) -> int:
+        return 0
+
+    def post(self, word: bytes) -> None:
+        group = self._group()
+        if group is None:
+            raise CheckpointError("the process group is gone")
+        device, size = device_of(group), group.size()
+        if len(word) > _MAX_INVITATION_BYTES:
+            raise CheckpointError(f"the addresses of this host take {len(word)} bytes")
+        padded = bytearray(word.ljust(_MAX_INVITATION_BYTES, b" "))
+        self._sent = torch.frombuffer(padded, dtype=torch.uint8).to(device)
+        self._gathered = self._sent.new_empty(_MAX_INVITATION_BYTES * size)
+        peers = Peers(group, tuple(range(size)), (), device.type)
+        self._work = start_all_gather(self._gathered, self._sent, peers)
+
+    def read(self) -> bytes | None:
+        if self._work is None:
+            self.post(b"")
+        work: Any = self._work
+        if not work.is_completed():
+            return None
+        work.wait()
+        return self._gathered[:_MAX_INVITATION_BYTES].cpu().numpy().tobytes().rstrip()
+
+
+def board_of(group: Any) -> Board:
+    """Return where the coordinator of a group leaves word."""
+    store = group.get_group_store() if hasattr(group, "get_group_store") else None
+    return GatherBoard(group) if store is None else StoreBoard(store)
+
+
+class Way:
+    """How this member reaches the coordinator."""
+
+    def __init__(self, board: Board, rank: int, everyone: tuple[int, ...], generation: int) -> None:
+        self._board = board
+        self._generation = generation
+        self._rank = rank
+        self._first = everyone[0]
+        self._everyone = everyone
+        self._known: tuple[Invitation, tuple[str, int]] | None = None
+        """What has worked before."""
+        self._gave_up_at: float | None = None
+        """When the last call ended, if it did not reach the coordinator."""
+
+    def connect(self, purpose: str, seconds: float) -> Link:
+        """Connect to the coordinator for one call; it need not have come to it.
+
+        Raises RankFailed, naming the coordinator and what was tried.
+        """
+        try:
+            link = self._connect(purpose, seconds)
+        except BaseException:
+            self._gave_up_at = time.monotonic()
+            raise
+        self._gave_up_at = None
+        return link
+
+    def _connect(self, purpose: str, seconds: float) -> Link:
+        start = time.monotonic()
+        limit = start + seconds
+        given_up = 0.0 if self._gave_up_at is None else start - self._gave_up_at
+        hello = Hello(rank=self._rank, purpose=purpose, given_up=given_up)
+        while True:
+            if self._known is None:
+                self._known = self._find(hello, seconds, limit)
+            invitation, address = self._known
+            try:
+                left = min(_CONNECT_SECONDS, limit - time.monotonic())
+                connection = say_hello(address, invitation, hello, left)
+            except OSError as error:
+                self._known = None
+                if time.monotonic() < limit:
+                    continue
+                what = self._not_found(hello, seconds, _tried(address, error))
+                raise RankFailed(what) from error
+            # The welcome need not be waited for: who is there has been found out before.
+            return Link(self._first, connection, welcome=bytes.fromhex(invitation.welcome))
+
+    def _find(
+        self, hello: Hello, seconds: float, limit: float
+    ) -> tuple[Invitation, tuple[str, int]]:
+        """Read where the coordinator listens until one of its addresses can be reached."""
+        problem, pause, is_told = "", 0.002, False
+        while True:
+            invitation = self._invitation(hello, limit - time.monotonic())
+            refusals = 0
+            for address in invitation.addresses if invitation else ():
+                left = min(_CONNECT_SECONDS, limit - time.monotonic())
+                try:
+                    probe(address, cast(Invitation, invitation), self._rank, left)
+                except OSError as error:
+                    problem = _tried(address, error)
+                    refusals += isinstance(error, ConnectionRefusedError)
+                else:
+                    return cast(Invitation, invitation), address
+            if invitation and refusals == len(invitation.addresses) and self._is_new(invitation):
+                raise RankFailed(self._lost(hello, f"its process ended ({problem})"))
+            now = time.monotonic()
+            if now >= limit:
+                raise RankFailed(self._not_found(hello, seconds, problem))
+            if problem and not is_told and now > limit - seconds + _WARN_SECONDS:
+                is_told = True
+                logger.warning("%s", self._lost(hello, f"tried for {seconds:g} s: {problem}"))
+            time.sleep(min(pause, limit - now))
+            pause = min(2 * pause, 0.25)
+
+    def _is_new(self, invitation: Invitation) -> bool:
+        """Whether word is of this group, not of one before it that had the same name."""
+        return invitation.generation >= self._generation
+
+    def _invitation(self, hello: Hello, seconds: float) -> Invitation | None:
+        try:
+            word: bytes | None = _within(self._board.read, seconds)
+        except Exception as error:
+            what = f"the process group does not answer: {_short(error)}"
+            raise RankFailed(self._lost(hello, what)) from error
+        if not word:
+            return None
+        invitation = Invitation.from_bytes(word)
+        if invitation.problem:
+            raise CheckpointError(invitation.problem)
+        return invitation
+
+    def _not_found(self, hello: Hello, seconds: float, problem: str) -> str:
+        silent = f"it showed no sign of life within {seconds:g} s"
+        if problem:
+            return self._lost(hello, f"{silent}, {problem}")
+        return (
+            f"{self._coordinator(hello)}, did not begin a {hello.purpose or 'call'}: {silent}, and "
+            "has made no save or load over this group yet. All ranks make the same calls in the "
+            "same order"
+        )
+
+    def _coordinator(self, hello: Hello) -> str:
+        at = f"{hello.purpose}: " if hello.purpose else ""
+        return f"{at}rank {self._first}, which coordinates {ranks_text(self._everyone)}"
+
+    def _lost(self, hello: Hello, why: str) -> str:
+        return (
+            f"{self._coordinator(hello)}, is lost: {why}. If it is alive, set {HOST_VARIABLE} on "
+            f"rank {self._first} to an address at which rank {self._rank} reaches it"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The ranks of a group and the connections between them."""
+    """The ranks of a group and how they talk."""
 
     rank: int
     all: tuple[int, ...]
     """Global numbers; the first one coordinates."""
     wire: Wire
+    way: Way
     memory: dict[str, Any] = field(default_factory=dict[str, Any])
     """What saves and loads keep for the next one over the same group."""
 
 
 _known: weakref.WeakKeyDictionary[Any, Members] = weakref.WeakKeyDictionary()
+_introducing: weakref.WeakKeyDictionary[Any, threading.Lock] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-def members_of(group: Any) -> Members:
-    """Return the members of a group; its first call is a collective one.
+def members_of(group: Any, seconds: float = 60.0) -> Members:
+    """Return the members of a group; on the coordinator the first call says where it listens.
 
-    Raises the same CheckpointError on every rank if some rank cannot reach the coordinator.
+    Raises CheckpointError there, and wherever a member comes to know of it, if it cannot listen.
     """
     with _lock:
         found = _known.get(group)
-    if found is None:
-        found = _connect(group)
-        with _lock:
-            _known[group] = found
-    return found
+        introducing = _introducing.setdefault(group, threading.Lock())
+    if found is not None:
+        return found
+    with introducing:
+        found = _known.get(group)
+        if found is None:
+            found = _introduced(group, seconds)
+            with _lock:
+                _known[group] = found
+        return found
 
 
-def _connect(group: Any) -> Members:
+def _introduced(group: Any, seconds: float) -> Members:
     everyone = _global_ranks(group)
     rank = everyone[group.rank()]
-    exchange = _GroupExchange(group, everyone, rank)
-    listener: _Listener | None = None
-    peers: dict[int, socket.socket] = {}
-    problem = ""
+    board = board_of(group)
+
+    def told(error: Exception) -> RankFailed:
+        return RankFailed(
+            f"rank {rank} could not meet the others of {ranks_text(everyone)}: the process group "
+            f"does not answer: {_short(error)}"
+        )
+
     try:
-        if rank == everyone[0]:
-            try:
-                listener = _Listener(len(everyone))
-            except OSError as error:
-                problem = f"it cannot listen: {error}"
-        told = exchange(listener.invitation() if listener else b"{}")
-        invitation: dict[str, Any] = json.loads(told[0])
-        try:
-            if listener is not None:
-                listener.accept(everyone[1:], peers)
-            elif invitation:
-                peers[everyone[0]] = _call(invitation, rank)
-        except OSError as error:
-            problem = str(error)
-        _raise_together(everyone, exchange(problem.encode(errors="backslashreplace")))
-    except BaseException:
-        for connection in peers.values():
-            connection.close()
-        raise
-    finally:
+        generation: int = _within(lambda: board.introduce(rank), seconds)
+    except Exception as error:
+        raise told(error) from error
+    way = Way(board, rank, everyone, generation)
+    if rank != everyone[0]:
+        return Members(rank, everyone, Wire(), way)
+    listener: Listener | None = None
+    problem: CheckpointError | None = None
+    try:
+        hosts, sockets = listen(len(everyone))
+    except (OSError, CheckpointError) as error:
+        problem = CheckpointError(
+            f"rank {rank}, which coordinates {ranks_text(everyone)}, cannot listen for the others: "
+            f"{error}"
+        )
+        invitation = Invitation(problem=str(problem), generation=generation)
+    else:
+        listener = Listener(sockets)
+        invitation = listener.invitation(hosts, generation)
+    try:
+        _within(lambda: board.post(invitation.to_bytes()), seconds)
+    except Exception as error:
+        problem = problem or told(error)
+    if listener is None or problem is not None:
         if listener is not None:
             listener.close()
-    return Members(rank, everyone, Wire(peers, leads=rank == everyone[0]))
+        raise problem or CheckpointError(invitation.problem)
+    return Members(rank, everyone, Wire(everyone[1:], listener), way)
 
 
-def _raise_together(everyone: tuple[int, ...], problems: list[bytes]) -> None:
-    failed = {r: p.decode() for r, p in zip(everyone, problems, strict=True) if p}
+def _within(call: Callable[[], Any], seconds: float) -> Any:
+    """Return what a call does, which may hang; TimeoutError if it takes too long."""
+    done: list[Any] = []
+    failed: list[BaseException] = []
+    ended = threading.Event()
+
+    def run() -> None:
+        try:
+            done.append(call())
+        except BaseException as error:
+            failed.append(error)
+        ended.set()
+
+    threading.Thread(target=run, name="dtckpt-store", daemon=True).start()
+    if not ended.wait(max(seconds, 0.0) + 0.1):
+        raise TimeoutError(f"no answer within {seconds:.1f} s")
     if failed:
-        texts = "; ".join(f"rank {r}: {p}" for r, p in list(failed.items())[:5])
-        raise CheckpointError(
-            f"{ranks_text(list(failed))} could not be connected with rank {everyone[0]}, which "
-            f"coordinates saves and loads: {texts}. Set {HOST_VARIABLE} on rank {everyone[0]} to "
-            "an address at which the other hosts reach it"
-        )
+        raise failed[0]
+    return done[0]
 
 
-class _Listener:
-    """Where the coordinator waits for the members."""
-
-    def __init__(self, num_ranks: int) -> None:
-        _allow_descriptors(num_ranks)
-        if socket.has_dualstack_ipv6():
-            self._socket = socket.create_server(
-                ("", 0), family=socket.AF_INET6, backlog=4096, dualstack_ipv6=True
-            )
-        else:
-            self._socket = socket.create_server(("", 0), backlog=4096)
-        self._token = secrets.token_hex(16).encode()
-
-    def invitation(self) -> bytes:
-        """Return what the members need to know."""
-        value = {
-            "hosts": _own_addresses(),
-            "name": socket.gethostname(),
-            "port": self._socket.getsockname()[1],
-            "token": self._token.decode(),
-        }
-        return json.dumps(value).encode()
-
-    def accept(self, ranks: tuple[int, ...], found: dict[int, socket.socket]) -> None:
-        """Wait for all members and add their connections; OSError naming who did not come."""
-        missing = set(ranks)
-        self._socket.settimeout(_JOIN_SECONDS)
-        while missing:
-            try:
-                connection, _ = self._socket.accept()
-            except TimeoutError:
-                raise TimeoutError(f"{ranks_text(sorted(missing))} did not connect") from None
-            try:
-                connection.settimeout(_CONNECT_SECONDS)
-                token, rank = _HELLO.unpack(_receive(connection, _HELLO.size))
-                if not hmac.compare_digest(token, self._token) or rank not in missing:
-                    raise ConnectionError("a stranger")
-                connection.sendall(b"!")
-            except OSError:
-                connection.close()
-                continue
-            _prepare(connection)
-            missing.discard(rank)
-            found[rank] = connection
-
-    def close(self) -> None:
-        self._socket.close()
-
-
-def _call(invitation: dict[str, Any], rank: int) -> socket.socket:
-    """Connect to the coordinator at the first of its addresses that answers."""
-    hosts: list[str] = invitation["hosts"]
-    if invitation["name"] == socket.gethostname():
-        hosts = ["127.0.0.1", *hosts]
-    problems: list[str] = []
-    for host in hosts:
-        try:
-            connection = socket.create_connection((host, invitation["port"]), _CONNECT_SECONDS)
-        except OSError as error:
-            problems.append(f"{host}:{invitation['port']}: {error}")
-            continue
-        try:
-            connection.sendall(_HELLO.pack(invitation["token"].encode(), rank))
-            if _receive(connection, 1) == b"!":
-                _prepare(connection)
-                return connection
-        except OSError as error:
-            problems.append(f"{host}:{invitation['port']}: {error}")
-        connection.close()
-    raise ConnectionError("; ".join(problems) or "the coordinator told no address")
-
-
-def _prepare(connection: socket.socket) -> None:
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-
-
-def _receive(connection: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        part = connection.recv(size - len(data))
-        if not part:
-            raise ConnectionError("the connection was closed during the greeting")
-        data += part
-    return data
-
-
-def _allow_descriptors(num_ranks: int) -> None:
-    """Raise the soft limit of open files so far that there is a connection for every rank."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = num_ranks + 1024
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return
-    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
-    if allowed < num_ranks + 64:
-        raise OSError(
-            errno.EMFILE,
-            f"{num_ranks} ranks need as many connections, but this process may open {hard} files; "
-            "raise the limit (ulimit -Hn)",
-        )
-
-
-def _own_addresses() -> list[str]:
-    """Return addresses at which other hosts may reach this one, the likeliest first."""
-    if given := os.environ.get(HOST_VARIABLE):
-        return [given]
-    found: list[str] = []
-    master = os.environ.get("MASTER_ADDR")
-    if master:  # the interface that leads to where the ranks met
-        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
-            way.connect((master, 9))
-            found.append(way.getsockname()[0])
-    name = socket.gethostname()
-    with contextlib.suppress(OSError):
-        found += [str(info[4][0]) for info in socket.getaddrinfo(name, None)]
-    return list(dict.fromkeys([*found, name]))
-
-
-class _GroupExchange:
-    """Gives everybody everyone's bytes over the collectives of a group."""
-
-    def __init__(self, group: Any, ranks: tuple[int, ...], rank: int) -> None:
-        self._group = group
-        self._ranks = ranks
-        self._rank = rank
-        self._device = device_of(group)
-
-    def __call__(self, payload: bytes) -> list[bytes]:
-        """All-gather byte strings of any length: first the lengths, then the padded bytes."""
-        try:
-            lengths = self._all_gather(torch.tensor([len(payload)], dtype=torch.int64))
-            longest = max(int(length) for length in lengths)
-            mine = torch.zeros(max(longest, 1), dtype=torch.uint8)
-            if payload:
-                mine[: len(payload)] = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-            gathered = self._all_gather(mine)
-        except RuntimeError as error:
-            raise RankFailed(
-                f"rank {self._rank} could not reach the other ranks ({ranks_text(self._ranks)} "
-                f"take part): one of them died, fell silent or left. {_short(error)}"
-            ) from error
-        return [
-            data[: int(length)].numpy().tobytes()
-            for data, length in zip(gathered, lengths, strict=True)
-        ]
-
-    def _all_gather(self, mine: torch.Tensor) -> list[torch.Tensor]:
-        count = len(self._ranks)
-        peers = Peers(self._group, tuple(range(count)), self._ranks, self._device.type)
-        return list(all_gather_even(mine.to(self._device), peers).to("cpu"))
+def _tried(address: tuple[str, int], error: OSError) -> str:
+    host, port = address
+    return f"{f'[{host}]' if ':' in host else host}:{port}: {error}"
 
 
 def _short(error: BaseException) -> str:
-    """Return the fact that a backend reports, without the advice that Gloo appends to it."""
-    return str(error).partition(" This is typically")[0].partition("\n")[0]
+    """Return the fact that torch reports, without the trace and the advice that it appends."""
+    text = str(error).partition(" This is typically")[0].partition("\n")[0]
+    return text or type(error).__name__
 
 
 def _global_ranks(group: Any) -> tuple[int, ...]:

@@ -24,10 +24,11 @@ from .borrowing import Borrowed, Lender, open_base
 from .collector import paused_collector
 from .committing import check_free, commit, discard, prepare
 from .copies import compare_copies
+from .failing import CalledOff
 from .flattening import flatten
 from .limits import MAX_JSON_NESTING, check_nesting
 from .manifest import MANIFEST, BorrowedFile, FileRecord, Manifest, read_manifest_bytes
-from .ranks import DEFAULT_TIMEOUT, Answers, CalledOff, Ranks, ranks_of, together
+from .ranks import DEFAULT_TIMEOUT, Answers, Ranks, ranks_of, together
 from .spec import OwnPart, TensorSpecs, Values, split_own
 from .staging import StagingArea, TensorPart
 from .stateful import Stateful
@@ -118,7 +119,7 @@ def save(
     options = SaveOptions(
         overwrite=overwrite,
         metadata=metadata,
-        storage_options=dict(storage_options or {}),
+        storage_options=storage_options or {},
         allow_pickle=allow_pickle,
         check_replicas=check_replicas,
         base=base,

@@ -83,9 +83,12 @@ def latest(
     from .ranks import DEFAULT_TIMEOUT, ranks_of, together  # loads torch
 
     ranks = ranks_of(
-        process_group, no_dist=no_dist, timeout=timeout or DEFAULT_TIMEOUT, purpose="latest"
+        process_group,
+        no_dist=no_dist,
+        timeout=DEFAULT_TIMEOUT if timeout is None else timeout,
+        purpose="latest",
     )
-    options = dict(storage_options or {})
+    options = storage_options or {}
 
     def find() -> bytes:
         found = newest_whole(open_store(root, **options)) if ranks.rank == ranks.all[0] else None

@@ -10,7 +10,7 @@ import torch
 
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint import agreeing
-from dtckpt.checkpoint.ranks import GroupRanks
+from dtckpt.checkpoint.group_ranks import GroupRanks
 from dtckpt.errors import LayoutMismatch
 from dtckpt.storage import MemoryStore
 

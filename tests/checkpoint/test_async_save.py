@@ -15,6 +15,7 @@ import torch
 
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint import background
+from dtckpt.checkpoint.ranks import ranks_of, together
 from dtckpt.checkpoint.rendezvous import members_of
 from dtckpt.errors import (
     AlreadyCommitted,
@@ -124,7 +125,7 @@ def test_ranks_save_in_the_background_without_the_group() -> None:
                 return getattr(group, name)
 
         guarded = NoCollectives()
-        members_of(guarded)  # the one meeting over the group
+        together(ranks_of(guarded), "meeting", bytes)  # the only use of the group
         calls.clear()
         handle = dcp.async_save(state(), store, process_group=guarded)
         report = handle.result(30)
@@ -319,7 +320,7 @@ def test_a_silent_rank_is_named_by_the_others() -> None:
 
     texts = run_ranks(SIZE, body)
     assert len(set(texts)) == 1
-    assert "rank 1 is lost: it showed no sign of life within 0.6 s" in texts[0]
+    assert "rank 1 is lost: it lives, but has not got on within 0.6 s: save: write" in texts[0]
     assert not store.exists("manifest.json")
 
 

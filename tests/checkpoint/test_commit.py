@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import dtckpt.checkpoint as dcp
+from dtckpt.checkpoint.group_ranks import GroupRanks
 from dtckpt.checkpoint.places import MANIFEST
-from dtckpt.checkpoint.ranks import GroupRanks
 from dtckpt.errors import CheckpointError, LayoutMismatch, NotCommitted, RankFailed, StorageError
 from dtckpt.storage import Fault, FaultyStore, FsspecStore, MemoryStore, RaiseError, Rule, Store
 
@@ -229,7 +230,7 @@ def test_an_exception_that_cannot_be_described_still_reaches_all() -> None:
 
 def test_a_rank_outside_of_the_group_is_told_so() -> None:
     with pytest.raises(CheckpointError, match="not a member"):
-        dcp.save({}, MemoryStore(), process_group=object())
+        dcp.save({}, MemoryStore(), process_group=dist.GroupMember.NON_GROUP_MEMBER)
     with pytest.raises(NotCommitted):
         dcp.load({}, MemoryStore())
 

@@ -12,8 +12,8 @@ import torch
 
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint.collector import paused_collector
+from dtckpt.checkpoint.group_ranks import GroupRanks
 from dtckpt.checkpoint.matching import Match
-from dtckpt.checkpoint.ranks import GroupRanks
 from dtckpt.errors import LayoutMismatch, RankFailed
 from dtckpt.storage import MemoryStore
 

@@ -17,16 +17,13 @@ import torch
 
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint import exiting
-from dtckpt.checkpoint import wire as wire_module
 from dtckpt.checkpoint.rendezvous import members_of
-from dtckpt.checkpoint.wire import Wire
 from dtckpt.errors import Busy, CheckpointError, InUse, LayoutMismatch, NotCommitted, RankFailed
 from dtckpt.storage import Delay, Fault, FaultyStore, MemoryStore, Rule
 
 from ..ranks import RanksFailed, run_ranks
 
 SHORT = timedelta(seconds=1)
-BEGIN: int = vars(wire_module)["_BEGIN"]
 
 
 class Call(Fault):
@@ -227,35 +224,6 @@ def test_a_call_that_one_rank_made_alone_does_not_spoil_the_next(alone: int) -> 
     assert [s for s in "1234" if store.exists(f"{s}/manifest.json")] == ["1", "3", "4"]
 
 
-def test_a_rank_joins_its_own_call_though_the_end_of_a_missed_one_arrives_late(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What the coordinator sends may be read at any later time; here it is held back."""
-    store, gate, held = MemoryStore(), threading.Barrier(2), threading.Event()
-    receive, begun = Wire.receive, threading.Event()
-
-    def late(wire: Wire, rank: int, kind: int, job: int, number: int, payload: bytes) -> None:
-        if rank == 0 and job == 1 and held.is_set() and kind != BEGIN:
-            begun.wait(30)
-            time.sleep(0.1)  # until the rank has joined
-        receive(wire, rank, kind, job, number, payload)
-
-    monkeypatch.setattr(Wire, "receive", late)
-
-    def body(rank: int, group: Any) -> None:
-        dcp.save(state(), store.substore("1"), process_group=group)
-        held.set()
-        if rank == 0:
-            with pytest.raises(RankFailed):
-                dcp.save(state(), store.substore("2"), process_group=group, timeout=SHORT)
-        gate.wait(30)
-        begun.set()
-        dcp.save(state(), store.substore("3"), process_group=group)
-
-    run_ranks(2, body)
-    assert [s for s in "123" if store.exists(f"{s}/manifest.json")] == ["1", "3"]
-
-
 def calls(kind: str, store: Any, group: Any) -> None:
     if kind == "async":
         dcp.async_save(state(), store, process_group=group).result(30)
@@ -313,28 +281,15 @@ def test_a_forked_process_does_not_wait_for_saves_of_its_parent(tmp_path: Path) 
     assert dcp.open(tmp_path / "c-child")["y"][...].sum() == 3
 
 
-class Slow:
-    """A component whose state takes longer than the deadline."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def state_dict(self) -> dict[str, Any]:
-        time.sleep(self.seconds)
-        return {"x": 1}
-
-    def load_state_dict(self, _: object) -> None:
-        time.sleep(self.seconds)
-
-
 @pytest.mark.parametrize("slow", [0, 1])
-def test_a_rank_that_is_slow_but_alive_is_waited_for(slow: int) -> None:
-    store, deadline = MemoryStore(), timedelta(milliseconds=600)
-    late = [Rule(Delay(1.5), op=op, nth=1) for op in ("close", "publish", "read_into")]
+def test_a_rank_that_is_slow_but_gets_on_is_waited_for(slow: int) -> None:
+    """Its part takes far longer than the timeout, but no step of it does."""
+    store, deadline = MemoryStore(), timedelta(seconds=2)
+    late = [Rule(Delay(0.5), op=op) for op in ("write", "read_into")]
 
     def body(rank: int, group: Any) -> None:
         mine = FaultyStore(store, late if rank == slow else [])
-        value = state() | {"c": Slow(1.5 if rank == slow else 0.0)}
+        value = state() | {f"big{i}": torch.zeros(100) for i in range(10)}
         dcp.save(value, mine, process_group=group, timeout=deadline)
         dcp.load(value, mine, process_group=group, timeout=deadline)
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import dtckpt.checkpoint as dcp
-from dtckpt.checkpoint.ranks import GroupRanks, ranks_of, together
+from dtckpt.checkpoint.group_ranks import GroupRanks
+from dtckpt.checkpoint.ranks import ranks_of, together
 from dtckpt.checkpoint.text import ranks_text
 from dtckpt.errors import (
     AlreadyCommitted,

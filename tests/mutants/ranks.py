@@ -4,35 +4,36 @@ from __future__ import annotations
 
 from .mutant import Mutant
 
-_TOGETHER = ("tests/checkpoint/test_together.py", "tests/checkpoint/test_save_hazards.py")
+_WIRES = ("tests/checkpoint/test_wires.py", "tests/checkpoint/test_frames.py")
+_MEETING = ("tests/checkpoint/test_rendezvous.py",)
 
 MUTANTS = (
     Mutant(
         name="half a frame may be followed by another",
-        file="checkpoint/wire.py",
-        old="                    self._sockets[rank].shutdown(socket.SHUT_RDWR)",
-        new="                    pass",
-        tests=(*_TOGETHER, "tests/checkpoint/test_async_save.py"),
+        file="checkpoint/link.py",
+        old="            self._broken = True\n            self._left.clear()\n            raise",
+        new="            self._left.clear()\n            raise",
+        tests=_WIRES,
     ),
     Mutant(
         name="a process that was itself stopped blames the others",
         file="checkpoint/wire.py",
         old="                if now - expected > 1.0:",
         new="                if False:",
-        tests=("tests/checkpoint/test_stop.py", "tests/checkpoint/test_save_hazards.py"),
+        tests=_WIRES,
     ),
     Mutant(
         name="a stranger's token is not compared",
-        file="checkpoint/rendezvous.py",
-        old="if not hmac.compare_digest(token, self._token) or rank not in missing:",
-        new="if rank not in missing:",
-        tests=("tests/checkpoint/test_together.py", "tests/checkpoint/test_load_together.py"),
+        file="checkpoint/greeting.py",
+        old="if magic != _MAGIC or not hmac.compare_digest(token, self._token):",
+        new="if magic != _MAGIC:",
+        tests=_MEETING,
     ),
     Mutant(
-        name="a rank that is stuck shows signs of life for ever",
-        file="checkpoint/ranks.py",
-        old="now - self._progress_at > _STUCK * self._timeout or now - self._beat_at < interval",
-        new="now - self._beat_at < interval",
-        tests=("tests/checkpoint/test_save_hazards.py", "tests/checkpoint/test_async_save.py"),
+        name="a rank that is stuck counts as getting on",
+        file="checkpoint/wire.py",
+        old="            held.heard[rank] -= age\n",
+        new="",
+        tests=_WIRES,
     ),
 )

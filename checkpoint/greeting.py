@@ -1,0 +1,224 @@
+"""How a member makes itself known to the coordinator, and strangers do not.
+
+The coordinator listens for the life of the group, since every save and load connects anew. Who
+connects says hello with a token that only the ranks of the group know; until then it is a stranger,
+of whom nothing but these few bytes is read. Strangers are greeted beside each other, each has a few
+seconds, and there are never more than a number of them.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import socket
+import struct
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+_MAGIC = b"dtckpt-1"
+_HELLO = struct.Struct("!8s16sQ16sd")  # magic, token, rank, purpose, given_up
+_PROBE = "?"
+_SECRET_BYTES = 16
+_GREETING_SECONDS = 5.0
+"""How long somebody who has connected may take to say hello."""
+_MAX_STRANGERS = 256
+"""How many may be about to say hello; above that the one who has taken longest has to go."""
+_KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+"""Within a call somebody may wait for minutes until the others come; this keeps routers awake."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """What a member says first."""
+
+    rank: int
+    purpose: str
+    """The call that it is at."""
+    given_up: float = 0.0
+    """How many seconds ago its last call ended, if that has never reached the coordinator."""
+
+    @property
+    def is_probe(self) -> bool:
+        """Whether it only asks who is there."""
+        return self.purpose == _PROBE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invitation:
+    """What members have to know to reach the coordinator, and to know it when they have."""
+
+    addresses: tuple[tuple[str, int], ...] = ()
+    token: str = ""
+    welcome: str = ""
+    """What the coordinator answers: who answers otherwise is somebody else."""
+    generation: int = 0
+    """How often this rank has introduced itself to the ranks of a group of this name."""
+    problem: str = ""
+    """Why the coordinator cannot be reached at all."""
+
+    def to_bytes(self) -> bytes:
+        value = {
+            "addresses": self.addresses,
+            "token": self.token,
+            "welcome": self.welcome,
+            "generation": self.generation,
+            "problem": self.problem,
+        }
+        return json.dumps(value).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Invitation:
+        value: dict[str, Any] = json.loads(data)
+        return cls(
+            addresses=tuple((host, port) for host, port in value["addresses"]),
+            token=value["token"],
+            welcome=value["welcome"],
+            generation=value["generation"],
+            problem=value["problem"],
+        )
+
+
+class Greeting:
+    """Somebody who has connected and not said yet who it is."""
+
+    def __init__(self, connection: socket.socket, token: bytes, welcome: bytes) -> None:
+        self.connection = connection
+        self.limit = time.monotonic() + _GREETING_SECONDS
+        self._token = token
+        self._welcome = welcome
+        self._data = b""
+
+    def read(self) -> Hello | None:
+        """Return the hello once it is complete; OSError from a stranger."""
+        try:
+            part = self.connection.recv(_HELLO.size - len(self._data))
+        except BlockingIOError:
+            return None
+        if not part:
+            raise ConnectionError("it left without a word")
+        self._data += part
+        if len(self._data) < _HELLO.size:
+            return None
+        magic, token, rank, purpose, given_up = _HELLO.unpack(self._data)
+        if magic != _MAGIC or not hmac.compare_digest(token, self._token):
+            raise ConnectionError("a stranger")
+        self.connection.send(self._welcome)
+        name = purpose.rstrip(b"\0").decode(errors="replace")
+        return Hello(rank=rank, purpose=name, given_up=given_up)
+
+
+class Listener:
+    """Where the coordinator is reached; its ``sockets`` are served by the loop."""
+
+    def __init__(self, sockets: list[socket.socket]) -> None:
+        self.sockets = sockets
+        for listening in sockets:
+            listening.setblocking(False)
+        self._token = secrets.token_bytes(_SECRET_BYTES)
+        self._welcome = secrets.token_bytes(_SECRET_BYTES)
+        self._greetings: dict[socket.socket, Greeting] = {}
+
+    def invitation(self, hosts: list[str], generation: int) -> Invitation:
+        """Return what members need; ``hosts`` are the names of the sockets for others."""
+        return Invitation(
+            addresses=tuple(
+                (host, listening.getsockname()[1])
+                for host, listening in zip(hosts, self.sockets, strict=True)
+            ),
+            token=self._token.hex(),
+            welcome=self._welcome.hex(),
+            generation=generation,
+        )
+
+    def accept(
+        self, listening: socket.socket, forget: Callable[[Greeting], None]
+    ) -> Greeting | None:
+        """Take whoever has connected; ``forget`` is called with one who has to make way."""
+        if len(self._greetings) >= _MAX_STRANGERS:
+            forget(next(iter(self._greetings.values())))
+        try:
+            connection, _ = listening.accept()
+        except BlockingIOError:
+            return None
+        except OSError:  # out of descriptors, for instance
+            if self._greetings:
+                forget(next(iter(self._greetings.values())))
+            time.sleep(0.01)  # not to spin on those who wait
+            return None
+        prepare(connection)
+        connection.setblocking(False)
+        greeting = self._greetings[connection] = Greeting(connection, self._token, self._welcome)
+        return greeting
+
+    def greeting_of(self, connection: socket.socket) -> Greeting:
+        """Return who has connected there."""
+        return self._greetings[connection]
+
+    def forget(self, greeting: Greeting) -> None:
+        """Note that somebody has said hello or is gone."""
+        del self._greetings[greeting.connection]
+
+    def overdue(self) -> list[Greeting]:
+        """Return those who have taken too long."""
+        now = time.monotonic()
+        return [greeting for greeting in self._greetings.values() if greeting.limit <= now]
+
+    def pause(self) -> float | None:
+        """Return the seconds until the next one takes too long; None where nobody is there."""
+        first = next(iter(self._greetings.values()), None)
+        return None if first is None else max(first.limit - time.monotonic(), 0.0)
+
+    def close(self) -> None:
+        """Close the sockets, and those of all who have not said hello."""
+        for held in (*self.sockets, *self._greetings):
+            held.close()
+
+
+def prepare(connection: socket.socket) -> None:
+    """Set what every connection between ranks has."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        with suppress(AttributeError, OSError):  # not on every system
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def say_hello(
+    address: tuple[str, int], invitation: Invitation, hello: Hello, seconds: float
+) -> socket.socket:
+    """Connect to the coordinator and say who calls; OSError where that cannot be done.
+
+    It answers with its welcome, which the caller still has to read.
+    """
+    connection = socket.create_connection(address, max(seconds, 0.001))
+    try:
+        prepare(connection)
+        purpose, token = hello.purpose.encode(), bytes.fromhex(invitation.token)
+        connection.sendall(_HELLO.pack(_MAGIC, token, hello.rank, purpose, hello.given_up))
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def probe(address: tuple[str, int], invitation: Invitation, rank: int, seconds: float) -> None:
+    """Find out whether the coordinator is at an address; OSError if it is not.
+
+    A connection that is given up for its silence does not count as taking part in a call.
+    """
+    limit = time.monotonic() + seconds
+    expected, data = bytes.fromhex(invitation.welcome), b""
+    hello = Hello(rank=rank, purpose=_PROBE)
+    with say_hello(address, invitation, hello, seconds) as connection:
+        while len(data) < len(expected):
+            connection.settimeout(max(limit - time.monotonic(), 0.001))
+            part = connection.recv(len(expected) - len(data))
+            if not part:
+                raise ConnectionError("the connection was closed during the greeting")
+            data += part
+    if not hmac.compare_digest(data, expected):
+        raise ConnectionError("somebody else listens there")

@@ -1,0 +1,239 @@
+"""The thread that serves the connections of one rank: it reads, and writes what had to wait.
+
+It ends by itself once nobody holds the wire any more.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import selectors
+import socket
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+
+from .greeting import Greeting, Hello, Listener
+from .link import Link
+
+_LINGER_SECONDS = 15.0
+"""How long the other end of an ended call may take to read what was sent last."""
+_EXIT_SECONDS = 3.0
+"""The same while the interpreter exits."""
+
+
+class Owner(Protocol):
+    """Whom the loop works for."""
+
+    def take(self, link: Link) -> None:
+        """Read what has arrived; ConnectionError where nothing more can come."""
+        ...
+
+    def lose(self, link: Link, reason: str) -> None:
+        """Note that nothing more can come."""
+        ...
+
+    def meet(self, hello: Hello, connection: socket.socket) -> None:
+        """Take the connection of a rank that has made itself known."""
+        ...
+
+    def beat(self) -> float | None:
+        """Show the signs of life that are due; return the seconds until the next."""
+        ...
+
+
+class Loop:
+    """Serves links and, on the coordinator, the listener."""
+
+    def __init__(self, listener: Listener | None = None) -> None:
+        self._listener = listener
+        self._selector = selectors.DefaultSelector()
+        self._wake, self._waker = socket.socketpair()
+        self._wake.setblocking(False)
+        self._waker.setblocking(False)
+        self._changed: deque[Link] = deque()
+        self._ending: set[Link] = set()
+        self._is_over = False
+        self._thread = 0
+        self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
+        for listening in listener.sockets if listener else ():
+            self._selector.register(listening, selectors.EVENT_READ, self._accept)
+        _loops.add(self)
+
+    def start(self, owner: Owner) -> None:
+        """Begin to serve; ``owner`` is not kept alive by this."""
+        threading.Thread(
+            target=_serve, args=(self, weakref.ref(owner)), name="dtckpt-wire", daemon=True
+        ).start()
+
+    def look_at(self, link: Link) -> None:
+        """Serve a link that is new, has something left to send, or is to be ended."""
+        self._changed.append(link)
+        if not link.is_ending or link.is_behind:  # else it is ended from the other end
+            self.wake()
+
+    def wake(self) -> None:
+        """Have the thread look around."""
+        if threading.get_ident() != self._thread:
+            with suppress(OSError):
+                self._waker.send(b"!")
+
+    def stop(self) -> None:
+        """End the thread, which closes all connections."""
+        self._is_over = True
+        self.wake()
+
+    def settle(self, seconds: float) -> None:
+        """Wait until what was sent last has been read at the other ends."""
+        limit = time.monotonic() + seconds
+        self.wake()
+        while (self._ending or self._changed) and time.monotonic() < limit:
+            time.sleep(0.005)
+
+    def run(self, owner: weakref.ref[Owner]) -> None:
+        """Serve until nobody holds the owner any more."""
+        self._thread = threading.get_ident()
+        pause: float | None = None
+        while True:
+            ready = self._selector.select(pause)
+            held = owner()
+            if held is None or self._is_over:
+                return
+            for key, _ in ready:
+                key.data(key.fileobj, held)
+            while self._changed:
+                self._attend(self._changed.popleft(), held)
+            pauses = [held.beat(), self._expire_greetings(), self._expire_ending()]
+            pause = min((p for p in pauses if p is not None), default=None)
+            del held
+
+    def _woken(self, wake: socket.socket, _: Owner) -> None:
+        with suppress(BlockingIOError):
+            wake.recv(4096)
+
+    def _accept(self, listening: socket.socket, _: Owner) -> None:
+        if self._listener is not None:
+            greeting = self._listener.accept(listening, self._forget)
+            if greeting is not None:
+                self._selector.register(greeting.connection, selectors.EVENT_READ, self._greet)
+
+    def _greet(self, connection: socket.socket, owner: Owner) -> None:
+        if self._listener is None:
+            return
+        greeting = self._listener.greeting_of(connection)
+        try:
+            hello = greeting.read()
+        except OSError:  # a stranger
+            self._forget(greeting)
+            return
+        if hello is not None and hello.is_probe:
+            self._forget(greeting)
+        elif hello is not None:
+            self._selector.unregister(connection)
+            self._listener.forget(greeting)
+            owner.meet(hello, connection)
+
+    def _forget(self, greeting: Greeting) -> None:
+        self._selector.unregister(greeting.connection)
+        if self._listener is not None:
+            self._listener.forget(greeting)
+        greeting.connection.close()
+
+    def _expire_greetings(self) -> float | None:
+        if self._listener is None:
+            return None
+        for greeting in self._listener.overdue():
+            self._forget(greeting)
+        return self._listener.pause()
+
+    def _expire_ending(self) -> float | None:
+        if not self._ending:
+            return None
+        now = time.monotonic()
+        for link in [link for link in self._ending if now - link.moved_at > _LINGER_SECONDS]:
+            self._close(link)
+        return 1.0
+
+    def _attend(self, link: Link, owner: Owner) -> None:
+        if link.connection.fileno() < 0:
+            return
+        if link.is_ending:
+            self._ending.add(link)
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.is_behind else 0)
+        serve = self._server_of(link)
+        try:
+            self._selector.modify(link.connection, events, serve)
+        except KeyError:
+            self._selector.register(link.connection, events, serve)
+        if not link.is_behind:
+            return
+        serve(link.connection, owner)
+
+    def _server_of(self, link: Link) -> Callable[[socket.socket, Owner], None]:
+        def serve(_: socket.socket, owner: Owner) -> None:
+            try:
+                if link.is_behind:
+                    link.flush()
+                    if not link.is_behind:
+                        self._selector.modify(link.connection, selectors.EVENT_READ, serve)
+                        if link.is_ending:
+                            link.end_sending()
+                owner.take(link)
+            except Exception as error:
+                # Whatever it is, nothing that follows on this connection can be understood.
+                owner.lose(link, str(error) or type(error).__name__)
+                self._close(link)
+
+        return serve
+
+    def _close(self, link: Link) -> None:
+        self._ending.discard(link)
+        with suppress(KeyError, ValueError):
+            self._selector.unregister(link.connection)
+        link.close()
+
+    def close(self) -> None:
+        """Close everything; only for the thread that serves, and for a forked process."""
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
+        for link in self._changed:
+            link.connection.close()
+        if self._listener is not None:
+            self._listener.close()
+        self._selector.close()
+        self._waker.close()
+        self._ending.clear()
+        self._changed.clear()
+
+
+def _serve(loop: Loop, owner: weakref.ref[Owner]) -> None:
+    try:
+        loop.run(owner)
+    finally:
+        loop.close()
+
+
+_loops: weakref.WeakSet[Loop] = weakref.WeakSet()
+
+
+def _settle_at_exit() -> None:
+    # The last decision may still be under way to others, and an exit would take it back.
+    limit = time.monotonic() + _EXIT_SECONDS
+    for loop in list(_loops):
+        loop.settle(max(limit - time.monotonic(), 0.0))
+
+
+def _close_in_child() -> None:
+    # A forked data loader must not keep the connections of a dead trainer open.
+    for loop in list(_loops):
+        loop.close()
+    _loops.clear()
+
+
+atexit.register(_settle_at_exit)
+os.register_at_fork(after_in_child=_close_in_child)

@@ -1,0 +1,354 @@
+"""Frames, the connections that carry them, and how long ranks wait for them."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dtckpt.checkpoint import frames
+from dtckpt.checkpoint import wire as wire_module
+from dtckpt.checkpoint.frames import END, MESSAGE, PACKED, SIGN, FrameReader
+from dtckpt.checkpoint.greeting import Hello
+from dtckpt.checkpoint.limits import METADATA_VARIABLE
+from dtckpt.checkpoint.link import Link
+from dtckpt.checkpoint.wire import Signs, Wire
+from dtckpt.errors import CheckpointError
+
+HEAD = struct.Struct("!BIQ")
+QUIET = Signs(60.0, lambda: None)
+
+
+def read(data: bytes) -> list[frames.Frame]:
+    return FrameReader().frames(data)
+
+
+@given(
+    st.lists(st.one_of(st.binary(max_size=50), st.integers(1 << 16, 1 << 17).map(bytes))),
+    st.integers(1, 100),
+)
+def test_frames_come_out_as_they_went_in(payloads: list[bytes], step: int) -> None:
+    sent = b"".join(frames.message(n, payload) for n, payload in enumerate(payloads))
+    reader, found = FrameReader(), list[frames.Frame]()
+    for at in range(0, len(sent), step):
+        found += reader.frames(sent[at : at + step])
+    assert found == [(MESSAGE, n, payload) for n, payload in enumerate(payloads)]
+
+
+def test_signs_and_ends_are_read_back() -> None:
+    [(kind, _, payload)] = read(frames.sign(2.5, "writing \udcff"))
+    assert kind == SIGN
+    assert frames.read_sign(payload) == (2.5, "writing \\udcff")
+    [(kind, _, payload)] = read(frames.end("x" * (1 << 20)))
+    assert kind == END
+    assert payload == b"x" * (1 << 16), "no reason is longer than others take"
+    with pytest.raises(ConnectionError, match="too short"):
+        frames.read_sign(b"123")
+
+
+@pytest.mark.parametrize(
+    "head", [(MESSAGE, 0, 1 << 60), (PACKED, 0, (256 << 20) + 1), (SIGN, 0, 1 << 17), (9, 0, 0)]
+)
+def test_what_states_too_much_is_refused_before_it_comes(head: tuple[int, int, int]) -> None:
+    with pytest.raises(ConnectionError, match="no message of ours"):
+        read(HEAD.pack(*head))
+
+
+def test_what_unpacks_to_too_much_is_refused() -> None:
+    for bomb in (zstandard.compress(bytes(1 << 29), 1), b"\x28\xb5\x2f\xfd" + bytes(20), b"x" * 99):
+        with pytest.raises(ConnectionError, match="unpack"):
+            read(HEAD.pack(PACKED, 0, len(bomb)) + bomb)
+
+
+def test_a_frame_that_lies_about_what_it_unpacks_to_is_refused() -> None:
+    told, bomb = zstandard.compress(bytes(100)), zstandard.compress(bytes(1 << 24))
+    lie = bytearray(bomb)
+    assert told[4] >> 6 == 0
+    start = 6  # magic, descriptor and window are followed by the size
+    lie[start : start + 4] = (5000).to_bytes(4, "little")
+    with pytest.raises(ConnectionError):
+        read(HEAD.pack(PACKED, 0, len(lie)) + bytes(lie))
+
+
+def test_nobody_says_more_than_others_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(METADATA_VARIABLE, "1")
+    with pytest.raises(CheckpointError, match=METADATA_VARIABLE):
+        frames.message(0, bytes((1 << 20) + 1))
+    assert read(frames.message(0, bytes(1 << 20)))
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    one, other = socket.socketpair()
+    other.settimeout(20)
+    yield one, other
+    one.close()
+    other.close()
+
+
+def test_a_connection_that_takes_nothing_holds_nobody_up(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    one, other = ends
+    link = Link(1, one)
+    big = bytes(range(256)) * (1 << 14)
+    began = time.monotonic()
+    link.send(big)
+    link.send(b"after")
+    assert time.monotonic() - began < 10
+    assert link.is_behind
+    received = bytearray()
+    while len(received) < len(big) + 5:
+        received += other.recv(1 << 20)
+        link.flush()
+    assert received == big + b"after", "in order"
+    assert not link.is_behind
+
+
+def test_nothing_follows_half_a_frame(ends: tuple[socket.socket, socket.socket]) -> None:
+    one, _ = ends
+
+    class Breaks:
+        """Takes a part of the first frame, then fails, then would take anything."""
+
+        def __init__(self) -> None:
+            self.taken: list[bytes] = []
+
+        def send(self, data: memoryview) -> int:
+            if len(self.taken) == 1:
+                self.taken.append(b"")
+                raise ConnectionResetError("gone")
+            self.taken.append(bytes(data[:3]))
+            return 3
+
+    link, breaks = Link(1, one), Breaks()
+    link.connection = breaks  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(ConnectionResetError):
+        link.send(b"a frame")
+    link.send(b"another")
+    link.flush()
+    assert breaks.taken == [b"a f", b""]
+    link.connection = one
+
+
+def test_the_welcome_has_to_be_the_right_one(ends: tuple[socket.socket, socket.socket]) -> None:
+    one, other = ends
+    link = Link(0, one, welcome=b"sesame")
+    other.sendall(b"ses")
+    assert link.read() == []
+    other.sendall(b"ame" + frames.message(0, b"answer"))
+    assert link.read() == [(MESSAGE, 0, b"answer")]
+    other.sendall(b"sesamX")
+    with pytest.raises(ConnectionError, match="somebody else"):
+        Link(0, one, welcome=b"sesame").read()
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(wire_module, "time", made)
+    return made
+
+
+class Waiting:
+    """A coordinator that waits for rank 1, seen at every look around."""
+
+    def __init__(self, wire: Wire, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+        self.looks = 0
+        self.clock = clock
+        self.on_look: Any = lambda: None
+        changed: Any = vars(wire)["_changed"]
+
+        def wait(seconds: float) -> None:
+            self.looks += 1
+            clock.now += seconds
+            self.on_look()
+            assert self.looks < 1000
+
+        monkeypatch.setattr(changed, "wait", wait)
+
+
+@pytest.fixture
+def lone_wire() -> Iterator[Wire]:
+    wire = Wire([1])
+    yield wire
+    wire.close()
+
+
+def admit(wire: Wire, ends: tuple[socket.socket, socket.socket]) -> socket.socket:
+    """Have rank 1 come to the call, without a greeting."""
+    wire.meet(Hello(rank=1, purpose="save"), ends[0])
+    return ends[1]
+
+
+def keep(wire: Wire, job: int, frame: bytes) -> None:
+    """Hand a frame of rank 1 to a job, at once."""
+    held = vars(wire)["_jobs"][job]
+    for found in read(frame):
+        wire._keep(held, 1, *found)  # pyright: ignore[reportPrivateUsage]
+
+
+def test_who_does_not_come_is_lost_after_the_timeout(
+    lone_wire: Wire, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Waiting(lone_wire, monkeypatch, clock)
+    job = lone_wire.begin_job("save", QUIET)
+    answers, lost = lone_wire.collect(job, 0, [1], 10.0)
+    assert answers == {}
+    assert "has not come to this save" in lost[1]
+    assert clock.now == pytest.approx(1010.0)
+
+
+@pytest.mark.parametrize(
+    ("age", "until", "why"),
+    [
+        (0.0, 1014.0, "no sign of life within 10 s; it was last heard of at save: write"),
+        (3.0, 1011.0, "no sign of life within 10 s"),
+    ],
+)
+def test_a_rank_is_lost_a_timeout_after_it_has_got_on(
+    lone_wire: Wire,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    ends: tuple[socket.socket, socket.socket],
+    age: float,
+    until: float,
+    why: str,
+) -> None:
+    waiting = Waiting(lone_wire, monkeypatch, clock)
+    job = lone_wire.begin_job("save", QUIET)
+    admit(lone_wire, ends)
+    told: list[int] = []
+
+    def look() -> None:
+        if clock.now >= 1004.0 and not told:
+            clock.now = 1004.0
+            told.append(1)
+            keep(lone_wire, job, frames.sign(age, "save: write"))
+
+    waiting.on_look = look
+    _, lost = lone_wire.collect(job, 0, [1], 10.0)
+    assert why in lost[1]
+    assert clock.now == pytest.approx(until)
+
+
+def test_a_rank_that_lives_but_does_not_get_on_is_lost(
+    lone_wire: Wire,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    waiting = Waiting(lone_wire, monkeypatch, clock)
+    job = lone_wire.begin_job("save", QUIET)
+    admit(lone_wire, ends)
+    waiting.on_look = lambda: keep(lone_wire, job, frames.sign(clock.now - 1000.0, "save: write"))
+    _, lost = lone_wire.collect(job, 0, [1], 10.0)
+    assert lost == {1: "it lives, but has not got on within 10 s: save: write"}
+    assert clock.now == pytest.approx(1010.0)
+
+
+def test_a_process_that_was_stopped_itself_does_not_blame_others(
+    lone_wire: Wire,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    waiting = Waiting(lone_wire, monkeypatch, clock)
+    job = lone_wire.begin_job("save", QUIET)
+    admit(lone_wire, ends)
+
+    def look() -> None:
+        if waiting.looks == 3:
+            clock.now += 3600.0  # SIGSTOP, or a laptop that was closed
+        elif waiting.looks == 8:
+            keep(lone_wire, job, frames.message(0, b"here"))
+
+    waiting.on_look = look
+    answers, lost = lone_wire.collect(job, 0, [1], 10.0)
+    assert answers == {1: b"here"}
+    assert lost == {}
+
+
+def test_a_member_that_gave_up_before_the_call_began_is_not_counted_for_it(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    """It came alone to another call; its next one is the next one."""
+    wire = Wire([1])
+    other = admit(wire, ends)
+    other.sendall(frames.message(0, b"alone") + frames.end("it has given up"))
+    assert other.recv(100) == b"", "the coordinator ends it, too"
+    again, its_end = socket.socketpair()
+    its_end.sendall(frames.message(0, b"together"))
+    wire.meet(Hello(rank=1, purpose="save"), again)
+    job = wire.begin_job("save", QUIET)
+    assert wire.collect(job, 0, [1], 20.0) == ({1: b"together"}, {})
+    its_end.close()
+    wire.close()
+
+
+def test_a_member_that_broke_off_before_the_call_began_fails_it(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    """It has died, or the network failed it: it will not come to this one any more."""
+    wire = Wire([1])
+    one, other = ends
+    wire.meet(Hello(rank=1, purpose="save"), one)
+    other.close()
+    job = wire.begin_job("save", QUIET)
+    _, lost = wire.collect(job, 0, [1], 20.0)
+    assert "closed its connection" in lost[1]
+    wire.close()
+
+
+def test_a_member_that_could_not_reach_an_earlier_call_is_lost_to_that_one(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    wire = Wire([1])
+    first = wire.begin_job("save", QUIET)
+    began = time.monotonic()
+    threading.Event().wait(0.01)
+    wire.meet(Hello(rank=1, purpose="save", given_up=0.001), ends[0])
+    assert "could not reach" in wire.collect(first, 0, [1], 20.0)[1][1]
+    ends[1].sendall(frames.message(0, b"here"))
+    second = wire.begin_job("save", QUIET)
+    assert wire.collect(second, 0, [1], 20.0) == ({1: b"here"}, {})
+    assert time.monotonic() - began < 15
+    wire.close()
+
+
+def test_a_rank_that_is_at_another_call_gets_the_answer_that_says_so(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    wire = Wire([1])
+    ends[1].sendall(frames.message(0, b"fine"))
+    wire.meet(Hello(rank=1, purpose="load"), ends[0])
+    job = wire.begin_job("save", QUIET, lambda purpose: f"not {purpose}".encode())
+    assert wire.collect(job, 0, [1], 20.0) == ({1: b"not load"}, {})
+    wire.close()
+
+
+def test_a_rank_that_is_not_of_the_group_is_not_met(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    wire = Wire([1])
+    wire.meet(Hello(rank=7, purpose="save"), ends[0])
+    assert ends[1].recv(10) == b""
+    wire.close()
