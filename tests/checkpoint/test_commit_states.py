@@ -15,7 +15,8 @@ import pytest
 
 from dtckpt.checkpoint.committing import commit, discard
 from dtckpt.checkpoint.deleting import delete
-from dtckpt.checkpoint.manifest import MANIFEST, BorrowedFile, FileRecord, Manifest
+from dtckpt.checkpoint.manifest import BorrowedFile, FileRecord, Manifest
+from dtckpt.checkpoint.places import MANIFEST
 from dtckpt.checkpoint.steps import newest_whole
 from dtckpt.errors import CheckpointError, Corrupt, InUse
 from dtckpt.storage import MemoryStore, Store
