@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import operator
+import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-
-from dtckpt.errors import LayoutMismatch
 
 from ..dtensor.box import Box
 from ..dtensor.irregular import IrregularLayout
 from ..dtensor.layout import Layout
 from ..storage.base import Store
 from ..storage.open import open_store
+from .lazy_index import resolve
 from .manifest import Manifest, read_manifest
 from .plan import StoredTensor
 from .reading import ReadCache, Want, execute, plan_reads
@@ -21,11 +20,9 @@ from .stored import StoredData
 from .tree import unflatten
 
 if TYPE_CHECKING:
-    from types import EllipsisType
-
     import torch
 
-    Index = int | slice | EllipsisType
+    from .lazy_index import Index
 
 
 def open(
@@ -96,7 +93,8 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
 class LazyTensor:
     """A stored tensor. Indexing reads the bytes that the index needs, verifies and returns them.
 
-    ``tensor[...]`` reads all of it, ``tensor[2:5, :, -1]`` a part, as a new tensor on the CPU.
+    ``tensor[...]`` reads all of it, ``tensor[2:5, :, -1]`` or ``tensor[[0, 7]]`` a part, as a new
+    tensor on the CPU; ``tensor.to("cuda")`` and ``numpy.asarray(tensor)`` read all of it, too.
     """
 
     def __init__(self, data: StoredData, stored: StoredTensor, cache: ReadCache) -> None:
@@ -126,63 +124,60 @@ class LazyTensor:
         """Layout that it was saved with."""
         return self._stored.layout
 
+    @property
+    def ndim(self) -> int:
+        """Number of dims."""
+        return len(self.shape)
+
+    def numel(self) -> int:
+        """Return the number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self._stored.num_bytes
+
+    def to(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Read all of it; arguments are those of ``torch.Tensor.to``: a device, a dtype."""
+        return self[...].to(*args, **kwargs)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        """Read all of it as a numpy array, of torch's dtypes those that numpy has."""
+        if copy is False:
+            raise ValueError(f"tensor {self.name!r} cannot be an array without being read")
+        array = self[...].numpy()
+        return array if dtype is None else array.astype(dtype, copy=False)
+
     def __getitem__(self, index: Index | tuple[Index, ...]) -> torch.Tensor:
-        """Read a part; supports ints, slices with positive steps and one Ellipsis."""
-        box, rest = _resolve(index, self.shape, self.name)
-        return self.read(box)[rest]
+        """Read a part; supports ints, slices with positive steps, one Ellipsis, one list or mask.
+
+        A list of ints or a mask is of one dim, and only its rows are read.
+        """
+        import torch
+
+        wanted = resolve(index, self.shape, self.name)
+        if len(wanted.boxes) == 1:
+            return self.read(wanted.boxes[0])[wanted.rest]
+        parts = self._read(wanted.boxes) or [torch.empty(wanted.sizes, dtype=self.dtype)]
+        return torch.cat(parts, wanted.dim)[wanted.rest]
 
     def read(self, box: Box) -> torch.Tensor:
         """Return the elements of a box as a contiguous CPU tensor of its sizes."""
+        return self._read([box])[0]
+
+    def _read(self, boxes: Sequence[Box]) -> list[torch.Tensor]:
         import torch
 
         from .transfer import TensorSink
 
-        out = torch.empty(box.sizes, dtype=self.dtype, device="cpu")
-        reads = plan_reads(self._data, [Want(tensor=self._stored, box=box, sink=TensorSink(out))])
-        execute(reads, cache=self._cache)
-        return out
+        found = [torch.empty(box.sizes, dtype=self.dtype, device="cpu") for box in boxes]
+        wants = [
+            Want(tensor=self._stored, box=box, sink=TensorSink(out))
+            for box, out in zip(boxes, found, strict=True)
+        ]
+        execute(plan_reads(self._data, wants), cache=self._cache)
+        return found
 
     def __repr__(self) -> str:
         return f"<LazyTensor {self.name!r} {self._stored.dtype.torch_name}{list(self.shape)}>"
-
-
-def _int(part: Any) -> int:
-    """Return an index given as a Python or numpy integer."""
-    if isinstance(part, bool):
-        raise TypeError(f"expected an int, a slice or ..., got {part!r}")
-    return operator.index(part)
-
-
-def _resolve(
-    index: Index | tuple[Index, ...], shape: tuple[int, ...], name: str
-) -> tuple[Box, tuple[int | slice, ...]]:
-    """Return the box that an index needs and the index to apply to the box's elements."""
-    given = index if isinstance(index, tuple) else (index,)
-    parts = [part if part is Ellipsis or isinstance(part, slice) else _int(part) for part in given]
-    if parts.count(Ellipsis) == 0:
-        parts.append(Ellipsis)
-    at = parts.index(Ellipsis)
-    fill = len(shape) - (len(parts) - 1)
-    if fill < 0 or parts.count(Ellipsis) > 1:
-        raise IndexError(f"too many indices for tensor {name!r} of shape {shape}: {index}")
-    parts[at : at + 1] = [slice(None)] * fill
-    offsets: list[int] = []
-    sizes: list[int] = []
-    rest: list[int | slice] = []
-    for part, size in zip(parts, shape, strict=True):
-        if isinstance(part, int):
-            if not -size <= part < size:
-                raise IndexError(f"index {part} is out of range for a dim of {size} in {name!r}")
-            offsets.append(part % size)
-            sizes.append(1)
-            rest.append(0)
-        elif isinstance(part, slice):
-            start, stop, step = part.indices(size)
-            if step < 0:
-                raise LayoutMismatch(f"tensor {name!r}: slices need a positive step, got {part}")
-            offsets.append(start)
-            sizes.append(max(stop - start, 0))
-            rest.append(slice(None, None, step))
-        else:
-            raise TypeError(f"tensor {name!r} takes ints, slices and ..., got {part!r}")
-    return Box(tuple(offsets), tuple(sizes)), tuple(rest)

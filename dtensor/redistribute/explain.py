@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,8 +13,12 @@ from dtckpt.errors import PlacementError
 from ..costs import GLOO, CostModel
 from ..flows import Flows, numel_lacking
 from ..layout import Layout
+from ..placement import Placement
 from ..reductions import all_reduced_bytes
 from .route import Hop, Route, gathers_in_rows, hop_seconds, most_moved, plan_route
+
+if TYPE_CHECKING:
+    from ..dtensor import DTensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,16 +72,18 @@ class Explanation:
 
 
 def explain(
-    source: Layout,
-    target: Layout,
-    dtype: torch.dtype = torch.float32,
+    source: Layout | DTensor,
+    target: Layout | DTensor | Sequence[Placement],
+    dtype: torch.dtype | None = None,
     *,
     costs: CostModel = GLOO,
     ranks: Iterable[int] | None = None,
 ) -> Explanation:
     """Return what redistributing a tensor from one layout to another does.
 
-    Both layouts are of one shape; their meshes may differ. ``costs`` is what the way is chosen by,
+    Both layouts are of one shape; their meshes may differ. A DTensor stands for its layout, and as
+    the source for its dtype, float32 by default; placements for a layout on the mesh of the source.
+    ``costs`` is what the way is chosen by,
     and ``ranks`` are those to tell of, by default all, of very large meshes better a few.
 
     >>> from dtckpt.dtensor import Mesh, Shard
@@ -88,6 +95,11 @@ def explain(
     >>> told.received_bytes == told.needed_bytes == {0: 48, 1: 48, 2: 48, 3: 48}
     True
     """
+    dtype = dtype or (torch.float32 if isinstance(source, Layout) else source.dtype)
+    source = source if isinstance(source, Layout) else source.global_layout
+    if isinstance(target, Sequence):
+        target = Layout(source.mesh, tuple(target), source.shape)
+    target = target if isinstance(target, Layout) else target.global_layout
     if source.shape != target.shape:
         raise PlacementError(f"{source} and {target} are layouts of different shapes")
     route = plan_route(source, target, dtype.itemsize, costs)

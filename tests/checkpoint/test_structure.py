@@ -514,3 +514,49 @@ def test_lazy_slices_are_those_of_numpy() -> None:
         lazy[::-1]
     with pytest.raises(KeyError, match="no tensor"):
         dcp.open(store)["y"]
+
+
+def opened(state: dict[str, Any]) -> dcp.Checkpoint:
+    """An open checkpoint of a state."""
+    store = MemoryStore()
+    dcp.save(state, store)
+    return dcp.open(store)
+
+
+def test_lazy_lists_and_masks_read_their_rows_only() -> None:
+    state = {"w": torch.arange(60.0).reshape(10, 6), "s": torch.tensor(3.0)}
+    lazy = opened(state)["w"]
+    whole = state["w"]
+    rows = torch.arange(10) % 3 == 0
+    masks = (rows, rows.numpy(), rows.tolist())
+    lists = ([7, 0, 1, -1], torch.tensor([7, 7]), np.array([2, 9]), [], torch.zeros(10).bool())
+    for index in (*masks, *lists):
+        expected = whole[torch.as_tensor(index, dtype=None if len(index) else torch.long)]
+        assert torch.equal(lazy[index], expected)
+    assert torch.equal(lazy[2:9:3, [5, 0]], whole[2:9:3, [5, 0]])
+    assert torch.equal(
+        lazy[
+            ...,
+            [1],
+        ],
+        whole[..., [1]],
+    )
+    assert torch.equal(lazy[3, [1, 4]], whole[3, [1, 4]])
+    for bad in ([10], [True] * 9, ([0], [0])):
+        with pytest.raises(IndexError, match="'w'"):
+            lazy[bad]
+    strange: tuple[Any, ...] = ("a", [[0, 1]], [0.5], None)
+    for index in strange:
+        with pytest.raises(TypeError, match="'w'"):
+            lazy[index]
+
+
+def test_lazy_tensors_are_like_tensors() -> None:
+    state = {"w": torch.arange(60).reshape(10, 6), "h": torch.ones(3, dtype=torch.bfloat16)}
+    checkpoint = opened(state)
+    lazy = checkpoint["w"]
+    assert (lazy.numel(), lazy.nbytes, lazy.ndim) == (60, 480, 2)
+    assert np.array_equal(np.asarray(lazy), state["w"].numpy())
+    assert np.asarray(lazy, dtype=np.float32).dtype == np.float32
+    assert lazy.to(torch.float32).dtype == torch.float32
+    assert checkpoint["h"].to("cpu", torch.float64).sum() == 3

@@ -113,6 +113,17 @@ def test_what_is_told_is_what_happens(mesh_shape: tuple[int, ...], costs: CostMo
     run_on_mesh(mesh_shape, body)
 
 
+def test_a_dtensor_stands_for_its_layout() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        tensor = scattered(torch.ones(8, 6, dtype=torch.float64), mesh, (Shard(0),))
+        target = Layout(mesh.layout_mesh, (Shard(1),), (8, 6))
+        told = explain(tensor.global_layout, target, torch.float64)
+        assert explain(tensor, target) == explain(tensor, [Shard(1)]) == told
+        assert explain(tensor, scattered(torch.ones(8, 6), mesh, (Shard(1),))) == told
+
+    run_on_mesh((2,), body)
+
+
 def test_terms_are_reduced_first_and_into_shards() -> None:
     mesh, shape = Mesh((2, 4)), (64, 64)
 
