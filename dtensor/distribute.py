@@ -188,7 +188,13 @@ def check_local_shape(local: Tensor, spec: DTensorSpec) -> None:
         return
     here = spec.mesh.get_coordinate()
     if here is not None:
-        _check_shapes(spec.layout, {here: tuple(local.shape)})
+        _check_shapes(spec.layout, {here: tuple(local.shape)}, _NOT_TOLD)
+
+
+_NOT_TOLD = (
+    ". Only this rank knows: a given shape is not compared, and others may wait for it in what "
+    "comes next; with run_check=True all ranks raise this"
+)
 
 
 def _local_shapes(local: Tensor, mesh: DeviceMesh) -> dict[Coordinate, tuple[int, ...]]:
@@ -280,7 +286,9 @@ def _along(
             yield coordinate
 
 
-def _check_shapes(layout: Layout, reported: dict[Coordinate, tuple[int, ...]]) -> None:
+def _check_shapes(
+    layout: Layout, reported: dict[Coordinate, tuple[int, ...]], rest: str = ""
+) -> None:
     wrong = {c: shape for c, shape in reported.items() if layout.box(c).sizes != shape}
     if wrong:
         expected = {c: layout.box(c).sizes for c in wrong}
@@ -289,6 +297,7 @@ def _check_shapes(layout: Layout, reported: dict[Coordinate, tuple[int, ...]]) -
             f"({format_placements(layout.placements)}) on mesh {layout.mesh}: expected "
             f"{_listed(expected)}, got {_listed(wrong)}. Shard cuts as torch.chunk does; use "
             "Ragged(dim, sizes) for other sizes, or Ragged(dim) to take those of the local tensors"
+            + rest
         )
 
 

@@ -57,6 +57,8 @@ class Factors:
     """Sets of inputs that the operator is linear in together: those Partial, the others
     replicated, make the outputs Partial."""
     linear_ops: tuple[str, ...] = LINEAR_OPS
+    ordered: tuple[tuple[frozenset[int], str, str], ...] = ()
+    """Sets of inputs of which extremes become extremes of the outputs, with both reductions."""
     ignores_values: bool = False
     """Whether the outputs depend on shape and dtype of the inputs only."""
     untouched: tuple[frozenset[int], ...] = ()
@@ -77,7 +79,7 @@ class Factors:
         object.__setattr__(self, "is_joined", joined)
 
     def rows(self, axis: int, cuts: Cuts) -> Sequence[Row]:
-        """Return all-replicate, and else one row per factor and one per linear set."""
+        """Return all-replicate, and else one row per factor and one per linear or ordered set."""
         count = len(self.inputs)
         rows = [Row((Replicate(),) * count, (Replicate(),) * len(self.outputs))]
         if all(spec.placements[axis].is_replicate() for spec in self.call.specs):
@@ -93,6 +95,10 @@ class Factors:
                     continue
                 ins = tuple(Partial(op) if i in chosen else Replicate() for i in range(count))
                 rows.append(Row(ins, (Partial(op),) * len(self.outputs)))
+        for chosen, given, made in self.ordered:
+            if self._keeps_terms(chosen, given):
+                ins = tuple(Partial(given) if i in chosen else Replicate() for i in range(count))
+                rows.append(Row(ins, (Partial(made),) * len(self.outputs)))
         if self.ignores_values:
             outputs = (Replicate(),) * len(self.outputs)
             rows.extend(Row((Partial(op),) * count, outputs) for op in REDUCE_OPS)

@@ -63,6 +63,9 @@ _UNARY = frozenset(
 )
 """Linear in their tensor."""
 
+_EXTREMES = {"maximum": "max", "minimum": "min"}
+"""Operators by the reduction that they are of two terms."""
+
 _COPIES = frozenset(
     {
         "clone",
@@ -151,6 +154,7 @@ def pointwise(call: OpCall) -> Rule:
             outputs=(tuple(Dim(i) for i in range(ndim)),) * len(call.outputs),
             linear=_linear_sets(call),
             linear_ops=_linear_ops(call),
+            ordered=_ordered_sets(call),
         )
     )
 
@@ -182,6 +186,24 @@ def _linear_sets(call: OpCall) -> tuple[frozenset[int], ...]:
     if name.endswith("_backward") and schema_of(call.op).arguments[0].name.startswith("grad"):
         return (frozenset({0}),)
     return tuple(together for together in _LINEAR_IN.get(name, ()) if together <= every)
+
+
+def _ordered_sets(call: OpCall) -> tuple[tuple[frozenset[int], str, str], ...]:
+    """Return inputs of which extremes stay extremes.
+
+    Not those of a sum: a rank that has nothing holds an infinity, and with the other one beside it
+    would make not-a-number of what is a number on one device. Nor those of integers that are
+    negated: the least one has no opposite.
+    """
+    name = base_name(call.op)
+    first, second, both = frozenset({0}), frozenset({1}), frozenset({0, 1})
+    if name == "neg" and _is_inexact(call):
+        return ((first, "max", "min"), (first, "min", "max"))
+    if name in _EXTREMES and len(call.specs) == 2:
+        own = _EXTREMES[name]
+        alone = tuple((one, op, op) for one in (first, second) for op in ("max", "min"))
+        return ((both, own, own), *alone)
+    return ()
 
 
 def _linear_ops(call: OpCall) -> tuple[str, ...]:

@@ -150,6 +150,24 @@ def test_distribute_tensor_compares_what_ranks_pass_before_anything_else() -> No
     run_on_mesh((2,), body)
 
 
+def test_a_given_shape_that_is_wrong_on_one_rank_is_told_to_all_where_they_compare() -> None:
+    def body(mesh: DeviceMesh) -> str:
+        here = mesh.get_rank()
+        local = torch.ones(2 + here, 3)
+        if here == 0:
+            DTensor.from_local(local, mesh, [Shard(0)], shape=(4, 3))
+        else:
+            with pytest.raises(PlacementError, match=r"Only this rank knows.*run_check=True"):
+                DTensor.from_local(local, mesh, [Shard(0)], shape=(4, 3))
+        with pytest.raises(PlacementError) as met:
+            DTensor.from_local(local, mesh, [Shard(0)], shape=(4, 3), run_check=True)
+        return str(met.value)
+
+    texts = run_on_mesh((2,), body)
+    assert texts[0] == texts[1]
+    assert "got (3, 3) at (1,)" in texts[0]
+
+
 def test_what_is_no_tensor_of_one_rank_is_refused() -> None:
     def body(mesh: DeviceMesh) -> None:
         nested: Any = distribute_tensor(torch.ones(4), mesh, [Shard(0)])

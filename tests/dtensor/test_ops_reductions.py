@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,10 +15,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dtckpt.dtensor import DeviceMesh
+from dtckpt.dtensor import DeviceMesh, Partial, distribute_tensor
 
 from .op_cases import Case, check_on, choices_of
-from .rank_meshes import assert_holds, run_on_mesh, scattered
+from .rank_meshes import assert_holds, collectives, run_on_mesh, scattered
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -360,3 +361,34 @@ def test_rms_norm_backward() -> None:
         run_on_mesh((2, 2), body)
     finally:
         library._destroy()
+
+
+@pytest.mark.parametrize("op", ["max", "min"])
+def test_extremes_pass_through_what_keeps_their_order(op: str) -> None:
+    whole = torch.tensor([3.0, -2.0, math.inf, -math.inf, math.nan])
+    other = torch.tensor([-math.inf, math.inf, 0.0, 1.0, 2.0])
+    turned = {"max": "min", "min": "max"}[op]
+
+    def body(mesh: DeviceMesh) -> None:
+        terms: Any = scattered(whole, mesh, [Partial(op)])
+        plain = distribute_tensor(other, mesh)
+        for call, kept in (
+            (lambda t, _: -t, turned),
+            (lambda t, o: torch.maximum(t, o), op),
+            (lambda t, o: torch.minimum(o, t), op),
+            (lambda t, _: (torch.maximum if op == "max" else torch.minimum)(t, t), op),
+        ):
+            with collectives() as seen:
+                made: Any = call(terms, plain)
+            assert seen == []
+            assert made.placements == (Partial(kept),)
+            torch.testing.assert_close(
+                made.full_tensor(), call(whole, other), equal_nan=True, rtol=0, atol=0
+            )
+        # Sums would make not-a-number of infinities, and the least integer has no opposite.
+        torch.testing.assert_close((terms + plain).full_tensor(), whole + other, equal_nan=True)
+        numbers: Any = scattered(torch.tensor([1, 5]), mesh, [Partial(op)])
+        assert (-numbers).full_tensor().tolist() == [-1, -5]
+        assert not any(p.is_partial() for p in (-numbers).placements)
+
+    run_on_mesh((2,), body)

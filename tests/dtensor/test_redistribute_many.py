@@ -122,7 +122,7 @@ def test_many_refuses_alike_before_anything_moves() -> None:
         with pytest.raises(PlacementError, match="names dim 3"):
             redistribute_many(tensors, placements=[[Replicate()], [Shard(3)]])
         plain: Any = torch.ones(4)
-        with pytest.raises(PlacementError, match="takes DTensors, got Tensor"):
+        with pytest.raises(PlacementError, match="takes DTensors of dtckpt, got Tensor"):
             redistribute_many([plain], placements=[Replicate()])
         with pytest.raises(PlacementError, match="as many placements"):
             redistribute_many(tensors, placements=[[Replicate()]])
