@@ -271,6 +271,22 @@ def test_what_was_read_over_is_not_taken_for_verified() -> None:
     assert not b.any()
 
 
+def test_the_cache_knows_one_range_of_one_file() -> None:
+    file, other = mock.Mock(spec=DataFile), mock.Mock(spec=DataFile)
+    cache = ReadCache()
+    cache.keep(file, 100, memoryview(bytes(range(50))))
+
+    def found(where: DataFile, start: int, end: int) -> bytes | None:
+        view = cache.find(where, read_plan.Range(start, end, []))
+        return None if view is None else bytes(view)
+
+    assert found(file, 110, 120) == bytes(range(10, 20))
+    assert found(file, 100, 150) == bytes(range(50))
+    assert found(file, 140, 151) is None
+    assert found(file, 99, 110) is None
+    assert found(other, 110, 120) is None
+
+
 def test_what_another_thread_has_found_is_not_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may still copy out of what one read has left for it while the next one is under way."""
     monkeypatch.setattr(read_execution, "NUM_READERS", 1)
