@@ -24,7 +24,8 @@ from ..storage.base import Store, is_before
 from ..storage.open import open_store
 from .borrowing import RECORDS, refuse_if_needed
 from .committing import find_manifest
-from .manifest import MANIFEST, Manifest, read_manifest_bytes
+from .manifest import Manifest, read_manifest_bytes
+from .places import MANIFEST
 
 
 def delete(

@@ -17,7 +17,8 @@ from ..storage.base import Store
 from ..storage.open import open_store
 from .committing import missing_files
 from .foreign import tell_of_others
-from .manifest import MANIFEST, Manifest, read_manifest_bytes
+from .manifest import Manifest, read_manifest_bytes
+from .places import MANIFEST
 
 logger = logger_of("checkpoint")
 
