@@ -45,7 +45,14 @@ from .rank_meshes import run_on_mesh, scattered
 
 FOLDER = Path(dtckpt.dtensor.__file__).parent
 CHECKPOINT = FOLDER.parent / "checkpoint"
-OF_PYTHON = {"_exit", "_getframe", "_register_atexit", "_replace", "_run_exitfuncs"}
+OF_PYTHON = {
+    "_current_frames",
+    "_exit",
+    "_getframe",
+    "_register_atexit",
+    "_replace",
+    "_run_exitfuncs",
+}
 
 
 def files() -> list[Path]:
