@@ -55,7 +55,7 @@ def _settle(saves: list[Save]) -> None:
 
 
 def _when_main_thread_ends() -> None:
-    _settle([save for save in _unsettled if save.at_exit == "wait"])
+    _settle([save for save in list(_unsettled) if save.at_exit == "wait"])  # others may still end
     # Last come, first called: other handlers may take away what saves need.
     atexit.unregister(_when_process_ends)
     atexit.register(_when_process_ends)

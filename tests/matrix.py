@@ -1,7 +1,9 @@
 """The quick part of the tests on other Pythons and on another torch. Run by ``make test-matrix``.
 
-Each pair has a virtual environment of its own below .venv-matrix, some GB, which is made once. An
-interpreter that this machine lacks is skipped, by name.
+Each pair has a virtual environment of its own, some GB, which is made once and serves every
+checkout of this user: it lies in ``$DTCKPT_MATRIX``, by default ``~/.cache/dtckpt/matrix``, and
+holds what the tests need but not the package. An interpreter that this machine lacks is skipped,
+by name.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PLACE = ROOT / ".venv-matrix"
+PLACE = Path(os.environ.get("DTCKPT_MATRIX", "~/.cache/dtckpt/matrix")).expanduser()
 QUICK = (
     "tests/test_imports.py",
     "tests/dtensor/test_torch_private.py",
@@ -91,14 +93,12 @@ def make_environment(pair: Pair, interpreter: str) -> Path:
     if not stamp.exists() or stamp.read_text() != needed:
         print(f"{pair}: installing into {folder} ...", flush=True)
         if not python.exists():
+            folder.mkdir(parents=True, exist_ok=True)
             subprocess.run([interpreter, "-m", "venv", str(folder)], check=True)
         pip = [str(python), "-m", "pip", "install", "--quiet"]
         with (folder / "install.log").open("w") as log:
             subprocess.run([*pip, *needed.split("\n")], check=True, stdout=log, stderr=log)
         stamp.write_text(needed)
-    links = max(ROOT.glob("build/__editable__.dtckpt-*"))  # of the strict editable install
-    (packages,) = folder.glob("lib/python*/site-packages")
-    (packages / "dtckpt.pth").write_text(f"{links}\n")
     return python
 
 
@@ -112,7 +112,8 @@ def run(pair: Pair, seconds: float) -> str:
     except subprocess.CalledProcessError as error:
         return f"FAILED: cannot be installed ({error}); see install.log in {PLACE / str(pair)}"
     command = [str(python), "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", *QUICK]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    links = max(ROOT.glob("build/__editable__.dtckpt-*"))  # of the strict editable install
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(links)}
     try:
         done = subprocess.run(command, cwd=ROOT, env=environment, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
