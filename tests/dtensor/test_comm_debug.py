@@ -189,7 +189,7 @@ def test_saves_and_loads_are_counted(tmp_path: Path) -> None:
 
     saving, loading = run_on_mesh((2,), body)[1]
     counts = saving.get_comm_counts()
-    assert counts["all_gather"] == 4, "the connections are told, and that they stand"
+    assert counts["all_gather"] == 0, "ranks meet without a collective of the group"
     assert counts["agreement"] >= 3
     assert saving.get_comm_bytes()["agreement"] > 0
     assert {seen.collective.agreed for seen in saving.get_collectives()} >= {"save"}
