@@ -21,8 +21,9 @@ from .manifest import Manifest
 
 logger = logger_of("checkpoint")
 
-_DATA = re.compile(r"(?:(.+)/)?data/([0-9a-f]+)/\d+\.safetensors")
-_OTHER = re.compile(rf"(?:(.+)/)?(?:{MARKS}/[^/]+|{RECORDS}/[0-9a-f]+/[^/]+)")
+# As exact as names are written: files of other programs may be called much the same.
+_DATA = re.compile(r"(?:(.+)/)?data/([0-9a-f]{16})/\d{5,}\.safetensors")
+_OTHER = re.compile(rf"(?:(.+)/)?(?:{MARKS}/[^/]+|{RECORDS}/[0-9a-f]{{16}}/[^/]+)")
 
 
 def clean(
@@ -79,9 +80,9 @@ def _dead_names(
     claims = [name for name in marks if is_claim(name)]
     old_claims = [name for name in claims if is_before(objects[name], before)]
     yield old_claims
-    if len(claims) > len(old_claims):
-        return  # somebody is about to need what may not be named by any manifest
-    needed = _needed(here, marks)
+    needed = _needed(here, before)
+    if needed is None:
+        return
     saves: dict[str, list[ObjectInfo]] = {}
     for name, info in objects.items():
         match = _DATA.fullmatch(name)
@@ -91,10 +92,19 @@ def _dead_names(
     yield [n for n in objects if (m := _DATA.fullmatch(n)) and not m[1] and m[2] in dead]
 
 
-def _needed(here: Store, marks: Iterable[str]) -> set[str]:
-    """Return the ids of the saves of which a committed checkpoint needs data files here."""
+def _needed(here: Store, before: float) -> set[str] | None:
+    """Return the ids of the saves of which a committed checkpoint needs data files here.
+
+    None where a save is under way that may need others. Who borrows leaves a claim before looking
+    at the manifest; so the manifest is looked at here before the marks are listed, or one that was
+    replaced meanwhile, and its borrowers, would be missed.
+    """
     text = find_manifest(here)
     found = set() if text is None else {Manifest.from_bytes(text, here.url).save_id}
+    listed = list(here.list(MARKS))
+    if any(is_claim(info.name) and not is_before(info, before) for info in listed):
+        return None
+    marks = [info.name for info in listed]
     own = name_of(here)
     for manifest in dependents(here, marks).values():
         found |= {file.save_id for file in manifest.borrowed if file.source == own}

@@ -142,6 +142,10 @@ def locked_directory(directory: str) -> Generator[None]:
                 break
         yield
     finally:
+        with suppress(
+            OSError
+        ):  # a process forked meanwhile has the lock as well, if it is only closed
+            fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
 
 
