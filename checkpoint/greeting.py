@@ -154,13 +154,13 @@ class Listener:
         greeting = self._greetings[connection] = Greeting(connection, self._token, self._welcome)
         return greeting
 
-    def greeting_of(self, connection: socket.socket) -> Greeting:
-        """Return who has connected there."""
-        return self._greetings[connection]
+    def greeting_of(self, connection: socket.socket) -> Greeting | None:
+        """Return who has connected there; None for one who had to make way just now."""
+        return self._greetings.get(connection)
 
     def forget(self, greeting: Greeting) -> None:
         """Note that somebody has said hello or is gone."""
-        del self._greetings[greeting.connection]
+        self._greetings.pop(greeting.connection, None)
 
     def overdue(self) -> list[Greeting]:
         """Return those who have taken too long."""

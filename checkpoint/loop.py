@@ -125,6 +125,8 @@ class Loop:
         if self._listener is None:
             return
         greeting = self._listener.greeting_of(connection)
+        if greeting is None:
+            return
         try:
             hello = greeting.read()
         except OSError:  # a stranger

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import resource
+import select
 import socket
 import struct
 import threading
@@ -23,6 +24,7 @@ from dtckpt.checkpoint.greeting import Greeting, Hello, Invitation, Listener, pr
 from dtckpt.checkpoint.loop import Loop
 from dtckpt.checkpoint.ranks import ranks_of, together
 from dtckpt.checkpoint.rendezvous import StoreBoard, members_of
+from dtckpt.checkpoint.wire import Wire
 from dtckpt.errors import CheckpointError, RankFailed
 from dtckpt.storage import MemoryStore
 
@@ -567,3 +569,27 @@ def test_what_is_kept_for_a_group_goes_with_it() -> None:
     run(2, lambda _, group: agree(group))
     gc.collect()
     assert len(known) <= before
+
+
+def test_a_stranger_who_makes_way_while_it_speaks_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it has said is found in the same look as the one for whom it had to go."""
+    monkeypatch.setattr(greeting, "_MAX_STRANGERS", 1)
+    listener: Any = Listener([socket.create_server(("127.0.0.1", 0))])
+    invitation = listener.invitation(["127.0.0.1"], 1)
+    wire: Any = Wire([1], listener)
+    (address,) = invitation.addresses
+    loop = wire._loop
+    with socket.create_connection(address) as first:
+        while not listener._greetings:
+            time.sleep(0.001)
+        with wire._changed:  # the thread of the loop is kept from its next look
+            loop.wake()
+            while select.select([loop._wake], [], [], 0)[0]:
+                time.sleep(0.001)
+            second = socket.create_connection(address)
+            first.send(b"hello?")
+        probe(address, invitation, 1, 10.0)
+        second.close()
+    wire.close()
