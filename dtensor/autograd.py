@@ -19,7 +19,7 @@ from torch import Tensor
 from .awaited import awaited
 from .compilers import opaque
 from .device_mesh import DeviceMesh
-from .lazy_copies import own_copy
+from .own_copies import own_copy
 from .placement import Placement, Replicate
 from .redistribute import redistribute_local, redistribute_locals, start_redistribute
 from .spec import DTensorSpec, contiguous_spec, spec_of

@@ -132,9 +132,8 @@ class DTensor(PlacedGradients, Checkpointable):  # pyright: ignore[reportIncompa
     def full_tensor(self, *, grad_placements: Sequence[AnyPlacement] | None = None) -> Tensor:
         """Return the whole tensor on every rank of the mesh; differentiable.
 
-        What is written to it is never seen in the tensor unless that is replicated already. On a
-        mesh of one rank nothing is copied before one of the two is written. A rank outside of the
-        mesh gets an empty tensor.
+        What is written to it is never seen in the tensor unless that is replicated already. A rank
+        outside of the mesh gets an empty tensor.
         """
         whole = self.redistribute(placements=[Replicate()] * self.device_mesh.ndim)
         return whole.to_local(grad_placements=grad_placements)

@@ -282,9 +282,6 @@ def hooks_of(tensor: Tensor) -> dict[int, Any] | None:
 
 _SHOWS_HOOKS = hasattr(Tensor, "_backward_hooks")
 
-lazy_clone: Callable[[Tensor], Tensor] | None = found("_lazy_clone")
-"""Copies a tensor when it, or the copy, is first written; None where copies are made at once."""
-
 correct_aliasing: Callable[..., Any] | None = found(
     "utils._python_dispatch.return_and_correct_aliasing"
 )

@@ -12,8 +12,8 @@ from ..collectives import Peers
 from ..costs import CostModel
 from ..device_mesh import DeviceMesh
 from ..halving import HalvingDict
-from ..lazy_copies import own_copy
 from ..logs import logs_redistributes, note_redistribute
+from ..own_copies import own_copy
 from ..placement import Partial
 from ..reductions import require_reducible
 from ..spec import DTensorSpec

@@ -63,12 +63,12 @@ class Ran(TorchDispatchMode):
 
 @pytest.mark.parametrize("source", PLACEMENTS, ids=str)
 @pytest.mark.parametrize("target", PLACEMENTS, ids=str)
-def test_redistribute_on_one_rank_copies_when_written(source: Placement, target: Placement) -> None:
+def test_redistribute_on_one_rank_only_copies(source: Placement, target: Placement) -> None:
     values = torch.arange(16.0).view(4, 4)
     tensor = DTensor.from_local(values.clone(), alone(), [source], shape=(4, 4))
     with Ran() as ran:
         moved = tensor.redistribute(placements=[target])
-    assert set(ran.names) <= {"aten::_lazy_clone", "aten::alias"}, ran.names
+    assert set(ran.names) <= {"aten::clone", "aten::alias"}, ran.names
     assert moved.placements == (target,)
     assert torch.equal(moved.to_local(), values)
     if source != target:
@@ -78,7 +78,17 @@ def test_redistribute_on_one_rank_copies_when_written(source: Placement, target:
         assert torch.equal(moved.to_local(), values + 1)
 
 
-def test_what_torch_cannot_share_is_copied_at_once() -> None:
+def test_who_holds_a_pointer_sees_the_tensor_and_not_its_copy() -> None:
+    local = torch.zeros(4)
+    pointer = local.numpy()
+    moved = DTensor.from_local(local, alone(), [Shard(0)]).redistribute(placements=[Replicate()])
+    pointer[:] = 7
+    assert moved.to_local().sum() == 0
+    local.add_(1)
+    assert (pointer == 8).all()
+
+
+def test_any_memory_is_copied() -> None:
     wide = torch.arange(32.0).view(4, 8)
     parts = [wide[:, :4], wide[:2], wide.t()[:4], torch.from_numpy(wide.numpy()), wide[0, 0]]
     for part in parts:

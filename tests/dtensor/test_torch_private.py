@@ -29,7 +29,6 @@ from dtckpt.dtensor import (
     groups,
     inplace_views,
     interop,
-    lazy_copies,
     leaf_gradients,
     mesh_setup,
     random,
@@ -298,14 +297,6 @@ def test_leaves_follow_without_a_look_at_their_hooks(monkeypatch: pytest.MonkeyP
 
     run_on_mesh((2,), body)
     gc.collect()
-
-
-def test_copies_are_made_at_once_without_lazy_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lazy_copies, "lazy_clone", None)
-    local = torch.ones(4)
-    copy = lazy_copies.own_copy(local)
-    assert torch.equal(copy, local)
-    assert copy.data_ptr() != local.data_ptr()
 
 
 def test_shapes_do_not_change_in_place_without_a_helper(monkeypatch: pytest.MonkeyPatch) -> None:
