@@ -41,7 +41,7 @@ from .lists_by_default import use_lists
 from .mesh_setup import resolve_mesh
 from .placement import Placement, Replicate
 from .protocol import Checkpointable
-from .redistribute import redistribute_local, require_commuting
+from .redistribute import moves_nothing, redistribute_local, require_commuting
 from .reductions import all_reduce
 from .setitem import set_item
 from .spec import DTensorSpec, spec_of
@@ -132,8 +132,8 @@ class DTensor(PlacedGradients, Checkpointable):  # pyright: ignore[reportIncompa
     def full_tensor(self, *, grad_placements: Sequence[AnyPlacement] | None = None) -> Tensor:
         """Return the whole tensor on every rank of the mesh; differentiable.
 
-        What is written to it is never seen in the tensor unless that is replicated already. A rank
-        outside of the mesh gets an empty tensor.
+        It shares memory with the tensor where that is replicated already, as it always is on one
+        rank; ``clone()`` what must stay. A rank outside of the mesh gets an empty tensor.
         """
         whole = self.redistribute(placements=[Replicate()] * self.device_mesh.ndim)
         return whole.to_local(grad_placements=grad_placements)
@@ -148,6 +148,9 @@ class DTensor(PlacedGradients, Checkpointable):  # pyright: ignore[reportIncompa
         backward_dtype: torch.dtype | None = None,
     ) -> DTensor:
         """Return the same values on another mesh or with other placements; differentiable.
+
+        The result is a view where no rank's part changes on a mesh: the placements are equal, or
+        differ along axes of one rank only. Everywhere else its values are its own.
 
         Placements are Replicate by default. The meshes may be of any shapes, on the same ranks, on
         some in common or on none. All ranks of both have to call, those outside of this tensor's
@@ -170,11 +173,15 @@ class DTensor(PlacedGradients, Checkpointable):  # pyright: ignore[reportIncompa
         way = Way(mesh, ours, forward_dtype, is_awaited=async_op)
         target = way.of(self._spec)  # impossible ones are refused before autograd
         casts = any(dtype not in (None, self.dtype) for dtype in (forward_dtype, backward_dtype))
-        if target is self._spec and not casts:
+        stays = target is self._spec or (
+            mesh is own and not self.is_meta and moves_nothing(self._spec, target)
+        )
+        if stays and not casts:
             # A view that autograd knows of, so that writes to either are noticed.
             same = cast(DTensor, torch.ops.aten.alias(self))
             if same.requires_grad:
-                place_gradient(same)
+                place_gradient(same)  # as this tensor lies, whose gradient it becomes
+            same._spec = target
             return same
         if self.requires_grad and torch.is_grad_enabled():
             return cast(DTensor, Redistribute.apply(self, way, backward_dtype))

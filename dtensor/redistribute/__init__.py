@@ -6,6 +6,7 @@
 from .explain import Explanation, explain
 from .plans import (
     RedistributePlan,
+    moves_nothing,
     plan_redistribute,
     redistribute_local,
     redistribute_locals,
@@ -18,6 +19,7 @@ __all__ = [
     "Explanation",
     "RedistributePlan",
     "explain",
+    "moves_nothing",
     "plan_redistribute",
     "redistribute_local",
     "redistribute_locals",

@@ -119,6 +119,16 @@ def redistribute_local(local: Tensor, source: DTensorSpec, target: DTensorSpec) 
     return own_copy(made) if made is local and not plan.is_nothing else made
 
 
+def moves_nothing(source: DTensorSpec, target: DTensorSpec) -> bool:
+    """Whether every rank holds the same under both specs, which are of one mesh.
+
+    They may differ along axes of one rank.
+    """
+    if 1 not in source.mesh.shape:  # as nearly always, and quick to see
+        return source.layout == target.layout
+    return not plan_redistribute(source, target).steps
+
+
 def start_redistribute(
     local: Tensor, source: DTensorSpec, target: DTensorSpec
 ) -> Callable[[], Tensor] | None:
