@@ -99,6 +99,14 @@ def test_a_gathered_parameter_is_the_parameter_as_on_one_device() -> None:
     assert torch.equal(before, torch.full((4, 4), -1.0))
 
 
+def _same(tensor: Any) -> Any:
+    return tensor.view_as(tensor)
+
+
+def _gathered(tensor: Any) -> Any:
+    return tensor.redistribute(placements=[Replicate()])
+
+
 def test_autograd_knows_that_memory_is_shared() -> None:
     """Written to on either side: gradients are those of one device, or torch's error."""
 
@@ -113,25 +121,25 @@ def test_autograd_knows_that_memory_is_shared() -> None:
 
     expected = gradient(torch.arange(8.0), lambda t: t.view_as(t))
     sharded = distribute_tensor(torch.arange(8.0), alone(), [Shard(0)])
-    found = gradient(sharded, lambda t: t.redistribute(placements=[Replicate()]))
+    expected = gradient(torch.arange(8.0), _same)
     assert found.placements == (Shard(0),)
     assert torch.equal(found.to_local(), expected)
 
     leaf: Any = distribute_tensor(torch.arange(8.0), alone(), [Shard(0)]).requires_grad_()
-    loss = (leaf.redistribute(placements=[Replicate()]) ** 2).sum()
+    loss = (_gathered(leaf) ** 2).sum()
     with torch.no_grad():
         leaf.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
     with pytest.raises(RuntimeError, match="view of a leaf"):
-        leaf.redistribute(placements=[Replicate()]).add_(1)
+        _gathered(leaf).add_(1)
 
 
 def test_gradients_arrive_with_the_placements_of_the_tensor() -> None:
     leaf = distribute_tensor(torch.arange(8.0), alone(), [Shard(0)]).requires_grad_()
     tensor: Any = leaf * 1
     tensor.retain_grad()
-    moved = tensor.redistribute(placements=[Replicate()])
+    moved = _gathered(tensor)
     (moved * moved).sum().backward()
     assert tensor.grad.placements == (Shard(0),)
     assert torch.equal(tensor.grad.to_local(), 2 * torch.arange(8.0))
