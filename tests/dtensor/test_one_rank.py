@@ -119,9 +119,8 @@ def test_autograd_knows_that_memory_is_shared() -> None:
         (tensor * gather(tensor)).sum().backward()
         return leaf.grad
 
-    expected = gradient(torch.arange(8.0), lambda t: t.view_as(t))
-    sharded = distribute_tensor(torch.arange(8.0), alone(), [Shard(0)])
     expected = gradient(torch.arange(8.0), _same)
+    found = gradient(distribute_tensor(torch.arange(8.0), alone(), [Shard(0)]), _gathered)
     assert found.placements == (Shard(0),)
     assert torch.equal(found.to_local(), expected)
 
