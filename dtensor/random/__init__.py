@@ -7,9 +7,11 @@ element, so it is the same for every mesh and layout, and replicas agree without
 A mesh that nobody has seeded takes ``torch.initial_seed()`` of its first rank, and draws from a
 stream of that seed which no other mesh of its ranks has: parameters on two meshes of one model
 never get the same numbers. A later ``torch.manual_seed`` counts; every rank of the mesh has to call
-it, be it with a seed of its own, and a rank that does so alone gets PlacementError after some
-minutes. A mesh that was seeded by ``manual_seed`` does not follow torch, and two that were given
-one seed draw the same. ``generator=`` arguments are refused, since a generator belongs to one rank.
+it, be it with a seed of its own. A rank that does so alone gets PlacementError when the job's
+timeout has passed, or after a minute if it was the seed that there was, and then at every draw of
+the mesh, until all ranks call ``manual_seed``. A mesh that was seeded by that does not follow
+torch, and two that were given one seed draw the same. ``generator=`` arguments are refused, since a
+generator belongs to one rank.
 
 ``torch.utils.checkpoint`` draws the same numbers when it runs a function again, by
 ``preserve_rng_state``, which is its default; where that is off, by ``replayed``.

@@ -98,9 +98,10 @@ class Draws:
         return draw_keys(*drawn)
 
     def _agree(self, mesh: DeviceMesh, ticket: int | None) -> None:
-        known = None if ticket is None or self._seed is None else self._tickets.get(ticket)
+        before, self._seed = self._seed, None  # until they have agreed every draw comes here
+        known = None if ticket is None or before is None else self._tickets.get(ticket)
         self._seed, self.offset = self._seeds.agree(
-            mesh, self._seed, self.offset, known=known, ticket=ticket
+            mesh, before, self.offset, known=known, ticket=ticket
         )
 
     def _take_ticket(self) -> int:

@@ -7,7 +7,7 @@ mesh of a job has stream 0, which is torch's seed itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import secrets
 from hashlib import blake2b
 from struct import Struct
 from weakref import WeakKeyDictionary
@@ -20,7 +20,7 @@ from dtckpt.errors import PlacementError
 from ..device_mesh import DeviceMesh
 from ..distribute import gather_rows
 from ..halving import HalvingDict
-from .agreeing import rows_by_store
+from .agreeing import REMEDY, Notes
 from .counter_rng import signed
 
 _MASK = (1 << 64) - 1
@@ -65,13 +65,16 @@ class Seeds:
         self._torch_seed = 0
         """Torch's seed on this rank when the ranks last agreed."""
         self._stream = 0
-        self._num_moves = 0
+        self._notes = Notes("")
+        self._disagreement: str | None = None
+        """Why the ranks may stand at different draws; None while they do not."""
         self._left: HalvingDict[int, int] = HalvingDict(_MAX_LEFT)
         """The count of draws by each seed of torch that another one has followed."""
 
     def give(self, seed: int) -> None:
         """Take a seed, which torch's seeds do not change."""
         self._given, self.follow_torch = seed & _MASK, False
+        self._disagreement = None
 
     def have_moved(self) -> bool:
         """Whether torch has another seed than when the ranks agreed."""
@@ -89,20 +92,32 @@ class Seeds:
         """Return seed and offset of the next draw, the same on all ranks of the mesh.
 
         ``seed`` is the one so far, None before the first draw or where one was given. ``known`` is
-        the earlier draw at which torch's generator stands again. Raises PlacementError on all ranks
-        where they cannot agree.
+        the earlier draw at which torch's generator stands again. Raises PlacementError where they
+        cannot agree. Which ranks have gone on then nobody knows, so it is raised again until a seed
+        is given.
         """
+        if self._disagreement is not None:
+            raise PlacementError(
+                f"the ranks of mesh {mesh.layout_mesh} did not agree on its random numbers, and "
+                "none are drawn until all of them call manual_seed or set_rng_state of "
+                f"dtckpt.dtensor.random for it. What happened: {self._disagreement}"
+            )
         if seed is None:
             return self._begin(mesh, offset)
-        return self._move(mesh, offset, known, ticket)
+        try:
+            return self._move(mesh, offset, known, ticket)
+        except BaseException as error:
+            self._disagreement = str(error) or type(error).__name__
+            raise
 
     def _begin(self, mesh: DeviceMesh, offset: int) -> tuple[int, int]:
-        own = torch.initial_seed() & _MASK if self.follow_torch else self._given
-        self._torch_seed = torch.initial_seed()
+        now = torch.initial_seed()
+        own = now & _MASK if self.follow_torch else self._given
         if mesh.has_rank and mesh.get_coordinate() is None:
+            self._torch_seed = now
             return own, offset
         begun = _begun(mesh)
-        row = [int(self.follow_torch), signed(own), offset, begun.count]
+        row = [int(self.follow_torch), signed(own), offset, begun.count, secrets.randbits(62)]
         rows = {(): row} if _is_alone(mesh) else gather_rows(row, mesh)
         first = next(iter(rows.values()))
         differing = [
@@ -117,8 +132,11 @@ class Seeds:
                 f"seed {own} and offset {offset}); call manual_seed or set_rng_state with "
                 "the same values on every rank"
             )
+        self._torch_seed = now
         if not self.follow_torch:
             return own, offset
+        # A name that was never used: the store may still have the notes of an earlier job.
+        self._notes = Notes(f"{first[4]:x}")
         self._stream = max(row[3] for row in rows.values())
         begun.count = self._stream + 1
         return seed_of_stream(first[1] & _MASK, self._stream), offset
@@ -128,29 +146,28 @@ class Seeds:
     ) -> tuple[int, int]:
         """Follow torch, whose generator has another seed now or stands where it stood before."""
         now = torch.initial_seed()
-        self._left.put(self._torch_seed, offset)
         if known is None:
             at = 0 if _is_start(now, ticket) else self._left.get(now, 0)
             row = [0, 0, at, signed(now & _MASK)]
         else:
             row = [1, signed(known[0]), known[1], signed(now & _MASK)]
-        self._torch_seed = now
-        self._num_moves += 1
-        rows = [row] if _is_alone(mesh) else list(self._rows(row, mesh))
+        rows = [row] if _is_alone(mesh) else self._rows(row, mesh, soon=now == self._torch_seed)
         if any(other[:3] != rows[0][:3] for other in rows):
             raise PlacementError(
                 f"torch's generator was seeded or set back on every rank of mesh "
                 f"{mesh.layout_mesh}, but not alike: some ranks continue an earlier seed, others "
-                "begin anew. Call torch.manual_seed or torch.set_rng_state at the same place on "
-                "every rank, or give the mesh its own seed by dtckpt.dtensor.random.manual_seed"
+                f"begin anew. {REMEDY}"
             )
+        # Not before: a rank that moved on alone would draw other numbers than the rest.
+        self._left.put(self._torch_seed, offset)
+        self._torch_seed = now
         if known is not None:
             return known
         return seed_of_stream(rows[0][3] & _MASK, self._stream), rows[0][2]
 
-    def _rows(self, row: list[int], mesh: DeviceMesh) -> Iterable[list[int]]:
-        found = rows_by_store(row, mesh, f"{self._stream}/{self._num_moves}")
-        return gather_rows(row, mesh).values() if found is None else found
+    def _rows(self, row: list[int], mesh: DeviceMesh, *, soon: bool) -> list[list[int]]:
+        found = self._notes.exchange(row, mesh, soon=soon)
+        return list(gather_rows(row, mesh).values()) if found is None else found
 
 
 def _is_alone(mesh: DeviceMesh) -> bool:

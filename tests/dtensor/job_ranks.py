@@ -59,7 +59,6 @@ from dtckpt.dtensor import (
 from dtckpt.dtensor.interop import mesh_from_torch, placements_to_torch
 from dtckpt.dtensor.mesh_setup import device_mesh_from_torch
 from dtckpt.dtensor.placement import Placement
-from dtckpt.dtensor.random import agreeing
 from dtckpt.errors import PlacementError
 
 from ..processes import join_group, leave_group
@@ -288,14 +287,23 @@ def check_streams_of_random_numbers() -> None:
     whole: list[Any] = [None] * 4
     dist.all_gather_object(whole, [seen, random.get_rng_state(mesh)])
     assert all(other == whole[0] for other in whole)
-    agreeing.PATIENCE = timedelta(seconds=1)
+    store: Any = dist.group.WORLD.get_group_store()  # pyright: ignore[reportOptionalMemberAccess]
+    patience = store.timeout
     if rank == 2:
+        store.set_timeout(timedelta(seconds=1))
         torch.manual_seed(1234)
         with pytest.raises(
             PlacementError, match=r"seeded or set back on this rank \(2\), and ranks \[0, 1, 3\]"
         ):
             drawn(mesh)
+        store.set_timeout(patience)
     dist.barrier()
+    torch.manual_seed(1235)
+    with pytest.raises(PlacementError, match=r"none are drawn|gave up"):  # at once
+        drawn(mesh)
+    random.manual_seed(3, mesh)
+    dist.all_gather_object(everywhere, drawn(mesh))
+    assert len(set(everywhere)) == 1
 
 
 def check_our_mesh_in_torchs_code() -> None:
