@@ -10,6 +10,7 @@ import torch
 
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint import agreeing
+from dtckpt.checkpoint.agreeing import PlanMemory, SharedPlan
 from dtckpt.checkpoint.group_ranks import GroupRanks
 from dtckpt.errors import LayoutMismatch
 from dtckpt.storage import MemoryStore
@@ -157,3 +158,15 @@ def test_alternating_states_keep_their_plans(monkeypatch: pytest.MonkeyPatch) ->
 
     run_ranks(2, body)
     assert len(made) == 4, "each rank planned the model once and the optimizer once"
+
+
+def test_the_plan_that_was_not_asked_for_the_longest_is_forgotten() -> None:
+    memory, plan = PlanMemory(), SharedPlan(agreement=b"", tensors=(), stored=(), chunks=())
+    names = [bytes([number]) for number in range(module._MAX_PLANS)]
+    for name in names:
+        memory.keep(name, plan)
+    assert all(memory.find(name) for name in names)
+    assert memory.find(names[0])  # asked for again
+    memory.keep(names[1], plan)  # and made again
+    memory.keep(b"new", plan)
+    assert [name for name in (*names, b"new") if memory.find(name) is None] == [names[2]]

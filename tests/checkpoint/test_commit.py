@@ -302,6 +302,14 @@ def test_a_refusal_is_certain_and_leaves_nothing() -> None:
     assert list(place.list()) == []
 
 
+def test_the_files_of_a_checkpoint_go_when_it_is_replaced() -> None:
+    store = MemoryStore()
+    dcp.save(state(1.0), store)
+    old = {file.name for file in store.list()}
+    dcp.save(state(2.0), store, overwrite=True)
+    assert {file.name for file in store.list()} & old == {MANIFEST}
+
+
 class Altered(Fault):
     """Alters the body on its way, and says that all is well."""
 
