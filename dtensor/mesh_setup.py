@@ -102,6 +102,6 @@ def resolve_mesh(mesh: DeviceMesh | TorchDeviceMesh | None) -> DeviceMesh:
     if mesh is not None:
         return device_mesh_from_torch(mesh)
     found = active_mesh()
-    if found is None:
+    if not isinstance(found, DeviceMesh):
         raise PlacementError("no mesh: pass device_mesh, or enter one with 'with mesh:'")
     return found

@@ -1,4 +1,4 @@
-"""Settings of a ``with`` block; each thread has its own, autograd's threads those of its caller.
+"""Settings of a ``with`` block: of a thread or task, and of autograd's threads that work for it.
 
 On accelerators a backward pass runs in threads of autograd. What holds where it was started holds
 there, too: the settings are handed on beside the context variable that other code reads.
@@ -6,6 +6,7 @@ there, too: the settings are handed on beside the context variable that other co
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
@@ -15,43 +16,63 @@ from typing import TYPE_CHECKING
 from .torch_private import hand_to_autograd, handed_to_autograd
 
 if TYPE_CHECKING:
-    from .device_mesh import DeviceMesh
+    from .torch_mesh import TorchMesh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Settings:
     is_strict: bool = False
     replicates: bool = False
-    meshes: tuple[DeviceMesh, ...] = ()
+    meshes: tuple[TorchMesh, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Handed:
+    """What a thread hands to those in which autograd works for it."""
+
+    thread: int
+    settings: _Settings
 
 
 _KEY = "dtckpt_settings"
 _DEFAULT = _Settings()
 _SETTINGS: ContextVar[_Settings | None] = ContextVar("dtckpt_settings", default=None)
 
-_Before = tuple[Token[_Settings | None], object]
+_Before = tuple[Token[_Settings | None], _Handed | None]
 _ENTERED: ContextVar[tuple[_Before, ...]] = ContextVar("dtckpt_entered", default=())
 """What there was before each mesh that is active."""
 
 
 def _now() -> _Settings:
     found = _SETTINGS.get()
-    if found is None:  # a thread without settings of its own: one of autograd's, or a fresh one
-        handed = handed_to_autograd(_KEY)
-        return handed if isinstance(handed, _Settings) else _DEFAULT
+    if found is None:
+        handed = _handed_here()
+        return _DEFAULT if handed is None else handed.settings
     return found
 
 
+def _handed_here() -> _Handed | None:
+    """Return what another thread has handed to this one: None but in threads of autograd.
+
+    What this thread has handed on itself may be of another of its asyncio tasks.
+    """
+    handed = handed_to_autograd(_KEY)
+    is_others = isinstance(handed, _Handed) and handed.thread != threading.get_ident()
+    return handed if is_others else None
+
+
 def _set(settings: _Settings) -> _Before:
-    before = _SETTINGS.set(settings), handed_to_autograd(_KEY)
-    hand_to_autograd(_KEY, settings)
+    before = _SETTINGS.set(settings), _handed_here()
+    hand_to_autograd(_KEY, _Handed(threading.get_ident(), settings))
     return before
 
 
 def _restore(before: _Before) -> None:
     token, handed = before
     _SETTINGS.reset(token)
-    hand_to_autograd(_KEY, handed)
+    now = _SETTINGS.get()  # not what was handed on before: blocks of tasks end in any order
+    own = None if now is None else _Handed(threading.get_ident(), now)
+    hand_to_autograd(_KEY, own or handed)
 
 
 @contextmanager
@@ -93,7 +114,7 @@ def replicates_plain_tensors() -> bool:
     return _now().replicates
 
 
-def enter_mesh(mesh: DeviceMesh) -> None:
+def enter_mesh(mesh: TorchMesh) -> None:
     """Make a mesh the active one until ``leave_mesh``."""
     now = _now()
     before = _set(replace(now, meshes=(*now.meshes, mesh)))
@@ -107,7 +128,7 @@ def leave_mesh() -> None:
     _restore(before)
 
 
-def active_mesh() -> DeviceMesh | None:
-    """Return the mesh of the innermost ``with mesh:`` of this thread, if any."""
+def active_mesh() -> TorchMesh | None:
+    """Return the mesh of the innermost ``with mesh:`` of this thread and task, if any."""
     meshes = _now().meshes
     return meshes[-1] if meshes else None
