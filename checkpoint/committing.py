@@ -8,8 +8,7 @@ tests/checkpoint/test_commit_states.py goes through all of them.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,6 +24,7 @@ from dtckpt.errors import (
 from dtckpt.logs import logger_of
 
 from ..storage.base import Store
+from ..storage.failures import failing
 from .borrowing import claim_lenders, refuse_if_needed, withdraw_claims
 from .manifest import (
     MANIFEST,
@@ -155,7 +155,7 @@ def commit(store: Store, manifest: Manifest, *, overwrite: bool) -> None:
     checkpoint that it replaces are deleted afterwards, unless others have come to refer to them.
     """
     try:
-        with _failing(certain=True):
+        with failing(certain=True):
             claim_lenders(store, manifest)
         replaced = _publish(store, manifest, overwrite=overwrite)
     except CheckpointError as error:
@@ -170,7 +170,7 @@ def commit(store: Store, manifest: Manifest, *, overwrite: bool) -> None:
 def _publish(store: Store, manifest: Manifest, *, overwrite: bool) -> bytes | None:
     """Put the manifest in its place and read it back; return the text of the one that may go."""
     text = manifest.to_bytes()
-    with _failing(certain=True):
+    with failing(certain=True):
         there = find_manifest(store)
         if there is not None:
             if not overwrite:
@@ -183,12 +183,12 @@ def _publish(store: Store, manifest: Manifest, *, overwrite: bool) -> bytes | No
         else:
             store.replace(MANIFEST, text, expected=there)
     except (ObjectExists, ObjectNotFound) as error:
-        with _failing(certain=False):
+        with failing(certain=False):
             found = find_manifest(store)
         if found == text:  # only the reply was lost
             return there
         # Not tried again: ours may have stood already, and its files have gone with it.
-        with _failing(certain=True):
+        with failing(certain=error.is_certain):
             raise _taken(store) from error
     except CheckpointError as error:
         if not error.is_certain:
@@ -199,7 +199,7 @@ def _publish(store: Store, manifest: Manifest, *, overwrite: bool) -> bytes | No
     except StorageError as error:  # the store has confirmed it, so nothing is known to be wrong
         logger.warning("%s: committed, but could not be read back: %s", store.url, error)
         return None  # what it replaced is left over
-    with _failing(certain=False):
+    with failing(certain=False):
         try:
             _compare(store, text, found, there, overwrite=overwrite)
         except CheckpointError:
@@ -281,16 +281,6 @@ def _taken(store: Store) -> AlreadyCommitted:
         "while this one was writing; that stands. Choose another path, or save again with "
         "overwrite=True"
     )
-
-
-@contextmanager
-def _failing(*, certain: bool) -> Generator[None]:
-    """Say of every failure in the block whether it is certain that nothing comes of the save."""
-    try:
-        yield
-    except CheckpointError as error:
-        error.is_certain = certain
-        raise
 
 
 def discard(store: Store, save_id: str, rank: int) -> None:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from dtckpt.errors import ObjectNotFound, StorageError
 
-from .failures import changed
+from .failures import changed, failing
 from .names import join
 
 if TYPE_CHECKING:
@@ -297,8 +297,9 @@ class Store(ABC):
         racing writers exactly one succeeds where the store can compare and write in one step; where
         not, as here, it compares, then writes.
         """
-        if self.read(name) != expected:
-            raise changed(join(self.url, name))
+        with failing(certain=True):
+            if self.read(name) != expected:
+                raise changed(join(self.url, name))
         self.publish(name, data, overwrite=True)
 
     def remove(self, name: str, *, expected: bytes) -> None:

@@ -8,11 +8,12 @@ import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from dtckpt.errors import ObjectExists, ObjectNotFound, StorageError
+from dtckpt.errors import CheckpointError, ObjectExists, ObjectNotFound, StorageError
 
 __all__ = [
     "already_exists",
     "changed",
+    "failing",
     "not_found",
     "out_of_range",
     "reading",
@@ -76,6 +77,19 @@ def reading(action: str, where: str) -> Generator[None]:
             yield
         except (IsADirectoryError, NotADirectoryError) as error:
             raise not_found(where) from error
+
+
+@contextmanager
+def failing(*, certain: bool) -> Generator[None]:
+    """Say of every failure in the block whether it is certain that nothing comes of the write.
+
+    Nothing does where nothing has been asked of the store so far, for one.
+    """
+    try:
+        yield
+    except CheckpointError as error:
+        error.is_certain = certain
+        raise
 
 
 def not_found(where: str, why: str = "") -> ObjectNotFound:

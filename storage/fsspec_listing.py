@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .fsspec_puts import server_code
+from .s3_requests import server_code
 
 __all__ = ["find_files"]
 

@@ -1,22 +1,16 @@
-"""Conditional requests through fsspec: what drivers know of them, and what a refusal is."""
+"""Conditional requests through fsspec: what drivers know of them, and what becomes of conflicts."""
 
 from __future__ import annotations
 
 import inspect
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-__all__ = [
-    "is_condition_failed",
-    "is_refusal",
-    "only_new",
-    "only_same",
-    "put_whole",
-    "remove_same",
-    "server_code",
-]
+from .s3_requests import Requests, server_code
+
+__all__ = ["only_new", "only_same", "put_whole", "remove_same"]
 
 _CONFLICT_ATTEMPTS = 8
 _CONFLICT_SECONDS = 0.05
@@ -43,71 +37,64 @@ def only_same(fs: Any, info: dict[str, Any] | None) -> dict[str, Any]:
     return {}
 
 
-def put_whole(fs: Any, path: str, data: bytes, condition: dict[str, Any]) -> None:
+def put_whole(
+    requests: Requests,
+    fs: Any,
+    path: str,
+    data: bytes,
+    condition: dict[str, Any],
+    look: Callable[[], None],
+) -> None:
     """Put ``data`` at ``path``, on a condition as ``only_new`` or ``only_same`` has made it.
 
-    Raises what the driver does. A conflict with another conditional request, which says nothing of
-    how that one ends, is tried again; a server that does not know such conditions is asked without.
+    Raises what the driver does. ``look()`` raises if the condition does not hold now; it is called
+    before a server that does not know such conditions is asked without.
     """
     if "IfMatch" in condition and len(data) > _MULTIPART_BYTES:
         condition = {}
+
+    def ask(given: dict[str, Any]) -> None:
+        with requests.counted(fs):
+            fs.pipe_file(path, data, **given)
+
+    _ask(condition, look, ask)
+
+
+def remove_same(fs: Any, path: str, info: dict[str, Any], look: Callable[[], None]) -> None:
+    """Delete an object if it still is the one of ``info``, as far as the driver can say so.
+
+    Errors and ``look`` as of ``put_whole``.
+    """
+
+    def ask(condition: dict[str, Any]) -> None:
+        if condition:
+            bucket, key, _ = fs.split_path(path)
+            fs.call_s3("delete_object", Bucket=bucket, Key=key, **condition)
+        else:
+            fs.rm_file(path)
+
+    _ask(only_same(fs, info), look, ask)
+
+
+def _ask(
+    condition: dict[str, Any],
+    look: Callable[[], None],
+    ask: Callable[[dict[str, Any]], object],
+) -> None:
+    """Call ``ask(condition)``, again after a conflict with another conditional request.
+
+    Such a conflict says nothing of how the other one ends.
+    """
     for attempt in range(_CONFLICT_ATTEMPTS):
         try:
-            fs.pipe_file(path, data, **condition)
+            ask(condition)
         except Exception as error:
             code = server_code(error)
-            if code == "NotImplemented" and "IfMatch" in condition:
+            if code == "NotImplemented" and condition:
                 condition = {}
+                look()
             elif code != "ConditionalRequestConflict" or attempt == _CONFLICT_ATTEMPTS - 1:
                 raise
         else:
             return
         time.sleep(_CONFLICT_SECONDS * 2**attempt * random.uniform(0.5, 1.0))
-
-
-def remove_same(fs: Any, path: str, info: dict[str, Any]) -> None:
-    """Delete an object if it still is the one of ``info``, as far as the driver can say so."""
-    condition = only_same(fs, info)
-    if condition:
-        bucket, key, _ = fs.split_path(path)
-        fs.call_s3("delete_object", Bucket=bucket, Key=key, **condition)
-    else:
-        fs.rm_file(path)
-
-
-def server_code(error: BaseException) -> str:
-    """Return what a server of S3 calls the error; empty where none has answered."""
-    return _reply(error)[0]
-
-
-def is_condition_failed(error: BaseException) -> bool:
-    """Whether the server refused because another object is there than the condition says."""
-    return server_code(error) == "PreconditionFailed"
-
-
-def is_refusal(error: BaseException) -> bool:
-    """Whether the server answered that it will not, the first time it was asked.
-
-    Where the driver had to ask again, an earlier request may still be carried out.
-    """
-    _, status, repeated = _reply(error)
-    return 400 <= status < 500 and status not in (408, 429) and not repeated
-
-
-def _reply(error: BaseException) -> tuple[str, int, bool]:
-    """Return code and status of the reply behind an error, and whether it was not the first."""
-    for cause in _causes(error):
-        response: Any = getattr(cause, "response", None)
-        if isinstance(response, dict):
-            told: dict[str, Any] = response
-            metadata = told.get("ResponseMetadata", {})
-            code = str(told.get("Error", {}).get("Code", ""))
-            status = int(metadata.get("HTTPStatusCode", 0))
-            return code, status, bool(metadata.get("RetryAttempts", 0))
-    return "", 0, False
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__

@@ -10,19 +10,21 @@ from typing import Any, final
 from dtckpt.errors import ObjectNotFound, StorageError
 
 from .base import ObjectInfo, ReadRequest, Store, WriteStream, check_range, is_before
-from .failures import already_exists, changed, not_found, out_of_range, reading, translated
+from .failures import (
+    already_exists,
+    changed,
+    failing,
+    not_found,
+    out_of_range,
+    reading,
+    translated,
+)
 from .fsspec_driver import Driver
 from .fsspec_listing import find_files
-from .fsspec_puts import (
-    is_condition_failed,
-    is_refusal,
-    only_new,
-    only_same,
-    put_whole,
-    remove_same,
-)
+from .fsspec_puts import only_new, only_same, put_whole, remove_same
 from .fsspec_streams import PART_BYTES, MultipartStream, RenameStream, WholeStream, move
 from .names import check_component, check_name, check_prefix, is_reserved, join, reserved_name
+from .s3_requests import Requests, is_condition_failed
 from .s3_uploads import abort_upload, split_upload, unfinished_uploads, upload_name
 
 __all__ = ["FsspecStore"]
@@ -118,24 +120,35 @@ class FsspecStore(Store):
 
     def replace(self, name: str, data: bytes, *, expected: bytes) -> None:
         payload = bytes(data)
-        info = self._info(name)  # first: a condition must not be of what came after the comparison
-        if self.read(name) != expected:
-            raise changed(join(self.url, name))
-        self._put(name, payload, only_same_as=info)
+        info = self._info_of(name, expected)
+        self._put(name, payload, instead_of=(info, expected))
         self._read_back(name, payload)
 
     def remove(self, name: str, *, expected: bytes) -> None:
-        info = self._info(name)
-        if self.read(name) != expected:
-            raise changed(join(self.url, name))
+        info = self._info_of(name, expected)
         fs, path, where = self._at(name)
-        with reading("delete", where):
-            try:
-                remove_same(fs, path, info)
-            except Exception as error:
-                if is_condition_failed(error):
-                    raise changed(where) from error
-                raise
+        try:
+            with reading("delete", where):
+                remove_same(fs, path, info, lambda: self._check_same(name, expected))
+        except StorageError as error:
+            is_known, found = self._look_again(name)
+            if is_known and found is None:  # gone by this very request, or by somebody else's
+                raise not_found(where) from error
+            if is_condition_failed(error):
+                raise changed(where) from error
+            raise
+
+    def _info_of(self, name: str, expected: bytes) -> dict[str, Any]:
+        """What the driver tells of an object that holds these bytes."""
+        with failing(certain=True):
+            info = self._info(name)  # first: a condition is not to be of what came afterwards
+        self._check_same(name, expected)
+        return info
+
+    def _check_same(self, name: str, expected: bytes) -> None:
+        with failing(certain=True):
+            if self.read(name) != expected:
+                raise changed(join(self.url, name))
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         found = (item for item in self._find(prefix) if not is_reserved(item.name))
@@ -237,30 +250,40 @@ class FsspecStore(Store):
         data: bytes,
         *,
         exclusive: bool = False,
-        only_same_as: dict[str, Any] | None = None,
+        instead_of: tuple[dict[str, Any], bytes] | None = None,
     ) -> None:
         """Write the whole object; a failure that left exactly our bytes there is none.
 
-        ``exclusive``: only if there is none. ``only_same_as``: only in place of the one of which
-        the driver told so; as far as the driver has conditional writes.
+        ``exclusive``: only if there is none. ``instead_of``: only in place of the one of which
+        the driver told so, and that holds these bytes; as far as the driver has conditional writes.
         """
         fs, path, where = self._at(name)
+        requests = Requests()
+
+        def look() -> None:
+            if exclusive:
+                self._refuse_taken(name)
+            elif instead_of is not None:
+                self._check_same(name, instead_of[1])
+
         try:
             with translated("write", where):
                 if self._driver.puts_are_atomic:
-                    condition = only_new(fs) if exclusive else only_same(fs, only_same_as)
-                    put_whole(fs, path, data, condition)
+                    info = None if instead_of is None else instead_of[0]
+                    condition = only_new(fs) if exclusive else only_same(fs, info)
+                    put_whole(requests, fs, path, data, condition, look)
                 else:
                     self._write_and_move(name, data, exclusive=exclusive)
         except StorageError as error:
             # The object may stand although the reply was lost; a driver that then tried again
             # has found our own object in the way.
-            with suppress(StorageError):
-                if self._found(name) == data:
-                    return
-            error.is_certain = is_refusal(error)
+            is_known, found = self._look_again(name)
+            if is_known and found == data:
+                return
+            error.is_certain = is_known and requests.is_last_word(error)
             if is_condition_failed(error):
-                raise (already_exists if exclusive else changed)(where) from error
+                with failing(certain=error.is_certain):
+                    raise (already_exists if exclusive else changed)(where) from error
             raise
 
     def _write_and_move(self, name: str, data: bytes, *, exclusive: bool) -> None:
@@ -278,8 +301,9 @@ class FsspecStore(Store):
             raise
 
     def _refuse_taken(self, name: str) -> None:
-        if self.exists(name):
-            raise already_exists(join(self.url, name))
+        with failing(certain=True):
+            if self.exists(name):
+                raise already_exists(join(self.url, name))
 
     def _read_back(self, name: str, data: bytes) -> None:
         """Raise ``StorageError`` unless the object has exactly these bytes now."""
@@ -297,6 +321,13 @@ class FsspecStore(Store):
             return self.read(name)
         except ObjectNotFound:
             return None
+
+    def _look_again(self, name: str) -> tuple[bool, bytes | None]:
+        """Whether an object could be looked at after a failure, and its bytes if there is one."""
+        try:
+            return True, self._found(name)
+        except StorageError:
+            return False, None
 
     def _check_size(self, name: str, expected: int) -> None:
         size = self.stat(name).size

@@ -9,11 +9,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal, final
 
-from dtckpt.errors import StorageError
+from dtckpt.errors import ObjectExists, StorageError
 
 from .base import ObjectInfo, ReadRequest, Store, WriteStream, check_range, is_before
 from .direct import ALIGNMENT, DirectWriter, direct_io_pays
-from .failures import already_exists, changed, not_found, out_of_range, reading, translated
+from .failures import (
+    already_exists,
+    changed,
+    failing,
+    not_found,
+    out_of_range,
+    reading,
+    translated,
+)
 from .names import check_component, check_name, check_prefix, is_reserved, join, reserved_name
 from .posix import (
     link_new,
@@ -128,7 +136,8 @@ class LocalStore(Store):
     def publish(self, name: str, data: bytes, *, overwrite: bool) -> None:
         path = self._path(name)
         if not overwrite and os.path.lexists(path):
-            raise already_exists(path)
+            with failing(certain=True):
+                raise already_exists(path)
         self._publish(_LocalStream(path, len(data), overwrite=overwrite), data)
 
     def replace(self, name: str, data: bytes, *, expected: bytes) -> None:
@@ -152,7 +161,8 @@ class LocalStore(Store):
                 stream.open(self._open_unfinished)
                 stream.write(data)
         except StorageError as error:
-            error.is_certain = not stream.may_stand
+            # A link that is refused because of another file was not made.
+            error.is_certain = not stream.may_stand or isinstance(error, ObjectExists)
             raise
 
     def _check_unchanged(self, name: str, expected: bytes) -> None:

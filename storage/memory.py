@@ -10,7 +10,7 @@ from typing import final
 from dtckpt.errors import StorageError
 
 from .base import ObjectInfo, ReadRequest, Store, WriteStream, check_range
-from .failures import already_exists, changed, not_found, out_of_range
+from .failures import already_exists, changed, failing, not_found, out_of_range
 from .names import check_component, check_name, check_prefix, join
 
 __all__ = ["MemoryStore"]
@@ -58,13 +58,13 @@ class MemoryStore(Store):
 
     def publish(self, name: str, data: bytes, *, overwrite: bool) -> None:
         key = self._key(name)
-        with self._lock:
+        with self._lock, failing(certain=True):
             if not overwrite and key in self._objects:
                 raise already_exists(join(self.url, name))
             self._objects[key] = bytes(data)
 
     def replace(self, name: str, data: bytes, *, expected: bytes) -> None:
-        with self._lock:
+        with self._lock, failing(certain=True):
             self._objects[self._key_of(name, expected)] = bytes(data)
 
     def remove(self, name: str, *, expected: bytes) -> None:

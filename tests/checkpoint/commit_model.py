@@ -21,14 +21,14 @@ Objects = frozenset[tuple[str, bytes]]
 """Everything that the store holds."""
 
 Op = Literal["read", "list", "publish", "replace", "remove", "delete"]
-Fault = Literal["", "refused", "no reply", "late", "repeated", "asked twice"]
+Fault = Literal["", "refused", "no reply", "late", "repeated", "asked twice", "overtaken"]
 
 FAULTS: dict[Op, tuple[Fault, ...]] = {
     "read": ("refused",),
     "list": ("refused",),
-    "publish": ("refused", "no reply", "late", "repeated", "asked twice"),
-    "replace": ("refused", "no reply", "late", "repeated", "asked twice"),
-    "remove": ("refused", "no reply", "late", "asked twice"),
+    "publish": ("refused", "no reply", "late", "repeated", "asked twice", "overtaken"),
+    "replace": ("refused", "no reply", "late", "repeated", "asked twice", "overtaken"),
+    "remove": ("refused", "no reply", "late", "asked twice", "overtaken"),
     "delete": ("refused", "no reply"),
 }
 """What can go wrong with a request.
@@ -38,6 +38,7 @@ no reply     carried out; an error that does not say so
 late         an error that does not say so; carried out at any later time, or never
 repeated     carried out, and once more at any later time
 asked twice  carried out; the reply is lost, and the driver asks again at any later time
+overtaken    carried out at any later time, or never; the driver asks again, perhaps before that
 """
 
 
@@ -52,6 +53,10 @@ class Request:
 
 
 Reply = tuple[Literal["ok", "missing", "exists", "refused", "lost"], object]
+
+
+REPEATED = "repeated"
+"""In a reply that is an error: it answers a request that was made before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +103,8 @@ class Tape:
         if kind == "ok":
             return value
         error = {"missing": ObjectNotFound, "exists": ObjectExists}.get(kind, StorageError)(kind)
-        error.is_certain = kind == "refused"
+        # A refusal of a request that was repeated says nothing of the first one.
+        error.is_certain = kind != "lost" and value != REPEATED
         raise error
 
 
@@ -247,6 +253,10 @@ def carry_out(objects: Objects, request: Request) -> tuple[Objects, Reply]:
     return frozenset(held.items()), ("ok", None)
 
 
+def _as_repeated(reply: Reply) -> Reply:
+    return reply if reply[0] == "ok" else (reply[0], REPEATED)
+
+
 @dataclass(frozen=True, slots=True)
 class State:
     """Where everybody is."""
@@ -316,6 +326,8 @@ class Explorer:
             return
         after, reply = carry_out(state.objects, request)
         after = self._same.setdefault(after, after)
+        if actor.again is not None:
+            reply = _as_repeated(reply)
 
         def told(reply: Reply) -> Actor:
             return Actor(actor.name, self._programs.told(actor.history, reply))
@@ -332,9 +344,11 @@ class Explorer:
             elif fault == "late":
                 yield state.objects, told(("lost", None)), (request,), 1
             elif fault == "repeated":
-                yield after, told(reply), (request,), 1
+                yield after, told(_as_repeated(reply)), (request,), 1
             elif fault == "asked twice":
                 yield after, replace(actor, again=request), (), 1
+            elif fault == "overtaken":
+                yield state.objects, replace(actor, again=request), (request,), 1
 
     def _story(self, state: State, before: dict[State, State]) -> str:
         """Return what led to a state, one line a step."""

@@ -9,6 +9,8 @@ import copy
 import time
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ import torch
 import dtckpt.checkpoint as dcp
 from dtckpt.errors import AlreadyCommitted, CheckpointError, StorageError
 
-from ..conftest import BUCKET
+from ..conftest import BUCKET, S3
 from ..storage.fault_proxy import FaultProxy, Trouble, fault_proxy
 
 # moto and botocore warn of their own deprecations.
@@ -109,6 +111,50 @@ def test_conflicts_of_conditional_requests_are_tried_again(
     assert value_at(url, options) == 2.0
 
 
+def without_conditions(**more: Any) -> Trouble:
+    """Return the trouble of a server that does not know conditions."""
+    return Trouble(
+        status=501,
+        code="NotImplemented",
+        share=1.0,
+        limit=1,
+        methods=frozenset({"PUT"}),
+        match="manifest.json",
+        **more,
+    )
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_server_that_knows_no_conditions(
+    proxy: FaultProxy, options: dict[str, Any], url: str, overwrite: bool
+) -> None:
+    if overwrite:
+        dcp.save(state(1.0), url, storage_options=options, no_dist=True)
+    proxy.trouble = without_conditions()
+    dcp.save(state(2.0), url, storage_options=options, overwrite=overwrite, no_dist=True)
+    assert proxy.trouble.hits == 1
+    assert value_at(url, options) == 2.0
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_rival_is_seen_where_the_server_knows_no_conditions(
+    proxy: FaultProxy, options: dict[str, Any], s3: S3, overwrite: bool
+) -> None:
+    if overwrite:
+        dcp.save(state(1.0), s3.url, storage_options=options, no_dist=True)
+
+    def win() -> None:
+        dcp.save(state(3.0), s3.store, overwrite=overwrite, no_dist=True)
+
+    with ThreadPoolExecutor(1) as pool:
+        proxy.trouble = without_conditions(meanwhile=lambda: pool.submit(win).result())
+        with pytest.raises(AlreadyCommitted, match="another save committed") as caught:
+            dcp.save(state(2.0), s3.url, storage_options=options, overwrite=overwrite, no_dist=True)
+    assert caught.value.is_certain
+    assert value_at(s3.url, options) == 3.0
+    assert len(list(s3.store.list())) == 2
+
+
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_lost_replies_of_the_manifest(
     proxy: FaultProxy, options: dict[str, Any], url: str, overwrite: bool
@@ -140,6 +186,43 @@ def test_a_refusal_is_certain_and_its_data_goes(
     proxy.trouble = Trouble()
     assert value_at(url, options) == 1.0
     assert dcp.clean(url, storage_options=options) == []
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_refusal_of_the_second_request_says_nothing_of_the_first(
+    proxy: FaultProxy, options: dict[str, Any], url: str, overwrite: bool
+) -> None:
+    if overwrite:
+        dcp.save(state(1.0), url, storage_options=options, no_dist=True)
+    refusal = Trouble(
+        status=403,
+        code="AccessDenied",
+        share=1.0,
+        methods=frozenset({"PUT"}),
+        match="manifest.json",
+    )
+    proxy.trouble = replace(refusal, late=True, limit=1, then=refusal)
+    with pytest.raises(StorageError) as caught:
+        dcp.save(state(2.0), url, storage_options=options, overwrite=overwrite, no_dist=True)
+    assert (proxy.trouble.hits, refusal.hits) == (1, 1)
+    assert not caught.value.is_certain
+    proxy.trouble = Trouble()
+    assert proxy.deliver() == [200]
+    assert value_at(url, options) == 2.0
+
+
+def test_a_refusal_is_not_certain_where_nothing_can_be_read_back(
+    proxy: FaultProxy, options: dict[str, Any], url: str
+) -> None:
+    denied = Trouble(status=403, code="AccessDenied", share=1.0, match="manifest.json")
+    proxy.trouble = replace(
+        denied, methods=frozenset({"PUT"}), limit=1, carry_out=True, then=denied
+    )
+    with pytest.raises(StorageError) as caught:
+        dcp.save(state(2.0), url, storage_options=options, no_dist=True)
+    assert not caught.value.is_certain
+    proxy.trouble = Trouble()
+    assert value_at(url, options) == 2.0
 
 
 def test_an_altered_manifest_does_not_cost_what_was_there(

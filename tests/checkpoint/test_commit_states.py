@@ -167,6 +167,16 @@ CASES = {
         {"A": save(FIRST), "B": save(SECOND)},
         1,
     ),
+    "two create, one deletes": Case(
+        data_of(PLACE, FIRST) | data_of(PLACE, SECOND),
+        {
+            "A": writer(FIRST, overwrite=False),
+            "B": writer(SECOND, overwrite=False),
+            "deleter": deleter(PLACE),
+        },
+        {"A": save(FIRST), "B": save(SECOND)},
+        1,
+    ),
     "two delete": Case(
         committed(PLACE, OLD) | data_of(PLACE, FIRST),
         {

@@ -124,18 +124,25 @@ MUTANTS = (
     Mutant(
         name="a failure after publishing counts as certain",
         file="checkpoint/committing.py",
-        old="""        with _failing(certain=False):
+        old="""        with failing(certain=False):
             found""",
-        new="""        with _failing(certain=True):
+        new="""        with failing(certain=True):
             found""",
+        tests=_STATES,
+    ),
+    Mutant(
+        name="a refusal of a request that was repeated is certain",
+        file="checkpoint/committing.py",
+        old="        with failing(certain=error.is_certain):",
+        new="        with failing(certain=True):",
         tests=_STATES,
     ),
     Mutant(
         name="a failure before publishing is not certain",
         file="checkpoint/committing.py",
-        old="""    with _failing(certain=True):
+        old="""    with failing(certain=True):
         there =""",
-        new="""    with _failing(certain=False):
+        new="""    with failing(certain=False):
         there =""",
         tests=_STATES,
     ),

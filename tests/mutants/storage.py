@@ -51,17 +51,40 @@ MUTANTS = (
     ),
     Mutant(
         name="no failure to publish is a refusal",
-        file="storage/fsspec_puts.py",
-        old="    return 400 <= status < 500 and",
-        new="    return False and",
+        file="storage/s3_requests.py",
+        old="        is_refusal = 400 <= status < 500 and",
+        new="        is_refusal = False and",
         tests=("tests/checkpoint/test_busy_server.py",),
     ),
     Mutant(
         name="every failure to publish is a refusal",
+        file="storage/s3_requests.py",
+        old="        is_refusal = 400 <= status < 500 and",
+        new="        is_refusal = True or",
+        tests=("tests/checkpoint/test_busy_server.py",),
+    ),
+    Mutant(
+        name="a refusal of a repeated request counts as certain",
+        file="storage/s3_requests.py",
+        old="            self._may_be_under_way |= self._num_sent != before + 1",
+        new="            pass",
+        tests=("tests/checkpoint/test_busy_server.py",),
+    ),
+    Mutant(
+        name="a refusal counts as certain although nothing can be read back",
+        file="storage/fsspec_store.py",
+        old="""                return
+            error.is_certain = is_known and""",
+        new="""                return
+            error.is_certain = True and""",
+        tests=("tests/checkpoint/test_busy_server.py",),
+    ),
+    Mutant(
+        name="an object is not looked for before it is made without a condition",
         file="storage/fsspec_puts.py",
-        old="    return 400 <= status < 500 and",
-        new="    return True or",
-        tests=("tests/storage/test_fsspec.py", "tests/checkpoint/test_busy_server.py"),
+        old="                look()",
+        new="                pass",
+        tests=("tests/checkpoint/test_busy_server.py",),
     ),
     Mutant(
         name="what was written is not read back",

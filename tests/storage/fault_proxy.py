@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +36,12 @@ class Trouble:
     """Change a bit of the body instead, and take its checksums away."""
     swallow: bool = False
     """Say that all is well instead, and do nothing."""
+    late: bool = False
+    """Hang up instead, and keep the request for ``FaultProxy.deliver``."""
+    meanwhile: Callable[[], object] = lambda: None
+    """Called at each of them, before anything is done about it."""
+    then: Trouble | None = None
+    """What comes once the limit is reached."""
     hits: int = 0
     chance: random.Random = field(default_factory=lambda: random.Random(1))
 
@@ -58,6 +64,7 @@ class FaultProxy:
         self.trouble = Trouble()
         self.url = ""
         self._upstream = upstream
+        self._kept: list[tuple[str, str, bytes, dict[str, str]]] = []
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -100,9 +107,18 @@ class FaultProxy:
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         trouble = self.trouble
+        while trouble.then is not None and trouble.hits >= trouble.limit:
+            trouble = trouble.then
         body = await request.read()
         headers = {k: v for k, v in request.headers.items() if k.lower() not in _HOP_BY_HOP}
         hit = trouble.fits(request)
+        if hit:
+            trouble.meanwhile()
+        if hit and trouble.late:
+            self._kept.append((request.method, request.raw_path, body, headers))
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
         if hit and trouble.swallow:
             return web.Response(status=200, headers={"ETag": '"x"'})
         if hit and trouble.alter and body:
@@ -115,7 +131,7 @@ class FaultProxy:
             }
             headers["X-Amz-Content-Sha256"] = "UNSIGNED-PAYLOAD"
         elif hit and not trouble.carry_out:
-            return self._refusal(request)
+            return self._refusal(request, trouble)
         url = f"{self._upstream}{request.raw_path}"
         async with self._client.request(
             request.method, url, data=body, headers=headers, allow_redirects=False
@@ -125,12 +141,25 @@ class FaultProxy:
             if request.method == "HEAD":
                 kept["Content-Length"] = reply.headers.get("Content-Length", "0")
         if hit and trouble.carry_out:
-            return self._refusal(request)
+            return self._refusal(request, trouble)
         return web.Response(status=reply.status, body=told, headers=kept)
 
-    def _refusal(self, request: web.Request) -> web.Response:
-        text = "" if request.method == "HEAD" else _ERROR.format(self.trouble.code)
-        return web.Response(status=self.trouble.status, text=text, content_type="application/xml")
+    def _refusal(self, request: web.Request, trouble: Trouble) -> web.Response:
+        text = "" if request.method == "HEAD" else _ERROR.format(trouble.code)
+        return web.Response(status=trouble.status, text=text, content_type="application/xml")
+
+    def deliver(self) -> list[int]:
+        """Pass on what came too late; return the statuses of the replies, which nobody gets."""
+        return asyncio.run_coroutine_threadsafe(self._deliver(), self._loop).result(60)
+
+    async def _deliver(self) -> list[int]:
+        found: list[int] = []
+        for method, path, body, headers in self._kept:
+            url = f"{self._upstream}{path}"
+            async with self._client.request(method, url, data=body, headers=headers) as reply:
+                found.append(reply.status)
+        self._kept.clear()
+        return found
 
 
 @contextmanager
