@@ -13,7 +13,7 @@ from dtckpt.errors import Unsavable
 from .limits import MAX_NESTING
 from .named_optimizer import named_state
 from .names import Path, index_component, is_encodable, join, key_component, rank_component
-from .param_names import ParamNames, names_around
+from .param_names import ParamNames
 from .stateful import is_stateful
 from .tree import DICTS, SEQUENCES, PerRank, container_node, dict_tag
 from .values import Node, encode_value
@@ -54,7 +54,7 @@ def flatten(
             f"{type(state).__name__}. Wrap other things in a dict"
         )
     visited = visit(state, rank, tell_alive=tell_alive)
-    names = names_around(state, visited, rank)
+    names = ParamNames(state, visited, rank)
     return _Flattening(visited, names, rank, tensor_tag, allow_pickle).run(state)
 
 

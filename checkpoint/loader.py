@@ -68,9 +68,11 @@ def load(
     Objects with ``load_state_dict()`` are given their filled state dict at the end, in the order of
     their names, which all ranks share; a torch optimizer that has made no step yet is loaded
     without one. State of optimizers goes to the parameters that it was saved for, by the names of
-    these in the state, or those that the optimizer was given (``named_parameters()``); where
-    nothing tells names, to those of the same number, with every shape compared, which the report
-    lists as ``by_position``. Tensors on the meta device are
+    these in the state, or those that the optimizer was given (``named_parameters()``). Objects
+    that tell such names are asked for them though they are not selected. Where a name may mean
+    several parameters, or names were saved and nothing tells those of now, the load is refused;
+    where none were saved, state goes to parameters of the same number, with every shape compared,
+    which the report lists as ``by_position``. Tensors on the meta device are
     replaced in their containers, parameters and buffers in their modules, by real ones on
     ``device`` (by default that of the mesh of a DTensor, else the CPU), which get their memory
     once the load is certain to fit. Tied ones stay tied, and an optimizer over such parameters

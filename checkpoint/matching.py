@@ -11,6 +11,7 @@ import copy
 import io
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -19,9 +20,11 @@ import torch
 from dtckpt.errors import LayoutMismatch
 
 from .materialising import Replaced, adopt, foreign_tensors, has_meta_tensors
+from .named_optimizer import optimizers_in, wrong_numbers
 from .names import index_component, key_component, rank_component
 from .optimizer_matching import match_optimizer
-from .param_names import names_around
+from .param_names import ParamNames, plain_name
+from .param_pairing import Tables
 from .plan import StoredTensor
 from .ranks import Ranks
 from .renaming import Renaming
@@ -162,11 +165,30 @@ class Walk:
     def run(self, template: Any) -> Rebuild | None:
         """Walk the whole; its objects are asked for their state dicts before all else."""
         rank, tell_alive = self.ranks.rank, self.ranks.tell_alive
-        self.visited = visit(
-            template, rank, lambda name: not self.cannot_reach(name), tell_alive=tell_alive
+        # Where an optimizer is selected, all objects tell names of its parameters. The checkpoint
+        # says whether one is: ranks have to ask alike, since the answers may take collectives.
+        asks_all = self.selection is not None and any(
+            self.selection.may_reach(at) for at in optimizers_in(self.index)
         )
-        self.names = names_around(template, self.visited, rank)
+        self.visited = visit(
+            template,
+            rank,
+            lambda name: asks_all or not self.cannot_reach(name),
+            tell_alive=tell_alive,
+        )
+        self.names = ParamNames(template, self.visited, rank)
         return self.node(template, "")
+
+    @cached_property
+    def tables(self) -> Tables:
+        """The names of all tensors here and in the checkpoint, for the parameters of optimizers."""
+        own = rank_component(self.ranks.rank)
+        stored = {
+            name if "@" not in name else plain_name(name): tensor
+            for name, tensor in self.stored.items()
+            if "@" not in name or all(p[:1] != "@" or p == own for p in name.split("/"))
+        }
+        return Tables(self.names, None if self.renaming is None else self.at, stored)
 
     def at(self, name: str) -> str:
         """Return the name in the checkpoint of a name in the state."""
@@ -304,6 +326,11 @@ class Walk:
     def dict(self, value: Mapping[Any, Any], name: str) -> Rebuild | None:
         if not self.is_kind(DICT_TAGS, value, name):
             return None
+        if "param_groups" in value and self.selects_below(self.at(name)):
+            problem = wrong_numbers(value, self.index, self.at(name))
+            if problem:
+                self.found.problems.append(problem)
+                return None
         rebuilds: dict[Any, Rebuild] = {}
         for key, item in value.items():
             if type(key) not in (str, int):

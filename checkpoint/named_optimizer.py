@@ -1,4 +1,4 @@
-"""The state of an optimizer by the names of its parameters, as it is stored and found again.
+"""The state of an optimizer by the names of its parameters, as it is stored and read again.
 
 The state of the parameter that is saved as ``model/w`` is stored as ``state/model/w``, and the
 ``params`` of its group list ``model/w``, all below the name of the optimizer. Where a parameter has
@@ -9,13 +9,12 @@ gives them; both are understood.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from .names import key_component, key_of
-from .param_names import ParamLabel, without_wrappers
+from .param_names import ParamLabel
 from .tree import DICT_TAGS, Node, children, tag_of
 from .tree_index import ABSENT, TreeIndex, below
 
@@ -81,7 +80,7 @@ def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key not in _PARAMS}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SavedParam:
     """A parameter as a checkpoint knows it."""
 
@@ -89,7 +88,9 @@ class SavedParam:
     """Its number in order of the groups."""
     group: int
     name: str | None
-    """None where it was saved by its number."""
+    """None where it was saved by its number, and nothing tells its name."""
+    given: str | None
+    """Name that the optimizer was given for it, where it was saved by its number."""
     at: str
     """Name of its state in the checkpoint, which need not be there."""
 
@@ -133,14 +134,15 @@ def read_saved(index: TreeIndex, at: str) -> SavedOptimizer | None:
         keys = _plain_list(fields.get("params"))
         if keys is None:
             return None
-        given = _plain_list(fields.get("param_names")) or []
+        given = _plain_list(fields.get("param_names"))
         for place, key in enumerate(keys):
             if isinstance(key, int):
-                name = given[place] if len(given) == len(keys) else None
-                name = key_component(name) if isinstance(name, str) else None
+                own = given[place] if given is not None and len(given) == len(keys) else None
+                own = name = key_component(own) if isinstance(own, str) else None
                 where = key_component(key)
             elif isinstance(key, str):
-                name = where = key_component(key) if key in names_in_state else key
+                own, name = None, key_component(key) if key in names_in_state else key
+                where = name
             else:
                 return None
             params.append(
@@ -148,15 +150,45 @@ def read_saved(index: TreeIndex, at: str) -> SavedOptimizer | None:
                     position=len(params),
                     group=len(settings),
                     name=name,
+                    given=own,
                     at=f"{below(at, 'state')}/{where}",
                 )
             )
         settings.append(settings_of(fields))
         sizes.append(len(keys))
-    times = Counter(param.name for param in params)
-    if any(name is not None and count > 1 for name, count in times.items()):
-        return None
+    names = [param.name for param in params if param.name is not None]
+    if len(set(names)) < len(names):  # of several modules, so that no name tells anything
+        params = [replace(param, name=None) for param in params]
     return SavedOptimizer(at=at, params=tuple(params), groups=tuple(settings), sizes=tuple(sizes))
+
+
+def optimizers_in(index: TreeIndex) -> list[str]:
+    """Return the names of what may be optimizers in a checkpoint."""
+    return [
+        name.removesuffix("param_groups").rstrip("/")
+        for name in index.nodes
+        if name.endswith("param_groups") and name[:-12][-1:] in ("", "/")
+    ]
+
+
+def wrong_numbers(state: Mapping[Any, Any], index: TreeIndex, at: str) -> str:
+    """Return what is wrong if a state dict by numbers is to take what was saved, or ""."""
+    saved = read_saved(index, at) if is_numbered(state) else None
+    if saved is None:
+        return ""
+    remedy = "give the optimizer itself, with its module beside it, whose names tell which is which"
+    by_name = [param.name for param in saved.params if param.name and param.given is None]
+    if by_name:
+        return (
+            f"{at}: the state of the optimizer was saved by the names of its parameters "
+            f"({by_name[0]}, ...), and a state_dict() that numbers them is wanted; {remedy}"
+        )
+    given = [name for group in state["param_groups"] for name in group.get("param_names", ())]
+    were_given = [param.given for param in saved.params]
+    for number, (name, was) in enumerate(zip(given, were_given, strict=False)):
+        if was is not None and isinstance(name, str) and key_component(name) != was:
+            return f"{at}: parameter {number} was saved as {was!r}, but is {name!r} now; {remedy}"
+    return ""
 
 
 def _is_dict(node: Node) -> bool:
@@ -168,82 +200,3 @@ def _plain_list(node: Node) -> list[Any] | None:
     if tag_of(node) != "list":
         return None
     return [item for _, _, item in children(node)]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pairing:
-    """Which saved parameter each parameter of an optimizer is."""
-
-    partners: tuple[SavedParam | None, ...]
-    by_position: frozenset[int]
-    """Positions of parameters that only their number tells."""
-    problems: tuple[str, ...]
-
-
-def pair(
-    names: Sequence[Sequence[str]],
-    given: Sequence[str | None],
-    sizes: Sequence[int],
-    saved: SavedOptimizer,
-) -> Pairing:
-    """Find the saved parameter of each parameter.
-
-    ``names`` are the names of each parameter in the state, under which it was saved; ``given`` what
-    its optimizer calls it. A name in full is compared in full. Where one side knows a parameter by
-    the name in its module alone, that is compared. Where a side knows no name at all the number
-    counts, if the groups have the same sizes on both.
-    """
-    full = _unique({param: param.name for param in saved.params})
-    tails = _unique({p: p.name.rpartition("/")[2] for p in saved.params if p.name is not None})
-    partners: list[SavedParam | None] = []
-    for known, own in zip(names, given, strict=True):
-        inner = [name.rpartition("/")[2] for name in known] + ([] if own is None else [own])
-        found = _first(full, (*known, *inner))
-        if found is None and not known:
-            found = _first(tails, inner)
-        partners.append(found)
-    problems = [
-        f"{param.at}: more than one parameter may be this one; save the module beside the optimizer"
-        for param, times in Counter(p for p in partners if p is not None).items()
-        if times > 1
-    ]
-    found_ones = {param.position for param in partners if param is not None}
-    left = {param.position: param for param in saved.params if param.position not in found_ones}
-    by_position: set[int] = set()
-    for position, partner in enumerate(partners):
-        other = left.get(position)
-        if partner is None and other is not None:
-            nameless = not names[position] and given[position] is None
-            if nameless or other.name is None:
-                partners[position] = other
-                by_position.add(position)
-    if by_position and tuple(sizes) != saved.sizes:
-        problems.append(
-            f"{below(saved.at, 'state')}: nothing tells the names of parameters "
-            f"{sorted(by_position)[:5]}, and by their order they cannot be told: saved are groups "
-            f"of {list(saved.sizes)} parameters, wanted are {list(sizes)}. Have the module beside "
-            "the optimizer, or construct it from named_parameters(), at save and at load"
-        )
-    return Pairing(
-        partners=tuple(partners), by_position=frozenset(by_position), problems=tuple(problems)
-    )
-
-
-def _unique(names: Mapping[SavedParam, str | None]) -> dict[str, SavedParam]:
-    """Return parameters by their names, and without what wrappers add where that tells as much."""
-    found: dict[str, SavedParam] = {}
-    ways: tuple[Callable[[str], str], ...] = (str, without_wrappers)
-    for shorten in ways:
-        texts = {param: shorten(name) for param, name in names.items() if name is not None}
-        times = Counter(texts.values())
-        for param, text in texts.items():
-            if times[text] == 1:
-                found.setdefault(text, param)
-    return found
-
-
-def _first(params: Mapping[str, SavedParam], names: Sequence[str]) -> SavedParam | None:
-    for name in (*names, *map(without_wrappers, names)):
-        if name in params:
-            return params[name]
-    return None

@@ -1,13 +1,13 @@
 """Matching an optimizer with its saved state, parameter by parameter and group by group.
 
-Parameters are found by their names, see ``named_optimizer``. A group takes the settings that were
+Parameters are found by their names, see ``param_pairing``. A group takes the settings that were
 saved for its parameters, in whichever groups these were.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,20 +17,19 @@ from .named_optimizer import (
     SavedParam,
     is_numbered,
     named_state,
-    pair,
     read_saved,
     settings_of,
 )
-from .optimizers import FreshState, load_optimizer, wrong_shapes
-from .param_names import ParamLabel, params_of
-from .tree import children, tag_of
+from .names import key_component
+from .optimizers import FreshState, flat_state, load_optimizer, wrong_shapes
+from .param_names import ParamLabel, params_of, plain_name
+from .param_pairing import LiveParam, Pairing, pair
+from .scheduler_matching import is_of_groups
+from .tree import children
 from .tree_index import ABSENT, below
 
 if TYPE_CHECKING:
     from .matching import Rebuild, Walk
-
-_PER_GROUP = ("base_lrs", "_last_lr", "min_lrs", "max_lrs")
-"""What schedulers of the learning rate keep for each group, by its position."""
 
 
 def match_optimizer(
@@ -45,6 +44,12 @@ def match_optimizer(
         rebuild = walk.node(named_state(state, labels) or state, name)
         if rebuild is None or (len(walk.found.destinations), len(walk.found.values)) == before:
             return None
+        if is_numbered(state):  # by names now, which its load_state_dict does not understand
+            walk.found.problems.append(
+                f"{name}: parts of its state were saved, but not state and param_groups of an "
+                f"optimizer below {at or 'the root'}, by which its parameters are known; "
+                "rename= and select= can move and take an optimizer as a whole"
+            )
         return lambda replaced: load_optimizer(optimizer, rebuild(), replaced)
     match = _OptimizerMatch(walk, optimizer, name, state, saved)
     filled = match.run()
@@ -77,17 +82,16 @@ class _OptimizerMatch:
         """Return what makes the state dict to be loaded, by the optimizer's own numbers."""
         walk, found = self.walk, self.walk.found
         sizes = [len(group["params"]) for group in self.state["param_groups"]]
-        pairing = pair(
-            [self.names_in_checkpoint(label) for label in self.labels],
-            [label.given for label in self.labels],
-            sizes,
-            self.saved,
-        )
+        pairing = self.paired(sizes)
+        if None in pairing.partners or pairing.by_position or pairing.problems:
+            self.labels = walk.names.labels(self.optimizer, all_names=True)
+            pairing = self.paired(sizes)
         self.partners = pairing.partners
         if walk.selects_below(self.saved.at):
             found.problems += pairing.problems
-            for position in sorted(pairing.by_position):
-                self.compare_shapes(position)
+            found.by_position += [self.partner_at(n) for n in sorted(pairing.by_position)]
+            self.check_shapes(pairing)
+            self.check_flat_state()
         walk.taken.update(self.saved.leaves_of_params(walk.index))
         empty = (below(self.saved.at, part) for part in ("state", "param_groups"))
         walk.taken.update((*empty, *(p.at for p in self.partners if p is not None)))
@@ -103,35 +107,70 @@ class _OptimizerMatch:
 
         return filled
 
-    def names_in_checkpoint(self, label: ParamLabel) -> list[str]:
-        """Return the names that a parameter may have been saved under, the best one first.
+    def paired(self, sizes: Sequence[int]) -> Pairing:
+        """Return which saved parameter each parameter is, by the names that are known of it."""
+        params = list(map(self.live_param, self.labels))
+        return pair(self.name, params, sizes, self.saved, self.walk.tables)
 
-        Renamed like the parameter itself, or not: weights may come from elsewhere than the state.
-        Of tied tensors each stands for the others.
-        """
-        names: list[str] = []
-        for name in dict.fromkeys((*map(self.walk.at, label.names), *label.names)):
-            stored = self.walk.stored.get(name)
-            names += [name] if stored is None or stored.same_as is None else [name, stored.same_as]
-        return list(dict.fromkeys(names))
+    def live_param(self, label: ParamLabel) -> LiveParam:
+        """Return the names of a parameter here and in the checkpoint."""
+        renamed = tuple(map(self.walk.at, label.names))
+        moved = (name for name, at in zip(label.names, renamed, strict=True) if name != at)
+        return LiveParam(
+            names=tuple(map(plain_name, renamed)),
+            unrenamed=tuple(map(plain_name, moved)),
+            given=label.given,
+        )
 
     def own_name(self, position: int) -> str:
         """Return the name of the state of a parameter in the state that is loaded."""
         text = self.labels[position].text
         return f"{below(self.name, 'state')}/{f'#{position}' if text is None else text}"
 
-    def compare_shapes(self, position: int) -> None:
-        """Note where a parameter that was found by its position cannot be the saved one."""
-        partner, param = self.partners[position], params_of(self.optimizer)[position]
-        if partner is None:
+    def partner_at(self, position: int) -> str:
+        """Return the name of the saved state of a parameter that has a partner."""
+        partner = self.partners[position]
+        return "" if partner is None else partner.at
+
+    def check_shapes(self, pairing: Pairing) -> None:
+        """Note saved state that cannot be of its parameter, where this is not known to fit."""
+        walk, params = self.walk, params_of(self.optimizer)
+        if isinstance(self.optimizer, torch.optim.LBFGS):
             return
-        self.walk.found.by_position.append(partner.at)
-        beside = self.walk.stored.get(partner.name or "")
-        if beside is not None and beside.shape != tuple(param.shape):
+        for position, partner in enumerate(self.partners):
+            param, stored = params[position], pairing.beside[position]
+            known = stored is not None and stored.shape == tuple(param.shape)
+            if partner is None or known or not walk.selects_below(partner.at):
+                continue
+            walk.found.problems += wrong_shapes(
+                walk.index,
+                walk.stored,
+                partner.at,
+                param,
+                f"parameter {position} of {self.name}",
+                in_doubt=stored is not None or position in pairing.by_position,
+            )
+
+    def check_flat_state(self) -> None:
+        """Note an optimizer with vectors over all parameters, where these are not the same ones."""
+        is_flat = isinstance(self.optimizer, torch.optim.LBFGS)
+        if not is_flat or not self.walk.selects_below(below(self.saved.at, "state")):
+            return
+        index, params = self.walk.index, params_of(self.optimizer)
+        partners = [partner for partner in self.partners if partner is not None]
+        held = [flat_state(index, self.walk.stored, p.at) for p in partners]
+        if not any(size is not None for size in held):
+            return
+        first = partners[0].position
+        in_order = [p.position for p in partners] == list(range(first, first + len(params)))
+        total = sum(param.numel() for param in params)
+        if not in_order or held[0] != total or any(size is not None for size in held[1:]):
+            saved = [param.name or f"#{param.position}" for param in self.saved.params]
             self.walk.found.problems.append(
-                f"{partner.at}: parameter {position} of {self.name} was matched by its position, "
-                f"but has the shape {list(param.shape)} and {partner.name} was saved with "
-                f"{list(beside.shape)}"
+                f"{self.name}: {type(self.optimizer).__name__} keeps vectors over all of its "
+                "parameters, which have to be the same ones in the same order: saved were "
+                f"{saved[:5]}, wanted are {[label.text for label in self.labels[:5]]}. Construct "
+                "the optimizer as it was"
             )
 
     def match_entries(self) -> Callable[[], dict[Any, Any]]:
@@ -150,8 +189,6 @@ class _OptimizerMatch:
             if walk.cannot_reach(partner.at):
                 continue
             entry = self.fresh.entry(held.get(position) or {}, partner.at, param)
-            if walk.selects_below(partner.at):
-                walk.found.problems += wrong_shapes(walk.index, walk.stored, partner.at, param)
             if not entry and position not in held:
                 continue
             entries[position] = entry
@@ -183,6 +220,7 @@ class _OptimizerMatch:
             if source is None:
                 filled.append(lambda settings=settings: settings)
             elif source in made:  # a group that has been split
+                self.note_unsaved(settings, number, source)
                 filled.append(self.copied(settings, source, made[source]))
             else:
                 name = below(self.name, f"param_groups/{number}")
@@ -226,6 +264,14 @@ class _OptimizerMatch:
             walk.taken.update(walk.index.leaves_of(at) if other != first else ())
         return first
 
+    def note_unsaved(self, settings: dict[str, Any], number: int, source: int) -> None:
+        """Note settings of a part of a split group that the saved group has not."""
+        for key in settings.keys() - self.saved.groups[source].keys():
+            at = below(self.saved.group_at(source), key_component(key))
+            if self.walk.is_selected(at):
+                name = below(self.name, f"param_groups/{number}")
+                self.walk.found.missing[at] = below(name, key_component(key))
+
     def copied(
         self, settings: dict[str, Any], source: int, first: Callable[[], dict[str, Any]]
     ) -> Callable[[], dict[str, Any]]:
@@ -245,26 +291,20 @@ class _OptimizerMatch:
         return copy_settings
 
     def check_schedulers(self, chosen: list[int | None]) -> None:
-        """Note schedulers that hold rates by the positions of groups which are others now."""
-        walk = self.walk
-        stay = all(source in (None, number) for number, source in enumerate(chosen))
+        """Note schedulers that hold something by the positions of groups which are others now."""
+        walk, saved = self.walk, self.saved
+        are_own = [p.group for p in self.partners if p is not None] == [
+            param.group for param in saved.params
+        ]
         for name, scheduler in walk.visited.objects.items():
             if getattr(scheduler, "optimizer", None) is not self.optimizer:
                 continue
             at = walk.at(name)
-            kept = [walk.index.find(below(at, key)) for key in _PER_GROUP]
-            lists = [
-                [child for _, _, child in children(node)]
-                for node in kept
-                if node is not ABSENT and tag_of(node) == "list"
-            ]
-            wrong = [
-                rates
-                for rates in lists
-                if len(rates) != len(chosen)
-                or (not stay and any(rate != rates[0] for rate in rates))
-            ]
-            if wrong and walk.selects_below(at):
+            node = walk.index.find(at)
+            if node is ABSENT or not walk.selects_below(at):
+                continue
+            of_rank = plain_name(at) != at and plain_name(saved.at) == saved.at
+            if not is_of_groups(node, chosen, saved.groups, of_rank=of_rank, are_own=are_own):
                 walk.found.problems.append(
                     f"{at}: the scheduler was saved with rates for each group of {self.name} by "
                     "its position, but these are other groups now (of the checkpoint's groups "

@@ -7,7 +7,8 @@ counters) is small and plain. No dummy step is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,6 +38,8 @@ _OF_PARAM_SHAPE = frozenset(
 state of another model is found out; other state takes the shape that was saved."""
 _FACTORS = frozenset({"row_var", "col_var"})
 """State of as many dims as its parameter, each of its size or 1."""
+_FLAT = frozenset({"d", "prev_flat_grad"})
+"""State of LBFGS over all parameters, which stands in that of the first one."""
 
 
 def load_optimizer(
@@ -62,25 +65,51 @@ def load_optimizer(
 
 
 def wrong_shapes(
-    index: TreeIndex, stored: Mapping[str, StoredTensor], at: str, param: torch.Tensor
+    index: TreeIndex,
+    stored: Mapping[str, StoredTensor],
+    at: str,
+    param: torch.Tensor,
+    whose: str,
+    *,
+    in_doubt: bool,
 ) -> list[str]:
     """Return what of the saved state of a parameter cannot be that of one of its shape.
 
-    State of the parameter's own shape is compared where it is loaded; this is about factors of it.
+    One tensor of this shape is proof enough. Without it factors have to be factors of this shape,
+    and if it is ``in_doubt`` whether the state is that of the parameter, other tensors have to have
+    its sizes alone. ``whose`` says of which parameter all this is.
     """
     node = index.find(at)
-    problems: list[str] = []
-    for key, component, child in [] if node is ABSENT else children(node):
-        saved = stored.get(child["tensor"]) if tag_of(child) == "tensor" else None
-        if saved is None or key not in _FACTORS:
-            continue
-        sizes = zip(saved.shape, param.shape, strict=False)
-        if len(saved.shape) != param.ndim or any(n not in (1, m) for n, m in sizes):
-            problems.append(
-                f"{below(at, component)}: saved as {list(saved.shape)}, which is no factor of a "
-                f"parameter of the shape {list(param.shape)}"
-            )
-    return problems
+    shape = tuple(param.shape)
+    tensors = [
+        (key, below(at, component), stored[child["tensor"]].shape)
+        for key, component, child in ([] if node is ABSENT else children(node))
+        if tag_of(child) == "tensor" and child["tensor"] in stored
+    ]
+    if any(saved == shape for _, _, saved in tensors):
+        return []
+    sizes = {1, *shape, param.numel()}
+    return [
+        f"{name}: saved as {list(saved)}, which cannot be of {whose}, whose shape is {list(shape)}"
+        for key, name, saved in tensors
+        if (key in _FACTORS and not _is_factor(saved, shape))
+        or (in_doubt and not sizes.issuperset(saved))
+    ]
+
+
+def _is_factor(shape: Sequence[int], whole: Sequence[int]) -> bool:
+    return len(shape) == len(whole) and all(n in (1, m) for n, m in zip(shape, whole, strict=True))
+
+
+def flat_state(index: TreeIndex, stored: Mapping[str, StoredTensor], at: str) -> int | None:
+    """Return the size of the vectors over all parameters in what is saved for one of them."""
+    node = index.find(at)
+    if node is ABSENT or not children(node):
+        return None
+    for key, _, child in children(node):
+        if key in _FLAT and tag_of(child) == "tensor" and child["tensor"] in stored:
+            return math.prod(stored[child["tensor"]].shape)
+    return 0
 
 
 class FreshState:

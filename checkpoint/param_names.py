@@ -8,8 +8,9 @@ the parameters themselves stand in the same state, else those that the optimizer
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -19,23 +20,7 @@ from .materialising import Key, memory_key
 from .names import key_component
 from .tree_index import below
 from .visiting import Visited, tensors_in
-
-_WRAPPERS = frozenset({"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-"""Parts of names that torch.compile, DDP, FSDP and activation checkpointing add."""
-
-
-def without_wrappers(name: str) -> str:
-    """Return a name without what wrappers of modules add to it.
-
-    >>> without_wrappers("model/_orig_mod.module.layers.0.weight")
-    'model/layers.0.weight'
-    """
-    if not any(wrapper in name for wrapper in _WRAPPERS):
-        return name
-    return "/".join(
-        ".".join([p for p in component.split(".") if p not in _WRAPPERS] or [component])
-        for component in name.split("/")
-    )
+from .wrappers import TensorNames, without_wrappers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,75 +35,116 @@ class ParamLabel:
     """Name that its state is saved under; None where nothing tells one."""
 
 
-@dataclass(slots=True)
 class ParamNames:
-    """Names of the tensors in a state, for the parameters of optimizers."""
+    """Names of the tensors in a state, but for the state of optimizers, for their parameters."""
 
-    _in_modules: dict[int, list[str]] = field(default_factory=dict[int, list[str]])
-    _by_memory: dict[Key, list[str]] = field(default_factory=dict[Key, list[str]])
+    def __init__(self, state: Any, visited: Visited, rank: int) -> None:
+        self._state = state
+        self._visited = visited
+        self._rank = rank
 
-    def labels(self, optimizer: torch.optim.Optimizer) -> list[ParamLabel]:
+    def labels(
+        self, optimizer: torch.optim.Optimizer, *, all_names: bool = False
+    ) -> list[ParamLabel]:
         """Return the label of every parameter, in the optimizer's order.
 
-        A parameter with several names (tied ones) goes by the first of these in the alphabet.
+        Of the names of a tied parameter the first one counts, in the order in which objects are
+        visited, which ranks share, and within a module in its own. Names of parameters of modules
+        that stand elsewhere in the state, too, are looked for with ``all_names`` only.
         """
         params = params_of(optimizer)
-        keys = [_key_of(param) for param in params]
-        times = Counter(key for key in keys if key is not None)
-        found = [
-            self._names(param, key if key is not None and times[key] == 1 else None)
-            for param, key in zip(params, keys, strict=True)
-        ]
+        found = [tuple(self._in_modules.get(id(param), ())) for param in params]
+        if all_names or not all(found):
+            by_memory = self._names_by_memory(params)
+            pairs = zip(found, by_memory, strict=True)
+            found = [tuple(dict.fromkeys((*names, *others))) for names, others in pairs]
         given = _given_names(optimizer)
-        texts = _texts(
-            [names[0] if names else own for names, own in zip(found, given, strict=True)]
+        texts = self._texts(
+            [
+                plain_name(names[0]) if names else own
+                for names, own in zip(found, given, strict=True)
+            ]
         )
         return [
             ParamLabel(names=names, given=own, text=text)
             for names, own, text in zip(found, given, texts, strict=True)
         ]
 
-    def add_module(self, name: str, module: nn.Module) -> None:
-        """Note the parameters of a module that stands in the state."""
-        for inner, param in module.named_parameters(remove_duplicate=False):
-            names = self._in_modules.setdefault(id(param), [])
-            names.append(below(name, key_component(inner)))
+    @cached_property
+    def apart(self) -> TensorNames[torch.Tensor]:
+        """All names without the marks of ranks."""
+        return self.renamed(lambda name: name)
 
-    def add_tensor(self, name: str, tensor: torch.Tensor) -> None:
-        """Note a tensor that stands in the state: that of a state dict is no parameter itself."""
-        key = _key_of(tensor)
-        if key is not None:
-            self._by_memory.setdefault(key, []).append(name)
+    def renamed(self, rename: Callable[[str], str]) -> TensorNames[torch.Tensor]:
+        """Return all names as they are elsewhere, without the marks of ranks."""
+        tensors = {plain_name(rename(name)): param for name, param in self._params_of_modules}
+        tensors |= {plain_name(rename(name)): tensor for name, tensor in self._tensors}
+        return TensorNames(tensors, lambda tensor: _key_of(tensor) or id(tensor))
 
-    def _names(self, param: torch.Tensor, key: Key | None) -> tuple[str, ...]:
-        in_modules = sorted(self._in_modules.get(id(param), []))
-        by_memory = [] if key is None else sorted(self._by_memory.get(key, []))
-        if len(by_memory) > 1 and getattr(param, "_local_tensor", param).numel() == 0:
-            by_memory = []  # tied, or only empty at one place: nothing tells
-        return tuple(dict.fromkeys((*in_modules, *by_memory)))
+    def _texts(self, names: Sequence[str | None]) -> list[str | None]:
+        """Return names to save under: without wrappers, unless two tensors would have one name.
+
+        None where two parameters have the same name, or one has a name within that of another.
+        """
+        chosen = list(names)
+        short = [None if name is None else without_wrappers(name) for name in names]
+        times = Counter(short)
+        for number, (name, text) in enumerate(zip(names, short, strict=True)):
+            if name is not None and name != text and times[text] == 1 and self.apart.is_clear(name):
+                chosen[number] = text
+        times = Counter(chosen)
+        parents = {name.rpartition("/")[0] for name in chosen if name is not None}
+        while more := {parent.rpartition("/")[0] for parent in parents} - parents:
+            parents |= more
+        return [name if times[name] == 1 and name not in parents else None for name in chosen]
+
+    @cached_property
+    def _in_modules(self) -> dict[int, list[str]]:
+        """Names of the parameters of modules by the ``id`` of these."""
+        found: dict[int, list[str]] = {}
+        for name, param in self._params_of_modules:
+            found.setdefault(id(param), []).append(name)
+        return found
+
+    @cached_property
+    def _params_of_modules(self) -> list[tuple[str, torch.Tensor]]:
+        return [
+            (below(name, key_component(inner)), param)
+            for name, module in self._visited.objects.items()
+            if isinstance(module, nn.Module)
+            for inner, param in module.named_parameters(remove_duplicate=False)
+        ]
+
+    @cached_property
+    def _tensors(self) -> list[tuple[str, torch.Tensor]]:
+        """All tensors of the state; those of a state dict are no parameters themselves."""
+        objects = self._visited.objects
+        return [
+            found
+            for at, value in {"": self._state, **self._visited.states}.items()
+            if not isinstance(objects.get(at), torch.optim.Optimizer)
+            for found in tensors_in(value, at, self._rank)
+        ]
+
+    def _names_by_memory(self, params: Sequence[torch.Tensor]) -> list[list[str]]:
+        """Return the names of tensors that are the same elements as some parameters."""
+        names: dict[Key, list[str]] = {}
+        for name, tensor in self._tensors:
+            key = _key_of(tensor)
+            if key is not None:
+                names.setdefault(key, []).append(name)
+        keys = [_key_of(param) for param in params]
+        times = Counter(keys)
+        found = [[] if key is None or times[key] > 1 else names.get(key, []) for key in keys]
+        return [
+            # Tied, or only empty at one place: nothing tells.
+            [] if len(those) > 1 and getattr(param, "_local_tensor", param).numel() == 0 else those
+            for param, those in zip(params, found, strict=True)
+        ]
 
 
-def names_around(state: Any, visited: Visited, rank: int) -> ParamNames:
-    """Return the names of the tensors in a state, but for the state of optimizers.
-
-    What a rank keeps for itself (PerRank) goes without the mark of the rank.
-    """
-    names = ParamNames()
-    optimizers = {n for n, v in visited.objects.items() if isinstance(v, torch.optim.Optimizer)}
-    if not optimizers:
-        return names  # nobody will ask
-    for name, value in visited.objects.items():
-        if isinstance(value, nn.Module):
-            names.add_module(_plain(name), value)
-    for at, value in {"": state, **visited.states}.items():
-        if at not in optimizers:
-            for name, tensor in tensors_in(value, at, rank):
-                names.add_tensor(_plain(name), tensor)
-    return names
-
-
-def _plain(name: str) -> str:
-    """Return a name without the marks of ranks."""
+def plain_name(name: str) -> str:
+    """Return a name without the marks of ranks, which keep some state for themselves."""
     if "@" not in name:
         return name
     return "/".join(part for part in name.split("/") if not part.startswith("@"))
@@ -140,22 +166,6 @@ def _given_names(optimizer: torch.optim.Optimizer) -> list[str | None]:
             [key_component(cast(str, name)) for name in names] if known else [None] * len(params)
         )
     return found
-
-
-def _texts(names: Iterable[str | None]) -> list[str | None]:
-    """Return names to save under: without wrappers, unless that would make two of them one.
-
-    None where two parameters have the same name, or one has a name within that of another.
-    """
-    names = list(names)
-    short = [None if name is None else without_wrappers(name) for name in names]
-    times = Counter(short)
-    chosen = [s if times[s] == 1 else name for name, s in zip(names, short, strict=True)]
-    times = Counter(chosen)
-    parents = {name.rpartition("/")[0] for name in chosen if name is not None}
-    while more := {parent.rpartition("/")[0] for parent in parents} - parents:
-        parents |= more
-    return [name if times[name] == 1 and name not in parents else None for name in chosen]
 
 
 def _key_of(tensor: torch.Tensor) -> Key | None:
