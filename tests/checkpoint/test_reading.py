@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import tracemalloc
 from collections.abc import Sequence
+from typing import Any, ClassVar
 from unittest import mock
 
 import numpy as np
@@ -19,7 +20,7 @@ from dtckpt.checkpoint.reading import ReadCache, Want, execute, plan_reads
 from dtckpt.checkpoint.stored import DataFile, StoredData
 from dtckpt.checkpoint.transfer import TensorSink
 from dtckpt.dtensor import Box
-from dtckpt.errors import Corrupt
+from dtckpt.errors import Corrupt, LayoutMismatch
 from dtckpt.storage import MemoryStore, ReadRequest
 
 MIB = 1 << 20
@@ -318,6 +319,46 @@ def test_damage_on_the_straight_way_is_named() -> None:
         read(recorder, wanted, touched=touched)
     assert data_name(recorder.store) in str(failure.value)
     assert "b" in touched
+
+
+class Fickle(TensorSink):
+    """Offers its memory when it is asked for the first time only."""
+
+    offers: ClassVar[list[str]] = []
+
+    def memory(self) -> memoryview | None:
+        self.offers.append("")
+        return super().memory() if len(self.offers) == 1 else None
+
+
+def test_a_destination_may_not_lose_its_memory_between_plan_and_read() -> None:
+    store = recorded({"a": random_bytes(3 * MIB)}).store
+    data = StoredData(store, read_manifest(store))
+    into = torch.zeros(3 * MIB, dtype=torch.uint8)
+    want = Want(tensor=data.manifest.tensors["a"], box=Box.whole((3 * MIB,)), sink=Fickle(into))
+    reads = plan_reads(data, [want])
+    with pytest.raises(LayoutMismatch, match="tensor 'a': its destination offered memory when"):
+        execute(reads)
+    assert not into.any()
+
+
+def test_no_read_begins_after_one_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[Any] = []
+    stopped = threading.Event()
+
+    def run(_: Any, read: Any) -> int:
+        begun.append(read)
+        if read == 1:
+            raise Corrupt("the second read")
+        assert stopped.wait(60)
+        return 0
+
+    monkeypatch.setattr(vars(read_execution)["_Reader"], "_run", run)
+    monkeypatch.setattr(read_execution, "Event", lambda: stopped)
+    reads: Any = range(100)
+    with pytest.raises(Corrupt, match="the second read"):
+        execute(reads)
+    assert len(begun) <= read_execution.NUM_READERS
 
 
 def test_reads_go_through_the_files_in_order() -> None:
