@@ -1,4 +1,5 @@
 """Mutants: changes of the code that the tests must notice. Not run by pytest: ``make mutants``.
 
-Each module beside this one but ``mutant`` holds the mutants of one area as a tuple ``MUTANTS``.
+Modules hold the mutants of one area, somebody's ideas of what could go wrong, as a tuple
+``MUTANTS``. ``sweep`` makes every small change of a file instead.
 """
