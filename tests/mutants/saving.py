@@ -71,7 +71,7 @@ MUTANTS = (
     Mutant(
         name="saves to be aborted are aborted while other threads may still train",
         file="checkpoint/exiting.py",
-        old='    _settle([save for save in _unsettled if save.at_exit == "wait"])',
+        old='    _settle([save for save in list(_unsettled) if save.at_exit == "wait"])',
         new="    _settle(list(_unsettled))",
         tests=("tests/checkpoint/test_exits.py",),
     ),
