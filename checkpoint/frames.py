@@ -16,7 +16,7 @@ from .limits import check_metadata_bytes, metadata_bytes
 MESSAGE, PACKED, SIGN, END = range(4)
 """Kinds: an answer or a decision; the same, compressed; a sign of life; "I leave this call"."""
 
-_HEAD = struct.Struct("!BIQ")  # kind, round, length
+_HEAD = struct.Struct("!BIQ")  # kind, number, length
 _AGE = struct.Struct("!d")
 _PACK_BYTES = 1 << 16
 """Longer messages, which list tensors, are compressed; they shrink ten times and more."""
@@ -28,7 +28,7 @@ class Frame(NamedTuple):
 
     kind: int
     number: int
-    """Number of the round."""
+    """Of a message, the round; else the call that this rank is to make next, or a lower number."""
     payload: bytes
 
 
@@ -45,12 +45,13 @@ def check_size(payload: bytes) -> None:
     check_metadata_bytes(len(payload), "what ranks would have to tell each other of this state")
 
 
-def sign(age: float, doing: str = "") -> bytes:
+def sign(age: float, doing: str = "", next_call: int = 0) -> bytes:
     """Return the frame that says that a rank lives, and got on with its work ``age`` seconds ago.
 
-    ``doing`` says what the work is, for those who may have to give the rank up.
+    ``doing`` says what the work is, for those who may have to give the rank up. ``next_call`` is
+    the least number of the member's next call, where some ranks have made others than all.
     """
-    return _framed(SIGN, 0, _AGE.pack(age) + _encoded(doing))
+    return _framed(SIGN, next_call, _AGE.pack(age) + _encoded(doing))
 
 
 def read_sign(payload: bytes) -> tuple[float, str]:
@@ -60,9 +61,9 @@ def read_sign(payload: bytes) -> tuple[float, str]:
     return _AGE.unpack_from(payload)[0], payload[_AGE.size :].decode(errors="replace")
 
 
-def end(reason: str) -> bytes:
+def end(reason: str, next_call: int = 0) -> bytes:
     """Return the frame with which a rank leaves a call, and why if that is not its end."""
-    return _framed(END, 0, _encoded(reason))
+    return _framed(END, next_call, _encoded(reason))
 
 
 def _encoded(text: str) -> bytes:

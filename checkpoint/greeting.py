@@ -19,8 +19,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-_MAGIC = b"dtckpt-1"
-_HELLO = struct.Struct("!8s16sQ16sd")  # magic, token, rank, purpose, given_up
+_MAGIC = b"dtckpt-2"
+_HELLO = struct.Struct("!8s16sQQ16sQ")  # magic, token, rank, instance, purpose, call
 _PROBE = "?"
 _SECRET_BYTES = 16
 _GREETING_SECONDS = 5.0
@@ -36,10 +36,12 @@ class Hello:
     """What a member says first."""
 
     rank: int
+    instance: int = 0
+    """What tells it from the same rank in another group of this name, or another process."""
     purpose: str
-    """The call that it is at."""
-    given_up: float = 0.0
-    """How many seconds ago its last call ended, if that has never reached the coordinator."""
+    """What it calls."""
+    call: int = 0
+    """The number of the call."""
 
     @property
     def is_probe(self) -> bool:
@@ -103,12 +105,15 @@ class Greeting:
         self._data += part
         if len(self._data) < _HELLO.size:
             return None
-        magic, token, rank, purpose, given_up = _HELLO.unpack(self._data)
+        magic, token, rank, instance, purpose, call = _HELLO.unpack(self._data)
         if magic != _MAGIC or not hmac.compare_digest(token, self._token):
             raise ConnectionError("a stranger")
-        self.connection.send(self._welcome)
         name = purpose.rstrip(b"\0").decode(errors="replace")
-        return Hello(rank=rank, purpose=name, given_up=given_up)
+        return Hello(rank=rank, instance=instance, purpose=name, call=call)
+
+    def welcome(self) -> None:
+        """Answer a hello; OSError if nobody is there any more."""
+        self.connection.send(self._welcome)
 
 
 class Listener:
@@ -198,27 +203,33 @@ def say_hello(
     try:
         prepare(connection)
         purpose, token = hello.purpose.encode(), bytes.fromhex(invitation.token)
-        connection.sendall(_HELLO.pack(_MAGIC, token, hello.rank, purpose, hello.given_up))
+        said = (hello.rank, hello.instance, purpose, hello.call)
+        connection.sendall(_HELLO.pack(_MAGIC, token, *said))
     except BaseException:
         connection.close()
         raise
     return connection
 
 
-def probe(address: tuple[str, int], invitation: Invitation, rank: int, seconds: float) -> None:
-    """Find out whether the coordinator is at an address; OSError if it is not.
+def probe(
+    address: tuple[str, int], invitation: Invitation, rank: int, instance: int, seconds: float
+) -> None:
+    """Find out whether the coordinator is at an address, and knows us; OSError if it does not.
 
     A connection that is given up for its silence does not count as taking part in a call.
     """
     limit = time.monotonic() + seconds
     expected, data = bytes.fromhex(invitation.welcome), b""
-    hello = Hello(rank=rank, purpose=_PROBE)
+    hello = Hello(rank=rank, instance=instance, purpose=_PROBE)
     with say_hello(address, invitation, hello, seconds) as connection:
         while len(data) < len(expected):
             connection.settimeout(max(limit - time.monotonic(), 0.001))
             part = connection.recv(len(expected) - len(data))
             if not part:
-                raise ConnectionError("the connection was closed during the greeting")
+                raise ConnectionError(
+                    "the connection was closed during the greeting; who listens there may be of "
+                    "another group of this name, or know this rank as another process"
+                )
             data += part
     if not hmac.compare_digest(data, expected):
         raise ConnectionError("somebody else listens there")

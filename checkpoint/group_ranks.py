@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
+from functools import partial
 
 from dtckpt.errors import CheckpointError, RankFailed
 
@@ -35,6 +36,7 @@ class GroupRanks:
     def __init__(
         self,
         members: Members,
+        call: int,
         timeout: timedelta = DEFAULT_TIMEOUT,
         purpose: str = "",
         wrong: str = "",
@@ -43,22 +45,22 @@ class GroupRanks:
         self.all = members.all
         self.memory = members.memory
         self._wire = members.wire
+        self._way = members.way
         self._timeout = timeout.total_seconds()
         self._purpose = purpose
         self._wrong = wrong
         self._round = 0
-        self._started = self._progress_at = time.monotonic()
+        self._progress_at = time.monotonic()
         self._phase = purpose
         self._thread = threading.get_ident()
         self._waits = False
-        self._failed_at_once: bytes | None = None
-        """The decision that the first phase has failed, for members that have not come yet."""
+        self._job = call
         signs = Signs(min(self._timeout / 5, PULSE_SECONDS), _sign_of(self))
         if self._leads:
-            self._job = self._wire.begin_job(purpose, signs, self._refuse)
+            self._wire.begin_job(call, purpose, signs, partial(_refusal, self.rank, purpose))
         else:
-            link = members.way.connect(purpose, self._patience)
-            self._job = self._wire.join_job(purpose, signs, link)
+            link = self._way.connect(call, purpose, self._patience)
+            self._wire.join_job(call, purpose, signs, link)
 
     @property
     def _leads(self) -> bool:
@@ -68,13 +70,6 @@ class GroupRanks:
     def _patience(self) -> float:
         """How long a member waits for the coordinator, which has to be able to name another."""
         return self._timeout + _GRACE_SECONDS
-
-    def _refuse(self, other: str) -> bytes:
-        text = (
-            f"this rank calls {other} where rank {self.rank} calls {self._purpose}. All ranks "
-            "make the same calls in the same order"
-        )
-        return FAILED + told(CheckpointError(text))
 
     def begin(self, phase: str) -> None:
         """Note the phase, and the thread that is at it; raise if the arguments are wrong."""
@@ -133,6 +128,7 @@ class GroupRanks:
         self._wire.send((first,), self._job, number, answer)
         found, lost = self._wire.collect(self._job, number, (first,), patience)
         if lost:
+            self._way.forget()
             raise RankFailed(
                 f"rank {first}, which coordinates {ranks_text(self.all)}, is lost: {lost[first]}"
             )
@@ -159,7 +155,6 @@ class GroupRanks:
 
         try:
             answers, lost = self._wire.collect(self._job, number, others, within, is_enough)
-            self._wire.give_up(self._job, lost)
             self._waits, self._progress_at = False, time.monotonic()
             decision = decide({self.rank: answer, **dict(sorted(answers.items()))}, lost)
         except BaseException as error:  # interrupted: the others must not wait for it
@@ -171,7 +166,7 @@ class GroupRanks:
 
     def _tell(self, others: Iterable[int], number: int, decision: bytes) -> None:
         if number == 0 and decision[:1] == FAILED:
-            self._failed_at_once = decision
+            self._wire.fail_job(self._job, decision)
         self._wire.send(others, self._job, number, decision)
 
     def sign(self) -> tuple[float, str] | None:
@@ -193,10 +188,18 @@ class GroupRanks:
         return any(given[:1] != OK for given in arrived) if self._leads else bool(arrived)
 
     def close(self, error: BaseException | None = None) -> None:
-        """Forget what was said in this save or load, and tell those who still wait or will come."""
+        """Forget what was said in this save or load, and tell those who still wait."""
         reason = f"it has given up: {as_text(error)}" if error is not None else ""
-        until = self._started + self._timeout if error is not None else 0.0
-        self._wire.end_job(self._job, reason, self._failed_at_once, until)
+        self._wire.end_job(self._job, reason)
+
+
+def _refusal(rank: int, purpose: str, other: str) -> bytes:
+    """Return the answer that counts for a rank which calls something else."""
+    text = (
+        f"this rank calls {other} where rank {rank} calls {purpose}. All ranks make the same "
+        "calls in the same order"
+    )
+    return FAILED + told(CheckpointError(text))
 
 
 def _sign_of(ranks: GroupRanks) -> Callable[[], tuple[float, str] | None]:

@@ -21,14 +21,22 @@ class Link:
     """
 
     def __init__(
-        self, rank: int, connection: socket.socket, *, purpose: str = "", welcome: bytes = b""
+        self,
+        rank: int,
+        connection: socket.socket,
+        *,
+        call: int = 0,
+        purpose: str = "",
+        welcome: bytes = b"",
     ) -> None:
         connection.setblocking(False)
         self.rank = rank
         """The rank at the other end."""
         self.connection = connection
+        self.call = call
+        """The number of the call that the other end is at."""
         self.purpose = purpose
-        """The call that the other end is at."""
+        """What it calls."""
         self.job: Any = None
         """What the frames are for; until it is known they are kept in ``early``."""
         self.early: list[Frame] = []

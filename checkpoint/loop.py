@@ -37,6 +37,10 @@ class Owner(Protocol):
         """Note that nothing more can come."""
         ...
 
+    def is_known(self, hello: Hello) -> bool:
+        """Whether somebody who knows the token is to be met."""
+        ...
+
     def meet(self, hello: Hello, connection: socket.socket) -> None:
         """Take the connection of a rank that has made itself known."""
         ...
@@ -129,12 +133,17 @@ class Loop:
             return
         try:
             hello = greeting.read()
+            is_member = hello is not None and owner.is_known(hello)
+            if is_member:
+                greeting.welcome()
         except OSError:  # a stranger
             self._forget(greeting)
             return
-        if hello is not None and hello.is_probe:
+        if hello is None:
+            return
+        if hello.is_probe or not is_member:
             self._forget(greeting)
-        elif hello is not None:
+        else:
             self._selector.unregister(connection)
             self._listener.forget(greeting)
             owner.meet(hello, connection)

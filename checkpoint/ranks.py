@@ -20,7 +20,7 @@ from dtckpt.errors import CheckpointError, RankFailed
 from .failing import CALLED_OFF, FAILED, OK, as_text, failure, joint_error, told
 from .frames import check_size
 from .group_ranks import DEFAULT_TIMEOUT, Answers, GroupRanks
-from .rendezvous import members_of
+from .rendezvous import calls_of, members_of
 
 Decide = Callable[[Answers], bytes]
 
@@ -158,8 +158,9 @@ def ranks_of(
         if not is_initialized:
             return Solo(0, wrong)
         process_group = distributed.group.WORLD
+    call = calls_of(process_group).enter()
     members = members_of(process_group, timeout.total_seconds())
-    return GroupRanks(members, timeout, purpose, wrong)
+    return GroupRanks(members, call, timeout, purpose, wrong)
 
 
 def _wrong_timeout(timeout: object) -> str:

@@ -7,6 +7,7 @@ training: one that a rank gave up waiting for would break the group.
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 import weakref
@@ -21,6 +22,7 @@ from dtckpt.logs import logger_of
 
 from ..dtensor.collectives import Peers, start_all_gather
 from .addresses import HOST_VARIABLE, listen
+from .calls import Calls
 from .greeting import Hello, Invitation, Listener, probe, say_hello
 from .link import Link
 from .text import ranks_text
@@ -123,29 +125,17 @@ class Way:
         self._rank = rank
         self._first = everyone[0]
         self._everyone = everyone
+        self._instance = secrets.randbits(64)
         self._known: tuple[Invitation, tuple[str, int]] | None = None
         """What has worked before."""
-        self._gave_up_at: float | None = None
-        """When the last call ended, if it did not reach the coordinator."""
 
-    def connect(self, purpose: str, seconds: float) -> Link:
+    def connect(self, call: int, purpose: str, seconds: float) -> Link:
         """Connect to the coordinator for one call; it need not have come to it.
 
         Raises RankFailed, naming the coordinator and what was tried.
         """
-        try:
-            link = self._connect(purpose, seconds)
-        except BaseException:
-            self._gave_up_at = time.monotonic()
-            raise
-        self._gave_up_at = None
-        return link
-
-    def _connect(self, purpose: str, seconds: float) -> Link:
-        start = time.monotonic()
-        limit = start + seconds
-        given_up = 0.0 if self._gave_up_at is None else start - self._gave_up_at
-        hello = Hello(rank=self._rank, purpose=purpose, given_up=given_up)
+        limit = time.monotonic() + seconds
+        hello = Hello(rank=self._rank, instance=self._instance, purpose=purpose, call=call)
         while True:
             if self._known is None:
                 self._known = self._find(hello, seconds, limit)
@@ -162,6 +152,10 @@ class Way:
             # The welcome need not be waited for: who is there has been found out before.
             return Link(self._first, connection, welcome=bytes.fromhex(invitation.welcome))
 
+    def forget(self) -> None:
+        """Ask anew where the coordinator is when the next call begins."""
+        self._known = None
+
     def _find(
         self, hello: Hello, seconds: float, limit: float
     ) -> tuple[Invitation, tuple[str, int]]:
@@ -173,7 +167,8 @@ class Way:
             for address in invitation.addresses if invitation else ():
                 left = min(_CONNECT_SECONDS, limit - time.monotonic())
                 try:
-                    probe(address, cast(Invitation, invitation), self._rank, left)
+                    told = cast(Invitation, invitation)
+                    probe(address, told, self._rank, self._instance, left)
                 except OSError as error:
                     problem = _tried(address, error)
                     refusals += isinstance(error, ConnectionRefusedError)
@@ -241,9 +236,27 @@ class Members:
     """What saves and loads keep for the next one over the same group."""
 
 
-_known: weakref.WeakKeyDictionary[Any, Members] = weakref.WeakKeyDictionary()
-_introducing: weakref.WeakKeyDictionary[Any, threading.Lock] = weakref.WeakKeyDictionary()
+@dataclass(slots=True)
+class _Kept:
+    """What this rank keeps of a group from its first call on."""
+
+    calls: Calls = field(default_factory=Calls)
+    introducing: threading.Lock = field(default_factory=threading.Lock)
+    members: Members | None = None
+
+
+_known: weakref.WeakKeyDictionary[Any, _Kept] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
+
+
+def _kept_of(group: Any) -> _Kept:
+    with _lock:
+        return _known.setdefault(group, _Kept())
+
+
+def calls_of(group: Any) -> Calls:
+    """Return what numbers this rank's calls over a group."""
+    return _kept_of(group).calls
 
 
 def members_of(group: Any, seconds: float = 60.0) -> Members:
@@ -251,21 +264,14 @@ def members_of(group: Any, seconds: float = 60.0) -> Members:
 
     Raises CheckpointError there, and wherever a member comes to know of it, if it cannot listen.
     """
-    with _lock:
-        found = _known.get(group)
-        introducing = _introducing.setdefault(group, threading.Lock())
-    if found is not None:
-        return found
-    with introducing:
-        found = _known.get(group)
-        if found is None:
-            found = _introduced(group, seconds)
-            with _lock:
-                _known[group] = found
-        return found
+    kept = _kept_of(group)
+    if kept.members is None:
+        with kept.introducing:
+            kept.members = kept.members or _introduced(group, kept.calls, seconds)
+    return kept.members
 
 
-def _introduced(group: Any, seconds: float) -> Members:
+def _introduced(group: Any, calls: Calls, seconds: float) -> Members:
     everyone = _global_ranks(group)
     rank = everyone[group.rank()]
     board = board_of(group)
@@ -282,7 +288,7 @@ def _introduced(group: Any, seconds: float) -> Members:
         raise told(error) from error
     way = Way(board, rank, everyone, generation)
     if rank != everyone[0]:
-        return Members(rank, everyone, Wire(), way)
+        return Members(rank, everyone, Wire(calls=calls), way)
     listener: Listener | None = None
     problem: CheckpointError | None = None
     try:
@@ -304,7 +310,7 @@ def _introduced(group: Any, seconds: float) -> Members:
         if listener is not None:
             listener.close()
         raise problem or CheckpointError(invitation.problem)
-    return Members(rank, everyone, Wire(everyone[1:], listener), way)
+    return Members(rank, everyone, Wire(everyone[1:], listener, calls), way)
 
 
 def _within(call: Callable[[], Any], seconds: float) -> Any:

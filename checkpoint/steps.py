@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from dtckpt.errors import Corrupt, NotCommitted
+from dtckpt.errors import Corrupt, LayoutMismatch, NotCommitted
 from dtckpt.logs import logger_of
 
 from ..storage.base import Store
@@ -19,6 +19,7 @@ from .committing import missing_files
 from .foreign import tell_of_others
 from .manifest import Manifest, read_manifest_bytes
 from .places import MANIFEST
+from .text import ranks_text
 
 logger = logger_of("checkpoint")
 
@@ -73,7 +74,8 @@ def latest(
 ) -> Step | None:
     """Return the newest committed checkpoint under ``root``, or None if nothing is there.
 
-    Every rank of ``process_group`` calls this and gets the answer of the first one. A rank that
+    Every rank of ``process_group`` calls this, with the same root, and gets the answer of the first
+    one; LayoutMismatch where ranks have given different ones. A rank that
     shows no sign of life for ``timeout``, by default that of ``load``, is given up. A checkpoint
     with a damaged manifest, or of which a data file is missing, is passed over with a warning; one
     of a newer format raises, so that a run is not continued from an older step by mistake.
@@ -89,21 +91,37 @@ def latest(
         timeout=DEFAULT_TIMEOUT if timeout is None else timeout,
         purpose="latest",
     )
-    options = storage_options or {}
+    opened: list[Store] = []
 
-    def find() -> bytes:
-        found = newest_whole(open_store(root, **options)) if ranks.rank == ranks.all[0] else None
+    def open_root() -> bytes:
+        opened.append(open_store(root, **dict(storage_options or {})))
+        return opened[0].url.encode()
+
+    def find(urls: Mapping[int, bytes]) -> bytes:
+        _check_same_root(urls)
+        found = newest_whole(opened[0])
         return found.name.encode() if found else b""
 
     try:
-        name = together(ranks, "latest", find, lambda found: found[ranks.all[0]]).decode()
+        name = together(ranks, "latest", open_root, find).decode()
     finally:
         ranks.close(sys.exception())
     if not name:
         return None
-    url = open_store(root, **options).substore(name).url
     match = _STEP.fullmatch(name)
-    return Step(int(match[1]) if match else 0, name, url)
+    return Step(int(match[1]) if match else 0, name, opened[0].substore(name).url)
+
+
+def _check_same_root(urls: Mapping[int, bytes]) -> None:
+    """Raise LayoutMismatch where ranks were asked for the checkpoints of different roots."""
+    first_rank, first = next(iter(urls.items()))
+    others = [rank for rank, url in urls.items() if url != first]
+    if others:
+        raise LayoutMismatch(
+            f"the ranks were not given the same root: {ranks_text(others)} another one "
+            f"({urls[others[0]].decode()!r}) than rank {first_rank}, which has {first.decode()!r}. "
+            "Give it to all alike"
+        )
 
 
 def newest_whole(store: Store) -> Step | None:

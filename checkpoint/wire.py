@@ -5,8 +5,8 @@ of them nothing is held that could break. A rank that dies closes its connection
 once; one that falls silent, or whose work does not get on, is missed after a deadline; and nothing
 here touches the process group, so a save may go on in the background while the training uses it.
 
-Members connect when they come to the job, which may be before the coordinator does. It takes them
-in the order in which they came.
+Members connect when they come to the job, which may be before the coordinator does, or long after.
+Every rank numbers its calls, and who comes says the number, so nobody is taken for another call.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 
+from .calls import Calls
 from .frames import END, MESSAGE, SIGN, end, message, read_sign, sign
 from .greeting import Hello, Listener
 from .link import Link
@@ -27,7 +26,11 @@ from .loop import Loop
 _LOOK_SECONDS = 0.5
 """How often a wait looks around, though nothing has arrived."""
 _MAX_EARLY = 8
-"""So many calls a member may be ahead of the coordinator."""
+"""Of so many calls that the coordinator has not begun it keeps a member's connection."""
+_AHEAD_SECONDS = 2.0
+"""How long a member that is a call ahead may take to come to it, once this rank has come to its."""
+_MAX_FAILURES = 16
+"""Of so many calls it is remembered how they failed."""
 PULSE_SECONDS = 5.0
 """Signs of life come at least so often."""
 
@@ -56,7 +59,9 @@ class _Job:
     sign_at: float = 0.0
     begun: float = field(default_factory=time.monotonic)
     awaited: set[int] = field(default_factory=set[int])
-    """Members that have not connected for it yet."""
+    """Members that have not come to it and still may."""
+    strayed: set[int] = field(default_factory=set[int])
+    """Members that have left it already, or are at another call."""
     links: dict[int, Link] = field(default_factory=dict[int, Link])
     rounds: dict[int, Answers] = field(default_factory=dict[int, Answers])
     heard: dict[int, float] = field(default_factory=dict[int, float])
@@ -68,99 +73,140 @@ class _Job:
     """Whose connection has ended, or who has left, and why."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Failed:
-    """A job that failed before some members came to it; they still learn of it when they do."""
-
-    job: _Job
-    frames: tuple[bytes, ...]
-    until: float
-
-
 class Wire:
-    """The connections of one rank: the coordinator's to all members, a member's to it alone."""
+    """The connections of one rank: the coordinator's to all members, a member's to it alone.
 
-    def __init__(self, members: Iterable[int] = (), listener: Listener | None = None) -> None:
+    Jobs go by the number of the call, which is the same on all ranks.
+    """
+
+    def __init__(
+        self,
+        members: Iterable[int] = (),
+        listener: Listener | None = None,
+        calls: Calls | None = None,
+    ) -> None:
         self._members = frozenset(members)
         """On the coordinator, all others."""
+        self._calls = calls or Calls()
         self._jobs: dict[int, _Job] = {}
         self._next_job = 0
-        self._early: dict[int, deque[Link]] = {}
-        """Members that have come to a job that the coordinator has not begun."""
-        self._failed: list[_Failed] = []
+        """The lowest number of a job that may still begin; who comes to it or a later one waits."""
+        self._early: dict[int, dict[int, Link]] = {}
+        """By call, the members that have come to one that has not begun here."""
+        self._came_to: dict[int, int] = {}
+        """The last call that a member has come to, or is to leave out."""
+        self._late_at: dict[int, int] = {}
+        """The last call that a member has come to when it was over."""
+        self._left_at: dict[int, int] = {}
+        """The last call that a member had left, for good or for another one, when it failed."""
+        self._instances: dict[int, int] = {}
+        """Which instance of a member has come first."""
+        self._failures: dict[int, bytes] = {}
+        """By call, the decision for members that come to it when it has failed."""
         self._changed = threading.Condition()
         self._loop = Loop(listener)
         self._loop.start(self)
 
-    def begin_job(self, purpose: str, signs: Signs, refuse: Refuse = lambda _: b"") -> int:
-        """Begin a job as the coordinator and return its number.
+    def begin_job(
+        self, call: int, purpose: str, signs: Signs, refuse: Refuse = lambda _: b""
+    ) -> None:
+        """Begin a job as the coordinator.
 
         The answer of a member that is at another call is what ``refuse`` makes of its purpose.
         """
         with self._changed:
-            held = _Job(purpose, signs, refuse, awaited=set(self._members))
-            for rank in [rank for rank, links in self._early.items() if links]:
-                self._admit(held, self._early[rank].popleft())
-            number = self._add(held)
+            held = self._add(call, _Job(purpose, signs, refuse, awaited=set(self._members)))
+            self._next_job = max(self._next_job, call + 1)
+            for link in self._early.pop(call, {}).values():
+                self._admit(held, link)
+            for rank in [r for r in held.awaited if self._came_to.get(r, -1) >= call]:
+                self._miss(held, rank, call, self._came_to[rank])
+            self._dismiss_early()
         self._loop.wake()
-        return number
 
-    def join_job(self, purpose: str, signs: Signs, link: Link) -> int:
-        """Begin a job as a member that has connected to the coordinator; return its number."""
+    def join_job(self, call: int, purpose: str, signs: Signs, link: Link) -> None:
+        """Begin a job as a member that has connected to the coordinator."""
         with self._changed:
-            held = link.job = _Job(purpose, signs, links={link.rank: link})
-            number = self._add(held)
+            link.job = self._add(call, _Job(purpose, signs, links={link.rank: link}))
         self._loop.look_at(link)
-        return number
 
-    def _add(self, held: _Job) -> int:
-        number = self._next_job
-        self._next_job += 1
-        self._jobs[number] = held
+    def _add(self, call: int, held: _Job) -> _Job:
+        self._jobs[call] = held
         held.sign_at = time.monotonic() + held.signs.seconds
-        return number
+        return held
 
-    def meet(self, hello: Hello, connection: socket.socket) -> None:
-        """Take a member that has connected, for the job that has waited for it the longest."""
-        link = Link(hello.rank, connection, purpose=hello.purpose)
+    def is_known(self, hello: Hello) -> bool:
+        """Whether somebody who knows the token is the member that it says it is.
+
+        Another instance of it belongs to another group of this name, or has been started anew.
+        """
         with self._changed:
             if hello.rank not in self._members:
-                connection.close()
-                return
+                return False
+            return self._instances.setdefault(hello.rank, hello.instance) == hello.instance
+
+    def meet(self, hello: Hello, connection: socket.socket) -> None:
+        """Take a member that has come to a call."""
+        rank, call = hello.rank, hello.call
+        link = Link(rank, connection, call=call, purpose=hello.purpose)
+        with self._changed:
             self._loop.look_at(link)
-            if hello.given_up > 0:
-                self._note_given_up(link.rank, time.monotonic() - hello.given_up)
-            if (failed := self._failed_for(link)) is not None:
-                for frame in failed.frames:
-                    self._send_to(link, frame)
-                self._finish(link)
-                return
-            for held in self._jobs.values():
-                if link.rank in held.awaited:
-                    self._admit(held, link)
-                    self._changed.notify_all()
-                    return
-            waiting = self._early.setdefault(link.rank, deque())
-            waiting.append(link)
-            if len(waiting) > _MAX_EARLY:
-                self._finish(waiting.popleft())
+            self._came_to[rank] = max(call, self._came_to.get(rank, call))
+            for number, held in self._jobs.items():
+                if number < call and rank in held.awaited:
+                    self._miss(held, rank, number, call)
+            held = self._jobs.get(call)
+            if held is not None and rank in held.awaited:
+                self._admit(held, link)
+            elif call >= self._next_job:
+                self._keep_early(link)
+            else:
+                is_behind = self._late_at.get(rank) == call - 1
+                self._late_at[rank] = call
+                self._dismiss(link, self._skip_with(rank) if is_behind else 0)
+            self._changed.notify_all()
 
-    def _note_given_up(self, rank: int, when: float) -> None:
-        """Take out of earlier jobs a member that could not tell that it had left them."""
-        for held in (*self._jobs.values(), *(entry.job for entry in self._failed)):
-            if rank in held.awaited and held.begun < when:
-                held.awaited.discard(rank)
-                held.gone[rank] = "it has given up: it could not reach this rank in time"
-                self._changed.notify_all()
+    def _keep_early(self, link: Link) -> None:
+        before = self._early.setdefault(link.call, {}).pop(link.rank, None)
+        self._early[link.call][link.rank] = link
+        held = [call for call, links in self._early.items() if link.rank in links]
+        if before is None and len(held) > _MAX_EARLY:
+            before = self._early[min(held)].pop(link.rank)
+        if before is not None:
+            self._finish(before)
 
-    def _failed_for(self, link: Link) -> _Failed | None:
-        now = time.monotonic()
-        self._failed = [entry for entry in self._failed if entry.until > now and entry.job.awaited]
-        for entry in self._failed:
-            if link.rank in entry.job.awaited and link.purpose == entry.job.purpose:
-                entry.job.awaited.discard(link.rank)
-                return entry
-        return None
+    def _skip_with(self, rank: int) -> int:
+        """Return the next call of a member that is always late by one, and miss it in those before.
+
+        It has come to an earlier one when all others came to the one that is under way, or next.
+        """
+        awaiting = [number for number, held in self._jobs.items() if rank in held.awaited]
+        next_call = self._next_job + (not awaiting)
+        for number in awaiting:
+            self._miss(self._jobs[number], rank, number, self._came_to[rank])
+        self._came_to[rank] = next_call - 1
+        return next_call
+
+    def _dismiss(self, link: Link, next_call: int) -> None:
+        """Tell a member that its call is over, how it failed, and which it may come to next."""
+        if link.call in self._failures:
+            self._send_to(link, self._failures[link.call])
+        self._send_to(link, end(f"it has left call {link.call} over this group", next_call))
+        self._finish(link)
+
+    def _dismiss_early(self) -> None:
+        for call in sorted(call for call in self._early if call < self._next_job):
+            for link in self._early.pop(call).values():
+                self._dismiss(link, self._next_job)
+
+    def _miss(self, held: _Job, rank: int, number: int, call: int) -> None:
+        """Note that a member will not come to a job, since it is at another call."""
+        held.awaited.discard(rank)
+        held.strayed.add(rank)
+        held.gone[rank] = (
+            f"it was at call {call} over this group when the first rank was at call {number}: it "
+            "has left that one, or not all ranks have made the same calls in the same order"
+        )
 
     def _admit(self, held: _Job, link: Link) -> None:
         """Let a member take part in a job."""
@@ -176,25 +222,46 @@ class Wire:
         link.early.clear()
         if link.lost:
             held.gone.setdefault(rank, link.lost)
+        if rank in held.gone:
+            held.strayed.add(rank)
         self._send_to(link, sign(0.0))  # it may have waited for long
 
-    def end_job(
-        self, job: int, reason: str, decision: bytes | None = None, until: float = 0.0
-    ) -> None:
-        """Forget a job, and tell the peers; ``reason`` matters to those who are still at it.
+    def fail_job(self, job: int, decision: bytes) -> None:
+        """Note that the first round has failed: who comes to the job from now on is told so.
 
-        ``decision`` is what members that have not come yet are told until some time.
+        A member that was ahead again, as in the call before, has made a call more than this rank.
+        All ranks go on with one that none has come to yet.
         """
-        last = end(reason)
+        with self._changed:
+            held = self._jobs[job]
+            held.awaited.clear()
+            self._failures[job] = message(0, decision)
+            for old in sorted(self._failures)[:-_MAX_FAILURES]:
+                del self._failures[old]
+            ahead = [rank for rank in held.strayed if self._left_at.get(rank) == job - 1]
+            self._left_at.update(dict.fromkeys(held.strayed, job))
+            limit = held.begun + _AHEAD_SECONDS
+            while any(self._came_to[rank] == job for rank in ahead):
+                if (now := time.monotonic()) >= limit:
+                    break
+                self._changed.wait(limit - now)
+            next_call = max((self._came_to[rank] + 1 for rank in ahead), default=0)
+            if next_call <= self._next_job:
+                return
+            self._next_job = next_call
+            self._calls.skip_to(next_call)
+            for link in held.links.values():
+                self._send_to(link, sign(0.0, next_call=next_call))
+            self._dismiss_early()
+
+    def end_job(self, job: int, reason: str) -> None:
+        """Forget a job, and tell the peers; ``reason`` matters to those who are still at it."""
         with self._changed:
             held = self._jobs.pop(job, None)
             if held is None:
                 return
-            if held.awaited and until > time.monotonic():
-                told = () if decision is None else (message(0, decision),)
-                self._failed.append(_Failed(held, (*told, last), until))
             for link in held.links.values():
-                self._send_to(link, last)
+                self._send_to(link, end(reason))
                 self._finish(link)
 
     def _finish(self, link: Link) -> None:
@@ -257,15 +324,17 @@ class Wire:
                 return
             link.early += [frame for frame in frames if frame.kind != SIGN]
             if any(frame.kind == END for frame in frames):  # it has given up waiting
-                with suppress(ValueError, KeyError):
-                    self._early[link.rank].remove(link)
+                link.early = [frame for frame in link.early if frame.kind == END]
                 self._finish(link)
 
     def _keep(self, held: _Job, rank: int, kind: int, number: int, payload: bytes) -> None:
         held.heard[rank] = held.seen[rank] = time.monotonic()
         if kind == MESSAGE:
             held.rounds.setdefault(number, {}).setdefault(rank, payload)
-        elif kind == END:
+            return
+        if not self._members:
+            self._calls.skip_to(number)
+        if kind == END:
             left = payload.decode(errors="replace")
             held.gone.setdefault(rank, left or "it has ended this save or load")
         else:
@@ -309,11 +378,6 @@ class Wire:
                     return answers, lost
                 expected = max(wake, now)
                 self._changed.wait(max(wake - now, 0.001))
-
-    def give_up(self, job: int, ranks: Iterable[int]) -> None:
-        """Note that ranks will not come to a job any more; when they call, it is another one."""
-        with self._changed:
-            self._jobs[job].awaited.difference_update(ranks)
 
     def arrived(self, job: int, number: int) -> list[bytes]:
         """Return the messages of a round that are there already."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import struct
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -186,6 +185,15 @@ class Waiting:
         monkeypatch.setattr(changed, "wait", wait)
 
 
+def received(other: socket.socket) -> list[frames.Frame]:
+    """Return the frames that come until the end, but for signs of life."""
+    reader, found = frames.FrameReader(), list[frames.Frame]()
+    other.settimeout(20)
+    while data := other.recv(1000):
+        found += reader.frames(data)
+    return [frame for frame in found if frame.kind != frames.SIGN]
+
+
 @pytest.fixture
 def lone_wire() -> Iterator[Wire]:
     wire = Wire([1])
@@ -210,8 +218,8 @@ def test_who_does_not_come_is_lost_after_the_timeout(
     lone_wire: Wire, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Waiting(lone_wire, monkeypatch, clock)
-    job = lone_wire.begin_job("save", QUIET)
-    answers, lost = lone_wire.collect(job, 0, [1], 10.0)
+    lone_wire.begin_job(0, "save", QUIET)
+    answers, lost = lone_wire.collect(0, 0, [1], 10.0)
     assert answers == {}
     assert "has not come to this save" in lost[1]
     assert clock.now == pytest.approx(1010.0)
@@ -234,7 +242,7 @@ def test_a_rank_is_lost_a_timeout_after_it_has_got_on(
     why: str,
 ) -> None:
     waiting = Waiting(lone_wire, monkeypatch, clock)
-    job = lone_wire.begin_job("save", QUIET)
+    lone_wire.begin_job(0, "save", QUIET)
     admit(lone_wire, ends)
     told: list[int] = []
 
@@ -242,10 +250,10 @@ def test_a_rank_is_lost_a_timeout_after_it_has_got_on(
         if clock.now >= 1004.0 and not told:
             clock.now = 1004.0
             told.append(1)
-            keep(lone_wire, job, frames.sign(age, "save: write"))
+            keep(lone_wire, 0, frames.sign(age, "save: write"))
 
     waiting.on_look = look
-    _, lost = lone_wire.collect(job, 0, [1], 10.0)
+    _, lost = lone_wire.collect(0, 0, [1], 10.0)
     assert why in lost[1]
     assert clock.now == pytest.approx(until)
 
@@ -257,10 +265,10 @@ def test_a_rank_that_lives_but_does_not_get_on_is_lost(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     waiting = Waiting(lone_wire, monkeypatch, clock)
-    job = lone_wire.begin_job("save", QUIET)
+    lone_wire.begin_job(0, "save", QUIET)
     admit(lone_wire, ends)
-    waiting.on_look = lambda: keep(lone_wire, job, frames.sign(clock.now - 1000.0, "save: write"))
-    _, lost = lone_wire.collect(job, 0, [1], 10.0)
+    waiting.on_look = lambda: keep(lone_wire, 0, frames.sign(clock.now - 1000.0, "save: write"))
+    _, lost = lone_wire.collect(0, 0, [1], 10.0)
     assert lost == {1: "it lives, but has not got on within 10 s: save: write"}
     assert clock.now == pytest.approx(1010.0)
 
@@ -272,34 +280,36 @@ def test_a_process_that_was_stopped_itself_does_not_blame_others(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     waiting = Waiting(lone_wire, monkeypatch, clock)
-    job = lone_wire.begin_job("save", QUIET)
+    lone_wire.begin_job(0, "save", QUIET)
     admit(lone_wire, ends)
 
     def look() -> None:
         if waiting.looks == 3:
             clock.now += 3600.0  # SIGSTOP, or a laptop that was closed
         elif waiting.looks == 8:
-            keep(lone_wire, job, frames.message(0, b"here"))
+            keep(lone_wire, 0, frames.message(0, b"here"))
 
     waiting.on_look = look
-    answers, lost = lone_wire.collect(job, 0, [1], 10.0)
+    answers, lost = lone_wire.collect(0, 0, [1], 10.0)
     assert answers == {1: b"here"}
     assert lost == {}
 
 
-def test_a_member_that_gave_up_before_the_call_began_is_not_counted_for_it(
+def test_a_member_that_gave_up_before_the_call_began_is_lost_to_it(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
-    """It came alone to another call; its next one is the next one."""
+    """And to no other call."""
     wire = Wire([1])
     other = admit(wire, ends)
-    other.sendall(frames.message(0, b"alone") + frames.end("it has given up"))
+    other.sendall(frames.message(0, b"alone") + frames.end("it was impatient"))
     assert other.recv(100) == b"", "the coordinator ends it, too"
     again, its_end = socket.socketpair()
     its_end.sendall(frames.message(0, b"together"))
-    wire.meet(Hello(rank=1, purpose="save"), again)
-    job = wire.begin_job("save", QUIET)
-    assert wire.collect(job, 0, [1], 20.0) == ({1: b"together"}, {})
+    wire.meet(Hello(rank=1, purpose="save", call=1), again)
+    wire.begin_job(0, "save", QUIET)
+    assert wire.collect(0, 0, [1], 20.0) == ({}, {1: "it was impatient"})
+    wire.begin_job(1, "save", QUIET)
+    assert wire.collect(1, 0, [1], 20.0) == ({1: b"together"}, {})
     its_end.close()
     wire.close()
 
@@ -312,8 +322,8 @@ def test_a_member_that_broke_off_before_the_call_began_fails_it(
     one, other = ends
     wire.meet(Hello(rank=1, purpose="save"), one)
     other.close()
-    job = wire.begin_job("save", QUIET)
-    _, lost = wire.collect(job, 0, [1], 20.0)
+    wire.begin_job(0, "save", QUIET)
+    _, lost = wire.collect(0, 0, [1], 20.0)
     assert "closed its connection" in lost[1]
     wire.close()
 
@@ -322,16 +332,70 @@ def test_a_member_that_could_not_reach_an_earlier_call_is_lost_to_that_one(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     wire = Wire([1])
-    first = wire.begin_job("save", QUIET)
-    began = time.monotonic()
-    threading.Event().wait(0.01)
-    wire.meet(Hello(rank=1, purpose="save", given_up=0.001), ends[0])
-    assert "could not reach" in wire.collect(first, 0, [1], 20.0)[1][1]
+    wire.begin_job(0, "save", QUIET)
+    wire.meet(Hello(rank=1, purpose="save", call=1), ends[0])
+    _, lost = wire.collect(0, 0, [1], 20.0)
+    assert "it was at call 1 over this group when the first rank was at call 0" in lost[1]
     ends[1].sendall(frames.message(0, b"here"))
-    second = wire.begin_job("save", QUIET)
-    assert wire.collect(second, 0, [1], 20.0) == ({1: b"here"}, {})
-    assert time.monotonic() - began < 15
+    wire.begin_job(1, "save", QUIET)
+    assert wire.collect(1, 0, [1], 20.0) == ({1: b"here"}, {})
     wire.close()
+
+
+def test_a_member_that_comes_too_late_learns_how_the_call_failed(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    wire = Wire([1])
+    wire.begin_job(4, "save", QUIET)
+    wire.fail_job(4, b"failed")
+    wire.end_job(4, "")
+    wire.begin_job(5, "save", QUIET)
+    wire.meet(Hello(rank=1, purpose="save", call=4), ends[0])
+    assert received(ends[1])[0] == (frames.MESSAGE, 0, b"failed")
+    again, its_end = socket.socketpair()
+    its_end.sendall(frames.message(0, b"in time"))
+    wire.meet(Hello(rank=1, purpose="save", call=5), again)
+    assert wire.collect(5, 0, [1], 20.0) == ({1: b"in time"}, {})
+    its_end.close()
+    wire.close()
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_member_that_is_late_again_and_again_skips_a_call(is_first: bool) -> None:
+    """It has made fewer calls than others, and is late by one whenever all make one."""
+    wire, found = Wire([1]), list[int]()
+    for call in (6, 7):
+        one, other = socket.socketpair()
+        wire.begin_job(call, "save", QUIET)
+        wire.fail_job(call, b"failed")
+        wire.end_job(call, "")
+        if call == 7 and is_first:
+            wire.begin_job(8, "save", QUIET)
+        wire.meet(Hello(rank=1, purpose="save", call=call), one)
+        found.append(received(other)[1].number)
+        other.close()
+    if not is_first:
+        wire.begin_job(8, "save", QUIET)
+    assert found == [0, 9]
+    assert "when the first rank was at call 8" in wire.collect(8, 0, [1], 20.0)[1][1]
+    wire.close()
+
+
+def test_a_member_keeps_no_more_than_some_calls_waiting() -> None:
+    """Of those that are forgotten it is known all the same that it is not at them any more."""
+    wire = Wire([1])
+    pairs = [socket.socketpair() for _ in range(10)]
+    for call, (one, _) in enumerate(pairs):
+        wire.meet(Hello(rank=1, purpose="save", call=call), one)
+    assert pairs[1][1].recv(10) == b""
+    wire.begin_job(0, "save", QUIET)
+    assert "was at call 9" in wire.collect(0, 0, [1], 20.0)[1][1]
+    wire.begin_job(9, "save", QUIET)
+    pairs[9][1].sendall(frames.message(0, b"here"))
+    assert wire.collect(9, 0, [1], 20.0) == ({1: b"here"}, {})
+    wire.close()
+    for _, other in pairs:
+        other.close()
 
 
 def test_a_rank_that_is_at_another_call_gets_the_answer_that_says_so(
@@ -340,15 +404,15 @@ def test_a_rank_that_is_at_another_call_gets_the_answer_that_says_so(
     wire = Wire([1])
     ends[1].sendall(frames.message(0, b"fine"))
     wire.meet(Hello(rank=1, purpose="load"), ends[0])
-    job = wire.begin_job("save", QUIET, lambda purpose: f"not {purpose}".encode())
-    assert wire.collect(job, 0, [1], 20.0) == ({1: b"not load"}, {})
+    wire.begin_job(0, "save", QUIET, lambda purpose: f"not {purpose}".encode())
+    assert wire.collect(0, 0, [1], 20.0) == ({1: b"not load"}, {})
     wire.close()
 
 
-def test_a_rank_that_is_not_of_the_group_is_not_met(
-    ends: tuple[socket.socket, socket.socket],
-) -> None:
+def test_another_rank_or_another_instance_of_one_is_not_known() -> None:
     wire = Wire([1])
-    wire.meet(Hello(rank=7, purpose="save"), ends[0])
-    assert ends[1].recv(10) == b""
+    assert not wire.is_known(Hello(rank=7, purpose="save"))
+    assert wire.is_known(Hello(rank=1, instance=3, purpose="save"))
+    assert not wire.is_known(Hello(rank=1, instance=4, purpose="save"))
+    assert wire.is_known(Hello(rank=1, instance=3, purpose="load"))
     wire.close()
