@@ -15,14 +15,13 @@ if TYPE_CHECKING:
     from .adopt import from_torch, to_torch
     from .box import Box
     from .costs import CostModel
-    from .device_mesh import DeviceMesh
+    from .device_mesh import DeviceMesh, init_device_mesh
     from .dtensor import DTensor, distribute_tensor, redistribute_many
     from .factories import empty, full, ones, rand, randint, randn, randperm, zeros
     from .interop import layout_from_torch, mesh_from_torch, placements_from_torch
     from .irregular import IrregularLayout
     from .layout import Layout
     from .mesh import Mesh
-    from .mesh_setup import init_device_mesh
     from .modes import implicit_replication, strict
     from .modules import distribute_module
     from .placement import Partial, Placement, Ragged, Replicate, Shard, parse_placements
@@ -102,7 +101,7 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
             "from_torch": ".adopt",
             "full": ".factories",
             "implicit_replication": ".modes",
-            "init_device_mesh": ".mesh_setup",
+            "init_device_mesh": ".device_mesh",
             "layout_from_torch": ".interop",
             "mesh_from_torch": ".interop",
             "ones": ".factories",

@@ -11,10 +11,10 @@ import torch.distributed.tensor as torch_tensor
 
 from dtckpt.errors import PlacementError
 
+from .device_mesh import DeviceMesh
 from .distribute import check_local_shape
 from .dtensor import DTensor
 from .interop import layout_from_torch, placements_to_torch
-from .mesh_setup import device_mesh_from_torch
 from .spec import spec_of
 from .torch_private import local_of_torch
 
@@ -27,7 +27,7 @@ def from_torch(tensor: torch_tensor.DTensor) -> DTensor:
     """
     _require("from_torch", tensor, torch_tensor.DTensor, "torch")
     layout = layout_from_torch(tensor)
-    mesh = device_mesh_from_torch(tensor.device_mesh)
+    mesh = DeviceMesh.from_torch(tensor.device_mesh)
     spec = spec_of(mesh, layout.placements, layout.shape, tensor.stride(), tensor.dtype)
     local = _local_of(tensor)
     if spec.box is not None and spec.box.is_empty and local.numel() == 0:

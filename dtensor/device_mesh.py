@@ -7,36 +7,28 @@ every question that does not depend on the rank, so layouts can be planned anywh
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence, Sized
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from functools import partial
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from dtckpt.errors import PlacementError
-from dtckpt.lazy import lazy_exports
 
-from .collectives import Peers
-from .costs import CostModel
 from .devices import device_of_rank
-from .groups import (
-    Axes,
-    BackendOverride,
-    backend_overrides,
-    check_group_ranks,
-    given_groups,
-    make_group,
-    ranks_of,
-)
+from .groups import BackendOverride, backend_overrides, check_group_ranks, given_groups, ranks_of
 from .halving import HalvingDict
-from .job import join_job, rank_here
+from .integers import ints
+from .interop import mesh_from_torch
+from .job import join_job, join_or_be_alone, rank_here
 from .mesh import Mesh
 from .mesh_agreement import require_same_mesh
 from .modes import enter_mesh, leave_mesh
-from .submeshes import SubMeshes
-from .transports import Transport, transport_of, usual_transport
+from .submeshes import RECIPES, SubMeshes
+from .torch_mesh import our_mesh_of
+from .torch_private import rank_of_torch_mesh
 
 T = TypeVar("T")
 
@@ -45,13 +37,6 @@ MAX_QUICK = 4096
 
 MeshLike = Mesh | torch.Tensor | Sequence[Any]
 """Ranks in an array of any number of axes."""
-
-
-if TYPE_CHECKING:
-    from .mesh_setup import init_device_mesh as init_device_mesh
-else:
-    # Where torch has it; it is made of what is below.
-    __getattr__ = lazy_exports(__name__, {"init_device_mesh": "dtckpt.dtensor.mesh_setup"})
 
 
 class DeviceMesh(SubMeshes):
@@ -65,8 +50,9 @@ class DeviceMesh(SubMeshes):
     has initialised torch.distributed, this does from the environment of a launcher; where there is
     none the mesh answers what needs no rank.
 
-    Two meshes are equal when ranks, shape and device type are. torch's code takes a DeviceMesh for
-    one of its own, which ``to_torch`` returns; the two are not equal.
+    Two meshes are equal when ranks, shape, names and device type are; tensors on meshes that differ
+    in names only go together. torch's code takes a DeviceMesh for one of its own, which
+    ``to_torch`` returns; the two are not equal.
 
     In a job every rank has to make the mesh, those outside of it, too, unless ``groups`` or
     ``rank`` is given: the ranks compare what they pass, and PlacementError is raised on all of them
@@ -89,7 +75,6 @@ class DeviceMesh(SubMeshes):
         within: DeviceMesh | None = None,
         backend_override: Mapping[int | str, BackendOverride] | None = None,
     ) -> None:
-        super().__init__()
         is_of_job = rank is None and groups is None and world_group is None
         if is_of_job:
             join_job()
@@ -100,43 +85,38 @@ class DeviceMesh(SubMeshes):
             raise PlacementError(
                 f"a mesh needs a device type such as 'cuda', not the single device {device_type!r}"
             )
-        self._device_type = device_type
-        self.layout_mesh = _as_mesh(mesh, mesh_dim_names)
-        """The pure value: shape, axis names and ranks."""
-        self._groups = given_groups(self.layout_mesh, groups, world_group)
-        self._backends = backend_overrides(self.layout_mesh, backend_override)
-        self.within = within
-        self._own_rank = self._find_rank(rank)
-        self._coordinate = (
-            None if self._own_rank is None else self.layout_mesh.coordinate(self._own_rank)
+        value = _as_mesh(mesh, mesh_dim_names)
+        found = given_groups(value, groups, world_group)
+        super().__init__(
+            device_type, value, found, backend_overrides(value, backend_override), rank
         )
-        self._peers: dict[tuple[int, ...], Peers] = {}
-        self._rows: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._like = partial(type(self), device_type, rank=self._own_rank)
+        self.within = within
         self._device: torch.device | None = None
-        self._lock = threading.RLock()
         self._caches: dict[str, Any] = {}
-        self.costs: CostModel | None = None
-        """What communication costs here; None for what is known of the backend. Set it alike on
-        all ranks, before anything is redistributed."""
         self.quick_calls: HalvingDict[tuple[Any, ...], Any] = HalvingDict(MAX_QUICK)
         """Operator calls of known kinds, where every call looks first (``quick``)."""
         if self._coordinate is not None and (is_of_job or self._groups):
             _ = self.device  # selected in the thread that makes the mesh, before any group
 
-    def _find_rank(self, rank: int | None) -> int | None:
-        if rank is not None:
-            return rank
-        if all((axis,) in self._groups for axis in range(self.ndim)):
-            here = tuple(self._groups[(axis,)].rank() for axis in range(self.ndim))
-            return self.layout_mesh.rank(here)
-        return dist.get_rank() if dist.is_initialized() else None
-
     @staticmethod
     def from_torch(mesh: TorchDeviceMesh) -> DeviceMesh:
-        """Return a mesh around one of torch, with its process groups; always the same one."""
-        from .mesh_setup import device_mesh_from_torch
+        """Return a mesh around one of torch, with its process groups; always the same one.
 
-        return device_mesh_from_torch(mesh)
+        A mesh of ours is returned as it is.
+        """
+        if isinstance(mesh, DeviceMesh):
+            return mesh
+
+        def make() -> DeviceMesh:
+            return DeviceMesh(
+                mesh.device_type,
+                mesh_from_torch(mesh),
+                rank=dist.get_rank() if dist.is_initialized() else rank_of_torch_mesh(mesh),
+                groups=_groups_of(mesh),
+            )
+
+        return our_mesh_of(mesh, make)
 
     @staticmethod
     def from_group(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -167,11 +147,6 @@ class DeviceMesh(SubMeshes):
         return made
 
     @property
-    def device_type(self) -> str:
-        """Type of the devices of all ranks, such as "cuda"."""
-        return self._device_type
-
-    @property
     def device(self) -> torch.device:
         """This rank's device, with its index, which does not depend on the thread that asks.
 
@@ -183,16 +158,6 @@ class DeviceMesh(SubMeshes):
         return self._device
 
     @property
-    def ndim(self) -> int:
-        """Number of axes."""
-        return self.layout_mesh.ndim
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Number of coordinates along every axis."""
-        return self.layout_mesh.shape
-
-    @property
     def mesh(self) -> torch.Tensor:
         """Array of the global ranks, on the CPU."""
         ranks = torch.tensor(self.layout_mesh.all_ranks(), dtype=torch.int, device="cpu")
@@ -202,153 +167,6 @@ class DeviceMesh(SubMeshes):
     def mesh_dim_names(self) -> tuple[str, ...] | None:
         """One name per axis; None where none were given, though ``axis0``, ... name them, too."""
         return self.layout_mesh.axis_names if self.layout_mesh.is_named else None
-
-    @property
-    def has_rank(self) -> bool:
-        """Whether this process has a rank."""
-        return self._own_rank is not None
-
-    def size(self, mesh_dim: int | str | None = None) -> int:
-        """Return the number of ranks, or of coordinates along one axis."""
-        if mesh_dim is None:
-            return self.layout_mesh.size
-        return self.shape[self.layout_mesh.axis(mesh_dim)]
-
-    def get_rank(self) -> int:
-        """Return the global rank of this process; PlacementError where it has none."""
-        if self._own_rank is None:
-            raise PlacementError(
-                f"this process has no rank in mesh {self.layout_mesh}: initialise "
-                "torch.distributed, or pass groups= or rank= to the DeviceMesh"
-            )
-        return self._own_rank
-
-    def get_coordinate(self) -> tuple[int, ...] | None:
-        """Return this rank's coordinate, or None where the mesh does not include it."""
-        self.get_rank()
-        return self._coordinate
-
-    def coordinate_of(self, rank: int) -> tuple[int, ...] | None:
-        """Return any rank's coordinate."""
-        return self.layout_mesh.coordinate(rank)
-
-    def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
-        """Return this rank's index along an axis, which 1-d meshes need not name."""
-        return self._here()[self._single_axis(mesh_dim)]
-
-    def get_group(self, mesh_dim: int | str | None = None) -> Any:
-        """Return the process group along an axis, which 1-d meshes need not name."""
-        return self.group_of((self._single_axis(mesh_dim),))
-
-    def get_all_groups(self) -> list[Any]:
-        """Return the process groups, one per axis."""
-        return [self.get_group(axis) for axis in range(self.ndim)]
-
-    def group_of(self, axes: tuple[int, ...]) -> Any:
-        """Return the group of the ranks that differ from this one along ``axes`` only.
-
-        ``axes`` must ascend.
-        """
-        above = self._above(axes)
-        if above is not None:
-            return above[0].group_of(above[1])
-        group = self._groups.get(axes)
-        if group is None:
-            with self._lock:
-                group = self._groups.get(axes)
-                if group is None:
-                    backend = self._backends.get(axes)
-                    group = make_group(self.layout_mesh, axes, self.ranks_along, backend)
-                    self._groups[axes] = group
-        return group
-
-    def peers(self, axes: tuple[int, ...]) -> Peers:
-        """Return that group's ranks in row-major order of their coordinates along ``axes``."""
-        found = self._peers.get(axes)
-        if found is None:
-            group = self.group_of(axes)
-            ranks = self.ranks_along(axes)
-            positions = self._group_ranks(group, axes)
-            found = self._peers[axes] = Peers(group, positions, ranks, self.device_type)
-        return found
-
-    @property
-    def transport(self) -> Transport:
-        """What moves bytes here: that of the groups there are, else of those that would be made."""
-        if self._groups:
-            return transport_of(next(iter(self._groups.values())), self.device_type)
-        if self._parent is not None:
-            return self._parent[0].transport
-        if dist.is_initialized():
-            return transport_of(dist.group.WORLD, self.device_type)
-        return usual_transport(self.device_type)
-
-    def cost_model(self) -> CostModel:
-        """Return what communication costs here: ``costs`` where they are set."""
-        return self.costs or self.transport.costs
-
-    def _group_ranks(self, group: Any, axes: tuple[int, ...]) -> tuple[int, ...]:
-        ranks = self.ranks_along(axes)
-        registered = ranks_of(group)
-        if registered is not None:
-            return tuple(registered.index(rank) for rank in ranks)
-        above = self._above(axes)
-        if above is None:
-            return tuple(range(len(ranks)))
-        order = above[0].ranks_along(above[1])
-        group_ranks = above[0].peers(above[1]).group_ranks
-        return tuple(group_ranks[order.index(rank)] for rank in ranks)
-
-    def can_group(self, axes: tuple[int, ...]) -> bool:
-        """Whether there is a group along ``axes``, which ascend, or can be made."""
-        above = self._above(axes)
-        if above is not None:
-            return above[0].can_group(above[1])
-        return axes in self._groups or dist.is_initialized()
-
-    def ranks_along(self, axes: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the ranks that differ from this one along ``axes`` only, in row-major order."""
-        found = self._rows.get(axes)
-        if found is None:
-            found = self.layout_mesh.submesh(axes, self._here()).all_ranks()
-            self._rows[axes] = found
-        return found
-
-    def _here(self) -> tuple[int, ...]:
-        coordinate = self.get_coordinate()
-        if coordinate is None:
-            raise PlacementError(f"rank {self._own_rank} is not in mesh {self.layout_mesh}")
-        return coordinate
-
-    def _single_axis(self, mesh_dim: int | str | None) -> int:
-        if mesh_dim is not None:
-            return self.layout_mesh.axis(mesh_dim)
-        if self.ndim > 1:
-            raise PlacementError(
-                f"mesh {self.layout_mesh} has {self.ndim} axes: name one of "
-                f"{self.layout_mesh.axis_names}"
-            )
-        return 0
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether the mesh has no process groups and nobody to make them."""
-        if self._parent is not None and not self._groups:
-            return self._parent[0].is_silent
-        return not self._groups and not dist.is_initialized()
-
-    def _like(self, mesh: Mesh) -> Self:
-        return type(self)(self._device_type, mesh, rank=self._own_rank)
-
-    def _override(self, axes: Axes, backend: BackendOverride) -> None:
-        with self._lock:
-            if axes in self._groups:
-                names = tuple(self.layout_mesh.axis_names[axis] for axis in axes)
-                raise PlacementError(
-                    f"backend_override comes too late: mesh {self.layout_mesh} has a process group "
-                    f"over {names} already"
-                )
-            self._backends[axes] = backend
 
     def cache(self, name: str, make: Callable[[], T]) -> T:
         """Return this mesh's cache of that name; what ranks keep lives with their mesh."""
@@ -379,14 +197,20 @@ class DeviceMesh(SubMeshes):
         leave_mesh()
         super().__exit__(exc_type, exc_value, exc_traceback)
 
+    def same_ranks_as(self, other: DeviceMesh) -> bool:
+        """Return whether another mesh differs from this one in names only."""
+        return self is other or (
+            self.layout_mesh == other.layout_mesh and self._device_type == other._device_type
+        )
+
     def __eq__(self, other: object) -> bool:
+        # Names count: torch keeps the meshes of its results by equality, and FSDP goes by names.
         if isinstance(other, DeviceMesh):
             return self is other or (
-                self.layout_mesh == other.layout_mesh and self.device_type == other.device_type
+                self.same_ranks_as(other)
+                and self.layout_mesh.axis_names == other.layout_mesh.axis_names
             )
-        if isinstance(other, TorchDeviceMesh):
-            return False  # names count for torch's, and not for ours
-        return NotImplemented
+        return False if isinstance(other, TorchDeviceMesh) else NotImplemented
 
     def __hash__(self) -> int:
         return hash((self.layout_mesh, self.device_type))
@@ -401,10 +225,59 @@ class DeviceMesh(SubMeshes):
         """Pickled are ranks, names and device type; the process that loads it has its own place."""
         if self._parent is not None:
             return _taken_again, (self._parent[0], *self._recipe)
-        return _unpickled, (self._device_type, self.layout_mesh)
+        mesh = self.layout_mesh
+        return _unpickled, (self._device_type, mesh.shape, mesh.axis_names, mesh.ranks)
 
     def __repr__(self) -> str:
         return f"DeviceMesh({self.device_type!r}, {str(self.layout_mesh)!r})"
+
+
+def init_device_mesh(
+    device_type: str,
+    mesh_shape: Sequence[int],
+    *,
+    mesh_dim_names: Sequence[str] | None = None,
+    backend_override: Mapping[int | str, BackendOverride] | None = None,
+) -> DeviceMesh:
+    """Return the mesh of ranks 0, 1, 2, ... of the job in row-major order.
+
+    It may have fewer ranks than the job; the others are outside of it, and call this, too.
+    Initialises torch.distributed from the environment where nobody has; without a launcher, for a
+    mesh of one rank, with a group of this process alone. Every rank must pass the same arguments:
+    they are compared, and a difference raises PlacementError on every rank.
+
+    ``backend_override`` has, by name or index of an axis, the backend of the process group along it
+    ("gloo"), its options, or both in a tuple.
+    """
+    if not dist.is_initialized():
+        join_or_be_alone(ints(mesh_shape, "the shape of a mesh"))
+    told = sorted((str(axis), _backend_name(b)) for axis, b in (backend_override or {}).items())
+    require_same_mesh(device_type, f"{device_type!r} {mesh_shape!r} {mesh_dim_names!r} {told}")
+    mesh = Mesh(ints(mesh_shape, "the shape of a mesh"), tuple(mesh_dim_names or ()))
+    if mesh.size > dist.get_world_size():
+        raise PlacementError(
+            f"a mesh of shape {mesh.shape} has {mesh.size} ranks, but the job has "
+            f"{dist.get_world_size()}"
+        )
+    made = DeviceMesh(device_type, mesh, rank=dist.get_rank(), backend_override=backend_override)
+    if made.get_coordinate() is not None:
+        _ = made.device  # selected now, in this thread and before any group is made
+    return made
+
+
+def _backend_name(backend: BackendOverride) -> str:
+    """Return what is the same on all ranks: options have no text of their own."""
+    given: Any = backend[0] if isinstance(backend, tuple) else backend
+    return given if isinstance(given, str) else type(given).__name__
+
+
+def _groups_of(torch_mesh: TorchDeviceMesh) -> list[Any] | None:
+    if not dist.is_initialized() or torch_mesh.get_coordinate() is None:
+        return None
+    try:
+        return torch_mesh.get_all_groups()
+    except RuntimeError:  # made without a backend: groups are then made when they are needed
+        return None
 
 
 def _told(mesh: MeshLike, names: Sequence[str] | None) -> str:
@@ -419,12 +292,20 @@ def _told(mesh: MeshLike, names: Sequence[str] | None) -> str:
     return f"{told} {None if names is None else list(names)}"
 
 
-def _unpickled(device_type: str, mesh: Mesh) -> DeviceMesh:
-    return DeviceMesh(device_type, mesh, rank=rank_here())
+def _unpickled(
+    device_type: str, shape: tuple[int, ...], names: tuple[str, ...], ranks: tuple[int, ...] | None
+) -> DeviceMesh:
+    return DeviceMesh(device_type, Mesh(shape, names, ranks), rank=rank_here())
 
 
 def _taken_again(parent: DeviceMesh, method: str, arguments: tuple[Any, ...]) -> DeviceMesh:
+    if method not in RECIPES:
+        raise PlacementError(f"not a way to take a mesh from a mesh: {method!r}")
     return getattr(parent, method)(*arguments)
+
+
+# They make a mesh of numbers and names, and no process group: a file may call them.
+torch.serialization.add_safe_globals([_unpickled, _taken_again])
 
 
 def _as_mesh(mesh: MeshLike, names: Sequence[str] | None) -> Mesh:

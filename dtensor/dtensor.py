@@ -167,7 +167,7 @@ class DTensor(PlacedGradients, Checkpointable):  # pyright: ignore[reportIncompa
         """
         own = self._spec.mesh
         mesh = own if device_mesh is None else resolve_mesh(device_mesh)
-        if mesh == own:
+        if mesh.same_ranks_as(own):
             mesh = own
         ours = resolve_placements(placements, mesh, self.ndim)
         way = Way(mesh, ours, forward_dtype, is_awaited=async_op)
@@ -406,7 +406,7 @@ def redistribute_many(
             )
         own = tensor._spec.mesh
         mesh = own if device_mesh is None else resolve_mesh(device_mesh)
-        mesh = own if mesh == own else mesh
+        mesh = own if mesh.same_ranks_as(own) else mesh
         way = Way(mesh, resolve_placements(wanted, mesh, tensor.ndim))
         way.of(tensor._spec)  # impossible ones are refused before anything moves
         ways.append(way)

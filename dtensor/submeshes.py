@@ -6,7 +6,7 @@ They share the process groups of the mesh that they were taken from.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
@@ -15,25 +15,27 @@ from dtckpt.errors import PlacementError
 
 from .groups import Axes, BackendOverride
 from .mesh import Mesh
-from .torch_mesh import TorchMesh
+from .mesh_groups import MeshGroups, Parts
 
 T = TypeVar("T", bound="SubMeshes")
 
-Parts = tuple[Axes, ...]
-"""For every axis of a mesh the axes of another one that it goes along."""
+RECIPES = ("_taken", "unflatten")
+"""The methods that make a mesh of its parent."""
 
 
-class SubMeshes(TorchMesh):
+class SubMeshes(MeshGroups):
     """What is taken from a mesh; a base of ``DeviceMesh``."""
 
-    def __init__(self) -> None:
-        self._parent: tuple[Self, Parts] | None = None
+    _like: Callable[[Mesh], Self]
+    """Makes a mesh of other ranks, of which this process is as in this one."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self._recipe: tuple[str, tuple[Any, ...]] = ("", ())
-        """The method that makes this mesh of its parent, and its arguments."""
+        """One of `RECIPES`, and its arguments."""
         self._children: dict[object, Self] = {}
         self._joined: dict[str, Axes] = {}
         """Axes that were made one, by the name of that."""
-        self._backends: dict[Axes, BackendOverride] = {}
 
     @property
     def root(self) -> Self:
@@ -133,16 +135,6 @@ class SubMeshes(TorchMesh):
         base, above = parent._base()
         return base, tuple(tuple(a for axis in part for a in above[axis]) for part in parts)
 
-    def _above(self, axes: Axes) -> tuple[Self, Axes] | None:
-        """Return the parent, and the axes along which it has the same groups; None for none."""
-        if self._parent is None or axes in self._backends:
-            return None
-        parent, parts = self._parent
-        above = {a for axis in axes for a in parts[axis]}
-        if any(axis not in axes and above.intersection(part) for axis, part in enumerate(parts)):
-            return None  # a part of what was one axis
-        return parent, tuple(sorted(above))
-
     def _derived(self, mesh: Mesh, parts: Parts, recipe: tuple[str, tuple[Any, ...]]) -> Self:
         key = (parts, mesh.shape, mesh.axis_names)
         with self._lock:
@@ -152,15 +144,11 @@ class SubMeshes(TorchMesh):
                 self._children[key] = child
             return self._children[key]
 
-    def _like(self, mesh: Mesh) -> Self:
-        """Return a mesh of other ranks, of which this process is as in this one."""
-        raise NotImplementedError
-
-    def _override(self, axes: Axes, backend: BackendOverride) -> None:
-        """Let the process group along ``axes`` be of another backend."""
-        raise NotImplementedError
-
     # What torch calls these.
+
+    @property
+    def _root_mesh(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return None if self._parent is None else self.root
 
     def _get_root_mesh(self) -> Self:
         return self.root

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar, cast
-from weakref import ref
+from weakref import finalize, ref
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,7 @@ from dtckpt.errors import PlacementError
 
 from .groups import ranks_of
 from .mesh import Mesh
-from .torch_private import torch_mesh_without_groups
+from .torch_private import MESH_FIELDS, torch_mesh_without_groups
 
 T = TypeVar("T", bound="TorchMesh")
 
@@ -60,8 +60,8 @@ class TorchMesh(TorchDeviceMesh):
 
     def _sliced(self) -> TorchDeviceMesh | None:
         """Return the part of the root's torch mesh, where torch can name it."""
-        if self._parent is None:
-            return None
+        if self._parent is None or not dist.is_initialized():
+            return None  # torch cuts its meshes by the groups that they have
         parent, parts = self._parent
         axes = [axis for part in parts for axis in part]
         names = tuple(parent.layout_mesh.axis_names[axis] for axis in axes)
@@ -80,11 +80,15 @@ class TorchMesh(TorchDeviceMesh):
     ) -> tuple[str, ...] | None:
         return self.mesh_dim_names
 
-    def __getattr__(self, name: str) -> Any:
-        # Reached for what is not there only. Torch's own code reads private attributes.
-        if name.startswith("_") and not name.endswith("__") and "layout_mesh" in self.__dict__:
-            return getattr(self.to_torch(), name)
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+def _theirs(name: str) -> property:
+    """Return what is looked up on torch's mesh, also where torch's class has a default for it."""
+    return property(lambda mesh: getattr(mesh.to_torch(), name))
+
+
+# No other name: a look for an unknown one, as by a notebook, must not make process groups.
+for _name in MESH_FIELDS:
+    setattr(TorchMesh, _name, _theirs(_name))
 
 
 def our_mesh_of(torch_mesh: TorchDeviceMesh, make: Callable[[], T]) -> T:
@@ -101,14 +105,17 @@ def our_mesh_of(torch_mesh: TorchDeviceMesh, make: Callable[[], T]) -> T:
 def pair(torch_mesh: TorchDeviceMesh, mesh: TorchMesh) -> None:
     """Let a torch mesh and one of ours stand for each other, while anybody has torch's."""
     key = id(torch_mesh)
-
-    def forget(dead: ref[TorchDeviceMesh]) -> None:
-        with _LOCK:  # the number may be another mesh's by now
-            if _OURS.get(key, (None,))[0] is dead:
-                del _OURS[key]
-
-    mesh.their_mesh = theirs = ref(torch_mesh, forget)
+    mesh.their_mesh = theirs = ref(torch_mesh)
     _OURS[key] = (theirs, mesh)
+    # Unlike the callback of a reference it is not run when the names of this module are gone.
+    finalize(torch_mesh, _forget, key).atexit = False
+
+
+def _forget(key: int) -> None:
+    with _LOCK:
+        theirs, _ = _OURS.get(key, (None, None))
+        if theirs is not None and theirs() is None:  # else the number is another mesh's by now
+            del _OURS[key]
 
 
 def _made(mesh: TorchMesh) -> TorchDeviceMesh:

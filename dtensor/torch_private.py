@@ -443,6 +443,21 @@ def local_of_torch(tensor: Any) -> Any:
     return tensor.to_local().detach() if local is None else local
 
 
+MESH_FIELDS = (
+    "_dim_group_names",
+    "_flatten_mapping",
+    "_flatten_rank_map",
+    "_hash",
+    "_layout",
+    "_pg_registry",
+    "_rank",
+    "_rank_map",
+    "_thread_id",
+)
+"""What torch's code reads of a mesh beside its methods. One that a torch does not have is missing
+on our meshes as on its own."""
+
+
 def rank_of_torch_mesh(mesh: Any) -> int | None:
     """Return this process's rank in a torch mesh that was made without a job."""
     return getattr(mesh, "_cur_rank", None)

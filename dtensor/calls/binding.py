@@ -160,7 +160,7 @@ def spec_on(
         spec = leaf._spec
         if spec.mesh is mesh:
             return spec
-        if spec.mesh == mesh:
+        if spec.mesh.same_ranks_as(mesh):
             return spec_of(mesh, spec.placements, spec.shape, spec.stride, spec.dtype)
         if spec.ndim == 0:  # a number, which is known on all ranks
             return replicated_spec(mesh, leaf)

@@ -34,7 +34,7 @@ def number_for(mesh: DeviceMesh, leaf: Tensor, op: Op) -> Tensor:
     Raises PlacementError, alike on all ranks, where its mesh lacks ranks of ``mesh``, and where
     its gradient would be on the wrong one.
     """
-    if not isinstance(leaf, Wrapper) or leaf.ndim or leaf._spec.mesh == mesh:
+    if not isinstance(leaf, Wrapper) or leaf.ndim or leaf._spec.mesh.same_ranks_as(mesh):
         return leaf
     spec = leaf._spec
     require_known(spec.mesh, mesh, op)

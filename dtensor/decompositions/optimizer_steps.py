@@ -109,7 +109,11 @@ def _wanted(op: Op, parameter: Tensor, tensor: Tensor) -> DTensorSpec | None:
             return None
     elif tensor.ndim == 0 and parameter.ndim > 0:  # a count of steps
         return tensor._spec.replicated()
-    elif lead is not None and lead.mesh == tensor._spec.mesh and lead.shape == tensor.shape:
+    elif (
+        lead is not None
+        and lead.mesh.same_ranks_as(tensor._spec.mesh)
+        and lead.shape == tensor.shape
+    ):
         own, placements = tensor._spec, lead.reduced().placements
         return spec_of(own.mesh, placements, own.shape, own.stride, own.dtype)
     raise PlacementError(

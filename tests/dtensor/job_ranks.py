@@ -57,7 +57,6 @@ from dtckpt.dtensor import (
     to_torch,
 )
 from dtckpt.dtensor.interop import mesh_from_torch, placements_to_torch
-from dtckpt.dtensor.mesh_setup import device_mesh_from_torch
 from dtckpt.dtensor.placement import Placement
 from dtckpt.errors import PlacementError
 
@@ -183,7 +182,7 @@ def check_random_numbers_of_a_torch_mesh() -> None:
             gc.collect()
     assert drawn[0] != drawn[1]
     assert random.get_rng_state(mesh) == {"seed": 7, "offset": 2}
-    ours = ref(device_mesh_from_torch(mesh))
+    ours = ref(DeviceMesh.from_torch(mesh))
     del mesh
     gc.collect()
     assert ours() is None

@@ -46,8 +46,11 @@ def test_an_abstract_mesh_answers_what_needs_no_rank() -> None:
     assert mesh.mesh.tolist() == [[3, 1], [0, 2]]
     assert mesh.mesh_dim_names == ("dp", "tp")
     assert mesh.coordinate_of(1) == (0, 1)
-    assert mesh == DeviceMesh("cpu", Mesh((2, 2), ranks=(3, 1, 0, 2)))
-    assert hash(mesh) == hash(DeviceMesh("cpu", Mesh((2, 2), ranks=(3, 1, 0, 2))))
+    other = DeviceMesh("cpu", Mesh((2, 2), ranks=(3, 1, 0, 2)))
+    assert mesh.same_ranks_as(other)
+    assert mesh != other
+    same = DeviceMesh("cpu", Mesh((2, 2), ("dp", "tp"), (3, 1, 0, 2)))
+    assert (mesh, hash(mesh)) == (same, hash(same))
     assert mesh != DeviceMesh("cuda", [[3, 1], [0, 2]])
     for question in (mesh.get_coordinate, mesh.get_rank, lambda: mesh["tp"]):
         with pytest.raises(PlacementError, match="has no rank"):

@@ -19,7 +19,6 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from dtckpt.dtensor import DeviceMesh, DTensor, Replicate, Shard, distribute_tensor
-from dtckpt.dtensor.mesh_setup import device_mesh_from_torch
 
 _c10d: Any = dist
 
@@ -167,5 +166,5 @@ def sides() -> dict[int, tuple[Side, ...]]:
         names = tuple(f"axis{axis}" for axis in range(len(shape)))
         ranks = torch.arange(math.prod(shape)).view(shape)
         mesh = TorchDeviceMesh("cpu", ranks, mesh_dim_names=names)
-        found[axes] = (Plain(axes), Torch(mesh), Ours(device_mesh_from_torch(mesh)))
+        found[axes] = (Plain(axes), Torch(mesh), Ours(DeviceMesh.from_torch(mesh)))
     return found

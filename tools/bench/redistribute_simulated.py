@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dtckpt.dtensor import Explanation, Layout, Mesh, explain
-from dtckpt.dtensor.mesh_setup import device_mesh_from_torch
+from dtckpt.dtensor import DeviceMesh, Explanation, Layout, Mesh, explain
 from dtckpt.dtensor.redistribute import plan_redistribute
 from dtckpt.dtensor.spec import spec_of
 
@@ -254,7 +253,7 @@ def time_plans(every: int) -> PlanTimes:
     """Time the plans of every n-th pair of the mesh (2, 2, 2), each as the median of three."""
     mesh_shape = (2, 2, 2)
     planner = TorchPlanner(mesh_shape)
-    mesh = device_mesh_from_torch(planner.device_mesh)
+    mesh = DeviceMesh.from_torch(planner.device_mesh)
     names = ("spec", "cold", "cached", "torch_cold", "torch_cached")
     times: dict[str, list[float]] = {name: [] for name in names}
     rows = 0

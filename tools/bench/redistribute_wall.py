@@ -19,8 +19,7 @@ import torch.distributed.tensor as torch_tensor
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from dtckpt.dtensor import DTensor
-from dtckpt.dtensor.mesh_setup import device_mesh_from_torch
+from dtckpt.dtensor import DeviceMesh, DTensor
 from dtckpt.dtensor.traffic import Collective, Observer, observing
 
 from .redistribute_layouts import Held, Transition, boxes_of, transitions
@@ -165,7 +164,7 @@ class _Sides:
         self.rank = rank
         self.shape = mesh
         self.torch_mesh = init_device_mesh("cpu", mesh, mesh_dim_names=names)
-        self.mesh = device_mesh_from_torch(self.torch_mesh)
+        self.mesh = DeviceMesh.from_torch(self.torch_mesh)
 
     def calls(
         self, change: Transition, shape: Sequence[int]
