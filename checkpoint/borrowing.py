@@ -35,7 +35,7 @@ MARKS = "needed-by"
 RECORDS = "deleted"
 """Directory in which those who delete the checkpoint keep what they need to finish."""
 
-_CLAIM = re.compile(r"(.+)\.[0-9a-f]+\.claim")
+_CLAIM = re.compile(r"(.+)\.[0-9a-f]{16}\.claim", re.DOTALL)
 
 
 @dataclass(slots=True)
@@ -195,10 +195,11 @@ def dependents(store: Store, marks: Iterable[str]) -> dict[str, Manifest]:
     return found
 
 
-def refuse_if_needed(store: Store, what: str) -> list[str]:
-    """Raise InUse if others refer to files of the checkpoint in ``store``, or may be about to.
+def refuse_if_needed(store: Store, what: str, save_id: str | None) -> list[str]:
+    """Raise InUse if others refer to files of a checkpoint in ``store``, or may be about to.
 
-    Returns the marks that are there, which nobody stands behind any more.
+    ``save_id`` is that of the checkpoint; without it files of all saves count. Returns the marks
+    that are there, which nobody stands behind any more.
     """
     marks = marks_of(store)
     if claims := [mark for mark in marks if is_claim(mark)]:
@@ -208,9 +209,15 @@ def refuse_if_needed(store: Store, what: str) -> list[str]:
             "its files is being committed, was killed at that, or does not know how it ended. If "
             f"none is under way, checkpoint.clean takes away {claims[0]}"
         )
-    if needing := dependents(store, marks):
+    others = dependents(store, marks)
+    own = name_of(store)
+    if needing := [
+        name
+        for name, manifest in others.items()
+        if any(f.source == own and save_id in (None, f.save_id) for f in manifest.borrowed)
+    ]:
         raise InUse(
             f"{store.url} cannot be {what}: the incremental checkpoints {', '.join(needing)} "
             "beside it refer to its files. Delete those first, or save them anew without a base"
         )
-    return marks
+    return [mark for mark in marks if mark.rpartition("/")[2] not in others]

@@ -9,21 +9,29 @@ from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
-from dtckpt.errors import CheckpointError
+from dtckpt.errors import CheckpointError, Corrupt, ObjectNotFound, StorageError
 from dtckpt.logs import logger_of
 
 from ..storage.base import ObjectInfo, Store, is_before
+from ..storage.names import is_valid, target_of
 from ..storage.open import open_store
 from .borrowing import MARKS, RECORDS, dependents, is_claim, name_of
 from .committing import find_manifest
-from .deleting import finish_deletions
+from .datafile import parse_header
+from .deleting import finish_deletions, is_record
+from .limits import check_metadata_bytes
 from .manifest import Manifest
+from .places import MANIFEST
 
 logger = logger_of("checkpoint")
 
 # As exact as names are written: files of other programs may be called much the same.
-_DATA = re.compile(r"(?:(.+)/)?data/([0-9a-f]{16})/\d{5,}\.safetensors")
-_OTHER = re.compile(rf"(?:(.+)/)?(?:{MARKS}/[^/]+|{RECORDS}/[0-9a-f]{{16}}/[^/]+)")
+_DATA = re.compile(
+    r"(?:(.+)/)?data/([0-9a-f]{16})/(?:[0-9]{5}|[1-9][0-9]{5,})\.safetensors", re.DOTALL
+)
+_OTHER = re.compile(
+    rf"(?:(.+)/)?(?:{MARKS}/[^/]+|{RECORDS}/[0-9a-f]{{16}}/[0-9a-f]{{16}}\.json)", re.DOTALL
+)
 
 
 def clean(
@@ -42,13 +50,15 @@ def clean(
     nothing is younger is taken for dead, and fails if it is not. What a store gives no times for is
     left alone, and so is everything where a manifest cannot be read.
 
-    Committed checkpoints are never touched.
+    Committed checkpoints are never touched, nor what does not say, by its name and in its header,
+    that a save of this library has written it.
     """
     store = open_store(root, **dict(storage_options or {}))
     before = time.time() - older_than.total_seconds()
-    objects = list(store.list())
+    objects = [info for info in store.list() if is_valid(info.name)]
     gone: list[str] = []
-    for place in sorted(_places(objects)):
+    places = sorted(_places(objects))
+    for place in places:
         start = f"{place}/" if place else ""
         below = {i.name[len(start) :]: i for i in objects if i.name.startswith(start)}
         here = store.substore(place) if place else store
@@ -59,9 +69,29 @@ def clean(
                 gone += names
         except CheckpointError as error:
             logger.warning("%s: not cleaned: %s", here.url, error)
-    unfinished = list(store.leftovers(before=before))
-    store.delete(unfinished)
+    try:
+        unfinished = [n for n in store.leftovers(before=before) if _is_ours(n, places)]
+        store.delete(unfinished)
+    except CheckpointError as error:
+        logger.warning("%s: unfinished files and uploads were not cleaned: %s", store.url, error)
+        return gone
     return gone + unfinished
+
+
+def _is_ours(unfinished: str, places: Iterable[str]) -> bool:
+    """Whether an unfinished write is one of a save or deletion, going by what it was to become."""
+    target = target_of(unfinished)
+    if target is None or not is_valid(target):
+        return False
+    if _DATA.fullmatch(target):
+        return True
+    place, _, last = target.rpartition("/")
+    if last != MANIFEST:
+        match = _OTHER.fullmatch(target)
+        if match is None:
+            return False
+        place = match[1] or ""
+    return place in places
 
 
 def _places(objects: Iterable[ObjectInfo]) -> set[str]:
@@ -74,22 +104,43 @@ def _dead_names(
     here: Store, objects: Mapping[str, ObjectInfo], before: float
 ) -> Iterator[list[str]]:
     """Yield what is to go from one place, of which ``objects`` is a listing, in this order."""
-    if any(name.startswith(f"{RECORDS}/") for name in objects):
+    if any(is_record(name) for name in objects):
         finish_deletions(here, before=before)
     marks = [name for name in objects if name.startswith(f"{MARKS}/")]
-    claims = [name for name in marks if is_claim(name)]
-    old_claims = [name for name in claims if is_before(objects[name], before)]
-    yield old_claims
+    claims = [name for name in marks if is_claim(name) and objects[name].size == 0]
+    yield [name for name in claims if is_before(objects[name], before)]
     needed = _needed(here, before)
     if needed is None:
         return
-    saves: dict[str, list[ObjectInfo]] = {}
-    for name, info in objects.items():
+    saves: dict[str, list[str]] = {}
+    for name in objects:
         match = _DATA.fullmatch(name)
         if match and not match[1] and match[2] not in needed:
-            saves.setdefault(match[2], []).append(info)
-    dead = [save_id for save_id, f in saves.items() if all(is_before(i, before) for i in f)]
-    yield [n for n in objects if (m := _DATA.fullmatch(n)) and not m[1] and m[2] in dead]
+            saves.setdefault(match[2], []).append(name)
+    for save_id, files in saves.items():
+        if all(is_before(objects[name], before) for name in files):
+            yield [name for name in files if _is_of(here, name, objects[name].size, save_id)]
+
+
+def _is_of(here: Store, name: str, size: int, save_id: str) -> bool:
+    """Whether a file called like a data file of a save says in its header that it is one."""
+    where = f"{here.url}/{name}"
+    try:
+        end = 8 + int.from_bytes(here.read(name, 0, min(size, 8)), "little")
+        if end > size:
+            raise Corrupt(f"{where}: the file has {size} bytes, its header says {end}")
+        check_metadata_bytes(2 * end, f"the header of {where}")
+        found = parse_header(here.read(name, 0, end), where).save_id
+        if found != save_id:
+            raise Corrupt(f"{where}: the file belongs to the save {found!r}")
+    except ObjectNotFound:
+        return False
+    except StorageError:
+        raise
+    except CheckpointError as error:
+        logger.warning("left alone, since it is no data file of a save of this name: %s", error)
+        return False
+    return True
 
 
 def _needed(here: Store, before: float) -> set[str] | None:

@@ -44,9 +44,8 @@ def check_free(store: Store, *, overwrite: bool) -> None:
     """Raise AlreadyCommitted if a checkpoint is there that may not be replaced."""
     if overwrite:
         there = find_manifest(store)
-        if there is not None:
-            _parsed(store, there)  # a newer format is refused here, before anything is written
-        refuse_if_needed(store, "replaced")
+        # A newer format is refused here, before anything is written.
+        refuse_if_needed(store, "replaced", None if there is None else _save_id(store, there))
     elif store.exists(MANIFEST):
         raise AlreadyCommitted(
             f"{store.url}: a committed checkpoint is already here and nothing was changed. "
@@ -175,8 +174,7 @@ def _publish(store: Store, manifest: Manifest, *, overwrite: bool) -> bytes | No
         if there is not None:
             if not overwrite:
                 raise _taken(store)
-            _parsed(store, there)
-            refuse_if_needed(store, "replaced")
+            refuse_if_needed(store, "replaced", _save_id(store, there))
     try:
         if there is None:
             store.publish(MANIFEST, text, overwrite=False)
@@ -253,7 +251,7 @@ def _sweep(store: Store, replaced: bytes) -> None:
     try:
         manifest = _parsed(store, replaced)
         if manifest is not None:
-            refuse_if_needed(store, "replaced")
+            refuse_if_needed(store, "replaced", manifest.save_id)
             store.delete([manifest.path_of(record) for record in manifest.files])
     except Exception as error:
         logger.warning("%s: files of the replaced checkpoint are left over: %s", store.url, error)
@@ -273,6 +271,11 @@ def _parsed(store: Store, text: bytes) -> Manifest | None:
         return Manifest.from_bytes(text, f"{store.url}/{MANIFEST}")
     except Corrupt:
         return None
+
+
+def _save_id(store: Store, text: bytes) -> str | None:
+    manifest = _parsed(store, text)
+    return None if manifest is None else manifest.save_id
 
 
 def _taken(store: Store) -> AlreadyCommitted:

@@ -7,6 +7,7 @@ finished, and which keeps incremental saves from referring to the checkpoint (se
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Mapping
 from contextlib import suppress
@@ -14,6 +15,7 @@ from typing import Any
 
 from dtckpt.errors import (
     CheckpointError,
+    Corrupt,
     NotCommitted,
     ObjectExists,
     ObjectNotFound,
@@ -26,6 +28,13 @@ from .borrowing import RECORDS, refuse_if_needed
 from .committing import find_manifest
 from .manifest import Manifest, read_manifest_bytes
 from .places import MANIFEST
+
+_RECORD = re.compile(rf"{RECORDS}/[0-9a-f]{{16}}/[0-9a-f]{{16}}\.json")
+
+
+def is_record(name: str) -> bool:
+    """Whether a name is one under which a deletion leaves what it has to do."""
+    return _RECORD.fullmatch(name) is not None
 
 
 def delete(
@@ -51,7 +60,7 @@ def delete(
     record = f"{RECORDS}/{manifest.save_id}/{secrets.token_hex(8)}.json"
     store.publish(record, text, overwrite=False)
     try:
-        marks = refuse_if_needed(store, "deleted")
+        marks = refuse_if_needed(store, "deleted", manifest.save_id)
     except BaseException:
         with suppress(StorageError):
             store.delete([record])
@@ -79,6 +88,8 @@ def finish_deletions(store: Store, *, before: float | None = None) -> bool:
     """
     found = False
     for info in [info for info in store.list(RECORDS) if is_before(info, before)]:
+        if not is_record(info.name):
+            continue
         try:
             text = store.read(info.name)
         except ObjectNotFound:  # whoever left it has finished meanwhile
@@ -87,8 +98,11 @@ def finish_deletions(store: Store, *, before: float | None = None) -> bool:
         if find_manifest(store) == text:
             store.delete([info.name])
             continue
-        refuse_if_needed(store, "deleted")
-        _delete_files(store, Manifest.from_bytes(text, f"{store.url}/{info.name}"))
+        manifest = Manifest.from_bytes(text, f"{store.url}/{info.name}")
+        if not info.name.startswith(f"{RECORDS}/{manifest.save_id}/"):
+            raise Corrupt(f"{store.url}/{info.name}: this record is of {manifest.save_id}")
+        refuse_if_needed(store, "deleted", manifest.save_id)
+        _delete_files(store, manifest)
     return found
 
 

@@ -70,7 +70,7 @@ class ObjectInfo:
     size: int
     """In bytes."""
     modified: float | None = field(default=None, compare=False)
-    """When it was written, in seconds since 1970, as far as a listing tells."""
+    """When it was written or put here, in seconds since 1970, as far as a listing tells."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -272,7 +272,9 @@ class LocalStore(Store):
                     elif entry.is_file():
                         with suppress(FileNotFoundError):  # deleted since the scan
                             status = entry.stat()
-                            yield ObjectInfo(name, status.st_size, status.st_mtime)
+                            # Copies and unpacked archives keep the time of the original.
+                            since = max(status.st_mtime, status.st_ctime)
+                            yield ObjectInfo(name, status.st_size, since)
 
 
 class _LocalStream(WriteStream):

@@ -15,16 +15,19 @@ __all__ = [
     "check_name",
     "check_prefix",
     "is_reserved",
+    "is_valid",
     "join",
+    "lock_name",
     "reserved_name",
+    "target_of",
 ]
 
 UPLOAD_ID = "?uploadId="
 """Stands between the name of an object and the id of an unfinished upload to it."""
 
-_RESERVED = re.compile(
-    rf"\..+\.(?:[0-9a-f]{{16}}\.tmp|claim)|.*{re.escape(UPLOAD_ID)}.*", re.DOTALL
-)
+_UNFINISHED = r"\.(.+)\.(?:[0-9a-f]{16}\.tmp|lock)"
+_RESERVED = re.compile(rf"{_UNFINISHED}|.*{re.escape(UPLOAD_ID)}.*", re.DOTALL)
+_HIDDEN = re.compile(_UNFINISHED, re.DOTALL)
 
 # The longest file name is 255 bytes on most file systems; a reserved name adds 22 to its own.
 _STEM_BYTES = 200
@@ -50,6 +53,15 @@ def check_name(name: str, *, reserved: bool = False) -> str:
     return name
 
 
+def is_valid(name: str) -> bool:
+    """Whether ``name`` can name an object; other programs may have left some that cannot."""
+    try:
+        check_name(name)
+    except ValueError:
+        return False
+    return True
+
+
 def check_prefix(prefix: str) -> str:
     """Return ``prefix`` if it is ``""`` (everything) or a valid name, else raise ``ValueError``."""
     return check_name(prefix) if prefix else prefix
@@ -73,6 +85,21 @@ def reserved_name(base: str) -> str:
     """A fresh hidden name for an unfinished write of the file called ``base`` (no directories)."""
     stem = base.encode()[:_STEM_BYTES].decode(errors="ignore")
     return f".{stem}.{os.urandom(8).hex()}.tmp"
+
+
+def lock_name(base: str) -> str:
+    """The hidden name that a writer of the file called ``base`` takes, for itself alone."""
+    return f".{base}.lock"
+
+
+def target_of(name: str) -> str | None:
+    """What an unfinished write was to become, of long names their beginning; None if it is none."""
+    target, found, _ = name.partition(UPLOAD_ID)
+    if found:
+        return target
+    directory, _, base = name.rpartition("/")
+    match = _HIDDEN.fullmatch(base)
+    return None if match is None else join(directory, match[1])
 
 
 def is_reserved(name: str) -> bool:

@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any
 
+from .names import lock_name
+
 __all__ = [
     "fallocate",
     "link_new",
@@ -142,9 +144,8 @@ def locked_directory(directory: str) -> Generator[None]:
                 break
         yield
     finally:
-        with suppress(
-            OSError
-        ):  # a process forked meanwhile has the lock as well, if it is only closed
+        with suppress(OSError):
+            # If it is only closed, a process that was forked meanwhile has the lock as well.
             fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
 
@@ -186,17 +187,17 @@ def link_new(temporary: str, target: str) -> None:
 
 
 def _rename_new(temporary: str, target: str) -> None:
-    """``link_new`` by rename, which would replace: writers first claim the name exclusively.
+    """``link_new`` by rename, which would replace: writers first lock the name.
 
-    The claim is a hidden file made with ``O_EXCL``. Readers never see anything unfinished; a writer
-    that is killed within this function leaves its claim, and the error of the next one names it.
+    The lock is a hidden file made with ``O_EXCL``. Readers never see anything unfinished; a writer
+    that is killed within this function leaves its lock, and the error of the next one names it.
     """
     directory, base = os.path.split(target)
-    claim = os.path.join(directory, f".{base}.claim")
+    lock = os.path.join(directory, lock_name(base))
     try:
-        fd = os.open(claim, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666)
+        fd = os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666)
     except FileExistsError:
-        message = f"another writer is at it; if none is alive, remove {claim}"
+        message = f"another writer is at it; if none is alive, remove {lock}"
         raise FileExistsError(errno.EEXIST, message) from None
     try:
         os.close(fd)
@@ -204,4 +205,4 @@ def _rename_new(temporary: str, target: str) -> None:
             raise FileExistsError(errno.EEXIST, "the name is taken")
         os.rename(temporary, target)
     finally:
-        os.unlink(claim)
+        os.unlink(lock)

@@ -1,14 +1,15 @@
 """Every way in which requests of several actors can mix, over a model of a store.
 
-The actors are the real code: ``commit``, ``delete``, ``latest``. An actor is a function of what the
-store has answered it so far. So it is run from its beginning with those answers, up to the first
-request that has none yet (``next_step``); nothing runs at the same time, and nothing sleeps. The
-explorer carries out one request at a time, in every order and with every fault that the budget
-allows, and passes over states that it has seen (``explore``).
+The actors are the real code: ``commit``, ``delete``, ``latest``, ``clean``. An actor is a function
+of what the store has answered it so far. So it is run from its beginning with those answers, up to
+the first request that has none yet (``next_step``); nothing runs at the same time, and nothing
+sleeps. The explorer carries out one request at a time, in every order and with every fault that the
+budget allows, and passes over states that it has seen (``explore``).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NoReturn
@@ -111,6 +112,9 @@ class Tape:
 class ReplayStore(Store):
     """A store whose requests go to a tape."""
 
+    old: frozenset[str] = frozenset()
+    """Names of objects that were written long ago; all others are of just now."""
+
     def __init__(self, tape: Tape) -> None:
         self.url = "model:"
         self._prefix = ""
@@ -144,7 +148,10 @@ class ReplayStore(Store):
         found = self._ask("list", prefix)
         assert isinstance(found, tuple)
         skip = len(self._prefix)
-        return iter([ObjectInfo(name[skip:], size) for name, size in found])  # pyright: ignore
+        return iter(
+            ObjectInfo(name[skip:], size, 0.0 if name in self.old else math.inf)  # pyright: ignore
+            for name, size in found  # pyright: ignore
+        )
 
     def delete(self, names: Iterable[str]) -> None:
         for name in names:
@@ -159,6 +166,7 @@ class ReplayStore(Store):
 
     def _at(self, prefix: str) -> ReplayStore:
         child = ReplayStore(self._tape)
+        child.old = self.old
         child._prefix, child.url = prefix, f"model:/{prefix.rstrip('/')}"
         return child
 

@@ -13,7 +13,9 @@ from unittest.mock import patch
 
 import pytest
 
+from dtckpt.checkpoint.cleaning import clean
 from dtckpt.checkpoint.committing import commit, discard
+from dtckpt.checkpoint.datafile import lay_out
 from dtckpt.checkpoint.deleting import delete
 from dtckpt.checkpoint.manifest import BorrowedFile, FileRecord, Manifest
 from dtckpt.checkpoint.places import MANIFEST
@@ -21,16 +23,25 @@ from dtckpt.checkpoint.steps import newest_whole
 from dtckpt.errors import CheckpointError, Corrupt, InUse
 from dtckpt.storage import MemoryStore, Store
 
-from .commit_model import Actor, Explorer, Objects, Outcome, Program, Programs, State
+from .commit_model import (
+    Actor,
+    Explorer,
+    Objects,
+    Outcome,
+    Program,
+    Programs,
+    ReplayStore,
+    State,
+)
 
 PLACE = "step-2"
 LENDER = "step-1"
 
 
 def record(rank: int) -> FileRecord:
-    """Stand for a file of one byte."""
+    """Stand for a file without data."""
     return FileRecord(
-        rank=rank, size=1, header_bytes=1, data_bytes=0, header_digest="", table_digest=""
+        rank=rank, size=4096, header_bytes=4096, data_bytes=0, header_digest="", table_digest=""
     )
 
 
@@ -52,7 +63,7 @@ def manifest(save_id: str, *, of: Manifest | None = None) -> Manifest:
     )
 
 
-OLD, FIRST, SECOND, NEXT = (manifest(number * 16) for number in "0123")
+OLD, FIRST, SECOND, NEXT, DEAD = (manifest(number * 16) for number in "0123d")
 LENT = manifest("a" * 16)
 BORROWING = manifest("b" * 16, of=LENT)
 TEXTS = {m.to_bytes(): m for m in (OLD, FIRST, SECOND, NEXT, LENT, BORROWING)}
@@ -60,7 +71,8 @@ TEXTS = {m.to_bytes(): m for m in (OLD, FIRST, SECOND, NEXT, LENT, BORROWING)}
 
 def data_of(place: str, of: Manifest) -> set[tuple[str, bytes]]:
     """Return the data files of a save."""
-    return {(f"{place}/{of.path_of(file)}", b"d") for file in of.files}
+    _, header = lay_out([], save_id=of.save_id)
+    return {(f"{place}/{of.path_of(file)}", header) for file in of.files}
 
 
 def committed(place: str, of: Manifest) -> set[tuple[str, bytes]]:
@@ -97,8 +109,20 @@ def deleter(place: str, token: str = "d") -> Program:
     """Return a deletion; its ``token`` stands for what it would take from the system's entropy."""
 
     def run(root: Store) -> None:
-        with patch("dtckpt.checkpoint.deleting.secrets.token_hex", return_value=token):
+        with patch("dtckpt.checkpoint.deleting.secrets.token_hex", return_value=token * 16):
             delete(root.substore(place))
+
+    return run
+
+
+def cleaner(old: set[tuple[str, bytes]]) -> Program:
+    """Return a ``clean`` of everything, where these objects are old."""
+    names = frozenset(name for name, _ in old)
+
+    def run(root: Store) -> list[str]:
+        assert isinstance(root, ReplayStore)
+        root.old = names
+        return clean(root)
 
     return run
 
@@ -117,6 +141,9 @@ class Case:
 def save(made: Manifest, place: str = PLACE) -> tuple[str, Manifest]:
     return place, made
 
+
+GOING = {(f"{PLACE}/deleted/{OLD.save_id}/{'e' * 16}.json", OLD.to_bytes())}
+"""What a deletion leaves that is killed before it has deleted anything."""
 
 CASES = {
     "two create": Case(
@@ -229,6 +256,45 @@ CASES = {
             "deleter": deleter(LENDER),
         },
         {"A": save(BORROWING), "B": save(SECOND)},
+        0,
+    ),
+    "one overwrites, one cleans": Case(
+        committed(PLACE, OLD) | data_of(PLACE, FIRST) | data_of(PLACE, DEAD),
+        {
+            "A": writer(FIRST, overwrite=True),
+            "cleaner": cleaner(committed(PLACE, OLD) | data_of(PLACE, DEAD)),
+        },
+        {"A": save(FIRST)},
+        2,
+    ),
+    "one creates, one deletes, one cleans": Case(
+        committed(PLACE, OLD) | data_of(PLACE, FIRST) | GOING,
+        {
+            "A": writer(FIRST, overwrite=False),
+            "deleter": deleter(PLACE),
+            "cleaner": cleaner(committed(PLACE, OLD) | GOING),
+        },
+        {"A": save(FIRST)},
+        0,
+    ),
+    "the base is replaced, one cleans": Case(
+        committed(LENDER, LENT) | data_of(LENDER, NEXT) | data_of(PLACE, BORROWING),
+        {
+            "A": writer(BORROWING, overwrite=False),
+            "C": writer(NEXT, overwrite=True, place=LENDER),
+            "cleaner": cleaner(committed(LENDER, LENT)),
+        },
+        {"A": save(BORROWING), "C": save(NEXT, LENDER)},
+        0,
+    ),
+    "the base is deleted, one cleans": Case(
+        committed(LENDER, LENT) | data_of(PLACE, BORROWING),
+        {
+            "A": writer(BORROWING, overwrite=False),
+            "deleter": deleter(LENDER),
+            "cleaner": cleaner(committed(LENDER, LENT)),
+        },
+        {"A": save(BORROWING)},
         0,
     ),
 }

@@ -43,8 +43,8 @@ MUTANTS = (
     Mutant(
         name="checkpoints that refer to one do not keep it",
         file="checkpoint/borrowing.py",
-        old="    if needing := dependents(store, marks):",
-        new="    if needing := dependents(store, ()):",
+        old="    others = dependents(store, marks)",
+        new="    others = dependents(store, ())",
         tests=_STATES,
     ),
     Mutant(
@@ -74,7 +74,7 @@ MUTANTS = (
     Mutant(
         name="who needs replaced files is not looked at before they go",
         file="checkpoint/committing.py",
-        old="""            refuse_if_needed(store, "replaced")
+        old="""            refuse_if_needed(store, "replaced", manifest.save_id)
             store.delete(""",
         new="            store.delete(",
         tests=_STATES,
@@ -82,11 +82,10 @@ MUTANTS = (
     Mutant(
         name="who needs a checkpoint is not looked at before it is replaced",
         file="checkpoint/committing.py",
-        old="""            _parsed(store, there)
-            refuse_if_needed(store, "replaced")
-""",
-        new="""            _parsed(store, there)
-""",
+        old="""            refuse_if_needed(store, "replaced", _save_id(store, there))
+    try:""",
+        new="""            _save_id(store, there)
+    try:""",
         tests=_COMMITS,
     ),
     Mutant(
@@ -103,8 +102,8 @@ MUTANTS = (
         file="checkpoint/committing.py",
         old="""            if not overwrite:
                 raise _taken(store)
-            _parsed""",
-        new="            _parsed",
+            refuse""",
+        new="            refuse",
         tests=_STATES,
     ),
     Mutant(
@@ -193,7 +192,7 @@ MUTANTS = (
     Mutant(
         name="delete does not look who needs the checkpoint",
         file="checkpoint/deleting.py",
-        old='        marks = refuse_if_needed(store, "deleted")',
+        old='        marks = refuse_if_needed(store, "deleted", manifest.save_id)',
         new="        marks: list[str] = []",
         tests=_STATES,
     ),
@@ -202,10 +201,10 @@ MUTANTS = (
         file="checkpoint/deleting.py",
         old="""    store.publish(record, text, overwrite=False)
     try:
-        marks = refuse_if_needed(store, "deleted")
+        marks = refuse_if_needed(store, "deleted", manifest.save_id)
 """,
         new="""    try:
-        marks = refuse_if_needed(store, "deleted")
+        marks = refuse_if_needed(store, "deleted", manifest.save_id)
         store.publish(record, text, overwrite=False)
 """,
         tests=_STATES,
@@ -243,8 +242,8 @@ MUTANTS = (
     Mutant(
         name="one old file makes a save dead",
         file="checkpoint/cleaning.py",
-        old="if all(is_before(i, before) for i in f)]",
-        new="if any(is_before(i, before) for i in f)]",
+        old="        if all(is_before(objects",
+        new="        if any(is_before(objects",
         tests=_CLEANING,
     ),
     Mutant(
@@ -264,8 +263,35 @@ MUTANTS = (
     Mutant(
         name="young claims keep nothing from cleaning",
         file="checkpoint/cleaning.py",
-        old="    if any(is_claim(info.name) and not is_before(info, before) for info in listed):",
-        new="    if False:",
+        old="    if any(is_claim(info.name) and not",
+        new="    if any(False and not",
+        tests=_CLEANING,
+    ),
+    Mutant(
+        name="cleaning lists marks before it looks at the manifest",
+        file="checkpoint/cleaning.py",
+        old="""    text = find_manifest(here)
+    found = set() if text is None else {Manifest.from_bytes(text, here.url).save_id}
+    listed = list(here.list(MARKS))
+""",
+        new="""    listed = list(here.list(MARKS))
+    text = find_manifest(here)
+    found = set() if text is None else {Manifest.from_bytes(text, here.url).save_id}
+""",
+        tests=_STATES,
+    ),
+    Mutant(
+        name="cleaning believes the name of a data file",
+        file="checkpoint/cleaning.py",
+        old="        if found != save_id:",
+        new="        if False:",
+        tests=_CLEANING,
+    ),
+    Mutant(
+        name="cleaning takes unfinished files of other programs",
+        file="checkpoint/cleaning.py",
+        old="if _is_ours(n, places)]",
+        new="]",
         tests=_CLEANING,
     ),
     Mutant(

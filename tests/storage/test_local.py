@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import resource
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 
 from dtckpt.errors import ObjectExists, ObjectNotFound, StorageError
 from dtckpt.storage import LocalStore, ReadRequest, Store, open_store
+from dtckpt.storage.posix import locked_directory
 
 from .conformance import DATA, Raw, StoreTests, names, race, write
 
@@ -67,8 +70,8 @@ class TestLocalStoreWithoutHardLinks(StoreTests):
 
     def test_a_stale_claim_is_named(self, store: Store, root: Path) -> None:
         root.mkdir(parents=True)
-        (root / ".x.claim").touch()
-        with pytest.raises(ObjectExists, match=r"remove .*\.x\.claim"):
+        (root / ".x.lock").touch()
+        with pytest.raises(ObjectExists, match=r"remove .*\.x\.lock"):
             write(store, "x", b"1")
         assert names(store) == []
         store.delete(store.leftovers())
@@ -398,3 +401,22 @@ def test_shared_memory_is_a_file_system_too() -> None:
     assert store.read("d/x") == DATA
     store.delete(["d/x"])
     os.rmdir(store.url)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="fork")
+def test_a_forked_process_does_not_keep_the_lock_of_a_directory(tmp_path: Path) -> None:
+    end_of_child, end_of_parent = os.pipe()
+    with locked_directory(str(tmp_path)):
+        pid = os.fork()
+        if pid == 0:
+            os.close(end_of_parent)
+            os.read(end_of_child, 1)  # until the parent closes its end
+            os._exit(0)
+    fd = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(fd)
+        os.close(end_of_parent)
+        os.close(end_of_child)
+        os.waitpid(pid, 0)
