@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from .names import key_component, key_of
-from .param_names import ParamLabel
+from .param_names import ParamLabel, given_names
 from .tree import DICT_TAGS, Node, children, tag_of
 from .tree_index import ABSENT, TreeIndex, below
 
@@ -183,10 +183,10 @@ def wrong_numbers(state: Mapping[Any, Any], index: TreeIndex, at: str) -> str:
             f"{at}: the state of the optimizer was saved by the names of its parameters "
             f"({by_name[0]}, ...), and a state_dict() that numbers them is wanted; {remedy}"
         )
-    given = [name for group in state["param_groups"] for name in group.get("param_names", ())]
-    were_given = [param.given for param in saved.params]
-    for number, (name, was) in enumerate(zip(given, were_given, strict=False)):
-        if was is not None and isinstance(name, str) and key_component(name) != was:
+    given = given_names(state["param_groups"])
+    for number, (name, param) in enumerate(zip(given, saved.params, strict=False)):
+        if None not in (name, param.given) and name != param.given:
+            was = param.given
             return f"{at}: parameter {number} was saved as {was!r}, but is {name!r} now; {remedy}"
     return ""
 

@@ -27,6 +27,7 @@ from .param_pairing import LiveParam, Pairing, pair
 from .scheduler_matching import is_of_groups
 from .tree import children
 from .tree_index import ABSENT, below
+from .wrappers import inner_name
 
 if TYPE_CHECKING:
     from .matching import Rebuild, Walk
@@ -115,11 +116,12 @@ class _OptimizerMatch:
     def live_param(self, label: ParamLabel) -> LiveParam:
         """Return the names of a parameter here and in the checkpoint."""
         renamed = tuple(map(self.walk.at, label.names))
-        moved = (name for name, at in zip(label.names, renamed, strict=True) if name != at)
+        moved = [pair for pair in zip(label.names, renamed, strict=True) if pair[0] != pair[1]]
+        is_same = all(inner_name(name) == inner_name(at) for name, at in moved)
         return LiveParam(
             names=tuple(map(plain_name, renamed)),
-            unrenamed=tuple(map(plain_name, moved)),
-            given=label.given,
+            unrenamed=tuple(plain_name(name) for name, _ in moved),
+            given=label.given if is_same else None,
         )
 
     def own_name(self, position: int) -> str:

@@ -8,7 +8,7 @@ the parameters themselves stand in the same state, else those that the optimizer
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -58,7 +58,7 @@ class ParamNames:
             by_memory = self._names_by_memory(params)
             pairs = zip(found, by_memory, strict=True)
             found = [tuple(dict.fromkeys((*names, *others))) for names, others in pairs]
-        given = _given_names(optimizer)
+        given = given_names(optimizer.param_groups)
         texts = self._texts(
             [
                 plain_name(names[0]) if names else own
@@ -155,10 +155,10 @@ def params_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     return [param for group in optimizer.param_groups for param in group["params"]]
 
 
-def _given_names(optimizer: torch.optim.Optimizer) -> list[str | None]:
-    """Return the names that an optimizer was given with its parameters, where it was."""
+def given_names(groups: Iterable[Mapping[str, Any]]) -> list[str | None]:
+    """Return the names that an optimizer was given with its parameters, as components of names."""
     found: list[str | None] = []
-    for group in optimizer.param_groups:
+    for group in groups:
         params = cast(list[Any], group["params"])
         names = cast(Sequence[object], group.get("param_names") or ())
         known = len(names) == len(params) and all(isinstance(name, str) for name in names)

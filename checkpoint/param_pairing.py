@@ -35,7 +35,8 @@ class LiveParam:
     unrenamed: tuple[str, ...]
     """Those of its names in the state that are others in the checkpoint."""
     given: str | None
-    """Name that the optimizer was given for it, as a component of names."""
+    """Name that the optimizer was given for it, as a component of names; None where ``rename=`` has
+    given it another one within its module."""
 
     def inner_names(self) -> list[str]:
         """Return its names within modules."""
@@ -89,7 +90,8 @@ def pair(
     """Find the saved parameter of each parameter of an optimizer.
 
     A path is compared with paths: those of one tensor, or of tied ones, are one. A name that
-    ``rename=`` has changed counts as it was where nothing else has that name in the checkpoint.
+    ``rename=`` has changed counts as it was where the checkpoint has the new one, and nothing else
+    is renamed to the old one: values may come from elsewhere than state.
     Where one side knows a parameter by its name within a module alone, that is compared. The number
     counts where neither side has a name, or the checkpoint has none for any, if the groups (of
     ``sizes``) have as many parameters on both.
@@ -127,12 +129,11 @@ class _Pairs:
         self.problems: list[str] = []
         stored: TensorNames[Any] = TensorNames(tables.stored, _tied_to)
         named = [(param, param.name) for param in saved.params if param.name is not None]
-        found = {param: stored.find(name) for param, name in named}
-        alone = {name: name for param, name in named if found[param] is None}
-        self.stored = TensorNames({**tables.stored, **alone}, _tied_to) if alone else stored
-        self.places = {param: found[param] or name for param, name in named}
-        """Names of the saved parameters themselves."""
-        self.paths = {param for param, name in named if found[param] or "/" in name}
+        found = [(param, name, stored.find(name)) for param, name in named]
+        unsaved = {name: name for _, name, place in found if place is None and "/" in name}
+        self.stored = TensorNames({**tables.stored, **unsaved}, _tied_to) if unsaved else stored
+        self.places = {p: place or name for p, name, place in found if place or name in unsaved}
+        """The saved parameters of which a path is known, with the names of their own tensors."""
 
     def stored_tensor(self, partner: SavedParam | None) -> StoredTensor | None:
         """Return the saved parameter itself, where it is known."""
@@ -179,7 +180,11 @@ class _Pairs:
         )
         if any(param.unrenamed for param in self.params):
             taken = {self.stored.find(name) for name in tables.renamed.tensors}
-            wanted = {p: self.places_of(p.unrenamed, tables.state.is_clear) for p in self.params}
+            wanted = {
+                param: self.places_of(param.unrenamed, tables.state.is_clear)
+                for param in self.params
+                if any(map(self.stored.find, param.names))  # its values come from elsewhere
+            }
             self.by_places(
                 {param: [p for p in places if p not in taken] for param, places in wanted.items()}
             )
@@ -201,8 +206,10 @@ class _Pairs:
 
     def by_inner_names(self) -> None:
         """Pair by names within modules where one side has no other."""
+        if not self.free:
+            return
         saved = {param: param.name for param in self.saved.params if param.name is not None}
-        alone = {param: name for param, name in saved.items() if param not in self.paths}
+        alone = {param: name for param, name in saved.items() if param not in self.places}
         inner = {param: inner_name(name) for param, name in saved.items()}
         given = {param: [param.given] for param in self.params if param.given is not None}
         in_modules = {param: list(map(inner_name, param.names)) for param in self.params}
@@ -226,10 +233,11 @@ class _Pairs:
         left = {param.position: param for param in self.free}
         none_saved = all(param.name is None for param in self.saved.params)
         found: set[int] = set()
-        for number, param in enumerate(self.params):
-            other, inner = left.get(number), param.inner_names()
+        for number, param in enumerate(self.params if left else ()):
+            other = left.get(number)
             if self.partners[number] is not None or other is None or other.name is not None:
                 continue
+            inner = param.inner_names()
             if inner and not none_saved:
                 continue  # it would have been saved by its name
             self.partners[number] = other

@@ -478,3 +478,44 @@ def test_a_scheduler_of_each_rank_beside_groups_that_all_have(own: str) -> None:
     fresh, loaded = make()
     dcp.load(fresh, store)
     assert loaded.state_dict() == scheduler.state_dict()
+
+
+def test_names_that_were_given_do_not_count_where_they_are_renamed() -> None:
+    net = twins()
+    optimizer = torch.optim.Adam(net.named_parameters())
+    trained(net, optimizer)
+    store = saved({"opt": optimizer})
+    fresh = twins(1)
+    other = torch.optim.Adam(fresh.named_parameters())
+
+    def turned(name: str) -> str:
+        swap = {"net/0.weight": "net/1.weight", "net/1.weight": "net/0.weight"}
+        return swap.get(name, name)
+
+    dcp.load({"net": fresh, "opt": other}, store, select="opt", rename=turned)
+    for number in (0, 1):
+        expected = moments(optimizer, weights(net)[1 - number])
+        assert moments(other, weights(fresh)[number]) == expected
+
+
+def test_a_new_name_that_was_not_saved_says_nothing_of_the_old_one() -> None:
+    net = twins()
+    optimizer = torch.optim.Adam(net.parameters())
+    trained(net, optimizer)
+    store = saved({"net": net, "opt": optimizer})
+    fresh = twins(1)
+    part = {"net": fresh, "opt": torch.optim.Adam(fresh.parameters())}
+    refused(
+        part, store, "Missing in the checkpoint: opt/state/", rename={"net": "gone"}, select="opt"
+    )
+
+
+def test_names_within_modules_fit_paths_at_the_root_no_better_than_others() -> None:
+    net = twins()
+    optimizer = torch.optim.Adam(net.named_parameters())
+    trained(net, optimizer)
+    store = saved({"net": net, "opt": optimizer.state_dict()})
+    trunk, fresh = twins(1), twins(2)
+    other = torch.optim.Adam([*trunk.parameters(), *fresh.parameters()])
+    state = {**trunk.state_dict(), "net": fresh, "opt": other}
+    refused(state, store, "more than one parameter may be this one", strict=False)
