@@ -147,18 +147,18 @@ class SaveHandle:
     def make_way(self, timeout: timedelta, on_wait: Callable[[], None] = lambda: None) -> bool:
         """Wait for the end; a failure that nobody has asked for is logged, and False returned.
 
-        Raises Busy once the save has not got on for ``timeout``: its storage hangs.
+        Raises Busy once this rank's part has not got on for ``timeout``: its storage hangs. Others
+        that do not get on are found out by the save itself, which gives them up in its own time.
         """
-        before, moved = self.progress(), time.monotonic()
+        began = time.monotonic()
         while True:
             try:
                 error = self._future.exception(_WAIT_SECONDS)
                 break
             except FutureTimeout:
                 on_wait()
-            if self.progress() != before:
-                before, moved = self.progress(), time.monotonic()
-            if time.monotonic() - moved > timeout.total_seconds():
+            stalled = min(self._job.ranks.stalled_seconds(), time.monotonic() - began)
+            if stalled > timeout.total_seconds():
                 raise Busy(
                     f"{self.url}: this save has not got on for {timeout.total_seconds():g} s and "
                     f"no other one may begin: {self!r}. Its storage seems to hang"

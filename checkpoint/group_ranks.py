@@ -174,13 +174,17 @@ class GroupRanks:
         if self._waits:
             # Whom the coordinator waits for is found out there; a member need not be heard of.
             return (0.0, self._phase) if self._leads else None
-        age = time.monotonic() - self._progress_at
+        age = self.stalled_seconds()
         is_slow = age > self._timeout / 4
         return age, self._phase + (_standing(self._thread) if is_slow else "")
 
     def tell_alive(self) -> None:
         """Note the time; the wire does the rest."""
         self._progress_at = time.monotonic()
+
+    def stalled_seconds(self) -> float:
+        """How long this rank's own work has not got on; 0 while it waits for others."""
+        return 0.0 if self._waits else time.monotonic() - self._progress_at
 
     def is_called_off(self) -> bool:
         """Whether the decision, or a failure, is there before this rank's answer."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, Protocol, cast
@@ -78,6 +79,10 @@ class Ranks(Protocol):
         """Note that a long phase is getting on; cheap enough to call often."""
         ...
 
+    def stalled_seconds(self) -> float:
+        """How long this rank's own work has not got on; 0 while it waits for others."""
+        ...
+
     def is_called_off(self) -> bool:
         """Whether some rank has failed in this phase while this rank is still at it."""
         ...
@@ -95,9 +100,11 @@ class Solo:
         self.all = (rank,)
         self.memory = _alone.setdefault(rank, {})
         self._wrong = wrong
+        self._progress_at = time.monotonic()
 
     def begin(self, phase: str) -> None:
         """Raise if the arguments are wrong."""
+        self.tell_alive()
         if self._wrong:
             raise CheckpointError(self._wrong)
 
@@ -111,10 +118,16 @@ class Solo:
         within: float | None = None,
     ) -> bytes:
         """Decide on the one answer there is."""
+        self.tell_alive()
         return decide({self.rank: answer}, {})
 
     def tell_alive(self) -> None:
-        """Do nothing: nobody waits."""
+        """Note the time; nobody else waits."""
+        self._progress_at = time.monotonic()
+
+    def stalled_seconds(self) -> float:
+        """How long the work has not got on."""
+        return time.monotonic() - self._progress_at
 
     def is_called_off(self) -> bool:
         """Return False: there is nobody else to do so."""

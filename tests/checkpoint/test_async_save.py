@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ import torch
 
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint import background
+from dtckpt.checkpoint import ranks as solo_ranks
 from dtckpt.checkpoint.ranks import ranks_of, together
 from dtckpt.checkpoint.rendezvous import members_of
 from dtckpt.errors import (
@@ -246,18 +248,56 @@ def test_a_save_that_gets_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> N
     """However long it takes: a deadline begins anew with every piece."""
     store, gate, hours = MemoryStore(), Gate(), itertools.count()
     first = dcp.async_save(state(), gated(store, gate))
+    assert gate.reached.wait(30)
+    clock = SimpleNamespace(monotonic=lambda: 3600.0 * next(hours))
+    for module in (background, solo_ranks):
+        monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(background, "_WAIT_SECONDS", 0.001)
-    monkeypatch.setattr(background, "time", SimpleNamespace(monotonic=lambda: 3600.0 * next(hours)))
     moves: list[int] = []
 
     def on_wait() -> None:
         moves.append(1)
-        vars(first)["_job"].written_bytes += 1
+        vars(first)["_job"].ranks.tell_alive()
         if len(moves) == 20:
             gate.opened.set()
 
     assert first.make_way(timedelta(hours=5), on_wait)
     assert len(moves) >= 20
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+def test_a_save_that_waits_for_a_slower_rank_is_waited_for(
+    slow: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the timeout of whoever waits: the save gives up ranks that do not get on itself."""
+    monkeypatch.setattr(background, "_WAIT_SECONDS", 0.01)
+    store, gate, met = MemoryStore(), Gate(), threading.Barrier(2)
+    looks: list[int] = []
+
+    def body(rank: int, group: Any) -> bool:
+        mine = gated(store, gate) if rank == slow else store
+        handle = dcp.async_save(state(), mine, process_group=group)
+        assert gate.reached.wait(30)
+        ranks: Any = vars(handle)["_job"].ranks
+
+        def on_wait() -> None:
+            looks.append(1)
+            if len(looks) == 30:
+                gate.opened.set()
+
+        if rank == slow:
+            met.wait(60)
+            return True
+        limit = time.monotonic() + 30
+        while not ranks._waits:  # it has written its own part
+            assert time.monotonic() < limit
+            time.sleep(0.001)
+        found = handle.make_way(timedelta(milliseconds=50), on_wait)
+        met.wait(60)
+        return found
+
+    assert run_ranks(2, body) == [True, True]
+    assert dcp.verify(store).problems == ()
 
 
 def test_errors_of_planning_are_raised_at_once_and_alike() -> None:

@@ -207,23 +207,6 @@ def test_storage_that_hangs_does_not_hold_up_the_next_save_for_ever() -> None:
     dcp.async_save(state(), MemoryStore(), timeout=SHORT).result(30)
 
 
-@pytest.mark.parametrize("alone", [0, 1])
-def test_a_call_that_one_rank_made_alone_does_not_spoil_the_next(alone: int) -> None:
-    store, gate = MemoryStore(), threading.Barrier(2)
-
-    def body(rank: int, group: Any) -> None:
-        dcp.save(state(), store.substore("1"), process_group=group)
-        if rank == alone:
-            with pytest.raises(RankFailed):
-                dcp.save(state(), store.substore("2"), process_group=group, timeout=SHORT)
-        gate.wait(30)
-        for number in (3, 4):
-            dcp.save(state(), store.substore(str(number)), process_group=group)
-
-    run_ranks(2, body)
-    assert [s for s in "1234" if store.exists(f"{s}/manifest.json")] == ["1", "3", "4"]
-
-
 def calls(kind: str, store: Any, group: Any) -> None:
     if kind == "async":
         dcp.async_save(state(), store, process_group=group).result(30)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .mutant import Mutant
 
 _WIRES = ("tests/checkpoint/test_wires.py", "tests/checkpoint/test_frames.py")
+_CALLS = ("tests/checkpoint/test_calls.py", "tests/checkpoint/test_frames.py")
 _MEETING = ("tests/checkpoint/test_rendezvous.py",)
 
 MUTANTS = (
@@ -35,5 +36,33 @@ MUTANTS = (
         old="            held.heard[rank] -= age\n",
         new="",
         tests=_WIRES,
+    ),
+    Mutant(
+        name="a member that has gone on to a later call is waited for",
+        file="checkpoint/wire.py",
+        old="                if number < call and rank in held.awaited:",
+        new="                if False:",
+        tests=_CALLS,
+    ),
+    Mutant(
+        name="a member that has left before the call begins is waited for",
+        file="checkpoint/wire.py",
+        old="        for frame in link.early:\n            self._keep(held, rank, *frame)",
+        new="        pass",
+        tests=_CALLS,
+    ),
+    Mutant(
+        name="a member that is always late by a call stays so",
+        file="checkpoint/wire.py",
+        old="self._skip_with(rank) if is_behind else 0",
+        new="0",
+        tests=_CALLS,
+    ),
+    Mutant(
+        name="another instance of a member is welcome",
+        file="checkpoint/wire.py",
+        old=".setdefault(hello.rank, hello.instance) == hello.instance",
+        new=".setdefault(hello.rank, hello.instance) >= 0",
+        tests=_CALLS,
     ),
 )

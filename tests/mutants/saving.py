@@ -148,16 +148,23 @@ MUTANTS = (
     Mutant(
         name="a save that cannot get on is waited for without end",
         file="checkpoint/background.py",
-        old="            if time.monotonic() - moved > timeout.total_seconds():",
+        old="            if stalled > timeout.total_seconds():",
         new="            if False:",
         tests=("tests/checkpoint/test_save_hazards.py",),
     ),
     Mutant(
         name="a save that gets on slowly is given up",
         file="checkpoint/background.py",
-        old="                before, moved = self.progress(), time.monotonic()\n            if",
-        new="                before = self.progress()\n            if",
+        old="stalled = min(self._job.ranks.stalled_seconds(), time.monotonic() - began)",
+        new="stalled = time.monotonic() - began",
         tests=("tests/checkpoint/test_async_save.py", "tests/checkpoint/test_save_hazards.py"),
+    ),
+    Mutant(
+        name="a rank that waits for slower ones counts as hanging",
+        file="checkpoint/group_ranks.py",
+        old="        return 0.0 if self._waits else time.monotonic() - self._progress_at",
+        new="        return time.monotonic() - self._progress_at",
+        tests=("tests/checkpoint/test_async_save.py",),
     ),
     Mutant(
         name="a cancelled save goes on",
