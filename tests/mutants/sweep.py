@@ -21,7 +21,7 @@ from .copies import copy_repository, run_tests
 _T = "tests/checkpoint/test_"
 
 SWEEPS = {
-    "checkpoint/agreeing.py": (f"{_T}agreeing.py", f"{_T}together.py"),
+    "checkpoint/agreeing.py": (f"{_T}agreeing.py", f"{_T}together.py", f"{_T}commit.py"),
     "checkpoint/read_execution.py": (
         f"{_T}reading.py",
         f"{_T}damage.py",
