@@ -11,6 +11,8 @@ from dtckpt.errors import (
 )
 from dtckpt.lazy import lazy_exports
 
+from .debug.environment import check_if_asked
+
 if TYPE_CHECKING:
     from .adopt import from_torch, to_torch
     from .box import Box
@@ -122,3 +124,6 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
 
 def __dir__() -> list[str]:
     return __all__
+
+
+check_if_asked()

@@ -8,7 +8,6 @@ collective looks at.
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -73,25 +72,6 @@ BY_THREAD: dict[int, tuple[Observer, ...]] = {}
 """Observers by the number of their thread; empty while there are none."""
 _lock = threading.RLock()
 _owners: list[Callable[[], int | None]] = []
-
-
-CHECK_VARIABLE = "DTCKPT_CHECK_COLLECTIVES"
-"""Environment variable that has all collectives compared across ranks."""
-
-
-class _CheckerOfEnvironment(Observer):
-    """Checks every collective; made of light stuff, since most processes never come to one."""
-
-    def __init__(self) -> None:
-        self._checker: Observer | None = None
-
-    def before(self, collective: Collective) -> None:
-        with _lock:
-            if self._checker is None:
-                from .debug.checking import EnvironmentChecker
-
-                self._checker = EnvironmentChecker()
-        self._checker.before(collective)
 
 
 def add_observer(observer: Observer, thread: int | None = None) -> None:
@@ -232,13 +212,3 @@ def _user_frame(frame: FrameType | None) -> FrameType | None:
             return frame
         frame = frame.f_back
     return None
-
-
-def _is_set(value: str) -> bool:
-    if value in ("", "0", "1"):
-        return value == "1"
-    raise ValueError(f"{CHECK_VARIABLE} is 0 or 1, got {value!r}")
-
-
-if _is_set(os.environ.get(CHECK_VARIABLE, "")):
-    add_observer(_CheckerOfEnvironment(), EVERYWHERE)

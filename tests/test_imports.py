@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,34 @@ def test_imports_point_down(package: str) -> None:
             continue
         for line, target in imports(path):
             assert target in allowed, f"{path.relative_to(ROOT)}:{line} imports {target}"
+
+
+def imported_modules(path: Path, package: Path) -> Iterator[Path]:
+    """Yield the files of a package that one of them imports, lazily or for types only, too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            folder = path.parents[node.level - 1]
+            if folder == package or package in folder.parents:
+                module = folder.joinpath(*(node.module or "").split("."))
+                names = [module / alias.name for alias in node.names]
+                for found in {module, *names}:
+                    for file in (found.with_suffix(".py"), found / "__init__.py"):
+                        if file.exists() and file != path:
+                            yield file
+
+
+def test_modules_of_dtensor_import_each_other_in_one_direction() -> None:
+    package = ROOT / "dtensor"
+    imported = {
+        path: set(imported_modules(path, package))
+        for path in package.rglob("*.py")
+        if path != package / "__init__.py"
+    }
+    try:
+        TopologicalSorter(imported).prepare()
+    except CycleError as error:
+        circle = [str(path.relative_to(ROOT)) for path in error.args[1]]
+        pytest.fail(f"these import each other in a circle: {' <- '.join(circle)}")
 
 
 def loaded_by(code: str) -> set[str]:

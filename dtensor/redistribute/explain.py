@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
@@ -17,8 +17,19 @@ from ..placement import Placement
 from ..reductions import all_reduced_bytes
 from .route import Hop, Route, gathers_in_rows, hop_seconds, most_moved, plan_route
 
-if TYPE_CHECKING:
-    from ..dtensor import DTensor
+
+class LaidOut(Protocol):
+    """A DTensor, as far as it counts here."""
+
+    @property
+    def global_layout(self) -> Layout:
+        """What its ranks hold."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Element type."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +83,8 @@ class Explanation:
 
 
 def explain(
-    source: Layout | DTensor,
-    target: Layout | DTensor | Sequence[Placement],
+    source: Layout | LaidOut,
+    target: Layout | LaidOut | Sequence[Placement],
     dtype: torch.dtype | None = None,
     *,
     costs: CostModel = GLOO,

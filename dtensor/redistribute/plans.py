@@ -12,11 +12,11 @@ from ..collectives import Peers
 from ..costs import CostModel
 from ..device_mesh import DeviceMesh
 from ..halving import HalvingDict
-from ..logs import logs_redistributes, note_redistribute
 from ..own_copies import own_copy
 from ..placement import Partial
 from ..reductions import require_reducible
 from ..spec import DTensorSpec
+from .logs import logs_redistributes, note_redistribute
 from .memory import agree_on_memory
 from .packing import carried
 from .route import Hop, Route, plan_route, require_commuting

@@ -14,7 +14,7 @@ import torch
 
 import dtckpt.checkpoint as dcp
 from dtckpt.dtensor import DeviceMesh, Replicate, Shard
-from dtckpt.dtensor.logs import logs_redistributes
+from dtckpt.dtensor.redistribute.logs import logs_redistributes
 from dtckpt.logs import levels_of, logger_of
 
 from .rank_meshes import run_on_mesh, scattered
@@ -156,7 +156,7 @@ def test_nothing_is_logged_unless_asked_for(caplog: pytest.LogCaptureFixture) ->
 PROGRAM = """
 import logging, sys, tempfile, torch
 import dtckpt.checkpoint as dcp
-from dtckpt.dtensor.logs import logs_redistributes
+from dtckpt.dtensor.redistribute.logs import logs_redistributes
 dcp.save({"w": torch.ones(4)}, tempfile.mkdtemp() + "/c")
 print(logs_redistributes(), logging.getLogger("dtckpt.dtensor").level)
 logging.basicConfig(stream=sys.stdout, format="mine %(message)s", force=True)
