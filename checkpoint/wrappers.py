@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Hashable, Mapping
 from functools import cached_property
 from typing import Generic, TypeVar
@@ -10,6 +11,7 @@ T = TypeVar("T")
 
 _WRAPPERS = frozenset({"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 """Parts of names that torch.compile, DDP, FSDP and activation checkpointing add."""
+_may_be_wrapped = re.compile("|".join(sorted(_WRAPPERS))).search
 
 
 def without_wrappers(name: str) -> str:
@@ -18,7 +20,7 @@ def without_wrappers(name: str) -> str:
     >>> without_wrappers("model/_orig_mod.module.layers.0.weight")
     'model/layers.0.weight'
     """
-    if not any(wrapper in name for wrapper in _WRAPPERS):
+    if not _may_be_wrapped(name):
         return name
     return "/".join(
         ".".join([p for p in component.split(".") if p not in _WRAPPERS] or [component])
