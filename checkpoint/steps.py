@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from dtckpt.errors import Corrupt, LayoutMismatch, NotCommitted
+from dtckpt.errors import Corrupt, LayoutMismatch, NotCommitted, StorageError
 from dtckpt.logs import logger_of
 
 from ..storage.base import Store
@@ -127,20 +127,36 @@ def _check_same_root(urls: Mapping[int, bytes]) -> None:
 def newest_whole(store: Store) -> Step | None:
     """Return the newest checkpoint whose manifest is intact and whose data files are all there.
 
-    Corrupt where there are checkpoints, but none that is whole.
+    Corrupt where there are checkpoints, but none that is whole; StorageError where all that are
+    listed are gone.
     """
-    damaged: list[str] = []
-    for step in reversed(committed_steps(store)):
-        try:
-            _check_whole(store.substore(step.name))
-        except (Corrupt, NotCommitted) as error:
-            logger.warning("passing over %s: %s", step.url, error)
-            damaged += [str(error)] if isinstance(error, Corrupt) else []
-            continue
-        return step
+    gone: set[str] = set()
+    while True:
+        damaged: list[str] = []
+        steps = committed_steps(store)
+        for step in reversed(steps):
+            try:
+                _check_whole(store.substore(step.name))
+            except NotCommitted as error:
+                logger.warning("passing over %s: %s", step.url, error)
+                if step.name not in gone:  # deleted since it was listed: others may have come
+                    gone.add(step.name)
+                    break
+            except Corrupt as error:
+                logger.warning("passing over %s: %s", step.url, error)
+                damaged.append(str(error))
+            else:
+                return step
+        else:
+            break
     if damaged:
         raise Corrupt(
             f"{store.url}: none of the checkpoints here is whole; the newest: {damaged[0]}"
+        )
+    if steps:
+        raise StorageError(
+            f"{store.url}: {steps[-1].name} is listed, but its manifest is not there; the listing "
+            "lags behind, or checkpoints are being deleted. Try again"
         )
     return None
 

@@ -13,7 +13,14 @@ import torch.distributed as dist
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint.group_ranks import GroupRanks
 from dtckpt.checkpoint.places import MANIFEST
-from dtckpt.errors import CheckpointError, LayoutMismatch, NotCommitted, RankFailed, StorageError
+from dtckpt.errors import (
+    CheckpointError,
+    LayoutMismatch,
+    NotCommitted,
+    ObjectNotFound,
+    RankFailed,
+    StorageError,
+)
 from dtckpt.storage import Fault, FaultyStore, FsspecStore, MemoryStore, RaiseError, Rule, Store
 
 from ..ranks import RanksFailed, run_ranks
@@ -198,6 +205,36 @@ def test_latest_survives_a_checkpoint_that_goes_while_it_looks() -> None:
     found = dcp.latest(faulty)
     assert found is not None
     assert found.number == 1
+
+
+def test_latest_finds_what_came_while_all_that_was_listed_went() -> None:
+    store = MemoryStore()
+    dcp.save({"step": 1}, store.substore("step-1"))
+
+    class Rotated(Fault):
+        def before(self) -> None:
+            dcp.save({"step": 2}, store.substore("step-2"))
+            dcp.delete(store.substore("step-1"))
+
+    rotated = Rule(Rotated(), op="read", name="*step-1/manifest.json", nth=1)
+    found = dcp.latest(FaultyStore(store, [rotated]))
+    assert found is not None
+    assert found.number == 2
+
+
+def test_latest_of_what_is_only_listed_is_an_error() -> None:
+    class Listed(Fault):
+        def before(self) -> None:
+            raise ObjectNotFound("no object")
+
+    store = MemoryStore()
+    dcp.save({"step": 1}, store.substore("step-1"))
+    rule = Rule(Listed(), op="stat", name="*manifest.json")
+    again = Rule(Listed(), op="read", name="*manifest.json")
+    with pytest.raises(StorageError, match="step-1 is listed, but"):
+        dcp.latest(FaultyStore(store, [rule, again]))
+    dcp.delete(store.substore("step-1"))
+    assert dcp.latest(store) is None
 
 
 def test_an_exception_that_cannot_be_described_still_reaches_all() -> None:
