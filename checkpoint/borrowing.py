@@ -21,6 +21,7 @@ from dtckpt.errors import CheckpointError, Corrupt, InUse, NotCommitted
 from dtckpt.logs import logger_of
 
 from ..storage.base import Store
+from ..storage.failures import failing
 from ..storage.open import open_store
 from .blocks import DIGEST_BYTES, BlockHasher
 from .datafile import Entry
@@ -142,16 +143,37 @@ def claim_lenders(store: Store, manifest: Manifest) -> None:
     for source, save_id in sorted({(file.source, file.save_id) for file in manifest.borrowed}):
         lender = store.sibling(source)
         # In this order: between the two a whole deletion could pass.
-        is_going = any(lender.list(f"{RECORDS}/{save_id}"))
+        going = _going(lender, save_id)
         try:
             found = read_manifest(lender).save_id
         except NotCommitted:
             found = None
-        if is_going or found != save_id:
+        if found != save_id:
             raise CheckpointError(
                 f"{lender.url}: this checkpoint was deleted or replaced during the save that "
                 "refers to it; save again without it as the base"
             )
+        if going is not None:
+            raise going
+
+
+def refuse_if_going(store: Store, save_id: str) -> None:
+    """Raise CheckpointError if somebody has begun to delete a checkpoint."""
+    with failing(certain=True):
+        going = _going(store, save_id)
+        if going is not None:
+            raise going
+
+
+def _going(store: Store, save_id: str) -> CheckpointError | None:
+    if not any(store.list(f"{RECORDS}/{save_id}")):
+        return None
+    return CheckpointError(
+        f"{store.url}: this checkpoint is being deleted, or that was begun and has failed, so it "
+        "cannot be the base of another one. Save without it as the base, or first finish the "
+        "deletion with checkpoint.delete; checkpoint.clean lets a checkpoint stand whose deletion "
+        "was given up long ago"
+    )
 
 
 def withdraw_claims(store: Store, manifest: Manifest) -> None:

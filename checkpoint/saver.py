@@ -20,7 +20,7 @@ from ..storage.base import Store
 from ..storage.open import open_store
 from .agreeing import Agreement, Description, PlanMemory, agree
 from .blocks import digest
-from .borrowing import Borrowed, Lender, open_base
+from .borrowing import Borrowed, Lender, open_base, refuse_if_going
 from .collector import paused_collector
 from .committing import check_free, commit, discard, prepare
 from .copies import compare_copies
@@ -264,11 +264,14 @@ class SaveJob:
 
         def read(_: Answers) -> bytes:
             text = read_manifest_bytes(base)
-            Manifest.from_bytes(text, where)  # found out here if it is damaged, for all ranks
+            # Found out here, before anything is written, and for all ranks.
+            parsed.append(Manifest.from_bytes(text, where))
+            refuse_if_going(base, parsed[0].save_id)
             return text
 
+        parsed: list[Manifest] = []
         text = together(self.ranks, "save: read base", lambda: b"", read)
-        self.lender = Lender(base, Manifest.from_bytes(text, where))
+        self.lender = Lender(base, parsed[0] if parsed else Manifest.from_bytes(text, where))
 
     def own_chunks(self) -> Iterator[Chunk]:
         """Yield what this rank writes, in the order of the plan."""

@@ -155,6 +155,50 @@ def test_a_rival_is_seen_where_the_server_knows_no_conditions(
     assert len(list(s3.store.list())) == 2
 
 
+@pytest.mark.parametrize(
+    ("status", "code", "carry_out"),
+    [
+        (409, "ConditionalRequestConflict", False),
+        (501, "NotImplemented", False),
+        (412, "PreconditionFailed", True),  # as a repeated request finds it
+        (403, "AccessDenied", True),
+    ],
+)
+def test_a_deletion_whose_condition_is_not_answered_plainly(
+    proxy: FaultProxy, options: dict[str, Any], s3: S3, status: int, code: str, carry_out: bool
+) -> None:
+    dcp.save(state(1.0), s3.store, no_dist=True)
+    proxy.trouble = Trouble(
+        status=status,
+        code=code,
+        share=1.0,
+        limit=1,
+        methods=frozenset({"DELETE"}),
+        match="manifest.json",
+        carry_out=carry_out,
+    )
+    dcp.delete(s3.url, storage_options=options)
+    assert proxy.trouble.hits == 1
+    assert list(s3.store.list()) == []
+
+
+def test_a_deletion_that_is_refused_leaves_all_as_it_was(
+    proxy: FaultProxy, options: dict[str, Any], s3: S3
+) -> None:
+    dcp.save(state(1.0), s3.store, no_dist=True)
+    proxy.trouble = Trouble(
+        status=403,
+        code="AccessDenied",
+        share=1.0,
+        methods=frozenset({"DELETE"}),
+        match="manifest.json",
+    )
+    with pytest.raises(StorageError, match="cannot delete"):
+        dcp.delete(s3.url, storage_options=options)
+    assert len(list(s3.store.list())) == 2
+    assert value_at(s3.url, options) == 1.0
+
+
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_lost_replies_of_the_manifest(
     proxy: FaultProxy, options: dict[str, Any], url: str, overwrite: bool

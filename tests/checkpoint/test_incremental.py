@@ -11,8 +11,23 @@ import torch
 
 import dtckpt.checkpoint as dcp
 from dtckpt.dtensor import DeviceMesh, DTensor, Mesh, Replicate, Shard
-from dtckpt.errors import CheckpointError, Corrupt, InUse, LayoutMismatch, NotCommitted
-from dtckpt.storage import Fault, FaultyStore, LocalStore, MemoryStore, Rule, Store
+from dtckpt.errors import (
+    CheckpointError,
+    Corrupt,
+    InUse,
+    LayoutMismatch,
+    NotCommitted,
+    StorageError,
+)
+from dtckpt.storage import (
+    Fault,
+    FaultyStore,
+    LocalStore,
+    MemoryStore,
+    RaiseError,
+    Rule,
+    Store,
+)
 
 from ..dtensor.rank_meshes import run_on_mesh
 from ..ranks import RanksFailed, run_ranks
@@ -231,6 +246,36 @@ def test_a_base_deleted_during_the_save_is_not_referred_to() -> None:
     with pytest.raises(CheckpointError, match="deleted or replaced during the save"):
         dcp.save(state(2), store, base=first)
     assert not root.exists("step-2/manifest.json")
+
+
+def test_a_deletion_that_was_refused_leaves_a_base() -> None:
+    root = MemoryStore()
+    first, second = root.substore("step-1"), root.substore("step-2")
+    dcp.save(state(1), first)
+    before = list(first.list())
+    denied = Rule(RaiseError(StorageError("denied")), op="delete", name="manifest.json")
+    with pytest.raises(StorageError, match="denied"):
+        dcp.delete(FaultyStore(first, [denied]))
+    assert list(first.list()) == before
+    assert dcp.save(state(2), second, base=first).borrowed_bytes > 0
+    check(second, 2)
+
+
+def test_a_base_that_is_being_deleted_is_refused_before_anything_is_written() -> None:
+    root = MemoryStore()
+    first, second = root.substore("step-1"), root.substore("step-2")
+    dcp.save(state(1), first)
+    cut_off = Rule(RaiseError(StorageError("no reply")), op="delete")
+    with pytest.raises(StorageError, match="no reply"):
+        dcp.delete(FaultyStore(first, [cut_off]))
+    check(first, 1)
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=r"step-1: .* is being deleted, or .*delete;"):
+            dcp.save(state(2), second, base=first)
+        assert list(second.list()) == []
+    dcp.delete(first)
+    with pytest.raises(NotCommitted):
+        dcp.save(state(2), second, base=first)
 
 
 def test_a_base_that_cannot_be_one_is_refused_on_all_ranks(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def test_a_base_that_is_being_deleted_is_not_used() -> None:
     before = {info.name: second.read(info.name) for info in second.list()}
 
     def save() -> None:
-        with pytest.raises(CheckpointError, match="deleted or replaced") as caught:
+        with pytest.raises(CheckpointError, match="is being deleted") as caught:
             dcp.save(state(), second, base=first, overwrite=True)
         assert caught.value.is_certain
 

@@ -22,15 +22,21 @@ MUTANTS = (
     Mutant(
         name="who is deleting a lender is not looked at",
         file="checkpoint/borrowing.py",
-        old="        if is_going or found != save_id:",
-        new="        if found != save_id:",
+        old="""        if going is not None:
+            raise going
+
+
+def refuse_if_going""",
+        new="""
+
+def refuse_if_going""",
         tests=_STATES,
     ),
     Mutant(
         name="a lender that is gone or another one is not noticed",
         file="checkpoint/borrowing.py",
-        old="        if is_going or found != save_id:",
-        new="        if is_going:",
+        old="        if found != save_id:",
+        new="        if False:",
         tests=_STATES,
     ),
     Mutant(
@@ -226,10 +232,26 @@ MUTANTS = (
         tests=("tests/checkpoint/test_incremental.py",),
     ),
     Mutant(
+        name="a record stays although the checkpoint does",
+        file="checkpoint/deleting.py",
+        old="            if find_manifest(store) == text:  # not",
+        new="            if False:  # not",
+        tests=("tests/checkpoint/test_incremental.py",),
+    ),
+    Mutant(
+        name="a base that is being deleted is found out late",
+        file="checkpoint/saver.py",
+        old="            refuse_if_going(base, parsed[0].save_id)",
+        new="            pass",
+        tests=("tests/checkpoint/test_incremental.py",),
+    ),
+    Mutant(
         name="files of a checkpoint that stands go with an old record",
         file="checkpoint/deleting.py",
-        old="        if find_manifest(store) == text:",
-        new="        if False:",
+        old="""        if find_manifest(store) == text:
+            store.delete([info.name])""",
+        new="""        if False:
+            store.delete([info.name])""",
         tests=_CLEANING,
     ),
     Mutant(
