@@ -17,7 +17,8 @@ from .steps import Step
 def agree_on_memory(steps: Sequence[Step], locals_: Sequence[Tensor]) -> None:
     """Raise torch.OutOfMemoryError on all ranks if one of them has no memory for steps of one key.
 
-    Asked only where that takes no time beside the move (``Transport.agree_bytes``).
+    Asked only where that takes no time beside the move (``Transport.agree_bytes``), and where a
+    device knows what it has.
     """
     needs = [step.needs(local) for step, local in zip(steps, locals_, strict=True)]
     found = [need for need in needs if need is not None]
@@ -27,7 +28,9 @@ def agree_on_memory(steps: Sequence[Step], locals_: Sequence[Tensor]) -> None:
     if sum(need.most_bytes for need in found) < peers.transport.agree_bytes:
         return
     device = locals_[0].device
-    lacking = _lacking(sum(need.own_bytes for need in found), device)
+    if not _knows_its_memory(device):
+        return
+    lacking = _lacking([size for need in found for size in need.own_bytes], device)
     rows = all_gather_ints([lacking], peers, device)
     names = peers.ranks or peers.group_ranks
     short = {rank: row[0] for rank, row in zip(names, rows, strict=True) if row[0]}
@@ -39,11 +42,18 @@ def agree_on_memory(steps: Sequence[Step], locals_: Sequence[Tensor]) -> None:
         )
 
 
-def _lacking(num_bytes: int, device: torch.device) -> int:
-    """Return as many bytes if there is no memory for them, else 0."""
+def _knows_its_memory(device: torch.device) -> bool:
+    return device.type != "cpu"  # which promises more than there is, and ends a process later
+
+
+def _lacking(sizes: Sequence[int], device: torch.device) -> int:
+    """Return the bytes of all tensors together if there is no memory for them, else 0.
+
+    Each is asked for by itself, as the step does: free memory may lie in many pieces.
+    """
     try:
         # Given back at once. What the step takes comes out of it: nobody else is in between.
-        torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        _ = [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
     except (MemoryError, RuntimeError):
-        return num_bytes
+        return sum(sizes)
     return 0

@@ -37,8 +37,8 @@ class Needs:
     peers: Peers
     most_bytes: int
     """What moves, or a bound of it: alike on all of them."""
-    own_bytes: int
-    """What this rank has to allocate."""
+    own_bytes: tuple[int, ...]
+    """What this rank has to allocate, tensor by tensor."""
 
 
 class Step(ABC):
@@ -132,7 +132,7 @@ class AllReduce(Step):
 
     def needs(self, local: Tensor) -> Needs:
         """Return the memory of the result."""
-        return Needs(self.peers, local.nbytes, local.nbytes)
+        return Needs(self.peers, local.nbytes, (local.nbytes,))
 
     def start(self, local: Tensor, *, later: bool = False) -> Result:
         """Start the reduction."""
@@ -172,7 +172,7 @@ class ReduceScatter(Step):
 
     def needs(self, local: Tensor) -> Needs:
         """Return the memory of the terms, joined for all and received for this rank."""
-        return Needs(self.peers, local.nbytes, 2 * local.nbytes)
+        return Needs(self.peers, local.nbytes, (local.nbytes, local.nbytes))
 
     def start(self, local: Tensor, *, later: bool = False) -> Result:
         """Start the reduction."""
@@ -236,8 +236,9 @@ class Exchange(Step):
     def needs(self, local: Tensor) -> Needs:
         """Return the memory of the result and of one round."""
         most = self.most_numel * local.element_size()
-        buffers = 2 * min(most, self.costs.round_bytes)
-        return Needs(self.peers, most, math.prod(self.sizes) * local.element_size() + buffers)
+        buffer = min(most, self.costs.round_bytes)
+        result = math.prod(self.sizes) * local.element_size()
+        return Needs(self.peers, most, (result, buffer, buffer))
 
     def start(self, local: Tensor, *, later: bool = False) -> Result:
         """Start the exchange."""
@@ -313,8 +314,8 @@ class Gather(Step):
     def needs(self, local: Tensor) -> Needs:
         """Return the memory of the result and of one round."""
         whole = math.prod(self.sizes) * local.element_size()
-        buffers = 0 if self.in_rows else 2 * min(whole, self.costs.round_bytes)
-        return Needs(self.peers, whole, whole + buffers)
+        buffer = min(whole, self.costs.round_bytes)
+        return Needs(self.peers, whole, (whole,) if self.in_rows else (whole, buffer, buffer))
 
     def start(self, local: Tensor, *, later: bool = False) -> Result:
         """Start the all-gather, right to where it is to lie if that is in rows."""

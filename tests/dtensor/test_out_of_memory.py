@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +35,8 @@ MOVES: list[tuple[Placement, Placement, bool]] = [
 
 @pytest.fixture
 def _agreed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let all sizes be large."""
+    """Let all sizes be large, and CPUs know their memory."""
+    monkeypatch.setattr(memory, "_knows_its_memory", lambda _: True)  # pyright: ignore
     monkeypatch.setattr(transports, "GLOO", replace(transports.GLOO, agree_bytes=1))
 
 
@@ -42,8 +44,8 @@ def _short_on(monkeypatch: pytest.MonkeyPatch, ranks: dict[int, int]) -> None:
     """Let some ranks, by the number of their thread, lack all memory."""
     lacking = memory._lacking  # pyright: ignore[reportPrivateUsage]
 
-    def short(num_bytes: int, device: torch.device) -> int:
-        return num_bytes if threading.get_ident() in ranks else lacking(num_bytes, device)
+    def short(sizes: Sequence[int], device: torch.device) -> int:
+        return sum(sizes) if threading.get_ident() in ranks else lacking(sizes, device)
 
     monkeypatch.setattr(memory, "_lacking", short)
 
@@ -78,19 +80,60 @@ def test_all_ranks_raise_before_anything_is_sent(
     run_on_mesh((2,), body)
 
 
-def test_memory_that_is_not_there_is_found_by_asking_for_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_that_is_not_there_is_found_by_asking_for_it() -> None:
     cpu = torch.device("cpu")
-    assert memory._lacking(1 << 20, cpu) == 0  # pyright: ignore[reportPrivateUsage]
-    assert memory._lacking(1 << 60, cpu) == 1 << 60  # pyright: ignore[reportPrivateUsage]
+    assert memory._lacking([1 << 20], cpu) == 0  # pyright: ignore[reportPrivateUsage]
+    assert memory._lacking([1, 1 << 60], cpu) == 1 + (1 << 60)  # pyright: ignore[reportPrivateUsage]
 
 
-def test_small_steps_do_not_ask() -> None:
+class Fragmented:
+    """A device whose free memory lies in blocks; it gives each of them out once."""
+
+    def __init__(self, *blocks: int) -> None:
+        self.free = list(blocks)
+
+    def empty(self, size: int, **_: Any) -> object:
+        """Stand for ``torch.empty``."""
+        block = min((block for block in self.free if block >= size), default=None)
+        if block is None:
+            raise torch.OutOfMemoryError
+        self.free.remove(block)
+        return object()
+
+
+@pytest.mark.parametrize(
+    ("blocks", "sizes", "lacking"),
+    [
+        ((60, 20, 20), (50, 20, 20), 0),  # no block of 90
+        ((60, 40), (50, 20, 20), 90),  # as much, but no third one
+        ((), (), 0),
+    ],
+)
+def test_memory_in_pieces_is_asked_for_tensor_by_tensor(
+    monkeypatch: pytest.MonkeyPatch, blocks: Any, sizes: Any, lacking: int
+) -> None:
+    monkeypatch.setattr(torch, "empty", Fragmented(*blocks).empty)
+    device = torch.device("cuda", 0)
+    assert memory._lacking(sizes, device) == lacking  # pyright: ignore[reportPrivateUsage]
+
+
+def moved() -> list[list[str]]:
+    """The collectives of two ranks that move something small."""
+
     def body(mesh: DeviceMesh) -> list[str]:
         tensor = scattered(torch.arange(16.0).view(4, 4), mesh, [Shard(0)])
         with collectives() as seen:
             tensor.redistribute(placements=[Shard(1)])
         return [c.kind for c in seen]
 
-    assert run_on_mesh((2,), body) == [["all_to_all"]] * 2
+    return run_on_mesh((2,), body)
+
+
+def test_cpus_do_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transports, "GLOO", replace(transports.GLOO, agree_bytes=1))
+    assert moved() == [["all_to_all"]] * 2
+
+
+def test_small_steps_do_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_knows_its_memory", lambda _: True)  # pyright: ignore
+    assert moved() == [["all_to_all"]] * 2
