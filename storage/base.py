@@ -286,8 +286,8 @@ class Store(ABC):
 
         Durable on return. Without ``overwrite`` it raises ``ObjectExists`` if the name is taken;
         of several racing writers exactly one succeeds where the store has conditional writes.
-        A store whose replies can be lost reads back and compares, so racers that must tell who won
-        publish different bytes.
+        A store whose replies can be lost reads and compares after a failure, so racers that must
+        tell who won publish different bytes; where it has no conditional writes, they read back.
         """
 
     def replace(self, name: str, data: bytes, *, expected: bytes) -> None:

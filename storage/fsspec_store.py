@@ -41,13 +41,13 @@ class FsspecStore(Store):
     """Objects below an fsspec URL; ``options`` go to its driver as they are.
 
     Nothing that a driver says is taken on trust: no listing cache is used, every range is measured,
-    every write is looked at afterwards, and every exception becomes a ``StorageError``.
+    every stream is measured afterwards, and every exception becomes a ``StorageError``.
 
     * Object stores: an object appears when its upload completes. ``publish`` is one conditional
-      PUT where the driver has it, read back and compared; a create whose reply was lost is
-      recognised by that. ``replace`` is one, too, on S3. Where the server ignores conditions, of
-      several racing writers more than one may believe to have won for a moment; the read back
-      narrows that, but cannot close it. Busy servers are asked again as often as the driver does.
+      PUT where the driver has it; after a failure the object is read and compared, so a create
+      whose reply was lost is recognised. ``replace`` is one, too, on S3. Where the server ignores
+      conditions, several racing writers may believe to have won: who must know reads back, as the
+      commit does. Busy servers are asked again as often as the driver does.
     * Large objects: the name is checked when the object is begun, not when it is completed. Writers
       use names that no one else does.
     * Other file systems: objects are written under a hidden name and renamed, or copied where
@@ -116,13 +116,11 @@ class FsspecStore(Store):
         if not overwrite:
             self._refuse_taken(name)
         self._put(name, payload, exclusive=not overwrite)
-        self._read_back(name, payload)
 
     def replace(self, name: str, data: bytes, *, expected: bytes) -> None:
         payload = bytes(data)
         info = self._info_of(name, expected)
         self._put(name, payload, instead_of=(info, expected))
-        self._read_back(name, payload)
 
     def remove(self, name: str, *, expected: bytes) -> None:
         info = self._info_of(name, expected)
@@ -304,16 +302,6 @@ class FsspecStore(Store):
         with failing(certain=True):
             if self.exists(name):
                 raise already_exists(join(self.url, name))
-
-    def _read_back(self, name: str, data: bytes) -> None:
-        """Raise ``StorageError`` unless the object has exactly these bytes now."""
-        found = self._found(name)
-        if found != data:
-            there = "nothing is" if found is None else "other bytes than those just published are"
-            raise StorageError(
-                f"{join(self.url, name)}: {there} there although the store has confirmed the "
-                "write; it was lost or altered on its way, or another writer was at it"
-            )
 
     def _found(self, name: str) -> bytes | None:
         """The bytes of an object now; None if there is none."""

@@ -18,6 +18,7 @@ import torch
 
 import dtckpt.checkpoint as dcp
 from dtckpt.errors import AlreadyCommitted, CheckpointError, StorageError
+from dtckpt.storage import open_store
 
 from ..conftest import BUCKET, S3
 from ..storage.fault_proxy import FaultProxy, Trouble, fault_proxy
@@ -276,10 +277,21 @@ def test_an_altered_manifest_does_not_cost_what_was_there(
     proxy.trouble = Trouble(
         share=1.0, limit=1, methods=frozenset({"PUT"}), match="manifest.json", alter=True
     )
-    with pytest.raises(StorageError, match="other bytes than those just published"):
+    with pytest.raises(StorageError, match="other bytes are there although"):
         dcp.save(state(2.0), url, storage_options=options, overwrite=True, no_dist=True)
     assert proxy.trouble.hits == 1
     assert value_at(url, options) == 1.0
+
+
+def test_what_the_server_has_confirmed_need_not_be_readable(
+    proxy: FaultProxy, options: dict[str, Any], s3: S3
+) -> None:
+    proxy.trouble = Trouble(
+        status=403, code="AccessDenied", share=1.0, methods=frozenset({"GET", "HEAD"})
+    )
+    open_store(s3.url, **options).publish("x", b"written", overwrite=True)
+    assert proxy.trouble.hits == 0, "who needs to know reads it back"
+    assert s3.store.read("x") == b"written"
 
 
 def test_a_swallowed_manifest_is_not_taken_for_a_rival(
