@@ -17,8 +17,7 @@ from .steps import Step
 def agree_on_memory(steps: Sequence[Step], locals_: Sequence[Tensor]) -> None:
     """Raise torch.OutOfMemoryError on all ranks if one of them has no memory for steps of one key.
 
-    Asked only where that takes no time beside the move (``Transport.agree_bytes``), and where a
-    device knows what it has.
+    Asked only where that takes no time beside the move (``Transport.agree_bytes``).
     """
     needs = [step.needs(local) for step, local in zip(steps, locals_, strict=True)]
     found = [need for need in needs if need is not None]
@@ -28,8 +27,6 @@ def agree_on_memory(steps: Sequence[Step], locals_: Sequence[Tensor]) -> None:
     if sum(need.most_bytes for need in found) < peers.transport.agree_bytes:
         return
     device = locals_[0].device
-    if not _knows_its_memory(device):
-        return
     lacking = _lacking([size for need in found for size in need.own_bytes], device)
     rows = all_gather_ints([lacking], peers, device)
     names = peers.ranks or peers.group_ranks
@@ -40,10 +37,6 @@ def agree_on_memory(steps: Sequence[Step], locals_: Sequence[Tensor]) -> None:
             f"a redistribute on {device.type} needs memory that is not there: {listed}. Nothing "
             "has been sent; free memory there, or redistribute in parts"
         )
-
-
-def _knows_its_memory(device: torch.device) -> bool:
-    return device.type != "cpu"  # which promises more than there is, and ends a process later
 
 
 def _lacking(sizes: Sequence[int], device: torch.device) -> int:

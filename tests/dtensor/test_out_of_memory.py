@@ -35,8 +35,7 @@ MOVES: list[tuple[Placement, Placement, bool]] = [
 
 @pytest.fixture
 def _agreed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let all sizes be large, and CPUs know their memory."""
-    monkeypatch.setattr(memory, "_knows_its_memory", lambda _: True)  # pyright: ignore
+    """Let all sizes be large."""
     monkeypatch.setattr(transports, "GLOO", replace(transports.GLOO, agree_bytes=1))
 
 
@@ -117,23 +116,11 @@ def test_memory_in_pieces_is_asked_for_tensor_by_tensor(
     assert memory._lacking(sizes, device) == lacking  # pyright: ignore[reportPrivateUsage]
 
 
-def moved() -> list[list[str]]:
-    """The collectives of two ranks that move something small."""
-
+def test_small_steps_do_not_ask() -> None:
     def body(mesh: DeviceMesh) -> list[str]:
         tensor = scattered(torch.arange(16.0).view(4, 4), mesh, [Shard(0)])
         with collectives() as seen:
             tensor.redistribute(placements=[Shard(1)])
         return [c.kind for c in seen]
 
-    return run_on_mesh((2,), body)
-
-
-def test_cpus_do_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transports, "GLOO", replace(transports.GLOO, agree_bytes=1))
-    assert moved() == [["all_to_all"]] * 2
-
-
-def test_small_steps_do_not_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_knows_its_memory", lambda _: True)  # pyright: ignore
-    assert moved() == [["all_to_all"]] * 2
+    assert run_on_mesh((2,), body) == [["all_to_all"]] * 2
