@@ -26,7 +26,7 @@ _SECRET_BYTES = 16
 _GREETING_SECONDS = 5.0
 """How long somebody who has connected may take to say hello."""
 _MAX_STRANGERS = 256
-"""How many may be about to say hello; above that the one who has taken longest has to go."""
+"""How many may be about to say hello besides the ranks; else who has taken longest has to go."""
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 """Within a call somebody may wait for minutes until the others come; this keeps routers awake."""
 
@@ -119,8 +119,10 @@ class Greeting:
 class Listener:
     """Where the coordinator is reached; its ``sockets`` are served by the loop."""
 
-    def __init__(self, sockets: list[socket.socket]) -> None:
+    def __init__(self, sockets: list[socket.socket], num_ranks: int = 0) -> None:
+        """``num_ranks`` may come at the same time; none of them has to make way for another."""
         self.sockets = sockets
+        self._most = _MAX_STRANGERS + num_ranks
         for listening in sockets:
             listening.setblocking(False)
         self._token = secrets.token_bytes(_SECRET_BYTES)
@@ -143,8 +145,6 @@ class Listener:
         self, listening: socket.socket, forget: Callable[[Greeting], None]
     ) -> Greeting | None:
         """Take whoever has connected; ``forget`` is called with one who has to make way."""
-        if len(self._greetings) >= _MAX_STRANGERS:
-            forget(next(iter(self._greetings.values())))
         try:
             connection, _ = listening.accept()
         except BlockingIOError:
@@ -154,8 +154,14 @@ class Listener:
                 forget(next(iter(self._greetings.values())))
             time.sleep(0.01)  # not to spin on those who wait
             return None
-        prepare(connection)
+        try:
+            prepare(connection)
+        except OSError:  # it has gone already
+            connection.close()
+            return None
         connection.setblocking(False)
+        if len(self._greetings) >= self._most:
+            forget(next(iter(self._greetings.values())))
         greeting = self._greetings[connection] = Greeting(connection, self._token, self._welcome)
         return greeting
 

@@ -15,15 +15,22 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
+from typing import Protocol, cast
+
+from dtckpt.logs import logger_of
 
 from .greeting import Greeting, Hello, Listener
 from .link import Link
+
+logger = logger_of("checkpoint")
 
 _LINGER_SECONDS = 15.0
 """How long the other end of an ended call may take to read what was sent last."""
 _EXIT_SECONDS = 3.0
 """The same while the interpreter exits."""
+_ACCEPTED_AT_ONCE = 64
+"""So many are let in before those who are there are served again."""
+_ERROR_SECONDS = 0.01
 
 
 class Owner(Protocol):
@@ -47,6 +54,10 @@ class Owner(Protocol):
 
     def beat(self) -> float | None:
         """Show the signs of life that are due; return the seconds until the next."""
+        ...
+
+    def fail(self, reason: str) -> None:
+        """Note that nothing can come from anybody any more."""
         ...
 
 
@@ -81,15 +92,19 @@ class Loop:
             self.wake()
 
     def wake(self) -> None:
-        """Have the thread look around."""
+        """Have the thread look around, if it is not the caller: it does so soon."""
         if threading.get_ident() != self._thread:
-            with suppress(OSError):
-                self._waker.send(b"!")
+            self.ring()
+
+    def ring(self) -> None:
+        """Have the thread look around, whoever calls, the garbage collector in that thread too."""
+        with suppress(OSError):
+            self._waker.send(b"!")
 
     def stop(self) -> None:
         """End the thread, which closes all connections."""
         self._is_over = True
-        self.wake()
+        self.ring()
 
     def settle(self, seconds: float) -> None:
         """Wait until what was sent last has been read at the other ends."""
@@ -108,22 +123,45 @@ class Loop:
             if held is None or self._is_over:
                 return
             for key, _ in ready:
-                key.data(key.fileobj, held)
+                self._handle(key, held)
             while self._changed:
-                self._attend(self._changed.popleft(), held)
+                link = self._changed.popleft()
+                try:
+                    self._attend(link, held)
+                except Exception as error:
+                    self._lose(link, held, error)
             pauses = [held.beat(), self._expire_greetings(), self._expire_ending()]
             pause = min((p for p in pauses if p is not None), default=None)
             del held
+
+    def _handle(self, key: selectors.SelectorKey, owner: Owner) -> None:
+        try:
+            key.data(key.fileobj, owner)
+        except Exception:
+            # Whatever it is that one connection brings, the others go on.
+            logger.warning("a connection is given up after an unexpected error", exc_info=True)
+            if key.data in (self._accept, self._woken):
+                time.sleep(_ERROR_SECONDS)  # not to spin on what comes again
+            else:
+                self._drop(cast(socket.socket, key.fileobj))
+
+    def _drop(self, connection: socket.socket) -> None:
+        with suppress(KeyError, ValueError):
+            self._selector.unregister(connection)
+        connection.close()
 
     def _woken(self, wake: socket.socket, _: Owner) -> None:
         with suppress(BlockingIOError):
             wake.recv(4096)
 
     def _accept(self, listening: socket.socket, _: Owner) -> None:
-        if self._listener is not None:
+        if self._listener is None:
+            return
+        for _number in range(_ACCEPTED_AT_ONCE):
             greeting = self._listener.accept(listening, self._forget)
-            if greeting is not None:
-                self._selector.register(greeting.connection, selectors.EVENT_READ, self._greet)
+            if greeting is None:
+                return
+            self._selector.register(greeting.connection, selectors.EVENT_READ, self._greet)
 
     def _greet(self, connection: socket.socket, owner: Owner) -> None:
         if self._listener is None:
@@ -195,11 +233,14 @@ class Loop:
                             link.end_sending()
                 owner.take(link)
             except Exception as error:
-                # Whatever it is, nothing that follows on this connection can be understood.
-                owner.lose(link, str(error) or type(error).__name__)
-                self._close(link)
+                self._lose(link, owner, error)
 
         return serve
+
+    def _lose(self, link: Link, owner: Owner, error: Exception) -> None:
+        # Whatever it is, nothing that follows on this connection can be understood.
+        owner.lose(link, str(error) or type(error).__name__)
+        self._close(link)
 
     def _close(self, link: Link) -> None:
         self._ending.discard(link)
@@ -223,10 +264,18 @@ class Loop:
 
 
 def _serve(loop: Loop, owner: weakref.ref[Owner]) -> None:
+    reason = "the connections of this rank were closed"
     try:
         loop.run(owner)
+    except BaseException as error:
+        logger.exception("the thread that serves the connections of this rank has ended")
+        what = f"{type(error).__name__}: {error}"
+        reason = f"the thread that serves the connections of this rank has ended: {what}"
     finally:
         loop.close()
+        held = owner()
+        if held is not None:
+            held.fail(reason)
 
 
 _loops: weakref.WeakSet[Loop] = weakref.WeakSet()

@@ -300,7 +300,7 @@ def _introduced(group: Any, calls: Calls, seconds: float) -> Members:
         )
         invitation = Invitation(problem=str(problem), generation=generation)
     else:
-        listener = Listener(sockets)
+        listener = Listener(sockets, len(everyone))
         invitation = listener.invitation(hosts, generation)
     try:
         _within(lambda: board.post(invitation.to_bytes()), seconds)

@@ -28,7 +28,7 @@ from .failing import CalledOff
 from .flattening import flatten
 from .limits import MAX_JSON_NESTING, check_nesting
 from .manifest import MANIFEST, BorrowedFile, FileRecord, Manifest, read_manifest_bytes
-from .ranks import DEFAULT_TIMEOUT, Answers, Ranks, ranks_of, together
+from .ranks import DEFAULT_TIMEOUT, Answers, Ranks, Solo, ranks_of, together
 from .spec import OwnPart, TensorSpecs, Values, split_own
 from .staging import StagingArea, TensorPart
 from .stateful import Stateful
@@ -148,7 +148,7 @@ class SaveJob:
     """Of what the user gave on this rank; empty if that is nothing."""
 
     def __init__(self, ranks: Ranks, options: SaveOptions) -> None:
-        self.ranks = ranks
+        self.ranks: Ranks = ranks
         self.options = options
         self.cancelled = threading.Event()
         self.disagreements: tuple[str, ...] = ()
@@ -429,8 +429,9 @@ class SaveJob:
         return changed
 
     def forget_state(self) -> None:
-        """Let go of everything that is large, once the save has ended."""
+        """Let go of all that is large, and of the ranks, which keep the job, once it has ended."""
         self.chunks, self.tensors, self._image = [], {}, None
+        self.ranks = Solo(self.ranks.rank)
 
     def raise_if_cancelled(self) -> None:
         """Raise Cancelled once the save has been cancelled on this rank."""

@@ -47,19 +47,23 @@ def visit(
     ``tell_alive`` is called after each of them. Raises Unsavable for a container that holds itself.
     """
 
-    def ask(value: Any, name: str) -> None:
-        found: dict[str, Any] = {}
-        _Search(rank, objects=found).run(value, name)
-        for at in sorted(found):
-            visited.objects[at] = found[at]
-            if is_wanted(at):
-                visited.states[at] = found[at].state_dict()
-                tell_alive()
-                ask(visited.states[at], at)
-
     visited = Visited()
-    ask(state, "")
+    waiting = _objects_in(state, "", rank)
+    while waiting:
+        at, value = waiting.pop()
+        visited.objects[at] = value
+        if is_wanted(at):
+            visited.states[at] = value.state_dict()
+            tell_alive()
+            waiting += _objects_in(visited.states[at], at, rank)
     return visited
+
+
+def _objects_in(value: Any, name: str, rank: int) -> list[tuple[str, Any]]:
+    """Return the objects in a state by their names, the last one first."""
+    found: dict[str, Any] = {}
+    _Search(rank, objects=found).run(value, name)
+    return sorted(found.items(), key=lambda item: item[0], reverse=True)
 
 
 def tensors_in(value: Any, name: str, rank: int) -> list[tuple[str, torch.Tensor]]:

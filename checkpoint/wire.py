@@ -14,6 +14,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -103,6 +104,9 @@ class Wire:
         """Which instance of a member has come first."""
         self._failures: dict[int, bytes] = {}
         """By call, the decision for members that come to it when it has failed."""
+        self._failure = ""
+        """Why nothing can come from anybody any more."""
+        self._abandoned: deque[int] = deque()
         self._changed = threading.Condition()
         self._loop = Loop(listener)
         self._loop.start(self)
@@ -288,6 +292,8 @@ class Wire:
 
     def beat(self) -> float | None:
         """Show the signs of life that are due; return the seconds until the next one."""
+        while self._abandoned:
+            self.end_job(self._abandoned.popleft(), "it has given up")
         now = time.monotonic()
         with self._changed:
             due = [held for held in self._jobs.values() if held.sign_at <= now]
@@ -367,14 +373,14 @@ class Wire:
                 if now - expected > 1.0:  # this process was stopped, or had no processor
                     asleep += now - expected
                 held = self._jobs[job]
-                new = {
-                    r: held.rounds[number][r] for r in held.rounds.get(number, {}) if r in pending
-                }
+                arrived = held.rounds.pop(number, {})  # each is looked at once; there are thousands
+                new = {rank: arrived[rank] for rank in arrived if rank in pending}
                 answers |= new
                 pending -= new.keys()
                 lost, wake = _lost(held, pending, start, timeout, asleep, now, now + pause)
+                if self._failure:
+                    lost = dict.fromkeys(pending, self._failure)
                 if len(lost) == len(pending) or is_enough(new):
-                    held.rounds.pop(number, None)
                     return answers, lost
                 expected = max(wake, now)
                 self._changed.wait(max(wake - now, 0.001))
@@ -384,6 +390,17 @@ class Wire:
         with self._changed:
             held = self._jobs.get(job)
             return list(held.rounds.get(number, {}).values()) if held is not None else []
+
+    def abandon(self, job: int) -> None:
+        """Have a job ended soon; may be called by the garbage collector, at any point."""
+        self._abandoned.append(job)
+        self._loop.ring()
+
+    def fail(self, reason: str) -> None:
+        """Note that nothing can come from anybody any more."""
+        with self._changed:
+            self._failure = reason
+            self._changed.notify_all()
 
     def close(self) -> None:
         """End all connections."""

@@ -71,6 +71,9 @@ def listener() -> Iterator[tuple[Listener, Invitation, list[Hello]]]:
         def beat(self) -> float | None:
             return None
 
+        def fail(self, reason: str) -> None:
+            pass
+
     owner, loop = Owner(), Loop(made)
     loop.start(owner)
     yield made, made.invitation(hosts, 1), met
