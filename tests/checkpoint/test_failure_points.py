@@ -89,7 +89,8 @@ SAVE_POINTS = {
     "chunks": "save: plan",
     "stat": "save: plan",
     "base": "save: plan",
-    "read": "save: read base",
+    "base_read": "save: read base",
+    "base_list": "save: read base",
     "arena": "save: stage",
     "create": "save: write",
     "write": "save: write",
@@ -106,7 +107,7 @@ LOAD_POINTS = {
     "data": "load: read",
     "load_state_dict": "load: restore",
 }
-COORDINATORS = {"stat", "read", "list", "publish", "manifest"}
+COORDINATORS = {"stat", "base_read", "base_list", "list", "publish", "manifest"}
 """What the coordinator alone does."""
 
 
@@ -168,8 +169,14 @@ def test_a_save_that_fails_leaves_nothing_and_the_next_one_works(
         target: Any = place
         base: Any = root.substore("earlier")
         if trap is not None:
-            base = Place(trap) if trap.point == "base" else faulty(base, trap, trap.point)
-            target = Place(trap) if trap.point == "open" else faulty(place, trap, trap.point)
+            base = Place(trap) if trap.point == "base" else base
+            # The base is reached through the target, beside which it lies.
+            op, name = trap.point.removeprefix("base_"), "*"
+            if op != trap.point:
+                name = "earlier/*"
+            elif op == "list":
+                name = "data/*"
+            target = Place(trap) if trap.point == "open" else faulty(place, trap, op, name)
         content = state(1.0, trap)
         if background:
             dcp.async_save(content, target, process_group=group, base=base).result(30)
