@@ -57,6 +57,11 @@ class Link:
         """Whether something has still to be sent."""
         return bool(self._left)
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the connection is closed."""
+        return self.connection.fileno() < 0
+
     def send(self, frame: bytes) -> None:
         """Send a frame, or keep what the connection does not take; OSError if it is broken.
 

@@ -13,8 +13,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Protocol, cast
 
 from dtckpt.logs import logger_of
@@ -82,13 +82,14 @@ class Loop:
     def start(self, owner: Owner) -> None:
         """Begin to serve; ``owner`` is not kept alive by this."""
         threading.Thread(
-            target=_serve, args=(self, weakref.ref(owner)), name="dtckpt-wire", daemon=True
+            target=_run, args=(self, weakref.ref(owner)), name="dtckpt-wire", daemon=True
         ).start()
 
     def look_at(self, link: Link) -> None:
         """Serve a link that is new, has something left to send, or is to be ended."""
         self._changed.append(link)
-        if not link.is_ending or link.is_behind:  # else it is ended from the other end
+        # Where the other end has to do nothing but to close, that wakes the thread, if it has not yet.
+        if not link.is_ending or link.is_behind or link.is_closed:
             self.wake()
 
     def wake(self) -> None:
@@ -122,17 +123,23 @@ class Loop:
             held = owner()
             if held is None or self._is_over:
                 return
-            for key, _ in ready:
-                self._handle(key, held)
-            while self._changed:
-                link = self._changed.popleft()
-                try:
-                    self._attend(link, held)
-                except Exception as error:
-                    self._lose(link, held, error)
-            pauses = [held.beat(), self._expire_greetings(), self._expire_ending()]
-            pause = min((p for p in pauses if p is not None), default=None)
-            del held
+            pause = self._look_around(ready, held)
+            del ready, held  # the next thing may come in hours, and what was served is large
+
+    def _look_around(
+        self, ready: list[tuple[selectors.SelectorKey, int]], owner: Owner
+    ) -> float | None:
+        """Do all that is to be done now; return the seconds until something is due."""
+        for key, _ in ready:
+            self._handle(key, owner)
+        while self._changed:
+            link = self._changed.popleft()
+            try:
+                self._attend(link, owner)
+            except Exception as error:
+                self._lose(link, owner, error)
+        pauses = [owner.beat(), self._expire_greetings(), self._expire_ending()]
+        return min((p for p in pauses if p is not None), default=None)
 
     def _handle(self, key: selectors.SelectorKey, owner: Owner) -> None:
         try:
@@ -208,34 +215,33 @@ class Loop:
         return 1.0
 
     def _attend(self, link: Link, owner: Owner) -> None:
-        if link.connection.fileno() < 0:
+        if link.is_closed:
             return
         if link.is_ending:
             self._ending.add(link)
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.is_behind else 0)
-        serve = self._server_of(link)
+        self._register(link, events)
+        if link.is_behind:
+            self._serve(link, link.connection, owner)
+
+    def _serve(self, link: Link, _: socket.socket, owner: Owner) -> None:
+        try:
+            if link.is_behind:
+                link.flush()
+                if not link.is_behind:
+                    self._register(link, selectors.EVENT_READ)
+                    if link.is_ending:
+                        link.end_sending()
+            owner.take(link)
+        except Exception as error:
+            self._lose(link, owner, error)
+
+    def _register(self, link: Link, events: int) -> None:
+        serve = partial(self._serve, link)
         try:
             self._selector.modify(link.connection, events, serve)
         except KeyError:
             self._selector.register(link.connection, events, serve)
-        if not link.is_behind:
-            return
-        serve(link.connection, owner)
-
-    def _server_of(self, link: Link) -> Callable[[socket.socket, Owner], None]:
-        def serve(_: socket.socket, owner: Owner) -> None:
-            try:
-                if link.is_behind:
-                    link.flush()
-                    if not link.is_behind:
-                        self._selector.modify(link.connection, selectors.EVENT_READ, serve)
-                        if link.is_ending:
-                            link.end_sending()
-                owner.take(link)
-            except Exception as error:
-                self._lose(link, owner, error)
-
-        return serve
 
     def _lose(self, link: Link, owner: Owner, error: Exception) -> None:
         # Whatever it is, nothing that follows on this connection can be understood.
@@ -263,7 +269,7 @@ class Loop:
         self._changed.clear()
 
 
-def _serve(loop: Loop, owner: weakref.ref[Owner]) -> None:
+def _run(loop: Loop, owner: weakref.ref[Owner]) -> None:
     reason = "the connections of this rank were closed"
     try:
         loop.run(owner)

@@ -267,6 +267,7 @@ class Wire:
             for link in held.links.values():
                 self._send_to(link, end(reason))
                 self._finish(link)
+            held.links.clear()  # which lead back here: answers can be large, and wait for nobody
 
     def _finish(self, link: Link) -> None:
         link.end_sending()

@@ -16,6 +16,7 @@ import torch
 
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint.greeting import Greeting, Hello, Invitation, Listener, probe
+from dtckpt.checkpoint.link import Link
 from dtckpt.checkpoint.loop import Loop
 from dtckpt.checkpoint.ranks import ranks_of
 from dtckpt.checkpoint.rendezvous import StoreBoard, members_of
@@ -119,6 +120,29 @@ def test_a_wire_that_is_let_go_of_in_its_thread_ends_it(monkeypatch: pytest.Monk
     del wire  # the thread holds the last reference
     opened.set()
     wait_for(lambda: loop._wake.fileno() < 0)
+
+
+def test_nothing_of_a_call_is_kept_until_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[weakref.ref[Link]] = []
+    close = Link.close
+
+    def note(link: Link) -> None:
+        ended.append(weakref.ref(link))
+        close(link)
+
+    monkeypatch.setattr(Link, "close", note)
+    groups: list[Any] = []
+
+    def body(_: int, group: Any) -> bytes:
+        groups.append(group)
+        return agree(group)
+
+    gc.disable()
+    try:
+        assert run(2, body) == {0: b"xx", 1: b"xx"}
+        wait_for(lambda: len(ended) >= 2 and not any(link() for link in ended))
+    finally:
+        gc.enable()
 
 
 def test_a_group_takes_its_wire_with_it_without_the_collector() -> None:
