@@ -120,13 +120,11 @@ def redistribute_local(local: Tensor, source: DTensorSpec, target: DTensorSpec) 
 
 
 def moves_nothing(source: DTensorSpec, target: DTensorSpec) -> bool:
-    """Whether every rank holds the same under both specs, which are of one mesh.
+    """Whether other placements on the same mesh leave every rank what it holds.
 
-    They may differ along axes of one rank.
+    As they do where they differ along axes of one rank only.
     """
-    if 1 not in source.mesh.shape:  # as nearly always, and quick to see
-        return source.layout == target.layout
-    return not plan_redistribute(source, target).steps
+    return 1 in source.mesh.shape and not plan_redistribute(source, target).steps
 
 
 def start_redistribute(
