@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from .load_reads import LoadReads
 from .load_report import LoadReport
 from .manifest import MANIFEST, Manifest, read_manifest_bytes
 from .names import rank_component
-from .ranks import DEFAULT_TIMEOUT, Answers, Ranks, ranks_of, together
+from .ranks import DEFAULT_TIMEOUT, Answers, Ranks, closing, ranks_of, together
 from .read_once import Answer, decide
 from .renaming import Rename, Renaming
 from .selecting import selection_of
@@ -121,11 +120,9 @@ def load(
         storage=storage_options or {},
     )
     ranks = ranks_of(process_group, no_dist=no_dist, timeout=timeout, purpose="load")
-    try:
+    with closing(ranks):
         job = _Load(ranks, process_group or _world(), options)
         return job.run(state_dict, checkpoint_id, select, rename)
-    finally:
-        ranks.close(sys.exception())
 
 
 def _world() -> Any:

@@ -88,7 +88,7 @@ class Loop:
     def look_at(self, link: Link) -> None:
         """Serve a link that is new, has something left to send, or is to be ended."""
         self._changed.append(link)
-        # Where the other end has to do nothing but to close, that wakes the thread, if it has not yet.
+        # Where the other end only has to close, that wakes the thread, if it has not yet done so.
         if not link.is_ending or link.is_behind or link.is_closed:
             self.wake()
 

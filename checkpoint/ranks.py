@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Protocol, cast
 
@@ -174,6 +175,20 @@ def ranks_of(
     call = calls_of(process_group).enter()
     members = members_of(process_group, timeout.total_seconds())
     return GroupRanks(members, call, timeout, purpose, wrong)
+
+
+@contextmanager
+def closing(ranks: Ranks) -> Generator[None]:
+    """Close the ranks at the end of the block, and tell the others what it raised, if anything.
+
+    Not what is being handled around it: a job that fails may save once more.
+    """
+    try:
+        yield
+    except BaseException as error:
+        ranks.close(error)
+        raise
+    ranks.close()
 
 
 def _wrong_timeout(timeout: object) -> str:

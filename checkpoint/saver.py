@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +27,7 @@ from .failing import CalledOff
 from .flattening import flatten
 from .limits import MAX_JSON_NESTING, check_nesting
 from .manifest import MANIFEST, BorrowedFile, FileRecord, Manifest, read_manifest_bytes
-from .ranks import DEFAULT_TIMEOUT, Answers, Ranks, Solo, ranks_of, together
+from .ranks import DEFAULT_TIMEOUT, Answers, Ranks, Solo, closing, ranks_of, together
 from .spec import OwnPart, TensorSpecs, Values, split_own
 from .staging import StagingArea, TensorPart
 from .stateful import Stateful
@@ -125,12 +124,10 @@ def save(
         base=base,
     )
     ranks = ranks_of(process_group, no_dist=no_dist, timeout=timeout, purpose="save")
-    job = SaveJob(ranks, options)
-    try:
+    with closing(ranks):
+        job = SaveJob(ranks, options)
         job.plan(state_dict, checkpoint_id, first=lambda: _wait_for_another(ranks, timeout))
         return job.finish()
-    finally:
-        ranks.close(sys.exception())
 
 
 class SaveJob:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -83,7 +82,7 @@ def latest(
     None is only for a root that could be looked at: else StorageError. Corrupt where there are
     checkpoints and none is whole. Other things that are there are told as by ``committed_steps``.
     """
-    from .ranks import DEFAULT_TIMEOUT, ranks_of, together  # loads torch
+    from .ranks import DEFAULT_TIMEOUT, closing, ranks_of, together  # loads torch
 
     ranks = ranks_of(
         process_group,
@@ -102,10 +101,8 @@ def latest(
         found = newest_whole(opened[0])
         return found.name.encode() if found else b""
 
-    try:
+    with closing(ranks):
         name = together(ranks, "latest", open_root, find).decode()
-    finally:
-        ranks.close(sys.exception())
     if not name:
         return None
     match = _STEP.fullmatch(name)

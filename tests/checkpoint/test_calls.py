@@ -5,7 +5,6 @@ Whatever has happened before, nobody's answer is ever taken for that of another 
 
 from __future__ import annotations
 
-import sys
 import threading
 from datetime import timedelta
 from typing import Any
@@ -18,7 +17,7 @@ import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint import wire
 from dtckpt.checkpoint.calls import Calls
 from dtckpt.checkpoint.greeting import Invitation, probe
-from dtckpt.checkpoint.ranks import ranks_of, together
+from dtckpt.checkpoint.ranks import closing, ranks_of, together
 from dtckpt.checkpoint.rendezvous import StoreBoard, members_of
 from dtckpt.errors import CheckpointError, LayoutMismatch
 from dtckpt.storage import MemoryStore
@@ -35,10 +34,8 @@ def call(group: Any, name: str, timeout: timedelta = LONG, purpose: str = "save"
     """Make a call that each rank gives a name, and return the names, or why it failed."""
     try:
         ranks = ranks_of(group, timeout=timeout, purpose=purpose)
-        try:
+        with closing(ranks):
             found = together(ranks, purpose, name.encode, lambda a: b" ".join(a.values()))
-        finally:
-            ranks.close(sys.exception())
         return found.decode()
     except CheckpointError as error:
         return f"{type(error).__name__}: {error}"

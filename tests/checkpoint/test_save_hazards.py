@@ -17,6 +17,7 @@ import torch
 
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint import exiting
+from dtckpt.checkpoint.group_ranks import GroupRanks
 from dtckpt.checkpoint.rendezvous import members_of
 from dtckpt.errors import Busy, CheckpointError, InUse, LayoutMismatch, NotCommitted, RankFailed
 from dtckpt.storage import Delay, Fault, FaultyStore, MemoryStore, Rule
@@ -345,3 +346,31 @@ def test_groups_that_are_gone_leave_no_threads() -> None:
     while wires() > before and time.monotonic() < limit:
         time.sleep(0.02)
     assert wires() <= before
+
+
+@pytest.mark.parametrize("call", ["save", "load", "latest"])
+def test_what_is_being_handled_around_a_call_is_none_of_it(
+    call: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A job that fails saves once more, in its handler of the error."""
+    told: list[BaseException | None] = []
+    close = GroupRanks.close
+
+    def note(ranks: GroupRanks, error: BaseException | None = None) -> None:
+        told.append(error)
+        close(ranks, error)
+
+    def body(_: int, group: Any) -> None:
+        into = {"x": torch.ones(2)}
+        try:
+            into["nothing"]
+        except KeyError:
+            if call == "latest":
+                dcp.latest(tmp_path, process_group=group)
+            else:
+                getattr(dcp, call)(into, tmp_path / call, process_group=group)
+
+    dcp.save({"x": torch.ones(2)}, tmp_path / "load")
+    monkeypatch.setattr(GroupRanks, "close", note)
+    run_ranks(2, body)
+    assert told == [None, None]
