@@ -42,10 +42,15 @@ def run_ranks(
     store = _c10d.HashStore()
     results: dict[int, T] = {}
     errors: dict[int, BaseException] = {}
+    groups: list[
+        dist.ProcessGroup
+    ] = []  # as in a job, no rank's ends while others still use theirs
 
     def run(rank: int) -> None:
         try:
-            results[rank] = body(rank, gloo_group(store, rank, size, timeout))
+            group = gloo_group(store, rank, size, timeout)
+            groups.append(group)
+            results[rank] = body(rank, group)
         except BaseException as error:
             errors[rank] = error
 
