@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from datetime import timedelta
+from itertools import product
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from dtckpt.errors import CheckpointError, LayoutMismatch
 from dtckpt.storage import MemoryStore
 
 from ..ranks import RanksFailed, run_ranks
+from ..waiting import beside_each_other
 from .plain_groups import Group, run
 
 _c10d: Any = dist
@@ -130,32 +132,34 @@ def test_a_rank_that_gave_up_and_tries_again_is_not_taken_for_the_call_that_it_g
     assert len(found[1]) <= 3
 
 
-@pytest.mark.parametrize("other", [0, 1, 2])
-@pytest.mark.parametrize("more", [True, False])
 def test_ranks_that_made_other_calls_than_all_are_together_again_after_some_failures(
-    other: int, more: bool, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A rank skipped a call, its own error having kept it from it, or made one alone."""
     monkeypatch.setattr(wire, "_AHEAD_SECONDS", 20.0)
-    gate = threading.Barrier(3)
 
-    def body(rank: int, group: Any) -> list[str]:
-        found = [call(group, "first")]
-        if (rank == other) == more:
-            call(group, "alone", SHORT)
-        for number in range(5):
-            if rank:
-                until_heard(group)
-            gate.wait(90)  # a step of the training
-            found.append(call(group, str(number), timedelta(seconds=2)))
-        return found
+    def check(other: int, makes_more: bool) -> None:
+        gate = threading.Barrier(3)
 
-    found = run(3, body)
-    for texts in found.values():
-        assert texts[0] == "first first first"
-        assert texts[-1] == "4 4 4", found
-        for number, text in enumerate(texts[1:]):
-            assert text == " ".join([str(number)] * 3) or text.startswith("RankFailed"), found
+        def body(rank: int, group: Any) -> list[str]:
+            found = [call(group, "first")]
+            if (rank == other) == makes_more:
+                call(group, "alone", SHORT)
+            for number in range(5):
+                if rank:
+                    until_heard(group)
+                gate.wait(90)  # a step of the training
+                found.append(call(group, str(number), timedelta(seconds=2)))
+            return found
+
+        found = run(3, body)
+        for texts in found.values():
+            assert texts[0] == "first first first"
+            assert texts[-1] == "4 4 4", found
+            for number, text in enumerate(texts[1:]):
+                assert text == " ".join([str(number)] * 3) or text.startswith("RankFailed"), found
+
+    beside_each_other(check, product((0, 1, 2), (True, False)))
 
 
 def test_different_calls_of_one_number_are_refused_on_both_sides() -> None:

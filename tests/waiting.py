@@ -1,0 +1,22 @@
+"""Cases of a test that do nothing but wait, run at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+
+def beside_each_other(body: Callable[..., object], cases: Iterable[tuple[Any, ...]]) -> None:
+    """Call ``body(*case)`` for all cases at once; raise what they raise, with their cases."""
+    listed = list(cases)
+    with ThreadPoolExecutor(len(listed)) as pool:
+        begun = [(case, pool.submit(body, *case)) for case in listed]
+        errors: list[BaseException] = []
+        for case, future in begun:
+            error = future.exception()
+            if error is not None:
+                error.add_note(f"in the case {case}")
+                errors.append(error)
+    if errors:
+        raise BaseExceptionGroup(f"{len(errors)} of {len(listed)} cases failed", errors)
