@@ -14,8 +14,7 @@ import importlib
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -54,18 +53,23 @@ def can_leave_modes() -> bool:
     return None not in _OUTSIDE
 
 
-@contextmanager
-def outside_modes() -> Generator[None]:
+class outside_modes:
     """Within it, new tensors are ordinary: no mode, transform or inference has a hand in them.
 
-    For what outlives a call (`random/kept.py`).
+    For what outlives a call (`random/kept.py`), which is made thousands of times in some calls.
     """
-    with ExitStack() as stack:
-        for context in _OUTSIDE:
-            if context is not None:
-                stack.enter_context(context())
-        stack.enter_context(torch.inference_mode(False))
-        yield
+
+    __slots__ = ("_entered",)
+
+    def __enter__(self) -> None:
+        contexts = (context() for context in _OUTSIDE if context is not None)
+        self._entered: list[Any] = [*contexts, torch.inference_mode(False)]
+        for context in self._entered:
+            context.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        for context in reversed(self._entered):
+            context.__exit__(*error)
 
 
 def has_no_values(tensor: Tensor) -> bool:

@@ -90,12 +90,18 @@ class Scratch:
         return self._keep(number, dtype, _PLACES[place], half)
 
     def _keep(self, key: str | int, dtype: torch.dtype, name: str, half: int) -> Tensor:
-        with outside_modes():
-            cells = self._memory_of(name).view(dtype)
-            start = half * (len(cells) // 2)
-            found = cells[start : start + self._numel].view(self._shape)
+        if self._whole is None:  # for one call, and so in its modes
+            found = self._part_of(name, dtype, half)
+        else:
+            with outside_modes():
+                found = self._part_of(name, dtype, half)
         self._tensors[key, dtype] = found
         return found
+
+    def _part_of(self, name: str, dtype: torch.dtype, half: int) -> Tensor:
+        cells = self._memory_of(name).view(dtype)
+        start = half * (len(cells) // 2)
+        return cells[start : start + self._numel].view(self._shape)
 
     def _memory_of(self, name: str) -> Tensor:
         if self._whole is not None:
