@@ -31,8 +31,10 @@ def copy_repository(folder: Path) -> Path:
     return packages
 
 
-def run_tests(folder: Path, packages: Path, arguments: tuple[str, ...]) -> str:
-    """Run pytest in the copy and return what happened in a word and a line."""
+def run_tests(
+    folder: Path, packages: Path, arguments: tuple[str, ...], limit: float = LIMIT_SECONDS
+) -> str:
+    """Run pytest in the copy, for ``limit`` seconds; return what happened in a word and a line."""
     environment = {
         "PYTHONPATH": os.pathsep.join((str(packages), str(folder))),
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -46,11 +48,11 @@ def run_tests(folder: Path, packages: Path, arguments: tuple[str, ...]) -> str:
             env=os.environ | environment,
             capture_output=True,
             text=True,
-            timeout=LIMIT_SECONDS,
+            timeout=limit,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return f"killed: its tests hang for {LIMIT_SECONDS} s"
+        return f"killed: its tests hang for {limit:.0f} s"
     if done.returncode == 0:
         return "SURVIVED"
     lines = done.stdout.splitlines()

@@ -1,0 +1,10 @@
+"""Why nobody could notice some of the changes that `sweep.py` makes."""
+
+from __future__ import annotations
+
+EXPLAINED = {
+    ("checkpoint/read_execution.py", "len(reads) <= 1"): "one read needs no other thread",
+    ("checkpoint/read_execution.py", "stop.set()"): "both places stop readers; either is enough",
+    ("checkpoint/read_execution.py", "self._cache is None"): "the size of a buffer",
+}
+"""Reasons by file and by the code that is changed."""
