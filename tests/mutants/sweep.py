@@ -25,16 +25,16 @@ _T = "tests/checkpoint/test_"
 SWEEPS = {
     "checkpoint/agreeing.py": (f"{_T}agreeing.py", f"{_T}together.py", f"{_T}commit.py"),
     "checkpoint/committing.py": (
+        f"{_T}committing.py",
         f"{_T}commit.py",
-        f"{_T}incremental.py",
-        f"{_T}object_storage.py",
+        f"{_T}steps.py",
         f"{_T}commit_states.py",
     ),
     "checkpoint/group_ranks.py": (f"{_T}together.py", f"{_T}calls.py", f"{_T}wires.py"),
     "checkpoint/greeting.py": (f"{_T}rendezvous.py", f"{_T}loop.py", f"{_T}calls.py"),
     "checkpoint/link.py": (f"{_T}frames.py", f"{_T}loop.py", f"{_T}wires.py"),
     "checkpoint/loop.py": (f"{_T}loop.py", f"{_T}frames.py", f"{_T}rendezvous.py", f"{_T}wires.py"),
-    "checkpoint/ranks.py": (f"{_T}together.py", f"{_T}calls.py", f"{_T}fault_table.py"),
+    "checkpoint/ranks.py": (f"{_T}ranks.py", f"{_T}together.py", f"{_T}calls.py"),
     "checkpoint/read_execution.py": (
         f"{_T}reading.py",
         f"{_T}damage.py",
