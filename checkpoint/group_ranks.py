@@ -55,14 +55,12 @@ class GroupRanks:
         self._thread = threading.get_ident()
         self._waits = False
         self._job = call
-        self._is_open = False
         signs = Signs(min(self._timeout / 5, PULSE_SECONDS), _sign_of(self))
         if self._leads:
             self._wire.begin_job(call, purpose, signs, partial(_refusal, self.rank, purpose))
         else:
             link = self._way.connect(call, purpose, self._patience)
             self._wire.join_job(call, purpose, signs, link)
-        self._is_open = True
 
     @property
     def _leads(self) -> bool:
@@ -196,13 +194,12 @@ class GroupRanks:
     def close(self, error: BaseException | None = None) -> None:
         """Forget what was said in this save or load, and tell those who still wait."""
         reason = f"it has given up: {as_text(error)}" if error is not None else ""
-        self._is_open = False
         self._wire.end_job(self._job, reason)
 
     def __del__(self) -> None:
-        # Who was interrupted before it could close must not leave the others waiting.
-        if getattr(self, "_is_open", False):
-            self._wire.abandon(self._job)
+        # Who was interrupted before it could close must not leave the others waiting. Nothing comes
+        # of it for a call that has ended, or could not begin.
+        self._wire.abandon(self._job)
 
 
 def _refusal(rank: int, purpose: str, other: str) -> bytes:

@@ -1,7 +1,8 @@
-"""Cases of a test that do nothing but wait, run at the same time."""
+"""Waiting for what other threads do, and cases that do nothing else, run at the same time."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -20,3 +21,11 @@ def beside_each_other(body: Callable[..., object], cases: Iterable[tuple[Any, ..
                 errors.append(error)
     if errors:
         raise BaseExceptionGroup(f"{len(errors)} of {len(listed)} cases failed", errors)
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Wait until something holds; AssertionError if it does not for long."""
+    limit = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.005)

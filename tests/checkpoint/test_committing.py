@@ -114,6 +114,18 @@ def test_who_refers_to_an_earlier_checkpoint_of_a_place_does_not_keep_that_of_to
     assert loaded(first) == 3.0
 
 
+def test_a_base_that_others_came_to_need_during_a_save_is_not_replaced() -> None:
+    root = MemoryStore()
+    first = root.substore("step-1")
+    dcp.save(state(), first)
+    dcp.save(state() | {"more": torch.ones(1)}, root.substore("step-2"), base=first)
+    before = first.read(MANIFEST)
+    with pytest.raises(InUse, match="step-2") as caught:
+        commit(first, empty(SAVE_ID), overwrite=True)
+    assert caught.value.is_certain
+    assert first.read(MANIFEST) == before
+
+
 def test_a_save_that_failed_for_certain_keeps_nobody_from_deleting_its_base() -> None:
     root = MemoryStore()
     first = root.substore("step-1")

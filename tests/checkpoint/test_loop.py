@@ -5,9 +5,7 @@ from __future__ import annotations
 import gc
 import socket
 import threading
-import time
 import weakref
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -24,17 +22,11 @@ from dtckpt.checkpoint.wire import Signs, Wire
 from dtckpt.errors import RankFailed
 from dtckpt.storage import MemoryStore
 
+from ..waiting import wait_for
 from .plain_groups import agree, run
 
 QUIET = Signs(3600.0, lambda: None)
 HOURS = timedelta(hours=1)
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    limit = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.005)
 
 
 def fail(*_: object) -> Any:

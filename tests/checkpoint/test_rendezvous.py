@@ -10,7 +10,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -28,6 +28,7 @@ from dtckpt.checkpoint.wire import Wire
 from dtckpt.errors import CheckpointError, RankFailed
 from dtckpt.storage import MemoryStore
 
+from ..waiting import wait_for
 from .plain_groups import agree, run
 
 _c10d: Any = dist
@@ -88,13 +89,6 @@ def is_over(connection: socket.socket) -> bool:
         return connection.recv(100) == b""
     except ConnectionResetError:
         return True
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    limit = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < limit
-        time.sleep(0.005)
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,12 @@ SWEEPS = {
         f"{_T}steps.py",
         f"{_T}commit_states.py",
     ),
-    "checkpoint/group_ranks.py": (f"{_T}together.py", f"{_T}calls.py", f"{_T}wires.py"),
+    "checkpoint/group_ranks.py": (
+        f"{_T}group_ranks.py",
+        f"{_T}loop.py",
+        f"{_T}calls.py",
+        f"{_T}wires.py",
+    ),
     "checkpoint/greeting.py": (f"{_T}rendezvous.py", f"{_T}loop.py", f"{_T}calls.py"),
     "checkpoint/link.py": (f"{_T}frames.py", f"{_T}loop.py", f"{_T}wires.py"),
     "checkpoint/loop.py": (f"{_T}loop.py", f"{_T}frames.py", f"{_T}rendezvous.py", f"{_T}wires.py"),
