@@ -94,12 +94,17 @@ def _refuse(text: str) -> Any:
     raise ValueError(f"{text} is no JSON number")
 
 
+_SCALARS = frozenset({str, int, float, bool, type(None)})
+
+
 def check_nesting(value: Any, most: int, what: str) -> None:
     """Raise ValueError if lists and dicts lie within one another more than ``most`` deep."""
     level = [value]
     for _ in range(most + 1):
         inner: list[Any] = []
         for item in level:
+            if type(item) in _SCALARS:  # nearly all, of which there may be very many
+                continue
             if isinstance(item, dict):
                 inner += cast(dict[Any, Any], item).values()
             elif isinstance(item, list):

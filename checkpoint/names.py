@@ -44,6 +44,8 @@ def key_of(component: str) -> str | int:
     """
     if component[:1] == "#":
         return int(component[1:])
+    if "%" not in component:
+        return component
     return "" if component == "%" else unquote(component)
 
 

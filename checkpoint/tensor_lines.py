@@ -52,11 +52,12 @@ class TensorLines:
 
     def _place(self, layout: Layout) -> str:
         key = (layout.mesh, layout.placements)
-        if key not in self._places:
+        place = self._places.get(key)
+        if place is None:
             mesh = self.meshes.setdefault(layout.mesh, len(self.meshes))
             placements = dump([str(placement) for placement in layout.placements])
-            self._places[key] = f'"mesh": {mesh}, "placements": {placements}'
-        return self._places[key]
+            place = self._places[key] = f'"mesh": {mesh}, "placements": {placements}'
+        return place
 
 
 def meshes_from_json(value: object) -> list[Mesh]:

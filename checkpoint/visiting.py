@@ -78,6 +78,10 @@ def after_its_parts(name: str) -> str:
     return f"{name}/\U0010ffff"
 
 
+def _component_of_key(key: object) -> str | None:
+    return key_component(key) if isinstance(key, str | int) else None
+
+
 class _Search:
     """Looks through containers for objects that have a state dict, or for tensors."""
 
@@ -91,29 +95,34 @@ class _Search:
         self.rank = rank
         self.objects = objects
         self.tensors = tensors
+        self.passed = _ATOMS if tensors is None else _ATOMS.difference(_TENSORS)
+        """What need not be looked at."""
         self.above: set[int] = set()
 
     def run(self, value: Any, name: str) -> None:
         """Look at a value that is no atom, as states may hold very many of these."""
-        items: Iterable[tuple[str, Any]]
-        kind = type(value)
+        items: Iterable[tuple[Any, Any]]
+        kind, component_of = type(value), _component_of_key
         if kind in SEQUENCES:
-            items = ((index_component(i), v) for i, v in enumerate(value))
+            items, component_of = enumerate(value), index_component
         elif kind not in DICTS and self.is_leaf(value, name):
             return
         elif isinstance(value, PerRank):
-            items = [(rank_component(self.rank), value.value)]
+            items, component_of = [(self.rank, value.value)], rank_component
         else:
-            pairs = cast(Mapping[Any, Any], value).items()
-            items = ((key_component(k), v) for k, v in pairs if isinstance(k, str | int))
+            items = cast(Mapping[Any, Any], value).items()
         if id(value) in self.above:
             raise Unsavable(f"{name}: the container holds itself")
         if len(self.above) == MAX_NESTING:
             raise Unsavable(f"{name}: lies in more than {MAX_NESTING} containers")
         self.above.add(id(value))
         start = f"{name}/" if name else ""
-        for component, item in items:
-            if type(item) not in _ATOMS or (self.tensors is not None and type(item) in _TENSORS):
+        passed = self.passed
+        for key, item in items:
+            if type(item) in passed:
+                continue
+            component = component_of(key)
+            if component is not None:
                 self.run(item, start + component)
         self.above.discard(id(value))
 
