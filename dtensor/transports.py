@@ -33,6 +33,11 @@ OTHER = Transport(costs=replace(costs.GLOO, direct_bytes=None), agree_bytes=64 <
 """For backends of which nothing is known: collectives that all of them have, in small rounds."""
 
 
+def least_agree_bytes() -> int:
+    """Return the bytes below which no transport has ranks agree on memory."""
+    return min(transport.agree_bytes for transport in (GLOO, NCCL, OTHER))
+
+
 def transport_of(group: Any, device_type: str) -> Transport:
     """Return the transport of a process group, or of a raw backend, for tensors of a device."""
     return _transport(_backend_of(group, device_type), device_type)

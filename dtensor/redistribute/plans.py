@@ -16,6 +16,7 @@ from ..own_copies import own_copy
 from ..placement import Partial
 from ..reductions import require_reducible
 from ..spec import DTensorSpec
+from ..transports import least_agree_bytes
 from .logs import logs_redistributes, note_redistribute
 from .memory import agree_on_memory
 from .packing import carried
@@ -39,6 +40,8 @@ class RedistributePlan:
     """As many on every rank, those of other ranks too; none where nothing moves."""
     is_nothing: bool
     """Whether the layouts are equal, and not only what every rank holds in them."""
+    is_small: bool
+    """Whether no step can be so large that memory for it is agreed on."""
 
     def run(self, local: Tensor) -> Tensor:
         """Return the local tensor of the target; ``local`` itself where nothing moves."""
@@ -48,7 +51,8 @@ class RedistributePlan:
             return self._kept(local)
         local = self.begun(local)
         for step in self.steps:
-            agree_on_memory([step], [local])
+            if not self.is_small:
+                agree_on_memory([step], [local])
             local = step.start(local)()
         return self.ended(local)
 
@@ -227,7 +231,10 @@ def _plan(source: DTensorSpec, target: DTensorSpec) -> RedistributePlan:
     if is_here and mesh.device != target.mesh.device:
         steps.append(Bring(target.mesh.device))
     is_nothing = source.layout == target.layout and not steps
-    return RedistributePlan(source, target, route, tuple(steps), is_nothing)
+    num_bytes = source.layout.numel * source.dtype.itemsize
+    # No step brings more than all of the tensor to each rank.
+    is_small = num_bytes * max(mesh.size(), target.mesh.size()) < least_agree_bytes()
+    return RedistributePlan(source, target, route, tuple(steps), is_nothing, is_small)
 
 
 def _require_possible(source: DTensorSpec, target: DTensorSpec) -> None:
