@@ -60,7 +60,7 @@ class Link:
     @property
     def is_closed(self) -> bool:
         """Whether the connection is closed."""
-        return self.connection.fileno() < 0
+        return self.connection.fileno() == -1
 
     def send(self, frame: bytes) -> None:
         """Send a frame, or keep what the connection does not take; OSError if it is broken.
@@ -77,8 +77,7 @@ class Link:
     def flush(self) -> None:
         """Send what is left, as far as the connection takes it; OSError if it is broken."""
         with self._lock:
-            if not self._broken:
-                self._write()
+            self._write()
 
     def _write(self) -> None:
         try:
@@ -89,8 +88,8 @@ class Link:
                     self._left[0] = self._left[0][sent:]
                 else:
                     self._left.popleft()
-        except (BlockingIOError, InterruptedError):
-            return
+        except BlockingIOError:
+            pass
         except OSError:
             self._broken = True
             self._left.clear()
@@ -115,7 +114,7 @@ class Link:
         """Return the frames that have arrived; ConnectionError at the end of the connection."""
         try:
             received = self.connection.recv(_READ_BYTES)
-        except (BlockingIOError, InterruptedError):
+        except BlockingIOError:
             return []
         if not received:
             raise ConnectionError("it closed its connection: its process ended or left")

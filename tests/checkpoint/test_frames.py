@@ -1,10 +1,9 @@
-"""Frames, the connections that carry them, and how long ranks wait for them."""
+"""Frames, whose they are, and how long ranks wait for them."""
 
 from __future__ import annotations
 
 import socket
 import struct
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +17,6 @@ from dtckpt.checkpoint import wire as wire_module
 from dtckpt.checkpoint.frames import END, MESSAGE, PACKED, SIGN, FrameReader
 from dtckpt.checkpoint.greeting import Hello
 from dtckpt.checkpoint.limits import METADATA_VARIABLE
-from dtckpt.checkpoint.link import Link
 from dtckpt.checkpoint.wire import Signs, Wire
 from dtckpt.errors import CheckpointError
 
@@ -91,63 +89,6 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
     yield one, other
     one.close()
     other.close()
-
-
-def test_a_connection_that_takes_nothing_holds_nobody_up(
-    ends: tuple[socket.socket, socket.socket],
-) -> None:
-    one, other = ends
-    link = Link(1, one)
-    big = bytes(range(256)) * (1 << 14)
-    began = time.monotonic()
-    link.send(big)
-    link.send(b"after")
-    assert time.monotonic() - began < 10
-    assert link.is_behind
-    received = bytearray()
-    while len(received) < len(big) + 5:
-        received += other.recv(1 << 20)
-        link.flush()
-    assert received == big + b"after", "in order"
-    assert not link.is_behind
-
-
-def test_nothing_follows_half_a_frame(ends: tuple[socket.socket, socket.socket]) -> None:
-    one, _ = ends
-
-    class Breaks:
-        """Takes a part of the first frame, then fails, then would take anything."""
-
-        def __init__(self) -> None:
-            self.taken: list[bytes] = []
-
-        def send(self, data: memoryview) -> int:
-            if len(self.taken) == 1:
-                self.taken.append(b"")
-                raise ConnectionResetError("gone")
-            self.taken.append(bytes(data[:3]))
-            return 3
-
-    link, breaks = Link(1, one), Breaks()
-    link.connection = breaks  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(ConnectionResetError):
-        link.send(b"a frame")
-    link.send(b"another")
-    link.flush()
-    assert breaks.taken == [b"a f", b""]
-    link.connection = one
-
-
-def test_the_welcome_has_to_be_the_right_one(ends: tuple[socket.socket, socket.socket]) -> None:
-    one, other = ends
-    link = Link(0, one, welcome=b"sesame")
-    other.sendall(b"ses")
-    assert link.read() == []
-    other.sendall(b"ame" + frames.message(0, b"answer"))
-    assert link.read() == [(MESSAGE, 0, b"answer")]
-    other.sendall(b"sesamX")
-    with pytest.raises(ConnectionError, match="somebody else"):
-        Link(0, one, welcome=b"sesame").read()
 
 
 class Clock:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import gc
 import logging
 import resource
-import select
 import socket
-import struct
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -20,15 +17,13 @@ import torch
 import torch.distributed as dist
 
 import dtckpt.checkpoint as dcp
-from dtckpt.checkpoint import addresses, greeting, rendezvous
-from dtckpt.checkpoint.greeting import Greeting, Hello, Invitation, Listener, probe, say_hello
-from dtckpt.checkpoint.loop import Loop
+from dtckpt.checkpoint import addresses, rendezvous
+from dtckpt.checkpoint.greeting import Invitation
 from dtckpt.checkpoint.rendezvous import StoreBoard, members_of
-from dtckpt.checkpoint.wire import Wire
 from dtckpt.errors import CheckpointError, RankFailed
 from dtckpt.storage import MemoryStore
 
-from ..waiting import wait_for
+from ..waiting import beside_each_other
 from .plain_groups import agree, run
 
 _c10d: Any = dist
@@ -48,147 +43,6 @@ def test_the_group_is_not_used_but_for_its_store() -> None:
         dcp.load(state(), store.substore("1"), process_group=group)
 
     assert run(3, body) == {0: None, 1: None, 2: None}
-
-
-@pytest.fixture
-def listener() -> Iterator[tuple[Listener, Invitation, list[Hello]]]:
-    """A listener that is served, and who has said hello there."""
-    hosts, sockets = addresses.listen(2)
-    made, met = Listener(sockets), list[Hello]()
-
-    class Owner:
-        def meet(self, hello: Hello, connection: socket.socket) -> None:
-            met.append(hello)
-            connection.close()
-
-        def is_known(self, hello: Hello) -> bool:
-            return True
-
-        def take(self, link: object) -> None:
-            raise NotImplementedError
-
-        def lose(self, link: object, reason: str) -> None:
-            raise NotImplementedError
-
-        def beat(self) -> float | None:
-            return None
-
-        def fail(self, reason: str) -> None:
-            pass
-
-    owner, loop = Owner(), Loop(made)
-    loop.start(owner)
-    yield made, made.invitation(hosts, 1), met
-    loop.stop()
-
-
-def is_over(connection: socket.socket) -> bool:
-    """Wait until the other end has closed a connection."""
-    connection.settimeout(20)
-    try:
-        return connection.recv(100) == b""
-    except ConnectionResetError:
-        return True
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        b"GET / HTTP/1.0\r\n\r\n" + bytes(100),
-        b"\x16\x03\x01\x02\x00\x01\x00\x01" + bytes(100),
-        struct.pack("!8s16sQQ16sQ", b"dtckpt-2", b"wrong", 1, 0, b"save", 0),
-        struct.pack("!8s16sQQ16sQ", b"dtckpt-0", b"wrong", 1, 0, b"save", 0),
-        b"",
-    ],
-)
-def test_a_stranger_is_refused(
-    listener: tuple[Listener, Invitation, list[Hello]], said: bytes
-) -> None:
-    _, invitation, met = listener
-    with socket.create_connection(invitation.addresses[0]) as stranger:
-        stranger.sendall(said)
-        if not said:
-            stranger.shutdown(socket.SHUT_WR)
-        assert is_over(stranger)
-    probe(invitation.addresses[0], invitation, 1, 0, 20.0)
-    assert met == []
-
-
-def test_who_knows_the_token_is_met(
-    listener: tuple[Listener, Invitation, list[Hello]],
-) -> None:
-    _, invitation, met = listener
-    hello = Hello(rank=1, instance=5, purpose="async_save", call=7)
-    with say_hello(invitation.addresses[0], invitation, hello, 20.0) as connection:
-        assert connection.recv(16) == bytes.fromhex(invitation.welcome)
-    wait_for(lambda: met == [hello])
-    wrong = Invitation(token="00" * 16, welcome=invitation.welcome)
-    with say_hello(invitation.addresses[0], wrong, hello, 20.0) as connection:
-        assert is_over(connection)
-    with pytest.raises(OSError, match=r"reset|closed"):
-        probe(invitation.addresses[0], wrong, 1, 0, 20.0)
-    assert met == [hello]
-
-
-def test_silent_and_dripping_strangers_hold_nobody_up(
-    listener: tuple[Listener, Invitation, list[Hello]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(greeting, "_GREETING_SECONDS", 1.0)
-    _, invitation, met = listener
-    address = invitation.addresses[0]
-    strangers = [socket.create_connection(address) for _ in range(20)]
-    began, stopped = time.monotonic(), threading.Event()
-
-    def drip() -> None:
-        while not stopped.wait(0.05):
-            for stranger in strangers[10:]:
-                try:
-                    stranger.send(b"d")
-                except OSError:
-                    return
-
-    dripping = threading.Thread(target=drip, daemon=True)
-    dripping.start()
-    with say_hello(address, invitation, Hello(rank=1, purpose="save"), 20.0) as connection:
-        assert connection.recv(16)
-    wait_for(lambda: len(met) == 1)
-    for stranger in strangers:
-        assert is_over(stranger), "one deadline for all of it, however much it says meanwhile"
-    assert time.monotonic() - began < MOST_SECONDS
-    stopped.set()
-    dripping.join(20)
-    for stranger in strangers:
-        stranger.close()
-
-
-def test_there_are_never_more_than_some_strangers(
-    listener: tuple[Listener, Invitation, list[Hello]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(greeting, "_MAX_STRANGERS", 4)
-    _, invitation, met = listener
-    address = invitation.addresses[0]
-    strangers = [socket.create_connection(address) for _ in range(12)]
-    for stranger in strangers[:8]:
-        assert is_over(stranger), "who has taken longest makes way"
-    with say_hello(address, invitation, Hello(rank=1, purpose="save"), 20.0):
-        wait_for(lambda: len(met) == 1)
-    for stranger in strangers:
-        stranger.close()
-
-
-def test_a_hello_may_come_in_pieces() -> None:
-    one, other = socket.socketpair()
-    one.setblocking(False)
-    said = struct.pack("!8s16sQQ16sQ", b"dtckpt-2", b"t" * 16, 3, 9, b"load", 70)
-    waiting = Greeting(one, b"t" * 16, b"w" * 16)
-    assert waiting.read() is None, "nothing is there yet"
-    for at in range(len(said) - 1):
-        other.send(said[at : at + 1])
-        assert waiting.read() is None
-    other.send(said[-1:])
-    assert waiting.read() == Hello(rank=3, instance=9, purpose="load", call=70)
-    one.close()
-    other.close()
 
 
 def test_strangers_do_not_disturb_a_save() -> None:
@@ -223,26 +77,29 @@ def test_strangers_do_not_disturb_a_save() -> None:
         connection.close()
 
 
-@pytest.mark.parametrize("silent", [0, 1, 2])
-def test_the_first_call_of_a_job_keeps_its_timeout(silent: int) -> None:
+def test_the_first_call_of_a_job_keeps_its_timeout() -> None:
     """Beside a rank that does not come, whose process may be alive or not."""
-    stopped = threading.Event()
 
-    def body(rank: int, group: Any) -> float:
-        if rank == silent:
-            stopped.wait(60)
-            return 0.0
-        began = time.monotonic()
-        try:
-            with pytest.raises(RankFailed, match=f"rank {silent}"):
-                agree(group, SECOND)
-        finally:
-            if rank == max({0, 1, 2} - {silent}):
-                stopped.set()
-        return time.monotonic() - began
+    def check(silent: int) -> None:
+        stopped = threading.Event()
 
-    waited = run(3, body)
-    assert all(seconds < MOST_SECONDS for seconds in waited.values()), waited
+        def body(rank: int, group: Any) -> float:
+            if rank == silent:
+                stopped.wait(60)
+                return 0.0
+            began = time.monotonic()
+            try:
+                with pytest.raises(RankFailed, match=f"rank {silent}"):
+                    agree(group, SECOND)
+            finally:
+                if rank == max({0, 1, 2} - {silent}):
+                    stopped.set()
+            return time.monotonic() - began
+
+        waited = run(3, body)
+        assert all(seconds < MOST_SECONDS for seconds in waited.values()), waited
+
+    beside_each_other(check, [(0,), (1,), (2,)])
 
 
 class HangingStore:
@@ -507,29 +364,3 @@ def test_what_is_kept_for_a_group_goes_with_it() -> None:
     run(2, lambda _, group: agree(group))
     gc.collect()
     assert len(known) <= before
-
-
-def test_a_stranger_who_makes_way_while_it_speaks_ends_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """What it has said is found in the same look as the one for whom it had to go."""
-    monkeypatch.setattr(greeting, "_MAX_STRANGERS", 1)
-    listener: Any = Listener([socket.create_server(("127.0.0.1", 0))])
-    invitation = listener.invitation(["127.0.0.1"], 1)
-    wire: Any = Wire([1], listener)
-    (address,) = invitation.addresses
-    loop = wire._loop
-    with socket.create_connection(address) as first:
-        while not listener._greetings:
-            time.sleep(0.001)
-        with wire._changed:  # the thread of the loop is kept from its next look
-            loop.wake()
-            poll = select.poll()  # a process of many tests has more descriptors than select takes
-            poll.register(loop._wake, select.POLLIN)
-            while poll.poll(0):
-                time.sleep(0.001)
-            second = socket.create_connection(address)
-            first.send(b"hello?")
-        probe(address, invitation, 1, 0, 10.0)
-        second.close()
-    wire.close()
