@@ -65,17 +65,16 @@ class Loop:
     """Serves links and, on the coordinator, the listener."""
 
     def __init__(self, listener: Listener | None = None) -> None:
-        self._listener = listener
+        self._listener = listener or Listener([])
         self._selector = selectors.DefaultSelector()
         self._wake, self._waker = socket.socketpair()
-        self._wake.setblocking(False)
         self._waker.setblocking(False)
         self._changed: deque[Link] = deque()
         self._ending: set[Link] = set()
         self._is_over = False
         self._thread = 0
         self._selector.register(self._wake, selectors.EVENT_READ, self._woken)
-        for listening in listener.sockets if listener else ():
+        for listening in self._listener.sockets:
             self._selector.register(listening, selectors.EVENT_READ, self._accept)
         _loops.add(self)
 
@@ -135,7 +134,7 @@ class Loop:
         while self._changed:
             link = self._changed.popleft()
             try:
-                self._attend(link, owner)
+                self._attend(link)
             except Exception as error:
                 self._lose(link, owner, error)
         pauses = [owner.beat(), self._expire_greetings(), self._expire_ending()]
@@ -158,12 +157,9 @@ class Loop:
         connection.close()
 
     def _woken(self, wake: socket.socket, _: Owner) -> None:
-        with suppress(BlockingIOError):
-            wake.recv(4096)
+        wake.recv(4096)
 
     def _accept(self, listening: socket.socket, _: Owner) -> None:
-        if self._listener is None:
-            return
         for _number in range(_ACCEPTED_AT_ONCE):
             greeting = self._listener.accept(listening, self._forget)
             if greeting is None:
@@ -171,8 +167,6 @@ class Loop:
             self._selector.register(greeting.connection, selectors.EVENT_READ, self._greet)
 
     def _greet(self, connection: socket.socket, owner: Owner) -> None:
-        if self._listener is None:
-            return
         greeting = self._listener.greeting_of(connection)
         if greeting is None:
             return
@@ -195,13 +189,10 @@ class Loop:
 
     def _forget(self, greeting: Greeting) -> None:
         self._selector.unregister(greeting.connection)
-        if self._listener is not None:
-            self._listener.forget(greeting)
+        self._listener.forget(greeting)
         greeting.connection.close()
 
     def _expire_greetings(self) -> float | None:
-        if self._listener is None:
-            return None
         for greeting in self._listener.overdue():
             self._forget(greeting)
         return self._listener.pause()
@@ -214,15 +205,13 @@ class Loop:
             self._close(link)
         return 1.0
 
-    def _attend(self, link: Link, owner: Owner) -> None:
+    def _attend(self, link: Link) -> None:
         if link.is_closed:
             return
         if link.is_ending:
             self._ending.add(link)
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.is_behind else 0)
         self._register(link, events)
-        if link.is_behind:
-            self._serve(link, link.connection, owner)
 
     def _serve(self, link: Link, _: socket.socket, owner: Owner) -> None:
         try:
@@ -256,13 +245,12 @@ class Loop:
 
     def close(self) -> None:
         """Close everything; only for the thread that serves, and for a forked process."""
-        for key in list(self._selector.get_map().values()):
+        served = self._selector.get_map() or {}  # none where all is closed already
+        for key in list(served.values()):
             if isinstance(key.fileobj, socket.socket):
                 key.fileobj.close()
         for link in self._changed:
             link.connection.close()
-        if self._listener is not None:
-            self._listener.close()
         self._selector.close()
         self._waker.close()
         self._ending.clear()
@@ -298,7 +286,6 @@ def _close_in_child() -> None:
     # A forked data loader must not keep the connections of a dead trainer open.
     for loop in list(_loops):
         loop.close()
-    _loops.clear()
 
 
 atexit.register(_settle_at_exit)

@@ -132,7 +132,10 @@ def test_only_a_rank_that_does_not_get_on_says_where_it_stands() -> None:
     slow: list[GroupRanks] = []
 
     def hold() -> None:
-        slow.append(alone(phase="save: write", timeout=timedelta(seconds=0.2)))
+        group = Group(_c10d.HashStore(), 0, 1)
+        ranks = ranks_of(group, timeout=timedelta(seconds=0.2), purpose="save")  # not begun yet
+        assert isinstance(ranks, GroupRanks)
+        slow.append(ranks)
         reached.set()
         opened.wait(20)
 
@@ -141,11 +144,11 @@ def test_only_a_rank_that_does_not_get_on_says_where_it_stands() -> None:
     assert reached.wait(20)
     wait_for(lambda: "hold" in str(slow[0].sign()))
     _, doing = slow[0].sign() or (-1.0, "")
-    assert doing.startswith("save: write, in ")
+    assert doing.startswith("save, in ")
     assert f"<locals>.hold at {__file__}:" in doing, "not where in threading it waits"
     opened.set()
     thread.join(20)
-    assert (slow[0].sign() or (-1.0, ""))[1] == "save: write"
+    assert (slow[0].sign() or (-1.0, ""))[1] == "save"
 
 
 def test_signs_of_life_are_asked_of_ranks_while_they_are_there(

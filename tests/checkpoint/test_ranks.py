@@ -91,6 +91,18 @@ def test_what_is_wrong_first_is_told() -> None:
         ranks_of("workers", wrong="base is no path").begin("save: plan")
 
 
+def test_a_phase_is_begun_before_its_work() -> None:
+    done: list[str] = []
+
+    def body() -> bytes:
+        done.append("written")
+        return b""
+
+    with pytest.raises(CheckpointError, match=r"^save: plan: base is no path$"):
+        together(Solo(wrong="base is no path"), "save: plan", body)
+    assert not done
+
+
 def test_what_is_no_group_is_told_apart() -> None:
     with pytest.raises(CheckpointError, match="process_group is no process group: 'workers'"):
         ranks_of("workers").begin("save: plan")

@@ -43,7 +43,12 @@ SWEEPS = {
         f"{_T}calls.py",
     ),
     "checkpoint/link.py": (f"{_T}link.py", f"{_T}frames.py", f"{_T}loop.py", f"{_T}wires.py"),
-    "checkpoint/loop.py": (f"{_T}loop.py", f"{_T}frames.py", f"{_T}rendezvous.py", f"{_T}wires.py"),
+    "checkpoint/loop.py": (
+        f"{_T}loop_rounds.py",
+        f"{_T}loop.py",
+        f"{_T}frames.py",
+        f"{_T}rendezvous.py",
+    ),
     "checkpoint/ranks.py": (f"{_T}ranks.py", f"{_T}together.py", f"{_T}calls.py"),
     "checkpoint/read_execution.py": (
         f"{_T}reading.py",
