@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -109,6 +109,11 @@ def look(loop: Any, owner: Watched, seconds: float = 0.0) -> None:
     loop._look_around(loop._selector.select(seconds), owner)
 
 
+def look_until(loop: Any, owner: Watched, condition: Callable[[], object]) -> None:
+    """Go through rounds until something holds."""
+    wait_for(lambda: look(loop, owner) or condition())
+
+
 def events_of(loop: Any, connection: socket.socket) -> int:
     """Return what the loop waits for on a connection."""
     held = {key.fileobj: key.events for key in loop._selector.get_map().values()}
@@ -201,8 +206,7 @@ def test_what_is_left_is_sent_and_then_the_end(
     assert link in loop._ending
     assert loop._selector.get_key(link.connection).events & 2, "waits until it takes more"
     reader.start()
-    while link.is_behind:
-        look(loop, owner, SECONDS)
+    look_until(loop, owner, lambda: not link.is_behind)
     reader.join(SECONDS)
     assert found == [MUCH]
     assert events_of(loop, link.connection) == 1, "or it would spin"
@@ -216,8 +220,7 @@ def test_a_link_that_is_not_at_its_end_stays_open_when_all_is_sent(
     loop.look_at(link)
     reader = threading.Thread(target=received, args=(other, len(MUCH)))
     reader.start()
-    while link.is_behind:
-        look(loop, owner, SECONDS)
+    look_until(loop, owner, lambda: not link.is_behind)
     reader.join(SECONDS)
     other.setblocking(False)
     with pytest.raises(BlockingIOError):
@@ -316,8 +319,7 @@ def test_who_says_hello_is_met_once(
     hellos = [Hello(rank=rank, purpose="save") for rank in (1, 2)]
     for hello in hellos:  # the second connection may get the descriptor of the first one
         connection = say_hello(invitation.addresses[0], invitation, hello, SECONDS)
-        while hello not in owner.met:
-            look(loop, owner, SECONDS)
+        look_until(loop, owner, lambda h=hello: h in owner.met)
         assert len(received(connection, 100)) == 16, "the welcome, and the end of this owner"
         connection.close()
         assert loop._expire_greetings() is None, "it is no stranger any more"
@@ -347,10 +349,8 @@ def test_who_is_not_met_is_let_go_of(
     else:
         hello = Hello(rank=1, purpose="?" if case == "probe" else "save")
         connection = say_hello(invitation.addresses[0], invitation, hello, SECONDS)
-    while not loop._listener._greetings:
-        look(loop, owner, SECONDS)
-    while loop._listener._greetings:
-        look(loop, owner, SECONDS)
+    look_until(loop, owner, lambda: loop._listener._greetings)
+    look_until(loop, owner, lambda: not loop._listener._greetings)
     try:
         assert len(received(connection, 100)) == (16 if case == "probe" else 0)
     except ConnectionResetError:
@@ -367,9 +367,9 @@ def test_a_hello_that_is_not_complete_is_waited_for(
     loop, invitation = listening
     with socket.create_connection(invitation.addresses[0], SECONDS) as connection:
         connection.sendall(b"dtckpt")
-        wait_for(lambda: look(loop, owner) or loop._listener._greetings)
+        look_until(loop, owner, lambda: loop._listener._greetings)
         (greeting,) = loop._listener._greetings.values()
-        wait_for(lambda: look(loop, owner) or greeting._data)
+        look_until(loop, owner, lambda: greeting._data)
         assert not greeting.connection._closed
         assert 4.0 < loop._expire_greetings() <= 5.0
         greeting.limit -= 5.0
@@ -432,7 +432,7 @@ def test_its_end_closes_everything_and_is_told(
     look(loop, owner)
     loop._changed.append(new)
     with socket.create_connection(invitation.addresses[0], SECONDS) as stranger:
-        wait_for(lambda: look(loop, owner) or loop._listener._greetings)
+        look_until(loop, owner, lambda: loop._listener._greetings)
         loop._changed.append(new)
         loop.stop()
         vars(loop_module)["_run"](loop, weakref.ref(owner))
