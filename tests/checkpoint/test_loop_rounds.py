@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import importlib.util
 import os
 import socket
 import threading
@@ -310,6 +312,21 @@ def test_an_exit_settles_all_loops(
     assert {loop, another} <= settled.keys()
     assert sorted(settled.values(), reverse=True)[:2] == [3.0, 0.0], "altogether"
     another.close()
+
+
+def test_an_exit_of_the_interpreter_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave(*, after_in_child: object) -> None:
+        """Do nothing: a hook of a fork stays for ever."""
+
+    hooked: list[object] = []
+    monkeypatch.setattr(atexit, "register", hooked.append)
+    monkeypatch.setattr(os, "register_at_fork", leave)
+    spec = importlib.util.spec_from_file_location(f"{Loop.__module__}_again", loop_module.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    again = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(again)
+    assert hooked == [vars(again)["_settle_at_exit"]]
 
 
 def test_who_says_hello_is_met_once(
