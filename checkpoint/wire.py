@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from .calls import Calls
@@ -57,8 +58,8 @@ class _Job:
     purpose: str
     signs: Signs
     refuse: Refuse = lambda _: b""
+    begun: float = 0.0
     sign_at: float = 0.0
-    begun: float = field(default_factory=time.monotonic)
     awaited: set[int] = field(default_factory=set[int])
     """Members that have not come to it and still may."""
     strayed: set[int] = field(default_factory=set[int])
@@ -136,7 +137,8 @@ class Wire:
 
     def _add(self, call: int, held: _Job) -> _Job:
         self._jobs[call] = held
-        held.sign_at = time.monotonic() + held.signs.seconds
+        held.begun = time.monotonic()
+        held.sign_at = held.begun + held.signs.seconds
         return held
 
     def is_known(self, hello: Hello) -> bool:
@@ -174,7 +176,7 @@ class Wire:
         before = self._early.setdefault(link.call, {}).pop(link.rank, None)
         self._early[link.call][link.rank] = link
         held = [call for call, links in self._early.items() if link.rank in links]
-        if before is None and len(held) > _MAX_EARLY:
+        if len(held) > _MAX_EARLY:
             before = self._early[min(held)].pop(link.rank)
         if before is not None:
             self._finish(before)
@@ -221,9 +223,8 @@ class Wire:
         link.job = held
         if link.purpose != held.purpose:
             held.rounds.setdefault(0, {})[rank] = held.refuse(link.purpose)
-        for frame in link.early:
-            self._keep(held, rank, *frame)
-        link.early.clear()
+        while link.early:
+            self._keep(held, rank, *link.early.pop(0))
         if link.lost:
             held.gone.setdefault(rank, link.lost)
         if rank in held.gone:
@@ -283,11 +284,8 @@ class Wire:
             self._send_to(link, frame)
 
     def _send_to(self, link: Link, frame: bytes) -> None:
-        try:
+        with suppress(OSError):  # what it has sent before is still to be read, and then its end
             link.send(frame)
-        except OSError:
-            # What it has sent before, why it left perhaps, is still to be read, and then its end.
-            self._loop.look_at(link)
         if link.is_behind:
             self._loop.look_at(link)
 
@@ -323,16 +321,16 @@ class Wire:
         """Keep what has arrived for the job that waits for it, or will."""
         frames = link.read()
         with self._changed:
-            if link.job is not None:
-                for frame in frames:
+            for frame in frames:
+                if link.job is not None:
                     self._keep(link.job, link.rank, *frame)
-                if any(frame.kind != SIGN for frame in frames):
-                    self._changed.notify_all()
-                return
-            link.early += [frame for frame in frames if frame.kind != SIGN]
-            if any(frame.kind == END for frame in frames):  # it has given up waiting
-                link.early = [frame for frame in link.early if frame.kind == END]
-                self._finish(link)
+                elif frame.kind == END:  # it has given up waiting, so its answers do not count
+                    link.early = [frame]
+                    self._finish(link)
+                elif frame.kind == MESSAGE:
+                    link.early.append(frame)
+            if any(frame.kind != SIGN for frame in frames):
+                self._changed.notify_all()
 
     def _keep(self, held: _Job, rank: int, kind: int, number: int, payload: bytes) -> None:
         held.heard[rank] = held.seen[rank] = time.monotonic()
@@ -371,8 +369,7 @@ class Wire:
         while True:
             with self._changed:
                 now = time.monotonic()
-                if now - expected > 1.0:  # this process was stopped, or had no processor
-                    asleep += now - expected
+                asleep += max(now - expected, 0.0)  # it was stopped, or had no processor
                 held = self._jobs[job]
                 arrived = held.rounds.pop(number, {})  # each is looked at once; there are thousands
                 new = {rank: arrived[rank] for rank in arrived if rank in pending}

@@ -24,12 +24,14 @@ _T = "tests/checkpoint/test_"
 
 SWEEPS = {
     "checkpoint/agreeing.py": (f"{_T}agreeing.py", f"{_T}together.py", f"{_T}commit.py"),
+    "checkpoint/calls.py": (f"{_T}calls.py", f"{_T}wire_calls.py"),
     "checkpoint/committing.py": (
         f"{_T}committing.py",
         f"{_T}commit.py",
         f"{_T}steps.py",
         f"{_T}commit_states.py",
     ),
+    "checkpoint/frames.py": (f"{_T}frames.py", f"{_T}wire_rules.py", f"{_T}together.py"),
     "checkpoint/group_ranks.py": (
         f"{_T}group_ranks.py",
         f"{_T}loop.py",
@@ -42,11 +44,11 @@ SWEEPS = {
         f"{_T}loop.py",
         f"{_T}calls.py",
     ),
-    "checkpoint/link.py": (f"{_T}link.py", f"{_T}frames.py", f"{_T}loop.py", f"{_T}wires.py"),
+    "checkpoint/link.py": (f"{_T}link.py", f"{_T}wire_rules.py", f"{_T}loop.py"),
     "checkpoint/loop.py": (
         f"{_T}loop_rounds.py",
         f"{_T}loop.py",
-        f"{_T}frames.py",
+        f"{_T}wire_rules.py",
         f"{_T}rendezvous.py",
     ),
     "checkpoint/ranks.py": (f"{_T}ranks.py", f"{_T}together.py", f"{_T}calls.py"),
@@ -57,7 +59,12 @@ SWEEPS = {
         f"{_T}casting.py",
     ),
     "checkpoint/rendezvous.py": (f"{_T}rendezvous.py", f"{_T}calls.py", f"{_T}two_hosts.py"),
-    "checkpoint/wire.py": (f"{_T}frames.py", f"{_T}together.py", f"{_T}calls.py", f"{_T}wires.py"),
+    "checkpoint/wire.py": (
+        f"{_T}wire_rules.py",
+        f"{_T}wire_calls.py",
+        f"{_T}loop.py",
+        f"{_T}calls.py",
+    ),
 }
 """The tests that must notice changes, by file; quick ones first."""
 
