@@ -9,6 +9,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import stat
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -151,7 +152,10 @@ def locked_directory(directory: str) -> Generator[None]:
 
 
 def make_directories(directory: str) -> None:
-    """Make ``directory`` (absolute) and what is missing above it, each durable in its parent."""
+    """Make ``directory`` (absolute) and what is missing above it, each durable in its parent.
+
+    FileNotFoundError where somebody takes away meanwhile what was there.
+    """
     missing: list[str] = []
     while not os.path.isdir(directory):
         missing.append(directory)
@@ -160,7 +164,8 @@ def make_directories(directory: str) -> None:
         try:
             os.mkdir(path)
         except FileExistsError:
-            if not os.path.isdir(path):
+            there = os.lstat(path)
+            if not stat.S_ISDIR(there.st_mode) and not os.path.isdir(path):
                 message = f"{path} is needed as a directory but is something else"
                 raise NotADirectoryError(errno.ENOTDIR, message) from None
         sync_directory(os.path.dirname(path))

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -193,6 +193,24 @@ def test_writers_beside_a_deleter(store: LocalStore) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(cycle, range(4)))
     assert names(store) == list(store.leftovers()) == []
+
+
+def test_a_directory_that_is_gone_again_is_made_anew(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process had made it and has removed it since."""
+    mkdir, late = os.mkdir, ["a"]
+
+    def made_by_others(path: str, *args: Any) -> None:
+        if os.path.basename(path) in late:
+            late.clear()
+            raise FileExistsError(errno.EEXIST, "File exists", path)
+        mkdir(path, *args)
+
+    monkeypatch.setattr(os, "mkdir", made_by_others)
+    write(store, "a/b/x", DATA)
+    assert store.read("a/b/x") == DATA
+    assert not late
 
 
 def test_a_file_where_a_directory_is_needed(store: LocalStore) -> None:
