@@ -78,7 +78,7 @@ class Seeds:
 
     def have_moved(self) -> bool:
         """Whether torch has another seed than when the ranks agreed."""
-        return self.follow_torch and torch.default_generator.initial_seed() != self._torch_seed
+        return self.follow_torch and torch.initial_seed() != self._torch_seed
 
     def agree(
         self,
