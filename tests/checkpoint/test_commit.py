@@ -17,6 +17,7 @@ from dtckpt.errors import (
     CheckpointError,
     LayoutMismatch,
     NotCommitted,
+    ObjectExists,
     ObjectNotFound,
     RankFailed,
     StorageError,
@@ -323,6 +324,19 @@ def test_a_commit_whose_reply_is_lost_keeps_its_data(error: Exception) -> None:
     into = state(0.0)
     dcp.load(into, place)
     assert into["t0"][0] == 2.0
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_manifest_that_was_asked_for_twice_is_our_own(overwrite: bool) -> None:
+    place = MemoryStore()
+    if overwrite:
+        dcp.save(state(1.0), place)
+    taken = Rule(RaiseError(ObjectExists("taken"), after_effect=True), op="publish", name=MANIFEST)
+    dcp.save(state(2.0), FaultyStore(place, [taken]), overwrite=overwrite)
+    into = state(0.0)
+    dcp.load(into, place)
+    assert into["t0"][0] == 2.0
+    assert len(list(place.list())) == 2
 
 
 def test_a_refusal_is_certain_and_leaves_nothing() -> None:

@@ -233,6 +233,19 @@ def test_a_mark_of_a_save_that_failed_keeps_nobody_from_deleting() -> None:
     assert list(root.list()) == []
 
 
+def test_a_save_that_was_refused_leaves_no_claim() -> None:
+    root = MemoryStore()
+    first = root.substore("step-1")
+    dcp.save(state(1), first)
+    full = StorageError(28, "No space left on device")
+    full.is_certain = True
+    refusing = Rule(RaiseError(full), op="publish", name="manifest.json")
+    with pytest.raises(StorageError, match="No space left"):
+        dcp.save(state(2), FaultyStore(root.substore("step-2"), [refusing]), base=first)
+    dcp.delete(first)
+    assert list(root.list()) == []
+
+
 def test_a_base_deleted_during_the_save_is_not_referred_to() -> None:
     root = MemoryStore()
     first = root.substore("step-1")
@@ -269,9 +282,10 @@ def test_a_base_that_is_being_deleted_is_refused_before_anything_is_written() ->
     with pytest.raises(StorageError, match="no reply"):
         dcp.delete(FaultyStore(first, [cut_off]))
     check(first, 1)
+    nothing_written = Rule(RaiseError(StorageError("too late")), op="create")
     for _ in range(2):
         with pytest.raises(CheckpointError, match=r"step-1: .* is being deleted, or .*delete;"):
-            dcp.save(state(2), second, base=first)
+            dcp.save(state(2), FaultyStore(second, [nothing_written]), base=first)
         assert list(second.list()) == []
     dcp.delete(first)
     with pytest.raises(NotCommitted):

@@ -6,6 +6,7 @@ from .mutant import Mutant
 
 _STATES = ("tests/checkpoint/test_commit_states.py",)
 _COMMITS = ("tests/checkpoint/test_commit.py", "tests/checkpoint/test_save_hazards.py")
+_BASES = ("tests/checkpoint/test_incremental.py",)
 _CLEANING = ("tests/checkpoint/test_cleaning.py",)
 _STEPS = ("tests/checkpoint/test_steps.py",)
 
@@ -67,7 +68,7 @@ def refuse_if_going""",
         raise""",
         new="""            pass
         raise""",
-        tests=_COMMITS,
+        tests=_BASES,
     ),
     Mutant(
         name="claims stay after a commit",
@@ -117,7 +118,7 @@ def refuse_if_going""",
         file="checkpoint/committing.py",
         old="        if found == text:  # only the reply was lost",
         new="        if False:  # only the reply was lost",
-        tests=_STATES,
+        tests=_COMMITS,
     ),
     Mutant(
         name="a rival's manifest counts as our own",
@@ -229,21 +230,21 @@ def refuse_if_going""",
             store.delete([record])
         raise""",
         new="        raise",
-        tests=("tests/checkpoint/test_incremental.py",),
+        tests=_BASES,
     ),
     Mutant(
         name="a record stays although the checkpoint does",
         file="checkpoint/deleting.py",
         old="            if find_manifest(store) == text:  # not",
         new="            if False:  # not",
-        tests=("tests/checkpoint/test_incremental.py",),
+        tests=_BASES,
     ),
     Mutant(
         name="a base that is being deleted is found out late",
         file="checkpoint/saver.py",
         old="            refuse_if_going(base, parsed[0].save_id)",
         new="            pass",
-        tests=("tests/checkpoint/test_incremental.py",),
+        tests=_BASES,
     ),
     Mutant(
         name="files of a checkpoint that stands go with an old record",
