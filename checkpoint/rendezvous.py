@@ -81,8 +81,8 @@ class GatherBoard:
     def __init__(self, group: Any) -> None:
         self._group = weakref.ref(group)  # what is kept for a group must not keep it
         self._work: Any = None
-        self._gathered = torch.empty(0, dtype=torch.uint8)
-        self._sent = torch.empty(0, dtype=torch.uint8)
+        self._gathered: torch.Tensor
+        self._sent: torch.Tensor
 
     def introduce(self, rank: int) -> int:
         return 0
@@ -306,10 +306,10 @@ def _introduced(group: Any, calls: Calls, seconds: float) -> Members:
         _within(lambda: board.post(invitation.to_bytes()), seconds)
     except Exception as error:
         problem = problem or told(error)
-    if listener is None or problem is not None:
+    if problem is not None:
         if listener is not None:
             listener.close()
-        raise problem or CheckpointError(invitation.problem)
+        raise problem
     return Members(rank, everyone, Wire(everyone[1:], listener, calls), way)
 
 
@@ -355,7 +355,7 @@ def device_of(group: Any) -> torch.device:
     """Return where a group moves bytes: the CPU if it can, else the current accelerator."""
     if isinstance(group, torch.distributed.ProcessGroup):
         backends = str(torch.distributed.get_backend_config(group))
-        if "cpu:" not in backends and "gloo" not in backends:
+        if "cpu:" not in backends:
             accelerator = torch.accelerator.current_accelerator()
             if accelerator is not None:
                 return torch.device(accelerator.type, torch.accelerator.current_device_index())

@@ -58,7 +58,7 @@ SWEEPS = {
         f"{_T}read_once.py",
         f"{_T}casting.py",
     ),
-    "checkpoint/rendezvous.py": (f"{_T}rendezvous.py", f"{_T}calls.py", f"{_T}two_hosts.py"),
+    "checkpoint/rendezvous.py": (f"{_T}boards.py", f"{_T}rendezvous.py", f"{_T}calls.py"),
     "checkpoint/wire.py": (
         f"{_T}wire_rules.py",
         f"{_T}wire_calls.py",
