@@ -151,6 +151,14 @@ def test_only_a_rank_that_does_not_get_on_says_where_it_stands() -> None:
     assert (slow[0].sign() or (-1.0, ""))[1] == "save"
 
 
+def test_a_quarter_of_the_timeout_is_not_slow_yet(clock: Clock) -> None:
+    ranks = alone(timeout=timedelta(seconds=20))
+    clock.now += 5.0
+    assert ranks.sign() == (5.0, "save: plan")
+    clock.now += 0.1
+    assert ", in " in str(ranks.sign())
+
+
 def test_signs_of_life_are_asked_of_ranks_while_they_are_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
