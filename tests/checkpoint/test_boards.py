@@ -185,7 +185,7 @@ def test_one_that_did_not_answer_in_time_is_looked_for_anew(
 
 
 def test_without_time_left_what_was_tried_last_is_told(
-    coordinators: list[tuple[Wire, Invitation]],
+    clock: Clock, coordinators: list[tuple[Wire, Invitation]]
 ) -> None:
     (wire, first), _ = coordinators
     member = way(Board(first))
