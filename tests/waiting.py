@@ -29,3 +29,16 @@ def wait_for(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < limit
         time.sleep(0.005)
+
+
+class Clock:
+    """A clock for a module's ``time``: only a pause moves it, or the test."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds

@@ -17,7 +17,7 @@ from dtckpt.checkpoint.rendezvous import GatherBoard, Way, device_of, members_of
 from dtckpt.checkpoint.wire import Wire
 from dtckpt.errors import CheckpointError, RankFailed
 
-from ..waiting import wait_for
+from ..waiting import Clock, wait_for
 from .plain_groups import Group
 
 _c10d: Any = dist
@@ -63,19 +63,6 @@ def is_refused(invitation: Invitation) -> bool:
     except OSError:
         return True
     return False
-
-
-class Clock:
-    """A clock that only a pause moves."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
 
 
 @pytest.fixture

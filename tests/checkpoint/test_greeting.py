@@ -26,7 +26,7 @@ from dtckpt.checkpoint.greeting import (
 from dtckpt.checkpoint.loop import Loop
 from dtckpt.checkpoint.wire import Wire
 
-from ..waiting import wait_for
+from ..waiting import Clock, wait_for
 
 HELLO = struct.Struct("!8s16sQQ16sQ")
 TOKEN, WELCOME = b"t" * 16, b"w" * 16
@@ -76,6 +76,13 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield serve
     for loop in loops:
         loop.stop()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(greeting, "time", made)
+    return made
 
 
 @pytest.fixture
@@ -276,7 +283,9 @@ def test_where_the_system_has_not_all_options_the_others_are_set(
         assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT) == 3
 
 
-def test_without_descriptors_who_has_taken_longest_makes_way(listener: Listener) -> None:
+def test_without_descriptors_who_has_taken_longest_makes_way(
+    listener: Listener, clock: Clock
+) -> None:
     class Out:
         def accept(self) -> None:
             raise OSError(24, "Too many open files")
@@ -284,6 +293,7 @@ def test_without_descriptors_who_has_taken_longest_makes_way(listener: Listener)
     out, gone = cast(socket.socket, Out()), list[Greeting]()
     assert listener.accept(out, gone.append) is None
     assert gone == []
+    assert clock.now > 1000.0, "who waits to be let in is still there at the next look"
     with socket.create_connection(address_of(listener)):
         first = accepted(listener, gone.append)
         with socket.create_connection(address_of(listener)):
@@ -311,24 +321,15 @@ def test_who_is_gone_before_it_is_let_in_leaves_nothing_open(
     assert listener.pause() is None
 
 
-def test_who_is_due_when_the_pause_is_over_is_overdue(
-    listener: Listener, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 1000.0
-
-    class Clock:
-        def monotonic(self) -> float:
-            return now
-
-    monkeypatch.setattr(greeting, "time", Clock())
+def test_who_is_due_when_the_pause_is_over_is_overdue(listener: Listener, clock: Clock) -> None:
     assert listener.pause() is None
     with socket.create_connection(address_of(listener)):
         waiting = accepted(listener, lambda _: None)
-        now += 2.0
+        clock.now += 2.0
         assert (listener.pause(), listener.overdue()) == (3.0, [])
-        now += 3.0
+        clock.now += 3.0
         assert (listener.pause(), listener.overdue()) == (0.0, [waiting])
-        now += 1.0
+        clock.now += 1.0
         assert (listener.pause(), listener.overdue()) == (0.0, [waiting])
         listener.forget(waiting)
         assert (listener.pause(), listener.overdue()) == (None, [])

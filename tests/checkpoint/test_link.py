@@ -10,15 +10,7 @@ import pytest
 from dtckpt.checkpoint import frames, link
 from dtckpt.checkpoint.link import Link
 
-
-class Clock:
-    """A clock that is set by hand."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
+from ..waiting import Clock
 
 
 @pytest.fixture

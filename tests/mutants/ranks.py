@@ -5,7 +5,6 @@ from __future__ import annotations
 from .mutant import Mutant
 
 _CALLS = ("tests/checkpoint/test_calls.py", "tests/checkpoint/test_wire_calls.py")
-_MEETING = ("tests/checkpoint/test_rendezvous.py",)
 
 MUTANTS = (
     Mutant(
@@ -20,7 +19,7 @@ MUTANTS = (
         file="checkpoint/greeting.py",
         old="if magic != _MAGIC or not hmac.compare_digest(token, self._token):",
         new="if magic != _MAGIC:",
-        tests=_MEETING,
+        tests=("tests/checkpoint/test_greeting.py",),
     ),
     Mutant(
         name="a member that is always late by a call stays so",
