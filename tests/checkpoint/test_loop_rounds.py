@@ -9,7 +9,6 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from dtckpt.checkpoint.greeting import Greeting, Hello, Invitation, Listener, sa
 from dtckpt.checkpoint.link import Link
 from dtckpt.checkpoint.loop import Loop
 
-from ..waiting import wait_for
+from ..waiting import Clock, wait_for
 
 SECONDS = 20.0
 MUCH = bytes(4 << 20)
@@ -57,16 +56,6 @@ class Watched:
 
     def fail(self, reason: str) -> None:
         self.failed.append(reason)
-
-
-class Clock(SimpleNamespace):
-    """The time, which stands still but for those who sleep."""
-
-    def __init__(self) -> None:
-        super().__init__(now=100.0, monotonic=lambda: self.now, sleep=self.pass_by)
-
-    def pass_by(self, seconds: float) -> None:
-        self.now += seconds
 
 
 @pytest.fixture
@@ -285,7 +274,7 @@ def test_an_exit_waits_for_what_is_not_sent_yet(
 ) -> None:
     link, _ = ends
     loop.settle(1.0)
-    assert clock.now == 100.0
+    assert clock.now == 1000.0
     assert loop._selector.select(0), "what is new is looked at at once"
     loop._woken(loop._wake, Watched())
     for waiting in (loop._ending.add, loop._changed.append):
@@ -419,7 +408,7 @@ def test_an_unexpected_error_is_told_and_ends_one_connection(
     assert "a connection is given up after an unexpected error" in caplog.text
     assert link.is_closed
     assert len(loop._selector.get_map()) == 1
-    assert clock.now == 100.0
+    assert clock.now == 1000.0
 
 
 def test_an_unexpected_error_of_the_listener_does_not_end_it(
@@ -435,7 +424,7 @@ def test_an_unexpected_error_of_the_listener_does_not_end_it(
         look(loop, owner, SECONDS)
     assert "a mistake of ours" in caplog.text
     assert len(loop._selector.get_map()) == 2
-    assert clock.now > 100.0, "it will come again, and that is not to keep a processor busy"
+    assert clock.now > 1000.0, "it will come again, and that is not to keep a processor busy"
 
 
 def test_its_end_closes_everything_and_is_told(
@@ -462,7 +451,7 @@ def test_its_end_closes_everything_and_is_told(
     assert [one.fileno() for one in held] == [-1] * 3
     assert loop._selector.get_map() is None
     loop.settle(SECONDS)
-    assert clock.now == 100.0, "there is nothing to wait for"
+    assert clock.now == 1000.0, "there is nothing to wait for"
     for _, other in pairs:
         other.close()
 
