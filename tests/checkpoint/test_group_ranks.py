@@ -284,6 +284,15 @@ def test_an_interrupt_of_the_decision_ends_the_wait_of_the_others() -> None:
     assert same(run(2, body)) == FAILED
 
 
+def test_only_a_failure_of_the_first_round_is_kept_for_who_comes_late() -> None:
+    """Whoever answers in later rounds has come; other decisions can be large."""
+    for answers, kept in (((OK, FAILED), 0), ((FAILED, OK), 1)):
+        ranks = alone()
+        for answer in answers:
+            consult(ranks, answer)
+        assert len(vars(vars(ranks)["_wire"])["_failures"]) == kept
+
+
 @pytest.mark.parametrize(
     ("error", "told"),
     [

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from dtckpt.checkpoint import greeting
 from dtckpt.checkpoint import loop as loop_module
 from dtckpt.checkpoint.greeting import Greeting, Hello, Invitation, Listener, say_hello
 from dtckpt.checkpoint.link import Link
@@ -346,6 +347,7 @@ def test_who_is_not_met_is_let_go_of(
         raise BrokenPipeError
 
     loop, invitation = listening
+    monkeypatch.setattr(greeting, "_GREETING_SECONDS", 3600.0)  # at once, not after some seconds
     owner.known = case != "unknown"
     if case == "left":
         monkeypatch.setattr(Greeting, "welcome", leave)
@@ -368,17 +370,21 @@ def test_who_is_not_met_is_let_go_of(
 
 
 def test_a_hello_that_is_not_complete_is_waited_for(
-    listening: tuple[Any, Invitation], owner: Watched, caplog: pytest.LogCaptureFixture
+    listening: tuple[Any, Invitation],
+    owner: Watched,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     loop, invitation = listening
+    monkeypatch.setattr(greeting, "_GREETING_SECONDS", 3600.0)
     with socket.create_connection(invitation.addresses[0], SECONDS) as connection:
         connection.sendall(b"dtckpt")
         look_until(loop, owner, lambda: loop._listener._greetings)
-        (greeting,) = loop._listener._greetings.values()
-        look_until(loop, owner, lambda: greeting._data)
-        assert not greeting.connection._closed
-        assert 4.0 < loop._expire_greetings() <= 5.0
-        greeting.limit -= 5.0
+        (incomplete,) = loop._listener._greetings.values()
+        look_until(loop, owner, lambda: incomplete._data)
+        assert not incomplete.connection._closed
+        assert 3000.0 < loop._expire_greetings() <= 3600.0
+        incomplete.limit -= 3600.0
         assert loop._expire_greetings() is None
         assert received(connection, 1) == b""
     assert len(loop._selector.get_map()) == 2
