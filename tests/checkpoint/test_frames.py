@@ -33,10 +33,17 @@ def test_frames_come_out_as_they_went_in(payloads: list[bytes], step: int) -> No
     assert found == [(MESSAGE, n, payload) for n, payload in enumerate(payloads)]
 
 
+def test_only_long_messages_are_compressed() -> None:
+    assert len(frames.message(0, bytes(1 << 16))) == HEAD.size + (1 << 16)
+    assert len(frames.message(0, bytes((1 << 16) + 1))) < 1000
+
+
 def test_signs_and_ends_are_read_back() -> None:
     [(kind, _, payload)] = read(frames.sign(2.5, "writing \udcff"))
     assert kind == SIGN
     assert frames.read_sign(payload) == (2.5, "writing \\udcff")
+    [(_, _, payload)] = read(frames.sign(0.0, "x" * (1 << 20)))
+    assert frames.read_sign(payload) == (0.0, "x" * (1 << 16))
     [(kind, _, payload)] = read(frames.end("x" * (1 << 20)))
     assert kind == END
     assert payload == b"x" * (1 << 16), "no reason is longer than others take"

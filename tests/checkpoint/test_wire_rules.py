@@ -101,8 +101,9 @@ def test_who_does_not_come_is_lost_after_the_timeout(
 @pytest.mark.parametrize(
     ("age", "until", "why"),
     [
-        (0.0, 1014.0, "; it was last heard of at save: write"),
-        (3.0, 1011.0, "; it was last heard of at save: write"),
+        (0.0, 1015.0, "; it was last heard of at save: write"),
+        (3.0, 1012.0, "; it was last heard of at save: write"),
+        (5.0, 1010.0, "; it was last heard of at save: write"),
         (None, 1010.0, ""),
     ],
 )
@@ -114,7 +115,7 @@ def test_a_rank_is_lost_a_timeout_after_it_has_got_on(
     ends.come(wire, 1, 0)
 
     def look() -> None:
-        if clock.now == 1004.0 and age is not None:
+        if clock.now == 1005.0 and age is not None:
             keep(wire, 1, sign(age, "save: write"))
 
     clock.moves_in(wire, look)
