@@ -195,6 +195,19 @@ def test_another_rank_or_another_instance_of_one_is_not_known(ends: Ends) -> Non
 # Signs of life.
 
 
+def noted_beats(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
+    """Return a list that grows whenever the thread of a wire is about to have a rest."""
+    beats: list[float | None] = []
+    beat = Wire.beat
+
+    def note(wire: Wire) -> float | None:
+        beats.append(beat(wire))
+        return beats[-1]
+
+    monkeypatch.setattr(Wire, "beat", note)
+    return beats
+
+
 def test_signs_are_shown_when_they_are_due_and_not_before(ends: Ends, clock: Clock) -> None:
     wire, coordinator = ends.join(Signs(5.0, lambda: (1.5, "work")))
     for now, pause in ((1004.0, 1.0), (1005.0, 5.0), (1005.0, 5.0), (1011.0, 5.0)):
@@ -217,14 +230,7 @@ def test_a_call_that_begins_after_its_members_came_shows_signs(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread, which has nothing to do until then, is told."""
-    beats: list[float | None] = []
-    beat = Wire.beat
-
-    def note(wire: Wire) -> float | None:
-        beats.append(beat(wire))
-        return beats[-1]
-
-    monkeypatch.setattr(Wire, "beat", note)
+    beats = noted_beats(monkeypatch)
     wire = ends.wire(1)
     member = ends.come(wire, 1, 0)
     wait_for(lambda: beats)
@@ -280,8 +286,10 @@ def test_a_call_ends_once(ends: Ends) -> None:
     wire.beat()
 
 
-def test_a_call_that_is_abandoned_ends_soon(ends: Ends) -> None:
+def test_a_call_that_is_abandoned_ends_soon(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    beats = noted_beats(monkeypatch)
     wire, coordinator = ends.join()
+    wait_for(lambda: beats)
     wire.abandon(0)
     assert [frame.payload for frame in coordinator.all()] == [b"it has given up"]
     assert wire.arrived(0, 0) == []
