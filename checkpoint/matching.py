@@ -159,6 +159,8 @@ class Walk:
         self.within_object = False
         self.place: tuple[str, str] | None = None
         """A name in the state, and where in the checkpoint this and all below it is found."""
+        self.at_end: list[Callable[[], None]] = []
+        """Checks for which it has to be known what of the checkpoint the state takes."""
         self.filled: dict[int, tuple[Any, str]] = {}
         """Containers that are filled in place, by id, with their names in the checkpoint."""
 
@@ -224,7 +226,13 @@ class Walk:
             return self.selection is None
         return any(map(self.is_selected, self.index.leaves_of(at)))
 
+    def takes_below(self, at: str) -> bool:
+        """Whether the state has had a place so far for some leaf at or below a node."""
+        return any(leaf in self.taken for leaf in self.index.leaves_of(at))
+
     def finish(self) -> Match:
+        for check in self.at_end:
+            check()
         self.found.unexpected = [
             name for name in self.index.leaves if name not in self.taken and self.is_selected(name)
         ]

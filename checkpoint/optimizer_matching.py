@@ -24,7 +24,7 @@ from .names import key_component
 from .optimizers import FreshState, flat_state, load_optimizer, wrong_shapes
 from .param_names import ParamLabel, params_of, plain_name
 from .param_pairing import LiveParam, Pairing, pair
-from .scheduler_matching import is_of_groups
+from .scheduler_matching import check_schedulers
 from .tree import children
 from .tree_index import ABSENT, below
 from .wrappers import inner_name
@@ -229,7 +229,10 @@ class _OptimizerMatch:
                 rebuild = walk.node_at(settings, name, self.saved.group_at(source))
                 made[source] = rebuild or (lambda settings=settings: settings)
                 filled.append(made[source])
-        self.check_schedulers(chosen)
+        are_own = [p.group for p in self.partners if p is not None] == [
+            param.group for param in self.saved.params
+        ]
+        check_schedulers(walk, self.optimizer, self.name, self.saved, chosen, are_own=are_own)
 
         def together() -> list[dict[str, Any]]:
             own = ({k: g[k] for k in ("params", "param_names") if k in g} for g in groups)
@@ -291,25 +294,3 @@ class _OptimizerMatch:
             return settings | copy.deepcopy(taken)
 
         return copy_settings
-
-    def check_schedulers(self, chosen: list[int | None]) -> None:
-        """Note schedulers that hold something by the positions of groups which are others now."""
-        walk, saved = self.walk, self.saved
-        are_own = [p.group for p in self.partners if p is not None] == [
-            param.group for param in saved.params
-        ]
-        for name, scheduler in walk.visited.objects.items():
-            if getattr(scheduler, "optimizer", None) is not self.optimizer:
-                continue
-            at = walk.at(name)
-            node = walk.index.find(at)
-            if node is ABSENT or not walk.selects_below(at):
-                continue
-            of_rank = plain_name(at) != at and plain_name(saved.at) == saved.at
-            if not is_of_groups(node, chosen, saved.groups, of_rank=of_rank, are_own=are_own):
-                walk.found.problems.append(
-                    f"{at}: the scheduler was saved with rates for each group of {self.name} by "
-                    "its position, but these are other groups now (of the checkpoint's groups "
-                    f"they are {chosen}). Group the parameters as they were, or leave the "
-                    "scheduler out of the load"
-                )

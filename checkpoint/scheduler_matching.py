@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
+import torch
+
+from .named_optimizer import SavedOptimizer
+from .names import rank_component
+from .param_names import plain_name
 from .tree import Node, children, tag_of
-from .tree_index import ABSENT
+from .tree_index import ABSENT, TreeIndex
+
+if TYPE_CHECKING:
+    from .matching import Walk
 
 _PER_GROUP = frozenset(
     {
@@ -22,7 +31,69 @@ _PER_GROUP = frozenset(
 _OF_TIME = frozenset({"_milestones", "milestones"})
 """Lists of numbers that are not of groups, however many there are."""
 
+_RATES = {"base_lrs": "initial_lr", "_last_lr": "lr"}
+"""What schedulers keep of settings of all groups."""
+
 Lists = list[tuple[str, list[Node]]]
+
+
+def check_schedulers(
+    walk: Walk,
+    optimizer: torch.optim.Optimizer,
+    name: str,
+    saved: SavedOptimizer,
+    chosen: Sequence[int | None],
+    *,
+    are_own: bool,
+) -> None:
+    """Note schedulers that hold something by the positions of groups which are others now.
+
+    Each group of the optimizer called ``name`` takes the settings of group ``chosen[i]`` of those
+    ``saved``; ``are_own`` as in ``is_of_groups``. State dicts of schedulers that stand for
+    themselves, or in objects of other kinds, are known by their rates where groups have moved.
+    """
+    objects = {walk.at(n): getattr(o, "optimizer", None) for n, o in walk.visited.objects.items()}
+    known = {at: its for at, its in objects.items() if isinstance(its, torch.optim.Optimizer)}
+
+    def check(at: str) -> None:
+        node = walk.index.find(at)
+        if node is ABSENT or not walk.selects_below(at):
+            return
+        of_rank = plain_name(at) != at and plain_name(saved.at) == saved.at
+        if not is_of_groups(node, chosen, saved.groups, of_rank=of_rank, are_own=are_own):
+            walk.found.problems.append(
+                f"{at}: the scheduler was saved with rates for each group of {name} by its "
+                "position, but these are other groups now (of the checkpoint's groups they are "
+                f"{list(chosen)}). Group the parameters as they were, or leave the scheduler out "
+                "of the load"
+            )
+
+    def check_state_dicts() -> None:
+        own = rank_component(walk.ranks.rank)
+        inside = tuple(f"{at}/" for at in known)
+        for at in _with_rates(walk.index, saved.groups):
+            is_other = "@" in at and any(p[:1] == "@" and p != own for p in at.split("/"))
+            if not is_other and not f"{at}/".startswith(inside) and walk.takes_below(at):
+                check(at)
+
+    for at, its in known.items():
+        if its is optimizer:
+            check(at)
+    if list(chosen) != list(range(len(saved.groups))):
+        walk.at_end.append(check_state_dicts)  # what of them is taken is known only then
+
+
+def _with_rates(index: TreeIndex, groups: Sequence[Mapping[str, Node]]) -> list[str]:
+    """Return the nodes that have the rates of these groups, in this order, as schedulers do."""
+    found: set[str] = set()
+    for name, node in index.nodes.items():
+        above, _, last = name.rpartition("/")
+        setting = _RATES.get(last)
+        if setting is None or tag_of(node) not in ("list", "tuple"):
+            continue
+        if [item for _, _, item in children(node)] == [g.get(setting, ABSENT) for g in groups]:
+            found.add(above)
+    return [at for at in sorted(found) if not at.startswith(tuple(f"{a}/" for a in found))]
 
 
 def is_of_groups(

@@ -177,6 +177,60 @@ def test_a_resumed_schedule_goes_on_as_if_nothing_had_been(kind: str) -> None:
             assert run(other, resumed, 8) == expected, (steps, state)
 
 
+class Trainer:
+    """An object of the user's that hands out the state of a scheduler among other things."""
+
+    def __init__(self, scheduler: Any) -> None:
+        self.scheduler = scheduler
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the scheduler."""
+        return {"scheduler": self.scheduler.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take it back."""
+        self.scheduler.load_state_dict(state["scheduler"])
+
+
+HOLDERS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "a state dict": (lambda s: s.state_dict(), "s"),
+    "one in a list": (lambda s: [s.state_dict()], "s/0"),
+    "one of a rank": (lambda s: dcp.PerRank(s.state_dict()), "s/@0"),
+    "an object of the user's": (Trainer, "s/scheduler"),
+}
+
+
+@pytest.mark.parametrize("kind", ["StepLR", "SequentialLR", "ReduceLROnPlateau"])
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_state_of_schedulers_is_known_by_its_rates_where_groups_have_moved(
+    holder: str, kind: str
+) -> None:
+    hold, at = HOLDERS[holder]
+
+    def make(order: list[str], rates: dict[str, float]) -> dict[str, Any]:
+        net = model()
+        groups = [{"params": [getattr(net, name)], "lr": rates[name]} for name in order]
+        optimizer = torch.optim.SGD(groups)
+        return {"net": net, "o": optimizer, "s": hold(SCHEDULERS[kind](optimizer))}
+
+    rates = {"weight": 0.1, "bias": 0.2}
+    store = MemoryStore()
+    dcp.save(make(["weight", "bias"], rates), store)
+    moved = make(["bias", "weight"], rates)
+    with pytest.raises(LayoutMismatch, match=rf": 1 leaves .*\n  {at}: the scheduler was saved"):
+        dcp.load(moved, store)
+    dcp.load(make(["weight", "bias"], rates), store)
+    dcp.load(moved, store, select=["net", "o"])
+    del moved["s"]
+    dcp.load(moved, store, strict=False)
+    assert [group["lr"] for group in moved["o"].param_groups] == [
+        group["lr"] for group in make(["bias", "weight"], rates)["o"].param_groups
+    ]
+    alike = dict.fromkeys(rates, 0.1)
+    dcp.save(make(["weight", "bias"], alike), store, overwrite=True)
+    dcp.load(make(["bias", "weight"], alike), store)
+
+
 class Shampoo(torch.optim.Optimizer):
     """State of as many dims as the parameter, but of other sizes, in lists and beside them."""
 
