@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import torch
@@ -110,7 +111,7 @@ def pair(
         partners=tuple(pairs.partners),
         beside=tuple(map(pairs.stored_tensor, pairs.partners)),
         by_position=by_position,
-        problems=tuple(pairs.problems),
+        problems=tuple(dict.fromkeys(pairs.problems)),
     )
 
 
@@ -218,10 +219,24 @@ class _Pairs:
         for short in shorten:
             for wanted, offered in ((given, alone), (in_modules, alone), (given_alone, inner)):
                 if self.free:
-                    self.by(
-                        {param: list(map(short, names)) for param, names in wanted.items()},
-                        {param: short(name) for param, name in offered.items()},
-                    )
+                    self.by_names(wanted, offered, short)
+
+    def by_names(
+        self,
+        wanted: Mapping[LiveParam, Sequence[str]],
+        offered: Mapping[SavedParam, str],
+        short: Callable[[str], str],
+    ) -> None:
+        """Pair by what ``short`` leaves of names, unless wrappers make them mean others."""
+        unsure = _unsure(chain.from_iterable(wanted.values()), offered.values())
+
+        def key(name: str) -> str:
+            return unsure.get(name) or short(name)
+
+        self.by(
+            {param: list(map(key, names)) for param, names in wanted.items()},
+            {param: key(name) for param, name in offered.items()},
+        )
 
     def without_wrappers(self, name: str) -> str:
         """Return a name within a module without what wrappers add, unless that tells too little."""
@@ -255,6 +270,33 @@ class _Pairs:
                 f"by name ({', '.join(named[:3])}). {_REMEDY}"
             )
         return frozenset(found)
+
+
+def _unsure(wanted: Iterable[str], offered: Iterable[str]) -> dict[str, str]:
+    """Return names of which wrappers were added to, or left out, where not each has one partner.
+
+    With what is left of them. Equal ones need not be the same: ``a`` in a wrapper is ``module.a``,
+    as is the ``a`` of a part called ``module``.
+
+    >>> _unsure(["a", "module.a"], ["module.a", "module.module.a"])["module.a"]
+    'a'
+    >>> _unsure(["a", "module.a", "b"], ["module.a", "module.b"])
+    {}
+    """
+    sides: list[dict[str, set[str]]] = []
+    for names in (wanted, offered):
+        alike: dict[str, set[str]] = {}
+        for name in names:
+            alike.setdefault(without_wrappers(name), set()).add(name)
+        sides.append(alike)
+    ours, theirs = sides
+    return {
+        name: short
+        for short in ours.keys() & theirs.keys()
+        if len(ours[short] | theirs[short]) > 2
+        and not (ours[short] <= theirs[short] or theirs[short] <= ours[short])
+        for name in ours[short] | theirs[short]
+    }
 
 
 def _tied_to(tensor: StoredTensor | str) -> str:

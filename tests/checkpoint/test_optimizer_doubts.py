@@ -519,3 +519,30 @@ def test_names_within_modules_fit_paths_at_the_root_no_better_than_others() -> N
     other = torch.optim.Adam([*trunk.parameters(), *fresh.parameters()])
     state = {**trunk.state_dict(), "net": fresh, "opt": other}
     refused(state, store, "more than one parameter may be this one", strict=False)
+
+
+@pytest.mark.parametrize("wrapper", ["module.", "_orig_mod.module."])
+def test_wrappers_around_a_part_called_module_are_not_guessed(wrapper: str) -> None:
+    def adam(names: list[str], within: str = "") -> torch.optim.Adam:
+        params = [(within + name, nn.Parameter(torch.zeros(2))) for name in names]
+        optimizer = torch.optim.Adam(params)
+        for number, (_, param) in enumerate(params, 1):
+            param.grad = torch.full_like(param, number)
+        optimizer.step()
+        return optimizer
+
+    def averages(optimizer: torch.optim.Adam) -> list[float]:
+        params = optimizer.param_groups[0]["params"]
+        return [float(optimizer.state[param]["exp_avg"][0]) for param in params]
+
+    alike = ["a", "module.a"]
+    for before, after in (("", wrapper), (wrapper, "")):
+        optimizer, other = adam(alike, before), adam(alike[::-1], after)
+        kept = averages(other)
+        with pytest.raises(LayoutMismatch, match="parameter 0 of opt may be any of"):
+            dcp.load({"opt": other}, saved({"opt": optimizer}), strict=False)
+        assert averages(other) == kept
+        dcp.load({"opt": adam(alike[::-1], before)}, saved({"opt": optimizer}))
+        other = adam(["b", "a"], after)
+        dcp.load({"opt": other}, saved({"opt": adam(["a", "b"], before)}))
+        assert averages(other) == pytest.approx([0.2, 0.1])
