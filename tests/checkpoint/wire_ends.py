@@ -50,7 +50,9 @@ class End:
 
     def is_silent(self) -> bool:
         """Whether nothing has come, not even the end."""
-        return not select.select([self.socket], [], [], 0)[0]
+        poll = select.poll()
+        poll.register(self.socket, select.POLLIN)
+        return not poll.poll(0)
 
     def wait_for_close(self) -> None:
         """Wait until the connection is closed, not only told to be at its end."""

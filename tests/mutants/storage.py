@@ -61,7 +61,7 @@ MUTANTS = (
         file="storage/s3_requests.py",
         old="        is_refusal = 400 <= status < 500 and",
         new="        is_refusal = True or",
-        tests=("tests/checkpoint/test_busy_server.py",),
+        tests=("tests/storage/test_s3_requests.py",),
     ),
     Mutant(
         name="a refusal of a repeated request counts as certain",
