@@ -95,11 +95,11 @@ class RaiseError(Fault):
 
     def before(self) -> None:
         if not self.after_effect:
-            raise self.error
+            raise self.error.with_traceback(None)  # else it keeps what it met each time
 
     def after(self) -> None:
         if self.after_effect:
-            raise self.error
+            raise self.error.with_traceback(None)
 
 
 @dataclass(frozen=True, slots=True)

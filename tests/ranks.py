@@ -7,6 +7,7 @@ The groups are passed to the code under test; there is no default group.
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -42,9 +43,8 @@ def run_ranks(
     store = _c10d.HashStore()
     results: dict[int, T] = {}
     errors: dict[int, BaseException] = {}
-    groups: list[
-        dist.ProcessGroup
-    ] = []  # as in a job, no rank's ends while others still use theirs
+    # As in a job, no rank's group ends while others still use theirs.
+    groups: list[dist.ProcessGroup] = []
 
     def run(rank: int) -> None:
         try:
@@ -63,5 +63,17 @@ def run_ranks(
             if thread.is_alive():
                 raise TimeoutError(f"rank {rank} hangs; errors so far: {errors}")
     if errors:
+        groups.clear()
+        for error in errors.values():
+            _let_go(error)
         raise RanksFailed(errors)
     return [results[rank] for rank in range(size)]
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Clear what an error was raised in: one that is kept would keep all groups of its test."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        if error.__cause__ is not error.__context__:
+            _let_go(error.__cause__)
+        error = error.__context__
