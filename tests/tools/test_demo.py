@@ -19,6 +19,7 @@ from dtckpt.tools.demo.checks import (
     largest_difference,
     relative_differences,
     same_bits,
+    state_by_names,
     state_differences,
 )
 from dtckpt.tools.demo.ending import KillHalfway
@@ -224,3 +225,19 @@ def test_s3_is_reached_alike_by_options_and_environment() -> None:
     assert options["key"] == environment["AWS_ACCESS_KEY_ID"]
     assert options["client_kwargs"]["endpoint_url"] == environment["AWS_ENDPOINT_URL"]
     assert missing_packages() == []
+
+
+def test_an_optimizer_is_compared_by_the_names_it_was_saved_under() -> None:
+    model = torch.nn.Linear(2, 3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2)).sum().backward()
+    optimizer.step()
+    store = MemoryStore()
+    ck.save({"model": model, "optim": optimizer}, store)
+    with ck.open(store) as checkpoint:
+        saved = checkpoint.state_dict()["optim"]
+        assert state_differences(state_by_names(optimizer, model), saved) == []
+        optimizer.step()
+        assert "/state/model/bias/step" in state_differences(
+            state_by_names(optimizer, model), saved
+        )

@@ -76,6 +76,19 @@ def state_differences(live: Any, saved: Any, where: str = "") -> list[str]:
     ]
 
 
+def state_by_names(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, Any]:
+    """Return the state of an optimizer by names of parameters, as saved beside ``model``."""
+    names = {id(param): name for name, param in model.named_parameters()}
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    state = optimizer.state_dict()
+    entries = {names[id(params[number])]: entry for number, entry in state["state"].items()}
+    groups = [
+        group | {"params": [f"model/{names[id(params[number])]}" for number in group["params"]]}
+        for group in state["param_groups"]
+    ]
+    return {**state, "state": {"model": entries}, "param_groups": groups}
+
+
 def count_dtensors(state: Any) -> int:
     """Return how many distributed tensors are in nested dicts and lists."""
     if isinstance(state, Mapping):

@@ -25,7 +25,7 @@ import dtckpt.checkpoint as ck
 from dtckpt.errors import CheckpointError
 from dtckpt.storage import FaultyStore, Store, open_store
 
-from .checks import count_dtensors, state_differences
+from .checks import count_dtensors, state_by_names, state_differences
 from .ending import KillHalfway, Stop
 from .model import make_model, parallelize
 from .text import Corpus
@@ -107,6 +107,7 @@ class Job:
             key: value.state_dict() if hasattr(value, "state_dict") else value
             for key, value in self.state.items()
         }
+        live["optim"] = state_by_names(self.optimizer, self.model)
         with ck.open(newest.url) as checkpoint:
             differences = state_differences(live, checkpoint.state_dict())
             num_tensors = len(checkpoint)
