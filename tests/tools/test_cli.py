@@ -14,10 +14,9 @@ from click.testing import CliRunner
 
 import dtckpt
 from dtckpt.errors import StorageError
-from dtckpt.tools import inspecting
-from dtckpt.tools.cli import main
-from dtckpt.tools.options import parse_options
-from dtckpt.tools.valuetext import value_text
+from dtckpt.tools.cli import inspect, main
+from dtckpt.tools.cli.options import parse_options
+from dtckpt.tools.cli.valuetext import value_text
 
 from .conftest import Run
 
@@ -99,7 +98,7 @@ def test_exit_codes(
     def fail(*_args: object, **_kwargs: object) -> Any:
         raise error
 
-    monkeypatch.setattr(inspecting, "store_at", fail)
+    monkeypatch.setattr(inspect, "store_at", fail)
     result = run("inspect", "anywhere")
     assert (result.exit_code, result.stdout) == (code, "")
     assert result.stderr.startswith(text)

@@ -14,7 +14,7 @@ from dtckpt.checkpoint import parse_rules, read_manifest
 from dtckpt.dtensor import Mesh
 from dtckpt.errors import LayoutMismatch, StorageError
 from dtckpt.storage import Call, FaultyStore, LocalStore, MemoryStore, RaiseError, Rule
-from dtckpt.tools.planning import bytes_by_rank
+from dtckpt.tools.cli.reshard_plan import bytes_by_rank
 
 from .conftest import Run, data_file, document, flip, state
 

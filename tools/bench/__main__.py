@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from ..console import stdout_console
+from ..cli.console import stdout_console
 from .launch import WorkersFailed, run
 from .machine import describe
 from .report import Result, markdown, print_results

@@ -17,7 +17,7 @@ import click
 import torch
 from rich.table import Table
 
-from ..console import stdout_console
+from ..cli.console import stdout_console
 from .dispatch_rows import WARM_ROWS, cold_rows
 from .dispatch_sides import ALONE, sides
 from .dispatch_timing import Measured, measure_cold, measure_warm

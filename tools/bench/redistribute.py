@@ -17,7 +17,7 @@ from typing import Any
 import click
 import torch
 
-from ..console import stdout_console
+from ..cli.console import stdout_console
 from .launch import WorkersFailed, run_processes
 from .machine import describe
 from .redistribute_links import Link

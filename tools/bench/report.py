@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ..console import iec
+from ..cli.console import iec
 from .row import OURS, Bar, Column, Kind, Outcome, Row
 
 _MISSING = "-"

@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from ..console import iec, stdout_console
+from ..cli.console import iec, stdout_console
 from .machine import describe
 from .scale_jobs import JOBS, MIN_RANKS, transformer
 from .scale_plan import Scale, simulate

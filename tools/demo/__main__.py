@@ -14,7 +14,7 @@ from rich.console import Console
 
 from dtckpt.errors import DtckptError
 
-from ..console import iec
+from ..cli.console import iec
 from .agreement import compare
 from .checks import Claims
 from .launch import ChildFailed, Launcher

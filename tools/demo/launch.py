@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
-from ..console import iec
+from ..cli.console import iec
 
 _POLL_SECONDS = 0.1
 _END_SECONDS = 40

@@ -9,7 +9,7 @@ import dtckpt.checkpoint as ck
 from dtckpt.errors import DtckptError, NotCommitted
 from dtckpt.storage import open_store
 
-from ..console import iec
+from ..cli.console import iec
 from .launch import Outcome
 from .setting import (
     KILL_RANK,

@@ -16,8 +16,8 @@ from .console import count, iec, printable, progress
 from .options import DAMAGE, SCHEMA_VERSION, debug_option, json_option, store_at, store_option
 
 if TYPE_CHECKING:
-    from ..checkpoint import Problem, VerifyReport
-    from ..storage import Store
+    from ...checkpoint import Problem, VerifyReport
+    from ...storage import Store
 
 
 @click.command()
@@ -32,7 +32,7 @@ def verify(ctx: click.Context, checkpoint: str, as_json: bool, option: dict[str,
     Exits with 0 if it is intact. Otherwise prints every problem, with file, byte range and
     tensors, and exits with 1. Nothing is changed.
     """
-    from ..checkpoint import Problem
+    from ...checkpoint import Problem
 
     began = time.monotonic()
     with store_at(checkpoint, option, argument="'CHECKPOINT'", option="'--option'") as store:
@@ -51,7 +51,7 @@ def verify(ctx: click.Context, checkpoint: str, as_json: bool, option: dict[str,
 
 
 def _run(store: Store) -> VerifyReport:
-    from ..checkpoint import verify as verify_checkpoint
+    from ...checkpoint import verify as verify_checkpoint
 
     with progress("verifying") as on_progress:
         return verify_checkpoint(store, on_progress=on_progress)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, NoReturn
 
-from ..dtensor.text import printable
+from ...dtensor.text import printable
 
 __all__ = [
     "BROKEN_PIPE",
@@ -29,8 +29,8 @@ __all__ = [
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..checkpoint.plan import StoredTensor
-    from ..dtensor import IrregularLayout, Layout, Mesh
+    from ...checkpoint.plan import StoredTensor
+    from ...dtensor import IrregularLayout, Layout, Mesh
 
 OnProgress = Callable[[int, int], None]
 
@@ -128,17 +128,17 @@ def mesh_text(mesh: Mesh) -> str:
     """Return a mesh's axes, and its ranks where they do not count up from 0."""
     if mesh.ranks is None:
         return printable(str(mesh))
-    from ..checkpoint.text import ranks_text
+    from ...checkpoint.text import ranks_text
 
     return f"{printable(str(mesh))} ({ranks_text(mesh.ranks)})"
 
 
 def layout_text(layout: Layout | IrregularLayout) -> str:
     """Return placements and mesh; for an irregular layout how many boxes it has."""
-    from ..dtensor import IrregularLayout
+    from ...dtensor import IrregularLayout
 
     if isinstance(layout, IrregularLayout):
-        from ..checkpoint.text import ranks_text
+        from ...checkpoint.text import ranks_text
 
         boxes = len(layout.boxes())
         what = "1 box" if boxes == 1 else f"{boxes:,} boxes"

@@ -12,8 +12,8 @@ from dtckpt.errors import NotCommitted
 from .options import SCHEMA_VERSION, debug_option, json_option, store_at, store_option
 
 if TYPE_CHECKING:
-    from ..checkpoint import Manifest, Step
-    from ..storage import Store
+    from ...checkpoint import Manifest, Step
+    from ...storage import Store
 
 
 @click.command()
@@ -43,7 +43,7 @@ def inspect(
     Reads the manifest only. Where CHECKPOINT is the directory of a run, its committed checkpoints
     are listed. In patterns * matches any characters, / included.
     """
-    from ..checkpoint import read_manifest
+    from ...checkpoint import read_manifest
 
     if draw and as_json:
         raise click.UsageError("--draw draws for people; --json lists the layouts, too")
@@ -58,7 +58,7 @@ def inspect(
             _show_run(store, steps, as_json=as_json)
             return
         if draw:
-            from .layout_pictures import show_layouts
+            from .inspect_pictures import show_layouts
 
             show_layouts(store.url, manifest, names)
             return
@@ -66,7 +66,7 @@ def inspect(
 
 
 def _steps(store: Store) -> list[Step]:
-    from ..checkpoint import committed_steps
+    from ...checkpoint import committed_steps
 
     return committed_steps(store)
 
@@ -76,7 +76,7 @@ def _show_run(store: Store, steps: list[Step], *, as_json: bool) -> None:
         listed = [{"number": s.number, "name": s.name, "url": s.url} for s in steps]
         _print_json({"kind": "run", "url": store.url, "steps": listed})
         return
-    from .inspection_text import show_run
+    from .inspect_text import show_run
 
     show_run(store.url, steps)
 
@@ -85,11 +85,11 @@ def _show_checkpoint(
     store: Store, manifest: Manifest, names: tuple[str, ...], *, values: bool, as_json: bool
 ) -> None:
     if as_json:
-        from .inspection_json import checkpoint_document
+        from .inspect_json import checkpoint_document
 
         _print_json(checkpoint_document(store.url, manifest, names, values=values))
         return
-    from .inspection_text import show_checkpoint
+    from .inspect_text import show_checkpoint
 
     show_checkpoint(store.url, manifest, names, values=values)
 

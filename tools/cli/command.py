@@ -10,10 +10,10 @@ import click
 from dtckpt.errors import Corrupt, DtckptError, NotCommitted
 
 from .console import BROKEN_PIPE, silence_stdout
-from .inspecting import inspect
+from .inspect import inspect
 from .options import DAMAGE, DEBUG, debug_option
-from .resharding import reshard
-from .verification import verify
+from .reshard import reshard
+from .verify import verify
 
 FAILED = 3
 NO_CHECKPOINT = 4

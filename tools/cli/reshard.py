@@ -18,9 +18,9 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from ..checkpoint import Manifest, Rule
-    from ..dtensor import Mesh
-    from ..storage import Store
+    from ...checkpoint import Manifest, Rule
+    from ...dtensor import Mesh
+    from ...storage import Store
 
 _SOURCE = "'--option' / '--source-option'"
 _TARGET = "'--option' / '--target-option'"
@@ -111,9 +111,9 @@ def _check_rules(mesh: Mesh, rules: Sequence[Rule]) -> None:
 def _reshard(
     old: Store, new: Store, mesh: Mesh, rules: Sequence[Rule], *, overwrite: bool, dry_run: bool
 ) -> None:
-    from ..checkpoint import place, read_manifest
-    from ..checkpoint.committing import check_free
-    from .planning import unused
+    from ...checkpoint import place, read_manifest
+    from ...checkpoint.committing import check_free
+    from .reshard_plan import unused
 
     manifest = read_manifest(old)
     check_free(new, overwrite=overwrite)
@@ -124,7 +124,7 @@ def _reshard(
             err=True,
         )
     if dry_run:
-        from .plan_text import show_plan
+        from .reshard_text import show_plan
 
         show_plan(placed, mesh, source=old.url, target=new.url)
         return
@@ -139,7 +139,7 @@ def _reshard(
 def _write(
     old: Store, new: Store, mesh: Mesh, rules: Sequence[Rule], *, overwrite: bool
 ) -> Manifest:
-    from ..checkpoint import reshard as reshard_checkpoint
+    from ...checkpoint import reshard as reshard_checkpoint
 
     with progress("resharding") as on_progress:
         return reshard_checkpoint(

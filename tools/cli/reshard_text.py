@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..dtensor import IrregularLayout
+from ...dtensor import IrregularLayout
 from .console import (
     count,
     iec,
@@ -17,13 +17,13 @@ from .console import (
     tensor_text,
 )
 from .grid import Grid, Line, Lines, plain, show
-from .planning import bytes_by_rank
+from .reshard_plan import bytes_by_rank
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..checkpoint import Placed
-    from ..dtensor import Mesh
+    from ...checkpoint import Placed
+    from ...dtensor import Mesh
 
 _MAX_RANKS = 16
 

@@ -11,9 +11,9 @@ import click
 from dtckpt.errors import PlacementError
 
 if TYPE_CHECKING:
-    from ..checkpoint import Rule
-    from ..dtensor import Mesh
-    from ..storage import Store
+    from ...checkpoint import Rule
+    from ...dtensor import Mesh
+    from ...storage import Store
 
 SCHEMA_VERSION = 1
 """Of the documents that ``--json`` prints; grows when a field changes its meaning or goes."""
@@ -112,7 +112,7 @@ def _json_or_text(text: str) -> Any:
 
 def store_at(url: str, options: dict[str, Any], *, argument: str, option: str) -> Store:
     """Return the store of a URL; a usage error, naming its argument, where it cannot be one."""
-    from ..storage import open_store
+    from ...storage import open_store
 
     try:
         return open_store(url, **options)
@@ -124,7 +124,7 @@ def store_at(url: str, options: dict[str, Any], *, argument: str, option: str) -
 
 def parse_mesh(_ctx: click.Context, _param: click.Parameter, text: str) -> Mesh:
     """Return the mesh of a text such as ``dp=2,tp=4``; a usage error where it is none."""
-    from ..dtensor import Mesh
+    from ...dtensor import Mesh
 
     try:
         return Mesh.parse(text)
@@ -136,7 +136,7 @@ def parse_rule_sets(
     _ctx: click.Context, _param: click.Parameter, texts: Sequence[str]
 ) -> tuple[Rule, ...]:
     """Return the rules of all texts, in order; a usage error where one is no rule."""
-    from ..checkpoint import parse_rules
+    from ...checkpoint import parse_rules
 
     rules: list[Rule] = []
     for text in texts:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from rich.tree import Tree
 
-from ..checkpoint.spec import FORMAT_VERSION
-from ..dtensor import IrregularLayout
+from ...checkpoint.spec import FORMAT_VERSION
+from ...dtensor import IrregularLayout
 from .console import count, iec, layout_text, mesh_text, printable, stdout_console, tensor_text
 from .grid import Grid, Line, Lines, plain, show
 from .treeview import Branch, Guides, matcher, rows, view
@@ -18,7 +18,7 @@ from .treeview import Branch, Guides, matcher, rows, view
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ..checkpoint import Manifest, Step
+    from ...checkpoint import Manifest, Step
 
 _MAX_FILES = 16
 
