@@ -59,33 +59,33 @@ test-matrix: install
 	$(BIN)/python -m tests.matrix $(MATRIX)
 
 gpu-check: install
-	$(BIN)/python -m dtckpt.tools.gpu_check --record gpu-figures $(GPU)
+	$(BIN)/python -m tools.gpu --record gpu-figures $(GPU)
 
 mutants: install
 	$(BIN)/python -m tests.mutants $(MUTANTS)
 
 demo: install
-	$(BIN)/python -m dtckpt.tools.demo
+	$(BIN)/python -m tools.demo
 
 bench: install
 	@$(PIP) install --quiet --constraint constraints.txt torch_checkpointing==0.1.1 \
 		|| echo "torch_checkpointing cannot be installed; its rows will be skipped"
-	$(BIN)/python -m dtckpt.tools.bench $(BENCH)
+	$(BIN)/python -m tools.bench $(BENCH)
 
 bench-scale: install
-	$(BIN)/python -m dtckpt.tools.bench.scale $(BENCH)
+	$(BIN)/python -m tools.bench.scale $(BENCH)
 
 bench-dispatch: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m dtckpt.tools.bench.dispatch $(BENCH)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.bench.dispatch $(BENCH)
 
 bench-redistribute: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m dtckpt.tools.bench.redistribute $(BENCH)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.bench.redistribute $(BENCH)
 
 bench-random: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m dtckpt.tools.bench.random_numbers $(BENCH)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.bench.random_numbers $(BENCH)
 
 operators: install
-	$(BIN)/python -m dtckpt.tools.bench.op_coverage --write docs/operators.md $(OPERATORS)
+	$(BIN)/python -m tools.bench.op_coverage --write docs/operators.md $(OPERATORS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info demo-output

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from dtckpt.checkpoint.collector import paused_collector
-from dtckpt.tools.bench.coverage.thread_ranks import TIMEOUT, gloo_group
+from tools.bench.coverage.thread_ranks import TIMEOUT, gloo_group
 
 __all__ = ["RanksFailed", "gloo_group", "run_ranks"]
 

@@ -7,10 +7,12 @@ import importlib
 
 import pytest
 
-from .test_packaging import modules
+from .test_packaging import modules, modules_of_tools
+
+NAMES = [*(name for name, _ in modules()), *modules_of_tools()]
 
 
-@pytest.mark.parametrize("name", [name for name, _ in modules() if not name.endswith("__main__")])
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.endswith("__main__")])
 def test_examples_in_docstrings(name: str) -> None:
     failures = doctest.testmod(importlib.import_module(name)).failed
     assert failures == 0

@@ -21,8 +21,8 @@ from dtckpt.dtensor.traffic import (
     add_observer,
     remove_observer,
 )
-from dtckpt.tools.bench.coverage.thread_ranks import axis_groups
 from tests.ranks import run_ranks
+from tools.bench.coverage.thread_ranks import axis_groups
 
 from .oracle import local_array
 

@@ -7,17 +7,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dtckpt.tools.bench.dispatch_rows import WARM_ROWS, cold_rows
-from dtckpt.tools.bench.dispatch_timing import Measured
+from tools.bench.dispatch_rows import WARM_ROWS, cold_rows
+from tools.bench.dispatch_timing import Measured
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_every_row_is_measured_on_every_side(tmp_path: Path) -> None:
     """It makes the job of its process a fake one, so it gets a process of its own."""
     found, table = tmp_path / "all.json", tmp_path / "all.md"
-    command = [sys.executable, "-m", "dtckpt.tools.bench.dispatch", "--rounds", "1"]
+    command = [sys.executable, "-m", "tools.bench.dispatch", "--rounds", "1"]
     command += ["--cold-rounds", "1", "--cold-axes", "1", "--batch-seconds", "0"]
     files = ["--json", str(found), "--markdown", str(table)]
-    run = subprocess.run([*command, *files], capture_output=True, text=True, check=False)
+    run = subprocess.run([*command, *files], cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     rows = json.loads(found.read_text())["rows"]
     cold = [(row.name, 1) for row in cold_rows() if row.axes == 1]

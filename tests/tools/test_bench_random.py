@@ -7,15 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dtckpt.tools.bench.random_numbers import BAR, DISTRIBUTIONS, Drawn, markdown
+from tools.bench.random_numbers import BAR, DISTRIBUTIONS, Drawn, markdown
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_the_command_measures_every_draw(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
-    command = [sys.executable, "-m", "dtckpt.tools.bench.random_numbers", "--rounds", "1"]
+    command = [sys.executable, "-m", "tools.bench.random_numbers", "--rounds", "1"]
     command += ["--counts", "500", "--batch-seconds", "0.0001", "--json", str(results)]
     command += ["--markdown", str(tmp_path / "table.md")]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     found = json.loads(results.read_text())
     assert (tmp_path / "table.md").read_text() == ran.stdout
     names = [row["name"] for row in found["rows"]]

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from dtckpt.dtensor import Layout, Mesh
-from dtckpt.tools.bench.redistribute_layouts import (
+from tools.bench.redistribute_layouts import (
     Held,
     Transition,
     boxes_of,
@@ -24,9 +24,11 @@ from dtckpt.tools.bench.redistribute_layouts import (
     ordered_transitions,
     transitions,
 )
-from dtckpt.tools.bench.redistribute_simulated import Side
-from dtckpt.tools.bench.redistribute_tables import miscounted, summary_grid, wall_grid
-from dtckpt.tools.bench.redistribute_wall import Timed
+from tools.bench.redistribute_simulated import Side
+from tools.bench.redistribute_tables import miscounted, summary_grid, wall_grid
+from tools.bench.redistribute_wall import Timed
+
+ROOT = Path(__file__).parents[2]
 
 MESHES = ((4,), (2, 3), (2, 2, 2))
 SHAPES = ((7, 4), (1, 3), (0, 5), (8, 8))
@@ -148,10 +150,10 @@ def test_bytes_that_explain_did_not_tell_are_named() -> None:
 def test_a_tiny_run_measures_everything(tmp_path: Path) -> None:
     """It makes the job of its process a fake one, so it gets a process of its own."""
     found, tables = tmp_path / "all.json", tmp_path / "all.md"
-    command = [sys.executable, "-m", "dtckpt.tools.bench.redistribute", "--every", "40"]
+    command = [sys.executable, "-m", "tools.bench.redistribute", "--every", "40"]
     command += ["--samples", "40", "--sizes", "small", "--rounds", "1"]
     files = ["--json", str(found), "--markdown", str(tables)]
-    run = subprocess.run([*command, *files], capture_output=True, text=True, check=False)
+    run = subprocess.run([*command, *files], cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     document = json.loads(found.read_text())
     assert {(link["ranks"], link["num_bytes"]) for link in document["links"]} == {

@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 from dtckpt.checkpoint.merging import merge_tensors
 from dtckpt.checkpoint.plan import assign_writers
-from dtckpt.tools.bench.scale import main, missed
-from dtckpt.tools.bench.scale_jobs import JOBS, transformer
-from dtckpt.tools.bench.scale_plan import Scale, simulate
+from tools.bench.scale import main, missed
+from tools.bench.scale_jobs import JOBS, transformer
+from tools.bench.scale_plan import Scale, simulate
 
 RANKS, TENSORS = 64, 60
 

@@ -12,7 +12,7 @@ from rich.console import Console
 
 import dtckpt.checkpoint as ck
 from dtckpt.storage import Call, MemoryStore
-from dtckpt.tools.demo.checks import (
+from tools.demo.checks import (
     Claims,
     checkpoint_differences,
     count_dtensors,
@@ -22,11 +22,11 @@ from dtckpt.tools.demo.checks import (
     state_by_names,
     state_differences,
 )
-from dtckpt.tools.demo.ending import KillHalfway
-from dtckpt.tools.demo.launch import Outcome, Training, last_words
-from dtckpt.tools.demo.model import Config, make_model
-from dtckpt.tools.demo.s3 import Bucket, missing_packages
-from dtckpt.tools.demo.text import Corpus, find_texts, write_corpus
+from tools.demo.ending import KillHalfway
+from tools.demo.launch import Outcome, Training, last_words
+from tools.demo.model import Config, make_model
+from tools.demo.s3 import Bucket, missing_packages
+from tools.demo.text import Corpus, find_texts, write_corpus
 
 SMALL = Config(context=9, width=12, heads=2, hidden=5, blocks=1)
 

@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from dtckpt.tools import gpu_check
-from dtckpt.tools.gpu_check import CHECKS, NOTHING_CHECKED, main
-from dtckpt.tools.gpu_setting import Finding, Setting, differing, median
+from tools.gpu import __main__ as gpu_check
+from tools.gpu.__main__ import CHECKS, NOTHING_CHECKED, main
+from tools.gpu.setting import Finding, Setting, differing, median
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_all_of_it_runs_on_the_cpu(tmp_path: Path) -> None:
-    script = [sys.executable, "tools/gpu_check.py", "--device", "cpu", "--json"]
+    script = [sys.executable, "-m", "tools.gpu", "--device", "cpu", "--json"]
     small = ["--mib", "8", "--rounds", "2", "--folder", str(tmp_path)]
     small += ["--record", str(tmp_path / "figures")]
     done = subprocess.run(

@@ -22,15 +22,15 @@ from torch import Tensor
 from dtckpt.dtensor import DTensor, Replicate, Shard, register_sharding
 from dtckpt.dtensor.rules.table import RULES
 from dtckpt.errors import PlacementError
-from dtckpt.tools.bench.coverage.choices import choices_of
-from dtckpt.tools.bench.coverage.database import samples_of
-from dtckpt.tools.bench.coverage.outcome import OpResult
-from dtckpt.tools.bench.coverage.page import page
-from dtckpt.tools.bench.coverage.summary import is_unsafe, summary_of
-from dtckpt.tools.bench.coverage.team import Team
-from dtckpt.tools.bench.coverage.trial import Setting, try_operator
-from dtckpt.tools.bench.coverage.workers import try_all
-from dtckpt.tools.bench.op_coverage import main
+from tools.bench.coverage.choices import choices_of
+from tools.bench.coverage.database import samples_of
+from tools.bench.coverage.outcome import OpResult
+from tools.bench.coverage.page import page
+from tools.bench.coverage.summary import is_unsafe, summary_of
+from tools.bench.coverage.team import Team
+from tools.bench.coverage.trial import Setting, try_operator
+from tools.bench.coverage.workers import try_all
+from tools.bench.op_coverage import main
 
 QUICK = Setting(meshes=((4,),), samples=1, seconds=20)
 IMPATIENT = 3.0

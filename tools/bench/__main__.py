@@ -11,7 +11,8 @@ from pathlib import Path
 
 import click
 
-from ..cli.console import stdout_console
+from dtckpt.tools.cli.console import stdout_console
+
 from .launch import WorkersFailed, run
 from .machine import describe
 from .report import Result, markdown, print_results

@@ -1,4 +1,4 @@
-"""One operator call beside torch's DTensor: ``python -m dtckpt.tools.bench.dispatch``.
+"""One operator call beside torch's DTensor: ``python -m tools.bench.dispatch``.
 
 Everything runs in one process on tensors so small that only the way to the kernel counts, and on a
 fake process group, so that communication is free for everybody.
@@ -17,7 +17,8 @@ import click
 import torch
 from rich.table import Table
 
-from ..cli.console import stdout_console
+from dtckpt.tools.cli.console import stdout_console
+
 from .dispatch_rows import WARM_ROWS, cold_rows
 from .dispatch_sides import ALONE, sides
 from .dispatch_timing import Measured, measure_cold, measure_warm

@@ -21,6 +21,7 @@ from .worker import work
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 
+ROOT = Path(__file__).parents[2]
 _POLL_SECONDS = 0.05
 _GRACE_SECONDS = 5.0
 
@@ -105,6 +106,8 @@ def _environment() -> Generator[None]:
     """
     before = dict(os.environ)
     os.environ["OMP_NUM_THREADS"] = "1"
+    paths = (str(ROOT), os.environ.get("PYTHONPATH", ""))  # where `tools` is found
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     loopback = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
     if loopback:
         os.environ["GLOO_SOCKET_IFNAME"] = loopback.pop()

@@ -1,6 +1,6 @@
 """Every operator of torch's database on distributed tensors, compared with one device.
 
-``python -m dtckpt.tools.bench.op_coverage --ops add,mm`` tries two operators in seconds; without
+``python -m tools.bench.op_coverage --ops add,mm`` tries two operators in seconds; without
 ``--ops`` all are tried, which takes some twenty minutes on two cores.
 """
 

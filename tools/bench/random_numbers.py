@@ -1,4 +1,4 @@
-"""Random numbers beside torch's own generator: ``python -m dtckpt.tools.bench.random_numbers``.
+"""Random numbers beside torch's own generator: ``python -m tools.bench.random_numbers``.
 
 Every row does the same to a DTensor on a mesh of one rank and to a plain tensor of its size, in
 turn, and takes medians of processor time. How many threads there are is what ``OMP_NUM_THREADS``

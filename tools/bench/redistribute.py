@@ -1,4 +1,4 @@
-"""Redistribute beside torch's DTensor: ``python -m dtckpt.tools.bench.redistribute``.
+"""Redistribute beside torch's DTensor: ``python -m tools.bench.redistribute``.
 
 Bytes, memory and plans are looked at without moving anything, in one process; wall time is that of
 four processes that speak Gloo.
@@ -17,7 +17,8 @@ from typing import Any
 import click
 import torch
 
-from ..cli.console import stdout_console
+from dtckpt.tools.cli.console import stdout_console
+
 from .launch import WorkersFailed, run_processes
 from .machine import describe
 from .redistribute_links import Link

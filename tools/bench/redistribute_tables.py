@@ -9,7 +9,8 @@ from statistics import median
 
 from rich.table import Table
 
-from ..cli.console import iec
+from dtckpt.tools.cli.console import iec
+
 from .redistribute_links import Link
 from .redistribute_simulated import PlanTimes, Simulated
 from .redistribute_wall import BAR, OURS, PEER, SHARD_TO_SHARD_BAR, SIZES, Timed

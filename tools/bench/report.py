@@ -10,7 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ..cli.console import iec
+from dtckpt.tools.cli.console import iec
+
 from .row import OURS, Bar, Column, Kind, Outcome, Row
 
 _MISSING = "-"

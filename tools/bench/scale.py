@@ -1,4 +1,4 @@
-"""Planning at scale, simulated: ``python -m dtckpt.tools.bench.scale``.
+"""Planning at scale, simulated: ``python -m tools.bench.scale``.
 
 No processes are started and no bytes are moved: every number is the time, or the result, of what
 one rank computes, since each derives its plan from layouts alone.
@@ -16,7 +16,8 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from ..cli.console import iec, stdout_console
+from dtckpt.tools.cli.console import iec, stdout_console
+
 from .machine import describe
 from .scale_jobs import JOBS, MIN_RANKS, transformer
 from .scale_plan import Scale, simulate

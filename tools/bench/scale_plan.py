@@ -9,21 +9,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ...checkpoint.blocks import DEFAULT_BLOCK_BYTES
-from ...checkpoint.cuts import Geometry
-from ...checkpoint.datafile import lay_out
-from ...checkpoint.manifest import FileRecord, Manifest
-from ...checkpoint.merging import merge_tensors, merge_values
-from ...checkpoint.plan import StoredTensor, assign_writers
-from ...checkpoint.spec import (
+from dtckpt.checkpoint.blocks import DEFAULT_BLOCK_BYTES
+from dtckpt.checkpoint.cuts import Geometry
+from dtckpt.checkpoint.datafile import lay_out
+from dtckpt.checkpoint.manifest import FileRecord, Manifest
+from dtckpt.checkpoint.merging import merge_tensors, merge_values
+from dtckpt.checkpoint.plan import StoredTensor, assign_writers
+from dtckpt.checkpoint.spec import (
     TensorSpecs,
     Values,
     specs_fingerprint,
     specs_from_bytes,
     specs_to_bytes,
 )
-from ...checkpoint.tree import Node
-from ...dtensor import Layout
+from dtckpt.checkpoint.values import Node
+from dtckpt.dtensor import Layout
+
 from .scale_jobs import Job
 
 T = TypeVar("T")

@@ -13,8 +13,8 @@ from pathlib import Path
 from rich.console import Console
 
 from dtckpt.errors import DtckptError
+from dtckpt.tools.cli.console import iec
 
-from ..cli.console import iec
 from .agreement import compare
 from .checks import Claims
 from .launch import ChildFailed, Launcher

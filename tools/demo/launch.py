@@ -18,8 +18,9 @@ from typing import Any
 
 from rich.console import Console
 
-from ..cli.console import iec
+from dtckpt.tools.cli.console import iec
 
+ROOT = Path(__file__).parents[2]
 _POLL_SECONDS = 0.1
 _END_SECONDS = 40
 _CLI_SECONDS = 120
@@ -91,7 +92,7 @@ class Launcher:
         """Run a training job to its end; unless a rank is to die, it must end well."""
         log, events = self._logs / f"{job.name}.log", self._logs / f"{job.name}.events"
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += ["--nproc-per-node", str(job.ranks), "-m", "dtckpt.tools.demo.worker"]
+        command += ["--nproc-per-node", str(job.ranks), "-m", "tools.demo.worker"]
         command += ["--corpus", str(self._corpus), "--events", str(events), *job.arguments()]
         with log.open("w") as output, _child(command, output) as process:
             found = self._follow(process, job, events)
@@ -180,6 +181,8 @@ def _child(command: list[str], output: Any) -> Generator[subprocess.Popen[str]]:
 def _environment() -> dict[str, str]:
     """Return the environment of children: one thread each, and nothing leaves the machine."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    paths = (str(ROOT), os.environ.get("PYTHONPATH", ""))  # where `tools` is found
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     loopback = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
     if loopback:
         environment["GLOO_SOCKET_IFNAME"] = loopback.pop()

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from .... import checkpoint
+from dtckpt import checkpoint
+
 from ..row import OURS
 from ..state import ShardedState
 from .base import Pending

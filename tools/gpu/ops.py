@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 from dtckpt.dtensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
-from dtckpt.tools.gpu_setting import Finding, Setting
+
+from .setting import Finding, Setting
 
 _OPS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "add": lambda a, b: a + b,

@@ -12,7 +12,8 @@ import torch.distributed as dist
 import dtckpt.checkpoint as ck
 from dtckpt.checkpoint.rendezvous import members_of
 from dtckpt.checkpoint.staging import StagingPool
-from dtckpt.tools.gpu_setting import MIB, Finding, Setting, State, differing, emptied, median
+
+from .setting import MIB, Finding, Setting, State, differing, emptied, median
 
 TIMEOUT = timedelta(seconds=120)
 """After which a rank that is silent is given up."""

@@ -1,7 +1,7 @@
 """Checks on a machine with a GPU what cannot be seen without one.
 
 Devices, streams, NCCL, random numbers, backward passes, graphs, staging, copies and speed. Run
-``make gpu-check`` or ``python tools/gpu_check.py``. It makes a process group of one rank, saves and
+``make gpu-check`` or ``python -m tools.gpu``. It makes a process group of one rank, saves and
 loads over it, and compares every bit. Exits with 1 if something is wrong, with 0 if all is well or
 if there is no GPU. ``--device cpu`` runs the same over Gloo on the CPU; ``--record`` writes what
 was found into a file that is named after the machine.
@@ -25,8 +25,8 @@ import torch
 import torch.cuda.nccl
 import torch.distributed as dist
 
-from dtckpt.tools.gpu_ops import check_ops
-from dtckpt.tools.gpu_saving import (
+from .ops import check_ops
+from .saving import (
     TIMEOUT,
     check_async_content,
     check_group,
@@ -34,8 +34,8 @@ from dtckpt.tools.gpu_saving import (
     check_speed,
     check_staging,
 )
-from dtckpt.tools.gpu_setting import Finding, Setting
-from dtckpt.tools.gpu_tensors import (
+from .setting import Finding, Setting
+from .tensors import (
     check_backward,
     check_capture,
     check_collectives,

@@ -18,7 +18,8 @@ from dtckpt.dtensor.modes import active_mesh, is_strict
 from dtckpt.dtensor.reductions import all_reduce, start_reduce_scatter
 from dtckpt.dtensor.streams import Origin
 from dtckpt.errors import UnsupportedOp
-from dtckpt.tools.gpu_setting import Finding, Setting, bits, median
+
+from .setting import Finding, Setting, bits, median
 
 
 def _mesh(setting: Setting) -> DeviceMesh:

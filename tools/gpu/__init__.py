@@ -1,0 +1,1 @@
+"""What only a machine with a GPU can show: ``python -m tools.gpu``, from the repository root."""
