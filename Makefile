@@ -85,7 +85,7 @@ bench-random: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.bench.random_numbers $(BENCH)
 
 operators: install
-	$(BIN)/python -m tools.bench.op_coverage --write docs/operators.md $(OPERATORS)
+	$(BIN)/python -m tests.operators --write docs/operators.md $(OPERATORS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info demo-output

@@ -21,8 +21,8 @@ ROOT = Path(__file__).parent
 BUCKET = "dtckpt-tests"
 
 SLOW = (
-    "tools/test_op_sweep.py",
-    "tools/test_op_coverage.py",
+    "operators/test_sweep.py",
+    "operators/test_coverage.py",
     "checkpoint/test_kill.py",
     "tools/test_bench_redistribute.py",
     "dtensor/test_compile.py",

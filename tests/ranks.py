@@ -15,14 +15,38 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from dtckpt.checkpoint.collector import paused_collector
-from tools.bench.coverage.thread_ranks import TIMEOUT, gloo_group
-
-__all__ = ["RanksFailed", "gloo_group", "run_ranks"]
+from dtckpt.dtensor import Mesh
 
 T = TypeVar("T")
 
-# torch's stubs leave out the stores.
+# torch's stubs leave out the stores and the options of Gloo groups.
 _c10d: Any = dist
+
+TIMEOUT = timedelta(seconds=30)
+
+
+def gloo_group(
+    store: object, rank: int, size: int, timeout: timedelta = TIMEOUT
+) -> dist.ProcessGroup:
+    """Return rank ``rank``'s end of a Gloo group that is registered nowhere."""
+    options = _c10d.ProcessGroupGloo._Options()
+    options._timeout = timeout
+    options._devices = [_c10d.ProcessGroupGloo.create_device(interface="lo")]
+    options._threads = 1
+    return _c10d.ProcessGroupGloo(store, rank, size, options)
+
+
+def axis_groups(
+    store: object, mesh: Mesh, rank: int, timeout: timedelta = TIMEOUT
+) -> list[dist.ProcessGroup]:
+    """Return one rank's ends of the groups along every axis; all ranks call it together."""
+    coordinate = mesh.coordinate(rank) or ()
+    groups: list[dist.ProcessGroup] = []
+    for axis, size in enumerate(mesh.shape):
+        row = tuple(i for a, i in enumerate(coordinate) if a != axis)
+        prefix = _c10d.PrefixStore(f"axis{axis}/{row}", store)
+        groups.append(gloo_group(prefix, coordinate[axis], size, timeout))
+    return groups
 
 
 class RanksFailed(Exception):
@@ -55,7 +79,7 @@ def run_ranks(
             errors[rank] = error
 
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
-    with paused_collector():  # for the reason told in `tools.bench.coverage.team`
+    with paused_collector():  # for the reason told in `tests.operators.team`
         for thread in threads:
             thread.start()
         for rank, thread in enumerate(threads):

@@ -49,6 +49,17 @@ def test_imports_point_down(package: str) -> None:
             assert target in allowed, f"{path.relative_to(ROOT)}:{line} imports {target}"
 
 
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_no_code_imports_tests_or_what_is_not_installed(package: str) -> None:
+    for path in (ROOT / package).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            for name in names:
+                assert name.split(".")[0] not in ("tests", "tools"), f"{path}:{name}"
+
+
 def imported_modules(path: Path, package: Path) -> Iterator[Path]:
     """Yield the files of a package that one of them imports, lazily or for types only, too."""
     for node in ast.walk(ast.parse(path.read_text())):

@@ -21,8 +21,7 @@ from dtckpt.dtensor.traffic import (
     add_observer,
     remove_observer,
 )
-from tests.ranks import run_ranks
-from tools.bench.coverage.thread_ranks import axis_groups
+from tests.ranks import axis_groups, run_ranks
 
 from .oracle import local_array
 

@@ -26,8 +26,7 @@ from dtckpt.dtensor import (
 )
 from dtckpt.dtensor.costs import NCCL
 from dtckpt.errors import PlacementError
-from tests.ranks import RanksFailed, gloo_group, run_ranks
-from tools.bench.coverage.thread_ranks import axis_groups
+from tests.ranks import RanksFailed, axis_groups, gloo_group, run_ranks
 
 from .rank_meshes import assert_holds, run_on_mesh, run_on_meshes, scattered
 from .test_redistribute import SHAPES, random_placements

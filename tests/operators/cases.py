@@ -16,13 +16,13 @@ from dtckpt.dtensor.random import manual_seed
 from .choices import Choice
 from .expected import RANDOM, VALUES, Draws, Expected, copies, differentiable
 from .team import Step
-from .thread_ranks import laid_out
 from .values import (
     FORWARD_TOLERANCE,
     GRADIENT_TOLERANCE,
     PlainResult,
     everyone,
     flattened,
+    laid_out,
     problems_of,
     same_seen,
 )

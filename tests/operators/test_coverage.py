@@ -22,15 +22,16 @@ from torch import Tensor
 from dtckpt.dtensor import DTensor, Replicate, Shard, register_sharding
 from dtckpt.dtensor.rules.table import RULES
 from dtckpt.errors import PlacementError
-from tools.bench.coverage.choices import choices_of
-from tools.bench.coverage.database import samples_of
-from tools.bench.coverage.outcome import OpResult
-from tools.bench.coverage.page import page
-from tools.bench.coverage.summary import is_unsafe, summary_of
-from tools.bench.coverage.team import Team
-from tools.bench.coverage.trial import Setting, try_operator
-from tools.bench.coverage.workers import try_all
-from tools.bench.op_coverage import main
+
+from .__main__ import main
+from .choices import choices_of
+from .database import samples_of
+from .outcome import OpResult
+from .page import page
+from .summary import is_unsafe, summary_of
+from .team import Team
+from .trial import Setting, try_operator
+from .workers import try_all
 
 QUICK = Setting(meshes=((4,),), samples=1, seconds=20)
 IMPATIENT = 3.0

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from dtckpt.dtensor import DeviceMesh, DTensor
-from dtckpt.dtensor.layout import format_placements
+from dtckpt.dtensor.layout import Layout, format_placements
 from dtckpt.dtensor.reductions import all_reduce
-
-from .thread_ranks import cut
 
 FORWARD_TOLERANCE = (1e-3, 1e-4)
 GRADIENT_TOLERANCE = (5e-3, 1e-3)
@@ -163,3 +161,16 @@ def _same_number(a: Any, b: Any) -> bool:
     if isinstance(a, float) and isinstance(b, float):
         return math.isclose(a, b, rel_tol=1e-3, abs_tol=1e-4) or (a != a and b != b) or a == b
     return bool(a == b)
+
+
+def cut(whole: Tensor, layout: Layout, mesh: DeviceMesh) -> Tensor:
+    """Return this rank's part of a tensor that all ranks have."""
+    here = mesh.get_coordinate() or ()
+    return whole[layout.box(here).slices]
+
+
+def laid_out(whole: Tensor, mesh: DeviceMesh, placements: tuple[Any, ...]) -> Tensor:
+    """Return a tensor that all ranks have, laid out without any communication."""
+    layout = Layout(mesh.layout_mesh, placements, tuple(whole.shape))
+    local = cut(whole, layout, mesh).clone().contiguous()
+    return DTensor.from_local(local, mesh, placements, shape=whole.shape).detach()

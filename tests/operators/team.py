@@ -14,9 +14,9 @@ import torch.distributed as dist
 from dtckpt.checkpoint.collector import paused_collector
 from dtckpt.dtensor import DeviceMesh, Mesh
 from dtckpt.errors import DtckptError
+from tests.ranks import axis_groups, gloo_group
 
 from .outcome import ERROR, HANG, REFUSED, WRONG, Failure, agree, joined
-from .thread_ranks import axis_groups, gloo_group
 
 # torch's stubs leave out the stores.
 _c10d: Any = dist

@@ -19,7 +19,7 @@ MOST_NOT_RIGHT = 16
 
 def test_no_operator_is_wrong_or_parts_the_ranks(tmp_path: Path) -> None:
     lines = tmp_path / "results.jsonl"
-    command = [sys.executable, "-m", "tools.bench.op_coverage", "--json", str(lines)]
+    command = [sys.executable, "-m", "tests.operators", "--json", str(lines)]
     options = ("--sizes=uneven", "--mesh=4", "--samples=1", "--choices=2", "--jobs=2")
     run = subprocess.run(
         [*command, *options],

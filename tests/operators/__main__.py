@@ -1,6 +1,6 @@
 """Every operator of torch's database on distributed tensors, compared with one device.
 
-``python -m tools.bench.op_coverage --ops add,mm`` tries two operators in seconds; without
+``python -m tests.operators --ops add,mm`` tries two operators in seconds; without
 ``--ops`` all are tried, which takes some twenty minutes on two cores.
 """
 
@@ -17,12 +17,12 @@ from typing import TextIO
 
 import click
 
-from .coverage.database import SIZES, NoDatabase, load
-from .coverage.outcome import RIGHT, OpResult
-from .coverage.page import page
-from .coverage.summary import WAYS, Summary, is_unsafe, summary_of
-from .coverage.trial import Setting
-from .coverage.workers import try_all
+from .database import SIZES, NoDatabase, load
+from .outcome import RIGHT, OpResult
+from .page import page
+from .summary import WAYS, Summary, is_unsafe, summary_of
+from .trial import Setting
+from .workers import try_all
 
 MESHES: dict[str, tuple[tuple[int, ...], ...]] = {
     "4": ((4,),),
@@ -31,7 +31,7 @@ MESHES: dict[str, tuple[tuple[int, ...], ...]] = {
 }
 
 
-@click.command("op_coverage")
+@click.command("operators")
 @click.option("--ops", help="Operators to try, separated by commas; parts and * are fine.")
 @click.option("--sizes", default="both", type=click.Choice([*SIZES, "both"]))
 @click.option("--mesh", default="both", type=click.Choice(list(MESHES)))

@@ -13,7 +13,7 @@ from .outcome import KINDS, RIGHT, OpResult
 from .summary import WAYS, Summary, summary_of
 from .trial import Setting
 
-_COMMAND = "python -m tools.bench.op_coverage"
+_COMMAND = "python -m tests.operators"
 
 
 def page(results: Sequence[OpResult], setting: Setting) -> str:

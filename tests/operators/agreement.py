@@ -9,8 +9,7 @@ from torch import Tensor
 
 from dtckpt.dtensor import DTensor
 
-from .thread_ranks import cut
-from .values import equal_values, flattened, same_seen
+from .values import cut, equal_values, flattened, same_seen
 
 
 class Agreement:

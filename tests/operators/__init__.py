@@ -1,0 +1,1 @@
+"""Every operator of torch's database on distributed tensors, compared with one device."""
