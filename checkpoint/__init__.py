@@ -27,21 +27,21 @@ from dtckpt.errors import (
 from dtckpt.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from .background import SaveHandle, SaveProgress, async_save
     from .cleaning import clean
     from .deleting import delete
     from .drawing import visualize
+    from .files.manifest import Manifest, read_manifest
     from .handle import Checkpoint, LazyTensor, open
-    from .load_report import LoadReport
-    from .loader import load
-    from .manifest import Manifest, read_manifest
+    from .loading.load_report import LoadReport
+    from .loading.loader import load
     from .placing import Placed, Rule, parse_rules, place
     from .resharding import reshard
-    from .saver import SaveReport, save
-    from .stateful import Stateful
+    from .saving.background import SaveHandle, SaveProgress, async_save
+    from .saving.saver import SaveReport, save
+    from .state.stateful import Stateful
+    from .state.tree import PerRank
+    from .state.values import register_enum
     from .steps import Step, committed_steps, latest
-    from .tree import PerRank
-    from .values import register_enum
     from .verifying import Problem, VerifyReport, verify
 
 __all__ = [
@@ -95,31 +95,31 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
         {
             "Checkpoint": ".handle",
             "LazyTensor": ".handle",
-            "LoadReport": ".load_report",
-            "Manifest": ".manifest",
-            "PerRank": ".tree",
+            "LoadReport": ".loading.load_report",
+            "Manifest": ".files.manifest",
+            "PerRank": ".state.tree",
             "Placed": ".placing",
             "Problem": ".verifying",
             "Rule": ".placing",
-            "SaveHandle": ".background",
-            "SaveProgress": ".background",
-            "SaveReport": ".saver",
-            "Stateful": ".stateful",
+            "SaveHandle": ".saving.background",
+            "SaveProgress": ".saving.background",
+            "SaveReport": ".saving.saver",
+            "Stateful": ".state.stateful",
             "Step": ".steps",
             "VerifyReport": ".verifying",
-            "async_save": ".background",
+            "async_save": ".saving.background",
             "clean": ".cleaning",
             "committed_steps": ".steps",
             "delete": ".deleting",
             "latest": ".steps",
-            "load": ".loader",
+            "load": ".loading.loader",
             "open": ".handle",
             "parse_rules": ".placing",
             "place": ".placing",
-            "read_manifest": ".manifest",
-            "register_enum": ".values",
+            "read_manifest": ".files.manifest",
+            "register_enum": ".state.values",
             "reshard": ".resharding",
-            "save": ".saver",
+            "save": ".saving.saver",
             "verify": ".verifying",
             "visualize": ".drawing",
         },

@@ -15,13 +15,13 @@ from dtckpt.logs import logger_of
 from ..storage.base import ObjectInfo, Store, is_before
 from ..storage.names import is_valid, target_of
 from ..storage.open import open_store
-from .borrowing import MARKS, RECORDS, dependents, is_claim, name_of
-from .committing import find_manifest
-from .datafile import parse_header
 from .deleting import finish_deletions, is_record
-from .limits import check_metadata_bytes
-from .manifest import Manifest
-from .places import MANIFEST
+from .files.borrowing import MARKS, RECORDS, dependents, is_claim, name_of
+from .files.committing import find_manifest
+from .files.datafile import parse_header
+from .files.manifest import Manifest
+from .files.places import MANIFEST
+from .state.limits import check_metadata_bytes
 
 logger = logger_of("checkpoint")
 

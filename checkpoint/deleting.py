@@ -24,10 +24,10 @@ from dtckpt.errors import (
 
 from ..storage.base import Store, is_before
 from ..storage.open import open_store
-from .borrowing import RECORDS, refuse_if_needed
-from .committing import find_manifest
-from .manifest import Manifest, read_manifest_bytes
-from .places import MANIFEST
+from .files.borrowing import RECORDS, refuse_if_needed
+from .files.committing import find_manifest
+from .files.manifest import Manifest, read_manifest_bytes
+from .files.places import MANIFEST
 
 _RECORD = re.compile(rf"{RECORDS}/[0-9a-f]{{16}}/[0-9a-f]{{16}}\.json")
 

@@ -6,11 +6,11 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..dtensor.debug.sharding import Form, visualize_sharding
+from ..dtensor.debug.pictures.sharding import Form, visualize_sharding
 from ..storage.base import Store
 from ..storage.open import open_store
-from .manifest import read_manifest
-from .selecting import selection_of
+from .files.manifest import read_manifest
+from .state.selecting import selection_of
 
 
 def visualize(

@@ -7,17 +7,17 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..dtensor.box import Box
-from ..dtensor.irregular import IrregularLayout
-from ..dtensor.layout import Layout
+from ..dtensor.geometry.box import Box
+from ..dtensor.geometry.irregular import IrregularLayout
+from ..dtensor.geometry.layout import Layout
 from ..storage.base import Store
 from ..storage.open import open_store
+from .files.manifest import Manifest, read_manifest
+from .files.stored import StoredData
+from .files.stored_tensor import StoredTensor
 from .lazy_index import resolve
-from .manifest import Manifest, read_manifest
-from .plan import StoredTensor
 from .reading import ReadCache, Want, execute, plan_reads
-from .stored import StoredData
-from .tree import unflatten
+from .state.tree import unflatten
 
 if TYPE_CHECKING:
     import torch
@@ -169,7 +169,7 @@ class LazyTensor:
     def _read(self, boxes: Sequence[Box]) -> list[torch.Tensor]:
         import torch
 
-        from .transfer import TensorSink
+        from .tensors.transfer import TensorSink
 
         found = [torch.empty(box.sizes, dtype=self.dtype, device="cpu") for box in boxes]
         wants = [

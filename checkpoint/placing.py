@@ -8,12 +8,12 @@ from fnmatch import fnmatchcase
 
 from dtckpt.errors import LayoutMismatch, PlacementError
 
-from ..dtensor.irregular import IrregularLayout
-from ..dtensor.layout import Layout
-from ..dtensor.mesh import Mesh
-from ..dtensor.placement import Placement, parse_placements
-from .manifest import Manifest
-from .plan import StoredTensor
+from ..dtensor.geometry.irregular import IrregularLayout
+from ..dtensor.geometry.layout import Layout
+from ..dtensor.geometry.mesh import Mesh
+from ..dtensor.geometry.placement import Placement, parse_placements
+from .files.manifest import Manifest
+from .files.stored_tensor import StoredTensor
 
 _MAX_PROBLEMS = 8
 

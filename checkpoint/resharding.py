@@ -14,19 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from ..dtensor.box import Box
-from ..dtensor.irregular import IrregularLayout
-from ..dtensor.mesh import Mesh
+from ..dtensor.geometry.box import Box
+from ..dtensor.geometry.irregular import IrregularLayout
+from ..dtensor.geometry.mesh import Mesh
 from ..storage.base import Store
 from ..storage.open import open_store
-from .committing import check_free, commit, discard, prepare
-from .manifest import FileRecord, Manifest, read_manifest
+from .files.committing import check_free, commit, discard, prepare
+from .files.manifest import FileRecord, Manifest, read_manifest
+from .files.stored import StoredData
+from .files.stored_tensor import StoredTensor
+from .files.writing import Chunk, write_file
 from .placing import Rule, place
-from .plan import StoredTensor, assign_writers
 from .reading import Array, ArraySink, Want, execute, plan_reads
-from .spec import GlobalTensor
-from .stored import StoredData
-from .writing import PIECE_BYTES, Chunk, write_file
+from .saving.writers import assign_writers
+from .tensors.source import PIECE_BYTES
+from .tensors.spec import GlobalTensor
 
 
 def reshard(

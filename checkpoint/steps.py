@@ -14,11 +14,11 @@ from dtckpt.logs import logger_of
 
 from ..storage.base import Store
 from ..storage.open import open_store
-from .committing import missing_files
-from .foreign import tell_of_others
-from .manifest import Manifest, read_manifest_bytes
-from .places import MANIFEST
-from .text import ranks_text
+from .files.committing import missing_files
+from .files.foreign import tell_of_others
+from .files.manifest import Manifest, read_manifest_bytes
+from .files.places import MANIFEST
+from .ranks.text import ranks_text
 
 logger = logger_of("checkpoint")
 
@@ -82,7 +82,7 @@ def latest(
     None is only for a root that could be looked at: else StorageError. Corrupt where there are
     checkpoints and none is whole. Other things that are there are told as by ``committed_steps``.
     """
-    from .ranks import DEFAULT_TIMEOUT, closing, ranks_of, together  # loads torch
+    from .ranks.together import DEFAULT_TIMEOUT, closing, ranks_of, together  # loads torch
 
     ranks = ranks_of(
         process_group,

@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 from dtckpt.errors import CheckpointError, PlacementError
 
-from ..dtensor.box import Box
-from ..dtensor.irregular import IrregularLayout
+from ..dtensor.geometry.box import Box
+from ..dtensor.geometry.irregular import IrregularLayout
 from ..storage.base import ReadRequest, Store
 from ..storage.open import open_store
-from .cuts import READ_BYTES
-from .datafile import Entry
-from .manifest import FileRecord, Manifest, read_manifest
-from .stored import Damage, DataFile, StoredData
+from .files.datafile import Entry
+from .files.manifest import FileRecord, Manifest, read_manifest
+from .files.stored import Damage, DataFile, StoredData
+from .reading.cuts import READ_BYTES
 
 _MOST_PROBLEMS = 10_000
 _MOST_LOOKUPS = 200_000

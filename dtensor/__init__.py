@@ -15,21 +15,21 @@ from .debug.environment import check_if_asked
 
 if TYPE_CHECKING:
     from .adopt import from_torch, to_torch
-    from .box import Box
-    from .costs import CostModel
-    from .device_mesh import DeviceMesh, init_device_mesh
+    from .comm.costs import CostModel
     from .dtensor import DTensor, distribute_tensor, redistribute_many
     from .factories import empty, full, ones, rand, randint, randn, randperm, zeros
-    from .interop import layout_from_torch, mesh_from_torch, placements_from_torch
-    from .irregular import IrregularLayout
-    from .layout import Layout
-    from .mesh import Mesh
-    from .modes import implicit_replication, strict
+    from .geometry.box import Box
+    from .geometry.irregular import IrregularLayout
+    from .geometry.layout import Layout
+    from .geometry.mesh import Mesh
+    from .geometry.placement import Partial, Placement, Ragged, Replicate, Shard, parse_placements
+    from .mesh.device_mesh import DeviceMesh, init_device_mesh
+    from .mesh.modes import implicit_replication, strict
+    from .mesh.spec import DTensorSpec, TensorMeta
+    from .mesh.torch_layouts import layout_from_torch, mesh_from_torch, placements_from_torch
     from .modules import distribute_module
-    from .placement import Partial, Placement, Ragged, Replicate, Shard, parse_placements
+    from .ops.engine.table import register_sharding
     from .redistribute.explain import Explanation, explain
-    from .rules.table import register_sharding
-    from .spec import DTensorSpec, TensorMeta
     from .state_dicts import compute_local_shape_and_global_offset
 
 __all__ = [
@@ -80,21 +80,21 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
     __getattr__ = lazy_exports(
         __name__,
         {
-            "Box": ".box",
-            "CostModel": ".costs",
+            "Box": ".geometry.box",
+            "CostModel": ".comm.costs",
             "DTensor": ".dtensor",
-            "DTensorSpec": ".spec",
-            "DeviceMesh": ".device_mesh",
+            "DTensorSpec": ".mesh.spec",
+            "DeviceMesh": ".mesh.device_mesh",
             "Explanation": ".redistribute.explain",
-            "IrregularLayout": ".irregular",
-            "Layout": ".layout",
-            "Mesh": ".mesh",
-            "Partial": ".placement",
-            "Placement": ".placement",
-            "Ragged": ".placement",
-            "Replicate": ".placement",
-            "Shard": ".placement",
-            "TensorMeta": ".spec",
+            "IrregularLayout": ".geometry.irregular",
+            "Layout": ".geometry.layout",
+            "Mesh": ".geometry.mesh",
+            "Partial": ".geometry.placement",
+            "Placement": ".geometry.placement",
+            "Ragged": ".geometry.placement",
+            "Replicate": ".geometry.placement",
+            "Shard": ".geometry.placement",
+            "TensorMeta": ".mesh.spec",
             "compute_local_shape_and_global_offset": ".state_dicts",
             "distribute_module": ".modules",
             "distribute_tensor": ".dtensor",
@@ -102,20 +102,20 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
             "explain": ".redistribute.explain",
             "from_torch": ".adopt",
             "full": ".factories",
-            "implicit_replication": ".modes",
-            "init_device_mesh": ".device_mesh",
-            "layout_from_torch": ".interop",
-            "mesh_from_torch": ".interop",
+            "implicit_replication": ".mesh.modes",
+            "init_device_mesh": ".mesh.device_mesh",
+            "layout_from_torch": ".mesh.torch_layouts",
+            "mesh_from_torch": ".mesh.torch_layouts",
             "ones": ".factories",
-            "parse_placements": ".placement",
-            "placements_from_torch": ".interop",
+            "parse_placements": ".geometry.placement",
+            "placements_from_torch": ".mesh.torch_layouts",
             "rand": ".factories",
             "randint": ".factories",
             "randn": ".factories",
             "randperm": ".factories",
             "redistribute_many": ".dtensor",
-            "register_sharding": ".rules.table",
-            "strict": ".modes",
+            "register_sharding": ".ops.engine.table",
+            "strict": ".mesh.modes",
             "to_torch": ".adopt",
             "zeros": ".factories",
         },

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from dtckpt.errors import PlacementError
 
-from .box import row_major_strides
-from .collectives import all_gather_ints, all_to_all, broadcast, from_bytes
-from .device_mesh import DeviceMesh
-from .layout import Coordinate, Layout, format_placements
-from .placement import Placement, Ragged
+from .comm.collectives import all_to_all, broadcast, from_bytes
+from .geometry.box import row_major_strides
+from .geometry.layout import Coordinate, Layout, format_placements
+from .geometry.placement import Placement, Ragged
+from .mesh.device_mesh import DeviceMesh
+from .mesh.rows import gather_rows
+from .mesh.spec import DTensorSpec, spec_of
 from .redistribute import redistribute_local
-from .spec import DTensorSpec, spec_of
 
 _NO_LEAF = "distribute_tensor takes leaf tensors, on every rank; detach() it first"
 
@@ -221,17 +222,6 @@ def _padded(shape: tuple[int, ...]) -> list[int]:
     """Return the number of dims and the sizes in as many ints for any shape."""
     sizes = shape[:MAX_DIMS]
     return [len(shape), *sizes] + [0] * (MAX_DIMS - len(sizes))
-
-
-def gather_rows(row: list[int], mesh: DeviceMesh) -> dict[tuple[int, ...], list[int]]:
-    """Return the ints of every coordinate, as many from each."""
-    device, table = mesh.device, row
-    for axis in reversed(range(mesh.ndim)):
-        if mesh.shape[axis] > 1:
-            rows = all_gather_ints(table, mesh.peers((axis,)), device)
-            table = list(itertools.chain.from_iterable(rows))
-    found = [table[i : i + len(row)] for i in range(0, len(table), len(row))]
-    return dict(zip(mesh.layout_mesh.coordinates(), found, strict=True))
 
 
 def _require_one_ndim(reported: dict[Coordinate, tuple[int, ...]]) -> None:

@@ -16,7 +16,20 @@ from torch.distributed.tensor.placement_types import Placement as TorchPlacement
 
 from dtckpt.errors import PlacementError
 
-from .autograd import (
+from .calls.dispatch import dispatch
+from .comm.collectives import to_bytes
+from .comm.reductions import all_reduce
+from .distribute import agree_on_source, brought, scatter_from, spec_of_local
+from .geometry.layout import Layout, format_placements
+from .geometry.placement import Placement, Replicate
+from .mesh.device_mesh import DeviceMesh
+from .mesh.setup import resolve_mesh
+from .mesh.spec import DTensorSpec, spec_of
+from .mesh.torch_layouts import AnyPlacement, placements_from_torch
+from .redistribute import moves_nothing, redistribute_local, require_commuting
+from .state_dicts import teach_state_dicts
+from .tensor.arguments import collect_tensors
+from .tensor.autograd import (
     FromLocal,
     Redistribute,
     RedistributeMany,
@@ -26,28 +39,15 @@ from .autograd import (
     moved,
     moved_together,
 )
-from .awaited import Awaited
-from .calls.binding import collect_tensors
-from .calls.dispatch import dispatch
-from .collectives import to_bytes
-from .compilers import opaque
-from .copied_view import LINKS, CopiedView, forget_viewed
-from .device_mesh import DeviceMesh
-from .distribute import agree_on_source, brought, scatter_from, spec_of_local
-from .interop import AnyPlacement, placements_from_torch
-from .layout import Layout, format_placements
-from .leaf_gradients import PlacedGradients, follow_leaf, place_gradient
-from .lists_by_default import use_lists
-from .mesh_setup import resolve_mesh
-from .placement import Placement, Replicate
-from .protocol import Checkpointable
-from .redistribute import moves_nothing, redistribute_local, require_commuting
-from .reductions import all_reduce
-from .setitem import set_item
-from .spec import DTensorSpec, spec_of
-from .state_dicts import teach_state_dicts
+from .tensor.awaited import Awaited
+from .tensor.compilers import opaque
+from .tensor.copied_view import LINKS, CopiedView, forget_viewed
+from .tensor.foreach_default import use_lists
+from .tensor.leaf_gradients import PlacedGradients, follow_leaf, place_gradient
+from .tensor.protocol import Checkpointable
+from .tensor.setitem import set_item
+from .tensor.wrapper import Wrapper
 from .torch_private import no_torch_function
-from .wrapper import Wrapper
 
 AnyMesh = DeviceMesh | TorchDeviceMesh
 

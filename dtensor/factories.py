@@ -16,16 +16,16 @@ from torch import Tensor
 
 from dtckpt.errors import PlacementError
 
-from .compilers import opaque
 from .dtensor import AnyMesh, DTensor, resolve_placements
-from .integers import ints
-from .interop import AnyPlacement
-from .mesh_setup import resolve_mesh
+from .geometry.integers import ints
+from .mesh.setup import resolve_mesh
+from .mesh.spec import DTensorSpec, spec_of
+from .mesh.torch_layouts import AnyPlacement
 from .random import samplers
 from .random.counter_rng import Sampler
+from .random.filling import check_parameters, drawer, permuter
 from .redistribute import redistribute_local, require_commuting
-from .rules.random import check_parameters, drawer, permuter
-from .spec import DTensorSpec, spec_of
+from .tensor.compilers import opaque
 
 Placements = Sequence[AnyPlacement] | None
 Size = int | Sequence[int]

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 
 from dtckpt.errors import PlacementError
 
-from .compilers import opaque
-from .device_mesh import DeviceMesh
 from .dtensor import AnyMesh, distribute_tensor
-from .mesh_setup import resolve_mesh
-from .wrapper import Wrapper
+from .mesh.device_mesh import DeviceMesh
+from .mesh.setup import resolve_mesh
+from .tensor.compilers import opaque
+from .tensor.wrapper import Wrapper
 
 PartitionFn = Callable[[str, nn.Module, DeviceMesh], None]
 HookFn = Callable[[nn.Module, Any, DeviceMesh], Any]

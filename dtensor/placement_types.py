@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .placement import Partial, Placement, Ragged, Replicate, Shard
-from .spec import DTensorSpec, TensorMeta
+from .geometry.placement import Partial, Placement, Ragged, Replicate, Shard
+from .mesh.spec import DTensorSpec, TensorMeta
 
 __all__ = ["DTensorSpec", "Partial", "Placement", "Ragged", "Replicate", "Shard", "TensorMeta"]

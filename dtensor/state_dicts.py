@@ -15,11 +15,11 @@ import torch
 import torch.distributed.tensor as torch_tensor
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
-from .device_mesh import DeviceMesh
-from .interop import AnyPlacement, mesh_from_torch, placements_from_torch
-from .layout import Layout
+from .geometry.layout import Layout
+from .mesh.device_mesh import DeviceMesh
+from .mesh.torch_layouts import AnyPlacement, mesh_from_torch, placements_from_torch
+from .tensor.wrapper import Wrapper
 from .torch_private import state_dict_helpers
-from .wrapper import Wrapper
 
 _NAMES = ("DTensor", "distribute_tensor", "compute_local_shape_and_global_offset")
 

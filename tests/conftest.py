@@ -30,10 +30,10 @@ SLOW = (
     "checkpoint/test_fsdp.py",
     "test_readme.py",
     "tools/test_bench_dispatch.py",
-    "dtensor/test_collective_check.py",
+    "dtensor/debug/test_collective_check.py",
     "checkpoint/test_stop.py",
-    "dtensor/test_interop.py",
-    "checkpoint/test_meta_modules.py",
+    "dtensor/mesh/test_interop.py",
+    "checkpoint/tensors/test_meta_modules.py",
 )
 """Files with a test of 10 s and more: processes that share the tests take them first, or one of
 them would be at such a file long after the others are done."""

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from dtckpt.checkpoint.collector import paused_collector
+from dtckpt.checkpoint.state.collector import paused_collector
 from dtckpt.dtensor import Mesh
 
 T = TypeVar("T")

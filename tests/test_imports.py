@@ -18,7 +18,37 @@ MAY_IMPORT = {
     "checkpoint": {"dtensor", "storage"},
     "tools": {"checkpoint", "dtensor", "storage"},
 }
-GEOMETRY = ("box", "irregular", "layout", "mesh", "placement")
+FLOORS = {
+    "checkpoint": (
+        "state",
+        "ranks",
+        "tensors",
+        "files",
+        "reading",
+        "optimizers",
+        "saving",
+        "loading",
+        "",
+    ),
+    "dtensor": (
+        "torch_private",
+        "geometry",
+        "comm",
+        "mesh",
+        "redistribute",
+        "random",
+        "tensor",
+        "ops",
+        "decompositions",
+        "calls",
+        "debug",
+        "",
+    ),
+}
+"""The folders of a package from the lowest one up; "" stands for the modules beside them, which are
+what users import. A folder may import those before it."""
+MAX_FILES = 14
+"""In a folder, but for one with the families of operators."""
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
@@ -74,18 +104,56 @@ def imported_modules(path: Path, package: Path) -> Iterator[Path]:
                             yield file
 
 
-def test_modules_of_dtensor_import_each_other_in_one_direction() -> None:
-    package = ROOT / "dtensor"
+def modules_of(package: str) -> dict[Path, set[Path]]:
+    """Return what each file of a package imports of it."""
+    folder = ROOT / package
+    return {path: set(imported_modules(path, folder)) for path in folder.rglob("*.py")}
+
+
+def floor_of(path: Path, package: str) -> str:
+    """Return the folder that a file lies in, or its own name if it is a floor by itself."""
+    name = path.relative_to(ROOT / package).parts[0].removesuffix(".py")
+    return name if name in FLOORS[package] else ""
+
+
+@pytest.mark.parametrize("package", FLOORS)
+def test_floors_import_those_below_them(package: str) -> None:
+    height = {floor: number for number, floor in enumerate(FLOORS[package])}
+    up = [
+        f"{path.relative_to(ROOT)} imports {target.relative_to(ROOT)}"
+        for path, targets in modules_of(package).items()
+        for target in targets
+        if height[floor_of(path, package)] < height[floor_of(target, package)]
+    ]
+    assert not up
+
+
+@pytest.mark.parametrize("package", FLOORS)
+def test_every_folder_is_a_floor(package: str) -> None:
+    folders = {path.parent.name for path in (ROOT / package).glob("*/__init__.py")}
+    files = {floor for floor in FLOORS[package] if (ROOT / package / f"{floor}.py").is_file()}
+    assert {*folders, *files, ""} == set(FLOORS[package])
+
+
+@pytest.mark.parametrize("package", [*MAY_IMPORT])
+def test_modules_import_each_other_in_one_direction(package: str) -> None:
+    own = ROOT / package / "__init__.py"  # names everything, and is loaded before anything
     imported = {
-        path: set(imported_modules(path, package))
-        for path in package.rglob("*.py")
-        if path != package / "__init__.py"
+        path: targets - {own} for path, targets in modules_of(package).items() if path != own
     }
     try:
         TopologicalSorter(imported).prepare()
     except CycleError as error:
         circle = [str(path.relative_to(ROOT)) for path in error.args[1]]
         pytest.fail(f"these import each other in a circle: {' <- '.join(circle)}")
+
+
+@pytest.mark.parametrize("package", FLOORS)
+def test_folders_hold_a_dozen_files(package: str) -> None:
+    for folder in {path.parent for path in modules_of(package)}:
+        files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+        if folder.name not in ("ops", "decompositions"):
+            assert len(files) <= MAX_FILES, folder.relative_to(ROOT)
 
 
 def loaded_by(code: str) -> set[str]:
@@ -100,8 +168,8 @@ def loaded_by(code: str) -> set[str]:
 def test_geometry_does_not_import_torch() -> None:
     code = "import dtckpt.dtensor as d; d.Layout(d.Mesh((2,)), (d.Shard(0),), (4,)).box((1,))"
     assert not {"torch", "numpy", "fsspec"} & loaded_by(code)
-    for module in GEOMETRY:
-        assert "torch" not in loaded_by(f"import dtckpt.dtensor.{module}")
+    for path in (ROOT / "dtensor" / "geometry").glob("*.py"):
+        assert "torch" not in loaded_by(f"import dtckpt.dtensor.geometry.{path.stem}")
 
 
 def test_manifests_are_read_without_torch_and_numpy(tmp_path: Path) -> None:

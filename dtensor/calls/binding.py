@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +13,14 @@ from torch import Tensor
 
 from dtckpt.errors import PlacementError
 
-from ..device_mesh import DeviceMesh
-from ..placement import Replicate
-from ..schemas import Op, is_foreach
-from ..spec import DTensorSpec, spec_of
-from ..wrapper import Wrapper
+from ..geometry.placement import Replicate
+from ..mesh.device_mesh import DeviceMesh
+from ..mesh.plain_tensors import may_be_plain
+from ..mesh.spec import DTensorSpec, spec_of
+from ..tensor.arguments import collect_tensors
+from ..tensor.schemas import Op, is_foreach
+from ..tensor.wrapper import Wrapper
 from .numbers import mesh_of, number_for, scales_plain
-from .promotion import may_be_plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,44 +86,6 @@ def _bind_flat(op: Op, args: tuple[Any, ...], *, by_type: bool) -> Binding | Non
         else:
             return None
     return None if mesh is None else Binding(mesh, leaves, specs, tuple(key), True)
-
-
-def collect_tensors(values: Any, into: list[Tensor]) -> None:
-    """Append every tensor in ``values``, and in the lists among them."""
-    for value in values:
-        if isinstance(value, Tensor):
-            into.append(value)
-        elif isinstance(value, list | tuple):
-            collect_tensors(value, into)
-
-
-def substitute(value: Any, replacements: Iterator[Any]) -> Any:
-    """Return ``value`` with every tensor in it replaced by the next replacement."""
-    if isinstance(value, Tensor):
-        return next(replacements)
-    if isinstance(value, list | tuple):
-        return type(value)([substitute(item, replacements) for item in value])
-    return value
-
-
-def substituted(
-    args: tuple[Any, ...], kwargs: Mapping[str, Any], replacements: Any
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return arguments with every tensor replaced, in the order of ``collect_tensors``."""
-    remaining = iter(replacements)
-    return (
-        tuple([substitute(arg, remaining) for arg in args]),
-        {name: substitute(arg, remaining) for name, arg in kwargs.items()},
-    )
-
-
-def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
-    """Return ``value`` with ``function`` applied to every tensor in it."""
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, list | tuple):
-        return type(value)([map_tensors(function, item) for item in value])
-    return value
 
 
 def _key(value: Any, specs: Iterator[DTensorSpec], by_type: bool) -> Any:

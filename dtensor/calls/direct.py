@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..schemas import Op, base_name
+from ..tensor.arguments import collect_tensors, map_tensors, substituted
+from ..tensor.schemas import Op, base_name
 from ..torch_private import called, make_wrapper, no_torch_function, schema_of
-from .binding import collect_tensors, map_tensors, substituted
 from .metas import run_without_data
 
 _found: dict[tuple[Any, ...], Callable[..., Any]] = {}

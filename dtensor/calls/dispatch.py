@@ -17,15 +17,15 @@ from torch.autograd.graph import increment_version
 from dtckpt.errors import PlacementError
 
 from ..decompositions import DECOMPOSITIONS, UNBOUND
-from ..logs import noted_plan
+from ..ops.engine.table import RULES
 from ..redistribute import redistribute_local
-from ..rules.table import RULES
-from ..schemas import Op, is_foreach, is_pointwise
+from ..tensor.schemas import Op, is_foreach, is_pointwise
+from ..tensor.wrapper import Wrapper, new_wrapper
 from ..torch_private import base_of
-from ..wrapper import Wrapper, new_wrapper
 from .binding import Binding, bind
 from .fallback import run_without_rule
 from .foreign import refuse_foreign
+from .logs import noted_plan
 from .plan import LocalPlan, make_plan
 from .quick import NOT_QUICK, NUMBERS, QuickCall, by_type, learn, remember, run_quick
 

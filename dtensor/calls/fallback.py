@@ -15,17 +15,18 @@ from torch import Tensor
 
 from dtckpt.errors import DtckptError, PlacementError, UnsupportedOp
 
-from ..copied_view import CopiedView, mark_copied, refuse_lost_writes
-from ..inplace_views import change_shape, changes_shape, resize
-from ..logs import note_fallback
-from ..modes import implicit_replication, is_strict
-from ..placement import Replicate
+from ..geometry.placement import Replicate
+from ..mesh.modes import implicit_replication, is_strict
+from ..mesh.spec import DTensorSpec, spec_of
 from ..redistribute import redistribute_local, redistribute_locals
-from ..schemas import Op, functional_of, is_random
-from ..spec import DTensorSpec, spec_of
+from ..tensor.arguments import substituted
+from ..tensor.copied_view import CopiedView, mark_copied, refuse_lost_writes
+from ..tensor.inplace_views import change_shape, changes_shape, resize
+from ..tensor.schemas import Op, functional_of, is_random
+from ..tensor.wrapper import Wrapper
 from ..torch_private import decompositions, is_composite, schema_of
-from ..wrapper import Wrapper
-from .binding import Binding, substituted
+from .binding import Binding
+from .logs import note_fallback
 from .metas import output_metas
 
 aten = torch.ops.aten

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..schemas import Op, base_name
+from ..tensor.schemas import Op, base_name
+from ..tensor.wrapper import Wrapper
 from ..torch_private import overload_of
-from ..wrapper import Wrapper
 from .direct import direct
 
 aten = torch.ops.aten

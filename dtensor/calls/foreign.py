@@ -10,9 +10,9 @@ from torch import Tensor
 
 from dtckpt.errors import PlacementError
 
-from ..interop import TRANSLATE
-from ..schemas import Op
-from .binding import collect_tensors
+from ..mesh.torch_layouts import TRANSLATE
+from ..tensor.arguments import collect_tensors
+from ..tensor.schemas import Op
 
 _COLLECTIVES = frozenset({"c10d", "c10d_functional", "_c10d_functional", "_dtensor"})
 """Namespaces of torch's operators that ranks run together on tensors of their own."""

@@ -15,14 +15,15 @@ from typing import Any
 
 from torch import Tensor
 
-from ..device_mesh import DeviceMesh
-from ..placement import Replicate
-from ..rules.choice import Choice
-from ..rules.table import OpCall
-from ..schemas import Op
-from ..spec import DTensorSpec, spec_of
-from ..wrapper import Wrapper
-from .binding import Binding, replicated_spec, spec_on, substituted
+from ..geometry.placement import Replicate
+from ..mesh.device_mesh import DeviceMesh
+from ..mesh.spec import DTensorSpec, spec_of
+from ..ops.engine.choice import Choice
+from ..ops.engine.table import OpCall
+from ..tensor.arguments import substituted
+from ..tensor.schemas import Op
+from ..tensor.wrapper import Wrapper
+from .binding import Binding, replicated_spec, spec_on
 from .metas import Metas
 from .numbers import require_here, require_known
 

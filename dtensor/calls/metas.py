@@ -17,14 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..box import row_major_strides
-from ..halving import HalvingDict
-from ..rules.table import METAS
-from ..schemas import Op, is_foreach, is_in_place, is_pointwise
-from ..spec import DTensorSpec, TensorMeta
+from ..comm.caches import HalvingDict
+from ..geometry.box import row_major_strides
+from ..mesh.spec import DTensorSpec, TensorMeta
+from ..ops.engine.table import METAS
+from ..tensor.arguments import collect_tensors, substituted
+from ..tensor.schemas import Op, is_foreach, is_in_place, is_pointwise
+from ..tensor.wrapper import Wrapper
 from ..torch_private import schema_of
-from ..wrapper import Wrapper
-from .binding import Binding, collect_tensors, substituted
+from .binding import Binding
 
 aten = torch.ops.aten
 

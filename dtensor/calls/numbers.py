@@ -16,10 +16,10 @@ from torch import Tensor
 
 from dtckpt.errors import PlacementError
 
-from ..device_mesh import DeviceMesh
+from ..mesh.device_mesh import DeviceMesh
 from ..redistribute import redistribute_local
-from ..schemas import Op, is_in_place
-from ..wrapper import Wrapper
+from ..tensor.schemas import Op, is_in_place
+from ..tensor.wrapper import Wrapper
 
 
 def mesh_of(leaves: Sequence[Tensor]) -> DeviceMesh:

@@ -13,24 +13,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..copied_view import (
+from ..geometry.layout import Layout
+from ..mesh.spec import DTensorSpec
+from ..ops import find_rule, rule_maker
+from ..ops.engine.choice import Choice, choose
+from ..ops.engine.table import RULES, LocalCall, OpCall, Rule
+from ..redistribute import redistribute_locals
+from ..tensor.arguments import collect_tensors, substituted
+from ..tensor.copied_view import (
     CopiedView,
     mark_copied,
     refuse_lost_writes,
     remember_origin,
     write_view,
 )
-from ..inplace_views import changes_shape
-from ..layout import Layout
-from ..redistribute import redistribute_locals
-from ..rules import find_rule, rule_maker
-from ..rules.choice import Choice, choose
-from ..rules.table import RULES, LocalCall, OpCall, Rule
-from ..schemas import Op, functional_of, is_foreach, is_in_place
-from ..spec import DTensorSpec
+from ..tensor.inplace_views import changes_shape
+from ..tensor.schemas import Op, functional_of, is_foreach, is_in_place
+from ..tensor.wrapper import Wrapper, counting_writes, new_wrapper
 from ..torch_private import schema_of
-from ..wrapper import Wrapper, counting_writes, new_wrapper
-from .binding import Binding, collect_tensors, substituted
+from .binding import Binding
 from .list_elements import elements, shared_moves
 from .metas import Metas, output_metas
 from .user_rules import require_local_shapes

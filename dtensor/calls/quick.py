@@ -17,13 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..device_mesh import DeviceMesh
+from ..mesh.device_mesh import DeviceMesh
+from ..ops.engine.table import RULES
 from ..redistribute import RedistributePlan, plan_redistribute, run_together
-from ..rules.table import RULES
-from ..schemas import Op, is_foreach, is_pointwise
+from ..tensor.arguments import collect_tensors
+from ..tensor.schemas import Op, is_foreach, is_pointwise
+from ..tensor.wrapper import Wrapper, new_wrapper
 from ..torch_private import schema_of
-from ..wrapper import Wrapper, new_wrapper
-from .binding import Binding, collect_tensors
+from .binding import Binding
 from .direct import called, direct
 from .foreach_numbers import with_one_number
 from .plan import LocalPlan

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from dtckpt.errors import PlacementError
 
-from ..layout import format_placements
-from ..rules.choice import Choice
-from ..schemas import Op
-from ..spec import DTensorSpec
-from .binding import substituted
+from ..geometry.layout import format_placements
+from ..mesh.spec import DTensorSpec
+from ..ops.engine.choice import Choice
+from ..tensor.arguments import substituted
+from ..tensor.schemas import Op
 
 Shape = tuple[int, ...]
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .comm_counts import CommCounts
     from .comm_mode import CommDebugMode
     from .coverage import cache_sizes, clear_caches, op_coverage
-    from .sharding import visualize_sharding
+    from .pictures.sharding import visualize_sharding
 
 __all__ = [
     "CommCounts",
@@ -33,7 +33,7 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
             "checking_collectives": ".checking",
             "clear_caches": ".coverage",
             "op_coverage": ".coverage",
-            "visualize_sharding": ".sharding",
+            "visualize_sharding": ".pictures.sharding",
         },
     )
 

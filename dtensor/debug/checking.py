@@ -29,8 +29,8 @@ import torch.distributed as dist
 
 from dtckpt.errors import CollectiveMismatch
 
-from ..groups import name_of
-from ..traffic import Collective, Observer, add_observer, call_site, remove_observer
+from ..comm.groups import name_of
+from ..comm.traffic import Collective, Observer, add_observer, call_site, remove_observer
 from .standing import Standing, told_divergence
 from .threads import mark_thread
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 from ..decompositions import DECOMPOSITIONS, UNBOUND
-from ..device_mesh import DeviceMesh
-from ..rules import rule_maker
-from ..rules.table import RULES
-from ..schemas import Op, functional_of
+from ..mesh.device_mesh import DeviceMesh
+from ..ops import rule_maker
+from ..ops.engine.table import RULES
+from ..tensor.schemas import Op, functional_of
 from ..torch_private import decompositions, is_composite, operators
 
 Way = Literal["rule", "decomposition", "parts", "whole"]

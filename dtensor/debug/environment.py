@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 
-from ..traffic import EVERYWHERE, Collective, Observer, add_observer
+from ..comm.traffic import EVERYWHERE, Collective, Observer, add_observer
 
 CHECK_VARIABLE = "DTCKPT_CHECK_COLLECTIVES"
 """Environment variable that has all collectives compared across ranks."""

@@ -20,8 +20,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from ..comm.traffic import working_thread
 from ..torch_private import backward_node, next_node_number, node_number
-from ..traffic import working_thread
 from .threads import mark_thread
 
 Phase = Literal["forward", "backward", "recomputation"]

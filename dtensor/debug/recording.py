@@ -10,11 +10,18 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.tensor import DTensor as TorchDTensor
 
-from ..layout import format_placements
-from ..schemas import base_name
+from ..comm.traffic import (
+    Collective,
+    Observer,
+    add_observer,
+    call_site,
+    is_issuing,
+    remove_observer,
+)
+from ..geometry.layout import format_placements
+from ..tensor.schemas import base_name
+from ..tensor.wrapper import Wrapper
 from ..torch_private import DispatchMode
-from ..traffic import Collective, Observer, add_observer, call_site, is_issuing, remove_observer
-from ..wrapper import Wrapper
 from .module_tracker import ModuleTracker, Place
 from .torch_collectives import collective_of, is_collective
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 
-from ..traffic import Collective
+from ..comm.traffic import Collective
 
 _MAX_RANKS = 8
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 
+from ..comm.traffic import ask_for_owner
 from ..torch_private import hand_to_autograd, handed_to_autograd
-from ..traffic import ask_for_owner
 
 _KEY = "dtckpt_thread"
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from ..groups import ranks_of
+from ..comm.groups import ranks_of
+from ..comm.traffic import Collective
 from ..torch_private import group_named, schema_of
-from ..traffic import Collective
 from .comm_counts import kind_of
 
 _c10d: Any = dist

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..schemas import Op
+from ..tensor.schemas import Op
 from .table import DECOMPOSITIONS, Decomposition
 
 aten = torch.ops.aten

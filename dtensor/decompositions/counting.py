@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..placement import Partial, Placement, Replicate
-from ..spec import spec_of
+from ..geometry.placement import Partial, Placement, Replicate
+from ..mesh.spec import spec_of
 from .pieces import cut_axes, dims_of, on_locals, reduced, spec_of_dtensor
 from .table import decomposition
 from .whole import local_whole

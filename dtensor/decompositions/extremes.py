@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..placement import Replicate, Shard
-from ..rules.local import identity_of
+from ..geometry.placement import Replicate, Shard
+from ..ops.engine.local import identity_of
 from .pieces import (
     cut_axes,
     dims_of,

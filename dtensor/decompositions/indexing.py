@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..schemas import Op, is_in_place
+from ..tensor.schemas import Op, is_in_place
 from .table import DECOMPOSITIONS, Decomposition, decomposition
 
 aten = torch.ops.aten

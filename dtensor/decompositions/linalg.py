@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..redistribute import redistribute_local
-from ..wrapper import Wrapper
+from ..tensor.wrapper import Wrapper
 from .table import decomposition
 
 aten = torch.ops.aten

@@ -18,14 +18,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..calls.direct import called
-from ..collectives import Peers
-from ..halving import HalvingDict
-from ..placement import Placement, Replicate, Shard
+from ..comm.caches import HalvingDict
+from ..comm.collectives import Peers
+from ..comm.reductions import all_reduce
+from ..geometry.placement import Placement, Replicate, Shard
+from ..mesh.spec import DTensorSpec, spec_of
 from ..redistribute import redistribute_locals
-from ..reductions import all_reduce
-from ..spec import DTensorSpec, spec_of
-from ..wrapper import Wrapper, new_wrapper
+from ..tensor.wrapper import Wrapper, new_wrapper
+from ..torch_private import called
 from .table import unbound
 
 aten = torch.ops.aten

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..placement import Partial
+from ..geometry.placement import Partial
 from .pieces import accumulator, cut_axes, dims_of, on_locals, reduced, reduced_spec, replicated
 from .table import decomposition
 

@@ -19,12 +19,12 @@ from torch.autograd.graph import increment_version
 
 from dtckpt.errors import PlacementError
 
-from ..copied_view import refuse_lost_writes
+from ..comm.reductions import all_reduce
+from ..mesh.spec import DTensorSpec, spec_of
 from ..redistribute import redistribute_local, redistribute_locals
-from ..reductions import all_reduce
-from ..schemas import Op
-from ..spec import DTensorSpec, spec_of
-from ..wrapper import Wrapper
+from ..tensor.copied_view import refuse_lost_writes
+from ..tensor.schemas import Op
+from ..tensor.wrapper import Wrapper
 from .table import unbound
 
 aten: Any = torch.ops.aten

@@ -11,10 +11,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ..autograd import placed
-from ..placement import Placement, Ragged, Replicate, Shard
-from ..spec import DTensorSpec, spec_of
-from ..wrapper import Wrapper
+from ..geometry.placement import Placement, Ragged, Replicate, Shard
+from ..mesh.spec import DTensorSpec, spec_of
+from ..tensor.autograd import placed
+from ..tensor.wrapper import Wrapper
 
 
 def dims_of(tensor: Tensor, dim: Sequence[int] | int | None) -> tuple[int, ...]:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..rules.random import refuse_generator
-from ..wrapper import Wrapper
+from ..ops.random import refuse_generator
+from ..tensor.wrapper import Wrapper
 from .pieces import reduced
 from .table import decomposition
 

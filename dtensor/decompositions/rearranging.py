@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..wrapper import Wrapper
+from ..tensor.wrapper import Wrapper
 from .table import decomposition
 
 aten = torch.ops.aten

@@ -13,17 +13,17 @@ from torch import Tensor
 
 from dtckpt.errors import UnsupportedOp
 
-from ..placement import Partial
+from ..geometry.placement import Partial
+from ..mesh.spec import spec_of
+from ..ops.random import refuse_generator
 from ..random import samplers
 from ..random.counter_rng import fill
 from ..random.draws import draws_of
 from ..random.parameter_samplers import binomial as binomial_sampler
 from ..random.parameter_samplers import poisson as poisson_sampler
 from ..random.parameter_samplers import standard_gamma as gamma_sampler
-from ..rules.random import refuse_generator
-from ..spec import spec_of
+from ..tensor.wrapper import Wrapper
 from ..torch_private import has_no_values
-from ..wrapper import Wrapper
 from .pieces import cut_axes, on_locals, reduced, replicated
 from .table import decomposition
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..placement import Shard
-from ..spec import DTensorSpec, spec_of
+from ..geometry.placement import Shard
+from ..mesh.spec import DTensorSpec, spec_of
 from .pieces import (
     accumulator,
     cut_axes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..schemas import Op
+from ..tensor.schemas import Op
 
 Decomposition = Callable[..., Any]
 """Takes what the operator takes, distributed tensors in it, and returns what it returns; or

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from dtckpt.errors import PlacementError
 
-from ..calls.binding import collect_tensors, map_tensors, substituted
-from ..placement import Replicate
-from ..spec import spec_of
-from ..wrapper import Wrapper
+from ..geometry.placement import Replicate
+from ..mesh.spec import spec_of
+from ..tensor.arguments import collect_tensors, map_tensors, substituted
+from ..tensor.wrapper import Wrapper
 from .pieces import replicated
 from .table import Decomposition, decomposition
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from dtckpt.errors import PlacementError
 
-from ..device_mesh import DeviceMesh
+from ..mesh.device_mesh import DeviceMesh
 from ..torch_private import job_store
 
 SOON = timedelta(minutes=1)

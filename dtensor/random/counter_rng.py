@@ -17,7 +17,7 @@ from struct import Struct
 import torch
 from torch import Tensor
 
-from ..box import Box, row_major_strides
+from ..geometry.box import Box, row_major_strides
 from .kept import CHUNK, Scratch, constant, kept, scratch_of
 
 DEVICE_CHUNK = 1 << 22

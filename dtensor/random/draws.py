@@ -12,8 +12,8 @@ import torch
 
 from dtckpt.errors import PlacementError
 
-from ..device_mesh import DeviceMesh
-from ..streams import refuse_capture
+from ..comm.streams import refuse_capture
+from ..mesh.device_mesh import DeviceMesh
 from ..torch_private import has_modes, in_backward, outside_modes
 from .counter_rng import Keys, draw_keys
 from .seeds import Seeds

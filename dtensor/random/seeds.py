@@ -17,9 +17,9 @@ import torch.distributed as dist
 
 from dtckpt.errors import PlacementError
 
-from ..device_mesh import DeviceMesh
-from ..distribute import gather_rows
-from ..halving import HalvingDict
+from ..comm.caches import HalvingDict
+from ..mesh.device_mesh import DeviceMesh
+from ..mesh.rows import gather_rows
 from .agreeing import REMEDY, Notes
 from .counter_rng import signed
 

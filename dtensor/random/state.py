@@ -10,8 +10,8 @@ from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from dtckpt.errors import PlacementError
 
-from ..device_mesh import DeviceMesh
-from ..mesh_setup import resolve_mesh
+from ..mesh.device_mesh import DeviceMesh
+from ..mesh.setup import resolve_mesh
 from .draws import Noted, draws_of
 
 AnyMesh = DeviceMesh | TorchDeviceMesh

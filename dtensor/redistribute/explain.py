@@ -10,11 +10,11 @@ import torch
 
 from dtckpt.errors import PlacementError
 
-from ..costs import GLOO, CostModel
-from ..flows import Flows, numel_lacking
-from ..layout import Layout
-from ..placement import Placement
-from ..reductions import all_reduced_bytes
+from ..comm.costs import GLOO, CostModel
+from ..comm.reductions import all_reduced_bytes
+from ..geometry.flows import Flows, numel_lacking
+from ..geometry.layout import Layout
+from ..geometry.placement import Placement
 from .route import Hop, Route, gathers_in_rows, hop_seconds, most_moved, plan_route
 
 

@@ -9,10 +9,10 @@ import torch
 
 from dtckpt.logs import logger_of
 
-from ..costs import CostModel
-from ..layout import Layout, format_placements
-from ..spec import DTensorSpec
-from ..traffic import call_site
+from ..comm.costs import CostModel
+from ..comm.traffic import call_site
+from ..geometry.layout import Layout, format_placements
+from ..mesh.spec import DTensorSpec
 from .explain import explain
 
 _redistributes = logger_of("redistribute")

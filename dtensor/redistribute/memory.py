@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..collectives import all_gather_ints
+from ..comm.collectives import all_gather_ints
 from .steps import Step
 
 

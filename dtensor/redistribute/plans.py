@@ -8,18 +8,18 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch import Tensor
 
-from ..collectives import Peers
-from ..costs import CostModel
-from ..device_mesh import DeviceMesh
-from ..halving import HalvingDict
-from ..own_copies import own_copy
-from ..placement import Partial
-from ..reductions import require_reducible
-from ..spec import DTensorSpec
-from ..transports import least_agree_bytes
+from ..comm.caches import HalvingDict
+from ..comm.collectives import Peers
+from ..comm.costs import CostModel
+from ..comm.own_copies import own_copy
+from ..comm.packing import carried
+from ..comm.reductions import require_reducible
+from ..comm.transports import least_agree_bytes
+from ..geometry.placement import Partial
+from ..mesh.device_mesh import DeviceMesh
+from ..mesh.spec import DTensorSpec
 from .logs import logs_redistributes, note_redistribute
 from .memory import agree_on_memory
-from .packing import carried
 from .route import Hop, Route, plan_route, require_commuting
 from .single import PLAIN_DTYPES
 from .steps import Absent, Bring, Step, make_step

@@ -15,10 +15,10 @@ from typing import Literal
 
 from dtckpt.errors import PlacementError
 
-from ..costs import CostModel
-from ..flows import Flows
-from ..layout import Layout, format_placements
-from ..placement import Partial, Placement, Replicate, Shard, reductions
+from ..comm.costs import CostModel
+from ..geometry.flows import Flows
+from ..geometry.layout import Layout, format_placements
+from ..geometry.placement import Partial, Placement, Replicate, Shard, reductions
 
 Axes = tuple[int, ...]
 Kind = Literal["slice", "reduce", "gather", "exchange", "spread"]

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..box import Box
-from ..collectives import Peers, start_all_to_all
+from ..comm.collectives import Peers, start_all_to_all
+from ..geometry.box import Box
 
 Slices = tuple[slice, ...]
 

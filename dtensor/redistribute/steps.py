@@ -16,13 +16,13 @@ from torch import Tensor
 
 from dtckpt.errors import PlacementError
 
-from ..box import Box
-from ..collectives import Peers, start_all_gather, to_bytes
-from ..costs import CostModel
-from ..flows import Flows
-from ..layout import Layout
-from ..reductions import start_all_reduce, start_reduce_scatter
-from .packing import ViewPart, exchange, gather
+from ..comm.collectives import Peers, start_all_gather, to_bytes
+from ..comm.costs import CostModel
+from ..comm.packing import ViewPart, exchange, gather
+from ..comm.reductions import start_all_reduce, start_reduce_scatter
+from ..geometry.box import Box
+from ..geometry.flows import Flows
+from ..geometry.layout import Layout
 from .route import Hop, gathers_in_rows, most_moved, moves_in_rows
 from .single import PLAIN_DTYPES, SingleExchange
 

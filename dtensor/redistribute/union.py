@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from dtckpt.errors import PlacementError
 
-from ..collectives import Peers
-from ..device_mesh import DeviceMesh
-from ..groups import group_over, ranks_of
+from ..comm.collectives import Peers
+from ..comm.groups import group_over, ranks_of
+from ..mesh.device_mesh import DeviceMesh
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from typing import Any, Literal
 import pytest
 
 import dtckpt.checkpoint
-from dtckpt.checkpoint.ranks import Ranks, nothing, together
+from dtckpt.checkpoint.ranks import together as together_module
+from dtckpt.checkpoint.ranks.together import Ranks, nothing, together
 from dtckpt.errors import (
     AlreadyCommitted,
     Cancelled,
@@ -118,9 +119,9 @@ class Sabotage:
     """Stands in for ``together`` in all modules and has one rank fail in one phase."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for info in pkgutil.iter_modules(dtckpt.checkpoint.__path__):
-            module = importlib.import_module(f"dtckpt.checkpoint.{info.name}")
-            if info.name != "ranks" and hasattr(module, "together"):
+        for info in pkgutil.walk_packages(dtckpt.checkpoint.__path__, "dtckpt.checkpoint."):
+            module = importlib.import_module(info.name)
+            if module is not together_module and hasattr(module, "together"):
                 monkeypatch.setattr(module, "together", self)
         self.phases: dict[int, list[str]] = {}
         """What each rank went through since it was armed."""

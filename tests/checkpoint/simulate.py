@@ -10,15 +10,14 @@ from unittest import mock
 
 import numpy as np
 
-from dtckpt.checkpoint import cuts
-from dtckpt.checkpoint.committing import commit, prepare
-from dtckpt.checkpoint.dtypes import DTYPES
-from dtckpt.checkpoint.manifest import FileRecord, read_manifest
-from dtckpt.checkpoint.plan import assign_writers
-from dtckpt.checkpoint.reading import Want, execute, plan_reads
-from dtckpt.checkpoint.spec import GlobalTensor
-from dtckpt.checkpoint.stored import StoredData
-from dtckpt.checkpoint.writing import Chunk, write_file
+from dtckpt.checkpoint.files.committing import commit, prepare
+from dtckpt.checkpoint.files.manifest import FileRecord, read_manifest
+from dtckpt.checkpoint.files.stored import StoredData
+from dtckpt.checkpoint.files.writing import Chunk, write_file
+from dtckpt.checkpoint.reading import Want, cuts, execute, plan_reads
+from dtckpt.checkpoint.saving.writers import assign_writers
+from dtckpt.checkpoint.tensors.dtypes import DTYPES
+from dtckpt.checkpoint.tensors.spec import GlobalTensor
 from dtckpt.dtensor import Box, IrregularLayout, Layout
 from dtckpt.storage import MemoryStore, Store
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtckpt.checkpoint.dtypes import DTYPES
+from dtckpt.checkpoint.tensors.dtypes import DTYPES
 from dtckpt.dtensor import Box, IrregularLayout, Layout, Mesh, Replicate, Shard
 
 from ..dtensor.oracle import local_array

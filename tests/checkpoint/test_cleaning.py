@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import dtckpt.checkpoint as dcp
-from dtckpt.checkpoint.datafile import lay_out
+from dtckpt.checkpoint.files.datafile import lay_out
 from dtckpt.errors import InUse, NotCommitted, StorageError
 from dtckpt.storage import Fault, FaultyStore, LocalStore, MemoryStore, RaiseError, Rule, Store
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import dtckpt.checkpoint as dcp
-from dtckpt.checkpoint.rendezvous import members_of
+from dtckpt.checkpoint.ranks.rendezvous import members_of
 from dtckpt.errors import RankFailed
 from dtckpt.storage import FaultyStore, MemoryStore, RaiseError, Rule, Store
 from dtckpt.storage.arena import Arena
@@ -162,7 +162,7 @@ def test_a_save_that_fails_leaves_nothing_and_the_next_one_works(
         trap = without_memory.get(threading.current_thread())
         return Arena(size) if trap is None else trap.spring()
 
-    monkeypatch.setattr("dtckpt.checkpoint.staging.Arena", arena)
+    monkeypatch.setattr("dtckpt.checkpoint.saving.staging.Arena", arena)
     dcp.save(state(0.0), root.substore("earlier"), no_dist=True)
 
     def save(group: Any, place: Store, trap: Trap | None) -> None:
@@ -208,7 +208,7 @@ def test_a_save_that_fails_leaves_nothing_and_the_next_one_works(
         assert dcp.open(root.substore(point))["model/t1"][...].tolist() == [1.0] * 50
 
 
-@pytest.mark.parametrize("place", ["saver.in_file_order", "agreeing.assign_writers"])
+@pytest.mark.parametrize("place", ["saving.saver.in_file_order", "saving.agreeing.assign_writers"])
 def test_what_fails_between_two_phases_is_told_at_once(
     monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:

@@ -21,8 +21,8 @@ import torch
 from safetensors.torch import load_file
 
 import dtckpt.checkpoint as dcp
-from dtckpt.checkpoint.saver import SaveJob
-from dtckpt.checkpoint.writing import Chunk
+from dtckpt.checkpoint.files.writing import Chunk
+from dtckpt.checkpoint.saving.saver import SaveJob
 from dtckpt.dtensor import DeviceMesh, DTensor, Mesh, Partial, Shard
 from dtckpt.errors import (
     CheckpointError,

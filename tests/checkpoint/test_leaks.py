@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import dtckpt.checkpoint as dcp
-from dtckpt.checkpoint import exiting
+from dtckpt.checkpoint.saving import exiting
 from dtckpt.dtensor import DeviceMesh, Shard
 from dtckpt.storage import FaultyStore, LocalStore, MemoryStore, RaiseError, Rule, Store
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import dtckpt.checkpoint as dcp
-from dtckpt.checkpoint.group_ranks import GroupRanks
-from dtckpt.checkpoint.ranks import ranks_of, together
-from dtckpt.checkpoint.text import ranks_text
+from dtckpt.checkpoint.ranks.group_ranks import GroupRanks
+from dtckpt.checkpoint.ranks.text import ranks_text
+from dtckpt.checkpoint.ranks.together import ranks_of, together
 from dtckpt.errors import (
     AlreadyCommitted,
     CheckpointError,

@@ -56,8 +56,8 @@ from dtckpt.dtensor import (
     random,
     to_torch,
 )
-from dtckpt.dtensor.interop import mesh_from_torch, placements_to_torch
-from dtckpt.dtensor.placement import Placement
+from dtckpt.dtensor.geometry.placement import Placement
+from dtckpt.dtensor.mesh.torch_layouts import mesh_from_torch, placements_to_torch
 from dtckpt.errors import PlacementError
 
 from ..processes import join_group, leave_group

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from dtckpt.dtensor.layout import Layout
-from dtckpt.dtensor.placement import Ragged, Shard
+from dtckpt.dtensor.geometry.layout import Layout
+from dtckpt.dtensor.geometry.placement import Ragged, Shard
 
 Array = np.ndarray[Any, Any]
 

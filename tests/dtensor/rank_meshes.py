@@ -12,15 +12,15 @@ import torch
 import torch.distributed as dist
 
 from dtckpt.dtensor import DeviceMesh, Mesh
-from dtckpt.dtensor.dtensor import DTensor
-from dtckpt.dtensor.layout import Layout
-from dtckpt.dtensor.traffic import (
+from dtckpt.dtensor.comm.traffic import (
     EVERYWHERE,
     Collective,
     Observer,
     add_observer,
     remove_observer,
 )
+from dtckpt.dtensor.dtensor import DTensor
+from dtckpt.dtensor.geometry.layout import Layout
 from tests.ranks import axis_groups, run_ranks
 
 from .oracle import local_array

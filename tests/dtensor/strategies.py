@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from dtckpt.dtensor.layout import Layout
-from dtckpt.dtensor.mesh import Mesh
-from dtckpt.dtensor.placement import Placement, Ragged, Replicate, Shard
+from dtckpt.dtensor.geometry.layout import Layout
+from dtckpt.dtensor.geometry.mesh import Mesh
+from dtckpt.dtensor.geometry.placement import Placement, Ragged, Replicate, Shard
 
 
 @st.composite

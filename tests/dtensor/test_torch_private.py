@@ -20,24 +20,16 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import dtckpt.dtensor
-from dtckpt.dtensor import (
-    DeviceMesh,
-    DTensor,
-    Partial,
-    Replicate,
-    Shard,
-    groups,
-    inplace_views,
-    interop,
-    leaf_gradients,
-    mesh_setup,
-    random,
-    torch_mesh,
-)
+from dtckpt.dtensor import DeviceMesh, DTensor, Partial, Replicate, Shard, random
 from dtckpt.dtensor import torch_private as private
-from dtckpt.dtensor.compilers import disabled_when_compiling
+from dtckpt.dtensor.comm import groups
 from dtckpt.dtensor.debug import CommDebugMode
 from dtckpt.dtensor.debug.coverage import op_coverage
+from dtckpt.dtensor.mesh import setup as mesh_setup
+from dtckpt.dtensor.mesh import torch_layouts as interop
+from dtckpt.dtensor.mesh import torch_mesh
+from dtckpt.dtensor.tensor import inplace_views, leaf_gradients
+from dtckpt.dtensor.tensor.compilers import disabled_when_compiling
 from dtckpt.errors import PlacementError, UnsupportedOp
 
 from .rank_meshes import run_on_mesh, scattered

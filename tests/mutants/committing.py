@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from .mutant import Mutant
 
-_STATES = ("tests/checkpoint/test_commit_states.py",)
-_COMMITS = ("tests/checkpoint/test_commit.py", "tests/checkpoint/test_save_hazards.py")
-_BASES = ("tests/checkpoint/test_incremental.py",)
+_STATES = ("tests/checkpoint/files/test_commit_states.py",)
+_COMMITS = ("tests/checkpoint/files/test_commit.py", "tests/checkpoint/saving/test_save_hazards.py")
+_BASES = ("tests/checkpoint/saving/test_incremental.py",)
 _CLEANING = ("tests/checkpoint/test_cleaning.py",)
 _STEPS = ("tests/checkpoint/test_steps.py",)
 
 MUTANTS = (
     Mutant(
         name="lenders are not claimed before the manifest is published",
-        file="checkpoint/committing.py",
+        file="checkpoint/files/committing.py",
         old="""            claim_lenders(store, manifest)
 """,
         new="""            pass
@@ -22,7 +22,7 @@ MUTANTS = (
     ),
     Mutant(
         name="who is deleting a lender is not looked at",
-        file="checkpoint/borrowing.py",
+        file="checkpoint/files/borrowing.py",
         old="""        if going is not None:
             raise going
 
@@ -35,35 +35,35 @@ def refuse_if_going""",
     ),
     Mutant(
         name="a lender that is gone or another one is not noticed",
-        file="checkpoint/borrowing.py",
+        file="checkpoint/files/borrowing.py",
         old="        if found != save_id:",
         new="        if False:",
         tests=_STATES,
     ),
     Mutant(
         name="claims do not keep a checkpoint",
-        file="checkpoint/borrowing.py",
+        file="checkpoint/files/borrowing.py",
         old="    if claims := [mark for mark in marks if is_claim(mark)]:",
         new="    if claims := [mark for mark in marks if False]:",
         tests=_STATES,
     ),
     Mutant(
         name="checkpoints that refer to one do not keep it",
-        file="checkpoint/borrowing.py",
+        file="checkpoint/files/borrowing.py",
         old="    others = dependents(store, marks)",
         new="    others = dependents(store, ())",
         tests=_STATES,
     ),
     Mutant(
         name="claims are withdrawn although the manifest may yet appear",
-        file="checkpoint/committing.py",
+        file="checkpoint/files/committing.py",
         old="        if error.is_certain:  # else",
         new="        if True:  # else",
         tests=_STATES,
     ),
     Mutant(
         name="claims stay after a failure that is certain",
-        file="checkpoint/committing.py",
+        file="checkpoint/files/committing.py",
         old="""            withdraw_claims(store, manifest)
         raise""",
         new="""            pass
@@ -72,7 +72,7 @@ def refuse_if_going""",
     ),
     Mutant(
         name="claims stay after a commit",
-        file="checkpoint/committing.py",
+        file="checkpoint/files/committing.py",
         old="""    withdraw_claims(store, manifest)
     if replaced""",
         new="    if replaced",
@@ -80,7 +80,7 @@ def refuse_if_going""",
     ),
     Mutant(
         name="who needs replaced files is not looked at before they go",
-        file="checkpoint/committing.py",
+        file="checkpoint/files/committing.py",
         old="""            refuse_if_needed(store, "replaced", manifest.save_id)
             store.delete(""",
         new="            store.delete(",
@@ -88,7 +88,7 @@ def refuse_if_going""",
     ),
     Mutant(
         name="who needs a checkpoint is not looked at before it is replaced",
-        file="checkpoint/committing.py",
+        file="checkpoint/files/committing.py",
         old="""            refuse_if_needed(store, "replaced", _save_id(store, there))
     try:""",
         new="""            _save_id(store, there)
@@ -97,7 +97,7 @@ def refuse_if_going""",
     ),
     Mutant(
         name="a checkpoint is replaced whatever it is by now",
-        file="checkpoint/committing.py",
+        file="checkpoint/files/committing.py",
         old="""            store.replace(MANIFEST, text, expected=there)
     except""",
         new="""            store.publish(MANIFEST, text, overwrite=True)
@@ -106,7 +106,7 @@ def refuse_if_going""",
     ),
     Mutant(
         name="a checkpoint that is there is not seen when one is created",
-        file="checkpoint/committing.py",
+        file="checkpoint/files/committing.py",
         old="""            if not overwrite:
                 raise _taken(store)
             refuse""",
@@ -115,21 +115,21 @@ def refuse_if_going""",
     ),
     Mutant(
         name="our own manifest counts as a rival's",
-        file="checkpoint/committing.py",
+        file="checkpoint/files/committing.py",
         old="        if found == text:  # only the reply was lost",
         new="        if False:  # only the reply was lost",
         tests=_COMMITS,
     ),
     Mutant(
         name="a rival's manifest counts as our own",
-        file="checkpoint/committing.py",
+        file="checkpoint/files/committing.py",
         old="        if found == text:  # only the reply was lost",
         new="        if True:  # only the reply was lost",
         tests=_STATES,
     ),
     Mutant(
         name="a failure after publishing counts as certain",
-        file="checkpoint/committing.py",
+        file="checkpoint/files/committing.py",
         old="""        with failing(certain=False):
             found""",
         new="""        with failing(certain=True):
@@ -138,14 +138,14 @@ def refuse_if_going""",
     ),
     Mutant(
         name="a refusal of a request that was repeated is certain",
-        file="checkpoint/committing.py",
+        file="checkpoint/files/committing.py",
         old="        with failing(certain=error.is_certain):",
         new="        with failing(certain=True):",
         tests=_STATES,
     ),
     Mutant(
         name="a failure before publishing is not certain",
-        file="checkpoint/committing.py",
+        file="checkpoint/files/committing.py",
         old="""    with failing(certain=True):
         there =""",
         new="""    with failing(certain=False):
@@ -154,7 +154,7 @@ def refuse_if_going""",
     ),
     Mutant(
         name="what was published is not compared",
-        file="checkpoint/committing.py",
+        file="checkpoint/files/committing.py",
         old="""    if found == text:
         return
 """,
@@ -165,7 +165,7 @@ def refuse_if_going""",
     ),
     Mutant(
         name="a damaged replacement is left there",
-        file="checkpoint/committing.py",
+        file="checkpoint/files/committing.py",
         old="""        except CheckpointError:
             _put_back(store, there)
 """,
@@ -175,7 +175,7 @@ def refuse_if_going""",
     ),
     Mutant(
         name="files of the replaced checkpoint are left over",
-        file="checkpoint/committing.py",
+        file="checkpoint/files/committing.py",
         old="""    if replaced is not None:
         _sweep(store, replaced)""",
         new="""    if replaced is not None:
@@ -184,14 +184,14 @@ def refuse_if_going""",
     ),
     Mutant(
         name="a listing that lags behind is believed",
-        file="checkpoint/committing.py",
+        file="checkpoint/files/committing.py",
         old="        if found != record.size:  # a listing",
         new="        if False:  # a listing",
         tests=_STEPS,
     ),
     Mutant(
         name="data files that a manifest borrows are not looked for",
-        file="checkpoint/committing.py",
+        file="checkpoint/files/committing.py",
         old="    for (source, save_id), records in lenders.items():",
         new="    for (source, save_id), records in ():",
         tests=_STEPS,
@@ -241,7 +241,7 @@ def refuse_if_going""",
     ),
     Mutant(
         name="a base that is being deleted is found out late",
-        file="checkpoint/saver.py",
+        file="checkpoint/saving/saver.py",
         old="            refuse_if_going(base, parsed[0].save_id)",
         new="            pass",
         tests=_BASES,

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 EXPLAINED = {
-    ("checkpoint/read_execution.py", "len(reads) <= 1"): "one read needs no other thread",
-    ("checkpoint/read_execution.py", "stop.set()"): "both places stop readers; either is enough",
-    ("checkpoint/read_execution.py", "self._cache is None"): "the size of a buffer",
-    ("checkpoint/rendezvous.py", "now > limit - seconds + _WARN_SECONDS"): "warns one look sooner",
+    ("checkpoint/reading/read_execution.py", "len(reads) <= 1"): "one read needs no other thread",
+    (
+        "checkpoint/reading/read_execution.py",
+        "stop.set()",
+    ): "both places stop readers; either is enough",
+    ("checkpoint/reading/read_execution.py", "self._cache is None"): "the size of a buffer",
+    (
+        "checkpoint/ranks/rendezvous.py",
+        "now > limit - seconds + _WARN_SECONDS",
+    ): "warns one look sooner",
 }
 """Reasons by file and by the code that is changed."""

@@ -20,50 +20,70 @@ from pathlib import Path
 from .copies import copy_repository, run_tests
 from .explained import EXPLAINED
 
-_T = "tests/checkpoint/test_"
+_T = "tests/checkpoint/"
 
 SWEEPS = {
-    "checkpoint/agreeing.py": (f"{_T}agreeing.py", f"{_T}together.py", f"{_T}commit.py"),
-    "checkpoint/calls.py": (f"{_T}calls.py", f"{_T}wire_calls.py"),
-    "checkpoint/committing.py": (
-        f"{_T}committing.py",
-        f"{_T}commit.py",
-        f"{_T}steps.py",
-        f"{_T}commit_states.py",
+    "checkpoint/saving/agreeing.py": (
+        f"{_T}saving/test_agreeing.py",
+        f"{_T}test_together.py",
+        f"{_T}files/test_commit.py",
     ),
-    "checkpoint/frames.py": (f"{_T}frames.py", f"{_T}wire_rules.py", f"{_T}together.py"),
-    "checkpoint/group_ranks.py": (
-        f"{_T}group_ranks.py",
-        f"{_T}loop.py",
-        f"{_T}calls.py",
-        f"{_T}wires.py",
+    "checkpoint/ranks/calls.py": (f"{_T}ranks/test_calls.py", f"{_T}ranks/test_wire_calls.py"),
+    "checkpoint/files/committing.py": (
+        f"{_T}files/test_committing.py",
+        f"{_T}files/test_commit.py",
+        f"{_T}test_steps.py",
+        f"{_T}files/test_commit_states.py",
     ),
-    "checkpoint/greeting.py": (
-        f"{_T}greeting.py",
-        f"{_T}rendezvous.py",
-        f"{_T}loop.py",
-        f"{_T}calls.py",
+    "checkpoint/ranks/frames.py": (
+        f"{_T}ranks/test_frames.py",
+        f"{_T}ranks/test_wire_rules.py",
+        f"{_T}test_together.py",
     ),
-    "checkpoint/link.py": (f"{_T}link.py", f"{_T}wire_rules.py", f"{_T}loop.py"),
-    "checkpoint/loop.py": (
-        f"{_T}loop_rounds.py",
-        f"{_T}loop.py",
-        f"{_T}wire_rules.py",
-        f"{_T}rendezvous.py",
+    "checkpoint/ranks/group_ranks.py": (
+        f"{_T}ranks/test_group_ranks.py",
+        f"{_T}ranks/test_loop.py",
+        f"{_T}ranks/test_calls.py",
+        f"{_T}ranks/test_wires.py",
     ),
-    "checkpoint/ranks.py": (f"{_T}ranks.py", f"{_T}together.py", f"{_T}calls.py"),
-    "checkpoint/read_execution.py": (
-        f"{_T}reading.py",
-        f"{_T}damage.py",
-        f"{_T}read_once.py",
-        f"{_T}casting.py",
+    "checkpoint/ranks/greeting.py": (
+        f"{_T}ranks/test_greeting.py",
+        f"{_T}ranks/test_rendezvous.py",
+        f"{_T}ranks/test_loop.py",
+        f"{_T}ranks/test_calls.py",
     ),
-    "checkpoint/rendezvous.py": (f"{_T}boards.py", f"{_T}rendezvous.py", f"{_T}calls.py"),
-    "checkpoint/wire.py": (
-        f"{_T}wire_rules.py",
-        f"{_T}wire_calls.py",
-        f"{_T}loop.py",
-        f"{_T}calls.py",
+    "checkpoint/ranks/link.py": (
+        f"{_T}ranks/test_link.py",
+        f"{_T}ranks/test_wire_rules.py",
+        f"{_T}ranks/test_loop.py",
+    ),
+    "checkpoint/ranks/loop.py": (
+        f"{_T}ranks/test_loop_rounds.py",
+        f"{_T}ranks/test_loop.py",
+        f"{_T}ranks/test_wire_rules.py",
+        f"{_T}ranks/test_rendezvous.py",
+    ),
+    "checkpoint/ranks/together.py": (
+        f"{_T}ranks/test_together.py",
+        f"{_T}test_together.py",
+        f"{_T}ranks/test_calls.py",
+    ),
+    "checkpoint/reading/read_execution.py": (
+        f"{_T}reading/test_reading.py",
+        f"{_T}files/test_damage.py",
+        f"{_T}reading/test_read_once.py",
+        f"{_T}loading/test_casting.py",
+    ),
+    "checkpoint/ranks/rendezvous.py": (
+        f"{_T}ranks/test_boards.py",
+        f"{_T}ranks/test_rendezvous.py",
+        f"{_T}ranks/test_calls.py",
+    ),
+    "checkpoint/ranks/wire.py": (
+        f"{_T}ranks/test_wire_rules.py",
+        f"{_T}ranks/test_wire_calls.py",
+        f"{_T}ranks/test_loop.py",
+        f"{_T}ranks/test_calls.py",
     ),
 }
 """The tests that must notice changes, by file; quick ones first."""

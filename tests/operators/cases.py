@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dtckpt.dtensor import DeviceMesh, Replicate, strict
-from dtckpt.dtensor.placement import Placement
+from dtckpt.dtensor.geometry.placement import Placement
 from dtckpt.dtensor.random import manual_seed
 
 from .choices import Choice

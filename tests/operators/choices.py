@@ -8,7 +8,7 @@ import random
 from collections.abc import Sequence
 
 from dtckpt.dtensor import Replicate, Shard
-from dtckpt.dtensor.placement import Placement
+from dtckpt.dtensor.geometry.placement import Placement
 
 Choice = tuple[tuple[Placement, ...], ...]
 """For every tensor its placements, one per mesh axis."""

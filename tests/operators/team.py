@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dtckpt.checkpoint.collector import paused_collector
+from dtckpt.checkpoint.state.collector import paused_collector
 from dtckpt.dtensor import DeviceMesh, Mesh
 from dtckpt.errors import DtckptError
 from tests.ranks import axis_groups, gloo_group

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from torch import Tensor
 
 from dtckpt.dtensor import DTensor, Replicate, Shard, register_sharding
-from dtckpt.dtensor.rules.table import RULES
+from dtckpt.dtensor.ops.engine.table import RULES
 from dtckpt.errors import PlacementError
 
 from .__main__ import main

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from dtckpt.dtensor import DeviceMesh, DTensor
-from dtckpt.dtensor.layout import Layout, format_placements
-from dtckpt.dtensor.reductions import all_reduce
+from dtckpt.dtensor.comm.reductions import all_reduce
+from dtckpt.dtensor.geometry.layout import Layout, format_placements
 
 FORWARD_TOLERANCE = (1e-3, 1e-4)
 GRADIENT_TOLERANCE = (5e-3, 1e-3)

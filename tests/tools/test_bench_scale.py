@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dtckpt.checkpoint.merging import merge_tensors
-from dtckpt.checkpoint.plan import assign_writers
+from dtckpt.checkpoint.saving.merging import merge_tensors
+from dtckpt.checkpoint.saving.writers import assign_writers
 from tools.bench.scale import main, missed
 from tools.bench.scale_jobs import JOBS, transformer
 from tools.bench.scale_plan import Scale, simulate

@@ -52,7 +52,7 @@ def test_grammar_of_rules_is_documented(run: Run) -> None:
 @pytest.mark.parametrize(
     ("command", "unwanted"),
     [
-        (("--help",), ("torch", "numpy", "rich", "fsspec", "dtckpt.checkpoint.manifest")),
+        (("--help",), ("torch", "numpy", "rich", "fsspec", "dtckpt.checkpoint.files.manifest")),
         (("inspect",), ("torch", "numpy", "fsspec")),
         (("inspect", "--json"), ("torch", "numpy", "fsspec", "rich")),
         (("verify",), ("torch", "fsspec", "rich")),

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from dtckpt.dtensor import DeviceMesh, Explanation, Layout, Mesh, explain
+from dtckpt.dtensor.mesh.spec import spec_of
 from dtckpt.dtensor.redistribute import plan_redistribute
-from dtckpt.dtensor.spec import spec_of
 
 from .redistribute_layouts import (
     Held,

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from dtckpt.dtensor import DeviceMesh, DTensor
-from dtckpt.dtensor.traffic import Collective, Observer, observing
+from dtckpt.dtensor.comm.traffic import Collective, Observer, observing
 
 from .redistribute_layouts import Held, Transition, boxes_of, transitions
 from .redistribute_links import SIZES as LINK_SIZES

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from dtckpt.checkpoint.dtypes import DTYPES
-from dtckpt.checkpoint.spec import TensorSpec, TensorSpecs
+from dtckpt.checkpoint.tensors.dtypes import DTYPES
+from dtckpt.checkpoint.tensors.spec import TensorSpec, TensorSpecs
 from dtckpt.dtensor import Layout, Mesh, Replicate, Shard
-from dtckpt.dtensor.placement import Placement
+from dtckpt.dtensor.geometry.placement import Placement
 
 HIDDEN = 16_384
 _FEED_FORWARD = 53_248

@@ -9,20 +9,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from dtckpt.checkpoint.blocks import DEFAULT_BLOCK_BYTES
-from dtckpt.checkpoint.cuts import Geometry
-from dtckpt.checkpoint.datafile import lay_out
-from dtckpt.checkpoint.manifest import FileRecord, Manifest
-from dtckpt.checkpoint.merging import merge_tensors, merge_values
-from dtckpt.checkpoint.plan import StoredTensor, assign_writers
-from dtckpt.checkpoint.spec import (
+from dtckpt.checkpoint.files.blocks import DEFAULT_BLOCK_BYTES
+from dtckpt.checkpoint.files.datafile import lay_out
+from dtckpt.checkpoint.files.manifest import FileRecord, Manifest
+from dtckpt.checkpoint.files.stored_tensor import StoredTensor
+from dtckpt.checkpoint.reading.cuts import Geometry
+from dtckpt.checkpoint.saving.merging import merge_tensors, merge_values
+from dtckpt.checkpoint.saving.writers import assign_writers
+from dtckpt.checkpoint.state.values import Node
+from dtckpt.checkpoint.tensors.spec import (
     TensorSpecs,
     Values,
     specs_fingerprint,
     specs_from_bytes,
     specs_to_bytes,
 )
-from dtckpt.checkpoint.values import Node
 from dtckpt.dtensor import Layout
 
 from .scale_jobs import Job

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, NoReturn
 
-from ...dtensor.text import printable
+from ...dtensor.debug.pictures.text import printable
 
 __all__ = [
     "BROKEN_PIPE",
@@ -29,7 +29,7 @@ __all__ = [
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ...checkpoint.plan import StoredTensor
+    from ...checkpoint.files.stored_tensor import StoredTensor
     from ...dtensor import IrregularLayout, Layout, Mesh
 
 OnProgress = Callable[[int, int], None]
@@ -128,7 +128,7 @@ def mesh_text(mesh: Mesh) -> str:
     """Return a mesh's axes, and its ranks where they do not count up from 0."""
     if mesh.ranks is None:
         return printable(str(mesh))
-    from ...checkpoint.text import ranks_text
+    from ...checkpoint.ranks.text import ranks_text
 
     return f"{printable(str(mesh))} ({ranks_text(mesh.ranks)})"
 
@@ -138,7 +138,7 @@ def layout_text(layout: Layout | IrregularLayout) -> str:
     from ...dtensor import IrregularLayout
 
     if isinstance(layout, IrregularLayout):
-        from ...checkpoint.text import ranks_text
+        from ...checkpoint.ranks.text import ranks_text
 
         boxes = len(layout.boxes())
         what = "1 box" if boxes == 1 else f"{boxes:,} boxes"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ...checkpoint.spec import FORMAT_VERSION
+from ...checkpoint.tensors.spec import FORMAT_VERSION
 from ...dtensor import IrregularLayout, Mesh
 from .treeview import matcher, plain_values
 
 if TYPE_CHECKING:
     from ...checkpoint import Manifest
-    from ...checkpoint.plan import StoredTensor
+    from ...checkpoint.files.stored_tensor import StoredTensor
 
 
 def checkpoint_document(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.tree import Tree
 
-from ...checkpoint.spec import FORMAT_VERSION
+from ...checkpoint.tensors.spec import FORMAT_VERSION
 from ...dtensor import IrregularLayout
 from .console import count, iec, layout_text, mesh_text, printable, stdout_console, tensor_text
 from .grid import Grid, Line, Lines, plain, show

@@ -112,7 +112,7 @@ def _reshard(
     old: Store, new: Store, mesh: Mesh, rules: Sequence[Rule], *, overwrite: bool, dry_run: bool
 ) -> None:
     from ...checkpoint import place, read_manifest
-    from ...checkpoint.committing import check_free
+    from ...checkpoint.files.committing import check_free
     from .reshard_plan import unused
 
     manifest = read_manifest(old)

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 
 import dtckpt.checkpoint as ck
-from dtckpt.checkpoint.rendezvous import members_of
-from dtckpt.checkpoint.staging import StagingPool
+from dtckpt.checkpoint.ranks.rendezvous import members_of
+from dtckpt.checkpoint.saving.staging import StagingPool
 
 from .setting import MIB, Finding, Setting, State, differing, emptied, median
 

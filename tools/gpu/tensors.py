@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from dtckpt.dtensor import DeviceMesh, DTensor, Replicate, Shard, rand, random, strict, zeros
-from dtckpt.dtensor.collectives import Peers, all_gather, all_to_all, broadcast, from_bytes
-from dtckpt.dtensor.modes import active_mesh, is_strict
-from dtckpt.dtensor.reductions import all_reduce, start_reduce_scatter
-from dtckpt.dtensor.streams import Origin
+from dtckpt.dtensor.comm.collectives import Peers, all_gather, all_to_all, broadcast, from_bytes
+from dtckpt.dtensor.comm.reductions import all_reduce, start_reduce_scatter
+from dtckpt.dtensor.comm.streams import Origin
+from dtckpt.dtensor.mesh.modes import active_mesh, is_strict
 from dtckpt.errors import UnsupportedOp
 
 from .setting import Finding, Setting, bits, median

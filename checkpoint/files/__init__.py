@@ -1,0 +1,1 @@
+"""What lies on disk, how it is written and checked, and the commit."""

@@ -1,0 +1,280 @@
+"""The manifest: one JSON object, written last and atomically. Its presence is the commit.
+
+It grows with the number of tensors and files, not with the number of chunks: a regular tensor is
+stored as mesh, placements and writer, from which every chunk follows. The first bytes are a digest
+of the whole text, so a damaged manifest is never believed. docs/format.md describes every field.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dtckpt.errors import CheckpointError, Corrupt, NotCommitted, ObjectNotFound, StorageError
+
+from ...dtensor.geometry.layout import Layout
+from ...storage.base import Store
+from ...storage.names import check_component
+from ..state.limits import (
+    MAX_JSON_NESTING,
+    MAX_RANKS,
+    MAX_SIZE,
+    check_metadata_bytes,
+    check_nesting,
+    json_memory,
+    parse_json,
+    shown,
+    size_of,
+    text_of,
+)
+from ..state.tree import Node, tensor_names
+from ..tensors.spec import FORMAT_VERSION
+from .blocks import DIGEST_BYTES, digest
+from .foreign import nothing_there, what_is_there
+from .places import MANIFEST, data_path
+from .stored_tensor import StoredTensor
+from .tensor_lines import TensorLines, dump, meshes_from_json, tensors_from_json
+
+_KNOWN_FEATURES = {"borrowed"}
+_PREFIX = b'{"digest": "'
+_DIGEST_END = len(_PREFIX) + 32
+_SAVE_ID = re.compile(r"[0-9a-f]{1,64}")
+_READ_ATTEMPTS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRecord:
+    """What the manifest knows of a data file; enough to tell any other file from it."""
+
+    rank: int
+    size: int
+    """Length in bytes."""
+    header_bytes: int
+    """Length of the header, up to the data region."""
+    data_bytes: int
+    """Length of the data region; the checksum table follows."""
+    header_digest: str
+    table_digest: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {
+            "rank": self.rank,
+            "size": self.size,
+            "header_bytes": self.header_bytes,
+            "data_bytes": self.data_bytes,
+            "header": self.header_digest,
+            "blocks": self.table_digest,
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> FileRecord:
+        """Return the record that ``to_json`` wrote; ValueError where it is malformed."""
+        return cls(
+            rank=size_of(value["rank"], "the rank of a file", below=MAX_RANKS),
+            size=size_of(value["size"], "the size of a file"),
+            header_bytes=size_of(value["header_bytes"], "header_bytes"),
+            data_bytes=size_of(value["data_bytes"], "data_bytes"),
+            header_digest=text_of(value["header"], "header"),
+            table_digest=text_of(value["blocks"], "blocks"),
+        )
+
+    @property
+    def table_bytes(self) -> int:
+        """Length of the checksum table."""
+        return self.size - self.header_bytes - self.data_bytes
+
+    def validate(self) -> None:
+        """Raise ValueError where the sizes do not fit together."""
+        if min(self.header_bytes, self.table_bytes) < 0 or self.table_bytes % DIGEST_BYTES:
+            raise ValueError(f"impossible file record {self}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BorrowedFile:
+    """A data file of an earlier checkpoint beside this one, of which some chunks are still true."""
+
+    source: str
+    """Name of that checkpoint's directory."""
+    save_id: str
+    record: FileRecord
+
+    @property
+    def id(self) -> str:
+        """How the headers of data files refer to it."""
+        return f"{self.save_id}/{self.record.rank}"
+
+    @property
+    def path(self) -> str:
+        """Name of the file in its own checkpoint."""
+        return data_path(self.save_id, self.record.rank)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object."""
+        return {"from": self.source, "save_id": self.save_id, **self.record.to_json()}
+
+    @classmethod
+    def from_json(cls, value: Any) -> BorrowedFile:
+        """Return what ``to_json`` wrote; ValueError where it is malformed."""
+        source = check_component(text_of(value["from"], "from"))
+        save_id = text_of(value["save_id"], "save_id")
+        return cls(source=source, save_id=save_id, record=FileRecord.from_json(value))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """Everything about a checkpoint but its bytes."""
+
+    save_id: str
+    created: str
+    """UTC time of the commit, ISO 8601."""
+    tensors: dict[str, StoredTensor]
+    tree: Node
+    files: tuple[FileRecord, ...]
+    borrowed: tuple[BorrowedFile, ...] = ()
+    """Files of earlier checkpoints that this one needs, too."""
+    metadata: Any = field(default=None)
+    """JSON that the user gave at save."""
+
+    def path_of(self, record: FileRecord) -> str:
+        """Return the name of a data file in the checkpoint's store."""
+        return data_path(self.save_id, record.rank)
+
+    def to_bytes(self) -> bytes:
+        """Return the text of the manifest: one line per tensor and per file.
+
+        Raises CheckpointError if it is longer than readers take it.
+        """
+        lines = TensorLines()
+        tensors = ",\n".join(map(lines.line, self.tensors.values()))
+        requires = dump(["borrowed"] if self.borrowed else [])
+        body = ",\n".join(
+            [
+                f'"format": "dtckpt", "version": {FORMAT_VERSION}, "requires": {requires}',
+                f'"save_id": {dump(self.save_id)}, "created": {dump(self.created)}',
+                f'"metadata": {dump(self.metadata)}',
+                f'"meshes": {dump([mesh.to_json() for mesh in lines.meshes])}',
+                f'"tensors": {{{tensors}}}',
+                f'"tree": {dump(self.tree)}',
+                f'"files": {_dump_list([record.to_json() for record in self.files])}',
+            ]
+        )
+        if self.borrowed:
+            body += f',\n"borrowed": {_dump_list([file.to_json() for file in self.borrowed])}'
+        blank = _PREFIX + b"0" * 32 + b'",\n' + body.encode() + b"}\n"
+        check_metadata_bytes(json_memory(blank), f"the manifest of {len(self.tensors)} tensors")
+        return _PREFIX + digest(blank).hex().encode() + blank[_DIGEST_END:]
+
+    @classmethod
+    def from_bytes(cls, data: bytes, where: str) -> Manifest:
+        """Return the manifest of a text; Corrupt, naming ``where``, unless it is intact."""
+        if not _is_intact(data):
+            raise Corrupt(
+                f"{where}: the manifest of {len(data)} bytes does not have the digest that it "
+                "states; it was damaged or truncated. Load another checkpoint"
+            )
+        value = parse_json(data, where)
+        try:
+            _check_version(value, where)
+            manifest = cls._from_json(value)
+            manifest.validate()
+        except CheckpointError:
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise Corrupt(f"{where}: malformed manifest: {shown(error)}") from error
+        return manifest
+
+    def validate(self) -> None:
+        """Raise ValueError where fields are well-formed but do not fit together."""
+        for save_id in (self.save_id, *(file.save_id for file in self.borrowed)):
+            if not _SAVE_ID.fullmatch(save_id):
+                raise ValueError(f"the save id {shown(save_id)} is not hexadecimal")
+        check_nesting(self.tree, MAX_JSON_NESTING, "the tree")
+        check_nesting(self.metadata, MAX_JSON_NESTING, "metadata")
+        named = list(tensor_names(self.tree))
+        if sorted(named) != sorted(self.tensors):
+            odd = sorted(set(named) ^ set(self.tensors)) or ["a name used twice"]
+            raise ValueError(f"tree and tensors do not name the same tensors: {odd[:5]}")
+        for tensor in self.tensors.values():
+            if isinstance(tensor.layout, Layout) and tensor.layout.is_partial:
+                raise ValueError(f"tensor {tensor.name!r} cannot be laid out as {tensor.layout}")
+        records = (*self.files, *(file.record for file in self.borrowed))
+        for record in records:
+            record.validate()
+        if len({record.rank for record in self.files}) != len(self.files):
+            raise ValueError("two data files are of the same rank")
+        wanted = sum(tensor.stored_bytes for tensor in self.tensors.values())
+        held = sum(record.data_bytes for record in records)
+        if not wanted <= held < MAX_SIZE:
+            raise ValueError(f"the tensors have {wanted} bytes and the files {held}")
+
+    @classmethod
+    def _from_json(cls, value: dict[str, Any]) -> Manifest:
+        meshes = meshes_from_json(value["meshes"])
+        return cls(
+            save_id=text_of(value["save_id"], "save_id"),
+            created=text_of(value["created"], "created"),
+            metadata=value["metadata"],
+            tree=value["tree"],
+            tensors=tensors_from_json(value["tensors"], meshes),
+            files=tuple(FileRecord.from_json(record) for record in value["files"]),
+            borrowed=tuple(BorrowedFile.from_json(file) for file in value.get("borrowed", ())),
+        )
+
+
+def read_manifest_bytes(store: Store, *, explain: bool = False) -> bytes:
+    """Return the manifest's text; NotCommitted where there is none.
+
+    With ``explain`` that says what is there instead, for which a few more names are looked at.
+
+    Its length is known before it is read: CheckpointError if it is longer than a manifest may be.
+    """
+    try:
+        for _ in range(_READ_ATTEMPTS):
+            size = store.stat(MANIFEST).size
+            check_metadata_bytes(2 * size, f"{store.url}/{MANIFEST} of {size} bytes")
+            try:
+                data = store.read(MANIFEST, 0, size)
+            except ObjectNotFound:
+                raise
+            except StorageError:
+                if store.stat(MANIFEST).size == size:
+                    raise
+                continue  # it was replaced between the two calls
+            if _is_intact(data) or store.stat(MANIFEST).size == size:
+                return data
+        return store.read(MANIFEST, 0, store.stat(MANIFEST).size)
+    except ObjectNotFound as error:
+        raise NotCommitted(what_is_there(store) if explain else nothing_there(store)) from error
+
+
+def read_manifest(store: Store) -> Manifest:
+    """Return the manifest of the checkpoint in ``store``."""
+    data = read_manifest_bytes(store, explain=True)
+    return Manifest.from_bytes(data, f"{store.url}/{MANIFEST}")
+
+
+def _is_intact(data: bytes) -> bool:
+    """Whether a manifest's text has the digest that it states."""
+    if not data.startswith(_PREFIX):
+        return False
+    expected = digest(_PREFIX + b"0" * 32, memoryview(data)[_DIGEST_END:])
+    return data[len(_PREFIX) : _DIGEST_END] == expected.hex().encode()
+
+
+def _check_version(value: dict[str, Any], where: str) -> None:
+    if value.get("format") != "dtckpt":
+        raise Corrupt(f"{where}: not a dtckpt manifest (format {shown(value.get('format'))})")
+    version, requires = value.get("version"), value.get("requires") or []
+    if version != FORMAT_VERSION or not set(requires) <= _KNOWN_FEATURES:
+        raise CheckpointError(
+            f"{where}: written in format version {shown(version)} with the required features "
+            f"{shown(requires)}; this dtckpt reads version {FORMAT_VERSION} with "
+            f"{sorted(_KNOWN_FEATURES)}. Upgrade dtckpt"
+        )
+
+
+def _dump_list(items: Iterable[Any]) -> str:
+    return "[" + ",\n".join(map(dump, items)) + "]"

@@ -1,0 +1,207 @@
+"""The data files of a checkpoint, opened and checked once each."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from dtckpt.errors import Corrupt, ObjectNotFound
+
+from ...dtensor.geometry.box import Box
+from ...storage.base import Store
+from ..state.limits import check_metadata_bytes
+from .blocks import DIGEST_BYTES, digest, num_blocks
+from .datafile import Entry, FileLayout, parse_header
+from .manifest import FileRecord, Manifest, data_path
+from .stored_tensor import StoredTensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DataFile:
+    """An intact header and checksum table, with the blocks still to be verified."""
+
+    store: Store
+    """Store of the checkpoint that wrote the file: this one or an earlier one beside it."""
+    name: str
+    """Name in that store."""
+    where: str
+    layout: FileLayout
+    table: bytes
+    record: FileRecord
+    source: str | None
+    """Name of the checkpoint that wrote it, unless it is the one that is read."""
+
+    def digests(self, entry: Entry) -> bytes:
+        """Return the digests of a chunk's blocks, one after the other."""
+        count = num_blocks(entry.num_bytes, self.layout.block_bytes)
+        start = entry.first_block * DIGEST_BYTES
+        return self.table[start : start + count * DIGEST_BYTES]
+
+    def damaged(self, entry: Entry, low: int, data: memoryview) -> list[Damage]:
+        """Return the blocks of a chunk that do not have their digests.
+
+        ``data`` is whole blocks, of which the first starts ``low`` bytes into the chunk.
+        """
+        size = self.layout.block_bytes
+        at = (entry.first_block + low // size) * DIGEST_BYTES
+        if len(data) <= size:
+            digests = digest(data)
+        else:
+            digests = b"".join([digest(data[i : i + size]) for i in range(0, len(data), size)])
+        if digests == self.table[at : at + len(digests)]:
+            return []
+        start = self.layout.data_start + entry.start + low
+        return [
+            Damage(
+                file=self,
+                start=start + i * size,
+                end=start + min((i + 1) * size, len(data)),
+                key=entry.key,
+            )
+            for i in range(len(digests) // DIGEST_BYTES)
+            if digests[i * 16 : i * 16 + 16] != self.table[at + i * 16 : at + i * 16 + 16]
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """A block whose bytes are not those that were written."""
+
+    file: DataFile
+    start: int
+    """First byte in the file."""
+    end: int
+    key: str
+    """The chunk that the block belongs to."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.file.where}: bytes {self.start} to {self.end} are damaged; "
+            f"they belong to {self.key}"
+        )
+
+
+class StoredData:
+    """The data files of a checkpoint, opened and checked once each."""
+
+    def __init__(self, store: Store, manifest: Manifest) -> None:
+        self.store = store
+        self.manifest = manifest
+        self._records = {record.rank: record for record in manifest.files}
+        self._borrowed = {file.id: file for file in manifest.borrowed}
+        self._files: dict[int | str, DataFile] = {}
+        self._table_bytes = 0
+        self._lock = threading.Lock()
+
+    def file(self, rank: int, needed_by: str) -> DataFile:
+        """Return the data file of a rank; Corrupt unless it is the one that was written."""
+        with self._lock:
+            if rank not in self._files:
+                if rank not in self._records:
+                    raise Corrupt(
+                        f"{self.store.url}: tensor {needed_by!r} needs the data file of rank "
+                        f"{rank}, which the manifest does not list"
+                    )
+                record, save_id = self._records[rank], self.manifest.save_id
+                self._keep(rank, self._open(self.store, record, save_id, None))
+            return self._files[rank]
+
+    def borrowed(self, file_id: str, needed_by: str) -> DataFile:
+        """Return a data file of an earlier checkpoint; Corrupt unless it is the one referred to."""
+        with self._lock:
+            if file_id not in self._files:
+                if file_id not in self._borrowed:
+                    raise Corrupt(
+                        f"{self.store.url}: tensor {needed_by!r} needs the file {file_id!r} of an "
+                        "earlier checkpoint, which the manifest does not list"
+                    )
+                file = self._borrowed[file_id]
+                store = self.store.sibling(file.source)
+                try:
+                    opened = self._open(store, file.record, file.save_id, file.source)
+                except Corrupt as error:
+                    raise Corrupt(
+                        f"{self.store.url} is incremental and tensor {needed_by!r} has not changed "
+                        f"since the checkpoint {file.source!r} beside it, which is needed: {error}"
+                    ) from error
+                self._keep(file_id, opened)
+            return self._files[file_id]
+
+    def forget(self, rank: int) -> None:
+        """Let go of the data file of a rank; it is opened anew where it is needed again."""
+        with self._lock:
+            file = self._files.pop(rank, None)
+            if file is not None:
+                self._table_bytes -= len(file.table)
+
+    def _open(self, store: Store, record: FileRecord, save_id: str, source: str | None) -> DataFile:
+        """Open a file, unless the tables of all open ones take more memory than they may."""
+        total = self._table_bytes + record.table_bytes
+        check_metadata_bytes(total, f"the checksum tables of {self.store.url}")
+        return _open(store, record, save_id, source)
+
+    def _keep(self, key: int | str, file: DataFile) -> None:
+        self._files[key] = file
+        self._table_bytes += len(file.table)
+
+    def entry(self, rank: int, tensor: StoredTensor, chunk: Box) -> tuple[DataFile, Entry]:
+        """Return where a chunk lies; Corrupt unless its file has it with dtype and sizes."""
+        shape = tensor.dtype.file_shape(chunk.sizes)
+        return self.find(rank, tensor, tensor.key(chunk), shape)
+
+    def find(
+        self, rank: int, tensor: StoredTensor, key: str, shape: tuple[int, ...]
+    ) -> tuple[DataFile, Entry]:
+        """Return the entry of a key; Corrupt unless it has the tensor's dtype and a file shape."""
+        file = self._files.get(rank) or self.file(rank, tensor.name)
+        entry = file.layout.entries.get(key)
+        if entry is None and key in file.layout.references:
+            file = self.borrowed(file.layout.references[key], tensor.name)
+            entry = file.layout.entries.get(key)
+        if entry is None or entry.shape != shape or entry.dtype is not tensor.dtype:
+            found = "no such entry" if entry is None else f"{entry.dtype.code}{list(entry.shape)}"
+            raise Corrupt(
+                f"{file.where}: expected entry {key!r} of "
+                f"{tensor.dtype.code}{list(shape)}, got {found}"
+            )
+        return file, entry
+
+
+def _open(store: Store, record: FileRecord, save_id: str, source: str | None) -> DataFile:
+    name = data_path(save_id, record.rank)
+    where = f"{store.url}/{name}"
+    try:
+        size = store.stat(name).size
+    except ObjectNotFound as error:
+        raise Corrupt(
+            f"{where}: this data file is missing, though the checkpoint was committed with "
+            f"it ({record.size} bytes). Restore the file or load another checkpoint"
+        ) from error
+    if size != record.size:
+        raise Corrupt(
+            f"{where}: the file has {size} bytes, expected {record.size}; it was truncated "
+            "or replaced. Load another checkpoint"
+        )
+    check_metadata_bytes(2 * record.header_bytes, f"the header of {where}")
+    header = store.read(name, 0, record.header_bytes)
+    if digest(header).hex() != record.header_digest:
+        raise Corrupt(
+            f"{where}: bytes 0 to {record.header_bytes} (header) are damaged or belong to "
+            "another save. Load another checkpoint"
+        )
+    layout = parse_header(header, where)
+    if layout.save_id != save_id:
+        raise Corrupt(f"{where}: the file belongs to the save {layout.save_id!r}, not this one")
+    if (layout.data_bytes, layout.size) != (record.data_bytes, record.size):
+        raise Corrupt(
+            f"{where}: the header describes {layout.data_bytes} bytes of data in a file of "
+            f"{layout.size}, the manifest {record.data_bytes} in {record.size}; they are not of "
+            "one save. Load another checkpoint"
+        )
+    table = store.read(name, layout.table_start, record.size)
+    if digest(table).hex() != record.table_digest:
+        raise Corrupt(
+            f"{where}: bytes {layout.table_start} to {record.size} (checksum table) are "
+            "damaged or belong to another save. Load another checkpoint"
+        )
+    return DataFile(store, name, where, layout, table, record, source)

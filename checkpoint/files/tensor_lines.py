@@ -1,0 +1,184 @@
+"""The tensors of a manifest: one line of JSON each, and strict reading of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ...dtensor.geometry.irregular import IrregularLayout
+from ...dtensor.geometry.layout import Layout
+from ...dtensor.geometry.mesh import Mesh
+from ...dtensor.geometry.placement import Placement, parse_placement
+from ..state.limits import (
+    MAX_DIMS,
+    MAX_RANKS,
+    check_metadata_bytes,
+    check_nesting,
+    list_of,
+    metadata_bytes,
+    object_of,
+    shown,
+    size_of,
+    text_of,
+)
+from ..tensors.dtypes import dtype_of_code
+from .stored_tensor import StoredTensor
+
+dump = json.JSONEncoder(allow_nan=False).encode  # made once: there is a call for every line
+
+_BOX_BYTES = 1 << 10
+_LAYOUT_BYTES = 4 << 10
+"""What a box and a layout count for: less memory than that, but time to be checked."""
+
+
+class TensorLines:
+    """Writes tensors as JSON, of which there may be very many alike."""
+
+    def __init__(self) -> None:
+        self.meshes: dict[Mesh, int] = {}
+        self._places: dict[tuple[Mesh, tuple[Placement, ...]], str] = {}
+
+    def line(self, tensor: StoredTensor) -> str:
+        name = dump(tensor.name)
+        if tensor.same_as is not None:
+            return f'{name}: {{"same_as": {dump(tensor.same_as)}}}'
+        start = f'{name}: {{"dtype": "{tensor.dtype.code}", "shape": {list(tensor.shape)}, '
+        if isinstance(tensor.layout, IrregularLayout):
+            return f'{start}"boxes": {dump(tensor.layout.to_json()["boxes"])}}}'
+        writer = f'"writer": {tensor.writers[0]}'
+        if len(tensor.writers) > 1:
+            writer = f'"writers": {list(tensor.writers)}, "cut": {tensor.cut}'
+        return f"{start}{self._place(tensor.layout)}, {writer}}}"
+
+    def _place(self, layout: Layout) -> str:
+        key = (layout.mesh, layout.placements)
+        place = self._places.get(key)
+        if place is None:
+            mesh = self.meshes.setdefault(layout.mesh, len(self.meshes))
+            placements = dump([str(placement) for placement in layout.placements])
+            place = self._places[key] = f'"mesh": {mesh}, "placements": {placements}'
+        return place
+
+
+def meshes_from_json(value: object) -> list[Mesh]:
+    """Return the meshes of a manifest; ValueError or TypeError where they are malformed."""
+    found: list[Mesh] = []
+    for told in list_of(value, "meshes"):
+        check_nesting(told, 2, "a mesh")
+        mesh = Mesh.from_json(told)
+        if mesh.ndim > MAX_DIMS or mesh.size >= MAX_RANKS:
+            raise ValueError(f"a mesh of {mesh.ndim} axes has {mesh.size} ranks")
+        if mesh.ranks is not None and max(mesh.ranks) >= MAX_RANKS:
+            raise ValueError(f"a mesh names rank {max(mesh.ranks)}")
+        found.append(mesh)
+    return found
+
+
+def tensors_from_json(value: object, meshes: list[Mesh]) -> dict[str, StoredTensor]:
+    """Return the tensors of a manifest by name; ValueError or TypeError where malformed."""
+    lines: dict[str, dict[str, Any]] = object_of(value, "tensors")
+    reader = _TensorReader(meshes)
+    found = {
+        name: reader.tensor(name, told) for name, told in lines.items() if "same_as" not in told
+    }
+    for name, told in lines.items():
+        if "same_as" in told:
+            other = text_of(told["same_as"], "same_as")
+            if other not in found or found[other].same_as is not None:
+                raise ValueError(
+                    f"tensor {shown(name)} is tied to {shown(other)}, which is not stored itself"
+                )
+            found[name] = found[other]._replace(name=name, same_as=other)
+    return {name: found[name] for name in lines}
+
+
+class _TensorReader:
+    """Reads tensors, most of which are stored alike; those share one layout."""
+
+    def __init__(self, meshes: list[Mesh]) -> None:
+        self._meshes = meshes
+        self._known: dict[tuple[Any, ...], StoredTensor] = {}
+        self._most = metadata_bytes()
+        self._bytes = 0
+
+    def tensor(self, name: str, value: dict[str, Any]) -> StoredTensor:
+        if "[" in name:
+            raise ValueError(f"{shown(name)} is no name of a tensor, since it has a [ in it")
+        if "boxes" in value:
+            return self._irregular(name, value)
+        writers = value["writers"] if "writers" in value else (value.get("writer", 0),)
+        key = (
+            value["dtype"],
+            value["mesh"],
+            *value["shape"],
+            "",
+            *value["placements"],
+            *writers,
+            value.get("cut", 0),
+        )
+        like = self._known.get(key)
+        if like is None:
+            self._count(_LAYOUT_BYTES)
+            like = self._known[key] = self._regular(name, value)
+        return StoredTensor(name, *like[1:])
+
+    def _count(self, num_bytes: int) -> None:
+        self._bytes += num_bytes
+        if self._bytes > self._most:
+            check_metadata_bytes(self._bytes, "this many layouts and boxes")
+
+    def _irregular(self, name: str, value: dict[str, Any]) -> StoredTensor:
+        boxes = list_of(value["boxes"], "boxes")
+        shape = _shape(value)
+        self._count(len(boxes) * (_BOX_BYTES + 32 * len(shape)))
+        layout = IrregularLayout.from_json({"shape": shape, "boxes": boxes})
+        if layout.pieces and not min(rank for rank, _ in layout.pieces) >= 0:
+            raise ValueError(f"tensor {shown(name)} names a negative rank")
+        if layout.pieces and max(rank for rank, _ in layout.pieces) >= MAX_RANKS:
+            raise ValueError(f"tensor {shown(name)} names a rank above {MAX_RANKS}")
+        layout.validate()
+        dtype = dtype_of_code(value["dtype"], f"tensor {shown(name)}")
+        return StoredTensor(name=name, dtype=dtype, shape=layout.shape, layout=layout)
+
+    def _regular(self, name: str, value: dict[str, Any]) -> StoredTensor:
+        shape = _shape(value)
+        placements = tuple(parse_placement(text) for text in value["placements"])
+        mesh = self._meshes[size_of(value["mesh"], "mesh", below=len(self._meshes))]
+        layout = Layout(mesh, placements, shape)
+        if layout.is_partial:
+            raise ValueError(f"tensor {shown(name)} cannot be laid out as {layout}")
+        writers, cut = _writers_from_json(name, value, layout)
+        return StoredTensor(
+            name=name,
+            dtype=dtype_of_code(value["dtype"], f"tensor {shown(name)}"),
+            shape=shape,
+            layout=layout,
+            writers=writers,
+            cut=cut,
+        )
+
+
+def _shape(value: dict[str, Any]) -> tuple[int, ...]:
+    sizes = list_of(value["shape"], "shape")
+    if len(sizes) > MAX_DIMS:
+        raise ValueError(f"a tensor has {len(sizes)} dims, at most {MAX_DIMS} are possible")
+    return tuple(size_of(size, "a size of a tensor") for size in sizes)
+
+
+def _writers_from_json(
+    name: str, value: dict[str, Any], layout: Layout
+) -> tuple[tuple[int, ...], int]:
+    told = list_of(value.get("writers", [value.get("writer", 0)]), "writers")
+    replicas = layout.num_replicas
+    writers = tuple(size_of(n, f"a writer of {shown(name)}", below=replicas) for n in told)
+    if not writers:
+        raise ValueError(f"tensor {shown(name)} has no writer")
+    if len(writers) == 1:
+        return writers, 0
+    cut = size_of(value.get("cut", 0), f"cut of {shown(name)}", below=len(layout.shape))
+    if len(writers) > layout.shape[cut]:
+        raise ValueError(
+            f"tensor {shown(name)} of shape {layout.shape} is cut into {len(writers)} slices "
+            f"along dim {cut}"
+        )
+    return writers, cut

@@ -1,0 +1,1 @@
+"""The way of a load: match, decide who reads, plan, read."""

@@ -1,0 +1,66 @@
+"""What a load tells its caller."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..ranks.text import some_names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class LoadReport:
+    """What a load did, as one rank saw it. All names are those of leaves in the checkpoint.
+
+    ``print`` shows it in a few lines, however many names there are.
+    """
+
+    url: str
+    loaded: tuple[str, ...]
+    """Tensors and values of this rank's state that were filled."""
+    missing: tuple[str, ...]
+    """Leaves of this rank's state that the checkpoint does not have; left as they were."""
+    unexpected: tuple[str, ...]
+    """Leaves of the checkpoint that were selected and that no rank asked for."""
+    dropped: tuple[str, ...]
+    """Values that some rank kept for itself (PerRank) which takes no part in this load."""
+    kept: tuple[str, ...]
+    """Values (PerRank) of this rank that it kept, since it took no part in the save."""
+    by_position: tuple[str, ...]
+    """State of optimizers that was given to the parameter of the same number, because nothing tells
+    a name: not at the save, or not now. Only shapes vouch for it."""
+    resharded: tuple[str, ...]
+    """Loaded tensors of which this rank holds another part than at the save."""
+    cast: Mapping[str, tuple[str, str]]
+    """Saved dtype and loaded dtype of the tensors for which they differ, by their torch names."""
+    bytes_needed: int
+    """Bytes of this rank's destinations."""
+    bytes_read: int
+    """Bytes of data that this rank read to fill them, and those that it sent to others."""
+    bytes_received: int
+    """Bytes of its destinations that other ranks read and sent."""
+    read_once: bool
+    """Whether ranks read once what several of them would read, and sent it to each other."""
+    read_once_reason: str
+    """Why they did, or why each rank read for itself."""
+
+    def __str__(self) -> str:
+        first = f"loaded {len(self.loaded)} tensors and values of {self.url}: "
+        first += f"{self.bytes_needed:,} bytes, of which this rank read {self.bytes_read:,}"
+        if self.bytes_received:
+            first += f" and got {self.bytes_received:,} from other ranks"
+        cast = [f"{name} ({old} to {new})" for name, (old, new) in self.cast.items()]
+        named = {
+            "resharded": self.resharded,
+            "cast": cast,
+            "missing in the checkpoint": self.missing,
+            "not asked for": self.unexpected,
+            "of ranks that take no part": self.dropped,
+            "kept, since this rank took no part in the save": self.kept,
+            "state of optimizers given by position": self.by_position,
+        }
+        told = [f"  {what}: {some_names(names)}" for what, names in named.items() if names]
+        return "\n".join([first, *told])
+
+    def __repr__(self) -> str:
+        return f"<LoadReport: {self}>"

@@ -1,0 +1,344 @@
+"""Loading: match, prove that every byte is there, then read straight into the destinations."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import reduce
+from operator import and_
+from typing import Any
+
+import torch
+
+from dtckpt.errors import LayoutMismatch, NotCommitted
+from dtckpt.logs import logger_of
+
+from ...storage.base import Store
+from ...storage.open import open_store
+from ..files.manifest import MANIFEST, Manifest, read_manifest_bytes
+from ..ranks.text import covering, some_names
+from ..ranks.together import DEFAULT_TIMEOUT, Answers, Ranks, closing, ranks_of, together
+from ..reading.read_once import Answer, decide
+from ..state.collector import paused_collector
+from ..state.names import rank_component
+from ..state.renaming import Rename, Renaming
+from ..state.selecting import selection_of
+from ..state.stateful import Stateful
+from .casting import DTypePolicy
+from .fitting import casts
+from .load_plan import LoadOptions, LoadPlan
+from .load_reads import LoadReads
+from .load_report import LoadReport
+
+__all__ = ["LoadReport", "load"]
+
+logger = logger_of("checkpoint")
+
+_MOST_PATTERNS = 4
+
+
+def load(
+    state_dict: Mapping[Any, Any] | Stateful,
+    checkpoint_id: str | os.PathLike[str] | Store,
+    *,
+    process_group: Any = None,
+    no_dist: bool = False,
+    strict: bool = True,
+    select: str | Sequence[str] | None = None,
+    rename: Rename | None = None,
+    dtype_policy: DTypePolicy = "error",
+    device: torch.device | str | None = None,
+    read_once: bool | None = None,
+    timeout: timedelta = DEFAULT_TIMEOUT,
+    storage_options: Mapping[str, Any] | None = None,
+    allow_pickle: bool = False,
+) -> LoadReport:
+    """Fill ``state_dict`` from a checkpoint, whatever layout it was saved with.
+
+    It is a dict (or another mapping), or an object with ``state_dict()`` and ``load_state_dict()``.
+
+    Tensors are filled in place: DTensors of any mesh and placement, plain tensors (each rank gets
+    the whole), numpy arrays. Other leaves are replaced in their containers by the saved value.
+    Objects with ``load_state_dict()`` are given their filled state dict at the end, in the order of
+    their names, which all ranks share; a torch optimizer that has made no step yet is loaded
+    without one. State of optimizers goes to the parameters that it was saved for, by the names of
+    these in the state, or those that the optimizer was given (``named_parameters()``). Objects
+    that tell such names are asked for them though they are not selected. Where a name may mean
+    several parameters, or names were saved and nothing tells those of now, the load is refused;
+    where none were saved, state goes to parameters of the same number, with every shape compared,
+    which the report lists as ``by_position``. Tensors on the meta device are
+    replaced in their containers, parameters and buffers in their modules, by real ones on
+    ``device`` (by default that of the mesh of a DTensor, else the CPU), which get their memory
+    once the load is certain to fit. Tied ones stay tied, and an optimizer over such parameters
+    follows if it is loaded in the same call. Buffers that are not in the module's state dict are
+    left to the caller, and an object that wraps a module has to pass them on itself
+    (``load_state_dict(..., assign=True)``).
+
+    Every rank of ``process_group`` calls this; without a group this process alone does. ``strict``
+    requires that the checkpoint has every leaf of the state and that some rank asks for every leaf
+    of the checkpoint; otherwise the report lists what was left out.
+
+    ``select`` limits all of this to some leaves of the checkpoint: a pattern, or several, of which
+    each has to select something. ``"model"`` means that leaf or all below it; ``*`` in
+    ``"model/*.bias"`` stands for any characters. All else in the state stays as it is.
+
+    ``rename`` gives, for names in the state, the names in the checkpoint: a mapping of names or
+    beginnings of names, ``{"model": "ema"}`` to load ``model/w`` from ``ema/w``, in which ``""``
+    stands for the whole, or a function that is given every name. Patterns and report are about
+    names in the checkpoint.
+
+    ``dtype_policy`` says what happens where a tensor was saved with another dtype: ``"error"``, or
+    conversion if no value can change (``"widen"``), or any conversion (``"cast"``).
+
+    ``read_once`` lets ranks read once what several of them would read and send it to each other:
+    what replicas hold, and the blocks of which they hold different parts, as where a checkpoint
+    of row shards is loaded as column shards. By default they do where reading is dear, from an
+    object store or on several hosts: for what at least 4 ranks want, and for tensors of which
+    blocks would be read at least twice. It needs layouts on exactly the ranks of the load. All
+    ranks agree that what was read is intact before it is sent, so a failure leaves no rank waiting
+    in a collective; a rank that dies or falls silent while it sends is noticed by the timeout of
+    the process group.
+
+    A rank that shows no sign of life for ``timeout`` while others wait for it is given up.
+
+    Raises the same error on every rank: NotCommitted, Corrupt, LayoutMismatch, StorageError,
+    RankFailed. All that manifest, headers and sizes can tell is checked before any destination
+    changes. A damaged block is found as it is read; the Corrupt error then lists what was already
+    overwritten.
+    """
+    options = LoadOptions(
+        strict=strict,
+        allow_pickle=allow_pickle,
+        dtype_policy=dtype_policy,
+        device=device,
+        read_once=read_once,
+        storage=storage_options or {},
+    )
+    ranks = ranks_of(process_group, no_dist=no_dist, timeout=timeout, purpose="load")
+    with closing(ranks):
+        job = _Load(ranks, process_group or _world(), options)
+        return job.run(state_dict, checkpoint_id, select, rename)
+
+
+def _world() -> Any:
+    distributed = torch.distributed
+    return distributed.group.WORLD if distributed.is_available() else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Decision:
+    """What the coordinator makes of all plans."""
+
+    unexpected: list[str]
+    """Leaves of the checkpoint that no rank asked for."""
+    idle: list[str]
+    """Keys of ``rename`` that are no name on any rank."""
+    read_once: bool
+    reason: str
+
+
+class _Load:
+    """One load on one rank; holds what the phases hand on."""
+
+    store: Store
+    plan: LoadPlan
+    reads: LoadReads
+    decision: _Decision
+
+    def __init__(self, ranks: Ranks, group: Any, options: LoadOptions) -> None:
+        self.ranks = ranks
+        self.group = group
+        self.options = options
+        self._started = time.perf_counter()
+
+    def run(
+        self,
+        state: Mapping[Any, Any] | Stateful,
+        target: str | os.PathLike[str] | Store,
+        select: str | Sequence[str] | None,
+        rename: Rename | None,
+    ) -> LoadReport:
+        ranks = self.ranks
+        told = together(
+            ranks,
+            "load: read manifest",
+            lambda: self.read_manifest(target),
+            lambda answers: self.store.url.encode() + b"\n" + answers[ranks.all[0]],
+        )
+        url, _, manifest = told.partition(b"\n")
+        decision = together(
+            ranks,
+            "load: plan",
+            lambda: self.make_plan(url.decode(), state, manifest, select, rename),
+            self.decide,
+        )
+        together(ranks, "load: check", lambda: self.check(decision))
+        self.reads.run(read_once=self.decision.read_once)
+        together(ranks, "load: restore", self.restore)
+        report = self.report()
+        self.log(report)
+        return report
+
+    def log(self, report: LoadReport) -> None:
+        """Log what this rank did for the load."""
+        if not logger.isEnabledFor(logging.INFO):
+            return
+        logger.info(
+            "loaded %s: rank %d filled %d bytes of %d tensors in %.3f s; it read %d bytes and got "
+            "%d from other ranks (%s)",
+            report.url,
+            self.ranks.rank,
+            report.bytes_needed,
+            len(self.plan.tensors),
+            time.perf_counter() - self._started,
+            report.bytes_read,
+            report.bytes_received,
+            report.read_once_reason or "each rank reads for itself",
+        )
+
+    def read_manifest(self, target: str | os.PathLike[str] | Store) -> bytes:
+        self.store = open_store(target, **self.options.storage)
+        if self.ranks.rank != self.ranks.all[0]:
+            return b""
+        return read_manifest_bytes(self.store, explain=True)
+
+    def check_same(self, url: str, manifest: bytes) -> None:
+        """Raise LayoutMismatch if this rank was given a path where another checkpoint is."""
+        if self.store.url == url:
+            return
+        try:
+            found = read_manifest_bytes(self.store)
+        except NotCommitted:
+            found = None
+        if found != manifest:
+            what = "no checkpoint" if found is None else "another checkpoint"
+            raise LayoutMismatch(
+                f"the ranks were not given the same checkpoint_id: this rank has {self.store.url}, "
+                f"where {what} is, and rank {self.ranks.all[0]} has {url}. Give it to all alike"
+            )
+
+    def make_plan(
+        self,
+        url: str,
+        state: Mapping[Any, Any] | Stateful,
+        manifest: bytes,
+        select: str | Sequence[str] | None,
+        rename: Rename | None,
+    ) -> bytes:
+        """Plan, and return what the others must know of it."""
+        self.check_same(url, manifest)
+        renaming = None if rename is None else Renaming(rename)
+        with paused_collector():
+            self.plan = LoadPlan(
+                state,
+                Manifest.from_bytes(manifest, f"{self.store.url}/{MANIFEST}"),
+                self.store,
+                ranks=self.ranks,
+                options=self.options,
+                selection=selection_of(select),
+                renaming=renaming,
+            )
+            self.reads = LoadReads(self.plan, self.ranks, self.group)
+            offer = self.reads.offer_to_share()
+            self.reads.plan_first()
+            answer = {
+                "unexpected": self.plan.found.unexpected_mask(),
+                "idle": [] if renaming is None else renaming.idle(),
+                "read_once": offer.to_json(),
+            }
+        return json.dumps(answer).encode()
+
+    def decide(self, answers: Answers) -> bytes:
+        """Return what all ranks are to know; runs on the coordinator."""
+        told: list[dict[str, Any]] = [json.loads(answer) for answer in answers.values()]
+        read_once, reason = decide([Answer(*answer["read_once"]) for answer in told], self.store)
+        idle = set(told[0]["idle"]).intersection(*(answer["idle"] for answer in told))
+        decision = {
+            "unexpected": f"{reduce(and_, (int(answer['unexpected'], 16) for answer in told)):x}",
+            "idle": sorted(idle),
+            "read_once": read_once,
+            "reason": reason,
+        }
+        return json.dumps(decision).encode()
+
+    def check(self, told: bytes) -> bytes:
+        """Raise LayoutMismatch if ``strict`` and something is missing or left over.
+
+        Else plan what could not be planned before it was decided who reads it.
+        """
+        value: dict[str, Any] = json.loads(told)
+        unexpected = self.plan.found.names_of_mask(value.pop("unexpected"))
+        self.decision = _Decision(unexpected=unexpected, **value)
+        where = self.store.url
+        if self.decision.idle:
+            raise LayoutMismatch(
+                f"{where}: rename= has the keys {some_names(self.decision.idle)}, which are no "
+                "names in the state, or beginnings of names up to a /, on any rank; nothing was "
+                "loaded"
+            )
+        missing = [
+            at if at == name else f"{at} ({name} in the state)"
+            for at, name in self.plan.found.missing.items()
+        ]
+        if self.options.strict and (missing or unexpected):
+            own = rank_component(self.ranks.rank)
+            new_rank = (
+                "A rank that is new has nothing to load into its PerRank: PerRank(value, "
+                'new_rank="keep") lets it keep its own value. '
+                if any(at.rpartition("/")[2] == own for at in self.plan.found.missing)
+                else ""
+            )
+            raise LayoutMismatch(
+                f"{where}: state and checkpoint differ and nothing was loaded. Missing in the "
+                f"checkpoint: {some_names(missing)}. In the checkpoint but not asked for: "
+                f"{some_names(unexpected)}. {new_rank}{self._remedy(unexpected)}"
+            )
+        with paused_collector():
+            self.reads.plan_rest(read_once=self.decision.read_once)
+        return b""
+
+    def _remedy(self, unexpected: list[str]) -> str:
+        """Return what a user may want who has other leaves than the checkpoint."""
+        if not self.plan.found.missing:
+            had = [*self.plan.tensors, *self.plan.found.values]
+            part = covering(had, unexpected)
+            more = ", ..." if len(part) > _MOST_PATTERNS else ""
+            patterns = f"[{', '.join(map(repr, part[:_MOST_PATTERNS]))}{more}]"
+            return (
+                f"To load a part of the checkpoint name it, select={patterns}: all of that part is "
+                "then loaded, or nothing"
+            )
+        return (
+            "If they are there under other names, rename= says so. To load a part of the "
+            "checkpoint name it by select=; strict=False loads what both have, and leaves all "
+            "else in the state as it was"
+        )
+
+    def restore(self) -> bytes:
+        self.plan.restore()
+        return b""
+
+    def report(self) -> LoadReport:
+        plan, decision = self.plan, self.decision
+        tensors, found = plan.tensors, plan.found
+        return LoadReport(
+            url=self.store.url,
+            loaded=(*tensors, *found.values),
+            missing=tuple(found.missing),
+            unexpected=tuple(decision.unexpected),
+            dropped=tuple(found.dropped),
+            kept=tuple(found.kept),
+            by_position=tuple(found.by_position),
+            resharded=tuple(plan.resharded()),
+            cast=casts(plan.manifest.tensors, tensors),
+            bytes_needed=sum(t.nbytes for local in tensors.values() for _, t in local.parts),
+            bytes_read=self.reads.bytes_read,
+            bytes_received=self.reads.bytes_received,
+            read_once=decision.read_once,
+            read_once_reason=decision.reason,
+        )

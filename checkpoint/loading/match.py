@@ -1,0 +1,65 @@
+"""What of a state the checkpoint has, and what is to be called once it has arrived."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..tensors.materialising import Replaced
+from ..tensors.visiting import after_its_parts
+
+Rebuild = Callable[[], Any]
+"""Returns what a value of the template has become; None in its place says that it stays."""
+Finisher = Callable[[Replaced], object]
+
+
+@dataclass(slots=True)
+class Match:
+    """What of a template the checkpoint has, and what not; by names in the checkpoint."""
+
+    destinations: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Tensors and arrays to be filled, by the name of the stored tensor. What stands here when the
+    state is rebuilt takes the place of tensors without memory."""
+    own: set[str] = field(default_factory=set[str])
+    """Destinations that this rank keeps for itself."""
+    values: list[str] = field(default_factory=list[str])
+    """Other leaves that take a saved value."""
+    missing: dict[str, str] = field(default_factory=dict[str, str])
+    """Leaves of the template that the checkpoint does not have, with their name in the state."""
+    unexpected: list[str] = field(default_factory=list[str])
+    """Leaves of the checkpoint that the template does not have."""
+    dropped: list[str] = field(default_factory=list[str])
+    """Values that ranks kept for themselves which take no part now."""
+    problems: list[str] = field(default_factory=list[str])
+    """Leaves that are there on both sides but cannot be the same thing."""
+    by_position: list[str] = field(default_factory=list[str])
+    """State of parameters of optimizers that nothing but their number tells."""
+    kept: list[str] = field(default_factory=list[str])
+    """Values (PerRank) that this rank keeps, since it had none at the save."""
+    adopters: dict[str, Finisher] = field(default_factory=dict[str, Finisher])
+    """Calls of ``load_state_dict`` of modules without memory, by the name of the object. They add
+    to what took the place of tensors without memory."""
+    finishers: dict[str, Finisher] = field(default_factory=dict[str, Finisher])
+    """Calls of ``load_state_dict`` of other objects, which are given what the adopters added to."""
+    leaves: list[str] = field(default_factory=list[str])
+    """All leaves of the checkpoint, in the order that all ranks know."""
+
+    def in_order(self) -> list[Finisher]:
+        """Return all calls of ``load_state_dict`` in an order that ranks share."""
+        return [
+            calls[name]
+            for calls in (self.adopters, self.finishers)
+            for name in sorted(calls, key=after_its_parts)
+        ]
+
+    def unexpected_mask(self) -> str:
+        """Return a hex number whose bit i says that leaf i is unexpected: short, for many ranks."""
+        unexpected = set(self.unexpected)
+        bits = "".join("1" if leaf in unexpected else "0" for leaf in reversed(self.leaves))
+        return f"{int(bits or '0', 2):x}"
+
+    def names_of_mask(self, mask: str) -> list[str]:
+        """Return the leaves of a mask."""
+        bits = reversed(f"{int(mask, 16):b}")
+        return [leaf for leaf, bit in zip(self.leaves, bits, strict=False) if bit == "1"]

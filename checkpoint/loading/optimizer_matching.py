@@ -1,0 +1,295 @@
+"""Matching an optimizer with its saved state, parameter by parameter and group by group.
+
+Parameters are found by their names, see ``param_pairing``. A group takes the settings that were
+saved for its parameters, in whichever groups these were.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..optimizers.fresh import FreshState, flat_state, load_optimizer, wrong_shapes
+from ..optimizers.named_state import (
+    SavedOptimizer,
+    SavedParam,
+    is_numbered,
+    named_state,
+    read_saved,
+    settings_of,
+)
+from ..optimizers.pairing import LiveParam, Pairing, pair
+from ..optimizers.param_names import ParamLabel, params_of, plain_name
+from ..optimizers.wrappers import inner_name
+from ..state.names import key_component
+from ..state.tree import children
+from ..state.tree_index import ABSENT, below
+from .match import Rebuild
+from .scheduler_matching import check_schedulers
+from .walk import Walk
+
+
+def match_optimizer(
+    walk: Walk, optimizer: torch.optim.Optimizer, name: str, state: Any
+) -> Callable[[Any], object] | None:
+    """Match an optimizer; return what hands it its state, or None where nothing is for it."""
+    before = len(walk.found.destinations), len(walk.found.values)
+    at = walk.at(below(name, "param_groups")).removesuffix("param_groups").rstrip("/")
+    saved = read_saved(walk.index, at) if is_numbered(state) else None
+    if saved is None:
+        labels = walk.names.labels(optimizer)
+        rebuild = walk.node(named_state(state, labels) or state, name)
+        if rebuild is None or (len(walk.found.destinations), len(walk.found.values)) == before:
+            return None
+        if is_numbered(state):  # by names now, which its load_state_dict does not understand
+            walk.found.problems.append(
+                f"{name}: parts of its state were saved, but not state and param_groups of an "
+                f"optimizer below {at or 'the root'}, by which its parameters are known; "
+                "rename= and select= can move and take an optimizer as a whole"
+            )
+        return lambda replaced: load_optimizer(optimizer, rebuild(), replaced)
+    match = _OptimizerMatch(walk, optimizer, name, state, saved)
+    filled = match.run()
+    if (len(walk.found.destinations), len(walk.found.values)) == before:
+        return None  # nothing to hand over, and nothing may change
+    return lambda replaced: load_optimizer(optimizer, filled(), replaced)
+
+
+class _OptimizerMatch:
+    """One optimizer whose state dict and saved state both have the usual form."""
+
+    def __init__(
+        self,
+        walk: Walk,
+        optimizer: torch.optim.Optimizer,
+        name: str,
+        state: dict[Any, Any],
+        saved: SavedOptimizer,
+    ) -> None:
+        self.walk = walk
+        self.optimizer = optimizer
+        self.name = name
+        self.state = state
+        self.saved = saved
+        self.labels: list[ParamLabel] = walk.names.labels(optimizer)
+        self.fresh = FreshState(walk.index, walk.stored, walk.is_selected)
+        self.partners: tuple[SavedParam | None, ...] = ()
+
+    def run(self) -> Callable[[], dict[Any, Any]]:
+        """Return what makes the state dict to be loaded, by the optimizer's own numbers."""
+        walk, found = self.walk, self.walk.found
+        sizes = [len(group["params"]) for group in self.state["param_groups"]]
+        pairing = self.paired(sizes)
+        if None in pairing.partners or pairing.by_position or pairing.problems:
+            self.labels = walk.names.labels(self.optimizer, all_names=True)
+            pairing = self.paired(sizes)
+        self.partners = pairing.partners
+        if walk.selects_below(self.saved.at):
+            found.problems += pairing.problems
+            found.by_position += [self.partner_at(n) for n in sorted(pairing.by_position)]
+            self.check_shapes(pairing)
+            self.check_flat_state()
+        walk.taken.update(self.saved.leaves_of_params(walk.index))
+        empty = (below(self.saved.at, part) for part in ("state", "param_groups"))
+        walk.taken.update((*empty, *(p.at for p in self.partners if p is not None)))
+        entries = self.match_entries()
+        found.problems += self.fresh.problems
+        groups = self.match_groups()
+        others = {k: v for k, v in self.state.items() if k not in ("state", "param_groups")}
+        rest = walk.node(others, self.name) if others else None
+        found.problems += self.fresh.unfilled(found.destinations.values())
+
+        def filled() -> dict[Any, Any]:
+            return {**(rest() if rest else others), "state": entries(), "param_groups": groups()}
+
+        return filled
+
+    def paired(self, sizes: Sequence[int]) -> Pairing:
+        """Return which saved parameter each parameter is, by the names that are known of it."""
+        params = list(map(self.live_param, self.labels))
+        return pair(self.name, params, sizes, self.saved, self.walk.tables)
+
+    def live_param(self, label: ParamLabel) -> LiveParam:
+        """Return the names of a parameter here and in the checkpoint."""
+        renamed = tuple(map(self.walk.at, label.names))
+        moved = [pair for pair in zip(label.names, renamed, strict=True) if pair[0] != pair[1]]
+        is_same = all(inner_name(name) == inner_name(at) for name, at in moved)
+        return LiveParam(
+            names=tuple(map(plain_name, renamed)),
+            unrenamed=tuple(plain_name(name) for name, _ in moved),
+            given=label.given if is_same else None,
+        )
+
+    def own_name(self, position: int) -> str:
+        """Return the name of the state of a parameter in the state that is loaded."""
+        text = self.labels[position].text
+        return f"{below(self.name, 'state')}/{f'#{position}' if text is None else text}"
+
+    def partner_at(self, position: int) -> str:
+        """Return the name of the saved state of a parameter that has a partner."""
+        partner = self.partners[position]
+        return "" if partner is None else partner.at
+
+    def check_shapes(self, pairing: Pairing) -> None:
+        """Note saved state that cannot be of its parameter, where this is not known to fit."""
+        walk, params = self.walk, params_of(self.optimizer)
+        if isinstance(self.optimizer, torch.optim.LBFGS):
+            return
+        for position, partner in enumerate(self.partners):
+            param, stored = params[position], pairing.beside[position]
+            known = stored is not None and stored.shape == tuple(param.shape)
+            if partner is None or known or not walk.selects_below(partner.at):
+                continue
+            walk.found.problems += wrong_shapes(
+                walk.index,
+                walk.stored,
+                partner.at,
+                param,
+                f"parameter {position} of {self.name}",
+                in_doubt=stored is not None or position in pairing.by_position,
+            )
+
+    def check_flat_state(self) -> None:
+        """Note an optimizer with vectors over all parameters, where these are not the same ones."""
+        is_flat = isinstance(self.optimizer, torch.optim.LBFGS)
+        if not is_flat or not self.walk.selects_below(below(self.saved.at, "state")):
+            return
+        index, params = self.walk.index, params_of(self.optimizer)
+        partners = [partner for partner in self.partners if partner is not None]
+        held = [flat_state(index, self.walk.stored, p.at) for p in partners]
+        if not any(size is not None for size in held):
+            return
+        first = partners[0].position
+        in_order = [p.position for p in partners] == list(range(first, first + len(params)))
+        total = sum(param.numel() for param in params)
+        if not in_order or held[0] != total or any(size is not None for size in held[1:]):
+            saved = [param.name or f"#{param.position}" for param in self.saved.params]
+            self.walk.found.problems.append(
+                f"{self.name}: {type(self.optimizer).__name__} keeps vectors over all of its "
+                "parameters, which have to be the same ones in the same order: saved were "
+                f"{saved[:5]}, wanted are {[label.text for label in self.labels[:5]]}. Construct "
+                "the optimizer as it was"
+            )
+
+    def match_entries(self) -> Callable[[], dict[Any, Any]]:
+        """Match the state of every parameter, and what state there is beside."""
+        walk = self.walk
+        held: dict[Any, Any] = self.state["state"]
+        entries: dict[Any, Any] = dict(held)
+        rebuilds: dict[Any, Rebuild] = {}
+        for position, param in enumerate(params_of(self.optimizer)):
+            partner, own_name = self.partners[position], self.own_name(position)
+            if partner is None:
+                at = walk.at(own_name)
+                if walk.is_selected(at):
+                    walk.found.missing[at] = own_name
+                continue
+            if walk.cannot_reach(partner.at):
+                continue
+            entry = self.fresh.entry(held.get(position) or {}, partner.at, param)
+            if not entry and position not in held:
+                continue
+            entries[position] = entry
+            rebuild = walk.node_at(entry, own_name, partner.at)
+            if rebuild is not None:
+                rebuilds[position] = rebuild
+        for key in held:
+            if not isinstance(key, int):  # beside those of parameters
+                rebuild = walk.node({key: held[key]}, below(self.name, "state"))
+                if rebuild is not None:
+                    rebuilds[key] = lambda key=key, made=rebuild: made()[key]
+
+        def filled() -> dict[Any, Any]:
+            return entries | {key: rebuild() for key, rebuild in rebuilds.items()}
+
+        return filled
+
+    def match_groups(self) -> Callable[[], list[dict[str, Any]]]:
+        """Match the settings of every group with those saved for its parameters."""
+        walk = self.walk
+        groups: list[dict[str, Any]] = self.state["param_groups"]
+        made: dict[int, Callable[[], dict[str, Any]]] = {}
+        filled: list[Callable[[], dict[str, Any]]] = []
+        chosen: list[int | None] = []
+        for number, group in enumerate(groups):
+            source = self.source_of(number, group)
+            chosen.append(source)
+            settings = settings_of(group)
+            if source is None:
+                filled.append(lambda settings=settings: settings)
+            elif source in made:  # a group that has been split
+                self.note_unsaved(settings, number, source)
+                filled.append(self.copied(settings, source, made[source]))
+            else:
+                name = below(self.name, f"param_groups/{number}")
+                rebuild = walk.node_at(settings, name, self.saved.group_at(source))
+                made[source] = rebuild or (lambda settings=settings: settings)
+                filled.append(made[source])
+        are_own = [p.group for p in self.partners if p is not None] == [
+            param.group for param in self.saved.params
+        ]
+        check_schedulers(walk, self.optimizer, self.name, self.saved, chosen, are_own=are_own)
+
+        def together() -> list[dict[str, Any]]:
+            own = ({k: g[k] for k in ("params", "param_names") if k in g} for g in groups)
+            return [make() | params for make, params in zip(filled, own, strict=True)]
+
+        return together
+
+    def source_of(self, number: int, group: dict[str, Any]) -> int | None:
+        """Return the saved group whose settings a group takes; None where nothing tells."""
+        walk, saved = self.walk, self.saved
+        partners = [p for p in (self.partners[n] for n in group["params"]) if p is not None]
+        sources = list(dict.fromkeys(partner.group for partner in partners))
+        if not sources:
+            both_empty = not group["params"] and number < len(saved.sizes)
+            return number if both_empty and saved.sizes[number] == 0 else None
+        first = sources[0] if number not in sources else number
+        for other in sources:
+            ours, theirs = saved.groups[first], saved.groups[other]
+            differing = sorted(
+                key for key in {*ours, *theirs} if ours.get(key, ABSENT) != theirs.get(key, ABSENT)
+            )
+            at = saved.group_at(other)
+            if not walk.selects_below(at):
+                continue
+            if differing:
+                of_other = next(p for p in partners if p.group == other)
+                of_first = next(p for p in partners if p.group == first)
+                walk.found.problems.append(
+                    f"{at}: group {number} of {self.name} has parameters of groups that were saved "
+                    f"with other {', '.join(differing)}: {of_first.name or of_first.at} is of "
+                    f"{saved.group_at(first)}, {of_other.name or of_other.at} of {at}. Group the "
+                    "parameters as they were, or leave the groups out by select="
+                )
+            walk.taken.update(walk.index.leaves_of(at) if other != first else ())
+        return first
+
+    def note_unsaved(self, settings: dict[str, Any], number: int, source: int) -> None:
+        """Note settings of a part of a split group that the saved group has not."""
+        for key in settings.keys() - self.saved.groups[source].keys():
+            at = below(self.saved.group_at(source), key_component(key))
+            if self.walk.is_selected(at):
+                name = below(self.name, f"param_groups/{number}")
+                self.walk.found.missing[at] = below(name, key_component(key))
+
+    def copied(
+        self, settings: dict[str, Any], source: int, first: Callable[[], dict[str, Any]]
+    ) -> Callable[[], dict[str, Any]]:
+        """Return what makes settings equal to those of another part of a saved group."""
+        at = self.saved.group_at(source)
+        selected = [
+            str(key)
+            for key, component, _ in children(self.walk.index.nodes[at])
+            if all(map(self.walk.is_selected, self.walk.index.leaves_of(below(at, component))))
+        ]
+
+        def copy_settings() -> dict[str, Any]:
+            given = first()
+            taken = {k: given[k] for k in selected if k in given and k in settings}
+            return settings | copy.deepcopy(taken)
+
+        return copy_settings

@@ -1,0 +1,367 @@
+"""The walk of a state dict that is to be filled beside the tree of a checkpoint.
+
+Every name in the state is looked up in the tree. Tensors become destinations, other leaves take the
+saved value. Nothing is changed: every step returns what rebuilds its part once all bytes are there.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import islice
+from typing import Any
+
+import torch
+
+from dtckpt.errors import LayoutMismatch
+
+from ..files.stored_tensor import StoredTensor
+from ..optimizers.named_state import optimizers_in, wrong_numbers
+from ..optimizers.pairing import Tables
+from ..optimizers.param_names import ParamNames, plain_name
+from ..ranks.together import Ranks
+from ..state.names import index_component, key_component, rank_component
+from ..state.renaming import Renaming
+from ..state.selecting import Selection
+from ..state.stateful import is_stateful
+from ..state.tree import (
+    CONTAINERS,
+    DICT_TAGS,
+    SEQUENCES,
+    TENSORS,
+    PerRank,
+    children,
+    dict_tag,
+    same_values,
+    tag_of,
+    unflatten,
+)
+from ..state.tree_index import ABSENT, TreeIndex, below
+from ..tensors.materialising import adopt, foreign_tensors, has_meta_tensors
+from ..tensors.visiting import visit
+from .match import Finisher, Match, Rebuild
+
+OptimizerMatcher = Callable[["Walk", torch.optim.Optimizer, str, Any], Finisher | None]
+"""Matches an optimizer, given its name and state, and returns what hands the new state over."""
+
+
+@dataclass(kw_only=True)
+class Walk:
+    """The template beside the tree, place by place; what is found is noted in ``found``."""
+
+    index: TreeIndex
+    stored: Mapping[str, StoredTensor]
+    ranks: Ranks
+    tensor_tag: Callable[[object], str | None]
+    allow_pickle: bool
+    selection: Selection | None
+    renaming: Renaming | None
+    match_optimizer: OptimizerMatcher
+    found: Match = field(init=False)
+    taken: set[str] = field(init=False, default_factory=set[str])
+    """Leaves of the checkpoint that the state has a place for."""
+    within_per_rank: bool = field(init=False, default=False)
+    within_object: bool = field(init=False, default=False)
+    place: tuple[str, str] | None = field(init=False, default=None)
+    """A name in the state, and where in the checkpoint this and all below it is found."""
+    at_end: list[Callable[[], None]] = field(init=False, default_factory=list[Callable[[], None]])
+    """Checks for which it has to be known what of the checkpoint the state takes."""
+    filled: dict[int, tuple[Any, str]] = field(
+        init=False, default_factory=dict[int, tuple[Any, str]]
+    )
+    """Containers that are filled in place, by id, with their names in the checkpoint."""
+
+    def __post_init__(self) -> None:
+        self.found = Match(leaves=self.index.leaves)
+
+    def run(self, template: Any) -> Rebuild | None:
+        """Walk the whole; its objects are asked for their state dicts before all else."""
+        rank, tell_alive = self.ranks.rank, self.ranks.tell_alive
+        # Where an optimizer is selected, all objects tell names of its parameters. The checkpoint
+        # says whether one is: ranks have to ask alike, since the answers may take collectives.
+        asks_all = self.selection is not None and any(
+            self.selection.may_reach(at) for at in optimizers_in(self.index)
+        )
+        self.visited = visit(
+            template,
+            rank,
+            lambda name: asks_all or not self.cannot_reach(name),
+            tell_alive=tell_alive,
+        )
+        self.names = ParamNames(template, self.visited, rank)
+        return self.node(template, "")
+
+    @cached_property
+    def tables(self) -> Tables:
+        """The names of all tensors here and in the checkpoint, for the parameters of optimizers."""
+        own = rank_component(self.ranks.rank)
+        stored = {
+            name if "@" not in name else plain_name(name): tensor
+            for name, tensor in self.stored.items()
+            if "@" not in name or all(p[:1] != "@" or p == own for p in name.split("/"))
+        }
+        return Tables(self.names, None if self.renaming is None else self.at, stored)
+
+    def at(self, name: str) -> str:
+        """Return the name in the checkpoint of a name in the state."""
+        renamed = name if self.renaming is None else self.renaming(name)
+        if self.place is None:
+            return renamed
+        top, place = self.place
+        if name == top:
+            return place
+        start = f"{top if self.renaming is None else self.renaming(top)}/"
+        return f"{place}/{renamed[len(start) :]}" if renamed.startswith(start) else renamed
+
+    def node_at(self, value: Any, name: str, place: str) -> Rebuild | None:
+        """Walk a part of the state that stands at a given place in the checkpoint."""
+        before, self.place = self.place, (name, place)
+        try:
+            return self.node(value, name)
+        finally:
+            self.place = before
+
+    def is_selected(self, at: str) -> bool:
+        return self.selection is None or at in self.selection
+
+    def cannot_reach(self, name: str) -> bool:
+        """Whether it is plain that nothing at or below a name in the state is selected."""
+        if self.selection is None or self.renaming is not None:
+            return False
+        return not self.selection.may_reach(name)
+
+    def selects_below(self, at: str) -> bool:
+        """Whether some leaf at or below a node is selected; not so if there is none."""
+        if self.selection is None or at not in self.index.nodes:
+            return self.selection is None
+        return any(map(self.is_selected, self.index.leaves_of(at)))
+
+    def takes_below(self, at: str) -> bool:
+        """Whether the state has had a place so far for some leaf at or below a node."""
+        return any(leaf in self.taken for leaf in self.index.leaves_of(at))
+
+    def finish(self) -> Match:
+        for check in self.at_end:
+            check()
+        self.found.unexpected = [
+            name for name in self.index.leaves if name not in self.taken and self.is_selected(name)
+        ]
+        return self.found
+
+    def node(self, value: Any, name: str) -> Rebuild | None:
+        if self.tensor_tag(value) is not None:
+            return self.tensor(value, name)
+        if self.cannot_reach(name):
+            return None  # and ask nobody for a state dict in vain
+        if isinstance(value, PerRank):
+            return self.per_rank(value, name)
+        if is_stateful(value):
+            return self.stateful(value, name)
+        if dict_tag(value) is not None and value:
+            return self.dict(value, name)
+        if type(value) in SEQUENCES and value:
+            return self.sequence(value, name)
+        return self.leaf(value, name)
+
+    def tensor(self, value: Any, name: str) -> Rebuild | None:
+        at = self.at(name)
+        if not self.is_selected(at):
+            return None
+        node = self.index.find(at)
+        if node is ABSENT:
+            self.found.missing[at] = name
+            return None
+        tag = tag_of(node)
+        if tag not in TENSORS:
+            self.found.problems.append(f"{at}: a tensor is wanted, a value was saved")
+            return None
+        if not self.take(at, name):
+            return None
+        stored: str = node[tag]
+        destinations = self.found.destinations
+        destinations[stored] = value
+        if self.within_per_rank:
+            self.found.own.add(stored)
+        return (lambda: destinations[stored]) if getattr(value, "is_meta", False) else None
+
+    def take(self, at: str, name: str) -> bool:
+        """Note that a leaf of the checkpoint has a place; not so if it has one already."""
+        if at in self.taken:
+            self.found.problems.append(f"{at}: wanted twice, the second time as {name}")
+            return False
+        self.taken.add(at)
+        return True
+
+    def per_rank(self, value: PerRank, name: str) -> Rebuild | None:
+        at, own = self.at(name), rank_component(self.ranks.rank)
+        node = self.index.find(at)
+        if node is not ABSENT and tag_of(node) != "per_rank":
+            if self.selects_below(at):
+                self.found.problems.append(f"{at}: PerRank is wanted, a shared value was saved")
+            return None
+        for rank, component, _ in [] if node is ABSENT else children(node):
+            if rank == self.ranks.rank:
+                continue
+            names = [n for n in self.index.leaves_of(below(at, component)) if self.is_selected(n)]
+            self.taken.update(names)
+            if rank not in self.ranks.all:
+                self.found.dropped += names
+        if self.index.find(below(at, own)) is ABSENT:  # all of it, be it as large as may be
+            if self.is_selected(below(at, own)) and value.new_rank == "keep" and node is not ABSENT:
+                self.found.kept.append(below(at, own))
+            elif self.is_selected(below(at, own)):
+                self.found.missing[below(at, own)] = below(name, own)
+            return None
+        self.within_per_rank = True
+        rebuild = self.node(value.value, below(name, own))
+        self.within_per_rank = False
+        return rebuild and (lambda: replace(value, value=rebuild()))
+
+    def stateful(self, value: Any, name: str) -> Rebuild | None:
+        found = self.found
+        state = self.visited.states[name]
+        before = len(found.destinations), len(found.values)
+        outside, self.within_object = self.within_object, True
+        if isinstance(value, torch.optim.Optimizer):
+            finisher = self.match_optimizer(self, value, name, state)
+            self.within_object = outside
+            if finisher is not None:
+                found.finishers[name] = finisher
+            return None
+        rebuild = self.node(state, name) or (lambda: state)
+        self.within_object = outside
+        if (len(found.destinations), len(found.values)) == before:
+            return None  # nothing to hand over, and nothing may change
+        if isinstance(value, torch.nn.Module) and has_meta_tensors(value):
+            new = dict(islice(found.destinations.items(), before[0], None))
+            found.problems += foreign_tensors(value, new)
+            found.adopters[name] = lambda replaced: adopt(value, rebuild(), replaced)
+        else:
+            load_state_dict: Callable[[Any], object] = value.load_state_dict
+            found.finishers[name] = lambda _: load_state_dict(rebuild())
+        return None
+
+    def dict(self, value: Mapping[Any, Any], name: str) -> Rebuild | None:
+        if not self.is_kind(DICT_TAGS, value, name):
+            return None
+        if "param_groups" in value and self.selects_below(self.at(name)):
+            problem = wrong_numbers(value, self.index, self.at(name))
+            if problem:
+                self.found.problems.append(problem)
+                return None
+        rebuilds: dict[Any, Rebuild] = {}
+        for key, item in value.items():
+            if type(key) not in (str, int):
+                self.found.problems.append(f"{name}: no dict key {key!r} can have been saved")
+                continue
+            rebuild = self.node(item, below(name, key_component(key)))
+            if rebuild is not None:
+                rebuilds[key] = rebuild
+        if not rebuilds:
+            return None
+        into: Any = value if self.may_fill(value, name) else _copy_of(value)
+
+        def rebuild_dict() -> Any:
+            for key, item in rebuilds.items():
+                into[key] = item()
+            return into
+
+        return rebuild_dict
+
+    def sequence(self, value: list[Any] | tuple[Any, ...], name: str) -> Rebuild | None:
+        if not self.is_kind(("list", "tuple"), value, name):
+            return None
+        rebuilds = [self.node(v, below(name, index_component(i))) for i, v in enumerate(value)]
+        if not any(rebuilds):
+            return None
+        items = list(value)
+        in_place = isinstance(value, list) and self.may_fill(value, name)
+
+        def rebuild_sequence() -> Any:
+            new = [
+                old if made is None else made() for old, made in zip(items, rebuilds, strict=True)
+            ]
+            if in_place:
+                value[:] = new  # pyright: ignore
+                return value
+            return new if isinstance(value, list) else tuple(new)
+
+        return rebuild_sequence
+
+    def may_fill(self, value: Any, name: str) -> bool:
+        """Whether a container takes its new items itself; else a copy takes its place.
+
+        What objects gave may be their own, to be changed by ``load_state_dict`` alone. A container
+        that stands at two places is filled once, unless both were saved with the same values.
+        """
+        if self.within_object or not isinstance(value, list | MutableMapping):
+            return False
+        at = self.at(name)
+        _, first = self.filled.setdefault(id(value), (value, at))
+        return first == at or same_values(self.index.find(first), self.index.find(at))
+
+    def is_kind(self, tags: tuple[str, ...], value: Any, name: str) -> bool:
+        """Whether a container can be walked: the same kind was saved at its name, or nothing."""
+        at = self.at(name)
+        node = self.index.find(at)
+        if node is ABSENT:  # its items are missing, unless they have other names
+            return True
+        tag = tag_of(node)
+        if tag not in tags:
+            if self.selects_below(at):
+                wanted = "a dict" if tags is DICT_TAGS else f"a {type(value).__name__}"
+                self.found.problems.append(
+                    f"{at}: {wanted} is wanted, but {tag or 'a value'} was saved"
+                )
+            return False
+        self.taken.add(at)  # an empty one is a leaf
+        return True
+
+    def leaf(self, value: Any, name: str) -> Rebuild | None:
+        """A leaf of the template takes whatever value was saved there, containers included."""
+        at = self.at(name)
+        node = self.index.find(at)
+        if node is ABSENT:
+            if self.is_selected(at):
+                self.found.missing[at] = name
+            return None
+        names = list(self.index.leaves_of(at)) if tag_of(node) in CONTAINERS else [at]
+        selected = [leaf for leaf in names if self.is_selected(leaf)]
+        if not selected:
+            return None
+        tensors = [leaf for leaf in names if tag_of(self.index.nodes[leaf]) in TENSORS]
+        is_container = dict_tag(value) is not None or type(value) in SEQUENCES
+        problem = ""
+        if any(part.startswith("@") for leaf in names for part in leaf[len(at) :].split("/")):
+            problem = "every rank kept a value of its own; wrap the destination in PerRank"
+        elif tensors and is_container and tag_of(node) in CONTAINERS:
+            return None  # an empty container has no place for them
+        elif tensors:
+            problem = (
+                f"{type(value).__name__} is wanted, but tensors were saved "
+                f"({', '.join(tensors[:3])}); give tensors to load into"
+            )
+        elif len(selected) < len(names):
+            problem = f"only a part of it is selected, but {type(value).__name__} has no parts"
+        if problem:
+            self.found.problems.append(f"{at}: {problem}")
+            return None
+        if not all(self.take(leaf, name) for leaf in names):
+            return None
+        self.found.values.append(at)
+
+        def no_tensor(name: str, _tag: str) -> Any:
+            raise LayoutMismatch(f"unexpected tensor {name!r}")
+
+        loaded = unflatten(node, no_tensor, allow_pickle=self.allow_pickle, path=(at,))
+        if isinstance(value, io.BytesIO) and isinstance(loaded, bytes):
+            return lambda: io.BytesIO(loaded)
+        return lambda: loaded
+
+
+def _copy_of(value: Mapping[Any, Any]) -> Any:
+    """Return a container of its own for the same items; those that cannot change become dicts."""
+    return copy.copy(value) if isinstance(value, MutableMapping) else dict(value)

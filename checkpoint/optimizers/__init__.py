@@ -1,0 +1,1 @@
+"""State of optimizers and schedulers, which goes by the names of parameters."""

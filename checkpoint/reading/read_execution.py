@@ -1,0 +1,208 @@
+"""Executing reads: in parallel, in bounded memory, every block verified before it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import accumulate
+from threading import Event
+
+import numpy as np
+
+from dtckpt.errors import Corrupt, LayoutMismatch
+
+from ...storage.base import ReadRequest
+from ..files.stored import Damage, DataFile
+from .cuts import READ_BYTES
+from .read_plan import Piece, Range, Read
+
+NUM_READERS = 4
+"""Reads in flight; each has at most one buffer of READ_BYTES, which bounds the memory of a load."""
+
+Check = Callable[[], list[Damage]]
+"""Compares bytes that have been read with their digests, and returns what is damaged."""
+
+_VERIFY_BYTES = 1 << 20
+"""Bytes that are hashed at once after they were read; less than a processor's own cache."""
+
+
+class ReadCache:
+    """The last range of a caller that reads many small boxes, one after the other."""
+
+    def __init__(self) -> None:
+        self._last: tuple[DataFile, int, memoryview] | None = None
+
+    def find(self, file: DataFile, wanted: Range) -> memoryview | None:
+        """Return the bytes of a range, if the last one held them."""
+        last = self._last  # another thread may replace it
+        if last is None or last[0] is not file or wanted.start < last[1]:
+            return None
+        start = wanted.start - last[1]
+        data = last[2][start : start + wanted.end - wanted.start]
+        return data if len(data) == wanted.end - wanted.start else None
+
+    def keep(self, file: DataFile, start: int, data: memoryview) -> None:
+        """Remember a range in place of the one before; the buffer is not used again."""
+        self._last = (file, start, data)
+
+
+def execute(
+    reads: Sequence[Read],
+    *,
+    touched: dict[str, None] | None = None,
+    cache: ReadCache | None = None,
+) -> int:
+    """Run reads in parallel and return the bytes read.
+
+    Raises Corrupt at the first read with damaged blocks. ``touched`` collects the names of tensors
+    of which elements were stored, also where the call fails; those that were being read straight
+    into their destination when it failed may hold damaged elements.
+    """
+    touched = {} if touched is None else touched
+    if len(reads) <= 1:
+        return _Reader(touched, cache).run_all(reads)
+    stop = Event()
+    shared = iter(reads)  # a list's iterator may be advanced by several threads
+
+    def work() -> int:
+        try:
+            return _Reader(touched, cache).run_all(_until(stop, shared))
+        except BaseException:
+            stop.set()
+            raise
+
+    with ThreadPoolExecutor(NUM_READERS, thread_name_prefix="dtckpt-read") as pool:
+        futures = [pool.submit(work) for _ in range(min(NUM_READERS, len(reads)))]
+        try:
+            return sum(future.result() for future in futures)
+        except BaseException:
+            stop.set()
+            raise
+
+
+def _until(stop: Event, reads: Iterable[Read]) -> Iterable[Read]:
+    for read in reads:
+        if stop.is_set():
+            return
+        yield read
+
+
+class _Reader:
+    """Runs reads one after the other, with one buffer."""
+
+    def __init__(self, touched: dict[str, None], cache: ReadCache | None) -> None:
+        self._touched = touched
+        self._cache = cache
+        self._buffer = memoryview(b"")
+
+    def run_all(self, reads: Iterable[Read]) -> int:
+        """Run reads and return the bytes read."""
+        return sum([self._run(read) for read in reads])
+
+    def _run(self, read: Read) -> int:
+        file, base = read.file, read.file.layout.data_start
+        direct = [(piece, _memory_of(piece)) for piece in read.direct]
+        known = [None if self._cache is None else self._cache.find(file, r) for r in read.ranges]
+        views = self._buffers(read.ranges, known)
+        fresh = [(r, views[i]) for i, r in enumerate(read.ranges) if known[i] is None]
+        damaged: list[Damage] = []
+        checks: dict[ReadRequest, Check] = {}
+        for piece, memory in direct:
+            checks.update(_direct_requests(file, piece, memory))
+        for r, view in fresh:
+            checks[ReadRequest(base + r.start, view)] = partial(_damaged, file, r, view)
+        for piece, _ in direct:
+            self._touched[piece.want.tensor.name] = None
+        num_bytes = sum([request.view.nbytes for request in checks])
+        if checks:
+            for request in file.store.read_each(file.name, list(checks)):
+                check = checks.pop(request, None)
+                damaged += check() if check is not None else ()
+        for check in checks.values():  # whatever a store tells, all that was asked for is verified
+            damaged += check()
+        if damaged:
+            raise Corrupt("; ".join(map(str, damaged)))
+        for r, view in zip(read.ranges, views, strict=True):
+            for piece in r.pieces:
+                self._touched[piece.want.tensor.name] = None
+                _store(piece, view, r.start)
+        if self._cache is not None and fresh and not fresh[-1][0].has_gaps:
+            self._cache.keep(file, fresh[-1][0].start, fresh[-1][1])
+            self._buffer = memoryview(b"")  # it belongs to the cache now, where others find it
+        return num_bytes
+
+    def _buffers(
+        self, ranges: Sequence[Range], known: Sequence[memoryview | None]
+    ) -> list[memoryview]:
+        """Return memory for every range: what is known of it, or a part of the buffer."""
+        rooms = [_room(r) if view is None else 0 for r, view in zip(ranges, known, strict=True)]
+        starts = list(accumulate(rooms, initial=0))
+        if starts[-1] > len(self._buffer):
+            least = READ_BYTES if self._cache is None else 0  # what is cached should be small
+            self._buffer = np.empty(max(starts[-1], least), dtype=np.uint8).data
+        return [
+            self._buffer[start : start + r.end - r.start] if view is None else view
+            for r, view, start in zip(ranges, known, starts, strict=False)
+        ]
+
+
+def _direct_requests(
+    file: DataFile, piece: Piece, memory: memoryview
+) -> Iterator[tuple[ReadRequest, Check]]:
+    """Yield requests for a few blocks of a run each, to be verified as soon as they are there.
+
+    Hashing what is in the processor's cache costs a fraction of fetching it again from memory.
+    """
+    start = file.layout.data_start + piece.start
+    step = max(_VERIFY_BYTES // file.layout.block_bytes, 1) * file.layout.block_bytes
+    for low in range(0, len(memory), step):
+        blocks = memory[low : low + step]
+        check = partial(file.damaged, piece.entry, piece.cut.low + low, blocks)
+        yield ReadRequest(start + low, blocks), check
+
+
+def _room(r: Range) -> int:
+    """Return the bytes of a buffer for a range: items are aligned in it as in the file."""
+    return -(-(r.end - r.start) // 64) * 64
+
+
+def _memory_of(piece: Piece) -> memoryview:
+    """Return where the bytes of a run go."""
+    memory, target = piece.want.sink.memory(), piece.cut.target
+    if memory is None or target is None:
+        raise LayoutMismatch(
+            f"tensor {piece.want.tensor.name!r}: its destination offered memory when the reads "
+            "were planned, and none when they were made; it must not change meanwhile"
+        )
+    return memory[target : target + piece.cut.end - piece.cut.start]
+
+
+def _damaged(file: DataFile, r: Range, data: memoryview) -> list[Damage]:
+    """Verify the blocks of all pieces of a range, each once; gaps between them are of no use."""
+    damaged: list[Damage] = []
+    done = r.start
+    for start, end, _, entry, *_ in r.pieces:
+        if end > done:
+            start = max(start, done)
+            found = file.damaged(entry, start - entry.start, data[start - r.start : end - r.start])
+            damaged += found
+            done = end
+    return damaged
+
+
+def _store(piece: Piece, data: memoryview, data_start: int) -> None:
+    """Store a piece out of a buffer that holds the data region from ``data_start`` on."""
+    _, _, cut, entry, want = piece
+    offset = entry.start + cut.start - data_start
+    if cut.target is not None:
+        _memory_of(piece)[:] = data[offset : offset + cut.end - cut.start]
+        return
+    items = np.ndarray(
+        cut.part.sizes,
+        f"u{entry.dtype.itemsize}",
+        buffer=data.toreadonly(),
+        offset=offset,
+        strides=cut.strides,
+    )
+    want.sink.put(cut.part, items)

@@ -1,0 +1,236 @@
+"""Whether ranks read once what several of them would read, and which tensors.
+
+Two ways. A region that replicas hold is read by one of them and broadcast to the others
+(``broadcasting``). A tensor of which ranks want different parts of the same blocks is read in
+stripes, each by one rank, and exchanged (``exchanging``). Both need all ranks to make the same
+collective calls in the same order. So they compare a fingerprint of their destinations first, and
+each reads for itself where these differ.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import xxhash
+
+from dtckpt.errors import PlacementError
+
+from ...dtensor.geometry.layout import Layout
+from ...dtensor.geometry.mesh import Mesh
+from ...dtensor.geometry.placement import Replicate
+from ...dtensor.mesh.device_mesh import DeviceMesh
+from ...storage.base import Store
+from ..files.stored_tensor import StoredTensor
+from ..tensors.local import LocalTensor
+from .stripes import Spread, times_read
+
+MIN_REPLICAS = 4
+"""From so many replicas on, reading once is chosen where reading is expensive."""
+MIN_TIMES = 2.0
+"""Tensors that would be read so many times are exchanged where reading is expensive."""
+MIN_TIMES_ASKED = 1.25
+"""And so many times where reading once was asked for."""
+
+Group = Literal["everyone"] | tuple[Mesh, int]
+"""Ranks that want the same: all of the load, or those along one axis of a mesh."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shareable:
+    """A tensor of which this rank's part is wanted by others too."""
+
+    name: str
+    group: Group
+    num_replicas: int
+    mesh: Any = None
+    """The device mesh, of ours or torch's, where the group is along an axis of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a rank tells about reading once, before anything is read."""
+
+    asked: bool | None
+    host: str
+    fingerprint: str
+    """Of all destinations and groups; empty where there is nothing to share."""
+    times: float = 0.0
+    """How many times stored bytes would be read that are to be exchanged; 0 if there are none."""
+    has_replicas: bool = True
+    """Whether there is something to broadcast."""
+
+    def to_json(self) -> list[Any]:
+        """Return a JSON value."""
+        return [self.asked, self.host, self.fingerprint, self.times, self.has_replicas]
+
+
+def find_shareable(
+    tensors: Mapping[str, LocalTensor],
+    values: Mapping[str, Any],
+    all_ranks: tuple[int, ...],
+    min_replicas: int,
+) -> list[Shareable]:
+    """Return the tensors that at least ``min_replicas`` ranks want, as far as this rank knows."""
+    found: list[Shareable] = []
+    axes: dict[Layout, tuple[int, int]] = {}
+    usable: dict[tuple[int, int], bool] = {}
+    for name, local in tensors.items():
+        layout = local.layout
+        if local.is_plain or (layout is not None and _is_on_all(layout, all_ranks)):
+            if len(all_ranks) >= min_replicas:
+                num_replicas = len(all_ranks)
+                found.append(Shareable(name=name, group="everyone", num_replicas=num_replicas))
+        elif layout is not None:
+            mesh = values[name].device_mesh
+            axis, size = axes.get(layout) or axes.setdefault(layout, _widest_axis(layout))
+            if size >= max(min_replicas, 2) and set(layout.mesh.all_ranks()) <= set(all_ranks):
+                key = id(mesh), axis
+                if key not in usable:
+                    usable[key] = _has_group(mesh, axis)
+                if usable[key]:
+                    group = layout.mesh, axis
+                    found.append(Shareable(name=name, group=group, num_replicas=size, mesh=mesh))
+    return found
+
+
+def _is_on_all(layout: Layout, all_ranks: tuple[int, ...]) -> bool:
+    """Whether every rank of the load holds the whole tensor."""
+    if not all(isinstance(p, Replicate) for p in layout.placements):
+        return False
+    return sorted(layout.mesh.all_ranks()) == sorted(all_ranks)
+
+
+def _widest_axis(layout: Layout) -> tuple[int, int]:
+    """Return the axis that replicates most, and how many replicas it makes."""
+    sizes = [
+        (size, -axis)
+        for axis, (size, placement) in enumerate(
+            zip(layout.mesh.shape, layout.placements, strict=True)
+        )
+        if isinstance(placement, Replicate)
+    ]
+    size, axis = max(sizes, default=(1, 0))
+    return -axis, size
+
+
+def _has_group(mesh: Any, axis: int) -> bool:
+    """Whether the process group along an axis is there or can be made when it is needed."""
+    if not isinstance(mesh, DeviceMesh) or torch.distributed.is_initialized():
+        return True
+    try:
+        mesh.get_group(axis)  # given groups only: nothing is made without torch.distributed
+    except PlacementError:
+        return False
+    return True
+
+
+def find_spread(
+    tensors: Mapping[str, LocalTensor],
+    stored: Mapping[str, StoredTensor],
+    all_ranks: tuple[int, ...],
+    rank: int,
+    shareable: Sequence[Shareable],
+    min_times: float,
+) -> tuple[dict[str, Spread], float]:
+    """Return what is to be exchanged by name, and how many times it would be read otherwise.
+
+    These are tensors that would be read at least ``min_times``: for replicas that are ``shareable``
+    without counting them, since broadcasts serve them as well. Every rank of the load must know
+    what every other one wants, so only layouts on all of them count.
+    """
+    among_replicas = {item.name for item in shareable}
+    everyone = sorted(all_ranks)
+    known: dict[tuple[object, ...], tuple[float, bool]] = {}
+    spread: dict[str, Spread] = {}
+    stored_bytes = read_bytes = 0.0
+    for name, local in tensors.items():
+        layout, saved = local.layout, stored[name]
+        if layout is None or 0 in layout.shape:
+            continue
+        rule = id(saved.layout), saved.writers, saved.cut, saved.dtype.itemsize
+        key = (*rule, layout)
+        if key not in known:
+            is_usable = sorted(layout.mesh.all_ranks()) == everyone
+            known[key] = (times_read(Spread(saved, layout)) if is_usable else 0.0), is_usable
+        times, is_usable = known[key]
+        all_times = times * layout.num_replicas
+        enough = times if name in among_replicas else all_times
+        if is_usable and enough >= min_times and _holds_its_part(local, layout, rank):
+            spread[name] = Spread(saved, layout)
+            stored_bytes += saved.num_bytes
+            read_bytes += all_times * saved.num_bytes
+    return spread, read_bytes / stored_bytes if spread else 0.0
+
+
+def _holds_its_part(local: LocalTensor, layout: Layout, rank: int) -> bool:
+    """Whether the mesh numbers ranks as the load does."""
+    coordinate = layout.mesh.coordinate(rank)
+    return coordinate is not None and [box for box, _ in local.parts] == [layout.box(coordinate)]
+
+
+def fingerprint(
+    tensors: Mapping[str, LocalTensor],
+    shareable: Sequence[Shareable],
+    spread: Mapping[str, Spread],
+    rest: object,
+) -> str:
+    """Return a hash that is equal on ranks with equal destinations, or "" if none is shared."""
+    if not shareable and not spread:
+        return ""
+    meshes: dict[Mesh, int] = {}
+    texts: dict[Layout, str] = {}
+    told: list[Any] = [rest]
+    for name, local in tensors.items():
+        where = ""
+        if local.layout is not None:
+            where = texts.get(local.layout) or texts.setdefault(local.layout, str(local.layout))
+        told.append([name, local.dtype.code, local.shape, where, local.is_plain])
+    for item in shareable:
+        group: Any = item.group
+        if group != "everyone":
+            group = [meshes.setdefault(group[0], len(meshes)), group[1]]
+        told.append([item.name, group])
+    for name, item in spread.items():
+        told.append([name, meshes.setdefault(item.layout.mesh, len(meshes))])
+    told.append([mesh.to_json() for mesh in meshes])
+    return xxhash.xxh3_128_hexdigest(json.dumps(told).encode())
+
+
+def decide(answers: Sequence[Answer], store: Store) -> tuple[bool, str]:
+    """Return whether the ranks read once, and why; decided on one rank for all."""
+    first = answers[0]
+    if len(answers) == 1:
+        return False, "there is one rank only"
+    if any(answer.asked is False for answer in answers):
+        return False, "it was not wanted (read_once=False)"
+    if any(answer.asked != first.asked for answer in answers):
+        return False, "the ranks were given different values of read_once"
+    if any(answer.fingerprint != first.fingerprint for answer in answers):
+        return False, "the ranks load different tensors or layouts"
+    if not first.fingerprint:
+        needed = 2 if first.asked else MIN_REPLICAS
+        return False, (
+            f"no tensor is wanted by {needed} ranks that have a process group, or laid out on all "
+            "ranks and read several times"
+        )
+    if first.asked:
+        return True, "it was asked for (read_once=True)"
+    num_hosts = len({answer.host for answer in answers})
+    reasons: list[str] = []
+    where = "from an object store" if is_remote(store) else f"on {num_hosts} hosts"
+    if first.has_replicas:
+        reasons.append(f"{MIN_REPLICAS} or more ranks want the same")
+    if first.times:
+        reasons.append(f"blocks would be read {first.times:.1f} times")
+    if is_remote(store) or num_hosts > 1:
+        return True, f"{' and '.join(reasons)} {where}"
+    return False, "all ranks are on one host, whose memory holds what one of them has read"
+
+
+def is_remote(store: Store) -> bool:
+    """Whether every read of a store goes over a network."""
+    return "://" in store.url and not store.url.startswith("in-process://")

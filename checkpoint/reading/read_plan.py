@@ -1,0 +1,278 @@
+"""Planning reads: wanted boxes to exact ranges of whole blocks, merged and bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from dtckpt.errors import LayoutMismatch
+
+from ...dtensor.geometry.box import Box
+from ..files.datafile import Entry
+from ..files.stored import DataFile, StoredData
+from ..files.stored_tensor import StoredTensor
+from .cuts import PAGE_BYTES, READ_BYTES, Cut, Geometry
+
+Array = np.ndarray[Any, Any]
+
+GAP_BYTES = 64 << 10
+"""Gaps up to this are read over as long as all of them are an eighth of what is wanted."""
+
+
+class Sink(Protocol):
+    """Where the elements of a wanted box go."""
+
+    def memory(self) -> memoryview | None:
+        """Return the bytes of the box, which is not empty, if they are writable host memory.
+
+        In row-major order, one-dimensional, of single bytes; None where elements have to be
+        ``put``. Elements are read straight into it, so it may hold damaged ones after a failure.
+        """
+        ...
+
+    def put(self, part: Box, items: Array) -> None:
+        """Store ``items``, of unsigned ints as wide as an element, at ``part`` of the wanted box.
+
+        Called from several threads at once, for disjoint parts; ``items`` is valid only during
+        the call. May be called for some parts even where there is ``memory``.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ArraySink:
+    """Fills a contiguous array of unsigned ints as wide as an element."""
+
+    array: Array
+
+    def memory(self) -> memoryview:
+        """Return the bytes of the array."""
+        return self.array.reshape(-1).view(np.uint8).data
+
+    def put(self, part: Box, items: Array) -> None:
+        """Store ``items`` at ``part``."""
+        self.array[part.slices] = items
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Want:
+    """A box of a stored tensor and where its elements go."""
+
+    tensor: StoredTensor
+    box: Box
+    sink: Sink
+
+
+class Piece(NamedTuple):
+    """Elements of one chunk that are stored in one go. A tuple, because there are so many."""
+
+    start: int
+    """First byte of its blocks in the data region."""
+    end: int
+    cut: Cut
+    entry: Entry
+    want: Want
+
+
+class Range(NamedTuple):
+    """Bytes of the data region that are read into a buffer, and what is taken out of it."""
+
+    start: int
+    end: int
+    pieces: list[Piece]
+    """By their first byte; their blocks may overlap."""
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether there are bytes that are read over, and so never verified."""
+        end = self.start
+        for piece in self.pieces:
+            if piece.start > end:
+                return True
+            end = max(end, piece.end)
+        return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """What is read from a file in one go: at most about READ_BYTES."""
+
+    file: DataFile
+    direct: tuple[Piece, ...]
+    """Whole blocks that go straight to their destination."""
+    ranges: tuple[Range, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that are read."""
+        direct = sum(piece.end - piece.start for piece in self.direct)
+        return direct + sum(r.end - r.start for r in self.ranges)
+
+
+def plan_reads(data: StoredData, wants: Iterable[Want]) -> list[Read]:
+    """Return reads that bring exactly the wanted elements, by file and offset.
+
+    Raises Corrupt or LayoutMismatch unless the stored chunks cover every wanted box exactly;
+    all files are checked here, before any element is read.
+    """
+    chunks = _Chunks(data)
+    pieces: dict[DataFile, list[Piece]] = {}
+    for want in wants:
+        tensor = want.tensor
+        for cell in chunks.meeting(want):
+            file, entry = data.find(cell.rank, tensor, tensor.stored_name + cell.suffix, cell.shape)
+            found = pieces.get(file)
+            if found is None:
+                found = pieces[file] = []
+            start = entry.start
+            for cut in cell.cuts(file.layout.block_bytes):
+                found.append(Piece(start + cut.low, start + cut.high, cut, entry, want))
+    files = sorted(pieces, key=lambda file: file.name)
+    return [read for file in files for read in _merge(file, pieces[file])]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cell:
+    """A chunk that a wanted box meets, without the name of the tensor."""
+
+    rank: int
+    chunk: Box
+    wanted: Box
+    suffix: str
+    """What follows the stored name in the key."""
+    shape: tuple[int, ...]
+    """As the header states it."""
+    itemsize: int
+    runs: bool
+    """Whether the destination is memory."""
+    known: dict[int, tuple[Cut, ...]] = field(default_factory=dict[int, tuple[Cut, ...]])
+
+    def cuts(self, block_bytes: int) -> tuple[Cut, ...]:
+        """Return the cuts of the common elements, given the length of blocks in the file."""
+        cuts = self.known.get(block_bytes)
+        if cuts is None:
+            geometry = Geometry(
+                chunk=self.chunk,
+                wanted=self.wanted,
+                itemsize=self.itemsize,
+                block_bytes=block_bytes,
+            )
+            cuts = self.known[block_bytes] = tuple(geometry.cuts(runs=self.runs))
+        return cuts
+
+
+class _Chunks:
+    """The chunks that wanted boxes meet; tensors of one layout share the answers."""
+
+    def __init__(self, data: StoredData) -> None:
+        self._data = data
+        self._known: dict[tuple[object, ...], list[_Cell]] = {}
+        self._layouts: list[object] = []  # kept, so that no id is used twice
+
+    def meeting(self, want: Want) -> Iterable[_Cell]:
+        """Yield them; LayoutMismatch at the end unless they cover the box exactly.
+
+        One by one, so that whoever asks for their files does not learn of the millions that a
+        forged manifest may state, but fails at the first one that is not there.
+        """
+        tensor, box = want.tensor, want.box
+        if 0 in box.sizes:
+            return []
+        runs = want.sink.memory() is not None
+        rule = (id(tensor.layout), tensor.writers, tensor.cut)
+        key = (rule, tensor.dtype.code, box.offsets, box.sizes, runs)
+        return self._known.get(key) or self._find(key, tensor, box, runs=runs)
+
+    def _find(
+        self, key: tuple[object, ...], tensor: StoredTensor, box: Box, *, runs: bool
+    ) -> Iterator[_Cell]:
+        cells: list[_Cell] = []
+        covered = 0
+        for rank, chunk, common in tensor.chunks_meeting(box):
+            covered += common.numel
+            cell = _Cell(
+                rank=rank,
+                chunk=chunk,
+                wanted=box,
+                suffix=tensor.key(chunk)[len(tensor.stored_name) :],
+                shape=tensor.dtype.file_shape(chunk.sizes),
+                itemsize=tensor.dtype.itemsize,
+                runs=runs,
+            )
+            cells.append(cell)
+            yield cell
+        if covered != box.numel:
+            raise LayoutMismatch(
+                f"{self._data.store.url}: the stored chunks of tensor {tensor.name!r} hold "
+                f"{covered} of the {box.numel} elements of {box}"
+            )
+        self._layouts.append(tensor.layout)
+        self._known[key] = cells
+
+
+def _merge(file: DataFile, pieces: list[Piece]) -> Iterator[Read]:
+    """Yield reads of neighbouring pieces, bounded in size."""
+    pieces.sort(key=attrgetter("start", "end"))
+    builder = _Builder(file)
+    for piece in pieces:
+        if builder.is_full(piece):
+            yield builder.build()
+            builder = _Builder(file)
+        builder.add(piece)
+    if pieces:
+        yield builder.build()
+
+
+class _Builder:
+    """A read that grows; pieces come by their first byte."""
+
+    def __init__(self, file: DataFile) -> None:
+        self._file = file
+        self._direct: list[Piece] = []
+        self._ranges: list[Range] = []
+        self._members: list[Piece] = []
+        """Pieces of the range that still grows."""
+        self._start = 0
+        self._end = 0
+        self._num_bytes = 0
+        self._gap_bytes = 0
+
+    def is_full(self, piece: Piece) -> bool:
+        """Whether the read has something and no room for ``piece``."""
+        return self._num_bytes > 0 and self._num_bytes + piece.end - piece.start > READ_BYTES
+
+    def add(self, piece: Piece) -> None:
+        """Take a piece."""
+        start, end, cut, *_ = piece
+        if cut.is_direct:
+            self._direct.append(piece)
+            self._num_bytes += end - start
+            return
+        gap = start - self._end
+        if not self._members or (gap > PAGE_BYTES and not self._may_read_over(gap)):
+            self._close_range()
+            self._start = self._end = start
+        elif gap > 0:
+            self._gap_bytes += gap
+        self._members.append(piece)
+        if end > self._end:
+            self._num_bytes += end - self._end
+            self._end = end
+
+    def _may_read_over(self, gap: int) -> bool:
+        wanted = self._num_bytes - self._gap_bytes
+        return gap <= GAP_BYTES and 8 * (self._gap_bytes + gap) <= wanted
+
+    def _close_range(self) -> None:
+        if self._members:
+            self._ranges.append(Range(self._start, self._end, self._members))
+            self._members = []
+
+    def build(self) -> Read:
+        """Return the read."""
+        self._close_range()
+        return Read(file=self._file, direct=tuple(self._direct), ranges=tuple(self._ranges))

@@ -1,0 +1,146 @@
+"""Stripes: stored tensors dealt out among the ranks that load them, in runs of whole blocks.
+
+Pure geometry. Every rank derives the same answer from layouts alone: who reads which stripe, and
+in which round.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ...dtensor.geometry.box import Box, run_boxes
+from ...dtensor.geometry.irregular import IrregularLayout
+from ...dtensor.geometry.layout import Layout
+from ...dtensor.geometry.mesh import unravel
+from ..files.blocks import DEFAULT_BLOCK_BYTES
+from ..files.stored_tensor import StoredTensor
+from .cuts import Geometry
+
+STRIPE_BYTES = 16 << 20
+"""Most bytes of a stripe."""
+ROUND_BYTES = 64 << 20
+"""Most bytes that a rank reads in one round."""
+BLOCK_BYTES = DEFAULT_BLOCK_BYTES
+"""Stripes begin at multiples of this. In files with other blocks some are read twice."""
+ALIGNMENT = 64
+"""Stripes begin at multiples of this in the memory of a round."""
+
+_STRIPES_PER_RANK = 8
+"""As many at least, so that all have about as much to read."""
+_SAMPLED_BOXES = 4
+_SAMPLED_CHUNKS = 16
+_SAMPLED_CUTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A stored tensor and the layout in which ranks want it."""
+
+    stored: StoredTensor
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stripe:
+    """Neighbouring elements of one stored chunk, which one rank reads for all."""
+
+    spread: Spread
+    source: StoredTensor
+    """The stored tensor, of which only this chunk is looked for if it is irregular."""
+    boxes: tuple[Box, ...]
+    """The elements, as boxes that follow each other in the chunk."""
+    num_bytes: int
+    reader: int
+    """Position of the rank that reads them."""
+
+
+def deal(spreads: Sequence[Spread], num_ranks: int) -> list[list[Stripe]]:
+    """Return the stripes of every round, each with its reader.
+
+    Neighbours fall to the same reader, whose share is a row of them, so that only few blocks lie
+    across a border. In a round a rank reads at most ROUND_BYTES.
+    """
+    total = sum(spread.stored.num_bytes for spread in spreads)
+    stripe_bytes = min(total // (num_ranks * _STRIPES_PER_RANK), STRIPE_BYTES)
+    rounds: list[list[Stripe]] = []
+    loads = [0] * num_ranks  # bytes of each rank in its last round
+    lasts = [0] * num_ranks
+    before = 0
+    for spread in sorted(spreads, key=lambda s: -s.stored.dtype.itemsize):
+        step = max(stripe_bytes // BLOCK_BYTES, 1) * BLOCK_BYTES
+        for source, boxes, num_bytes in _runs(spread.stored, step):
+            reader = (2 * before + num_bytes) * num_ranks // (2 * total)
+            before += num_bytes
+            room = -(-num_bytes // ALIGNMENT) * ALIGNMENT
+            if loads[reader] + room > ROUND_BYTES:
+                lasts[reader] += 1
+                loads[reader] = 0
+            loads[reader] += room
+            while lasts[reader] >= len(rounds):
+                rounds.append([])
+            stripe = Stripe(
+                spread=spread, source=source, boxes=boxes, num_bytes=num_bytes, reader=reader
+            )
+            rounds[lasts[reader]].append(stripe)
+    return rounds
+
+
+def _runs(
+    stored: StoredTensor, stripe_bytes: int
+) -> Iterator[tuple[StoredTensor, tuple[Box, ...], int]]:
+    """Yield source, boxes and bytes of the stripes of a tensor, chunk by chunk."""
+    itemsize = stored.dtype.itemsize
+    step = stripe_bytes // itemsize
+    source = stored
+    for rank, chunk, _ in stored.chunks_meeting(Box.whole(stored.shape)):
+        if isinstance(stored.layout, IrregularLayout):
+            # Finding a box among all pieces would cost as much for each of them.
+            source = StoredTensor(
+                name=stored.name,
+                dtype=stored.dtype,
+                shape=stored.shape,
+                layout=IrregularLayout(stored.shape, ((rank, chunk),)),
+                same_as=stored.same_as,
+            )
+        numel = chunk.numel
+        for start in range(0, numel, step):
+            stop = min(start + step, numel)
+            yield source, tuple(run_boxes(chunk, start, stop)), (stop - start) * itemsize
+
+
+def times_read(spread: Spread) -> float:
+    """Return how many bytes ranks would read of a tensor, each for itself, for one byte of it.
+
+    Without what replicas read once more. An estimate from a few boxes and chunks; 0 where the
+    tensor has no elements.
+    """
+    wanted_bytes = read_bytes = 0
+    for box in _some_boxes(spread.layout):
+        chunks = itertools.islice(spread.stored.chunks_meeting(box), _SAMPLED_CHUNKS)
+        for _, chunk, _ in chunks:
+            geometry = Geometry(
+                chunk=chunk,
+                wanted=box,
+                itemsize=spread.stored.dtype.itemsize,
+                block_bytes=BLOCK_BYTES,
+            )
+            end = 0
+            for cut in itertools.islice(geometry.cuts(runs=False), _SAMPLED_CUTS):
+                wanted_bytes += cut.part.numel * geometry.itemsize
+                read_bytes += max(cut.high - max(cut.low, end), 0)
+                end = max(end, cut.high)
+    return read_bytes / wanted_bytes if wanted_bytes else 0.0
+
+
+def _some_boxes(layout: Layout) -> Iterator[Box]:
+    """Yield a few boxes that coordinates hold, all if there are few; none that is empty."""
+    grid = layout.grid
+    num_cells = math.prod(grid)
+    count = min(num_cells, _SAMPLED_BOXES)
+    for index in range(count):
+        box = layout.cell_box(unravel(index * num_cells // count, grid))
+        if not box.is_empty:
+            yield box

@@ -1,0 +1,1 @@
+"""The way of a save: take apart, agree, deal out, stage, write."""

@@ -1,0 +1,269 @@
+"""How ranks agree on the state of the whole job before anything is written.
+
+All give 16 bytes: a hash of what they hold, of its values and of where they save to. Where these
+are equal nothing else is said. Where they differ, ranks compare what of it differs, and of ranks
+with the same description one speaks for all. Tensors are compared without their elements, so a
+plan is remembered and serves the next save; then even ranks of different stages have one and the
+same hash to give, that of the agreement that they have come to before.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+from dtckpt.errors import LayoutMismatch
+
+from ...dtensor.geometry.box import Box
+from ..files.stored_tensor import StoredTensor
+from ..ranks.text import ranks_text
+from ..ranks.together import Answers, Ranks, together
+from ..state.tree import Node, per_rank_nodes
+from ..tensors.spec import (
+    GlobalTensor,
+    OwnPart,
+    TensorSpecs,
+    Values,
+    fingerprint,
+    specs_fingerprint,
+    specs_from_bytes,
+    specs_to_bytes,
+)
+from .merging import (
+    ValueReport,
+    merge_tensors,
+    merge_values,
+    own_tensors,
+    with_own_parts,
+)
+from .writers import assign_writers
+
+_SAVE_ID_BYTES = 8
+_MAX_PLANS = 8
+_UNKNOWN = bytes(16)
+_TERM_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """What one rank says of its part of the state."""
+
+    specs: TensorSpecs
+    values: Values
+    own: OwnPart
+    terms: Mapping[str, str]
+    """Arguments that all ranks must have given alike, where they save to among them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedPlan:
+    """The tensors of the whole job, as far as ranks share them, and who writes them."""
+
+    agreement: bytes
+    """Hash of what every rank said of its tensors."""
+    tensors: tuple[GlobalTensor, ...]
+    stored: tuple[StoredTensor, ...]
+    chunks: tuple[tuple[StoredTensor, Box], ...]
+    """What this rank writes of them."""
+
+
+class PlanMemory:
+    """The last plans of a rank by what it had said of its tensors."""
+
+    def __init__(self) -> None:
+        self._plans: OrderedDict[bytes, SharedPlan] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def find(self, specs: bytes) -> SharedPlan | None:
+        """Return the plan in which this rank's tensors had a given fingerprint."""
+        with self._lock:
+            plan = self._plans.get(specs)
+            if plan is not None:
+                self._plans.move_to_end(specs)
+            return plan
+
+    def keep(self, specs: bytes, plan: SharedPlan) -> None:
+        """Remember a plan, and forget the one that was not asked for the longest."""
+        with self._lock:
+            self._plans[specs] = plan
+            self._plans.move_to_end(specs)
+            if len(self._plans) > _MAX_PLANS:
+                self._plans.popitem(last=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """What a rank knows once all have agreed."""
+
+    save_id: str
+    tensors: tuple[GlobalTensor, ...]
+    """Tensors that ranks share."""
+    stored: tuple[StoredTensor, ...]
+    """What is written: of all ranks on the coordinator, elsewhere without what others keep for
+    themselves."""
+    chunks: tuple[tuple[StoredTensor, Box], ...]
+    """What this rank writes."""
+    tree: Node
+    """The whole tree on the coordinator; None elsewhere."""
+
+
+def agree(
+    ranks: Ranks, memory: PlanMemory, phase: str, describe: Callable[[], Description]
+) -> Agreement:
+    """Return the state of all ranks, or raise the same error on each of them."""
+    return _Agreeing(ranks, memory, phase).run(describe)
+
+
+@dataclass(slots=True)
+class _Agreeing:
+    ranks: Ranks
+    memory: PlanMemory
+    phase: str
+    said: Description = field(init=False)
+    specs: bytes = field(init=False)
+    values: bytes = field(init=False)
+    known: SharedPlan | None = field(init=False)
+    tree: Node = None
+    parts: list[OwnPart] = field(default_factory=list[OwnPart])
+
+    def run(self, describe: Callable[[], Description]) -> Agreement:
+        def token() -> bytes:
+            said = self.said = describe()
+            self.specs = specs_fingerprint(said.specs)
+            self.values = fingerprint(said.values.to_bytes())
+            self.known = self.memory.find(self.specs)
+            shared = self.known.agreement if self.known else self.specs
+            return fingerprint(shared, self.values, json.dumps(said.terms).encode())
+
+        def compare(answers: Answers) -> bytes:
+            verdict = {
+                "equal": len(set(answers.values())) == 1,
+                "save_id": secrets.token_hex(_SAVE_ID_BYTES),
+            }
+            return json.dumps(verdict).encode()
+
+        verdict = json.loads(together(self.ranks, self.phase, token, compare))
+        if verdict["equal"]:
+            plan = self.known or self.plan_of([(self.ranks.all, self.said.specs)], self.specs)
+            self.tree = self.said.values.tree
+            keep_own = bool(self.said.own.nodes)
+        else:
+            plan, keep_own = self.settle()
+        self.memory.keep(self.specs, plan)
+        own = self.stored_own(keep_own)
+        return Agreement(
+            save_id=verdict["save_id"],
+            tensors=plan.tensors,
+            stored=plan.stored + own,
+            chunks=plan.chunks + self.chunks_of(own),
+            tree=self.tree,
+        )
+
+    def plan_of(
+        self, reports: list[tuple[tuple[int, ...], TensorSpecs]], agreement: bytes
+    ) -> SharedPlan:
+        tensors = merge_tensors(reports)
+        stored = assign_writers(tensors)
+        return SharedPlan(
+            agreement=agreement, tensors=tensors, stored=stored, chunks=self.chunks_of(stored)
+        )
+
+    def chunks_of(self, stored: tuple[StoredTensor, ...]) -> tuple[tuple[StoredTensor, Box], ...]:
+        rank = self.ranks.rank
+        return tuple((tensor, box) for tensor in stored for box in tensor.chunks_of(rank))
+
+    def settle(self) -> tuple[SharedPlan, bool]:
+        """Find out what differs and merge it; return the plan and whether ranks keep anything."""
+        groups: dict[str, dict[str, list[int]]] = json.loads(
+            together(self.ranks, "save: compare", self.record, self.choose_speakers)
+        )
+        spec_groups = {ranks[0]: tuple(ranks) for ranks in groups["specs"].values()}
+        value_groups = {ranks[0]: tuple(ranks) for ranks in groups["values"].values()}
+        rank = self.ranks.rank
+
+        def speak() -> bytes:
+            told: dict[str, str] = {}
+            if rank in spec_groups:
+                told["specs"] = specs_to_bytes(self.said.specs).decode()
+            if rank in value_groups:
+                told["values"] = self.said.values.to_bytes().decode()
+            return json.dumps(told).encode() if told else b""
+
+        def merge(answers: Answers) -> bytes:
+            told: dict[int, dict[str, str]] = {r: json.loads(a) for r, a in answers.items() if a}
+            values: list[ValueReport] = [
+                (group, Values.from_bytes(told[r]["values"].encode()))
+                for r, group in value_groups.items()
+            ]
+            specs = {r: told[r]["specs"] for r in spec_groups}
+            merge_tensors(
+                [(group, specs_from_bytes(specs[r].encode())) for r, group in spec_groups.items()]
+            )
+            self.tree = merge_values(values)
+            keep_own = any(True for _ in per_rank_nodes(self.tree))
+            return json.dumps({"specs": specs, "keep_own": keep_own}).encode()
+
+        merged = json.loads(together(self.ranks, "save: agree", speak, merge))
+        if not spec_groups:
+            return cast(SharedPlan, self.known), merged["keep_own"]
+        reports = [
+            (group, specs_from_bytes(merged["specs"][str(r)].encode()))
+            for r, group in spec_groups.items()
+        ]
+        agreement = fingerprint(json.dumps(groups["specs"]).encode())
+        return self.plan_of(reports, agreement), merged["keep_own"]
+
+    def record(self) -> bytes:
+        """Return 16 + 16 + 16 bytes and 8 for each term: what the token was made of, and more."""
+        known = self.known.agreement if self.known else _UNKNOWN
+        terms = [fingerprint(term.encode())[:_TERM_BYTES] for term in self.said.terms.values()]
+        return self.specs + self.values + known + b"".join(terms)
+
+    def choose_speakers(self, answers: Answers) -> bytes:
+        """Return the ranks of every fingerprint, of tensors only unless all know their plan."""
+        _check_terms(self.said.terms, {rank: record[48:] for rank, record in answers.items()})
+        specs: dict[str, list[int]] = {}
+        values: dict[str, list[int]] = {}
+        for rank, record in answers.items():
+            specs.setdefault(record[:16].hex(), []).append(rank)
+            values.setdefault(record[16:32].hex(), []).append(rank)
+        agreements = {record[32:48] for record in answers.values()}
+        if len(agreements) == 1 and agreements != {_UNKNOWN}:
+            specs = {}
+        return json.dumps({"specs": specs, "values": values}).encode()
+
+    def stored_own(self, keep_own: bool) -> tuple[StoredTensor, ...]:
+        """Return the tensors that ranks keep for themselves, and put their values into the tree."""
+        if not keep_own:
+            return ()
+        parts: dict[int, OwnPart] = {self.ranks.rank: self.said.own}
+
+        def collect(answers: Answers) -> bytes:
+            parts.update({r: OwnPart.from_bytes(answer) for r, answer in answers.items()})
+            self.tree = with_own_parts(self.tree, parts.values())
+            return b""
+
+        together(self.ranks, "save: values of each rank", self.said.own.to_bytes, collect)
+        found = [tensor for rank, part in parts.items() for tensor in own_tensors(rank, part)]
+        return assign_writers(found)
+
+
+def _check_terms(own: Mapping[str, str], records: Mapping[int, bytes]) -> None:
+    """Raise LayoutMismatch, naming argument and ranks, where ranks were called otherwise."""
+    first_rank, first = next(iter(records.items()))
+    for number, (name, value) in enumerate(own.items()):
+        at = slice(number * _TERM_BYTES, (number + 1) * _TERM_BYTES)
+        others = [rank for rank, record in records.items() if record[at] != first[at]]
+        if others:
+            raise LayoutMismatch(
+                f"the ranks were not given the same {name}: {ranks_text(others)} another one than "
+                f"rank {first_rank}, which has {value or None!r}. Give it to all alike: a path "
+                "made from the clock differs from rank to rank. Two threads may not save over one "
+                "process group at the same time either, as they meet each other's calls; give each "
+                "a group of its own, or save with no_dist"
+            )

@@ -1,0 +1,102 @@
+"""Who writes what: every rank derives the same answer from the global state.
+
+Replicas share the work. Tensors that lie on the same mesh with the same replica axes form a
+group; within it each tensor is given to one replica index, largest first, always to the least
+loaded one (LPT). A tensor too large for a fair deal is cut into slices first, which are dealt out
+one by one. Only global sizes decide, so all cells of the grid decide alike without talking, and the
+indices alone, kept in the manifest, tell readers which rank wrote any part of any cell.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ...dtensor.geometry.layout import Layout
+from ...dtensor.geometry.mesh import Mesh
+from ..files.stored_tensor import StoredTensor
+from ..tensors.spec import GlobalTensor
+
+MIN_SLICE_BYTES = 4 << 20
+"""Tensors are not cut into smaller slices than this."""
+_SLICES_PER_REPLICA = 8
+"""Slices are at least this part of what a replica has to write, which bounds their number."""
+
+
+def assign_writers(tensors: Iterable[GlobalTensor]) -> tuple[StoredTensor, ...]:
+    """Return every tensor with its writing replicas, in the given order."""
+    tensors = tuple(tensors)
+    groups: dict[tuple[Mesh, tuple[int, ...]], list[_Cells]] = {}
+    for tensor in tensors:
+        layout = tensor.layout
+        if isinstance(layout, Layout) and layout.num_replicas > 1 and tensor.same_as is None:
+            group = groups.setdefault((layout.mesh, layout.replica_axes), [])
+            group.append(_Cells.of(tensor, layout))
+    dealt: dict[str, tuple[int, tuple[int, ...]]] = {}
+    for (mesh, axes), members in groups.items():
+        _deal(members, math.prod(mesh.shape[axis] for axis in axes), dealt)
+    stored: list[StoredTensor] = []
+    for tensor in tensors:
+        cut, writers = dealt.get(tensor.same_as or tensor.name, (0, (0,)))
+        stored.append(
+            StoredTensor(
+                name=tensor.name,
+                dtype=tensor.dtype,
+                shape=tensor.shape,
+                layout=tensor.layout,
+                writers=writers,
+                cut=cut,
+                same_as=tensor.same_as,
+            )
+        )
+    return tuple(stored)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """The cells of a tensor as its replicas deal them out: by the sizes of the largest one."""
+
+    name: str
+    sizes: tuple[int, ...]
+    num_bytes: int
+
+    @classmethod
+    def of(cls, tensor: GlobalTensor, layout: Layout) -> _Cells:
+        sizes = tuple(-(-n // cells) for n, cells in zip(tensor.shape, layout.grid, strict=True))
+        return cls(tensor.name, sizes, math.prod(sizes) * tensor.dtype.itemsize)
+
+    def cut(self, granule: float) -> tuple[int, int]:
+        """Return the dim along which cells are cut and the number of slices."""
+        count = int(self.num_bytes // granule)
+        if count < 2:
+            return 0, 1
+        long_enough = (dim for dim, size in enumerate(self.sizes) if size >= count)
+        dim = next(long_enough, max(range(len(self.sizes)), key=lambda d: self.sizes[d]))
+        size = self.sizes[dim]
+        step = -(-size // min(count, size))
+        return dim, -(-size // step)  # even chunks are rounded up: there may be fewer then
+
+
+def _deal(
+    members: list[_Cells], num_replicas: int, dealt: dict[str, tuple[int, tuple[int, ...]]]
+) -> None:
+    """Deal the tensors of a group out to its replicas; ``dealt`` gets dim and replicas by name."""
+    fair = sum(cells.num_bytes for cells in members) / num_replicas
+    granule = max(MIN_SLICE_BYTES, fair / _SLICES_PER_REPLICA)
+    slices: list[tuple[int, str, int]] = []
+    cuts: dict[str, int] = {}
+    replicas: dict[str, list[int]] = {}
+    for cells in members:
+        cuts[cells.name], count = cells.cut(granule)
+        replicas[cells.name] = [0] * count
+        slices += [(-(-cells.num_bytes // count), cells.name, number) for number in range(count)]
+    slices.sort(key=lambda s: (-s[0], s[1], s[2]))
+    heap = [(0, replica) for replica in range(num_replicas)]
+    for num_bytes, name, number in slices:
+        load, replica = heap[0]
+        heapq.heapreplace(heap, (load + num_bytes, replica))
+        replicas[name][number] = replica
+    for name, found in replicas.items():
+        dealt[name] = (cuts[name], tuple(found))

@@ -1,0 +1,122 @@
+"""Boxes that a tensor announces itself: who says what a rank holds.
+
+Three protocols are understood. torch.distributed.checkpoint asks ``__create_chunk_list__`` and
+``__create_write_items__``, of which those of a local tensor count before those of its class and
+before placements: Megatron-FSDP splits DTensors unevenly and says so there. torch_checkpointing
+reads ``global_shape``, ``global_offsets``, ``local_offsets`` and ``local_sizes``. Any of them may
+name several boxes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dtckpt.errors import LayoutMismatch
+
+from ...dtensor.geometry.box import Box
+
+_CHUNKS, _WRITES = "__create_chunk_list__", "__create_write_items__"
+_SHARD = "__get_tensor_shard__"
+_SLICES = ("global_shape", "global_offsets", "local_offsets", "local_sizes")
+_TELLING = frozenset({_CHUNKS, _WRITES, *_SLICES})
+_HINTS = (
+    *(_CHUNKS, _WRITES, _SHARD),
+    *_SLICES,
+    *("global_offset", "local_shape", "local_shards", "sharding_spec", "placements"),
+    *("device_mesh", "_local_tensor", "_local_shard"),
+)
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+Parts = list[tuple[Box, torch.Tensor]]
+
+
+def announces(value: Any) -> bool:
+    """Whether a value says by one of the protocols what this rank holds; cheap for plain tensors.
+
+    Not for DTensors, whose class always does.
+    """
+    if type(value) in _PLAIN and (not vars(value) or _TELLING.isdisjoint(vars(value))):
+        return False
+    return hasattr(value, _CHUNKS) or hasattr(value, _WRITES) or _has_slices(value)
+
+
+def overrides(value: Any, base: type) -> bool:
+    """Whether a class derived from ``base`` announces boxes in a way of its own."""
+    cls = type(value)
+    own, given = getattr(cls, _CHUNKS, None), getattr(base, _CHUNKS, None)
+    return issubclass(cls, base) and own is not None and own is not given
+
+
+def hint_of_parts(value: Any) -> str:
+    """Return an attribute by which a tensor of an unknown class may be a part of another, or ""."""
+    return next((hint for hint in _HINTS if hasattr(value, hint)), "")
+
+
+def announced_shape(value: Any) -> tuple[int, ...]:
+    """Return the shape of the global tensor."""
+    hooked = hasattr(value, _CHUNKS) or hasattr(value, _WRITES)
+    return tuple(value.shape if hooked else value.global_shape)
+
+
+def announced_parts(name: str, teller: Any, whole: Any, local: Any) -> Parts:
+    """Return the boxes that ``teller`` announces of ``whole``, with their elements in ``local``.
+
+    Raises LayoutMismatch where there is no telling which elements belong to which box.
+    """
+    if not hasattr(teller, _CHUNKS) and not hasattr(teller, _WRITES):
+        return _slices(name, teller, local)
+    boxes = [box for box in _boxes(name, teller, whole) if not box.is_empty]
+    if hasattr(teller, _SHARD):
+        from torch.distributed.checkpoint.metadata import MetadataIndex
+
+        return [
+            (box, getattr(teller, _SHARD)(MetadataIndex(name, torch.Size(box.offsets))))
+            for box in boxes
+        ]
+    if len(boxes) > 1:
+        raise LayoutMismatch(
+            f"tensor {name!r} announces {len(boxes)} boxes ({', '.join(map(str, boxes[:3]))}), but "
+            f"has no {_SHARD} to tell which elements are whose"
+        )
+    return [(box, local) for box in boxes]
+
+
+def _boxes(name: str, teller: Any, whole: Any) -> list[Box]:
+    if hasattr(teller, _CHUNKS):
+        chunks = getattr(teller, _CHUNKS)()
+    else:
+        items = getattr(teller, _WRITES)(name, whole)
+        chunks = [item.tensor_data.chunk for item in items if item.tensor_data is not None]
+    return [Box(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in chunks]
+
+
+def _has_slices(value: Any) -> bool:
+    return all(hasattr(value, attribute) for attribute in _SLICES)
+
+
+def _slices(name: str, teller: Any, local: torch.Tensor) -> Parts:
+    """Return the parts of a tensor that lists offsets in the global and in the local tensor."""
+    shape, *lists = (tuple(getattr(teller, attribute)) for attribute in _SLICES)
+    parts: Parts = []
+    if len({len(entries) for entries in lists}) != 1:
+        raise LayoutMismatch(
+            f"tensor {name!r}: {', '.join(_SLICES[1:])} have {list(map(len, lists))} entries; "
+            "expected one each for every box"
+        )
+    for start, inner, sizes in zip(*lists, strict=True):
+        box = Box(tuple(start), tuple(sizes))
+        source = Box(tuple(inner), tuple(sizes))
+        if not (
+            box.ndim == source.ndim == len(shape) == local.ndim
+            and Box.whole(tuple(shape)).contains(box)
+            and Box.whole(tuple(local.shape)).contains(source)
+        ):
+            raise LayoutMismatch(
+                f"tensor {name!r} announces {box} of a tensor of the shape {list(shape)} at "
+                f"{source} of its own shape {list(local.shape)}, which does not lie in them"
+            )
+        if not box.is_empty:
+            parts.append((box, local[source.slices]))
+    return parts

@@ -1,0 +1,312 @@
+"""Torch tensors and numpy arrays as the rest of the package sees them: specs, sources and sinks.
+
+Accepted are our DTensors, torch's DTensors (FSDP2, tensor parallel, HSDP), any other tensor that
+announces its boxes by torch's checkpoint protocol or that of torch_checkpointing, plain tensors and
+numpy arrays. What the local tensor of a DTensor announces counts before what its class announces,
+and that before its placements.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+
+from dtckpt.errors import LayoutMismatch, PlacementError, Unsavable
+
+from ...dtensor.geometry.box import Box
+from ...dtensor.geometry.layout import Layout
+from .announced import (
+    announced_parts,
+    announced_shape,
+    announces,
+    hint_of_parts,
+    overrides,
+)
+from .dtypes import BY_TORCH_NAME, DType
+from .source import PIECE_BYTES
+from .spec import TensorSpec
+from .transfer import TensorSource
+
+Array = np.ndarray[Any, Any]
+
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+_ARRAYS = (np.ndarray, np.memmap)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalTensor:
+    """A tensor as this rank holds it."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    """Shape of the global tensor."""
+    layout: Layout | None
+    """Mesh and placements where there are any."""
+    is_plain: bool
+    """Whether every rank that has the name holds the whole tensor."""
+    parts: tuple[tuple[Box, torch.Tensor], ...]
+    """Boxes that this rank holds, with tensors of their sizes."""
+
+    def spec(self, same_as: str | None = None) -> TensorSpec:
+        """Return what this rank tells the others, and which tensor has the same memory."""
+        boxes = None
+        if self.layout is None and not self.is_plain:
+            boxes = tuple(box for box, _ in self.parts)
+        return TensorSpec(
+            dtype=self.dtype, shape=self.shape, layout=self.layout, boxes=boxes, same_as=same_as
+        )
+
+    def digests(self) -> Iterator[tuple[Box, str]]:
+        """Yield every box that this rank holds with the xxh3_128 of its bytes, in hex digits."""
+        for box, tensor in self.parts:
+            hasher = xxhash.xxh3_128()
+            for piece in TensorSource(tensor.detach()).pieces(PIECE_BYTES):
+                hasher.update(piece)
+            yield box, hasher.hexdigest()
+
+    def check_rank(self, rank: int) -> None:
+        """Raise LayoutMismatch unless ``rank`` of the process group is this rank of the mesh."""
+        if self.layout is None:
+            return
+        coordinate = self.layout.mesh.coordinate(rank)
+        held = [] if coordinate is None else [self.layout.box(coordinate)]
+        if [box for box, _ in self.parts] != held:
+            raise LayoutMismatch(
+                f"tensor {self.name!r}: rank {rank} of the process group would hold "
+                f"{held or 'nothing'} of {self.layout}, but the tensor's own mesh says "
+                f"{[str(box) for box, _ in self.parts] or 'nothing'}. Save with the process group "
+                "that the mesh was made from"
+            )
+
+    def part(self, box: Box) -> torch.Tensor:
+        """Return the elements of a box that this rank holds."""
+        for held, tensor in self.parts:
+            if held == box:
+                return tensor.detach()
+            if held.contains(box):
+                return tensor.detach()[box.relative_to(held).slices]
+        raise LayoutMismatch(
+            f"tensor {self.name!r}: this rank was to write {box} but holds "
+            f"{', '.join(str(held) for held, _ in self.parts) or 'nothing'}"
+        )
+
+
+def tensor_tag(value: object) -> str | None:
+    """Say how a value is stored: "tensor", "ndarray", or None if it is not a tensor at all."""
+    if isinstance(value, torch.Tensor) or _speaks_protocol(value):
+        return "tensor"
+    if type(value) in _ARRAYS:  # others, such as masked arrays, hold more
+        return "ndarray"
+    return None
+
+
+def local_tensor(name: str, value: Any) -> LocalTensor:
+    """Return how this rank holds ``value``; a DTensor knows by itself which rank it is on.
+
+    Raises Unsavable for tensors that have no bytes of their own (meta, sparse, quantized) or a
+    dtype outside of the format, and LayoutMismatch where a local shard is not what its layout
+    says.
+    """
+    if type(value) in _TENSORS and not announces(value):  # nearly all, and there may be very many
+        return _plain(name, value)
+    if type(value) in _ARRAYS:
+        return _plain(name, _tensor_of_array(name, value))
+    if _is_dtensor(value):
+        layout = _layout_of(name, value)  # refuses what is partial, whoever tells of boxes
+        local = getattr(value, "_local_tensor", None)  # private in torch
+        if local is not None and announces(local):
+            return _announced(name, local, value, local)
+        if layout is not None and not _has_own_way(value):
+            return _distributed(name, value, layout)
+    if announces(value):
+        return _announced(name, value, value, value)
+    return _plain(name, _own_memory(name, value))
+
+
+def _plain(name: str, tensor: torch.Tensor) -> LocalTensor:
+    dtype = _check(name, tensor)
+    shape = tuple(tensor.shape)
+    return LocalTensor(
+        name=name,
+        dtype=dtype,
+        shape=shape,
+        layout=None,
+        is_plain=True,
+        parts=((Box.whole(shape), tensor),),
+    )
+
+
+def _distributed(name: str, value: Any, layout: Layout) -> LocalTensor:
+    shard = getattr(value, "_local_tensor", None)  # private in torch
+    local = _own_memory(name, value.to_local().detach() if shard is None else shard)
+    coordinate = value.device_mesh.get_coordinate()
+    parts: tuple[tuple[Box, torch.Tensor], ...] = ()
+    if coordinate is not None:
+        box = layout.box(tuple(coordinate))
+        if box.is_empty and local.numel() == 0:
+            local = local.view(box.sizes)  # FSDP2 makes empty parts empty along other dims too
+        if tuple(local.shape) != box.sizes:
+            raise LayoutMismatch(
+                f"tensor {name!r}: the layout {layout} gives coordinate {tuple(coordinate)} the "
+                f"box {box}, but its local shard has the shape {tuple(local.shape)}. Say how the "
+                "tensor really is split, for instance with a Ragged placement"
+            )
+        parts = ((box, local),)
+    return LocalTensor(
+        name=name,
+        dtype=_check(name, local),
+        shape=layout.shape,
+        layout=layout,
+        is_plain=False,
+        parts=parts,
+    )
+
+
+def _announced(name: str, teller: Any, value: Any, local: Any) -> LocalTensor:
+    """Return a tensor whose boxes ``teller`` announces: the value itself or its local tensor."""
+    found = announced_parts(name, teller, value, local)
+    parts = tuple((box, _own_memory(name, shard, is_part=True)) for box, shard in found)
+    dtype = _dtype_of(name, value.dtype)
+    shape = tuple(value.shape) if teller is not value else announced_shape(value)
+    outside = [box for box, _ in parts if not Box.whole(shape).contains(box)]
+    if outside:
+        raise LayoutMismatch(
+            f"tensor {name!r} announces {outside[0]}, which does not lie in its shape {list(shape)}"
+        )
+    for box, shard in parts:
+        if (_check(name, shard), tuple(shard.shape)) != (dtype, box.sizes):
+            raise LayoutMismatch(
+                f"tensor {name!r} announces {dtype.torch_name}{list(box.sizes)} at {box}, but the "
+                f"shard there is {shard.dtype}{list(shard.shape)}"
+            )
+    return LocalTensor(
+        name=name, dtype=dtype, shape=shape, layout=None, is_plain=False, parts=parts
+    )
+
+
+def _is_dtensor(value: Any) -> bool:
+    """Whether a value is a DTensor, of ours or of torch."""
+    return any(isinstance(value, cls) for cls in _dtensor_classes())
+
+
+def _has_own_way(value: Any) -> bool:
+    """Whether the class of a DTensor tells of boxes in another way than DTensors do."""
+    return any(overrides(value, cls) for cls in _dtensor_classes())
+
+
+def _dtensor_classes() -> list[Any]:
+    modules = (sys.modules.get(m) for m in ("dtckpt.dtensor.dtensor", "torch.distributed.tensor"))
+    return [module.DTensor for module in modules if module is not None]
+
+
+def _layout_of(name: str, value: Any) -> Layout | None:
+    """Return mesh and placements of a DTensor of ours or torch's; None if we cannot name them."""
+    layout = _named_layout(name, value)
+    if layout is not None and layout.is_partial:
+        raise Unsavable(
+            f"tensor {name!r} is laid out as {layout}: its ranks hold terms of a reduction that "
+            "is still to be done. Redistribute it to Shard or Replicate before saving or loading"
+        )
+    return layout
+
+
+def _named_layout(name: str, value: Any) -> Layout | None:
+    ours = sys.modules.get("dtckpt.dtensor.dtensor")
+    if ours is not None and isinstance(value, ours.DTensor):
+        return value.global_layout
+    torchs = sys.modules.get("torch.distributed.tensor")
+    if torchs is None or not isinstance(value, torchs.DTensor):
+        return None
+    from ...dtensor.mesh import torch_layouts as interop  # loads all of torch.distributed.tensor
+
+    try:
+        return interop.layout_from_torch(value)
+    except PlacementError as error:
+        # Of blocks that are dealt out in turn torch's chunk list makes one box with other elements.
+        if any(p.is_partial() or interop.split_factor(p) is not None for p in value.placements):
+            raise Unsavable(f"tensor {name!r}: {error}") from error
+        return None  # a placement that we cannot name; the chunk list still tells the boxes
+
+
+def _speaks_protocol(value: object) -> bool:
+    return hasattr(value, "__create_chunk_list__") and hasattr(value, "__get_tensor_shard__")
+
+
+def _own_memory(name: str, tensor: Any, *, is_part: bool = False) -> torch.Tensor:
+    """Return a tensor whose elements are its own memory; Unsavable for wrappers of others.
+
+    So, too, for those that may be a part of something, unless it is known of what. The result of a
+    collective that is under way is waited for.
+    """
+    if hasattr(tensor, "trigger_wait"):
+        tensor = tensor.trigger_wait()
+    parameter = torch.nn.parameter
+    if isinstance(tensor, parameter.UninitializedParameter | parameter.UninitializedBuffer):
+        raise Unsavable(
+            f"tensor {name!r} is not initialised yet; run a forward pass of the module first"
+        )
+    cls = type(tensor)
+    if cls in _TENSORS:
+        return tensor
+    own = getattr(cls, "__torch_dispatch__", None)
+    if own is not getattr(torch.Tensor, "__torch_dispatch__", None):
+        raise Unsavable(
+            f"tensor {name!r} is (or has as its shard) a {cls.__module__}.{cls.__qualname__}, "
+            "which computes its elements from other tensors, and neither is a DTensor nor offers "
+            "__create_chunk_list__; save the tensors that it consists of"
+        )
+    hint = "" if is_part else hint_of_parts(tensor)
+    if hint:
+        raise Unsavable(
+            f"tensor {name!r} is (or has as its shard) a {cls.__module__}.{cls.__qualname__}, "
+            f"which has {hint} and so may be a part of a tensor, and there is no telling which. "
+            "Offer __create_chunk_list__ and __get_tensor_shard__, or save plain tensors"
+        )
+    return tensor.as_subclass(torch.Tensor)
+
+
+def _check(name: str, tensor: torch.Tensor) -> DType:
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise Unsavable(
+            f"tensor {name!r} has the layout {tensor.layout}"
+            f"{' and is quantized' if tensor.is_quantized else ''}; only dense tensors can be "
+            "stored. Save the tensors that it consists of"
+        )
+    if tensor.device.type == "meta":
+        raise Unsavable(
+            f"tensor {name!r} is on the meta device and has no memory; materialise it first, for "
+            "instance with module.to_empty(device=...)"
+        )
+    return _dtype_of(name, tensor.dtype)
+
+
+def _dtype_of(name: str, dtype: torch.dtype) -> DType:
+    found = BY_TORCH_NAME.get(str(dtype).removeprefix("torch."))
+    if found is None:
+        raise Unsavable(
+            f"tensor {name!r} has the dtype {dtype}, which safetensors does not hold; expected "
+            f"one of {', '.join(BY_TORCH_NAME)}"
+        )
+    return found
+
+
+def _tensor_of_array(name: str, array: Array) -> torch.Tensor:
+    if array.dtype.name not in BY_TORCH_NAME or not array.dtype.isnative:
+        raise Unsavable(
+            f"numpy array {name!r} has the dtype {array.dtype.str}; expected one of "
+            f"{', '.join(BY_TORCH_NAME)} in native byte order"
+        )
+    return torch.from_numpy(array if is_shared(array) else array.copy())
+
+
+def is_shared(array: Array) -> bool:
+    """Whether torch can share an array's memory; else only its values can be had, by a copy."""
+    strides = array.strides
+    return array.flags.writeable and all(s >= 0 and s % array.itemsize == 0 for s in strides)

@@ -1,0 +1,227 @@
+"""What a rank says it holds.
+
+A rank describes its tensors by names, shapes, dtypes and layouts alone: that is all a plan needs,
+and it stays the same from save to save. The tree with its values, and the hashes of plain tensors,
+change with every step and are described apart.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import xxhash
+
+from dtckpt.errors import Unsavable
+
+from ...dtensor.geometry.box import Box
+from ...dtensor.geometry.irregular import IrregularLayout
+from ...dtensor.geometry.layout import Layout
+from ...dtensor.geometry.mesh import Mesh
+from ...dtensor.geometry.placement import Placement, parse_placement
+from ..state.names import Path, join
+from ..state.tree import CONTAINERS, Node, children, container_node, tag_of, tensor_names
+from .dtypes import DType, dtype_of_code
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """One tensor as one rank sees it: distributed, told by its chunks, or plain."""
+
+    dtype: DType
+    shape: tuple[int, ...]
+    layout: Layout | None = None
+    """Mesh and placements, for distributed tensors."""
+    boxes: tuple[Box, ...] | None = None
+    """What this rank holds, for tensors that only tell their chunks."""
+    same_as: str | None = None
+    """Name of another tensor that is the very same memory."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether every rank that has the name must hold the same whole tensor."""
+        return self.layout is None and self.boxes is None
+
+
+TensorSpecs = dict[str, TensorSpec]
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """What of a rank's state changes with every step, but for the elements of its tensors."""
+
+    tree: Node
+    digests: dict[str, str]
+    """Hashes of plain tensors, which count as replicated."""
+    groups: tuple[str, ...] = ()
+    """Lists of groups of named parameters, of which each rank may have other ones."""
+
+    def to_bytes(self) -> bytes:
+        """Return canonical JSON: equal values give equal bytes on all ranks."""
+        return _dump({"tree": self.tree, "digests": self.digests, "groups": self.groups})
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Values:
+        """Return the values that ``to_bytes`` wrote."""
+        value = json.loads(data)
+        return cls(value["tree"], value["digests"], tuple(value["groups"]))
+
+
+@dataclass(frozen=True, slots=True)
+class OwnPart:
+    """What a rank keeps for itself (PerRank), which no other rank has to agree with."""
+
+    nodes: dict[str, Node]
+    """Nodes of the tree by the name of their ``per_rank`` node."""
+    tensors: TensorSpecs
+
+    def to_bytes(self) -> bytes:
+        """Return JSON."""
+        return _dump({"nodes": self.nodes, "tensors": _specs_to_json(self.tensors)})
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> OwnPart:
+        """Return the part that ``to_bytes`` wrote."""
+        value = json.loads(data)
+        return cls(value["nodes"], _specs_from_json(value["tensors"]))
+
+
+def specs_to_bytes(specs: TensorSpecs) -> bytes:
+    """Return the JSON form in which one rank tells the others of its tensors."""
+    return _dump(_specs_to_json(specs))
+
+
+def specs_from_bytes(data: bytes) -> TensorSpecs:
+    """Return the specs that ``specs_to_bytes`` wrote."""
+    return _specs_from_json(json.loads(data))
+
+
+def fingerprint(*parts: bytes) -> bytes:
+    """Return 16 bytes that differ where parts differ."""
+    hasher = xxhash.xxh3_128()
+    for part in parts:
+        hasher.update(len(part).to_bytes(8, "little"))
+        hasher.update(part)
+    return hasher.digest()
+
+
+def specs_fingerprint(specs: TensorSpecs) -> bytes:
+    """Return the fingerprint of names, dtypes, shapes and layouts, and of the format's version."""
+    ways: dict[tuple[Mesh, tuple[Placement, ...]], int] = {}
+    lines: list[tuple[object, ...]] = []
+    for name, spec in specs.items():
+        where: object = None
+        if spec.layout is not None:
+            where = ways.setdefault((spec.layout.mesh, spec.layout.placements), len(ways))
+        elif spec.boxes is not None:
+            where = [str(box) for box in spec.boxes]
+        lines.append((name, spec.dtype.code, spec.shape, where, spec.same_as))
+    told = [[mesh.to_json(), [str(p) for p in placements]] for mesh, placements in ways]
+    return fingerprint(_dump([FORMAT_VERSION, told]), _dump(lines))
+
+
+def _specs_to_json(specs: TensorSpecs) -> dict[str, Any]:
+    meshes: dict[Mesh, int] = {}
+    tensors = {name: _tensor_json(spec, meshes) for name, spec in specs.items()}
+    return {"meshes": [mesh.to_json() for mesh in meshes], "tensors": tensors}
+
+
+def _specs_from_json(value: dict[str, Any]) -> TensorSpecs:
+    meshes = [Mesh.from_json(mesh) for mesh in value["meshes"]]
+    return {name: _tensor_from_json(t, meshes) for name, t in value["tensors"].items()}
+
+
+def _dump(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _tensor_json(spec: TensorSpec, meshes: dict[Mesh, int]) -> list[Any]:
+    where: Any = None
+    if spec.layout is not None:
+        mesh = meshes.setdefault(spec.layout.mesh, len(meshes))
+        where = [mesh, *(str(p) for p in spec.layout.placements)]
+    elif spec.boxes is not None:
+        where = {"boxes": [str(box) for box in spec.boxes]}
+    return [spec.dtype.code, list(spec.shape), where, spec.same_as]
+
+
+def _tensor_from_json(value: list[Any], meshes: Sequence[Mesh]) -> TensorSpec:
+    code, sizes, where, same_as = value
+    shape = tuple(sizes)
+    layout: Layout | None = None
+    boxes: tuple[Box, ...] | None = None
+    if isinstance(where, list):
+        mesh, *placements = cast(list[Any], where)
+        layout = Layout(meshes[mesh], tuple(parse_placement(p) for p in placements), shape)
+    elif where is not None:
+        boxes = tuple(Box.parse(text) for text in where["boxes"])
+    return TensorSpec(
+        dtype=dtype_of_code(code, "state spec"),
+        shape=shape,
+        layout=layout,
+        boxes=boxes,
+        same_as=same_as,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlobalTensor:
+    """A tensor of the whole job: who holds which box."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    layout: Layout | IrregularLayout
+    is_plain: bool = False
+    """Whether every rank that has the name holds the whole, which their hashes vouch for."""
+    is_joined: bool = False
+    """Whether ranks hold copies only if their bytes agree, which is still to be seen."""
+    same_as: str | None = None
+    """Name of another tensor that is the very same memory on every rank."""
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether ranks of a mesh hold copies of one part."""
+        return (
+            isinstance(self.layout, Layout) and self.layout.num_replicas > 1 and not self.is_plain
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the global tensor."""
+        return Box.whole(self.shape).numel * self.dtype.itemsize
+
+
+def split_own(tree: Node, specs: TensorSpecs) -> tuple[Node, TensorSpecs, OwnPart]:
+    """Return tree and specs without what the rank keeps for itself, and that part alone."""
+    own: dict[str, Node] = {}
+    shared = _without_own(tree, (), own)
+    mine = {tensor for node in own.values() for tensor in tensor_names(node)}
+    for name in mine:
+        if not specs[name].is_plain:
+            raise Unsavable(
+                f"tensor {name!r} is distributed; PerRank is for plain tensors and values"
+            )
+    if not mine:
+        return shared, specs, OwnPart(own, {})
+    kept = {name: spec for name, spec in specs.items() if name in mine}
+    rest = {name: spec for name, spec in specs.items() if name not in mine}
+    return shared, rest, OwnPart(own, kept)
+
+
+def _without_own(node: Node, path: Path, own: dict[str, Node]) -> Node:
+    tag = tag_of(node)
+    if tag == "per_rank":
+        own[join(path)] = node
+        return {tag: {}}
+    if tag not in CONTAINERS:
+        return node
+    inner = [
+        (key, _without_own(child, (*path, component), own))
+        for key, component, child in children(node)
+    ]
+    return container_node(tag, inner)

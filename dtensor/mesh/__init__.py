@@ -1,0 +1,1 @@
+"""This process's place: meshes with their groups, and layouts on them."""

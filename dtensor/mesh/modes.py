@@ -1,0 +1,134 @@
+"""Settings of a ``with`` block: of a thread or task, and of autograd's threads that work for it.
+
+On accelerators a backward pass runs in threads of autograd. What holds where it was started holds
+there, too: the settings are handed on beside the context variable that other code reads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar, Token
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ..torch_private import hand_to_autograd, handed_to_autograd
+
+if TYPE_CHECKING:
+    from .torch_mesh import TorchMesh
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Settings:
+    is_strict: bool = False
+    replicates: bool = False
+    meshes: tuple[TorchMesh, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Handed:
+    """What a thread hands to those in which autograd works for it."""
+
+    thread: int
+    settings: _Settings
+
+
+_KEY = "dtckpt_settings"
+_DEFAULT = _Settings()
+_SETTINGS: ContextVar[_Settings | None] = ContextVar("dtckpt_settings", default=None)
+
+_Before = tuple[Token[_Settings | None], _Handed | None]
+_ENTERED: ContextVar[tuple[_Before, ...]] = ContextVar("dtckpt_entered", default=())
+"""What there was before each mesh that is active."""
+
+
+def _now() -> _Settings:
+    found = _SETTINGS.get()
+    if found is None:
+        handed = _handed_here()
+        return _DEFAULT if handed is None else handed.settings
+    return found
+
+
+def _handed_here() -> _Handed | None:
+    """Return what another thread has handed to this one: None but in threads of autograd.
+
+    What this thread has handed on itself may be of another of its asyncio tasks.
+    """
+    handed = handed_to_autograd(_KEY)
+    is_others = isinstance(handed, _Handed) and handed.thread != threading.get_ident()
+    return handed if is_others else None
+
+
+def _set(settings: _Settings) -> _Before:
+    before = _SETTINGS.set(settings), _handed_here()
+    hand_to_autograd(_KEY, _Handed(threading.get_ident(), settings))
+    return before
+
+
+def _restore(before: _Before) -> None:
+    token, handed = before
+    _SETTINGS.reset(token)
+    now = _SETTINGS.get()  # not what was handed on before: blocks of tasks end in any order
+    own = None if now is None else _Handed(threading.get_ident(), now)
+    hand_to_autograd(_KEY, own or handed)
+
+
+@contextmanager
+def strict(enabled: bool = True) -> Generator[None]:
+    """Within it, an operator that has neither a rule nor a decomposition here raises UnsupportedOp.
+
+    Outside it such an operator is decomposed as torch does it, or else gathered and run whole on
+    every rank. ``strict(False)`` undoes it within a block.
+    """
+    before = _set(replace(_now(), is_strict=enabled))
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
+def is_strict() -> bool:
+    """Return whether operators without a rule are errors."""
+    return _now().is_strict
+
+
+@contextmanager
+def implicit_replication() -> Generator[None]:
+    """Within it, plain tensors beside distributed ones are taken as equal on all ranks.
+
+    For code that makes its constants itself; nothing checks that they are equal. Outside of it a
+    plain tensor of more than one element is compared across the ranks at every call, which costs a
+    small collective, and raises PlacementError on all of them where it differs.
+    """
+    before = _set(replace(_now(), replicates=True))
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
+def replicates_plain_tensors() -> bool:
+    """Return whether all plain tensors are taken as replicated."""
+    return _now().replicates
+
+
+def enter_mesh(mesh: TorchMesh) -> None:
+    """Make a mesh the active one until ``leave_mesh``."""
+    now = _now()
+    before = _set(replace(now, meshes=(*now.meshes, mesh)))
+    _ENTERED.set((*_ENTERED.get(), before))
+
+
+def leave_mesh() -> None:
+    """Make the mesh before the active one active again."""
+    *rest, before = _ENTERED.get()
+    _ENTERED.set(tuple(rest))
+    _restore(before)
+
+
+def active_mesh() -> TorchMesh | None:
+    """Return the mesh of the innermost ``with mesh:`` of this thread and task, if any."""
+    meshes = _now().meshes
+    return meshes[-1] if meshes else None

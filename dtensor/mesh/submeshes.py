@@ -1,0 +1,174 @@
+"""Meshes made of a mesh: along some of its axes, with several of them as one, with one as several.
+
+They share the process groups of the mesh that they were taken from.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self, TypeVar
+
+from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
+
+from dtckpt.errors import PlacementError
+
+from ..comm.groups import Axes, BackendOverride
+from ..geometry.mesh import Mesh
+from .axis_groups import MeshGroups, Parts
+
+T = TypeVar("T", bound="SubMeshes")
+
+RECIPES = ("_taken", "unflatten")
+"""The methods that make a mesh of its parent."""
+
+
+class SubMeshes(MeshGroups):
+    """What is taken from a mesh; a base of ``DeviceMesh``."""
+
+    _like: Callable[[Mesh], Self]
+    """Makes a mesh of other ranks, of which this process is as in this one."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._recipe: tuple[str, tuple[Any, ...]] = ("", ())
+        """One of `RECIPES`, and its arguments."""
+        self._children: dict[object, Self] = {}
+        self._joined: dict[str, Axes] = {}
+        """Axes that were made one, by the name of that."""
+
+    @property
+    def root(self) -> Self:
+        """The mesh that this one was taken from, perhaps in steps; itself where it was not."""
+        return self if self._parent is None else self._parent[0].root
+
+    def __getitem__(self, names: str | tuple[str, ...]) -> Self:
+        """Return the mesh along the named axes through this rank, in the order given.
+
+        On the mesh that it was taken from, ``flatten`` leaves a name that counts here, too.
+        """
+        wanted = (names,) if isinstance(names, str) else tuple(names)
+        known = self._joined
+        parts = tuple(known.get(name) or (self.layout_mesh.axis(name),) for name in wanted)
+        return self._taken(parts, wanted)
+
+    def flatten(
+        self,
+        mesh_dim_name: str | None = None,
+        backend_override: BackendOverride | None = None,
+    ) -> Self:
+        """Return the 1-d mesh of all ranks in row-major order.
+
+        The mesh that this one was taken from knows it by its name then: ``mesh["dp_cp"]``.
+        ``backend_override`` is the backend of its process group, its options, or both in a tuple.
+        """
+        name = mesh_dim_name or "_".join(self.layout_mesh.axis_names)
+        if self.layout_mesh.axis_names == (name,):
+            return self
+        base, parts = self._base()
+        axes = tuple(itertools.chain.from_iterable(parts))
+        if name in base.layout_mesh.axis_names or base._joined.get(name, axes) != axes:
+            raise PlacementError(
+                f"mesh {base.layout_mesh} has other ranks under the name {name!r}: flatten to "
+                "another name"
+            )
+        base._joined[name] = axes
+        made = base._taken((axes,), (name,))
+        if backend_override is not None:
+            base._override(tuple(sorted(axes)), backend_override)
+        return made
+
+    def unflatten(
+        self,
+        dim: int | str,
+        mesh_sizes: Sequence[int],
+        mesh_dim_names: Sequence[str],
+        backend_override: Mapping[int | str, BackendOverride] | None = None,
+    ) -> Self:
+        """Return the mesh of the same ranks in which one axis is several, the last one fastest.
+
+        ``backend_override`` has the backends of the groups along the new axes, as in
+        ``init_device_mesh``.
+        """
+        axis, sizes = self.layout_mesh.axis(dim), tuple(mesh_sizes)
+        mesh = self.layout_mesh.split(axis, sizes, tuple(mesh_dim_names))
+        parts = tuple((old,) for old in range(self.ndim) for _ in (sizes if old == axis else (0,)))
+        made = self._derived(mesh, parts, ("unflatten", (axis, sizes, tuple(mesh_dim_names))))
+        inner = Mesh(sizes, tuple(mesh_dim_names))
+        for new, backend in (backend_override or {}).items():
+            made._override((axis + inner.axis(new),), backend)
+        return made
+
+    @staticmethod
+    def concat(meshes: Sequence[T]) -> T:
+        """Return the mesh along all axes of some meshes that were taken from one, in their order.
+
+        Raises PlacementError where they are of several meshes, or have axes in common.
+        """
+        found = [mesh._base() for mesh in meshes]
+        if not found or any(base is not found[0][0] for base, _ in found):
+            raise PlacementError(
+                f"concat takes meshes that were taken from one by their names, got {list(meshes)}"
+            )
+        names = tuple(name for mesh in meshes for name in mesh.layout_mesh.axis_names)
+        return found[0][0]._taken(tuple(part for _, parts in found for part in parts), names)
+
+    def _taken(self, parts: Parts, names: tuple[str, ...]) -> Self:
+        """Return the mesh through this rank along ``parts``, each of them one axis."""
+        mesh = self.layout_mesh
+        if names == mesh.axis_names and parts == tuple((axis,) for axis in range(mesh.ndim)):
+            return self
+        axes = tuple(itertools.chain.from_iterable(parts))
+        if len(set(axes)) < len(axes):
+            raise PlacementError(f"{names} of mesh {mesh} have axes in common")
+        everywhere = len(axes) == mesh.ndim
+        row = mesh.submesh(axes, (0,) * mesh.ndim if everywhere else self._here())
+        ends = list(itertools.accumulate(map(len, parts)))
+        own = tuple(tuple(range(end - len(p), end)) for end, p in zip(ends, parts, strict=True))
+        return self._derived(row.joined(own, names), parts, ("_taken", (parts, names)))
+
+    def _base(self) -> tuple[Self, Parts]:
+        """Return the mesh that has this one's axes as they are, and which of its those are."""
+        if self._parent is None or self._recipe[0] == "unflatten":
+            return self, tuple((axis,) for axis in range(self.ndim))
+        parent, parts = self._parent
+        base, above = parent._base()
+        return base, tuple(tuple(a for axis in part for a in above[axis]) for part in parts)
+
+    def _derived(self, mesh: Mesh, parts: Parts, recipe: tuple[str, tuple[Any, ...]]) -> Self:
+        key = (parts, mesh.shape, mesh.axis_names)
+        with self._lock:
+            if key not in self._children:
+                child = self._like(mesh)
+                child._parent, child._recipe = (self, parts), recipe
+                self._children[key] = child
+            return self._children[key]
+
+    # What torch calls these.
+
+    @property
+    def _root_mesh(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return None if self._parent is None else self.root
+
+    def _get_root_mesh(self) -> Self:
+        return self.root
+
+    _flatten = flatten
+    _unflatten = unflatten  # pyright: ignore[reportAssignmentType]
+
+    @staticmethod
+    def _concatenate(device_mesh_list: list[Any]) -> Any:
+        if all(isinstance(mesh, SubMeshes) for mesh in device_mesh_list):
+            return SubMeshes.concat(device_mesh_list)
+        return TorchDeviceMesh._concatenate(device_mesh_list)
+
+    def _get_all_submeshes(self, mesh_dim_name: str) -> list[Any]:
+        axis = self.layout_mesh.axis(mesh_dim_name)
+        rows = [c for c in self.layout_mesh.coordinates() if c[axis] == 0]
+        own = self[mesh_dim_name]
+        found: list[Any] = []
+        for at in rows:
+            row = self.layout_mesh.submesh((axis,), at)
+            is_own = row == own.layout_mesh
+            found.append(own if is_own else self._like(row))
+        return found

@@ -1,0 +1,188 @@
+"""torch's own meshes, placements and layouts, translated from and to ours.
+
+Torch hides the order in which several mesh axes cut one tensor dim: in a private placement
+``_StridedShard(dim, split_factor)`` or in a field ``shard_order`` of its spec. Here both become the
+explicit ``Shard(dim, order)``. Public attributes are read where they exist; private ones only
+through ``getattr``, so that a torch without them still works for everything else.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed.tensor as torch_tensor
+from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
+from torch.distributed.tensor import placement_types as torch_placements
+
+from dtckpt.errors import PlacementError
+
+from ..geometry.layout import Layout, format_placements
+from ..geometry.mesh import Mesh
+from ..geometry.placement import Partial, Placement, Ragged, Replicate, Shard
+from ..torch_private import spec_of_torch, strided_shard
+
+_STRIDED = strided_shard()
+
+TRANSLATE = (
+    "make them of one kind: from_torch(tensor) is dtckpt's, to_torch(tensor) torch's, and either "
+    "shares the memory"
+)
+"""What to do where DTensors of both kinds meet."""
+
+AnyPlacement = Placement | torch_placements.Placement
+"""A placement of ours or of torch."""
+
+
+def mesh_from_torch(torch_mesh: TorchDeviceMesh) -> Mesh:
+    """Return the shape, ranks and axis names of a torch mesh; no process group is touched."""
+    ours = getattr(torch_mesh, "layout_mesh", None)
+    if isinstance(ours, Mesh):  # it is a DeviceMesh of ours
+        return ours
+    ranks = torch_mesh.mesh
+    names = torch_mesh.mesh_dim_names
+    shape = tuple(ranks.shape)
+    return Mesh(shape, tuple(names) if names else (), tuple(ranks.flatten().tolist()))
+
+
+def placements_from_torch(
+    placements: Iterable[AnyPlacement], mesh_shape: Sequence[int], tensor_ndim: int
+) -> tuple[Placement, ...]:
+    """Return placements of ours for torch's, one per mesh axis; ours pass through.
+
+    ``mesh_shape`` and ``tensor_ndim`` are needed to decode the shard order that torch hides in a
+    split factor. Raises PlacementError for torch's internal placements that have no global
+    meaning (masked and norm partials, block-cyclic shards).
+
+    >>> placements_from_torch((torch_tensor.Replicate(), Shard(0)), (2, 2), 1)
+    (Replicate(), Shard(dim=0, order=None))
+    """
+    found = tuple(placements)
+    if all(isinstance(p, Placement) for p in found):
+        return cast("tuple[Placement, ...]", found)
+    decoded = [_one_from_torch(p, tensor_ndim) for p in found]
+    for dim in {p.dim for p in decoded if isinstance(p, Shard)}:
+        axes = [a for a, p in enumerate(decoded) if isinstance(p, Shard) and p.dim == dim]
+        if any(split_factor(found[axis]) is not None for axis in axes):
+            if any(getattr(found[axis], "order", None) is not None for axis in axes):
+                raise PlacementError(
+                    f"{found} says the order of cuts of dim {dim} twice, by an order and by "
+                    "torch's split factors; use Shard(dim, order) for all axes that cut it"
+                )
+            for order, axis in enumerate(_cutting_order(found, axes, mesh_shape)):
+                decoded[axis] = Shard(dim, order)
+    return tuple(decoded)
+
+
+def _one_from_torch(placement: AnyPlacement, tensor_ndim: int) -> Placement:
+    if isinstance(placement, Placement):
+        return placement
+    if isinstance(placement, torch_tensor.Shard) or split_factor(placement) is not None:
+        dim = int(getattr(placement, "dim", 0))
+        return Shard(dim % tensor_ndim if -tensor_ndim <= dim < 0 else dim)
+    if isinstance(placement, torch_tensor.Replicate):
+        return Replicate()
+    if type(placement) is torch_tensor.Partial:
+        return Partial(placement.reduce_op)
+    raise PlacementError(
+        f"torch's internal placement {placement!r} does not say what a rank holds; "
+        "redistribute the tensor to Shard or Replicate first"
+    )
+
+
+def split_factor(placement: AnyPlacement) -> int | None:
+    """Return the factor by which torch hides an order of cuts, or blocks dealt out in turn."""
+    if isinstance(placement, Placement | torch_tensor.Shard):
+        return None
+    factor = getattr(placement, "split_factor", None)
+    return None if factor is None else int(factor)
+
+
+def _cutting_order(
+    placements: Sequence[AnyPlacement], axes: Sequence[int], mesh_shape: Sequence[int]
+) -> list[int]:
+    # An axis of split factor n cuts the pieces of axes to its right that make n pieces together.
+    order: list[int] = []
+    for axis in reversed(axes):
+        factor = split_factor(placements[axis]) or 1
+        for position in range(len(order) + 1):
+            if math.prod(mesh_shape[a] for a in order[:position]) == factor:
+                order.insert(position, axis)
+                break
+        else:
+            raise PlacementError(
+                f"{placements[axis]!r} on axis {axis} of a mesh of shape {tuple(mesh_shape)} is "
+                f"no order of cuts: no axes to its right make {factor} pieces"
+            )
+    return order
+
+
+_layouts: weakref.WeakKeyDictionary[Any, dict[Any, Layout]] = weakref.WeakKeyDictionary()
+"""Layouts by torch mesh, placements, shape and order: a state has few, for very many tensors."""
+_MAX_LAYOUTS = 4096
+
+
+def layout_from_torch(tensor: torch_tensor.DTensor) -> Layout:
+    """Return the layout of a torch DTensor; PlacementError where it is none of ours."""
+    spec = spec_of_torch(tensor)
+    order = getattr(spec, "shard_order", None) or ()
+    as_order = getattr(spec, "use_strided_shard_as_shard_order", None)
+    known = _layouts.setdefault(tensor.device_mesh, {})
+    key = (tensor.placements, tuple(tensor.shape), order, as_order)
+    layout = known.get(key)
+    if layout is None:
+        layout = _layout_from_torch(tensor, spec)
+        if len(known) < _MAX_LAYOUTS:
+            known[key] = layout
+    return layout
+
+
+def _layout_from_torch(tensor: torch_tensor.DTensor, spec: Any) -> Layout:
+    mesh = mesh_from_torch(tensor.device_mesh)
+    shape = tuple(tensor.shape)
+    strided = any(split_factor(p) is not None for p in tensor.placements)
+    if strided and getattr(spec, "use_strided_shard_as_shard_order", None) is False:
+        raise PlacementError(
+            f"torch tensor of shape {shape} with placements {tensor.placements} is block-cyclic; "
+            "redistribute it to Shard or Replicate first"
+        )
+    placements = list(placements_from_torch(tensor.placements, mesh.shape, len(shape)))
+    for entry in getattr(spec, "shard_order", None) or ():
+        for order, axis in enumerate(entry.mesh_dims):
+            placements[axis] = Shard(entry.tensor_dim, order)
+    return Layout(mesh, tuple(placements), shape)
+
+
+def placements_to_torch(layout: Layout) -> tuple[torch_placements.Placement, ...]:
+    """Return torch's placements of a layout, a shard order as torch's split factors.
+
+    Raises PlacementError for what torch cannot express: ``Ragged``.
+    """
+    return tuple(_one_to_torch(layout, axis) for axis in range(layout.mesh.ndim))
+
+
+def _one_to_torch(layout: Layout, axis: int) -> torch_placements.Placement:
+    placement = layout.placements[axis]
+    if isinstance(placement, Ragged):
+        raise PlacementError(
+            f"torch has no ragged placement: ({format_placements(layout.placements)}) of shape "
+            f"{layout.shape}; redistribute to Shard({placement.dim}) first"
+        )
+    if isinstance(placement, Shard):
+        earlier = [split.axis for split in layout.splits[placement.dim]]
+        earlier = earlier[: earlier.index(axis)]
+        factor = math.prod(layout.mesh.shape[a] for a in earlier if a > axis)
+        if factor == 1:
+            return torch_tensor.Shard(placement.dim)
+        if _STRIDED is None:
+            raise PlacementError(
+                f"this torch ({torch.__version__}) has no placement for the shard order of "
+                f"({format_placements(layout.placements)}); redistribute to the default order first"
+            )
+        return _STRIDED(placement.dim, split_factor=factor)
+    if isinstance(placement, Partial):
+        return torch_tensor.Partial(placement.reduce_op)
+    return torch_tensor.Replicate()

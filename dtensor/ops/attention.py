@@ -1,0 +1,149 @@
+"""Scaled dot product attention: one rule for all backends, by the roles that arguments have.
+
+Batch and heads may be split; with fewer key heads than query heads, at multiples of a group. The
+query sequence may be split if attention is not causal, with whole keys and values, whose gradients
+are then Partial.
+"""
+
+# pyright: reportPrivateUsage=false
+# The schema of an operator has no public name in torch.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..mesh.spec import DTensorSpec
+from ..tensor.schemas import base_name
+from ..torch_private import schema_of
+from .engine.factors import Dim, Dims, Factors
+from .engine.forms import operator, zeros_of_nothing
+from .engine.table import RULES, LocalCall, OpCall, Rule
+
+aten = torch.ops.aten
+
+_LETTERS = "bhq"
+
+_QUERY, _KEY, _MASK = "bhq.", "bg..", "bhq."
+
+ROLES = {
+    "query": _QUERY,
+    "key": _KEY,
+    "value": _KEY,
+    "attn_mask": _MASK,
+    "attn_bias": _MASK,
+    "output": _QUERY,
+    "out": _QUERY,
+    "grad_out": _QUERY,
+    "grad_out_": _QUERY,
+    "logsumexp": "bhq",
+    "log_sumexp": "bhq",
+}
+"""Dims by role: b batch, h query heads, g key heads, q query sequence. Other roles have none."""
+
+_GRADIENTS = ("query", "key", "value", "attn_bias")
+
+BACKENDS = {
+    "_scaled_dot_product_flash_attention_for_cpu": {},
+    "_scaled_dot_product_flash_attention": {},
+    "_scaled_dot_product_efficient_attention": {"logsumexp": "bh.", "log_sumexp": "bh."},
+    "_scaled_dot_product_cudnn_attention": {"logsumexp": "bhq."},
+    "_scaled_dot_product_fused_attention_overrideable": {},
+}
+"""By operator, what it does otherwise; the efficient kernel pads the sequence of its sums."""
+
+
+def _attention(call: OpCall, roles: dict[str, str]) -> Rule | None:
+    named = _named(call)
+    query, key = named["query"], named["key"]
+    if not isinstance(query, DTensorSpec) or not isinstance(key, DTensorSpec):
+        return None
+    if query.ndim != 4 or named["dropout_p"] > 0:
+        return None  # without a rule it is refused: replicas would drop other elements
+    padded = any("q" not in text for role, text in roles.items() if "sum" in role)
+    whole = "q" if named["is_causal"] or padded else ""
+    group = query.shape[1] // max(key.shape[1], 1)
+    inputs = [name for name, value in named.items() if isinstance(value, DTensorSpec)]
+    is_backward = base_name(call.op).endswith("_backward")
+    results = tuple(result.name for result in schema_of(call.op).returns)
+    outputs = _GRADIENTS if is_backward else results
+
+    def dims(role: str, shape: Sequence[int]) -> Dims:
+        text = roles.get(role, "")[-len(shape) :] if shape else ""
+        if len(text) != len(shape):
+            return (None,) * len(shape)
+        return tuple(
+            _dim(letter, size, query, group) if letter not in whole else None
+            for letter, size in zip(text, shape, strict=True)
+        )
+
+    shapes = [meta.shape if meta else () for meta in call.outputs]
+    names = outputs[: len(shapes)]
+    return Rule(
+        rows=Factors(
+            call=call,
+            inputs=tuple(dims(n, s.shape) for n, s in zip(inputs, call.specs, strict=True)),
+            outputs=tuple(dims(n, shape) for n, shape in zip(names, shapes, strict=True)),
+            reduce=dict.fromkeys(range(len(_LETTERS)), "sum") if is_backward else {},
+            linear=(frozenset({0}),) if is_backward else (),
+            untouched=tuple(
+                frozenset() if name in roles else frozenset(range(len(_LETTERS))) for name in names
+            ),
+        ),
+        local=_local,
+    )
+
+
+def _dim(letter: str, size: int, query: DTensorSpec, group: int) -> Dim | None:
+    if letter == "g":
+        return Dim(1, group) if size * group == query.shape[1] and group else None
+    factor = _LETTERS.find(letter)
+    return Dim(factor) if factor >= 0 and size == query.shape[factor] else None
+
+
+def _named(call: OpCall) -> dict[str, Any]:
+    """Return the arguments by name, in the order of the schema, defaults where not given."""
+    return {
+        argument.name: call.arg(index, argument.name, argument.default_value)
+        for index, argument in enumerate(schema_of(call.op).arguments)
+    }
+
+
+def _local(local: LocalCall) -> Callable[..., Any]:
+    """Return the kernel with lengths that are those of the local query, and global in results."""
+    call = local.call
+    named = _named(call)
+    names = list(named)
+    query, key = named["query"], named["key"]
+    at = names.index("query")
+    lengths = (query.shape[2], key.shape[2])
+    run = zeros_of_nothing(local) or call.op
+    returns = [str(result.type) for result in schema_of(call.op).returns]
+
+    def attend(*args: Any, **kwargs: Any) -> Any:
+        given = list(args)
+        for name, index in (("max_q", at), ("max_k", at + 1)):
+            if name in named:
+                given[names.index(name)] = args[index].shape[2]
+        results = run(*given, **kwargs)
+        remaining = iter(lengths)
+        return tuple(
+            next(remaining) if kind in ("int", "SymInt") else result
+            for kind, result in zip(returns, results, strict=True)
+        )
+
+    return attend
+
+
+def _register() -> None:
+    for name, own in BACKENDS.items():
+        roles = {**ROLES, **own}
+        for full in (name, f"{name}_backward"):
+            op = operator(aten, full)
+            if op is not None:
+                RULES.register([op], lambda call, roles=roles: _attention(call, roles))
+
+
+_register()

@@ -1,0 +1,127 @@
+"""Negative log likelihood: every rank looks up the classes that it holds, so none are gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..mesh.spec import DTensorSpec
+from .engine.factors import Dim, Dims, Factors
+from .engine.table import LocalCall, OpCall, Rule, rule
+from .loss import MEAN, NONE
+
+aten = torch.ops.aten
+
+
+@rule(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+def nll_loss(call: OpCall) -> Rule:
+    """The loss, and the weight of all targets; a mean over parts is made of both sums."""
+    classes, samples, weight = _dims(call.specs[0])
+    inputs = (classes, samples, weight)[: len(call.specs)]
+    if call.args[3] == MEAN:
+        inputs = tuple((None,) * len(dims) for dims in inputs)
+    return Rule(
+        rows=Factors(
+            call=call,
+            inputs=inputs,
+            outputs=(samples if call.args[3] == NONE else (), ()),
+            reduce=dict.fromkeys(range(len(classes)), "sum"),
+        ),
+        local=_local_loss,
+    )
+
+
+@rule(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
+def nll_loss_backward(call: OpCall) -> Rule:
+    """Its gradient, for which only the weight of all targets is common."""
+    classes, samples, weight = _dims(call.specs[1])
+    grad = samples if call.args[4] == NONE else ()
+    has_weight = call.args[3] is not None
+    inputs = (grad, classes, samples, weight, ()) if has_weight else (grad, classes, samples, ())
+    return Rule(
+        rows=Factors(call=call, inputs=inputs, outputs=(classes,), linear=(frozenset({0}),)),
+        local=_local_backward,
+    )
+
+
+def _dims(source: DTensorSpec) -> tuple[Dims, Dims, Dims]:
+    """Return the dims of the values, of the targets and of the weight."""
+    dims: Dims = tuple(Dim(i) for i in range(source.ndim))
+    at = _class_dim(source.ndim)
+    return dims, (*dims[:at], *dims[at + 1 :]), (dims[at],)
+
+
+def _class_dim(ndim: int) -> int:
+    return 0 if ndim == 1 else 1
+
+
+def _own_classes(spec: DTensorSpec) -> int | None:
+    """Return the first class that this rank holds, or None where it holds all."""
+    at = _class_dim(spec.ndim)
+    if spec.box is None or not spec.layout.splits[at]:
+        return None
+    return spec.box.offsets[at]
+
+
+def _local_loss(local: LocalCall) -> Callable[..., Any] | None:
+    start = _own_classes(local.inputs[0])
+    if start is None:
+        return None
+
+    def run(
+        values: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int
+    ) -> tuple[Tensor, Tensor]:
+        at = _class_dim(values.ndim)
+        mine, index, weights = _targets(values, target, weight, start, ignored)
+        if values.shape[at] == 0:
+            picked = values.new_zeros(target.shape)
+        else:
+            picked = values.gather(at, index.unsqueeze(at)).squeeze(at)
+        losses = torch.where(mine, -picked * weights, 0)
+        return losses if reduction == NONE else losses.sum(), weights.sum()
+
+    return run
+
+
+def _local_backward(local: LocalCall) -> Callable[..., Any] | None:
+    start = _own_classes(local.inputs[1])
+    if start is None:
+        return None
+
+    def run(
+        grad: Tensor,
+        values: Tensor,
+        target: Tensor,
+        weight: Tensor | None,
+        reduction: int,
+        ignored: int,
+        total_weight: Tensor,
+    ) -> Tensor:
+        at = _class_dim(values.ndim)
+        made = torch.zeros_like(values)
+        if values.shape[at] == 0:
+            return made
+        _, index, weights = _targets(values, target, weight, start, ignored)
+        scale = grad / total_weight if reduction == MEAN else grad
+        return made.scatter_(at, index.unsqueeze(at), (-weights * scale).unsqueeze(at))
+
+    return run
+
+
+def _targets(
+    values: Tensor, target: Tensor, weight: Tensor | None, start: int, ignored: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return which targets are classes of this rank, their places here and their weights.
+
+    The others are at place 0 and weigh nothing.
+    """
+    count = values.shape[_class_dim(values.ndim)]
+    index = target.long() - start
+    mine = (index >= 0) & (index < count) & (target != ignored)
+    index = torch.where(mine, index, 0)
+    if weight is None or count == 0:
+        return mine, index, mine.to(values.dtype)
+    return mine, index, torch.where(mine, weight[index], 0)

@@ -1,0 +1,135 @@
+"""Products of matrices and vectors, and distances: a contracted factor leaves a Partial sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .engine.factors import Dim, Dims, Factors
+from .engine.forms import Form, lacks_elements, register_forms, zeros_if_empty, zeros_of_nothing
+from .engine.table import LocalCall, OpCall, Rule, rule
+from .pointwise import broadcast_dims
+
+aten = torch.ops.aten
+
+_EITHER = ("0", "1")
+_WITH_ADDEND = ("01", "02")
+
+
+def _columns_inside(local: LocalCall) -> Callable[..., Any] | None:
+    """Return what runs a product whose second matrix must have its columns in order."""
+    empty = zeros_of_nothing(local)
+    if empty is not None:
+        return empty
+    op = local.call.op
+
+    def run(left: Tensor, right: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if right.is_cuda and right.stride(0) != 1:
+            right = right.t().contiguous().t()
+        return op(left.contiguous(), right, *args, **kwargs)
+
+    return run
+
+
+def _addend_in_full(local: LocalCall) -> Callable[..., Any] | None:
+    """Return what brings an addend to its full shape where nothing is multiplied.
+
+    ``addmv`` would return it as small as it came.
+    """
+    empty = zeros_if_empty(local)
+    if empty is not None or not lacks_elements(local):
+        return empty
+    shape, op = local.output_shape, local.op
+
+    def run(addend: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return op(addend.expand(shape), *args, **kwargs)
+
+    return run
+
+
+CONTRACTIONS: dict[str, str | Form] = {
+    "mm": Form("ik, kj -> ij", _EITHER),
+    "mm.dtype": Form("ik, kj -> ij", _EITHER),
+    "bmm": Form("bik, bkj -> bij", _EITHER),
+    "bmm.dtype": Form("bik, bkj -> bij", _EITHER),
+    "mv": Form("ik, k -> i", _EITHER),
+    "dot": Form("k, k ->", _EITHER),
+    "vdot": Form("k, k ->", _EITHER),
+    "addmm": Form("+ij, ik, kj -> ij", _WITH_ADDEND),
+    "addmm.dtype": Form("+ij, ik, kj -> ij", _WITH_ADDEND),
+    "baddbmm": Form("+bij, bik, bkj -> bij", _WITH_ADDEND),
+    "baddbmm.dtype": Form("+bij, bik, bkj -> bij", _WITH_ADDEND),
+    "addbmm": Form("+ij, bik, bkj -> ij", _WITH_ADDEND),
+    "addmv": Form("+i, ik, k -> i", _WITH_ADDEND, _addend_in_full),
+    "addr": Form("+ij, i, j -> ij", _WITH_ADDEND),
+    "_addmm_activation": "ij, i., .j -> ij",
+    "_int_mm": Form("ik, kj -> ij", local=_columns_inside),
+    "_scaled_mm": Form("i., .j, i., .j, j, . -> ij", local=_columns_inside),
+    "_cdist_forward": "*i., *j. -> *ij",
+    "_euclidean_dist": "*i., *j. -> *ij",
+    "_cdist_backward": Form("*ij, *i., *j., *ij -> *i.", ("0",)),
+    "_pdist_forward": ".. -> .",
+    "_pdist_backward": Form("., .., . -> ..", ("0",)),
+}
+
+register_forms(aten, CONTRACTIONS)
+
+
+_GROUPED = {
+    (2, 2): "i., .., ., . -> .i.",
+    (2, 3): ".., ..., ., . -> ..",
+    (3, 2): "..., .., ., . -> ..",
+    (3, 3): "bi., b.., ., . -> bi.",
+}
+"""By numbers of dims; columns are not cut, for kernels want their strides aligned."""
+
+
+@rule(aten._grouped_mm.default)
+def grouped_mm(call: OpCall) -> Rule:
+    """Products of groups of rows or columns, which must be whole, or of batches."""
+    return Form(_GROUPED[call.specs[0].ndim, call.specs[1].ndim]).rule(call)
+
+
+@rule(aten.linalg_cross.default)
+def cross(call: OpCall) -> Rule:
+    """Cross product along one dim, which must be whole."""
+    first = call.outputs[0]
+    shape = tuple(first.shape) if first else ()
+    dim = Dim(call.arg(2, "dim", -1) % max(len(shape), 1))
+
+    def kept(dims: Dims) -> Dims:
+        return tuple(None if d == dim else d for d in dims)
+
+    return Rule(
+        rows=Factors(
+            call=call,
+            inputs=tuple(kept(broadcast_dims(spec, shape)) for spec in call.specs),
+            outputs=(kept(tuple(Dim(i) for i in range(len(shape)))),),
+            linear=(frozenset({0}), frozenset({1})),
+        ),
+        local=zeros_of_nothing,
+    )
+
+
+@rule(aten._trilinear.default)
+def trilinear(call: OpCall) -> Rule:
+    """Three tensors, dims of size 1 put into each, multiplied and summed over some dims."""
+    expands, summed = call.args[3:6], {int(dim) for dim in call.args[6]}
+    ndim = call.specs[0].ndim + len(expands[0])
+    inputs: list[Dims] = []
+    for spec, added in zip(call.specs, expands, strict=True):
+        order = [dim for dim in range(ndim) if dim not in added]
+        inputs.append(tuple(Dim(dim) for dim, _ in zip(order, spec.shape, strict=True)))
+    return Rule(
+        rows=Factors(
+            call=call,
+            inputs=tuple(inputs),
+            outputs=(tuple(Dim(dim) for dim in range(ndim) if dim not in summed),),
+            reduce=dict.fromkeys(summed, "sum"),
+            linear=tuple(frozenset({index}) for index in range(3)),
+        ),
+        local=zeros_of_nothing,
+    )

@@ -1,0 +1,62 @@
+"""New tensors in the likeness of another: they need its layout and not its values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .engine.factors import Dim, Dims, Factors
+from .engine.local import with_local_shape
+from .engine.table import LocalCall, OpCall, Rule, rule
+
+aten = torch.ops.aten
+
+
+@rule(
+    aten.empty_like.default,
+    aten.zeros_like.default,
+    aten.ones_like.default,
+    aten.full_like.default,
+)
+def like(call: OpCall) -> Rule:
+    """The same shape: the same layout, with Replicate for Partial."""
+    return Rule(rows=_following(call))
+
+
+@rule(
+    aten.new_empty.default,
+    aten.new_zeros.default,
+    aten.new_ones.default,
+    aten.new_full.default,
+)
+def new(call: OpCall) -> Rule:
+    """A given shape: the layout of the other tensor where that has this shape."""
+    return Rule(rows=_following(call), local=with_local_shape(1, "size"))
+
+
+@rule(aten.new_empty_strided.default)
+def new_strided(call: OpCall) -> Rule:
+    """A given shape and strides; local memory is contiguous."""
+
+    def maker(local: LocalCall) -> Callable[..., Any]:
+        shape = local.output_shape
+
+        def run(tensor: Tensor, size: Any, stride: Any, **kwargs: Any) -> Tensor:
+            del size, stride
+            return tensor.new_empty(shape, **kwargs)
+
+        return run
+
+    return Rule(rows=_following(call), local=maker)
+
+
+def _following(call: OpCall) -> Factors:
+    source, first = call.specs[0], call.outputs[0]
+    shape = first.shape if first else ()
+    same = source.shape == shape
+    dims: Dims = tuple(Dim(i) for i in range(source.ndim)) if same else (None,) * source.ndim
+    out: Dims = dims if same else (None,) * len(shape)
+    return Factors(call=call, inputs=(dims,), outputs=(out,), ignores_values=True)

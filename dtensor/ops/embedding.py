@@ -1,0 +1,166 @@
+"""Embeddings: rows of a weight; a rank that does not have a row has a zero term."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..geometry.placement import REDUCE_OPS
+from .engine.factors import Dim, Dims, Factors
+from .engine.owned import never_empty, span_of
+from .engine.table import LocalCall, OpCall, Rule, rule
+from .slicing import bytes_to_reduce
+from .views import all_dims
+
+aten = torch.ops.aten
+
+MAX_MODE = 2
+"""Of ``embedding_bag``, which then returns the index of each largest element."""
+
+
+@rule(aten.embedding.default)
+def embedding(call: OpCall) -> Rule:
+    """Rows by index. A weight that is sharded by rows (vocabulary parallel) stays where it is."""
+    weight, index = call.specs
+    row, column = Dim(index.ndim), Dim(index.ndim + 1)
+    indices = all_dims(index.ndim)
+    later = bytes_to_reduce(weight, call.outputs[0])
+    shares_axis = [
+        0.0 if place.is_replicate() else cost
+        for place, cost in zip(index.placements, later, strict=True)
+    ]
+    return Rule(
+        rows=Factors(
+            call=call,
+            inputs=((row, column), indices),
+            outputs=((*indices, column),),
+            reduce={row.factor: "sum"},
+            reduce_bytes={row.factor: shares_axis},
+            linear=(frozenset({0}),),
+            linear_ops=REDUCE_OPS,
+        ),
+        local=_local_rows,
+    )
+
+
+@rule(aten.embedding_dense_backward.default)
+def embedding_backward(call: OpCall) -> Rule:
+    """The gradient of the weight: a sum over all indices."""
+    count = call.specs[1].ndim
+    indices, column = all_dims(count), Dim(count)
+    if call.args[4]:  # the gradient is divided by how often an index occurs, over all of them
+        indices = (None,) * count
+    return Rule(
+        rows=Factors(
+            call=call,
+            inputs=((*indices, column), indices),
+            outputs=((None, column),),
+            reduce={} if call.args[4] else dict.fromkeys(range(count), "sum"),
+            linear=(frozenset({0}),),
+        )
+    )
+
+
+@rule(aten.embedding_renorm.default)
+def embedding_renorm(call: OpCall) -> Rule:
+    """Rows scaled down to a norm, each by the ranks that have it."""
+    indices: Dims = (None,) * call.specs[1].ndim
+    dims: Dims = (Dim(0), None)
+    return Rule(
+        rows=Factors(call=call, inputs=(dims, indices), outputs=(dims,)), local=_local_renorm
+    )
+
+
+@rule(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
+def embedding_bag(call: OpCall) -> Rule:
+    """Sums, means or maxima of rows; the columns pass through."""
+    column = Dim(0)
+    is_max = call.arg(4, "mode", 0) == MAX_MODE
+    others = tuple((None,) * spec.ndim for spec in call.specs[1:])
+    outputs: list[Dims] = [(None,) * len(meta.shape) if meta else () for meta in call.outputs]
+    outputs[0] = (None, column)
+    untouched = [frozenset[int](), *[frozenset({0})] * 3]
+    if is_max:
+        outputs[3] = (None, column)
+    return Rule(
+        rows=Factors(
+            call=call,
+            inputs=((None, column), *others),
+            outputs=tuple(outputs),
+            untouched=tuple(untouched),
+        ),
+        local=_local_bags,
+    )
+
+
+@rule(aten._embedding_bag_backward.default, aten._embedding_bag_dense_backward.default)
+def embedding_bag_backward(call: OpCall) -> Rule | None:
+    """The gradient of the weight of bags."""
+    is_dense = call.op is aten._embedding_bag_dense_backward.default
+    if not is_dense and call.args[9]:  # a sparse gradient
+        return None
+    column = Dim(0)
+    inputs: list[Dims] = [(None,) * spec.ndim for spec in call.specs]
+    inputs[0] = (None, column)
+    if call.args[7 if is_dense else 8] == MAX_MODE:
+        inputs[4 if is_dense else 5] = (None, column)
+    return Rule(rows=Factors(call=call, inputs=tuple(inputs), outputs=((None, column),)))
+
+
+@rule(aten._embedding_bag_per_sample_weights_backward.default)
+def per_sample_weights_backward(call: OpCall) -> Rule:
+    """The gradient of the weights of single samples: a sum over the columns."""
+    column = Dim(0)
+    inputs: list[Dims] = [(None,) * spec.ndim for spec in call.specs]
+    inputs[0] = inputs[1] = (None, column)
+    return Rule(
+        rows=Factors(
+            call=call,
+            inputs=tuple(inputs),
+            outputs=((None,),),
+            reduce={0: "sum"},
+            linear=(frozenset({0}), frozenset({1})),
+        )
+    )
+
+
+def _local_rows(local: LocalCall) -> Callable[..., Any] | None:
+    span = span_of(local.inputs[0], 0)
+    if span is None:
+        return None
+
+    def run(weight: Tensor, index: Tensor, *_: Any, **__: Any) -> Tensor:
+        located, inside = span.find(index)
+        found = aten.embedding.default(never_empty(weight, [span]), located)
+        return found.masked_fill(~inside[..., None], 0)
+
+    return run
+
+
+def _local_bags(local: LocalCall) -> Callable[..., Any] | None:
+    span, op = span_of(local.inputs[0], 1), local.op
+    if span is None or span.count:
+        return None
+
+    def run(weight: Tensor, *args: Any, **kwargs: Any) -> list[Tensor]:
+        # Torch refuses rows without columns, which would stop this rank alone.
+        bags, *others, largest = op(never_empty(weight, [span]), *args, **kwargs)
+        is_max = largest.ndim == bags.ndim
+        return [bags[:, :0], *others, largest[:, :0] if is_max else largest]
+
+    return run
+
+
+def _local_renorm(local: LocalCall) -> Callable[..., Any] | None:
+    span, op = span_of(local.inputs[0], 0), local.op
+    if span is None:
+        return None
+
+    def run(weight: Tensor, index: Tensor, *rest: Any) -> Tensor:
+        _, located = span.keep(index.reshape(-1))
+        return op(weight, located, *rest)
+
+    return run

@@ -1,0 +1,223 @@
+"""Forms: the factors of an operator as a line of text, one term per tensor.
+
+``"ik, kj -> ij"`` is a matrix product. A letter is a factor; one that an output lacks is summed
+over, so that the output is Partial where it is split. ``.`` is a dim that must be whole, ``_`` any
+number of those, ``*`` any number of leading dims that pass through (batches). Dims of size 1
+broadcast.
+``+ij`` is an addend, which counts once; in ``o(c)`` the output does not depend on the factor ``c``.
+
+A table of forms maps names to such lines: an operator is added by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...mesh.spec import DTensorSpec
+from ...tensor.schemas import Op
+from ...torch_private import schema_of
+from .factors import LINEAR_OPS, Dim, Dims, Factors
+from .table import RULES, LocalCall, LocalMaker, OpCall, Rule
+
+Keys = tuple[Hashable | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """The dims of one tensor of a form."""
+
+    dims: str
+    is_addend: bool
+    untouched: str
+
+    def keys(self, ndim: int) -> Keys:
+        """Return what stands for each of ``ndim`` dims; None for those that must be whole."""
+        fixed = self.dims.replace("*", "").replace("_", "")
+        rest = ndim - len(fixed)
+        if rest < 0:
+            fixed = fixed[-rest:]
+        found: list[Hashable | None] = []
+        for letter in self.dims if rest >= 0 else fixed:
+            if letter == "*":
+                found.extend(range(rest, 0, -1))
+            elif letter == "_":
+                found.extend([None] * rest)
+            else:
+                found.append(None if letter == "." else letter)
+        return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A form with the sets of inputs, named by their positions, that it is linear in."""
+
+    text: str
+    linear: tuple[str, ...] = ()
+    local: LocalMaker | None = None
+    linear_ops: tuple[str, ...] = LINEAR_OPS
+
+    def rule(self, call: OpCall) -> Rule:
+        """Return the rule of one call."""
+        inputs, outputs = parsed(self.text)
+        terms, positions = _terms_of(call, inputs)
+        # A list of outputs repeats the last term.
+        out_terms = [outputs[min(i, len(outputs) - 1)] for i in range(len(call.outputs))]
+        dims, out_dims, reduce, numbers = _projected(call, terms, out_terms)
+        linear = (frozenset(i for i, p in enumerate(positions) if str(p) in s) for s in self.linear)
+        return Rule(
+            rows=Factors(
+                call=call,
+                inputs=dims,
+                outputs=out_dims,
+                reduce=reduce,
+                addends=frozenset(i for i, term in enumerate(terms) if term.is_addend),
+                linear=tuple(chosen for chosen in linear if chosen),
+                linear_ops=self.linear_ops,
+                untouched=tuple(
+                    frozenset(numbers[letter] for letter in term.untouched if letter in numbers)
+                    for term in out_terms
+                ),
+            ),
+            local=self.local
+            or (zeros_if_empty if _is_more(terms, out_terms) else zeros_of_nothing),
+        )
+
+
+def register_forms(namespace: Any, forms: Mapping[str, str | Form]) -> None:
+    """Add a table of forms by operator name, such as ``mm`` or ``mm.dtype``.
+
+    Names that this version of torch does not have are left out.
+    """
+    for name, given in forms.items():
+        op = operator(namespace, name)
+        if op is not None:
+            RULES.register([op], (Form(given) if isinstance(given, str) else given).rule)
+
+
+def operator(namespace: Any, name: str) -> Op | None:
+    """Return the operator of a name with or without an overload, if torch has it."""
+    base, _, overload = name.partition(".")
+    return getattr(getattr(namespace, base, None), overload or "default", None)
+
+
+@cache
+def parsed(text: str) -> tuple[tuple[Term, ...], tuple[Term, ...]]:
+    """Return the terms of the inputs and of the outputs.
+
+    >>> parsed("nc_, +o -> no_")[0][1]
+    Term(dims='o', is_addend=True, untouched='')
+    """
+    left, _, right = text.replace(" ", "").partition("->")
+    return tuple(map(_term, left.split(","))), tuple(map(_term, right.split(",")))
+
+
+def _term(text: str) -> Term:
+    dims, _, untouched = text.removeprefix("+").rstrip(")").partition("(")
+    return Term(dims, text.startswith("+"), untouched)
+
+
+def _terms_of(call: OpCall, inputs: Sequence[Term]) -> tuple[list[Term], list[int]]:
+    """Return the term of every tensor that is given, and which of those of the schema it is."""
+    terms: list[Term] = []
+    positions: list[int] = []
+    tensors = [
+        call.arg(index, argument.name)
+        for index, argument in enumerate(schema_of(call.op).arguments)
+        if "Tensor" in str(argument.type)
+    ]
+    for position, (value, term) in enumerate(zip(tensors, inputs, strict=True)):
+        given = value if isinstance(value, list | tuple) else [value]
+        count = sum(isinstance(item, DTensorSpec) for item in given)
+        terms.extend([term] * count)
+        positions.extend([position] * count)
+    return terms, positions
+
+
+def _projected(
+    call: OpCall, terms: Sequence[Term], out_terms: Sequence[Term]
+) -> tuple[tuple[Dims, ...], tuple[Dims, ...], dict[int, str], dict[Hashable, int]]:
+    """Return the dims of inputs and outputs, the summed factors, and the factor of every key."""
+    keys = [term.keys(spec.ndim) for term, spec in zip(terms, call.specs, strict=True)]
+    shapes = [meta.shape if meta else () for meta in call.outputs]
+    out_keys = [term.keys(len(shape)) for term, shape in zip(out_terms, shapes, strict=True)]
+    sizes = _sizes(keys, [spec.shape for spec in call.specs])
+    missing = [
+        key
+        for key in sizes
+        for meta, row, term in zip(call.outputs, out_keys, out_terms, strict=True)
+        if meta is not None
+        and 0 not in meta.shape
+        and not any(k == key and n == sizes[key] for k, n in zip(row, meta.shape, strict=True))
+        and not (isinstance(key, str) and key in term.untouched)
+    ]
+    for key in missing:  # a batch is never summed over
+        if isinstance(key, int):
+            sizes.pop(key, None)
+    numbers = {key: number for number, key in enumerate(sizes)}
+    reduce = {numbers[key]: "sum" for key in missing if key in numbers}
+
+    def dims(row: Keys, shape: Sequence[int]) -> Dims:
+        return tuple(
+            Dim(numbers[key]) if key in numbers and size == sizes[key] else None
+            for key, size in zip(row, shape, strict=True)
+        )
+
+    ins = tuple(dims(k, spec.shape) for k, spec in zip(keys, call.specs, strict=True))
+    return ins, tuple(map(dims, out_keys, shapes)), reduce, numbers
+
+
+def _sizes(keys: Sequence[Keys], shapes: Sequence[Sequence[int]]) -> dict[Hashable, int]:
+    """Return the size of every factor, without those whose dims differ and do not broadcast."""
+    found: dict[Hashable, set[int]] = {}
+    for row, shape in zip(keys, shapes, strict=True):
+        for key, size in zip(row, shape, strict=True):
+            if key is not None:
+                found.setdefault(key, set()).add(size)
+    wide = {key: sizes - {1} or {1} for key, sizes in found.items()}
+    return {key: next(iter(sizes)) for key, sizes in wide.items() if len(sizes) == 1}
+
+
+def zeros_of_nothing(local: LocalCall) -> Callable[..., Any] | None:
+    """Return what makes zeros where this rank's part of an input is empty, else None.
+
+    Its outputs are then empty, or sums of nothing; many kernels refuse empty batches.
+    """
+    if not lacks_elements(local):
+        return None
+    metas = [None if s is None else (s.local_shape, s.dtype) for s in local.outputs]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        device = next(a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)).device
+        made = [m if m is None else torch.zeros(m[0], dtype=m[1], device=device) for m in metas]
+        return made[0] if len(made) == 1 else tuple(made)
+
+    return run
+
+
+def zeros_if_empty(local: LocalCall) -> Callable[..., Any] | None:
+    """Return zeros where all outputs of this rank are empty.
+
+    For operators that have something to compute where a factor is empty, as they know themselves.
+    """
+    made = all(spec is None or 0 in spec.local_shape for spec in local.outputs)
+    return zeros_of_nothing(local) if made else None
+
+
+def _is_more(terms: Sequence[Term], out_terms: Sequence[Term]) -> bool:
+    """Whether a sum of nothing leaves an addend, or some output needs no factor that is empty."""
+    return any(t.is_addend for t in terms) or any(t.untouched for t in out_terms)
+
+
+def lacks_elements(local: LocalCall) -> bool:
+    """Whether a dim of an input is empty here although it is not empty globally."""
+    return any(
+        here == 0 != size
+        for spec in local.inputs
+        for here, size in zip(spec.local_shape, spec.shape, strict=False)
+    )

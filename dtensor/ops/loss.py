@@ -1,0 +1,181 @@
+"""Losses: sums over samples leave Partial results, means divide by the samples of all ranks."""
+
+# pyright: reportPrivateUsage=false
+# The schema of an operator has no public name in torch.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..tensor.schemas import Op
+from ..torch_private import schema_of
+from .engine.factors import Dim, Dims, Factors
+from .engine.table import METAS, LocalCall, LocalMaker, OpCall, Rule, rule
+from .pointwise import broadcast_dims
+
+aten = torch.ops.aten
+
+NONE, MEAN, SUM = 0, 1, 2
+"""What torch's enumeration of reductions says."""
+
+
+@rule(
+    aten.mse_loss.default,
+    aten.huber_loss.default,
+    aten.smooth_l1_loss.default,
+    aten.soft_margin_loss.default,
+    aten.binary_cross_entropy.default,
+    aten.binary_cross_entropy_with_logits.default,
+)
+def of_elements(call: OpCall) -> Rule:
+    """Losses of single elements."""
+    shape = tuple(torch.broadcast_shapes(*[spec.shape for spec in call.specs]))
+    inputs = tuple(broadcast_dims(spec, shape) for spec in call.specs)
+    dims: Dims = tuple(Dim(i) for i in range(len(shape)))
+    return _loss(call, inputs, (dims,), math.prod(shape))
+
+
+@rule(
+    aten.mse_loss_backward.default,
+    aten.huber_loss_backward.default,
+    aten.smooth_l1_loss_backward.default,
+    aten.soft_margin_loss_backward.default,
+    aten.binary_cross_entropy_backward.default,
+)
+def of_elements_backward(call: OpCall) -> Rule:
+    """Their gradients: elements again, scaled by the number of all."""
+    shape = tuple(call.specs[1].shape)
+    inputs = tuple(broadcast_dims(spec, shape) for spec in call.specs)
+    dims: Dims = tuple(Dim(i) for i in range(len(shape)))
+    return _loss_backward(call, inputs, dims, math.prod(shape))
+
+
+@rule(aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default)
+def of_samples(call: OpCall) -> Rule:
+    """Losses of samples, whose classes must be whole."""
+    source = call.specs[0]
+    sample: Dims = (Dim(0),) if source.ndim == 2 else ()
+    inputs = tuple(_sample_dims(spec.ndim, sample) for spec in call.specs)
+    metas = [meta for meta in call.outputs[1:] if meta]
+    outputs = (sample, *(_sample_dims(len(meta.shape), sample) for meta in metas))
+    count = source.shape[0] if sample else 1
+    return _loss(call, _without_weight(call, inputs), outputs, count)
+
+
+@rule(aten.multi_margin_loss_backward.default, aten.multilabel_margin_loss_backward.default)
+def of_samples_backward(call: OpCall) -> Rule:
+    """Their gradients."""
+    source = call.specs[1]
+    sample: Dims = (Dim(0),) if source.ndim == 2 else ()
+    inputs = tuple(_sample_dims(spec.ndim, sample) for spec in call.specs)
+    count = source.shape[0] if sample else 1
+    return _loss_backward(call, _without_weight(call, inputs), inputs[1], count)
+
+
+def _sample_dims(ndim: int, sample: Dims) -> Dims:
+    """Return the dims of a tensor whose first one counts samples, where there are any."""
+    first = sample[:ndim]
+    return (*first, *(None,) * (ndim - len(first)))
+
+
+def _without_weight(call: OpCall, inputs: tuple[Dims, ...]) -> tuple[Dims, ...]:
+    """Let the weight of the classes, the last tensor where there is one, be whole."""
+    has_weight = any(
+        argument.name == "weight" and call.arg(position, "weight") is not None
+        for position, argument in enumerate(schema_of(call.op).arguments)
+    )
+    return (*inputs[:-1], (None,)) if has_weight else inputs
+
+
+def _loss(call: OpCall, inputs: tuple[Dims, ...], outputs: tuple[Dims, ...], count: int) -> Rule:
+    """Return the rule of a loss; ``outputs`` are its dims without reduction."""
+    if _reduction_of(call) == NONE:
+        return Rule(rows=Factors(call=call, inputs=inputs, outputs=outputs))
+    factors = {dim.factor for dims in inputs for dim in dims if dim is not None}
+    return Rule(
+        rows=Factors(
+            call=call,
+            inputs=inputs,
+            outputs=((), *outputs[1:]),
+            reduce=dict.fromkeys(factors, "sum"),
+        ),
+        local=_local_sum(count if _reduction_of(call) == MEAN else 1),
+    )
+
+
+def _local_sum(count: int) -> LocalMaker:
+    """Return what sums the losses of a part and divides them by ``count``, the number of all."""
+
+    def maker(local: LocalCall) -> Callable[..., Any] | None:
+        first = local.outputs[0]
+        if first is None or not first.layout.is_partial:
+            return None
+        op = local.call.op
+
+        def share(total: Tensor, values: Tensor) -> Tensor:
+            # Not every kernel sums no losses to 0.
+            return total / count if values.numel() else torch.zeros_like(total)
+
+        def run(values: Tensor, *args: Any, **kwargs: Any) -> Any:
+            result = _with_reduction(op, SUM, (values, *args), kwargs)
+            if isinstance(result, Tensor):
+                return share(result, values)
+            return (share(result[0], values), *result[1:])
+
+        return run
+
+    return maker
+
+
+def _loss_backward(call: OpCall, inputs: tuple[Dims, ...], output: Dims, count: int) -> Rule:
+    return Rule(
+        rows=Factors(call=call, inputs=inputs, outputs=(output,), linear=(frozenset({0}),)),
+        local=_local_mean_backward(count) if _reduction_of(call) == MEAN else None,
+    )
+
+
+def _local_mean_backward(count: int) -> LocalMaker:
+    def maker(local: LocalCall) -> Callable[..., Any] | None:
+        first = local.outputs[0]
+        if first is None or not any(first.layout.splits):
+            return None
+        op = local.call.op
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return _with_reduction(op, SUM, args, kwargs) / count
+
+        return run
+
+    return maker
+
+
+def _like_values(grad: Tensor, values: Tensor, *_: Any, **__: Any) -> Tensor:
+    return torch.empty_like(values)
+
+
+METAS[aten.multi_margin_loss_backward.default] = _like_values
+METAS[aten.multilabel_margin_loss_backward.default] = _like_values
+
+
+def _position(op: Op) -> int:
+    names = [argument.name for argument in schema_of(op).arguments]
+    return names.index("reduction")
+
+
+def _reduction_of(call: OpCall) -> int:
+    return call.arg(_position(call.op), "reduction", MEAN)
+
+
+def _with_reduction(
+    op: Op, reduction: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """Return the result of ``op`` with another reduction."""
+    position = _position(op)
+    if len(args) > position:
+        return op(*args[:position], reduction, *args[position + 1 :], **kwargs)
+    return op(*args, **{**kwargs, "reduction": reduction})

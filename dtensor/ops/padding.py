@@ -1,0 +1,60 @@
+"""Padding with constants: each rank pads what it has at the ends that are ends of the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..geometry.placement import REDUCE_OPS
+from .engine.factors import Dim
+from .engine.table import LocalCall, OpCall, Rule, rule
+from .views import unary
+
+aten = torch.ops.aten
+
+
+@rule(aten.constant_pad_nd.default)
+def padded(call: OpCall) -> Rule:
+    """Constants around a tensor, or with negative widths less of it."""
+    source, first = call.specs[0], call.outputs[0]
+    shape = first.shape if first else ()
+    inputs, outputs = list[Dim | None](), list[Dim | None]()
+    for i, (before, after) in enumerate(_widths(call)):
+        here = range(max(before, 0), max(before, 0) + source.shape[i])
+        there = range(max(-before, 0), max(-before, 0) + shape[i])
+        changes = before != 0 or after != 0
+        inputs.append(Dim(i, window=here if changes else None))
+        outputs.append(Dim(i, window=there if changes else None))
+    # A constant is a term of a mean or an extreme as it is, and zero is one of anything.
+    ops = REDUCE_OPS if call.arg(2, "value", 0) == 0 else ("avg", "max", "min")
+    return unary(call, tuple(inputs), tuple(outputs), _local_pad, ops)
+
+
+def _widths(call: OpCall) -> list[tuple[int, int]]:
+    """Return what is added before and after each dim; they are given from the last dim on."""
+    pads, ndim = call.args[1], call.specs[0].ndim
+    pairs = [(pads[i], pads[i + 1]) for i in range(0, len(pads), 2)]
+    return [(0, 0)] * (ndim - len(pairs)) + pairs[::-1]
+
+
+def _local_pad(local: LocalCall) -> Callable[..., Any] | None:
+    source, output = local.inputs[0], local.outputs[0]
+    if output is None or source.box is None or output.box is None:
+        return None
+    pads: list[int] = []
+    for dim, (before, _) in reversed(list(enumerate(_widths(local.call)))):
+        here = source.box.offsets[dim] + max(before, 0)
+        there = output.box.offsets[dim] + max(-before, 0)
+        ends = here + source.box.sizes[dim], there + output.box.sizes[dim]
+        pads += [here - there, ends[1] - ends[0]]
+    shape, is_empty = local.output_shape, 0 in source.box.sizes
+
+    def run(tensor: Tensor, _: Any, value: Any = 0) -> Tensor:
+        if is_empty or 0 in shape:
+            return tensor.new_full(shape, value)
+        return aten.constant_pad_nd.default(tensor, pads, value)
+
+    return run

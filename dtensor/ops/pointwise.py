@@ -1,0 +1,234 @@
+"""Pointwise operators: every dim of the broadcast result is a factor."""
+
+# pyright: reportPrivateUsage=false
+# The schema of an operator has no public name in torch.
+
+from __future__ import annotations
+
+import torch
+
+from ..mesh.spec import DTensorSpec
+from ..tensor.schemas import base_name
+from ..torch_private import schema_of
+from .engine.factors import LINEAR_OPS, Dim, Dims, Factors
+from .engine.table import OpCall, Rule, rule
+
+aten = torch.ops.aten
+
+_ALL_TOGETHER = frozenset({"add", "sub", "_foreach_add", "_foreach_sub", "copy", "_foreach_copy"})
+"""Linear in all tensors at once, and not in a constant beside them."""
+
+_FIRST_ONLY = frozenset({"div", "_foreach_div"})
+"""Linear in the first tensor, whatever it is divided by."""
+
+_ANY_ONE = frozenset({"mul", "_foreach_mul"})
+"""Linear in each tensor alone."""
+
+_LINEAR_IN: dict[str, tuple[frozenset[int], ...]] = {
+    "where": (frozenset({1, 2}),),
+    "lerp": (frozenset({0, 1}),),
+    "_foreach_lerp": (frozenset({0, 1}),),
+    "addcmul": (frozenset({0, 1}), frozenset({0, 2})),
+    "_foreach_addcmul": (frozenset({0, 1}), frozenset({0, 2})),
+    "addcdiv": (frozenset({0, 1}),),
+    "_foreach_addcdiv": (frozenset({0, 1}),),
+    "rsub": (frozenset({0, 1}),),
+    "complex": (frozenset({0, 1}),),
+    "_masked_scale": (frozenset({0}),),
+}
+"""Sets of tensors that others are linear in together."""
+
+_UNARY = frozenset(
+    {
+        "neg",
+        "positive",
+        "clone",
+        "detach",
+        "alias",
+        "zero",
+        "lift_fresh",
+        "conj_physical",
+        "_conj",
+        "_conj_copy",
+        "_neg_view",
+        "_neg_view_copy",
+        "alias_copy",
+        "detach_copy",
+        "lift",
+        "lift_fresh_copy",
+        "_foreach_neg",
+        "_foreach_zero",
+        "zeros_like",
+    }
+)
+"""Linear in their tensor."""
+
+_EXTREMES = {"maximum": "max", "minimum": "min"}
+"""Operators by the reduction that they are of two terms."""
+
+_COPIES = frozenset(
+    {
+        "clone",
+        "detach",
+        "detach_copy",
+        "alias",
+        "alias_copy",
+        "lift",
+        "lift_fresh",
+        "lift_fresh_copy",
+        "_to_copy",
+        "convert_element_type",
+    }
+)
+"""They keep every kind of Partial that the dtype of the result allows."""
+
+_UNTAGGED = (
+    aten._add_relu.Scalar,
+    aten._add_relu.Tensor,
+    aten._conj.default,
+    aten._conj_copy.default,
+    aten._masked_scale.default,
+    aten._neg_view.default,
+    aten._neg_view_copy.default,
+    aten._prelu_kernel.default,
+    aten._prelu_kernel_backward.default,
+    aten.alias_copy.default,
+    aten.complex.default,
+    aten.detach_copy.default,
+    aten.elu_backward.default,
+    aten.floor_divide.Scalar,
+    aten.floor_divide.default,
+    aten.hardshrink_backward.default,
+    aten.hardsigmoid_backward.default,
+    aten.hardswish.default,
+    aten.hardswish_backward.default,
+    aten.hardtanh_backward.default,
+    aten.isin.Tensor_Scalar,
+    aten.leaky_relu_backward.default,
+    aten.lift.default,
+    aten.lift_fresh_copy.default,
+    aten.log_sigmoid_backward.default,
+    aten.log_sigmoid_forward.default,
+    aten.polar.default,
+    aten.rrelu_with_noise_backward.default,
+    aten.rsub.Tensor,
+    aten.softplus_backward.default,
+    aten.softshrink_backward.default,
+)
+"""Operators that torch has no tag for."""
+
+_PRIMS = (
+    "acos acosh add asin asinh atan atan2 atanh bessel_i0 bessel_i0e bessel_i1 bessel_i1e bessel_j0"
+    " bessel_j1 bitwise_and bitwise_or bitwise_xor cbrt ceil clone cos cosh device_put div eq erf"
+    " erf_inv erfc erfcx exp expm1 fill floor fmod frexp gcd ge gt isfinite le lgamma log log10"
+    " log1p lt mul ndtri ne neg pow remainder round shift_left shift_right_arithmetic sin sinh"
+    " spherical_bessel_j0 sqrt sub tan tanh view_of where zeta"
+)
+"""Names of what torch's own decompositions are made of, for which there are no tags either."""
+
+
+@rule(
+    aten.clone.default,
+    aten.detach.default,
+    aten.alias.default,
+    aten.lift_fresh.default,
+    aten._to_copy.default,
+    aten.copy.default,
+    aten.zero.default,
+    aten.fill.Scalar,
+    aten.fill.Tensor,
+    aten.masked_fill.Scalar,
+    aten.masked_fill.Tensor,
+    *_UNTAGGED,
+    *(getattr(torch.ops.prims, name).default for name in _PRIMS.split()),
+)
+def pointwise(call: OpCall) -> Rule:
+    """Return the rule of an operator whose inputs broadcast to its outputs."""
+    first = call.outputs[0]
+    ndim = len(first.shape) if first else 0
+    shape = tuple(first.shape) if first else ()
+    return Rule(
+        rows=Factors(
+            call=call,
+            inputs=tuple(broadcast_dims(spec, shape) for spec in call.specs),
+            outputs=(tuple(Dim(i) for i in range(ndim)),) * len(call.outputs),
+            linear=_linear_sets(call),
+            linear_ops=_linear_ops(call),
+            ordered=_ordered_sets(call),
+        )
+    )
+
+
+def broadcast_dims(spec: DTensorSpec, shape: tuple[int, ...]) -> Dims:
+    """Return the factors of an input that broadcasts to ``shape``: its dims from the right."""
+    lead = len(shape) - spec.ndim
+    return tuple(
+        Dim(lead + i) if lead + i >= 0 and size == shape[lead + i] else None
+        for i, size in enumerate(spec.shape)
+    )
+
+
+def _linear_sets(call: OpCall) -> tuple[frozenset[int], ...]:
+    name, count = base_name(call.op), len(call.specs)
+    every = frozenset(range(count))
+    if name in _UNARY or name in _COPIES:
+        return (every,)
+    if name in _ALL_TOGETHER:
+        has_constant = count < _num_operands(call)
+        casts = name in ("copy", "_foreach_copy") and not _widens(call)
+        return () if has_constant or casts else (every,)
+    if name in _FIRST_ONLY:
+        tensor_first = isinstance(call.args[0], DTensorSpec)
+        rounds = call.kwargs.get("rounding_mode") is not None or not _is_inexact(call)
+        return (frozenset({0}),) if tensor_first and not rounds else ()
+    if name in _ANY_ONE:
+        return tuple(frozenset({i}) for i in range(count))
+    if name.endswith("_backward") and schema_of(call.op).arguments[0].name.startswith("grad"):
+        return (frozenset({0}),)
+    return tuple(together for together in _LINEAR_IN.get(name, ()) if together <= every)
+
+
+def _ordered_sets(call: OpCall) -> tuple[tuple[frozenset[int], str, str], ...]:
+    """Return inputs of which extremes stay extremes.
+
+    Not those of a sum: a rank that has nothing holds an infinity, and with the other one beside it
+    would make not-a-number of what is a number on one device. Nor those of integers that are
+    negated: the least one has no opposite.
+    """
+    name = base_name(call.op)
+    first, second, both = frozenset({0}), frozenset({1}), frozenset({0, 1})
+    if name == "neg" and _is_inexact(call):
+        return ((first, "max", "min"), (first, "min", "max"))
+    if name in _EXTREMES and len(call.specs) == 2:
+        own = _EXTREMES[name]
+        alone = tuple((one, op, op) for one in (first, second) for op in ("max", "min"))
+        return ((both, own, own), *alone)
+    return ()
+
+
+def _linear_ops(call: OpCall) -> tuple[str, ...]:
+    if base_name(call.op) not in _COPIES:
+        return LINEAR_OPS
+    if _widens(call):
+        return ("sum", "avg", "product", "max", "min")
+    return ("max", "min") if _is_inexact(call) else ()
+
+
+def _widens(call: OpCall) -> bool:
+    """Whether a copy is exact: a sum that is rounded is no sum of rounded terms."""
+    first = call.outputs[0]
+    source = call.specs[-1].dtype  # of a copy into another tensor, that which is copied
+    if first is None or first.dtype == source:
+        return first is not None
+    inexact = source.is_floating_point or source.is_complex or source == torch.bool
+    return _is_inexact(call) and inexact and torch.promote_types(source, first.dtype) == first.dtype
+
+
+def _is_inexact(call: OpCall) -> bool:
+    """Whether the result is of floating point."""
+    first = call.outputs[0]
+    return first is not None and (first.dtype.is_floating_point or first.dtype.is_complex)
+
+
+def _num_operands(call: OpCall) -> int:
+    return 1 if len(call.args) < 2 else 2

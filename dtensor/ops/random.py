@@ -1,0 +1,143 @@
+"""Random numbers: every element is drawn where it lies, by its global index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dtckpt.errors import UnsupportedOp
+
+from ..random import samplers
+from ..random.counter_rng import Sampler
+from ..random.filling import check_parameters, drawer
+from ..tensor.schemas import Op, base_name, is_in_place
+from .engine.factors import Dim, Factors
+from .engine.table import LocalCall, LocalMaker, OpCall, Rule, rule
+
+aten = torch.ops.aten
+
+
+def _normal(dtype: torch.dtype, mean: float = 0, std: float = 1) -> Sampler:
+    make = samplers.complex_normal if dtype.is_complex else samplers.normal
+    return make(mean, std)
+
+
+def _uniform(dtype: torch.dtype, low: float = 0, high: float = 1) -> Sampler:
+    return (samplers.complex_uniform if dtype.is_complex else samplers.uniform)(low, high)
+
+
+def _integers(dtype: torch.dtype, *bounds: int | None) -> Sampler:
+    low, high = (0, *bounds) if len(bounds) == 1 else (*bounds, 0, None)[:2]
+    return samplers.integers(low or 0, _end(dtype, low or 0) if high is None else high)
+
+
+def _end(dtype: torch.dtype, low: int) -> int:
+    """Return what follows the last integer that is drawn where none is named."""
+    if low == -(1 << 63):  # as torch has it: all integers
+        return 1 << 63
+    if dtype.is_floating_point:  # up to where the dtype has gaps
+        return round(2 / torch.finfo(dtype).eps) + 1
+    return 2 if dtype == torch.bool else torch.iinfo(dtype).max + 1
+
+
+def _of_any_dtype(make: Callable[..., Sampler]) -> Callable[..., Sampler]:
+    def made(_: torch.dtype, *parameters: float) -> Sampler:
+        return make(*parameters)
+
+    return made
+
+
+_UNIFORM = ("uniform_", _uniform)
+_NORMAL = ("normal_", _normal)
+_INTEGERS = ("random_", _integers)
+
+_SAMPLERS: Mapping[Op, tuple[str, Callable[..., Sampler]]] = {
+    aten.bernoulli.p: ("bernoulli_", _of_any_dtype(samplers.bernoulli)),
+    aten.cauchy.default: ("cauchy_", _of_any_dtype(samplers.cauchy)),
+    aten.exponential.default: ("exponential_", _of_any_dtype(samplers.exponential)),
+    aten.geometric.default: ("geometric_", _of_any_dtype(samplers.geometric)),
+    aten.log_normal.default: ("log_normal_", _of_any_dtype(samplers.log_normal)),
+    aten.normal_functional.default: _NORMAL,
+    aten.rand_like.default: _UNIFORM,
+    aten.rand_like.generator: _UNIFORM,
+    aten.randint_like.default: _INTEGERS,
+    aten.randint_like.generator: _INTEGERS,
+    aten.randint_like.low_dtype: _INTEGERS,
+    aten.randint_like.low_generator_dtype: _INTEGERS,
+    aten.randn_like.default: _NORMAL,
+    aten.randn_like.generator: _NORMAL,
+    aten.random.default: _INTEGERS,
+    getattr(aten.random, "from"): _INTEGERS,
+    aten.random.to: _INTEGERS,
+    aten.uniform.default: _UNIFORM,
+}
+"""By functional operator, the method that does the same in place, and what makes its sampler."""
+
+
+@rule(*_SAMPLERS)
+def sampled(call: OpCall) -> Rule:
+    """Any layout, with Replicate for Partial."""
+    refuse_generator(call.op, call.kwargs)
+    spec, output = call.specs[0], call.outputs[0]
+    dtype = spec.dtype if output is None else output.dtype
+    method, make = _SAMPLERS[call.op]
+    check_parameters(method, dtype, *call.args[1:])
+    dims = tuple(Dim(i) for i in range(spec.ndim))
+    # What is written in place must lie as it does afterwards, even if its values do not matter.
+    is_new = base_name(call.op).endswith("_like")
+    rows = Factors(call=call, inputs=(dims,), outputs=(dims,), ignores_values=is_new)
+    return Rule(rows=rows, local=_drawing(make(dtype, *call.args[1:])))
+
+
+def refuse_generator(op: Op, kwargs: Mapping[str, Any]) -> None:
+    """Raise UnsupportedOp for a ``generator=`` argument."""
+    if kwargs.get("generator") is not None:
+        raise UnsupportedOp(
+            f"{op}: a generator= is one rank's, and the ranks of a DTensor need the same numbers; "
+            "leave it out, and seed the mesh with dtckpt.dtensor.random.manual_seed"
+        )
+
+
+def _drawing(sampler: Sampler) -> LocalMaker:
+    def maker(local: LocalCall) -> Callable[..., Tensor]:
+        spec = local.outputs[0] or local.inputs[0]
+        draw, in_place = drawer(spec, sampler), is_in_place(local.op)
+
+        def run(tensor: Tensor, *_: Any, **kwargs: Any) -> Tensor:
+            out = tensor
+            if not in_place:
+                given = {n: v for n, v in kwargs.items() if n not in ("generator", "dtype")}
+                out: Tensor = torch.empty_like(tensor, dtype=spec.dtype, **given)
+            draw(out)
+            return out
+
+        return run
+
+    return maker
+
+
+@rule(aten.native_dropout.default)
+def dropout(call: OpCall) -> Rule:
+    """Elements are kept or dropped by their global index."""
+    p, train = call.args[1], call.arg(2, "train")
+    check_parameters("bernoulli_", call.specs[0].dtype, 1 - p)
+    dims = tuple(Dim(i) for i in range(call.specs[0].ndim))
+
+    def maker(local: LocalCall) -> Callable[..., tuple[Tensor, Tensor]] | None:
+        mask_spec = local.outputs[1]
+        if train is False or mask_spec is None:
+            return None
+        draw = drawer(mask_spec, samplers.bernoulli(1 - p))
+        scale = 0.0 if p == 1 else 1 / (1 - p)
+
+        def run(tensor: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+            mask = torch.empty_like(tensor, dtype=torch.bool)
+            draw(mask)
+            return (tensor * mask).mul_(scale), mask
+
+        return run
+
+    return Rule(rows=Factors(call=call, inputs=(dims,), outputs=(dims, dims)), local=maker)

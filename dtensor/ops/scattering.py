@@ -1,0 +1,125 @@
+"""Gather and scatter: elements by indices along one dim, at the same place of all others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..geometry.placement import REDUCE_OPS
+from ..mesh.spec import DTensorSpec
+from ..tensor.schemas import base_name, is_in_place
+from .engine.factors import LINEAR_OPS, Dim, Dims, Factors
+from .engine.owned import Span, never_empty, span_of
+from .engine.table import LocalCall, OpCall, Rule, rule
+from .slicing import bytes_to_reduce
+from .views import whole
+
+aten = torch.ops.aten
+
+
+@rule(aten.gather.default)
+def gathered(call: OpCall) -> Rule:
+    """Elements that are picked; a rank that does not have one has a zero term."""
+    source, index = call.specs
+    dim = call.args[1] % max(source.ndim, 1)
+    if source.ndim != index.ndim or not source.ndim:
+        return whole(call)
+    found = Dim(source.ndim)
+    picked = _along(index, call, dim, found)
+    return Rule(
+        rows=Factors(
+            call=call,
+            inputs=(_along(source, call, dim, Dim(dim)), picked),
+            outputs=(picked,),
+            reduce={dim: "sum"},
+            reduce_bytes={dim: bytes_to_reduce(source, call.outputs[0])},
+            linear=(frozenset({0}),),
+            linear_ops=REDUCE_OPS,
+        ),
+        local=_local_gather,
+    )
+
+
+@rule(
+    aten.scatter.src,
+    aten.scatter.value,
+    aten.scatter.reduce,
+    aten.scatter.value_reduce,
+    aten.scatter_add.default,
+    aten.scatter_reduce.two,
+)
+def scattered(call: OpCall) -> Rule:
+    """Elements that are placed, each by the rank that has its place."""
+    source = call.specs[0]
+    dim = call.args[1] % max(source.ndim, 1)
+    if any(spec.ndim != source.ndim for spec in call.specs) or not source.ndim:
+        return whole(call)
+    adds = base_name(call.op) == "scatter_add"
+    found = Dim(source.ndim) if adds and _same_size(call, dim) else None
+    dims = _along(source, call, dim, Dim(dim))
+    sources = frozenset({0, 2}) if len(call.specs) > 2 else frozenset[int]()
+    ops = {"scatter_add": LINEAR_OPS, "scatter": REDUCE_OPS}.get(base_name(call.op), ())
+    keeps_values = sources and call.arg(4, "reduce") is None
+    return Rule(
+        rows=Factors(
+            call=call,
+            inputs=(dims, *(_along(spec, call, dim, found) for spec in call.specs[1:])),
+            outputs=(dims,),
+            reduce={found.factor: "sum"} if found else {},
+            addends=frozenset({0}),
+            linear=(sources,) if keeps_values else (),
+            linear_ops=ops,
+        ),
+        local=_local_scatter,
+    )
+
+
+def _same_size(call: OpCall, dim: int) -> bool:
+    return len({spec.shape[dim] for spec in call.specs[1:]}) == 1
+
+
+def _along(spec: DTensorSpec, call: OpCall, dim: int, own: Dim | None) -> Dims:
+    """Return the dims of one tensor: where it is smaller than others it has their first steps."""
+    extents = [max(sizes) for sizes in zip(*(s.shape for s in call.specs), strict=True)]
+    return tuple(
+        own if i == dim else Dim(i) if size == extents[i] else Dim(i, window=range(size))
+        for i, size in enumerate(spec.shape)
+    )
+
+
+def _span(local: LocalCall) -> Span | None:
+    source = local.inputs[0]
+    return span_of(source, local.call.args[1] % max(source.ndim, 1))
+
+
+def _local_gather(local: LocalCall) -> Callable[..., Any] | None:
+    span = _span(local)
+    if span is None:
+        return None
+
+    def run(tensor: Tensor, _: int, index: Tensor, **__: Any) -> Tensor:
+        located, inside = span.find(index)
+        found = never_empty(tensor, [span]).gather(span.dim, located)
+        return found.masked_fill(~inside, 0)
+
+    return run
+
+
+def _local_scatter(local: LocalCall) -> Callable[..., Any] | None:
+    span, op, writes = _span(local), local.call.op, is_in_place(local.op)
+    if span is None:
+        return None
+
+    def run(tensor: Tensor, _: int, index: Tensor, *rest: Any, **kwargs: Any) -> Tensor:
+        located, inside = span.find(index)
+        # What belongs to others goes to one more place at the end, which is dropped.
+        located = torch.where(inside | (located == span.size), located, span.count)
+        more = tensor.new_zeros([1 if d == span.dim else n for d, n in enumerate(tensor.shape)])
+        extended = op(torch.cat([tensor, more], span.dim), span.dim, located, *rest, **kwargs)
+        made = extended.narrow(span.dim, 0, span.count)
+        return tensor.copy_(made) if writes else made.contiguous()
+
+    return run

@@ -1,0 +1,279 @@
+"""Ranges of a dim: what a rank has of a slice is the slice of what it has of the tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dtckpt.errors import PlacementError
+
+from ..geometry.placement import REDUCE_OPS
+from ..mesh.spec import DTensorSpec
+from .engine.factors import Dim, Dims, Factors
+from .engine.local import with_local_shape
+from .engine.table import LocalCall, OpCall, Rule, rule
+from .engine.windows import num_below
+from .views import all_dims, unary
+
+aten = torch.ops.aten
+
+
+@rule(aten.slice.Tensor)
+def sliced(call: OpCall) -> Rule:
+    """A range of a dim."""
+    source = call.specs[0]
+    dim = call.arg(1, "dim", 0) % source.ndim
+    window = _window(call, 2, source.shape[dim])
+    dims = all_dims(source.ndim)
+    return unary(call, dims, _windowed(dims, dim, window, source), _local_parts(dim, [window]))
+
+
+@rule(
+    aten.split.Tensor,
+    aten.split_with_sizes.default,
+    aten.unsafe_split.Tensor,
+    aten.unsafe_split_with_sizes.default,
+)
+def parts(call: OpCall) -> Rule:
+    """A dim in consecutive parts."""
+    source = call.specs[0]
+    dim = call.arg(2, "dim", 0) % source.ndim
+    dims, windows, start = all_dims(source.ndim), list[range](), 0
+    for meta in call.outputs:
+        windows.append(range(start, start + (meta.shape[dim] if meta else 0)))
+        start = windows[-1].stop
+    return Rule(
+        rows=Factors(
+            call=call,
+            inputs=(dims,),
+            outputs=tuple(_windowed(dims, dim, window, source) for window in windows),
+            linear=(frozenset({0}),),
+            linear_ops=REDUCE_OPS,
+        ),
+        local=_local_parts(dim, windows),
+    )
+
+
+@rule(aten.unbind.int)
+def unbound(call: OpCall) -> Rule:
+    """A dim, which must be whole, as so many tensors."""
+    ndim = call.specs[0].ndim
+    dim = call.arg(1, "dim", 0) % ndim
+    dims: Dims = tuple(None if i == dim else Dim(i) for i in range(ndim))
+    return unary(call, dims, dims[:dim] + dims[dim + 1 :])
+
+
+@rule(aten.select.int)
+def selected(call: OpCall) -> Rule:
+    """One index of a dim: a rank that does not have it has a zero term."""
+    source, first = call.specs[0], call.outputs[0]
+    dim = call.args[1] % source.ndim
+    dims = all_dims(source.ndim)
+    return Rule(
+        rows=Factors(
+            call=call,
+            inputs=(dims,),
+            outputs=(dims[:dim] + dims[dim + 1 :],),
+            reduce={dim: "sum"},
+            reduce_bytes={dim: bytes_to_reduce(source, first)},
+            linear=(frozenset({0}),),
+            linear_ops=REDUCE_OPS,
+        ),
+        local=_local_select,
+    )
+
+
+@rule(aten.slice_backward.default)
+def slice_backward(call: OpCall) -> Rule:
+    """The gradient of a slice: zero elsewhere."""
+    shape, dim, *given = call.args[1:6]
+    dim %= len(shape)
+    window = _range(shape[dim], *given)
+    out = all_dims(len(shape))
+    grad = (*out[:dim], Dim(dim, window=window), *out[dim + 1 :])
+    return unary(
+        call, grad if len(window) != shape[dim] else out, out, _local_backward(dim, window)
+    )
+
+
+@rule(aten.select_backward.default)
+def select_backward(call: OpCall) -> Rule:
+    """The gradient of one index: zero elsewhere."""
+    shape = call.args[1]
+    dim = call.args[2] % len(shape)
+    out: Dims = tuple(None if i == dim else Dim(i) for i in range(len(shape)))
+    local = with_local_shape(1, "input_sizes")
+    return unary(call, out[:dim] + out[dim + 1 :], out, local)
+
+
+@rule(aten.slice_scatter.default)
+def slice_scatter(call: OpCall) -> Rule:
+    """A tensor with another range of a dim."""
+    source = call.specs[0]
+    dim = call.arg(2, "dim", 0) % source.ndim
+    window = _window(call, 3, source.shape[dim])
+    dims = all_dims(source.ndim)
+    part = _windowed(dims, dim, window, source)
+    if len(source.layout.splits[dim]) > 1:  # whose pieces have no placement: each takes its own
+        part = (*dims[:dim], None, *dims[dim + 1 :])
+    return _replaced(call, dims, part, _local_scatter(dim, window))
+
+
+@rule(aten.select_scatter.default)
+def select_scatter(call: OpCall) -> Rule:
+    """A tensor with another value at one index of a dim; the rank that has the index writes it."""
+    source = call.specs[0]
+    dim = call.args[2] % source.ndim
+    index = call.args[3] % source.shape[dim]
+    dims = all_dims(source.ndim)
+    local = _local_scatter(dim, range(index, index + 1), is_select=True)
+    return _replaced(call, dims, dims[:dim] + dims[dim + 1 :], local)
+
+
+@rule(aten.slice_inverse.default)
+def slice_inverse(call: OpCall) -> Rule:
+    """The tensor that a slice was taken from, by its memory."""
+    source = call.specs[1]
+    dim = call.arg(2, "dim", 0) % source.ndim
+    window = _window(call, 3, source.shape[dim])
+    dims = all_dims(source.ndim)
+    part = _windowed(dims, dim, window, source)
+    return Rule(rows=Factors(call=call, inputs=(part, dims), outputs=(dims,)), local=_local_inverse)
+
+
+def bytes_to_reduce(source: DTensorSpec, output: Any) -> tuple[float, ...]:
+    """Return, per mesh axis, the bytes that a rank receives when an output is reduced over it."""
+    size = output.shape.numel() * output.dtype.itemsize if output else 0
+    return tuple(2 * size * (count - 1) / count for count in source.mesh.shape)
+
+
+def _replaced(call: OpCall, dims: Dims, part: Dims, local: Any) -> Rule:
+    return Rule(
+        rows=Factors(
+            call=call,
+            inputs=(dims, part),
+            outputs=(dims,),
+            linear=(frozenset({0, 1}),),
+            linear_ops=REDUCE_OPS,
+        ),
+        local=local,
+    )
+
+
+def _window(call: OpCall, position: int, size: int) -> range:
+    start, end = call.arg(position, "start"), call.arg(position + 1, "end")
+    return _range(size, start, end, call.arg(position + 2, "step", 1))
+
+
+def _range(size: int, start: int | None, end: int | None, step: int) -> range:
+    window = range(*slice(start, end, step).indices(size))
+    return window if len(window) else range(0)
+
+
+def _windowed(dims: Dims, dim: int, window: range, source: DTensorSpec) -> Dims:
+    if len(window) == source.shape[dim]:
+        return dims
+    return (*dims[:dim], Dim(dim, window=window), *dims[dim + 1 :])
+
+
+def _own(part: DTensorSpec, tensor: DTensorSpec, dim: int, window: range) -> slice:
+    """Return where this rank's part of a window lies in its part of the tensor."""
+    if part.box is None or tensor.box is None or not part.box.sizes[dim]:
+        return slice(0, 0)
+    start = window[part.box.offsets[dim]] - tensor.box.offsets[dim]
+    count = part.box.sizes[dim]
+    return slice(start, start + (count - 1) * window.step + 1, window.step)
+
+
+def _taken(tensor: Tensor, dim: int, own: slice) -> Tensor:
+    return aten.slice.Tensor(tensor, dim, own.start, own.stop, own.step or 1)
+
+
+def _local_parts(dim: int, windows: Sequence[range]) -> Any:
+    def maker(local: LocalCall) -> Callable[..., Any] | None:
+        if not local.inputs[0].layout.splits[dim]:
+            return None
+        outputs = [spec for spec in local.outputs if spec is not None]
+        owns = [
+            _own(part, local.inputs[0], dim, window)
+            for part, window in zip(outputs, windows, strict=True)
+        ]
+        if local.op is aten.slice.Tensor:
+            return lambda tensor, *_, **__: _taken(tensor, dim, owns[0])  # pyright: ignore[reportUnknownLambdaType]
+        return lambda tensor, *_, **__: [_taken(tensor, dim, own) for own in owns]  # pyright: ignore[reportUnknownLambdaType]
+
+    return maker
+
+
+def _local_select(local: LocalCall) -> Callable[..., Any] | None:
+    source, (_, dim, index) = local.inputs[0], local.call.args
+    dim %= source.ndim
+    if not source.layout.splits[dim] or source.box is None:
+        return None
+    own = index % source.shape[dim] - source.box.offsets[dim]
+    shape = local.output_shape
+    if 0 <= own < source.box.sizes[dim]:
+        return lambda tensor, *_: tensor.select(dim, own)  # pyright: ignore[reportUnknownLambdaType]
+    return lambda tensor, *_: tensor.new_zeros(shape)  # pyright: ignore[reportUnknownLambdaType]
+
+
+def _local_backward(dim: int, window: range) -> Any:
+    def maker(local: LocalCall) -> Callable[..., Any] | None:
+        grad, output = local.inputs[0], local.outputs[0]
+        if output is None or not output.layout.splits[dim]:
+            return with_local_shape(1, "input_sizes")(local)
+        own, shape = _own(grad, output, dim, window), local.output_shape
+
+        def run(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
+            made = tensor.new_zeros(shape)
+            _taken(made, dim, own).copy_(tensor)
+            return made
+
+        return run
+
+    return maker
+
+
+def _local_scatter(dim: int, window: range, *, is_select: bool = False) -> Any:
+    def maker(local: LocalCall) -> Callable[..., Any] | None:
+        tensor, part = local.inputs
+        if not tensor.layout.splits[dim] or tensor.box is None:
+            return None
+        start, end = tensor.box.offsets[dim], tensor.box.ends[dim]
+        skipped, count = num_below(start, window), 0
+        if end > start:
+            count = num_below(end, window) - skipped
+        own = slice(0, 0)
+        if count:
+            first = window[skipped] - start
+            own = slice(first, first + (count - 1) * window.step + 1, window.step)
+        is_cut = not is_select and bool(part.layout.splits[dim])
+
+        def run(whole: Tensor, source: Tensor, *_: Any, **__: Any) -> Tensor:
+            made = whole.clone()
+            if count:
+                values = source.unsqueeze(dim) if is_select else source
+                own_values = values if is_cut else values.narrow(dim, skipped, count)
+                _taken(made, dim, own).copy_(own_values)
+            return made
+
+        return run
+
+    return maker
+
+
+def _local_inverse(local: LocalCall) -> Callable[..., Any]:
+    part, source = local.call.specs
+    if (part.layout, source.layout) != tuple(spec.layout for spec in local.inputs):
+        raise PlacementError(
+            f"{local.op}({part}, {source}): the slice does not lie as the tensor does, so it "
+            "shares no memory with it; slice the tensor again"
+        )
+
+    def run(tensor: Tensor, whole: Tensor, *_: Any, **__: Any) -> Tensor:
+        return tensor.as_strided(whole.shape, whole.stride(), whole.storage_offset())
+
+    return run

@@ -1,0 +1,73 @@
+"""What fills this rank's part of a tensor: with numbers of a distribution, or in a random order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..geometry.box import Box
+from ..mesh.spec import DTensorSpec
+from ..torch_private import can_leave_modes, has_modes, has_no_values, outside_modes
+from . import samplers
+from .counter_rng import Sampler, Words, fill, scattered_indices
+from .draws import draws_of
+from .kept import scratch_of
+from .shuffling import order_of
+
+MAX_KEPT = 1024
+"""Elements of a tensor on the CPU whose scattered numbers are kept with its plan.
+
+On other devices they would be made on one stream and read on others, with nothing in between."""
+
+
+def check_parameters(method: str, dtype: torch.dtype, *parameters: Any) -> None:
+    """Raise what torch raises for the dtype and the parameters, which it finds out as it draws."""
+    with outside_modes() if has_modes() else nullcontext():
+        getattr(torch.empty(1, dtype=dtype), method)(*parameters, generator=torch.Generator())
+
+
+def drawer(spec: DTensorSpec, sampler: Sampler) -> Callable[[Tensor], None]:
+    """Return what fills this rank's part of a tensor of ``spec``: one draw a call."""
+    mesh, shape, box = spec.mesh, tuple(spec.shape), spec.box
+    draws, kept = draws_of(mesh), None
+    if mesh.device_type == "cpu" and box is not None and 0 < box.numel <= MAX_KEPT:
+        kept = _scattered(shape, box)
+
+    def draw(local: Tensor) -> None:
+        if has_no_values(local):
+            return
+        keys = draws.next(mesh)
+        if box is not None and kept is not None and local.is_contiguous():
+            sampler(Words(kept, keys, scratch_of(box.sizes)), local)
+        elif box is not None:
+            fill(local, shape, box, keys, sampler)
+
+    return draw
+
+
+def _scattered(shape: tuple[int, ...], box: Box) -> Tensor | None:
+    if not can_leave_modes():
+        return None
+    with outside_modes():
+        return scattered_indices(shape, box, torch.device("cpu")).view(box.sizes)
+
+
+def permuter(spec: DTensorSpec) -> Callable[[Tensor], None]:
+    """Return what writes this rank's part of a random order of all indices: one draw a call."""
+    mesh, (count,), box = spec.mesh, spec.shape, spec.box
+
+    def draw(local: Tensor) -> None:
+        if has_no_values(local):
+            return
+        keys = draws_of(mesh).next(mesh)
+        if box is None or box.is_empty:
+            return
+        words = torch.empty(count, dtype=torch.int64, device=local.device)
+        fill(words, (count,), Box.whole((count,)), keys, samplers.words)
+        local.copy_(order_of(words)[box.slices])
+
+    return draw

@@ -1,0 +1,1 @@
+"""The tensor that wraps a local part: its gradients, its views, facts of operators."""

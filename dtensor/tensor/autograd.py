@@ -1,0 +1,242 @@
+"""The differentiable ways between local tensors and distributed ones.
+
+The gradient of each arrives in the layout that its forward input had, with one exception: an input
+that was Partial gets a Replicate gradient, since every term has the gradient of the whole.
+"""
+
+# pyright: reportPrivateUsage=false
+# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from ..comm.own_copies import own_copy
+from ..geometry.placement import Placement, Replicate
+from ..mesh.device_mesh import DeviceMesh
+from ..mesh.spec import DTensorSpec, contiguous_spec, spec_of
+from ..redistribute import redistribute_local, redistribute_locals, start_redistribute
+from .awaited import awaited
+from .compilers import opaque
+from .wrapper import Wrapper
+
+
+def gradient_spec(spec: DTensorSpec, dtype: torch.dtype | None = None) -> DTensorSpec:
+    """Return the spec that gradients of a tensor of ``spec`` have: no axis of them is Partial."""
+    return _typed(spec.reduced(), dtype)
+
+
+def _typed(spec: DTensorSpec, dtype: torch.dtype | None) -> DTensorSpec:
+    if dtype is None or dtype == spec.dtype:
+        return spec
+    return spec_of(spec.mesh, spec.placements, spec.shape, spec.stride, dtype)
+
+
+@opaque
+class FromLocal(torch.autograd.Function):
+    """Wraps local data; the gradient is that of the local data."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        local: Tensor,
+        cls: type[Wrapper],
+        spec: DTensorSpec,
+        grad_placements: tuple[Placement, ...] | None,
+    ) -> Wrapper:
+        """Return a wrapper around a view of ``local``."""
+        ctx.cls = cls
+        ctx.spec = spec
+        ctx.grad_placements = grad_placements
+        return cls(local.view_as(local), spec)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        """Return the local part of the gradient."""
+        spec: DTensorSpec = ctx.spec
+        grad = distributed(grads[0], ctx.cls, spec)
+        if ctx.grad_placements is None:
+            target = gradient_spec(spec)
+        else:
+            target = spec.with_placements(ctx.grad_placements)
+        if torch.is_grad_enabled():  # the gradient will have one: that of the way there
+            made = Redistribute.apply(grad, Way(target.mesh, target.placements), None)
+            return ToLocal.apply(made, spec.placements), None, None, None
+        local = redistribute_local(grad._local_tensor, grad._spec, target)
+        return own_copy(local) if local is grad._local_tensor else local, None, None, None
+
+
+@opaque
+class ToLocal(torch.autograd.Function):
+    """Unwraps; the local gradient is wrapped again."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Wrapper, grad_placements: tuple[Placement, ...] | None) -> Tensor:
+        """Return a view of the local tensor."""
+        ctx.cls = type(tensor)
+        ctx.spec = tensor._spec
+        ctx.grad_placements = grad_placements
+        local = tensor._local_tensor
+        return local.view_as(local)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        """Return the gradient as a distributed tensor."""
+        grad = cast(Tensor, grads[0])
+        spec: DTensorSpec = ctx.spec
+        if ctx.grad_placements is None:
+            target = gradient_spec(spec, grad.dtype)
+        else:
+            target = _typed(spec.with_placements(ctx.grad_placements), grad.dtype)
+        # Autograd adds to gradients in place, and cannot see that memory inside of a wrapper is
+        # shared with the gradient of another tensor, or is one number expanded.
+        own = own_copy(grad)
+        if torch.is_grad_enabled():
+            back = gradient_spec(spec).placements
+            return FromLocal.apply(own, ctx.cls, contiguous_spec(target), back), None
+        return ctx.cls(own, contiguous_spec(target)), None
+
+
+@opaque
+class Redistribute(torch.autograd.Function):
+    """Changes mesh and placements; the gradient is redistributed back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tensor: Wrapper,
+        way: Way,
+        backward_dtype: torch.dtype | None,
+    ) -> Wrapper:
+        """Return the tensor where ``way`` leads to."""
+        ctx.cls = type(tensor)
+        ctx.spec = tensor._spec
+        ctx.backward_dtype = backward_dtype
+        ctx.target = way.of(tensor._spec)
+        return moved(tensor, way)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        """Return the gradient with the mesh and the placements of the input, in its dtype."""
+        spec: DTensorSpec = ctx.spec
+        grad = distributed(grads[0], ctx.cls, ctx.target)
+        back = Way(spec.mesh, gradient_spec(spec).placements, ctx.backward_dtype)
+        if torch.is_grad_enabled():
+            made = Redistribute.apply(grad, back, None)
+            return cast(Wrapper, made).to(spec.dtype), None, None
+        return _in_dtype(moved(grad, back), spec.dtype), None, None
+
+
+@opaque
+class RedistributeMany(torch.autograd.Function):
+    """Changes mesh and placements of several tensors in common collectives, and so back."""
+
+    @staticmethod
+    def forward(ctx: Any, ways: tuple[Way, ...], *tensors: Wrapper) -> tuple[Wrapper, ...]:
+        """Return the tensors where their ways lead to."""
+        ctx.classes = [type(tensor) for tensor in tensors]
+        ctx.specs = [tensor._spec for tensor in tensors]
+        ctx.targets = [way.of(tensor._spec) for way, tensor in zip(ways, tensors, strict=True)]
+        ctx.set_materialize_grads(False)
+        made = tuple(moved_together(tensors, ways))
+        needed = ctx.needs_input_grad[1:]
+        ctx.mark_non_differentiable(
+            *[m for m, is_needed in zip(made, needed, strict=True) if not is_needed]
+        )
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        """Return the gradients with the meshes and the placements of the inputs."""
+        there = [i for i, grad in enumerate(grads) if grad is not None]
+        given = [distributed(grads[i], ctx.classes[i], ctx.targets[i]) for i in there]
+        specs: list[DTensorSpec] = [ctx.specs[i] for i in there]
+        ways = tuple(Way(spec.mesh, gradient_spec(spec).placements, None) for spec in specs)
+        found: list[Tensor | None] = [None] * len(grads)
+        if torch.is_grad_enabled():
+            several = cast("tuple[Wrapper, ...]", RedistributeMany.apply(ways, *given))
+            for i, back, spec in zip(there, several, specs, strict=True):
+                found[i] = back.to(spec.dtype)
+        else:
+            for i, back, spec in zip(there, moved_together(given, ways), specs, strict=True):
+                found[i] = _in_dtype(back, spec.dtype)
+        return None, *found
+
+
+def _in_dtype(tensor: Wrapper, dtype: torch.dtype) -> Wrapper:
+    if tensor.dtype == dtype:
+        return tensor
+    return type(tensor)(tensor._local_tensor.to(dtype), _typed(tensor._spec, dtype))
+
+
+def distributed(grad: Tensor, cls: type[Wrapper], spec: DTensorSpec) -> Wrapper:
+    """Return a gradient of a tensor of ``spec``; torch's formulas make some constants plain."""
+    if isinstance(grad, Wrapper):
+        return grad
+    whole = spec_of(
+        spec.mesh, (Replicate(),) * spec.mesh.ndim, grad.shape, grad.stride(), grad.dtype
+    )
+    return cast(Wrapper, FromLocal.apply(grad, cls, whole, None))
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Where a tensor is redistributed to, and how."""
+
+    mesh: DeviceMesh
+    placements: tuple[Placement, ...]
+    dtype: torch.dtype | None = None
+    """Cast to before anything moves; None keeps that of the tensor."""
+    is_awaited: bool = False
+    """Whether the result may come before its values have."""
+
+    def of(self, spec: DTensorSpec) -> DTensorSpec:
+        """Return the spec that a tensor of ``spec`` gets."""
+        dtype = spec.dtype if self.dtype is None else self.dtype
+        return spec_of(self.mesh, self.placements, spec.shape, spec.stride, dtype)
+
+
+def moved(tensor: Wrapper, way: Way) -> Wrapper:
+    """Return the tensor elsewhere or in another dtype, outside of autograd."""
+    source, target = _typed(tensor._spec, way.dtype), way.of(tensor._spec)
+    local = tensor._local_tensor if way.dtype is None else tensor._local_tensor.to(way.dtype)
+    if way.is_awaited:
+        finish = start_redistribute(local, source, target)
+        if finish is not None:
+            return awaited(type(tensor), finish, contiguous_spec(target), source.mesh.device)
+    return _rewrapped(tensor, local, redistribute_local(local, source, target), target)
+
+
+def placed(tensor: Wrapper, placements: tuple[Placement, ...]) -> Wrapper:
+    """Return the tensor with other placements, outside of autograd."""
+    return moved(tensor, Way(tensor._spec.mesh, placements))
+
+
+def moved_together(tensors: Sequence[Wrapper], ways: Sequence[Way]) -> list[Wrapper]:
+    """Return every tensor where its way leads to, outside of autograd, by packed collectives."""
+    pairs = list(zip(tensors, ways, strict=True))
+    targets = [way.of(tensor._spec) for tensor, way in pairs]
+    moves = [
+        (_typed(tensor._spec, way.dtype), target)
+        for (tensor, way), target in zip(pairs, targets, strict=True)
+    ]
+    locals_ = [
+        tensor._local_tensor if way.dtype is None else tensor._local_tensor.to(way.dtype)
+        for tensor, way in pairs
+    ]
+    results = redistribute_locals(locals_, moves)
+    return [
+        _rewrapped(tensor, local, result, target)
+        for tensor, local, result, target in zip(tensors, locals_, results, targets, strict=True)
+    ]
+
+
+def _rewrapped(tensor: Wrapper, local: Tensor, result: Tensor, target: DTensorSpec) -> Wrapper:
+    if result is tensor._local_tensor:
+        return type(tensor)(own_copy(result), contiguous_spec(target))
+    return type(tensor)(result, target if result is local else contiguous_spec(target))

@@ -1,0 +1,86 @@
+"""Facts of operators that their schemas tell."""
+
+# pyright: reportPrivateUsage=false
+# The schema of an operator has no public name in torch.
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+
+from ..torch_private import OpOverload, overload_of, schema_of
+
+Op = OpOverload
+
+_FUNCTIONAL_NAMES = {"normal_": "normal_functional"}
+"""Where it is not the name without the underscore."""
+
+
+@cache
+def functional_of(op: Op) -> Op | None:
+    """Return the form of an in-place or ``out=`` operator that writes nothing, if there is one.
+
+    A functional operator is its own.
+    """
+    if not schema_of(op).is_mutable:
+        return op
+    namespace, name = str(schema_of(op).name).split("::")
+    in_place = is_in_place(op)
+    wanted_name = _FUNCTIONAL_NAMES.get(name, name[:-1]) if in_place else name
+    packet = getattr(getattr(torch.ops, namespace), wanted_name, None)
+    if packet is None:
+        return None
+    wanted = _signature(op)
+    for overload in packet.overloads():
+        found = getattr(packet, overload)
+        if not schema_of(found).is_mutable and _signature(found) == wanted:
+            return found
+    return None
+
+
+def _signature(op: Op) -> list[tuple[str, str]]:
+    """Return names and types of the arguments, those for results left out."""
+    return [(arg.name, str(arg.type)) for arg in schema_of(op).arguments if not arg.is_out]
+
+
+@cache
+def base_name(op: Op) -> str:
+    """Return the name of an operator without namespace and overload."""
+    return schema_of(op).name.split("::")[1]
+
+
+def is_default_overload(op: Op) -> bool:
+    """Whether the operator is the plain form of its name."""
+    return overload_of(op) == "default"
+
+
+@cache
+def is_in_place(op: Op) -> bool:
+    """Whether the operator writes its first argument and returns it."""
+    schema = schema_of(op)
+    return schema.is_mutable and schema.name.endswith("_") and _is_written(schema.arguments[0])
+
+
+@cache
+def is_pointwise(op: Op) -> bool:
+    """Whether every element of the result depends on the same element of the inputs only."""
+    return torch.Tag.pointwise in op.tags and not is_random(op)
+
+
+@cache
+def is_foreach(op: Op) -> bool:
+    """Whether the operator does the same for every element of lists of tensors."""
+    return schema_of(op).name.startswith("aten::_foreach_")
+
+
+@cache
+def is_random(op: Op) -> bool:
+    """Whether the operator draws random numbers."""
+    takes_generator = any(arg.name == "generator" for arg in schema_of(op).arguments)
+    return takes_generator or torch.Tag.nondeterministic_seeded in op.tags
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write

@@ -1,0 +1,97 @@
+"""The bare wrapper tensor: a local tensor and the spec of the global one.
+
+Everything below the public ``DTensor`` (planning, dispatch, autograd) knows this base only, and
+makes results with the class of the tensors it was given.
+"""
+
+# pyright: reportPrivateUsage=false
+# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from ..mesh.spec import DTensorSpec
+from ..torch_private import make_wrapper, quick_constructor, take_bits
+
+
+class Wrapper(Tensor):
+    """A tensor of the global shape that holds this rank's part."""
+
+    __slots__ = ("_local_tensor", "_spec")
+
+    _local_tensor: Tensor
+    _spec: DTensorSpec
+    copied_view: ClassVar[type[Wrapper]]
+    """The class of this class's views in name only."""
+    awaited: ClassVar[type[Wrapper]]
+    """The class of this class's tensors whose local part is still on its way."""
+    _origin: Any = None
+    """Where writes go to besides, if the tensor is such a view (``copied_view.Origin``)."""
+
+    if TYPE_CHECKING:  # the stubs of Tensor's own constructor do not fit
+
+        def __init__(
+            self, local_tensor: Tensor, spec: DTensorSpec, *, requires_grad: bool = False
+        ) -> None: ...
+
+    def __new__(
+        cls, local_tensor: Tensor, spec: DTensorSpec, *, requires_grad: bool = False
+    ) -> Self:
+        make = make_publicly if local_tensor.requires_grad else new_wrapper
+        made = make(cls, local_tensor, spec, False)
+        return made.requires_grad_() if requires_grad else made
+
+
+def counting_writes() -> AbstractContextManager[None]:
+    """Return a context for making views of tensors that count writes, as those must do then too.
+
+    Tensors made in inference mode do not count.
+    """
+    return torch.inference_mode(False)
+
+
+def make_publicly(
+    cls: type[Any], local_tensor: Tensor, spec: DTensorSpec, requires_grad: bool
+) -> Any:
+    """Return a new wrapper, by torch's constructor for tensor subclasses."""
+    meta = spec.tensor_meta
+    made: Any = make_wrapper(
+        cls,
+        meta.shape,
+        strides=meta.stride,
+        dtype=meta.dtype,
+        device=local_tensor.device,
+        layout=local_tensor.layout,
+        requires_grad=requires_grad,
+    )
+    if local_tensor.is_conj() or local_tensor.is_neg():
+        take_bits(made, local_tensor)
+    made._spec = spec
+    made._local_tensor = local_tensor
+    return made
+
+
+def _constructor() -> Callable[[type[Any], Tensor, DTensorSpec, bool], Any]:
+    # It warns where the local tensor requires gradients, as nothing does below autograd.
+    found = quick_constructor() or make_publicly
+
+    def make(cls: type[Any], local: Tensor, spec: DTensorSpec, requires_grad: bool) -> Any:
+        # It would take over the offset of the local tensor, which differs between ranks, and which
+        # operators such as fill_diagonal_ would add to that of the local tensor once more.
+        construct = make_publicly if local.storage_offset() else found
+        if torch.is_inference_mode_enabled() and not local.is_inference():
+            with counting_writes():
+                return construct(cls, local, spec, requires_grad)
+        return construct(cls, local, spec, requires_grad)
+
+    return make
+
+
+new_wrapper = _constructor()
+"""Returns a new wrapper of a class, from its local tensor, spec and ``requires_grad``."""

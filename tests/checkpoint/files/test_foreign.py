@@ -1,0 +1,77 @@
+"""A place that is no checkpoint: what is there instead is said, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch.distributed.checkpoint.state_dict_saver import save as torch_save
+
+import dtckpt.checkpoint as ckpt
+from dtckpt.errors import NotCommitted, StorageError
+
+from ...conftest import S3
+
+
+def of_torch(path: Path) -> None:
+    torch_save({"w": torch.ones(3)}, checkpoint_id=path, no_dist=True)
+
+
+def of_hugging_face(path: Path) -> None:
+    path.mkdir()
+    save_file({"w": torch.ones(3)}, path / "model.safetensors")
+    (path / "config.json").write_text("{}")
+
+
+def run(path: Path) -> None:
+    for step in (1, 2):
+        ckpt.save({"w": torch.ones(3)}, path / f"step-{step}", no_dist=True)
+
+
+def a_file(path: Path) -> None:
+    path.write_text("x")
+
+
+def killed(path: Path) -> None:
+    ckpt.save({"w": torch.ones(3)}, path, no_dist=True)
+    (path / "manifest.json").unlink()
+
+
+def nothing(path: Path) -> None:
+    assert not path.exists()
+
+
+CASES: dict[Callable[[Path], None], str] = {
+    of_torch: r"torch\.distributed\.checkpoint \(\.metadata\).*Load them with torch and save anew",
+    of_hugging_face: r"Hugging Face.*model\.safetensors.*from_pretrained",
+    run: r"a directory of them: step-1, step-2.*latest",
+    a_file: r"is not a directory",
+    killed: r"manifest\.json is missing.*a save did not finish",
+    nothing: r"does not exist\. Check the path",
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's own
+@pytest.mark.parametrize("made", CASES)
+def test_what_is_there_is_said(tmp_path: Path, made: Callable[[Path], None]) -> None:
+    place = tmp_path / "place"
+    made(place)
+    calls: tuple[Callable[[], Any], ...] = (
+        lambda: ckpt.load({"w": torch.zeros(3)}, place, no_dist=True),
+        lambda: ckpt.open(place),
+        lambda: ckpt.verify(place),
+    )
+    for call in calls:
+        with pytest.raises(NotCommitted, match=CASES[made]):
+            call()
+
+
+def test_a_bucket_that_does_not_exist_is_named(s3: S3) -> None:
+    with pytest.raises(StorageError, match="no-such-bucket-here"):
+        ckpt.open("s3://no-such-bucket-here/run/step-1", storage_options=s3.options)
+    with pytest.raises(NotCommitted, match="is missing"):
+        ckpt.open(f"{s3.url}/nothing", storage_options=s3.options)

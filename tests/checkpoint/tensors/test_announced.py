@@ -1,0 +1,213 @@
+"""Tensors that say themselves which boxes of a global tensor a rank holds."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import dtckpt.checkpoint as dcp
+from dtckpt.dtensor import DeviceMesh, DTensor, Mesh, Partial, Shard
+from dtckpt.errors import LayoutMismatch, Unsavable
+from dtckpt.storage import MemoryStore
+
+from ...ranks import RanksFailed, run_ranks
+
+WHOLE = torch.arange(24.0).reshape(8, 3)
+
+
+def chunk(start: int, size: int) -> Any:
+    """Some rows, as torch's protocol names a box."""
+    return SimpleNamespace(offsets=torch.Size((start, 0)), sizes=torch.Size((size, 3)))
+
+
+def hooked(local: Any, chunks: list[Any], hooks: str) -> Any:
+    """A tensor with hooks of torch's protocol, as Megatron-FSDP puts them on."""
+    if "chunks" in hooks:
+        local.__create_chunk_list__ = lambda: chunks
+    if "writes" in hooks:
+        items = [SimpleNamespace(tensor_data=SimpleNamespace(chunk=c)) for c in chunks]
+
+        def write_items(_name: str, _tensor: Any) -> list[Any]:
+            return items
+
+        local.__create_write_items__ = write_items
+    if "shards" in hooks:
+        places = {c.offsets: sum(d.sizes[0] for d in chunks[:i]) for i, c in enumerate(chunks)}
+        sizes = {c.offsets: c.sizes[0] for c in chunks}
+        plain = local.detach()
+
+        def shard(index: Any) -> torch.Tensor:
+            start = places[index.offset]
+            return plain[start : start + sizes[index.offset]]
+
+        local.__get_tensor_shard__ = shard
+    return local
+
+
+def split(rank: int, rows: list[list[tuple[int, int]]], hooks: str, fill: bool = True) -> DTensor:
+    """A DTensor whose placements say one thing, and whose local tensor another."""
+    pieces = [WHOLE[start : start + size] for start, size in rows[rank]]
+    local = torch.cat(pieces) if fill else torch.zeros_like(torch.cat(pieces))
+    mesh = DeviceMesh("cpu", Mesh((2,)), rank=rank)
+    even = DTensor.from_local(torch.zeros(4, 3), mesh, [Shard(0)], shape=(8, 3))
+    told = hooked(local, [chunk(*row) for row in rows[rank]], hooks)
+    return DTensor(told, even._spec)  # pyright: ignore[reportPrivateUsage]
+
+
+ROWS = {
+    "even, turned": [[(4, 4)], [(0, 4)]],
+    "uneven": [[(0, 5)], [(5, 3)]],
+    "several": [[(6, 2), (0, 3)], [(3, 3)]],
+    "one rank has none": [[(0, 8)], [(0, 0)]],
+    "copies": [[(0, 8)], [(0, 8)]],
+}
+
+
+@pytest.mark.parametrize(
+    ("hooks", "rows"),
+    [
+        pytest.param(hooks, rows, id=f"{name}-{hooks}")
+        for hooks in ("chunks", "chunks writes shards", "writes shards")
+        for name, rows in ROWS.items()
+        if "shards" in hooks or name != "several"  # each of which must be asked for
+    ],
+)
+def test_the_local_tensor_of_a_dtensor_counts_before_its_placements(hooks: str, rows: Any) -> None:
+    store = MemoryStore()
+
+    def run(rank: int, group: Any) -> None:
+        dcp.save({"w": split(rank, rows, hooks)}, store, process_group=group)
+        assert torch.equal(dcp.open(store)["w"][...], WHOLE)
+        for other in ROWS.values():
+            into = split(rank, other, "chunks shards", fill=False)
+            dcp.load({"w": into}, store, process_group=group)
+            expected = split(rank, other, "chunks shards")
+            assert torch.equal(into.to_local(), expected.to_local())
+
+    run_ranks(2, run)
+    into = torch.zeros(8, 3)
+    dcp.load({"w": into}, store)
+    assert torch.equal(into, WHOLE)
+
+
+def test_several_boxes_without_a_way_to_ask_for_each_are_refused() -> None:
+    rows = ROWS["several"]
+    with pytest.raises(RanksFailed) as failed:
+        run_ranks(
+            2,
+            lambda rank, group: dcp.save(
+                {"w": split(rank, rows, "chunks")}, MemoryStore(), process_group=group
+            ),
+        )
+    assert "announces 2 boxes ([6:8,0:3], [0:3,0:3]), but has no" in str(failed.value.errors[0])
+
+
+def test_boxes_that_do_not_fit_are_refused() -> None:
+    outside = split(0, [[(6, 4)], []], "chunks")
+    with pytest.raises(LayoutMismatch, match="which does not lie in its shape"):
+        dcp.save({"w": outside}, MemoryStore())
+    lost = split(0, [[(0, 5)], []], "chunks")
+    with pytest.raises(LayoutMismatch, match="'w'"):
+        dcp.save({"w": lost}, MemoryStore())
+    mesh = DeviceMesh("cpu", Mesh((1,)), rank=0)
+    partial = DTensor.from_local(torch.zeros(8, 3), mesh, [Partial()])
+    hooked(partial.to_local(), [chunk(0, 8)], "chunks")
+    with pytest.raises(Unsavable, match="terms of a reduction"):
+        dcp.save({"w": partial}, MemoryStore())
+
+
+def sliced(
+    local: Any, shape: tuple[int, ...], boxes: list[tuple[int, int, int]], cls: Any = torch.Tensor
+) -> Any:
+    """A tensor as torch_checkpointing's protocol has it; boxes of (start, start in it, rows)."""
+    told = local.as_subclass(cls)
+    told.global_shape = shape
+    told.global_offsets = tuple((start, *(0 for _ in shape[1:])) for start, _, _ in boxes)
+    told.local_offsets = tuple((inner, *(0 for _ in shape[1:])) for _, inner, _ in boxes)
+    told.local_sizes = tuple((rows, *shape[1:]) for _, _, rows in boxes)
+    return told
+
+
+class Told(torch.Tensor):
+    """A subclass, as its owner would make it."""
+
+
+@pytest.mark.parametrize("cls", [torch.Tensor, Told])
+def test_slices_of_a_global_tensor(cls: Any) -> None:
+    store = MemoryStore()
+    boxes = {0: [(6, 3, 2), (0, 0, 3)], 1: [(3, 1, 3)]}
+    sizes = {0: 6, 1: 5}  # some rows belong to no box
+
+    def local(rank: int, fill: bool) -> Any:
+        rows = torch.full((sizes[rank], 3), -1.0)
+        for start, inner, count in boxes[rank] if fill else []:
+            rows[inner : inner + count] = WHOLE[start : start + count]
+        return sliced(rows, (8, 3), boxes[rank], cls)
+
+    def run(rank: int, group: Any) -> None:
+        dcp.save({"w": local(rank, True)}, store, process_group=group)
+        assert torch.equal(dcp.open(store)["w"][...], WHOLE)
+        into = local(rank, False)
+        dcp.load({"w": into}, store, process_group=group)
+        expected = local(rank, True)
+        assert torch.equal(into.as_subclass(torch.Tensor), expected.as_subclass(torch.Tensor))
+
+    run_ranks(2, run)
+
+
+def test_slices_that_do_not_fit_are_refused() -> None:
+    for boxes in ([(0, 0, 9)], [(7, 0, 2)], [(0, 5, 3)]):
+        with pytest.raises(LayoutMismatch, match="which does not lie in them"):
+            dcp.save({"w": sliced(torch.zeros(6, 3), (8, 3), boxes)}, MemoryStore())
+    told = sliced(torch.zeros(8, 3), (8, 3), [(0, 0, 8)])
+    told.local_sizes = ()
+    with pytest.raises(LayoutMismatch, match=r"have \[1, 1, 0\] entries"):
+        dcp.save({"w": told}, MemoryStore())
+
+
+def test_a_part_of_an_unknown_kind_is_never_taken_for_the_whole() -> None:
+    class Slice(torch.Tensor):
+        global_offset = (4,)
+
+    class Plain(torch.Tensor):
+        """Nothing but a name."""
+
+    store = MemoryStore()
+    dcp.save({"w": torch.ones(4).as_subclass(Plain)}, store)
+    part = torch.zeros(4).as_subclass(Slice)
+    for call in (dcp.save, dcp.load):
+        with pytest.raises(Unsavable, match=r"'w' is .*Slice, which has global_offset and so may"):
+            call({"w": part}, store if call is dcp.load else MemoryStore())
+    noted = torch.nn.Parameter(torch.ones(4))
+    noted.placements = "what users note on it"  # pyright: ignore[reportAttributeAccessIssue]
+    dcp.save({"w": noted}, MemoryStore())
+
+
+def test_a_class_of_dtensors_with_a_way_of_its_own() -> None:
+    class Turned(DTensor):
+        def __create_chunk_list__(self) -> list[Any]:
+            return [chunk([4, 0][self.device_mesh.get_coordinate()[0]], 4)]  # pyright: ignore
+
+        def __get_tensor_shard__(self, index: Any) -> torch.Tensor:
+            return self.to_local()
+
+    store = MemoryStore()
+
+    def save(rank: int, group: Any) -> None:
+        told = split(rank, ROWS["even, turned"], "")
+        turned = Turned(told.to_local(), told._spec)  # pyright: ignore[reportPrivateUsage]
+        dcp.save({"w": turned}, store, process_group=group)
+
+    run_ranks(2, save)
+    assert torch.equal(dcp.open(store)["w"][...], WHOLE)
+
+
+def test_boxes_of_a_tensor_without_memory_are_refused() -> None:
+    store = MemoryStore()
+    dcp.save({"w": WHOLE}, store)
+    told = hooked(torch.empty(8, 3, device="meta"), [chunk(0, 8)], "chunks")
+    with pytest.raises(LayoutMismatch, match="give it memory before the load"):
+        dcp.load({"w": told}, store)

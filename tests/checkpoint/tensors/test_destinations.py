@@ -1,0 +1,153 @@
+"""Destinations that share memory, and those whose memory is not their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dtckpt.checkpoint as dcp
+from dtckpt.checkpoint.tensors.overlaps import find_sharing, overlaps_itself
+from dtckpt.dtensor import DeviceMesh, DTensor, Mesh, Replicate
+from dtckpt.errors import LayoutMismatch, Unsavable
+from dtckpt.storage import MemoryStore
+
+
+def saved(state: dict[str, Any]) -> MemoryStore:
+    """A checkpoint of a state."""
+    store = MemoryStore()
+    dcp.save(state, store)
+    return store
+
+
+def test_tied_tensors_are_loaded_once_and_compared() -> None:
+    tied = torch.arange(6.0)
+    store = saved({"embed": tied, "head": tied})
+    into = torch.zeros(6)
+    dcp.load({"embed": into, "head": into}, store)
+    assert torch.equal(into, tied)
+    differing = saved({"embed": tied, "head": tied + 1})
+    with pytest.raises(LayoutMismatch, match="different values for the two") as failure:
+        dcp.load({"embed": into, "head": into}, differing)
+    assert failure.value.overwritten == ("embed",)
+
+
+def test_destinations_that_overlap_in_part_are_refused() -> None:
+    store = saved({"a": torch.ones(4), "b": torch.zeros(4)})
+    buffer = torch.full((6,), 7.0)
+    with pytest.raises(LayoutMismatch, match="overlap in memory and nothing was loaded: a and b"):
+        dcp.load({"a": buffer[:4], "b": buffer[2:]}, store)
+    assert (buffer == 7).all()
+
+
+def test_views_that_interleave_are_fine() -> None:
+    store = saved({"a": torch.ones(3, 2), "b": torch.zeros(3, 2)})
+    buffer = torch.full((3, 4), 7.0)
+    dcp.load({"a": buffer[:, ::2], "b": buffer[:, 1::2]}, store)
+    assert buffer.tolist() == [[1, 0, 1, 0]] * 3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.complex64, torch.float8_e5m2])
+def test_sharing_is_found_for_every_dtype(dtype: torch.dtype) -> None:
+    base = torch.zeros(8, dtype=dtype)
+    sharing = find_sharing([base[:4], base[4:], base[:4], base[3:5]])
+    assert sharing.tied == {2: 0}
+    assert sharing.overlapping == [(0, 3), (3, 1)] or sharing.overlapping == [(0, 3), (1, 3)]
+
+
+def test_windows_overlap_themselves() -> None:
+    assert overlaps_itself(torch.zeros(5).as_strided((3, 3), (1, 1)))
+    assert not overlaps_itself(torch.zeros(6).as_strided((2, 3), (3, 1)))
+    assert not overlaps_itself(torch.zeros(0, 3).expand(0, 3))
+
+
+class Scaled(torch.Tensor):
+    """A tensor whose elements are computed from another one, as quantized weights are."""
+
+    payload: torch.Tensor
+
+    @staticmethod
+    def __new__(cls: type[Scaled], payload: torch.Tensor) -> Scaled:
+        make: Any = torch.Tensor._make_wrapper_subclass  # pyright: ignore[reportPrivateUsage]
+        made = make(cls, payload.shape, dtype=torch.float32)
+        made.payload = payload
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        plain = [a.payload.float() if isinstance(a, Scaled) else a for a in args]
+        return func(*plain, **(kwargs or {}))
+
+
+def test_tensors_without_memory_of_their_own_are_refused() -> None:
+    wrapped = Scaled(torch.ones(3, dtype=torch.int8))
+    with pytest.raises(Unsavable, match=r"'w' is .*Scaled"):
+        dcp.save({"w": wrapped}, MemoryStore())
+    store = saved({"w": torch.ones(3)})
+    mesh = DeviceMesh("cpu", Mesh((1,)), rank=0)
+    inside = DTensor.from_local(torch.ones(3), mesh, [Replicate()])
+    inside._local_tensor = wrapped  # pyright: ignore[reportPrivateUsage]
+    for destination in (wrapped, inside):
+        with pytest.raises(Unsavable, match="Scaled"):
+            dcp.load({"w": destination}, store)
+
+
+def test_subclasses_that_are_only_names_are_saved() -> None:
+    class Named(torch.nn.Parameter):
+        """A parameter with a role."""
+
+    into = Named(torch.zeros(3))
+    dcp.load({"w": into}, saved({"w": Named(torch.ones(3))}))
+    assert into.tolist() == [1, 1, 1]
+
+
+def test_arrays_that_hold_more_than_an_array_are_refused() -> None:
+    masked = np.ma.masked_array(np.arange(3.0), mask=[False, True, False])
+    with pytest.raises(Unsavable, match="x"):
+        dcp.save({"x": masked}, MemoryStore())
+    record = np.zeros(2, dtype=[("a", "f4"), ("b", "i8")])
+    with pytest.raises(Unsavable):
+        dcp.save({"x": record[0]}, MemoryStore())
+    assert dcp.open(saved({"x": record["a"]}))["x"][...].tolist() == [0, 0]
+
+
+def test_a_default_device_does_not_leak_in() -> None:
+    store = saved({"w": torch.ones(3)})
+    with torch.device("meta"):
+        assert dcp.open(store)["w"][...].tolist() == [1, 1, 1]
+
+
+def test_values_of_each_rank_do_not_become_shared_ones() -> None:
+    store = saved({"seed": dcp.PerRank(5)})
+    with pytest.raises(LayoutMismatch, match="wrap the destination in PerRank"):
+        dcp.load({"seed": 0}, store)
+    with pytest.raises(LayoutMismatch, match="a shared value was saved"):
+        dcp.load({"seed": dcp.PerRank(0)}, saved({"seed": 5}))
+
+
+def test_the_root_is_a_dict() -> None:
+    store = saved({"a": 1})
+    with pytest.raises(LayoutMismatch, match=r"is a dict, or an object .*; got tuple"):
+        dcp.load((0, 0), store)  # pyright: ignore[reportArgumentType]
+
+
+def test_lazy_parameters_are_refused_until_they_are_there() -> None:
+    with pytest.raises(Unsavable, match="not initialised"):
+        dcp.save({"net": torch.nn.LazyLinear(3)}, MemoryStore())
+
+
+def test_many_columns_of_one_buffer_are_told_apart_quickly() -> None:
+    buffer = torch.zeros(50, 3000)
+    sharing = find_sharing([buffer[:, i : i + 2] for i in range(0, 3000, 2)])
+    assert not sharing.overlapping
+    assert find_sharing([buffer[:, 0:2], buffer[:, 1:3]]).overlapping == [(0, 1)]
+    one = torch.zeros(1, 5)
+    again = one.as_strided((1, 5), (77, 1))
+    assert find_sharing([one, again]).tied == {1: 0}
+
+
+def test_empty_numpy_strings() -> None:
+    state = {"a": np.str_(""), "b": np.bytes_(b"")}
+    assert dcp.open(saved(state)).state_dict() == state
