@@ -7,8 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tools.bench.dispatch_rows import WARM_ROWS, cold_rows
-from tools.bench.dispatch_timing import Measured
+import pytest
+
+from tools.bench.dispatch.beside import PYTHON, CheckoutFailed, checkout
+from tools.bench.dispatch.rows import COLD_ROWS, WARM_ROWS
+from tools.bench.dispatch.timing import Measured
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,7 +25,7 @@ def test_every_row_is_measured_on_every_side(tmp_path: Path) -> None:
     run = subprocess.run([*command, *files], cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     rows = json.loads(found.read_text())["rows"]
-    cold = [(row.name, 1) for row in cold_rows() if row.axes == 1]
+    cold = [(row.name, 1) for row in COLD_ROWS if row.axes == 1]
     assert [(r["name"], r["axes"]) for r in rows] == [
         (row.name, row.axes) for row in WARM_ROWS
     ] + cold
@@ -43,3 +46,29 @@ def test_ratios_are_those_of_single_rounds() -> None:
     assert row.ratio == 0.5
     assert row.is_met
     assert Measured(name="add", axes=1, is_cold=False, bar=0.5).is_met is None
+
+
+def test_two_checkouts_are_measured_in_turn(tmp_path: Path) -> None:
+    """Here, this one beside itself."""
+    found, table = tmp_path / "all.json", tmp_path / "all.md"
+    command = [sys.executable, "-m", "tools.bench.dispatch", "--beside", str(ROOT), "--only=mul"]
+    command += ["--rounds=3", "--cold-rounds=2", "--cold-axes=1", "--batch-seconds=0"]
+    files = ["--json", str(found), "--markdown", str(table)]
+    run = subprocess.run([*command, *files], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    rows = json.loads(found.read_text())["rows"]
+    assert [row["here"]["name"] for row in rows] == ["mul", "mul"]
+    for row, rounds in zip(rows, (3, 2), strict=True):
+        for side in ("here", "beside"):
+            assert not row[side]["failed"]
+            assert {len(times) for times in row[side]["times"].values()} == {rounds}
+    assert "| mul, cold, 1 axes |" in table.read_text()
+
+
+def test_a_checkout_without_its_library_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckoutFailed, match="make install"), checkout(tmp_path):
+        pass
+    (tmp_path / PYTHON).parent.mkdir(parents=True)
+    (tmp_path / PYTHON).symlink_to(sys.executable)
+    with pytest.raises(CheckoutFailed), checkout(tmp_path):
+        pass

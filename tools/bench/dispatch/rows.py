@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .dispatch_sides import ALONE, MESHES, RANKS, Side
+from .sides import ALONE, MESHES, RANKS, Side
 
 WARM, MOVES, COLD, OPTIMIZER, ONE_RANK = 0.9, 0.4, 0.3, 0.6, 0.7
 """Bars: the most that ours may take, as a share of torch's time."""
@@ -245,7 +245,7 @@ def _cold_layer_norm(axes: int) -> Callable[[Side, int], Call]:
     return make
 
 
-def cold_rows() -> Iterator[ColdRow]:
+def _cold_rows() -> Iterator[ColdRow]:
     """Yield all cold rows."""
     for axes in MESHES:
         if axes == ALONE:
@@ -260,3 +260,7 @@ def cold_rows() -> Iterator[ColdRow]:
         }
         for name, make in makers.items():
             yield ColdRow(name=name, axes=axes, make=make)
+
+
+COLD_ROWS = tuple(_cold_rows())
+ALL_ROWS: tuple[WarmRow | ColdRow, ...] = (*WARM_ROWS, *COLD_ROWS)

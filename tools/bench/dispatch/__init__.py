@@ -1,0 +1,1 @@
+"""One operator call beside torch's DTensor, and beside another checkout of the library."""
