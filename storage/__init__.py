@@ -17,7 +17,11 @@ from dtckpt.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from .base import ObjectInfo, ReadRequest, Store, WriteStream
-    from .faults import (
+    from .local.store import LocalStore
+    from .memory import MemoryStore
+    from .open import open_store
+    from .remote.fsspec_store import FsspecStore
+    from .testing.faults import (
         Call,
         Delay,
         Fault,
@@ -28,11 +32,7 @@ if TYPE_CHECKING:
         ShortRead,
         TornWrite,
     )
-    from .faulty import FaultyStore
-    from .fsspec_store import FsspecStore
-    from .local import LocalStore
-    from .memory import MemoryStore
-    from .open import open_store
+    from .testing.faulty import FaultyStore
 
 __all__ = [
     "Call",
@@ -62,22 +62,22 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
     __getattr__ = lazy_exports(
         __name__,
         {
-            "Call": ".faults",
-            "Delay": ".faults",
-            "Fault": ".faults",
-            "FaultyStore": ".faulty",
-            "FlipBit": ".faults",
-            "FsspecStore": ".fsspec_store",
-            "Kill": ".faults",
-            "LocalStore": ".local",
+            "Call": ".testing.faults",
+            "Delay": ".testing.faults",
+            "Fault": ".testing.faults",
+            "FaultyStore": ".testing.faulty",
+            "FlipBit": ".testing.faults",
+            "FsspecStore": ".remote.fsspec_store",
+            "Kill": ".testing.faults",
+            "LocalStore": ".local.store",
             "MemoryStore": ".memory",
             "ObjectInfo": ".base",
-            "RaiseError": ".faults",
+            "RaiseError": ".testing.faults",
             "ReadRequest": ".base",
-            "Rule": ".faults",
-            "ShortRead": ".faults",
+            "Rule": ".testing.faults",
+            "ShortRead": ".testing.faults",
             "Store": ".base",
-            "TornWrite": ".faults",
+            "TornWrite": ".testing.faults",
             "WriteStream": ".base",
             "open_store": ".open",
         },

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from .base import Store
-from .local import LocalStore
+from .local.store import LocalStore
 
 __all__ = ["open_store"]
 
@@ -36,7 +36,7 @@ def open_store(target: str | os.PathLike[str] | Store, **options: object) -> Sto
         return _local(path, options)
     if match[1].lower() in ("file", "local"):
         return _local(_local_path(path[match.end() :]), options)
-    from .fsspec_store import FsspecStore
+    from .remote.fsspec_store import FsspecStore
 
     return FsspecStore(path, **options)
 

@@ -35,7 +35,7 @@ QUICK = (
     "tests/checkpoint/saving/test_async_save.py",
     "tests/checkpoint/tensors/test_dtensors.py",
     "tests/checkpoint/state/test_structure.py",
-    "tests/storage/test_local.py",
+    "tests/storage/local/test_local.py",
 )
 """What shows most of what a release can break, in about two minutes."""
 

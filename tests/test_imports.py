@@ -44,6 +44,16 @@ FLOORS = {
         "debug",
         "",
     ),
+    "storage": (
+        "names",
+        "failures",
+        "base",
+        "arena",
+        "local",
+        "remote",
+        "testing",
+        "",
+    ),
 }
 """The folders of a package from the lowest one up; "" stands for the modules beside them, which are
 what users import. A folder may import those before it."""

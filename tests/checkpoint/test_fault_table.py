@@ -97,7 +97,7 @@ def test_an_exception_in_a_thread_that_writes_fails_the_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There: the save returns success, and the data are missing at load (pytorch#191391)."""
-    monkeypatch.setattr("dtckpt.storage.local._DIRECT_BYTES", 1)
+    monkeypatch.setattr("dtckpt.storage.local.store._DIRECT_BYTES", 1)
     writers: list[str] = []
 
     def fail() -> None:

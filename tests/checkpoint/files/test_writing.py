@@ -37,7 +37,7 @@ def test_small_and_large_chunks_lie_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, direct: bool, background: bool
 ) -> None:
     """Large ones do not fit into what gathers small ones, nor into a buffer of direct I/O."""
-    monkeypatch.setattr("dtckpt.storage.local._DIRECT_BYTES", 1)
+    monkeypatch.setattr("dtckpt.storage.local.store._DIRECT_BYTES", 1)
     inner: Store = LocalStore(tmp_path, direct_io=True) if direct else MemoryStore()
     late = FaultyStore(inner, [Rule(Delay(0.02), op="write")])  # what is under way is not reused
     value = state(large=7 << 20 if direct else 1 << 17)

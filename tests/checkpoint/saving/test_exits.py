@@ -20,7 +20,8 @@ from dtckpt.checkpoint.saving import exiting
 from dtckpt.checkpoint.saving.exiting import AtExit
 from dtckpt.checkpoint.state.collector import paused_collector
 from dtckpt.errors import NotCommitted
-from dtckpt.storage import LocalStore, direct
+from dtckpt.storage import LocalStore
+from dtckpt.storage.local import direct
 
 from ...conftest import S3
 

@@ -19,7 +19,7 @@ from dtckpt.errors import CheckpointError, StorageError
 from dtckpt.storage import LocalStore
 
 from ...ranks import run_ranks
-from ...storage.test_full import mount
+from ...storage.local.test_full import mount
 from ..test_together import SIZE, same_error
 
 MIB = 1 << 20
@@ -91,7 +91,7 @@ def refused(*_: Any) -> NoReturn:
 def test_a_disk_that_fills_while_ranks_write_to_it(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch, background: bool
 ) -> None:
-    monkeypatch.setattr("dtckpt.storage.posix.fallocate", refused)
+    monkeypatch.setattr("dtckpt.storage.local.posix.fallocate", refused)
     old = small_disk / "old"
     dcp.save(state(1, 1.0), old)
     before = files(small_disk)

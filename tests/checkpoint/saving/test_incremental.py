@@ -95,7 +95,7 @@ def test_direct_writes_hold_what_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: bool, changed: str
 ) -> None:
     """What is copied for the background lies as in a file of all chunks, borrowed ones included."""
-    monkeypatch.setattr("dtckpt.storage.local._DIRECT_BYTES", 1)
+    monkeypatch.setattr("dtckpt.storage.local.store._DIRECT_BYTES", 1)
     state = {"first": torch.randn(10_000), "second": torch.randn(20_000)}
     base, store = (LocalStore(tmp_path / name, direct_io=True) for name in ("1", "2"))
     dcp.save(state, base)

@@ -15,8 +15,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from dtckpt.errors import ObjectExists, ObjectNotFound, StorageError
 from dtckpt.storage import FsspecStore, ReadRequest, Store
 
-from .conformance import DATA, Raw, StoreTests, names, write
-from .test_local import RawDirectory
+from ..conformance import DATA, Raw, StoreTests, names, write
+from ..local.test_local import RawDirectory
 
 
 class RawGlobal:
@@ -132,7 +132,7 @@ def strange(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(Strange, "switches", switches)
     monkeypatch.setattr(Strange, "store", {})
     # What s3, gs and abfs are: PUTs are atomic.
-    monkeypatch.setattr("dtckpt.storage.fsspec_driver._OBJECT_STORES", {"strange"})
+    monkeypatch.setattr("dtckpt.storage.remote.driver._OBJECT_STORES", {"strange"})
     return switches
 
 
@@ -296,8 +296,8 @@ def test_each_process_makes_its_own_driver(store: Store, monkeypatch: pytest.Mon
 
 
 def test_large_reads_are_cut(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dtckpt.storage.fsspec_store._RANGE_BYTES", 100)
-    monkeypatch.setattr("dtckpt.storage.fsspec_store._NUM_RANGES", 3)
+    monkeypatch.setattr("dtckpt.storage.remote.fsspec_store._RANGE_BYTES", 100)
+    monkeypatch.setattr("dtckpt.storage.remote.fsspec_store._NUM_RANGES", 3)
     write(store, "x", DATA)
     buffers = [bytearray(len(DATA)), bytearray(250)]
     store.read_into("x", [ReadRequest(0, buffers[0]), ReadRequest(30, buffers[1])])

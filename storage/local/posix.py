@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any
 
-from .names import lock_name
+from ..names import lock_name
 
 __all__ = [
     "fallocate",

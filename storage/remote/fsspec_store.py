@@ -9,8 +9,8 @@ from typing import Any, final
 
 from dtckpt.errors import ObjectNotFound, StorageError
 
-from .base import ObjectInfo, ReadRequest, Store, WriteStream, check_range, is_before
-from .failures import (
+from ..base import ObjectInfo, ReadRequest, Store, WriteStream, check_range, is_before
+from ..failures import (
     already_exists,
     changed,
     failing,
@@ -19,13 +19,13 @@ from .failures import (
     reading,
     translated,
 )
-from .fsspec_driver import Driver
-from .fsspec_listing import find_files
-from .fsspec_puts import only_new, only_same, put_whole, remove_same
-from .fsspec_streams import PART_BYTES, MultipartStream, RenameStream, WholeStream, move
-from .names import check_component, check_name, check_prefix, is_reserved, join, reserved_name
+from ..names import check_component, check_name, check_prefix, is_reserved, join, reserved_name
+from .driver import Driver
+from .listing import find_files
+from .puts import only_new, only_same, put_whole, remove_same
 from .s3_requests import Requests, is_condition_failed
 from .s3_uploads import abort_upload, split_upload, unfinished_uploads, upload_name
+from .streams import PART_BYTES, MultipartStream, RenameStream, WholeStream, move
 
 __all__ = ["FsspecStore"]
 

@@ -13,9 +13,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar, final
 
-from .base import ObjectInfo, ReadRequest, Store, WriteStream, byte_view, check_range
+from ..base import ObjectInfo, ReadRequest, Store, WriteStream, byte_view, check_range
+from ..names import check_name, check_prefix, join
 from .faults import Call, Fault, Op, Plan, Rule
-from .names import check_name, check_prefix, join
 
 __all__ = ["FaultyStore"]
 

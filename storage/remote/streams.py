@@ -7,8 +7,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from .base import WriteStream
-from .failures import translated
+from ..base import WriteStream
+from ..failures import translated
 from .s3_parts import PartsFile
 
 __all__ = ["PART_BYTES", "MultipartStream", "RenameStream", "WholeStream", "move"]

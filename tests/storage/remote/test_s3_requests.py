@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dtckpt.errors import StorageError
-from dtckpt.storage.s3_requests import Requests
+from dtckpt.storage.remote.s3_requests import Requests
 
 
 class Reply(Exception):

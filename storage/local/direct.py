@@ -12,7 +12,7 @@ import os
 import threading
 import time
 
-from .arena import Arena, address_of
+from ..arena import Arena, address_of
 from .posix import preallocate, write_at
 
 __all__ = ["ALIGNMENT", "DirectWriter", "direct_io_pays"]

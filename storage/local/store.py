@@ -11,9 +11,8 @@ from typing import Literal, final
 
 from dtckpt.errors import ObjectExists, StorageError
 
-from .base import ObjectInfo, ReadRequest, Store, WriteStream, check_range, is_before
-from .direct import ALIGNMENT, DirectWriter, direct_io_pays
-from .failures import (
+from ..base import ObjectInfo, ReadRequest, Store, WriteStream, check_range, is_before
+from ..failures import (
     already_exists,
     changed,
     failing,
@@ -22,7 +21,8 @@ from .failures import (
     reading,
     translated,
 )
-from .names import check_component, check_name, check_prefix, is_reserved, join, reserved_name
+from ..names import check_component, check_name, check_prefix, is_reserved, join, reserved_name
+from .direct import ALIGNMENT, DirectWriter, direct_io_pays
 from .posix import (
     link_new,
     locked_directory,

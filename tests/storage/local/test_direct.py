@@ -13,9 +13,9 @@ import pytest
 
 from dtckpt.errors import StorageError
 from dtckpt.storage import LocalStore, open_store
-from dtckpt.storage import direct as direct_module
 from dtckpt.storage.arena import Arena, address_of
-from dtckpt.storage.direct import ALIGNMENT, DirectWriter, direct_io_pays
+from dtckpt.storage.local import direct as direct_module
+from dtckpt.storage.local.direct import ALIGNMENT, DirectWriter, direct_io_pays
 
 MIB = 1 << 20
 
@@ -24,7 +24,7 @@ direct: Any = direct_module  # its imports are looked at and replaced
 
 @pytest.fixture(autouse=True)
 def small_files_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dtckpt.storage.local._DIRECT_BYTES", 1)
+    monkeypatch.setattr("dtckpt.storage.local.store._DIRECT_BYTES", 1)
     monkeypatch.setattr(direct, "_known", {})
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote, unquote
 
-from .names import UPLOAD_ID
+from ..names import UPLOAD_ID
 
 __all__ = ["abort_upload", "split_upload", "unfinished_uploads", "upload_name"]
 

@@ -17,11 +17,12 @@ import pytest
 import s3fs
 
 from dtckpt.errors import ObjectExists, ObjectNotFound, StorageError
-from dtckpt.storage import FsspecStore, Store, fsspec_streams, open_store
-from dtckpt.storage.s3_parts import NUM_PARTS
+from dtckpt.storage import FsspecStore, Store, open_store
+from dtckpt.storage.remote import streams as fsspec_streams
+from dtckpt.storage.remote.s3_parts import NUM_PARTS
 
-from ..conftest import BUCKET, S3
-from .conformance import DATA, Raw, StoreTests, names, write
+from ...conftest import BUCKET, S3
+from ..conformance import DATA, Raw, StoreTests, names, write
 
 
 class RawBucket:
@@ -70,7 +71,7 @@ class TestS3(StoreTests):
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> int:
     """The least that S3 allows."""
     monkeypatch.setattr(fsspec_streams, "PART_BYTES", 5 << 20)
-    monkeypatch.setattr("dtckpt.storage.fsspec_store.PART_BYTES", 5 << 20)
+    monkeypatch.setattr("dtckpt.storage.remote.fsspec_store.PART_BYTES", 5 << 20)
     return 5 << 20
 
 

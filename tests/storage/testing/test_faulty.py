@@ -29,8 +29,8 @@ from dtckpt.storage import (
     TornWrite,
 )
 
-from .conformance import Raw, StoreTests, names, write
-from .test_memory import RawDict
+from ..conformance import Raw, StoreTests, names, write
+from ..test_memory import RawDict
 
 FULL = StorageError(errno.ENOSPC, "no space")
 

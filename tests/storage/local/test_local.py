@@ -16,9 +16,9 @@ import pytest
 
 from dtckpt.errors import ObjectExists, ObjectNotFound, StorageError
 from dtckpt.storage import LocalStore, ReadRequest, Store, open_store
-from dtckpt.storage.posix import locked_directory
+from dtckpt.storage.local.posix import locked_directory
 
-from .conformance import DATA, Raw, StoreTests, names, race, write
+from ..conformance import DATA, Raw, StoreTests, names, race, write
 
 
 class RawDirectory:
@@ -306,7 +306,7 @@ def test_lack_of_space_without_preallocation(
     def unsupported(*_: int) -> NoReturn:
         raise OSError(errno.EOPNOTSUPP, "not here")
 
-    monkeypatch.setattr("dtckpt.storage.posix.fallocate", unsupported)
+    monkeypatch.setattr("dtckpt.storage.local.posix.fallocate", unsupported)
     with store.create("none", 1 << 20) as stream:
         (unfinished,) = store.leftovers()
         assert (root / unfinished).stat().st_blocks == 0, "nothing is written in its place"

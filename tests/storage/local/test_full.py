@@ -15,7 +15,7 @@ import pytest
 from dtckpt.errors import StorageError
 from dtckpt.storage import LocalStore
 
-from .conformance import names, write
+from ..conformance import names, write
 
 MIB = 1 << 20
 _RDONLY, _REMOUNT = 1, 32
@@ -58,7 +58,7 @@ def test_a_full_disk_shows_before_anything_is_written(small_disk: Path, direct_i
 def test_a_disk_that_fills_while_it_is_written(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch, direct_io: bool
 ) -> None:
-    monkeypatch.setattr("dtckpt.storage.posix.fallocate", refused)
+    monkeypatch.setattr("dtckpt.storage.local.posix.fallocate", refused)
     store = LocalStore(small_disk, direct_io=direct_io)
     write(store, "before", b"1")
     with pytest.raises(

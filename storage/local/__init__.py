@@ -1,0 +1,1 @@
+"""A local file system: atomic creation, direct I/O, what POSIX promises."""

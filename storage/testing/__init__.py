@@ -1,0 +1,1 @@
+"""A store that fails as it is told to, for tests."""
