@@ -19,11 +19,11 @@ from ..dtensor.geometry.irregular import IrregularLayout
 from ..dtensor.geometry.mesh import Mesh
 from ..storage.base import Store
 from ..storage.open import open_store
-from .files.committing import check_free, commit, discard, prepare
+from .files.committing import check_complete, check_free, commit, discard
 from .files.manifest import FileRecord, Manifest, read_manifest
 from .files.stored import StoredData
 from .files.stored_tensor import StoredTensor
-from .files.writing import Chunk, write_file
+from .files.writing import Chunk, Contents, write_file
 from .placing import Rule, place
 from .reading import Array, ArraySink, Want, execute, plan_reads
 from .saving.writers import assign_writers
@@ -60,14 +60,14 @@ def reshard(
     )
     job = _Reshard(StoredData(old, manifest), new, on_progress, sum(t.num_bytes for t in tensors))
     files = job.write_all(tensors)
-    made = prepare(
-        new,
+    made = Manifest(
         save_id=job.save_id,
-        tensors=tensors,
+        tensors={tensor.name: tensor for tensor in tensors},
         tree=manifest.tree,
-        files=files,
+        files=tuple(files),
         metadata=manifest.metadata,
     )
+    check_complete(new, made)
     commit(new, made, overwrite=overwrite)
     return made
 
@@ -92,8 +92,8 @@ class _Reshard:
         files: list[FileRecord] = []
         try:
             for rank in ranks:
-                chunks = self.chunks(tensors, rank)
-                record = write_file(self.target, chunks, save_id=self.save_id, rank=rank)
+                contents = Contents(self.chunks(tensors, rank))
+                record = write_file(self.target, contents, save_id=self.save_id, rank=rank)
                 if record is not None:
                     files.append(record)
         except BaseException:

@@ -9,8 +9,6 @@ tests/checkpoint/files/test_commit_states.py goes through all of them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
-from typing import Any
 
 from dtckpt.errors import (
     AlreadyCommitted,
@@ -25,11 +23,9 @@ from dtckpt.logs import logger_of
 
 from ...storage.base import Store
 from ...storage.failures import failing
-from ..state.tree import Node
 from .borrowing import claim_lenders, refuse_if_needed, withdraw_claims
 from .manifest import (
     MANIFEST,
-    BorrowedFile,
     FileRecord,
     Manifest,
     data_path,
@@ -120,31 +116,14 @@ def _check_present(store: Store, save_id: str, files: Sequence[FileRecord]) -> N
         )
 
 
-def prepare(
-    store: Store,
-    *,
-    save_id: str,
-    tensors: Sequence[StoredTensor],
-    tree: Node,
-    files: Sequence[FileRecord],
-    metadata: Any,
-    borrowed: Sequence[BorrowedFile] = (),
-    borrowed_bytes: int = 0,
-) -> Manifest:
-    """Return the manifest of a finished save; CheckpointError unless its files are all there."""
-    check_files(tensors, files, borrowed_bytes)
-    _check_present(store, save_id, files)
-    manifest = Manifest(
-        save_id=save_id,
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        tensors={tensor.name: tensor for tensor in tensors},
-        tree=tree,
-        files=tuple(files),
-        borrowed=tuple(borrowed),
-        metadata=metadata,
-    )
+def check_complete(store: Store, manifest: Manifest, borrowed_bytes: int = 0) -> None:
+    """Raise CheckpointError unless the files of a finished save are all there, and hold it all.
+
+    ``borrowed_bytes`` are those that lie in files of earlier checkpoints.
+    """
+    check_files(tuple(manifest.tensors.values()), manifest.files, borrowed_bytes)
+    _check_present(store, manifest.save_id, manifest.files)
     manifest.validate()
-    return manifest
 
 
 def commit(store: Store, manifest: Manifest, *, overwrite: bool) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from dtckpt.errors import CheckpointError, Corrupt, NotCommitted, ObjectNotFound, StorageError
@@ -128,11 +129,11 @@ class Manifest:
     """Everything about a checkpoint but its bytes."""
 
     save_id: str
-    created: str
-    """UTC time of the commit, ISO 8601."""
     tensors: dict[str, StoredTensor]
     tree: Node
     files: tuple[FileRecord, ...]
+    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    """UTC time of the commit, ISO 8601."""
     borrowed: tuple[BorrowedFile, ...] = ()
     """Files of earlier checkpoints that this one needs, too."""
     metadata: Any = field(default=None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -57,37 +57,44 @@ def in_file_order(chunks: Iterable[Chunk]) -> list[Chunk]:
     return sorted(chunks, key=lambda chunk: -chunk.dtype.itemsize)
 
 
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a data file is to hold."""
+
+    chunks: Iterable[Chunk]
+    image: memoryview | None = None
+    """Memory in which the pieces of all chunks lie back to back in file order, as staging leaves
+    them, starting at a page."""
+    references: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Which other file holds a chunk that is not written, by key."""
+
+
 def write_file(
     store: Store,
-    chunks: Iterable[Chunk],
+    contents: Contents,
     *,
     save_id: str,
     rank: int,
-    image: memoryview | None = None,
-    references: Mapping[str, str] | None = None,
     on_progress: Progress = lambda _: None,
     block_bytes: int = DEFAULT_BLOCK_BYTES,
 ) -> FileRecord | None:
     """Write all chunks of a rank as one durable data file; None where there is nothing to say.
 
-    ``image`` is memory in which the pieces of all chunks lie back to back in file order, as staging
-    leaves them, starting at a page. ``references`` tells which other file holds a chunk that is not
-    written, by key. ``on_progress`` is called with the number of bytes after each piece, and stops
-    the writing by raising. Raises what the store raises; nothing is visible under the file's name
-    then.
+    ``on_progress`` is called with the number of bytes after each piece, and stops the writing by
+    raising. Raises what the store raises; nothing is visible under the file's name then.
     """
-    ordered = in_file_order(chunks)
-    if not ordered and not references:
+    ordered = in_file_order(contents.chunks)
+    if not ordered and not contents.references:
         return None
     with paused_collector():
         layout, header = lay_out(
             ((chunk.key, chunk.dtype, chunk.box.sizes) for chunk in ordered),
             save_id=save_id,
-            references=references,
+            references=contents.references,
             block_bytes=block_bytes,
         )
     with store.create(data_path(save_id, rank), layout.size) as stream:
-        table = _write_chunks(stream, header, layout, ordered, image, on_progress)
+        table = _write_chunks(stream, header, layout, ordered, contents.image, on_progress)
     return FileRecord(
         rank=rank,
         size=layout.size,

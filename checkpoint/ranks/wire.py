@@ -361,21 +361,21 @@ class Wire:
         seconds in which this process was awake it has not come, has sent nothing, or its work has
         not got on. ``is_enough``, asked with what is new, may end the wait early.
         """
-        start = time.monotonic()
+        waiting = _Waiting(time.monotonic(), timeout)
         pending = set(ranks)
         answers: Answers = {}
         pause = min(timeout / 4, _LOOK_SECONDS)
-        expected, asleep = start, 0.0
+        expected = waiting.start
         while True:
             with self._changed:
                 now = time.monotonic()
-                asleep += max(now - expected, 0.0)  # it was stopped, or had no processor
+                waiting.asleep += max(now - expected, 0.0)
                 held = self._jobs[job]
                 arrived = held.rounds.pop(number, {})  # each is looked at once; there are thousands
                 new = {rank: arrived[rank] for rank in arrived if rank in pending}
                 answers |= new
                 pending -= new.keys()
-                lost, wake = _lost(held, pending, start, timeout, asleep, now, now + pause)
+                lost, wake = _lost(held, pending, waiting, now, now + pause)
                 if self._failure:
                     lost = dict.fromkeys(pending, self._failure)
                 if len(lost) == len(pending) or is_enough(new):
@@ -408,26 +408,34 @@ class Wire:
         self.close()
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """For how long the others are waited for, in seconds."""
+
+    start: float
+    timeout: float
+    asleep: float = 0.0
+    """How long this process was stopped meanwhile, or had no processor."""
+
+    def limit(self, heard: float) -> float:
+        """Return when a rank is given up that was heard of last at some time."""
+        return max(self.start, heard) + self.timeout + self.asleep
+
+
 def _lost(
-    held: _Job,
-    pending: Iterable[int],
-    start: float,
-    timeout: float,
-    asleep: float,
-    now: float,
-    wake: float,
+    held: _Job, pending: Iterable[int], waiting: _Waiting, now: float, wake: float
 ) -> tuple[dict[int, str], float]:
     """Return who is lost, and when to look again."""
     lost: dict[int, str] = {}
-    first = start + timeout + asleep
+    first = waiting.limit(waiting.start)
     if not held.gone and now < first:
         return lost, min(wake, first)  # nobody can be; there may be thousands
     for rank in pending:
-        limit = max(start, held.heard.get(rank, start)) + timeout + asleep
+        limit = waiting.limit(held.heard.get(rank, waiting.start))
         if rank in held.gone:
             lost[rank] = held.gone[rank]
         elif now >= limit:
-            lost[rank] = _why_lost(held, rank, timeout, now)
+            lost[rank] = _why_lost(held, rank, waiting.timeout, now)
         else:
             wake = min(wake, limit)
     return lost, wake

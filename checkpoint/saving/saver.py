@@ -19,9 +19,9 @@ from ...storage.base import Store
 from ...storage.open import open_store
 from ..files.blocks import digest
 from ..files.borrowing import Borrowed, Lender, open_base, refuse_if_going
-from ..files.committing import check_free, commit, discard, prepare
+from ..files.committing import check_complete, check_free, commit, discard
 from ..files.manifest import MANIFEST, BorrowedFile, FileRecord, Manifest, read_manifest_bytes
-from ..files.writing import Chunk, Progress, in_file_order, write_file
+from ..files.writing import Chunk, Contents, Progress, in_file_order, write_file
 from ..ranks.failing import CalledOff
 from ..ranks.text import ranks_text
 from ..ranks.together import DEFAULT_TIMEOUT, Answers, Ranks, Solo, closing, ranks_of, together
@@ -295,16 +295,16 @@ class SaveJob:
             self.warn_of_other_metadata({rank: t["metadata"] for rank, t in told.items()})
             reports = [report for report in told.values() if "file" in report]
             borrowed = [BorrowedFile.from_json(file) for r in reports for file in r["borrowed"]]
-            made = prepare(
-                self.store,
+            made = Manifest(
                 save_id=self.agreed.save_id,
-                tensors=self.agreed.stored,
+                tensors={tensor.name: tensor for tensor in self.agreed.stored},
                 tree=self.agreed.tree,
-                files=[FileRecord.from_json(report["file"]) for report in reports],
+                files=tuple(FileRecord.from_json(report["file"]) for report in reports),
+                borrowed=tuple({file.id: file for file in borrowed}.values()),
                 metadata=self.metadata,
-                borrowed=list({file.id: file for file in borrowed}.values()),
-                borrowed_bytes=sum(report["borrowed_bytes"] for report in reports),
             )
+            borrowed_bytes = sum(report["borrowed_bytes"] for report in reports)
+            check_complete(self.store, made, borrowed_bytes)
             manifest.append(made)
             return b""
 
@@ -407,11 +407,9 @@ class SaveJob:
             image = image if len(chunks) == len(self.chunks) else None
         return write_file(
             self.store,
-            chunks,
+            Contents(chunks, image, self.borrowed.references),
             save_id=self.agreed.save_id,
             rank=self.ranks.rank,
-            image=image,
-            references=self.borrowed.references,
             on_progress=on_progress,
         )
 

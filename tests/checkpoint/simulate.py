@@ -10,10 +10,10 @@ from unittest import mock
 
 import numpy as np
 
-from dtckpt.checkpoint.files.committing import commit, prepare
-from dtckpt.checkpoint.files.manifest import FileRecord, read_manifest
+from dtckpt.checkpoint.files.committing import check_complete, commit
+from dtckpt.checkpoint.files.manifest import FileRecord, Manifest, read_manifest
 from dtckpt.checkpoint.files.stored import StoredData
-from dtckpt.checkpoint.files.writing import Chunk, write_file
+from dtckpt.checkpoint.files.writing import Chunk, Contents, write_file
 from dtckpt.checkpoint.reading import Want, cuts, execute, plan_reads
 from dtckpt.checkpoint.saving.writers import assign_writers
 from dtckpt.checkpoint.tensors.dtypes import DTYPES
@@ -94,17 +94,17 @@ def save_all(
             for t in tensors
             for box in t.chunks_of(rank)
         ]
-        record = write_file(store, chunks, save_id=save_id, rank=rank, block_bytes=block_bytes)
+        contents = Contents(chunks)
+        record = write_file(store, contents, save_id=save_id, rank=rank, block_bytes=block_bytes)
         if record:
             files.append(record)
-    made = prepare(
-        store,
+    made = Manifest(
         save_id=save_id,
-        tensors=tensors,
+        tensors={tensor.name: tensor for tensor in tensors},
         tree={"dict": {name: {"tensor": name} for name in given}},
-        files=files,
-        metadata=None,
+        files=tuple(files),
     )
+    check_complete(store, made)
     commit(store, made, overwrite=False)
     return store, files
 

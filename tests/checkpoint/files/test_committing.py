@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import dtckpt.checkpoint as dcp
-from dtckpt.checkpoint.files.committing import commit, discard, prepare, wrong_files
+from dtckpt.checkpoint.files.committing import check_complete, commit, discard, wrong_files
 from dtckpt.checkpoint.files.manifest import FileRecord, Manifest
 from dtckpt.checkpoint.files.places import MANIFEST, data_path
 from dtckpt.checkpoint.files.stored_tensor import StoredTensor
@@ -48,6 +48,13 @@ def record(rank: int, data_bytes: int) -> FileRecord:
 def empty(save_id: str) -> Manifest:
     """Return the manifest of a checkpoint without files."""
     return Manifest(save_id=save_id, created="", tensors={}, tree={"dict": {}}, files=())
+
+
+def finished(
+    tensors: dict[str, StoredTensor], tree: Any, files: tuple[FileRecord, ...] = ()
+) -> Manifest:
+    """What is to be committed by a save."""
+    return Manifest(save_id=SAVE_ID, tensors=tensors, tree=tree, files=files)
 
 
 def writes(store: FaultyStore) -> list[str]:
@@ -157,22 +164,15 @@ def test_files_that_cannot_hold_the_tensors_are_refused(
 ) -> None:
     layout = Layout.replicated(Mesh((1,)), (3,))
     tensor = StoredTensor("t", DTYPES["F32"], (3,), layout)
+    made = finished({"t": tensor}, {"dict": {"t": {"tensor": "t"}}}, tuple(files))
     with pytest.raises(CheckpointError, match="expected 12 bytes; the checkpoint was not comm"):
-        prepare(
-            MemoryStore(),
-            save_id=SAVE_ID,
-            tensors=[tensor],
-            tree={"dict": {"t": {"tensor": "t"}}},
-            files=files,
-            metadata=None,
-            borrowed_bytes=borrowed_bytes,
-        )
+        check_complete(MemoryStore(), made, borrowed_bytes)
 
 
 def test_what_no_reader_would_take_is_not_committed() -> None:
     tree = {"dict": {"t": {"tensor": "t"}}}
     with pytest.raises(ValueError, match=r"tree and tensors do not name the same tensors: \['t'\]"):
-        prepare(MemoryStore(), save_id=SAVE_ID, tensors=(), tree=tree, files=(), metadata=None)
+        check_complete(MemoryStore(), finished({}, tree))
 
 
 @pytest.mark.parametrize(("there", "told"), [(None, "none"), (b"x", "1 bytes")])
@@ -180,15 +180,9 @@ def test_a_file_that_only_its_rank_sees_whole_is_refused(there: bytes | None, to
     store = MemoryStore()
     if there is not None:
         store.publish(data_path(SAVE_ID, 1), there, overwrite=False)
+    files = (replace(record(1, 0), size=8),)
     with pytest.raises(CheckpointError, match=f"rank 1 wrote .* finds {told} there; "):
-        prepare(
-            store,
-            save_id=SAVE_ID,
-            tensors=(),
-            tree={"dict": {}},
-            files=[replace(record(1, 0), size=8)],
-            metadata=None,
-        )
+        check_complete(store, finished({}, {"dict": {}}, files))
 
 
 def test_files_are_found_by_one_listing_and_asked_for_where_it_does_not_tell() -> None:

@@ -16,7 +16,7 @@ import torch
 from click.testing import CliRunner
 
 import dtckpt.checkpoint as ckpt
-from dtckpt.checkpoint.files import stored_tensor as plan
+from dtckpt.checkpoint.saving import writers
 from dtckpt.dtensor import Box, IrregularLayout, Layout, Mesh, Ragged, Replicate, Shard
 from dtckpt.errors import DtckptError
 from dtckpt.storage import LocalStore, MemoryStore
@@ -50,7 +50,7 @@ def many_ranks() -> tuple[Objects, str]:
         name: Given(items(SHAPES[name], "F32", seed), "F32", layout)
         for seed, (name, layout) in enumerate(layouts.items())
     }
-    with mock.patch.object(plan, "MIN_SLICE_BYTES", 64):
+    with mock.patch.object(writers, "MIN_SLICE_BYTES", 64):
         store, _ = save_all(given, range(4), block_bytes=64)
     assert any("writers" in line for line in store.read("manifest.json").decode().splitlines())
     return {f"run/step-2/{name}": data for name, data in objects_of(store).items()}, "run/step-2/"

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import dtckpt.checkpoint as dcp
-from dtckpt.checkpoint.files import stored_tensor as plan
 from dtckpt.checkpoint.files.stored_tensor import StoredTensor
+from dtckpt.checkpoint.saving import writers
 from dtckpt.checkpoint.saving.writers import MIN_SLICE_BYTES, assign_writers
 from dtckpt.checkpoint.tensors.dtypes import DTYPES
 from dtckpt.checkpoint.tensors.spec import GlobalTensor
@@ -62,7 +62,7 @@ def test_a_tensor_of_few_rows_is_cut_along_another_dim() -> None:
 
 
 def test_every_element_is_written_once_and_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "MIN_SLICE_BYTES", 8)
+    monkeypatch.setattr(writers, "MIN_SLICE_BYTES", 8)
     rng = random.Random(3)
     for _ in range(200):
         mesh = Mesh((rng.randint(1, 4), rng.randint(1, 4)), ("a", "b"))
@@ -93,7 +93,7 @@ def test_every_element_is_written_once_and_found_again(monkeypatch: pytest.Monke
 def test_a_cut_tensor_survives_the_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
     from ...ranks import run_ranks
 
-    monkeypatch.setattr(plan, "MIN_SLICE_BYTES", 64)
+    monkeypatch.setattr(writers, "MIN_SLICE_BYTES", 64)
     store, value = MemoryStore(), torch.randn(40, 12)
     run_ranks(3, lambda _, group: dcp.save({"w": value}, store, process_group=group))
     (stored,) = dcp.read_manifest(store).tensors.values()
