@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from .drawing import visualize
     from .files.manifest import Manifest, read_manifest
     from .handle import Checkpoint, LazyTensor, open
-    from .loading.load_report import LoadReport
     from .loading.loader import load
+    from .loading.report import LoadReport
     from .placing import Placed, Rule, parse_rules, place
     from .resharding import reshard
     from .saving.background import SaveHandle, SaveProgress, async_save
@@ -95,7 +95,7 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
         {
             "Checkpoint": ".handle",
             "LazyTensor": ".handle",
-            "LoadReport": ".loading.load_report",
+            "LoadReport": ".loading.report",
             "Manifest": ".files.manifest",
             "PerRank": ".state.tree",
             "Placed": ".placing",

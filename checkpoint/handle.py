@@ -16,7 +16,9 @@ from .files.manifest import Manifest, read_manifest
 from .files.stored import StoredData
 from .files.stored_tensor import StoredTensor
 from .lazy_index import resolve
-from .reading import ReadCache, Want, execute, plan_reads
+from .reading.execution import ReadCache, execute
+from .reading.plan import plan_reads
+from .reading.wants import Want
 from .state.tree import unflatten
 
 if TYPE_CHECKING:

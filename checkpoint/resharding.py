@@ -25,7 +25,9 @@ from .files.stored import StoredData
 from .files.stored_tensor import StoredTensor
 from .files.writing import Chunk, Contents, write_file
 from .placing import Rule, place
-from .reading import Array, ArraySink, Want, execute, plan_reads
+from .reading.execution import execute
+from .reading.plan import plan_reads
+from .reading.wants import Array, ArraySink, Want
 from .saving.writers import assign_writers
 from .tensors.source import PIECE_BYTES
 from .tensors.spec import GlobalTensor

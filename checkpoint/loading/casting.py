@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ...dtensor.geometry.box import Box
-from ..reading import Array, Sink
+from ..reading.wants import Array, Sink
 from ..tensors.dtypes import DType
 
 DTypePolicy = Literal["error", "widen", "cast"]

@@ -15,8 +15,9 @@ from ...storage.base import Store
 from ..files.manifest import Manifest
 from ..files.stored import StoredData
 from ..ranks.together import Ranks
-from ..reading import Read, Sink, Want, plan_reads
 from ..reading.exchanging import Destination
+from ..reading.plan import Read, plan_reads
+from ..reading.wants import Sink, Want
 from ..state.renaming import Renaming
 from ..state.selecting import Selection
 from ..state.stateful import Stateful

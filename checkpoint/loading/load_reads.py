@@ -12,9 +12,10 @@ from functools import partial
 from typing import Any, overload
 
 from ..ranks.together import Answers, Ranks, together
-from ..reading import Read, execute
 from ..reading.broadcasting import Exchange
 from ..reading.exchanging import StripeExchange
+from ..reading.execution import execute
+from ..reading.plan import Read
 from ..reading.read_once import (
     MIN_REPLICAS,
     MIN_TIMES,

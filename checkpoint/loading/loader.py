@@ -33,7 +33,7 @@ from .casting import DTypePolicy
 from .fitting import casts
 from .load_plan import LoadOptions, LoadPlan
 from .load_reads import LoadReads
-from .load_report import LoadReport
+from .report import LoadReport
 
 __all__ = ["LoadReport", "load"]
 

@@ -1,15 +1,8 @@
 """Reading boxes of stored tensors: plan exact ranges of whole blocks, then read and verify.
 
-Planning (``read_plan``, ``cuts``) turns every wanted box into *pieces*, parts of one chunk, and
+Planning (``plan``, ``cuts``) turns every wanted box into *pieces*, parts of one chunk, and
 gathers neighbouring ones into *reads*. A piece that is whole blocks and contiguous both in the
 chunk and in the destination is read straight into it and verified there. All others pass through a
 reused buffer, out of which they are copied once their blocks are verified. Nothing here imports
 torch: elements are opaque items.
 """
-
-from __future__ import annotations
-
-from .read_execution import ReadCache, execute
-from .read_plan import Array, ArraySink, Read, Sink, Want, plan_reads
-
-__all__ = ["Array", "ArraySink", "Read", "ReadCache", "Sink", "Want", "execute", "plan_reads"]

@@ -23,8 +23,9 @@ from ...dtensor.geometry.layout import Layout
 from ..files.stored import StoredData
 from ..files.stored_tensor import StoredTensor
 from ..ranks.rendezvous import device_of
-from . import Array, ArraySink, Read, Sink, Want, plan_reads
+from .plan import Read, plan_reads
 from .stripes import ALIGNMENT, Spread, Stripe, deal
+from .wants import Array, ArraySink, Sink, Want
 
 EXCHANGE_BYTES = 16 << 20
 """About as much does a rank send, and receive, in one exchange."""

@@ -14,7 +14,10 @@ from dtckpt.checkpoint.files.committing import check_complete, commit
 from dtckpt.checkpoint.files.manifest import FileRecord, Manifest, read_manifest
 from dtckpt.checkpoint.files.stored import StoredData
 from dtckpt.checkpoint.files.writing import Chunk, Contents, write_file
-from dtckpt.checkpoint.reading import Want, cuts, execute, plan_reads
+from dtckpt.checkpoint.reading import cuts
+from dtckpt.checkpoint.reading.execution import execute
+from dtckpt.checkpoint.reading.plan import plan_reads
+from dtckpt.checkpoint.reading.wants import Want
 from dtckpt.checkpoint.saving.writers import assign_writers
 from dtckpt.checkpoint.tensors.dtypes import DTYPES
 from dtckpt.checkpoint.tensors.spec import GlobalTensor

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 EXPLAINED = {
-    ("checkpoint/reading/read_execution.py", "len(reads) <= 1"): "one read needs no other thread",
+    ("checkpoint/reading/execution.py", "len(reads) <= 1"): "one read needs no other thread",
     (
-        "checkpoint/reading/read_execution.py",
+        "checkpoint/reading/execution.py",
         "stop.set()",
     ): "both places stop readers; either is enough",
-    ("checkpoint/reading/read_execution.py", "self._cache is None"): "the size of a buffer",
+    ("checkpoint/reading/execution.py", "self._cache is None"): "the size of a buffer",
     (
         "checkpoint/ranks/rendezvous.py",
         "now > limit - seconds + _WARN_SECONDS",

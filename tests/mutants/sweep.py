@@ -68,7 +68,7 @@ SWEEPS = {
         f"{_T}test_together.py",
         f"{_T}ranks/test_calls.py",
     ),
-    "checkpoint/reading/read_execution.py": (
+    "checkpoint/reading/execution.py": (
         f"{_T}reading/test_reading.py",
         f"{_T}files/test_damage.py",
         f"{_T}reading/test_read_once.py",

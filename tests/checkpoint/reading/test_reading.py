@@ -15,16 +15,11 @@ import torch
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint.files.manifest import read_manifest
 from dtckpt.checkpoint.files.stored import DataFile, StoredData
-from dtckpt.checkpoint.reading import (
-    ReadCache,
-    Want,
-    cuts,
-    execute,
-    plan_reads,
-    read_execution,
-    read_plan,
-)
+from dtckpt.checkpoint.reading import cuts, execution, plan
 from dtckpt.checkpoint.reading.cuts import READ_BYTES
+from dtckpt.checkpoint.reading.execution import ReadCache, execute
+from dtckpt.checkpoint.reading.plan import plan_reads
+from dtckpt.checkpoint.reading.wants import Want
 from dtckpt.checkpoint.tensors.transfer import TensorSink
 from dtckpt.dtensor import Box
 from dtckpt.errors import Corrupt, LayoutMismatch
@@ -224,7 +219,7 @@ def test_destinations_of_any_strides() -> None:
 
 
 def test_memory_is_bounded_whatever_the_destination(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (cuts, read_plan, read_execution):
+    for module in (cuts, plan, execution):
         monkeypatch.setattr(module, "READ_BYTES", 4 * MIB)
     whole = torch.randn(4096, 4096)
     recorder = recorded({"w": whole})
@@ -234,9 +229,9 @@ def test_memory_is_bounded_whatever_the_destination(monkeypatch: pytest.MonkeyPa
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert torch.equal(into, whole)
-    assert len(recorder.calls) > 2 * read_execution.NUM_READERS
-    assert recorder.most_in_flight <= read_execution.NUM_READERS * 4 * MIB
-    assert peak <= (read_execution.NUM_READERS * 4 + 1) * MIB
+    assert len(recorder.calls) > 2 * execution.NUM_READERS
+    assert recorder.most_in_flight <= execution.NUM_READERS * 4 * MIB
+    assert peak <= (execution.NUM_READERS * 4 + 1) * MIB
 
 
 def test_one_tensor_may_be_wanted_twice() -> None:
@@ -285,7 +280,7 @@ def test_the_cache_knows_one_range_of_one_file() -> None:
     cache.keep(file, 100, memoryview(bytes(range(50))))
 
     def found(where: DataFile, start: int, end: int) -> bytes | None:
-        view = cache.find(where, read_plan.Range(start, end, []))
+        view = cache.find(where, plan.Range(start, end, []))
         return None if view is None else bytes(view)
 
     assert found(file, 110, 120) == bytes(range(10, 20))
@@ -297,7 +292,7 @@ def test_the_cache_knows_one_range_of_one_file() -> None:
 
 def test_what_another_thread_has_found_is_not_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may still copy out of what one read has left for it while the next one is under way."""
-    monkeypatch.setattr(read_execution, "NUM_READERS", 1)
+    monkeypatch.setattr(execution, "NUM_READERS", 1)
     left: list[tuple[memoryview, bytes]] = []
     keep = ReadCache.keep
 
@@ -360,12 +355,12 @@ def test_no_read_begins_after_one_has_failed(monkeypatch: pytest.MonkeyPatch) ->
         assert stopped.wait(60)
         return 0
 
-    monkeypatch.setattr(vars(read_execution)["_Reader"], "_run", run)
-    monkeypatch.setattr(read_execution, "Event", lambda: stopped)
+    monkeypatch.setattr(vars(execution)["_Reader"], "_run", run)
+    monkeypatch.setattr(execution, "Event", lambda: stopped)
     reads: Any = range(100)
     with pytest.raises(Corrupt, match="the second read"):
         execute(reads)
-    assert len(begun) <= read_execution.NUM_READERS
+    assert len(begun) <= execution.NUM_READERS
 
 
 def test_reads_go_through_the_files_in_order() -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, NamedTuple, Protocol
-
-import numpy as np
+from typing import NamedTuple
 
 from dtckpt.errors import LayoutMismatch
 
@@ -16,55 +14,10 @@ from ..files.datafile import Entry
 from ..files.stored import DataFile, StoredData
 from ..files.stored_tensor import StoredTensor
 from .cuts import PAGE_BYTES, READ_BYTES, Cut, Geometry
-
-Array = np.ndarray[Any, Any]
+from .wants import Want
 
 GAP_BYTES = 64 << 10
 """Gaps up to this are read over as long as all of them are an eighth of what is wanted."""
-
-
-class Sink(Protocol):
-    """Where the elements of a wanted box go."""
-
-    def memory(self) -> memoryview | None:
-        """Return the bytes of the box, which is not empty, if they are writable host memory.
-
-        In row-major order, one-dimensional, of single bytes; None where elements have to be
-        ``put``. Elements are read straight into it, so it may hold damaged ones after a failure.
-        """
-        ...
-
-    def put(self, part: Box, items: Array) -> None:
-        """Store ``items``, of unsigned ints as wide as an element, at ``part`` of the wanted box.
-
-        Called from several threads at once, for disjoint parts; ``items`` is valid only during
-        the call. May be called for some parts even where there is ``memory``.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class ArraySink:
-    """Fills a contiguous array of unsigned ints as wide as an element."""
-
-    array: Array
-
-    def memory(self) -> memoryview:
-        """Return the bytes of the array."""
-        return self.array.reshape(-1).view(np.uint8).data
-
-    def put(self, part: Box, items: Array) -> None:
-        """Store ``items`` at ``part``."""
-        self.array[part.slices] = items
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Want:
-    """A box of a stored tensor and where its elements go."""
-
-    tensor: StoredTensor
-    box: Box
-    sink: Sink
 
 
 class Piece(NamedTuple):

@@ -15,7 +15,7 @@ from dtckpt.errors import Corrupt, LayoutMismatch
 from ...storage.base import ReadRequest
 from ..files.stored import Damage, DataFile
 from .cuts import READ_BYTES
-from .read_plan import Piece, Range, Read
+from .plan import Piece, Range, Read
 
 NUM_READERS = 4
 """Reads in flight; each has at most one buffer of READ_BYTES, which bounds the memory of a load."""
