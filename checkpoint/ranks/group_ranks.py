@@ -14,9 +14,10 @@ from dtckpt.errors import CheckpointError, RankFailed
 
 from ...dtensor.comm.traffic import BY_THREAD, Collective, tell_done
 from .failing import FAILED, OK, as_text, failure, told
+from .job import Signs
 from .rendezvous import Members
 from .text import ranks_text
-from .wire import PULSE_SECONDS, Signs
+from .wire import PULSE_SECONDS
 
 DEFAULT_TIMEOUT = timedelta(minutes=10)
 """How long a rank may show no sign of life, or not get on, once another one waits for it."""

@@ -17,11 +17,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 from .calls import Calls
 from .frames import END, MESSAGE, SIGN, end, message, read_sign, sign
 from .greeting import Hello, Listener
+from .job import Answers, Job, Refuse, Signs, Waiting, lost_of
 from .link import Link
 from .loop import Loop
 
@@ -35,44 +35,6 @@ _MAX_FAILURES = 16
 """Of so many calls it is remembered how they failed."""
 PULSE_SECONDS = 5.0
 """Signs of life come at least so often."""
-
-Answers = dict[int, bytes]
-Refuse = Callable[[str], bytes]
-"""Makes the answer that counts for a rank which calls something else."""
-
-
-@dataclass(frozen=True, slots=True)
-class Signs:
-    """The signs of life that this rank shows during a job."""
-
-    seconds: float
-    """How often."""
-    ask: Callable[[], tuple[float, str] | None]
-    """How long ago this rank's work has got on, and what it is; None to show no sign of life."""
-
-
-@dataclass(slots=True)
-class _Job:
-    """What has been heard of one save or load."""
-
-    purpose: str
-    signs: Signs
-    refuse: Refuse = lambda _: b""
-    begun: float = 0.0
-    sign_at: float = 0.0
-    awaited: set[int] = field(default_factory=set[int])
-    """Members that have not come to it and still may."""
-    strayed: set[int] = field(default_factory=set[int])
-    """Members that have left it already, or are at another call."""
-    links: dict[int, Link] = field(default_factory=dict[int, Link])
-    rounds: dict[int, Answers] = field(default_factory=dict[int, Answers])
-    heard: dict[int, float] = field(default_factory=dict[int, float])
-    """When the work of a peer has got on last, as far as it has told."""
-    seen: dict[int, float] = field(default_factory=dict[int, float])
-    """When anything came from it."""
-    doing: dict[int, str] = field(default_factory=dict[int, str])
-    gone: dict[int, str] = field(default_factory=dict[int, str])
-    """Whose connection has ended, or who has left, and why."""
 
 
 class Wire:
@@ -90,7 +52,7 @@ class Wire:
         self._members = frozenset(members)
         """On the coordinator, all others."""
         self._calls = calls or Calls()
-        self._jobs: dict[int, _Job] = {}
+        self._jobs: dict[int, Job] = {}
         self._next_job = 0
         """The lowest number of a job that may still begin; who comes to it or a later one waits."""
         self._early: dict[int, dict[int, Link]] = {}
@@ -120,7 +82,7 @@ class Wire:
         The answer of a member that is at another call is what ``refuse`` makes of its purpose.
         """
         with self._changed:
-            held = self._add(call, _Job(purpose, signs, refuse, awaited=set(self._members)))
+            held = self._add(call, Job(purpose, signs, refuse, awaited=set(self._members)))
             self._next_job = max(self._next_job, call + 1)
             for link in self._early.pop(call, {}).values():
                 self._admit(held, link)
@@ -132,10 +94,10 @@ class Wire:
     def join_job(self, call: int, purpose: str, signs: Signs, link: Link) -> None:
         """Begin a job as a member that has connected to the coordinator."""
         with self._changed:
-            link.job = self._add(call, _Job(purpose, signs, links={link.rank: link}))
+            link.job = self._add(call, Job(purpose, signs, links={link.rank: link}))
         self._loop.look_at(link)
 
-    def _add(self, call: int, held: _Job) -> _Job:
+    def _add(self, call: int, held: Job) -> Job:
         self._jobs[call] = held
         held.begun = time.monotonic()
         held.sign_at = held.begun + held.signs.seconds
@@ -205,7 +167,7 @@ class Wire:
             for link in self._early.pop(call).values():
                 self._dismiss(link, self._next_job)
 
-    def _miss(self, held: _Job, rank: int, number: int, call: int) -> None:
+    def _miss(self, held: Job, rank: int, number: int, call: int) -> None:
         """Note that a member will not come to a job, since it is at another call."""
         held.awaited.discard(rank)
         held.strayed.add(rank)
@@ -214,7 +176,7 @@ class Wire:
             "has left that one, or not all ranks have made the same calls in the same order"
         )
 
-    def _admit(self, held: _Job, link: Link) -> None:
+    def _admit(self, held: Job, link: Link) -> None:
         """Let a member take part in a job."""
         rank = link.rank
         held.awaited.discard(rank)
@@ -332,7 +294,7 @@ class Wire:
             if any(frame.kind != SIGN for frame in frames):
                 self._changed.notify_all()
 
-    def _keep(self, held: _Job, rank: int, kind: int, number: int, payload: bytes) -> None:
+    def _keep(self, held: Job, rank: int, kind: int, number: int, payload: bytes) -> None:
         held.heard[rank] = held.seen[rank] = time.monotonic()
         if kind == MESSAGE:
             held.rounds.setdefault(number, {}).setdefault(rank, payload)
@@ -361,7 +323,7 @@ class Wire:
         seconds in which this process was awake it has not come, has sent nothing, or its work has
         not got on. ``is_enough``, asked with what is new, may end the wait early.
         """
-        waiting = _Waiting(time.monotonic(), timeout)
+        waiting = Waiting(time.monotonic(), timeout)
         pending = set(ranks)
         answers: Answers = {}
         pause = min(timeout / 4, _LOOK_SECONDS)
@@ -375,7 +337,7 @@ class Wire:
                 new = {rank: arrived[rank] for rank in arrived if rank in pending}
                 answers |= new
                 pending -= new.keys()
-                lost, wake = _lost(held, pending, waiting, now, now + pause)
+                lost, wake = lost_of(held, pending, waiting, now, now + pause)
                 if self._failure:
                     lost = dict.fromkeys(pending, self._failure)
                 if len(lost) == len(pending) or is_enough(new):
@@ -406,50 +368,3 @@ class Wire:
 
     def __del__(self) -> None:
         self.close()
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """For how long the others are waited for, in seconds."""
-
-    start: float
-    timeout: float
-    asleep: float = 0.0
-    """How long this process was stopped meanwhile, or had no processor."""
-
-    def limit(self, heard: float) -> float:
-        """Return when a rank is given up that was heard of last at some time."""
-        return max(self.start, heard) + self.timeout + self.asleep
-
-
-def _lost(
-    held: _Job, pending: Iterable[int], waiting: _Waiting, now: float, wake: float
-) -> tuple[dict[int, str], float]:
-    """Return who is lost, and when to look again."""
-    lost: dict[int, str] = {}
-    first = waiting.limit(waiting.start)
-    if not held.gone and now < first:
-        return lost, min(wake, first)  # nobody can be; there may be thousands
-    for rank in pending:
-        limit = waiting.limit(held.heard.get(rank, waiting.start))
-        if rank in held.gone:
-            lost[rank] = held.gone[rank]
-        elif now >= limit:
-            lost[rank] = _why_lost(held, rank, waiting.timeout, now)
-        else:
-            wake = min(wake, limit)
-    return lost, wake
-
-
-def _why_lost(held: _Job, rank: int, timeout: float, now: float) -> str:
-    if rank not in held.seen:
-        at = held.purpose or "call"
-        return (
-            f"it showed no sign of life within {timeout:g} s: it has not come to this {at}. All "
-            "ranks make the same calls in the same order"
-        )
-    doing = held.doing.get(rank, "")
-    if now - held.seen[rank] < timeout / 2:
-        return f"it lives, but has not got on within {timeout:g} s: {doing or 'it does not say'}"
-    at = f"; it was last heard of at {doing}" if doing else ""
-    return f"it showed no sign of life within {timeout:g} s{at}"

@@ -11,7 +11,7 @@ import torch
 from ...dtensor.comm.collectives import Peers
 from ...dtensor.comm.packing import ViewPart, broadcast
 from ...dtensor.mesh.device_mesh import DeviceMesh
-from ..ranks.rendezvous import device_of
+from ..ranks.boards import device_of
 from ..tensors.local import LocalTensor
 from .read_once import Group, Shareable
 

@@ -22,7 +22,7 @@ from ...dtensor.geometry.flows import Flow, holders
 from ...dtensor.geometry.layout import Layout
 from ..files.stored import StoredData
 from ..files.stored_tensor import StoredTensor
-from ..ranks.rendezvous import device_of
+from ..ranks.boards import device_of
 from .plan import Read, plan_reads
 from .stripes import ALIGNMENT, Spread, Stripe, deal
 from .wants import Array, ArraySink, Sink, Want

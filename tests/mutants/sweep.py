@@ -28,6 +28,7 @@ SWEEPS = {
         f"{_T}test_together.py",
         f"{_T}files/test_commit.py",
     ),
+    "checkpoint/ranks/boards.py": (f"{_T}ranks/test_boards.py", f"{_T}ranks/test_rendezvous.py"),
     "checkpoint/ranks/calls.py": (f"{_T}ranks/test_calls.py", f"{_T}ranks/test_wire_calls.py"),
     "checkpoint/files/committing.py": (
         f"{_T}files/test_committing.py",
@@ -79,6 +80,7 @@ SWEEPS = {
         f"{_T}ranks/test_rendezvous.py",
         f"{_T}ranks/test_calls.py",
     ),
+    "checkpoint/ranks/job.py": (f"{_T}ranks/test_wire_rules.py", f"{_T}ranks/test_wire_calls.py"),
     "checkpoint/ranks/wire.py": (
         f"{_T}ranks/test_wire_rules.py",
         f"{_T}ranks/test_wire_calls.py",

@@ -12,8 +12,9 @@ import torch
 import torch.distributed as dist
 
 from dtckpt.checkpoint.ranks import addresses, rendezvous
+from dtckpt.checkpoint.ranks.boards import GatherBoard, device_of
 from dtckpt.checkpoint.ranks.greeting import Invitation, Listener
-from dtckpt.checkpoint.ranks.rendezvous import GatherBoard, Way, device_of, members_of
+from dtckpt.checkpoint.ranks.rendezvous import Way, members_of
 from dtckpt.checkpoint.ranks.wire import Wire
 from dtckpt.errors import CheckpointError, RankFailed
 

@@ -15,9 +15,10 @@ import torch.distributed as dist
 from dtckpt.checkpoint.ranks import group_ranks
 from dtckpt.checkpoint.ranks.failing import FAILED, OK
 from dtckpt.checkpoint.ranks.group_ranks import GroupRanks
+from dtckpt.checkpoint.ranks.job import Signs
 from dtckpt.checkpoint.ranks.rendezvous import members_of
 from dtckpt.checkpoint.ranks.together import ranks_of
-from dtckpt.checkpoint.ranks.wire import Signs, Wire
+from dtckpt.checkpoint.ranks.wire import Wire
 from dtckpt.dtensor.comm.traffic import Collective, Observer, add_observer, remove_observer
 from dtckpt.errors import CheckpointError, RankFailed
 

@@ -13,12 +13,14 @@ import pytest
 import torch
 
 import dtckpt.checkpoint as dcp
+from dtckpt.checkpoint.ranks.boards import StoreBoard
 from dtckpt.checkpoint.ranks.greeting import Greeting, Hello, Invitation, Listener, probe
+from dtckpt.checkpoint.ranks.job import Signs
 from dtckpt.checkpoint.ranks.link import Link
 from dtckpt.checkpoint.ranks.loop import Loop
-from dtckpt.checkpoint.ranks.rendezvous import StoreBoard, members_of
+from dtckpt.checkpoint.ranks.rendezvous import members_of
 from dtckpt.checkpoint.ranks.together import ranks_of
-from dtckpt.checkpoint.ranks.wire import Signs, Wire
+from dtckpt.checkpoint.ranks.wire import Wire
 from dtckpt.errors import RankFailed
 from dtckpt.storage import MemoryStore
 

@@ -18,8 +18,9 @@ import torch.distributed as dist
 
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint.ranks import addresses, group_ranks, rendezvous
+from dtckpt.checkpoint.ranks.boards import StoreBoard
 from dtckpt.checkpoint.ranks.greeting import Invitation
-from dtckpt.checkpoint.ranks.rendezvous import StoreBoard, members_of
+from dtckpt.checkpoint.ranks.rendezvous import members_of
 from dtckpt.errors import CheckpointError, RankFailed
 from dtckpt.storage import MemoryStore
 

@@ -12,7 +12,8 @@ import pytest
 from dtckpt.checkpoint.ranks import loop as loop_module
 from dtckpt.checkpoint.ranks.frames import END, MESSAGE, SIGN, end, message, sign
 from dtckpt.checkpoint.ranks.greeting import Hello
-from dtckpt.checkpoint.ranks.wire import Signs, Wire
+from dtckpt.checkpoint.ranks.job import Signs
+from dtckpt.checkpoint.ranks.wire import Wire
 
 from ...waiting import wait_for
 from .wire_ends import QUIET, SECONDS, Clock, Ends, keep, on_wait

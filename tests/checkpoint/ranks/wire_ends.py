@@ -14,8 +14,9 @@ from dtckpt.checkpoint.ranks import wire as wire_module
 from dtckpt.checkpoint.ranks.calls import Calls
 from dtckpt.checkpoint.ranks.frames import Frame, FrameReader
 from dtckpt.checkpoint.ranks.greeting import Hello
+from dtckpt.checkpoint.ranks.job import Signs
 from dtckpt.checkpoint.ranks.link import Link
-from dtckpt.checkpoint.ranks.wire import Signs, Wire
+from dtckpt.checkpoint.ranks.wire import Wire
 
 QUIET = Signs(3600.0, lambda: None)
 """No signs of life."""

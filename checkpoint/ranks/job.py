@@ -1,0 +1,93 @@
+"""What has been heard of one save or load, and who of those awaited is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from .link import Link
+
+Answers = dict[int, bytes]
+Refuse = Callable[[str], bytes]
+"""Makes the answer that counts for a rank which calls something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signs:
+    """The signs of life that this rank shows during a job."""
+
+    seconds: float
+    """How often."""
+    ask: Callable[[], tuple[float, str] | None]
+    """How long ago this rank's work has got on, and what it is; None to show no sign of life."""
+
+
+@dataclass(slots=True)
+class Job:
+    """What has been heard of one save or load."""
+
+    purpose: str
+    signs: Signs
+    refuse: Refuse = lambda _: b""
+    begun: float = 0.0
+    sign_at: float = 0.0
+    awaited: set[int] = field(default_factory=set[int])
+    """Members that have not come to it and still may."""
+    strayed: set[int] = field(default_factory=set[int])
+    """Members that have left it already, or are at another call."""
+    links: dict[int, Link] = field(default_factory=dict[int, Link])
+    rounds: dict[int, Answers] = field(default_factory=dict[int, Answers])
+    heard: dict[int, float] = field(default_factory=dict[int, float])
+    """When the work of a peer has got on last, as far as it has told."""
+    seen: dict[int, float] = field(default_factory=dict[int, float])
+    """When anything came from it."""
+    doing: dict[int, str] = field(default_factory=dict[int, str])
+    gone: dict[int, str] = field(default_factory=dict[int, str])
+    """Whose connection has ended, or who has left, and why."""
+
+
+@dataclass(slots=True)
+class Waiting:
+    """For how long the others are waited for, in seconds."""
+
+    start: float
+    timeout: float
+    asleep: float = 0.0
+    """How long this process was stopped meanwhile, or had no processor."""
+
+    def limit(self, heard: float) -> float:
+        """Return when a rank is given up that was heard of last at some time."""
+        return max(self.start, heard) + self.timeout + self.asleep
+
+
+def lost_of(
+    held: Job, pending: Iterable[int], waiting: Waiting, now: float, wake: float
+) -> tuple[dict[int, str], float]:
+    """Return who is lost, and when to look again."""
+    lost: dict[int, str] = {}
+    first = waiting.limit(waiting.start)
+    if not held.gone and now < first:
+        return lost, min(wake, first)  # nobody can be; there may be thousands
+    for rank in pending:
+        limit = waiting.limit(held.heard.get(rank, waiting.start))
+        if rank in held.gone:
+            lost[rank] = held.gone[rank]
+        elif now >= limit:
+            lost[rank] = _why_lost(held, rank, waiting.timeout, now)
+        else:
+            wake = min(wake, limit)
+    return lost, wake
+
+
+def _why_lost(held: Job, rank: int, timeout: float, now: float) -> str:
+    if rank not in held.seen:
+        at = held.purpose or "call"
+        return (
+            f"it showed no sign of life within {timeout:g} s: it has not come to this {at}. All "
+            "ranks make the same calls in the same order"
+        )
+    doing = held.doing.get(rank, "")
+    if now - held.seen[rank] < timeout / 2:
+        return f"it lives, but has not got on within {timeout:g} s: {doing or 'it does not say'}"
+    at = f"; it was last heard of at {doing}" if doing else ""
+    return f"it showed no sign of life within {timeout:g} s{at}"
