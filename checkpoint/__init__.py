@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from .placing import Placed, Rule, parse_rules, place
     from .resharding import reshard
     from .saving.background import SaveHandle, SaveProgress, async_save
-    from .saving.saver import SaveReport, save
+    from .saving.job import SaveReport
+    from .saving.saver import save
     from .state.stateful import Stateful
     from .state.tree import PerRank
     from .state.values import register_enum
@@ -103,7 +104,7 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
             "Rule": ".placing",
             "SaveHandle": ".saving.background",
             "SaveProgress": ".saving.background",
-            "SaveReport": ".saving.saver",
+            "SaveReport": ".saving.job",
             "Stateful": ".state.stateful",
             "Step": ".steps",
             "VerifyReport": ".verifying",

@@ -26,7 +26,7 @@ from ...storage.base import Store
 from ..ranks.together import DEFAULT_TIMEOUT, Ranks, ranks_of, together
 from ..state.stateful import Stateful
 from .exiting import AtExit, forget, remember
-from .saver import CheckReplicas, SaveJob, SaveOptions, SaveReport
+from .job import CheckReplicas, SaveJob, SaveOptions, SaveReport
 from .staging import StagingArea, StagingPool
 
 logger = logger_of("checkpoint")

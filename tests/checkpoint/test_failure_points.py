@@ -208,7 +208,7 @@ def test_a_save_that_fails_leaves_nothing_and_the_next_one_works(
         assert dcp.open(root.substore(point))["model/t1"][...].tolist() == [1.0] * 50
 
 
-@pytest.mark.parametrize("place", ["saving.saver.in_file_order", "saving.agreeing.assign_writers"])
+@pytest.mark.parametrize("place", ["saving.job.in_file_order", "saving.agreeing.assign_writers"])
 def test_what_fails_between_two_phases_is_told_at_once(
     monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint.files.writing import Chunk
-from dtckpt.checkpoint.saving.saver import SaveJob
+from dtckpt.checkpoint.saving.job import SaveJob
 from dtckpt.dtensor import DeviceMesh, DTensor, Mesh, Partial, Shard
 from dtckpt.errors import (
     CheckpointError,

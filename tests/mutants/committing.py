@@ -241,7 +241,7 @@ def refuse_if_going""",
     ),
     Mutant(
         name="a base that is being deleted is found out late",
-        file="checkpoint/saving/saver.py",
+        file="checkpoint/saving/job.py",
         old="            refuse_if_going(base, parsed[0].save_id)",
         new="            pass",
         tests=_BASES,

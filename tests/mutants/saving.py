@@ -7,14 +7,14 @@ from .mutant import Mutant
 MUTANTS = (
     Mutant(
         name="data files go though their manifest may have been published",
-        file="checkpoint/saving/saver.py",
+        file="checkpoint/saving/job.py",
         old="            if error.is_certain:  # other failures to publish may have gone through",
         new="            if True:",
         tests=("tests/checkpoint/files/test_commit.py", "tests/checkpoint/test_failure_points.py"),
     ),
     Mutant(
         name="the staged image is written though some of its chunks are borrowed",
-        file="checkpoint/saving/saver.py",
+        file="checkpoint/saving/job.py",
         old="            image = image if len(chunks) == len(self.chunks) else None",
         new="            pass",
         tests=("tests/checkpoint/saving/test_incremental.py",),
@@ -112,7 +112,7 @@ MUTANTS = (
     ),
     Mutant(
         name="staged chunks lie where the file has others",
-        file="checkpoint/saving/saver.py",
+        file="checkpoint/saving/job.py",
         old="            self.chunks = in_file_order(self.own_chunks())",
         new="            self.chunks = list(self.own_chunks())",
         tests=("tests/checkpoint/files/test_writing.py",),
@@ -177,28 +177,28 @@ MUTANTS = (
     ),
     Mutant(
         name="a cancelled save goes on",
-        file="checkpoint/saving/saver.py",
+        file="checkpoint/saving/job.py",
         old="            self.written_bytes += num_bytes\n            self.raise_if_cancelled()",
         new="            self.written_bytes += num_bytes",
         tests=("tests/checkpoint/saving/test_async_save.py",),
     ),
     Mutant(
         name="a cancelled save is committed",
-        file="checkpoint/saving/saver.py",
+        file="checkpoint/saving/job.py",
         old='            self.raise_if_cancelled()\n            return b""',
         new='            return b""',
         tests=("tests/checkpoint/saving/test_async_save.py",),
     ),
     Mutant(
         name="a failure leaves the file of this rank behind",
-        file="checkpoint/saving/saver.py",
+        file="checkpoint/saving/job.py",
         old='"save: write", write, check, on_failure=discard_own)',
         new='"save: write", write, check)',
         tests=("tests/checkpoint/test_fault_table.py",),
     ),
     Mutant(
         name="bytes of borrowed chunks do not count as progress",
-        file="checkpoint/saving/saver.py",
+        file="checkpoint/saving/job.py",
         old="                on_progress(chunk.box.numel * chunk.dtype.itemsize)",
         new="                pass",
         tests=(

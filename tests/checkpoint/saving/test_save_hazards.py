@@ -308,7 +308,7 @@ def test_a_failure_ends_the_writing_of_the_others(victim: int) -> None:
 
 
 def test_an_error_between_phases_is_told_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dtckpt.checkpoint.saving.saver import SaveJob
+    from dtckpt.checkpoint.saving.job import SaveJob
 
     own_chunks = SaveJob.own_chunks
 
