@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal
 
 import numpy as np
 import torch
 
+from ...dtensor.comm.caches import remembered
 from ...dtensor.geometry.box import Box
 from ..reading.wants import Array, Sink
 from ..tensors.dtypes import DType
@@ -100,7 +100,7 @@ def torch_dtype(dtype: DType) -> torch.dtype:
     return getattr(torch, dtype.torch_name)
 
 
-@cache
+@remembered(1024)
 def _can_convert(saved: torch.dtype, wanted: torch.dtype) -> bool:
     """Whether torch has the conversion at all; some packed dtypes have none."""
     bits = torch.zeros(16, dtype=torch.uint8, device="cpu")

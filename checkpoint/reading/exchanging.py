@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 
+from ...dtensor.comm.caches import remembered
 from ...dtensor.comm.collectives import Peers
 from ...dtensor.comm.packing import exchange_round
 from ...dtensor.geometry.box import Box
@@ -243,6 +243,6 @@ def _box_of(layout: Layout, rank: int) -> Box:
     return layout.box(layout.mesh.coordinate(rank) or ())
 
 
-@lru_cache(maxsize=64)  # many tensors have the same layout
+@remembered(64)  # many tensors have the same layout
 def _holders(layout: Layout, box: Box) -> tuple[Flow, ...]:
     return tuple(holders(layout, box))

@@ -17,13 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..comm.caches import Cache
 from ..tensor.arguments import collect_tensors, map_tensors, substituted
 from ..tensor.schemas import Op, base_name
 from ..torch_private import called, make_wrapper, no_torch_function, schema_of
 from .metas import run_without_data
 
-_found: dict[tuple[Any, ...], Callable[..., Any]] = {}
-"""By operator and the types of its arguments, of which there are few."""
+_found: Cache[tuple[Any, ...], Callable[..., Any]] = Cache("direct", 4096)
+"""By operator and the types of its arguments."""
 
 
 class _Seen(Tensor):
@@ -74,7 +75,7 @@ def direct(op: Op, args: Sequence[Any]) -> Callable[..., Any]:
         places = (Tensor, torch) if _first_name(op) == "self" else (torch,)
         candidates = [getattr(place, base_name(op), None) for place in places]
         found = next((c for c in candidates if _is_same(c, op, args)), None) or called(op)
-        _found[key] = found
+        _found.put(key, found)
     return found
 
 

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,6 +14,7 @@ from torch.autograd.graph import increment_version
 
 from dtckpt.errors import PlacementError
 
+from ..comm.caches import Cache
 from ..decompositions import DECOMPOSITIONS, UNBOUND
 from ..ops.engine.table import RULES
 from ..redistribute import redistribute_local
@@ -27,7 +26,7 @@ from .fallback import run_without_rule
 from .foreign import refuse_foreign
 from .logs import noted_plan
 from .plan import LocalPlan, make_plan
-from .quick import NOT_QUICK, NUMBERS, QuickCall, by_type, learn, remember, run_quick
+from .quick import NOT_QUICK, NUMBERS, Key, QuickCall, by_type, learn, remember, run_quick
 
 aten = torch.ops.aten
 wait_tensor = torch.ops._c10d_functional.wait_tensor.default
@@ -35,32 +34,9 @@ wait_tensor = torch.ops._c10d_functional.wait_tensor.default
 _get_dtype = torch.get_default_dtype
 
 MAX_PLANS = 4096
-"""Plans remembered per mesh; the one used longest ago goes first."""
+"""Plans remembered per mesh; None stands for an operator without a rule."""
 
-
-class PlanCache:
-    """The plans of one mesh; None stands for an operator without a rule."""
-
-    def __init__(self, limit: int = MAX_PLANS) -> None:
-        self._limit = limit
-        self._lock = threading.RLock()  # a signal handler may come in between
-        self._plans: OrderedDict[tuple[Any, ...], LocalPlan | None] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._plans)
-
-    def find(self, key: tuple[Any, ...], make: Callable[[], LocalPlan | None]) -> LocalPlan | None:
-        """Return the plan of ``key``, made on first use."""
-        with self._lock:
-            if key in self._plans:
-                self._plans.move_to_end(key)
-                return self._plans[key]
-        plan = make()
-        with self._lock:
-            self._plans[key] = plan
-            while len(self._plans) > self._limit:
-                self._plans.popitem(last=False)
-        return plan
+_UNKNOWN: Any = object()
 
 
 def dispatch(
@@ -139,9 +115,12 @@ def _run_new(
         result = decomposition(*args, **kwargs)
         if result is not NotImplemented:
             return result
-    cache = bound.mesh.cache("plans", PlanCache)
+    plans: Cache[Key, LocalPlan | None] = bound.mesh.cache("plans", MAX_PLANS)
     key = (*bound.key, torch.get_default_dtype(), RULES.generation)
-    plan = cache.find(key, lambda: noted_plan(op, bound, make_plan(op, args, kwargs, bound)))
+    plan = plans.get(key, _UNKNOWN)
+    if plan is _UNKNOWN:
+        plan = noted_plan(op, bound, make_plan(op, args, kwargs, bound))
+        plans.put(key, plan)
     if plan is None:
         if decomposition is not None and own:  # the rule does not cover this call after all
             result = decomposition(*args, **kwargs)

@@ -241,7 +241,7 @@ def _write_back(bound: Binding, whole_specs: list[DTensorSpec], wholes: list[Ten
 
 
 def _warn_once(op: Op, bound: Binding, whole_specs: list[DTensorSpec]) -> None:
-    warned: set[Op] = bound.mesh.cache("warned", set[Op])
+    warned: set[Op] = bound.mesh.state("warned", set[Op])
     if op in warned:
         return
     warned.add(op)

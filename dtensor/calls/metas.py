@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..comm.caches import HalvingDict
+from ..comm.caches import Cache
 from ..geometry.box import row_major_strides
 from ..mesh.spec import DTensorSpec, TensorMeta
 from ..ops.engine.table import METAS
@@ -50,7 +50,7 @@ def output_metas(
     return found
 
 
-_known: HalvingDict[tuple[Any, ...], Metas | None] = HalvingDict(MAX_METAS)
+_known: Cache[tuple[Any, ...], Metas | None] = Cache("metas", MAX_METAS)
 
 
 def _without_layout(part: Any) -> Any:

@@ -11,17 +11,18 @@ are all of the very class that dispatches are remembered: none is plain, none a 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..comm.caches import remembered
 from ..mesh.device_mesh import DeviceMesh
 from ..ops.engine.table import RULES
 from ..redistribute import RedistributePlan, plan_redistribute, run_together
 from ..tensor.arguments import collect_tensors
-from ..tensor.schemas import Op, is_foreach, is_pointwise
+from ..tensor.schemas import MAX_OPERATORS, Op, is_foreach, is_pointwise
 from ..tensor.wrapper import Wrapper, new_wrapper
 from ..torch_private import schema_of
 from .binding import Binding
@@ -221,7 +222,7 @@ def remember(
     mesh.quick_calls.put(key, QuickCall(plan, args, kwargs, places))
 
 
-@cache
+@remembered(MAX_OPERATORS)
 def _may_confuse(op: Op, count: int) -> bool:
     """Whether values may be 1, 1.0 and True, which are equal as keys, or do not count at all."""
     if id(op) in by_type:

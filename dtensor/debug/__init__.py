@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from dtckpt.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from .caches import cache_sizes, clear_caches
     from .checking import checking_collectives
     from .comm_counts import CommCounts
     from .comm_mode import CommDebugMode
-    from .coverage import cache_sizes, clear_caches, op_coverage
+    from .coverage import op_coverage
     from .pictures.sharding import visualize_sharding
 
 __all__ = [
@@ -29,9 +30,9 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
         {
             "CommCounts": ".comm_counts",
             "CommDebugMode": ".comm_mode",
-            "cache_sizes": ".coverage",
+            "cache_sizes": ".caches",
             "checking_collectives": ".checking",
-            "clear_caches": ".coverage",
+            "clear_caches": ".caches",
             "op_coverage": ".coverage",
             "visualize_sharding": ".pictures.sharding",
         },

@@ -1,11 +1,10 @@
-"""How operators run on distributed tensors, and what is remembered of them."""
+"""How operators run on distributed tensors."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from ..decompositions import DECOMPOSITIONS, UNBOUND
-from ..mesh.device_mesh import DeviceMesh
 from ..ops import rule_maker
 from ..ops.engine.table import RULES
 from ..tensor.schemas import Op, functional_of
@@ -37,19 +36,3 @@ def _way(op: Op) -> Way:
     if any(is_composite(form) or form in decompositions() for form in forms):
         return "parts"
     return "whole"
-
-
-def cache_sizes(mesh: DeviceMesh) -> dict[str, int]:
-    """Return how many entries a mesh has in what it remembers, by its name.
-
-    ``quick_calls`` are calls of operators, ``plans`` what was found out for their kinds, and
-    ``redistribute_plans`` ways from one layout to another.
-    """
-    return mesh.cache_sizes()
-
-
-def clear_caches(mesh: DeviceMesh) -> None:
-    """Forget those three, as if no operator had been called on tensors of the mesh."""
-    for name in ("plans", "redistribute_plans"):
-        mesh.forget(name)
-    mesh.quick_calls.clear()

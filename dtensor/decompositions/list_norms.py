@@ -12,13 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..comm.caches import HalvingDict
+from ..comm.caches import Cache
 from ..comm.collectives import Peers
 from ..comm.reductions import all_reduce
 from ..geometry.placement import Placement, Replicate, Shard
@@ -87,7 +86,7 @@ def _plan(tensors: Sequence[Tensor], dtype: torch.dtype | None) -> _Plan:
     """Return the plan of a list, made once for lists of the same specs."""
     key = (dtype, *[t._spec if isinstance(t, Wrapper) else t.dtype for t in tensors])
     mesh = next(t._spec.mesh for t in tensors if isinstance(t, Wrapper))
-    plans: HalvingDict[Any, _Plan] = mesh.cache("list norms", partial(HalvingDict, MAX_PLANS))
+    plans: Cache[Any, _Plan] = mesh.cache("list_norms", MAX_PLANS)
     plan = plans.get(key)
     if plan is None:
         plan = _make_plan(tensors, dtype)

@@ -7,7 +7,7 @@ every question that does not depend on the rank, so layouts can be planned anywh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self, TypeVar
 
@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from dtckpt.errors import PlacementError
 
-from ..comm.caches import HalvingDict
+from ..comm.caches import Cache
 from ..comm.devices import device_of_rank
 from ..comm.groups import (
     BackendOverride,
@@ -99,8 +99,9 @@ class DeviceMesh(SubMeshes):
         self._like = partial(type(self), device_type, rank=self._own_rank)
         self.within = within
         self._device: torch.device | None = None
-        self._caches: dict[str, Any] = {}
-        self.quick_calls: HalvingDict[tuple[Any, ...], Any] = HalvingDict(MAX_QUICK)
+        self._states: dict[str, Any] = {}
+        self._caches: dict[str, Cache[Any, Any]] = {}
+        self.quick_calls = self.cache("quick_calls", MAX_QUICK)
         """Operator calls of known kinds, where every call looks first (``quick``)."""
         if self._coordinate is not None and (is_of_job or self._groups):
             _ = self.device  # selected in the thread that makes the mesh, before any group
@@ -174,25 +175,26 @@ class DeviceMesh(SubMeshes):
         """One name per axis; None where none were given, though ``axis0``, ... name them, too."""
         return self.layout_mesh.axis_names if self.layout_mesh.is_named else None
 
-    def cache(self, name: str, make: Callable[[], T]) -> T:
-        """Return this mesh's cache of that name; what ranks keep lives with their mesh."""
+    def state(self, name: str, make: Callable[[], T]) -> T:
+        """Return what is kept of this mesh under a name; it lives as long as the mesh."""
+        found = self._states.get(name)
+        if found is None:
+            with self._lock:
+                found = self._states.setdefault(name, make())
+        return found
+
+    def cache(self, name: str, limit: int) -> Cache[Any, Any]:
+        """Return this mesh's cache of that name, made when first asked for."""
         found = self._caches.get(name)
         if found is None:
             with self._lock:
-                found = self._caches.setdefault(name, make())
+                found = self._caches.setdefault(name, Cache(name, limit))
         return found
 
-    def forget(self, name: str) -> None:
-        """Let go of a cache."""
+    def caches(self) -> list[Cache[Any, Any]]:
+        """Return the caches that were asked for."""
         with self._lock:
-            self._caches.pop(name, None)
-
-    def cache_sizes(self) -> dict[str, int]:
-        """Return the number of entries of every cache that has any, by name."""
-        with self._lock:
-            caches = {**self._caches, "quick_calls": self.quick_calls}
-        sizes = {name: len(cache) for name, cache in caches.items() if isinstance(cache, Sized)}
-        return {name: size for name, size in sorted(sizes.items()) if size}
+            return list(self._caches.values())
 
     def __enter__(self) -> Self:
         super().__enter__()  # for torch's code

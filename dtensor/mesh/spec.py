@@ -15,7 +15,7 @@ import torch
 
 from dtckpt.errors import PlacementError
 
-from ..comm.caches import HalvingDict
+from ..comm.caches import Cache
 from ..geometry.box import Box, row_major_strides
 from ..geometry.layout import Layout, format_placements
 from ..geometry.placement import Partial, Placement, Replicate
@@ -124,10 +124,9 @@ Key = tuple[tuple[Placement, ...], tuple[int, ...], tuple[int, ...], torch.dtype
 
 
 class _Interned:
-    """The live specs of one mesh, and some that are kept for the next tensor of their kind."""
+    """The live specs of one mesh."""
 
     def __init__(self) -> None:
-        self.kept: HalvingDict[Key, DTensorSpec] = HalvingDict(MAX_KEPT)
         self.lock = threading.RLock()  # signal handlers and finalizers may come in between
         self.specs: WeakValueDictionary[Key, DTensorSpec] = WeakValueDictionary()
 
@@ -143,21 +142,22 @@ def spec_of(
 
     Raises PlacementError where the placements do not fit the mesh or the shape.
     """
-    interned = mesh.cache("specs", _Interned)
+    kept: Cache[Key, DTensorSpec] = mesh.cache("specs", MAX_KEPT)
     given = tuple(map(int, shape))
     strides = row_major_strides(given) if stride is None else tuple(map(int, stride))
     if dtype == torch.bool:
         placements = [_of_bools(placement) for placement in placements]
     key: Key = (tuple(placements), given, strides, dtype)
-    found = interned.kept.get(key)
+    found = kept.get(key)
     if found is not None:
         return found
     layout = Layout(mesh.layout_mesh, tuple(placements), given)
     normal: Key = (layout.placements, given, strides, dtype)
     made = DTensorSpec(mesh, layout, TensorMeta(torch.Size(given), strides, dtype))
+    interned = mesh.state("specs", _Interned)
     with interned.lock:
         found = interned.specs.setdefault(normal, made)
-    interned.kept.put(key, found)
+    kept.put(key, found)
     return found
 
 

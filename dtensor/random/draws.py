@@ -160,4 +160,4 @@ _UNKNOWN = (
 
 def draws_of(mesh: DeviceMesh) -> Draws:
     """Return the draws of a mesh: one object for all code of this rank."""
-    return mesh.cache("draws", lambda: Draws(mesh.device_type))
+    return mesh.state("draws", lambda: Draws(mesh.device_type))

@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
-from functools import lru_cache, wraps
+from functools import wraps
 from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
+from ..comm.caches import remembered
 from ..torch_private import can_leave_modes, outside_modes
 
 P = ParamSpec("P")
@@ -43,8 +44,7 @@ def kept(limit: int) -> Callable[[Callable[P, T]], Callable[P, T]]:
             with outside_modes():
                 return make(*args, **kwargs)
 
-        remembered: Callable[P, T] = lru_cache(limit)(made)  # pyright: ignore[reportAssignmentType]
-        return remembered
+        return remembered(limit)(made)
 
     return decorate
 

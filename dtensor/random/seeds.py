@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from dtckpt.errors import PlacementError
 
-from ..comm.caches import HalvingDict
+from ..comm.caches import BoundedDict
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.rows import gather_rows
 from .agreeing import REMEDY, Notes
@@ -42,7 +42,7 @@ _BEGUN: WeakKeyDictionary[object, _Begun] = WeakKeyDictionary()
 def _begun(mesh: DeviceMesh) -> _Begun:
     if dist.is_initialized():
         return _BEGUN.setdefault(dist.group.WORLD, _Begun())
-    return (mesh.within or mesh).root.cache("random_streams", _Begun)
+    return (mesh.within or mesh).root.state("random_streams", _Begun)
 
 
 def seed_of_stream(seed: int, number: int) -> int:
@@ -68,7 +68,7 @@ class Seeds:
         self._notes = Notes("")
         self._disagreement: str | None = None
         """Why the ranks may stand at different draws; None while they do not."""
-        self._left: HalvingDict[int, int] = HalvingDict(_MAX_LEFT)
+        self._left: BoundedDict[int, int] = BoundedDict(_MAX_LEFT)
         """The count of draws by each seed of torch that another one has followed."""
 
     def give(self, seed: int) -> None:

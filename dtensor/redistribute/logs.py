@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from logging import DEBUG, INFO
 
 import torch
 
 from dtckpt.logs import logger_of
 
+from ..comm.caches import remembered
 from ..comm.costs import CostModel
 from ..comm.traffic import call_site
 from ..geometry.layout import Layout, format_placements
@@ -45,7 +45,7 @@ def note_redistribute(source: DTensorSpec, target: DTensorSpec, plan: object) ->
     )
 
 
-@lru_cache(maxsize=1024)
+@remembered(1024)
 def _bytes_of(
     source: Layout, target: Layout, dtype: torch.dtype, costs: CostModel, rank: int
 ) -> tuple[int, int]:

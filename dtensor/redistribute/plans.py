@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch import Tensor
 
-from ..comm.caches import HalvingDict
+from ..comm.caches import Cache
 from ..comm.collectives import Peers
 from ..comm.costs import CostModel
 from ..comm.own_copies import own_copy
@@ -203,19 +203,12 @@ def run_together(plans: Sequence[tuple[int, RedistributePlan]], locals_: list[Te
 
 def plan_redistribute(source: DTensorSpec, target: DTensorSpec) -> RedistributePlan:
     """Return the plan from one spec to another of the same shape, remembered."""
-    plans = source.mesh.cache("redistribute_plans", _Plans)
+    plans: Cache[object, RedistributePlan] = source.mesh.cache("redistribute_plans", MAX_PLANS)
     plan = plans.get((source, target))
     if plan is None:
         plan = _plan(source, target)
         plans.put((source, target), plan)
     return plan
-
-
-class _Plans(HalvingDict[tuple[DTensorSpec, DTensorSpec], RedistributePlan]):
-    """Plans by their two specs."""
-
-    def __init__(self) -> None:
-        super().__init__(MAX_PLANS)
 
 
 def _plan(source: DTensorSpec, target: DTensorSpec) -> RedistributePlan:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dtckpt.errors import PlacementError
 
-from ..comm.caches import HalvingDict
+from ..comm.caches import BoundedDict
 from ..mesh.plain_tensors import may_be_plain
 from ..mesh.spec import DTensorSpec, contiguous_spec
 from ..redistribute import redistribute_local
@@ -115,7 +115,7 @@ def follow_leaf(tensor: Wrapper) -> None:
         placing.follow(tensor)
 
 
-_PLACED: HalvingDict[int, tuple[ref[Tensor], _Placing]] = HalvingDict(1 << 16)
+_PLACED: BoundedDict[int, tuple[ref[Tensor], _Placing]] = BoundedDict(1 << 16)
 """The hooks of leaves, by their identity, where torch does not show hooks."""
 
 

@@ -5,20 +5,23 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
 
+from ..comm.caches import remembered
 from ..torch_private import OpOverload, overload_of, schema_of
 
 Op = OpOverload
+
+MAX_OPERATORS = 8192
+"""Operators whose facts are remembered: all that torch has."""
 
 _FUNCTIONAL_NAMES = {"normal_": "normal_functional"}
 """Where it is not the name without the underscore."""
 
 
-@cache
+@remembered(MAX_OPERATORS)
 def functional_of(op: Op) -> Op | None:
     """Return the form of an in-place or ``out=`` operator that writes nothing, if there is one.
 
@@ -45,7 +48,7 @@ def _signature(op: Op) -> list[tuple[str, str]]:
     return [(arg.name, str(arg.type)) for arg in schema_of(op).arguments if not arg.is_out]
 
 
-@cache
+@remembered(MAX_OPERATORS)
 def base_name(op: Op) -> str:
     """Return the name of an operator without namespace and overload."""
     return schema_of(op).name.split("::")[1]
@@ -56,26 +59,26 @@ def is_default_overload(op: Op) -> bool:
     return overload_of(op) == "default"
 
 
-@cache
+@remembered(MAX_OPERATORS)
 def is_in_place(op: Op) -> bool:
     """Whether the operator writes its first argument and returns it."""
     schema = schema_of(op)
     return schema.is_mutable and schema.name.endswith("_") and _is_written(schema.arguments[0])
 
 
-@cache
+@remembered(MAX_OPERATORS)
 def is_pointwise(op: Op) -> bool:
     """Whether every element of the result depends on the same element of the inputs only."""
     return torch.Tag.pointwise in op.tags and not is_random(op)
 
 
-@cache
+@remembered(MAX_OPERATORS)
 def is_foreach(op: Op) -> bool:
     """Whether the operator does the same for every element of lists of tensors."""
     return schema_of(op).name.startswith("aten::_foreach_")
 
 
-@cache
+@remembered(MAX_OPERATORS)
 def is_random(op: Op) -> bool:
     """Whether the operator draws random numbers."""
     takes_generator = any(arg.name == "generator" for arg in schema_of(op).arguments)

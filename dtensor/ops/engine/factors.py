@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import accumulate
 
 import torch
 
+from ...comm.caches import remembered
 from ...geometry.layout import Split
 from ...geometry.placement import REDUCE_OPS, Partial, Placement, Ragged, Replicate, Shard
 from .table import Cuts, OpCall, Row
@@ -267,7 +267,7 @@ def piece_sizes(size: int, count: int, placement: Placement, dim: int) -> tuple[
     return _even_sizes(size, count)
 
 
-@lru_cache(4096)
+@remembered(4096)
 def _even_sizes(size: int, count: int) -> tuple[int, ...]:
     cut = Split(0, count, None)
     return tuple(cut.piece(index, size)[1] for index in range(count))

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...comm.caches import remembered
 from ...mesh.spec import DTensorSpec
 from ...tensor.schemas import Op
 from ...torch_private import schema_of
@@ -106,7 +106,7 @@ def operator(namespace: Any, name: str) -> Op | None:
     return getattr(getattr(namespace, base, None), overload or "default", None)
 
 
-@cache
+@remembered(4096)
 def parsed(text: str) -> tuple[tuple[Term, ...], tuple[Term, ...]]:
     """Return the terms of the inputs and of the outputs.
 

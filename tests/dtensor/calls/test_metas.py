@@ -14,7 +14,7 @@ from torch import Tensor
 from dtckpt.dtensor import DeviceMesh, Replicate, Shard
 from dtckpt.dtensor.calls import metas
 from dtckpt.dtensor.calls.metas import run_without_data
-from dtckpt.dtensor.comm.caches import HalvingDict
+from dtckpt.dtensor.comm.caches import Cache
 
 from ..rank_meshes import assert_holds, run_on_mesh, scattered
 
@@ -110,7 +110,7 @@ def test_results_are_found_once_for_all_placements(monkeypatch: pytest.MonkeyPat
         asked.append(op)
         return run_without_data(op, args, kwargs)
 
-    monkeypatch.setattr(metas, "_known", HalvingDict(64))
+    monkeypatch.setattr(metas, "_known", Cache("metas", 64))
     monkeypatch.setattr(metas, "run_without_data", counted)
 
     def body(mesh: DeviceMesh) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dtckpt.dtensor import DeviceMesh, Partial, Replicate, Shard
 from dtckpt.dtensor.calls.direct import direct
-from dtckpt.dtensor.comm.caches import HalvingDict
+from dtckpt.dtensor.comm.caches import BoundedDict
 from dtckpt.dtensor.dtensor import DTensor
 from dtckpt.dtensor.mesh.spec import spec_of
 from dtckpt.dtensor.tensor import wrapper as wrappers
@@ -169,7 +169,7 @@ def test_partial_terms_are_not_taken_for_whole() -> None:
 
 
 def test_memory_may_be_written_while_it_is_written() -> None:
-    memory: HalvingDict[Any, str] = HalvingDict(4)
+    memory: BoundedDict[Any, str] = BoundedDict(4)
 
     class Key:
         """Does what a signal handler or a finalizer may: another call in the midst of one."""
@@ -187,7 +187,7 @@ def test_memory_may_be_written_while_it_is_written() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    memory: HalvingDict[int, int] = HalvingDict(4)
+    memory: BoundedDict[int, int] = BoundedDict(4)
     for number in range(100):
         memory.put(number, number)
         assert len(memory) <= 4
