@@ -18,7 +18,7 @@ from tools.bench.__main__ import main
 from tools.bench.contest import Contestant, compete, prepare
 from tools.bench.peers.base import Missing
 from tools.bench.peers.torch_checkpointing import TorchCheckpointing
-from tools.bench.report import Result, markdown
+from tools.bench.report import Result, grids
 from tools.bench.row import Bar, Column, Outcome, Row
 from tools.bench.rows import ROWS
 from tools.bench.state import ShardedState, transformer
@@ -157,7 +157,7 @@ def test_markdown_names_what_was_left_out() -> None:
     )
     values = {"dtckpt": {"seconds": [3.0]}, "raw": {"seconds": [2.0]}}
     outcome = Outcome(values=values, skipped={"absent": "not installed"})
-    text = markdown({"cores": 2}, {"size": 1 << 30}, [Result(row=row, outcome=outcome)])
+    text = "".join(table.markdown() for table in grids([Result(row=row, outcome=outcome)]))
     assert "| dtckpt | 3.000 s |" in text
     assert "| absent | not installed |" in text
     assert "| row | time / raw | 1.50 | 1.00 | MISS |" in text

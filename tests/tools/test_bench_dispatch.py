@@ -11,7 +11,7 @@ import pytest
 
 from tools.bench.dispatch.beside import PYTHON, CheckoutFailed, checkout
 from tools.bench.dispatch.rows import COLD_ROWS, WARM_ROWS
-from tools.bench.dispatch.timing import Measured
+from tools.bench.timing import Comparison
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,10 +42,10 @@ def test_every_row_is_measured_on_every_side(tmp_path: Path) -> None:
 
 def test_ratios_are_those_of_single_rounds() -> None:
     times = {"torch": [1.0, 10.0, 2.0], "dtckpt": [0.5, 9.0, 0.2]}
-    row = Measured(name="add", axes=1, is_cold=False, bar=0.5, times=times)
+    row = Comparison(name="add", bar=0.5, times=times)
     assert row.ratio == 0.5
     assert row.is_met
-    assert Measured(name="add", axes=1, is_cold=False, bar=0.5).is_met is None
+    assert Comparison(name="add", bar=0.5).is_met is None
 
 
 def test_two_checkouts_are_measured_in_turn(tmp_path: Path) -> None:

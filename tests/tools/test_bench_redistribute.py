@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from dtckpt.dtensor import Layout, Mesh
-from tools.bench.redistribute_layouts import (
+from tools.bench.redistribute.layouts import (
     Held,
     Transition,
     boxes_of,
@@ -24,9 +24,9 @@ from tools.bench.redistribute_layouts import (
     ordered_transitions,
     transitions,
 )
-from tools.bench.redistribute_simulated import Side
-from tools.bench.redistribute_tables import miscounted, summary_grid, wall_grid
-from tools.bench.redistribute_wall import Timed
+from tools.bench.redistribute.planned import Side
+from tools.bench.redistribute.tables import miscounted, summary_grid, wall_grid
+from tools.bench.redistribute.wall import BAR, SHARD_TO_SHARD_BAR, Timed
 
 ROOT = Path(__file__).parents[2]
 
@@ -114,8 +114,9 @@ def test_a_pair_is_above_if_one_rank_is() -> None:
 
 def timed(change: str, ours: list[float], *, shards: bool = False, told: int = 64) -> Timed:
     return Timed(
+        name=change,
+        bar=SHARD_TO_SHARD_BAR if shards else BAR,
         mesh=(4,),
-        change=change,
         size="small",
         is_shard_to_shard=shards,
         times={"torch": [1.0, 10.0, 2.0], "dtckpt": ours},
@@ -159,16 +160,16 @@ def test_a_tiny_run_measures_everything(tmp_path: Path) -> None:
     assert {(link["ranks"], link["num_bytes"]) for link in document["links"]} == {
         (ranks, 4 << 10) for ranks in (2, 4)
     }
-    changes = [one["change"] for one in document["timed"]]
+    changes = [one["name"] for one in document["timed"]]
     assert len(changes) == len(set(changes)) >= 3
     for one in document["timed"]:
         assert {name: len(times) for name, times in one["times"].items()} == {
             "torch": 1,
             "dtckpt": 1,
         }
-        assert one["change"] in tables.read_text()
-        if "P" not in one["change"]:
-            assert one["received_bytes"] == one["told_bytes"], one["change"]
+        assert one["name"] in tables.read_text()
+        if "P" not in one["name"]:
+            assert one["received_bytes"] == one["told_bytes"], one["name"]
     assert document["plans"]["cold_median"] > document["plans"]["cached_median"] > 0
     for setting in document["bytes"]:
         assert setting["pairs"] >= setting["moving"], setting["name"]

@@ -11,9 +11,9 @@ from click.testing import CliRunner
 
 from dtckpt.checkpoint.saving.merging import merge_tensors
 from dtckpt.checkpoint.saving.writers import assign_writers
-from tools.bench.scale import main, missed
-from tools.bench.scale_jobs import JOBS, transformer
-from tools.bench.scale_plan import Scale, simulate
+from tools.bench.scale.__main__ import main, missed
+from tools.bench.scale.jobs import JOBS, transformer
+from tools.bench.scale.plan import Scale, simulate
 
 RANKS, TENSORS = 64, 60
 

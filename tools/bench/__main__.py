@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import tempfile
 import time
@@ -11,13 +10,13 @@ from pathlib import Path
 
 import click
 
-from dtckpt.tools.cli.console import stdout_console
-
-from .launch import WorkersFailed, run
+from .launch import WorkersFailed
 from .machine import describe
-from .report import Result, markdown, print_results
+from .output import output_options, publish
+from .report import Result, grids
 from .row import OURS, Row
 from .rows import ROWS
+from .running import run
 from .setting import Setting, parse_size
 
 SCHEMA_VERSION = 1
@@ -47,8 +46,7 @@ def _rows(_ctx: click.Context, _param: click.Parameter, text: str | None) -> tup
 @click.option("--tensors", default=10_000, type=click.IntRange(1), help="Number of small tensors.")
 @click.option("--dir", "directory", help="Where to write; a temporary directory by default.")
 @click.option("--only", callback=_rows, metavar="ROW[,ROW]", help="Measure these rows alone.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write all numbers.")
-@click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Write tables.")
+@output_options
 def main(
     size: int,
     ranks: int,
@@ -71,25 +69,19 @@ def main(
     )
     machine = describe(setting.directory)
     start = time.monotonic()
-    found: dict[str, Result] = {}
     try:
-        for rows, outcomes in run(only, setting):
-            found |= {row.name: Result(row=row, outcome=outcomes[row.name]) for row in rows}
+        found = {row.name: Result(row=row, outcome=outcome) for row, outcome in run(only, setting)}
     except WorkersFailed as error:
         raise click.ClickException(str(error)) from error
     results = [found[row.name] for row in only]
-    print_results(stdout_console(), results)
     click.echo(f"{time.monotonic() - start:.0f} s in all", err=True)
-    if json_file is not None:
-        document = {
-            "schema_version": SCHEMA_VERSION,
-            "machine": machine,
-            "setting": asdict(setting),
-            "rows": {result.row.name: result.to_json() for result in results},
-        }
-        json_file.write_text(json.dumps(document, indent=1))
-    if markdown_file is not None:
-        markdown_file.write_text(markdown(machine, asdict(setting), results))
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "machine": machine,
+        "setting": asdict(setting),
+        "rows": {result.row.name: result.to_json() for result in results},
+    }
+    publish(grids(results), document, json_file, markdown_file)
     failed = [result.row.name for result in results if OURS in result.outcome.skipped]
     if failed:
         raise click.ClickException(f"dtckpt itself failed in {', '.join(failed)}")

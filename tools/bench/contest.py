@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from .probe import Cost, measure, tidy
 from .row import Outcome
 from .team import Team
+from .timing import Call, seconds_of, turns, undisturbed
+
+_WARM_UPS = 2
+"""Of races."""
 
 
 def _nothing() -> None:
@@ -42,23 +47,39 @@ def compete(
     take no part, with the reasons.
     """
     outcome = Outcome(skipped=dict(skipped or {}))
-    for number in range(-1 if warm_up else 0, rounds):
-        turn = max(number, 0) % len(contestants)
-        for one in (*contestants[turn:], *contestants[:turn]):
-            if one.name in outcome.skipped or number >= (one.max_rounds or rounds):
-                continue
-            told = team.gather(_attempt(team, one))
-            reason = _first(told)
-            if reason is not None:
-                outcome.skipped[one.name] = reason
-                outcome.values.pop(one.name, None)
-                team.say(f"  {one.name} {reason}")
-            elif number >= 0:
-                costs = [cost for cost in told if isinstance(cost, Cost)]
-                values = outcome.values.setdefault(one.name, {})
-                for metric, value in _joined(costs).items():
-                    values.setdefault(metric, []).append(value)
+    for turn, one in turns(contestants, rounds, int(warm_up)):
+        if one.name in outcome.skipped or turn >= (one.max_rounds or rounds):
+            continue
+        told = team.gather(_attempt(team, one))
+        reason = _first(told)
+        if reason is not None:
+            outcome.skipped[one.name] = reason
+            outcome.values.pop(one.name, None)
+            team.say(f"  {one.name} {reason}")
+        elif turn >= 0:
+            costs = [cost for cost in told if isinstance(cost, Cost)]
+            values = outcome.values.setdefault(one.name, {})
+            for metric, value in _joined(costs).items():
+                values.setdefault(metric, []).append(value)
     return outcome
+
+
+def race(
+    team: Team, calls: Mapping[str, Call], rounds: int, in_a_row: int
+) -> dict[str, list[float]]:
+    """Return the seconds of one of ``in_a_row`` calls, by system and round, of the slowest rank.
+
+    As :func:`compete`, for calls that are too short for the rest of it, and that do not fail.
+    """
+    own: dict[str, list[float]] = {name: [] for name in calls}
+    with undisturbed():
+        for turn, name in turns(list(calls), rounds, _WARM_UPS):
+            team.barrier()
+            seconds = seconds_of(calls[name], in_a_row, time.perf_counter)
+            if turn >= 0:
+                own[name].append(seconds)
+    told = team.gather(own)
+    return {name: [max(r) for r in zip(*(one[name] for one in told), strict=True)] for name in own}
 
 
 def prepare(team: Team, steps: Mapping[str, Callable[[], object]]) -> dict[str, str]:

@@ -9,15 +9,15 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import asdict
+from functools import partial
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
-from .row import Outcome, Row
-from .setting import Setting
-from .worker import work
+from .team import Team
+from .worker import JOB_FILE, RESULT_FILE, TEAM_FOLDER, work
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 
@@ -30,48 +30,34 @@ class WorkersFailed(Exception):
     """Some processes of the benchmark ended badly."""
 
 
-def run(rows: Iterable[Row], setting: Setting) -> Iterator[tuple[list[Row], dict[str, Outcome]]]:
-    """Yield the outcomes of all rows, one launch of processes after the other."""
-    for ranks, together in _launches(rows, setting):
-        yield together, _launch(together, ranks, setting)
+def on_ranks(
+    task: Callable[[Team, Any], Any],
+    job: object,
+    ranks: int,
+    what: str,
+    directory: str | None = None,
+) -> Any:
+    """Return what ``task(team, job)`` returns on rank 0 of as many processes.
 
-
-def _launches(rows: Iterable[Row], setting: Setting) -> list[tuple[int, list[Row]]]:
-    """Return rows that share processes: neighbours of one size that need no fresh ones."""
-    launches: list[tuple[int, list[Row]]] = []
-    for row in rows:
-        ranks = row.ranks(setting)
-        shared = [known for size, known in launches if size == ranks and not known[0].fresh]
-        if shared and not row.fresh:
-            shared[0].append(row)
-        else:
-            launches.append((ranks, [row]))
-    return launches
-
-
-def _launch(rows: list[Row], ranks: int, setting: Setting) -> dict[str, Outcome]:
-    Path(setting.directory).mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="dtckpt-bench-", dir=setting.directory))
+    The job and the result travel as JSON. The team may write into a folder in ``directory``. Raises
+    WorkersFailed, which names ``what`` they were doing, where a process ends badly.
+    """
+    if directory is not None:
+        Path(directory).mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="dtckpt-bench-", dir=directory))
     try:
-        names = [row.name for row in rows]
-        job = {"setting": asdict(setting), "ranks": ranks, "rows": names}
-        (folder / "job.json").write_text(json.dumps(job))
-        (folder / "checkpoints").mkdir()
-        run_processes(work, folder / "job.json", ranks, ", ".join(names))
-        outcomes = json.loads((folder / "outcomes.json").read_text())
-        return {name: Outcome(**outcomes[name]) for name in names}
+        (folder / JOB_FILE).write_text(json.dumps(job))
+        (folder / TEAM_FOLDER).mkdir()
+        # Imports torch once, and every rank starts from there.
+        _CONTEXT.set_forkserver_preload([work.__module__, task.__module__])
+        start = partial(_CONTEXT.Process, target=work)
+        _run([start(args=(task, folder, rank, ranks)) for rank in range(ranks)], what)
+        return json.loads((folder / RESULT_FILE).read_text())
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def run_processes(target: Callable[[Path, int], None], job: Path, ranks: int, what: str) -> None:
-    """Call ``target`` with the job's file and the rank in as many processes; wait for all.
-
-    Raises WorkersFailed, which names ``what`` they were doing, where one ends badly.
-    """
-    # Imports torch once, and every rank starts from there.
-    _CONTEXT.set_forkserver_preload([target.__module__])
-    processes = [_CONTEXT.Process(target=target, args=(job, rank)) for rank in range(ranks)]
+def _run(processes: list[ForkServerProcess], what: str) -> None:
     with _environment():
         for process in processes:
             process.start()

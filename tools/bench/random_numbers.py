@@ -7,14 +7,13 @@ says; torch draws most numbers with one.
 
 from __future__ import annotations
 
-import json
+import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import click
 import torch
@@ -25,11 +24,12 @@ import dtckpt.dtensor as dt
 from dtckpt.dtensor import DeviceMesh, DTensor, Mesh
 
 from .machine import describe
+from .output import output_options, publish
+from .table import MISS, Grid
+from .timing import OURS, PEER, Batches, Call, Comparison, run_rounds
 
 BAR = 3.0
 """The most that a draw may take, over torch's own."""
-
-Call = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,83 +85,54 @@ DISTRIBUTIONS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
-    """Seconds of processor time per call, by round."""
+class Drawn(Comparison):
+    """What a draw takes, in processor time."""
 
-    name: str
     count: int
-    ours: list[float] = field(default_factory=list[float])
-    torch: list[float] = field(default_factory=list[float])
-
-    @property
-    def ratio(self) -> float:
-        """Median of ours over the median of torch's."""
-        return median(self.ours) / median(self.torch)
 
     def told(self) -> str:
         """Return what a table says of it."""
-        each = (f"{median(times) / self.count * 1e9:.2f}" for times in (self.ours, self.torch))
-        verdict = "" if self.ratio <= BAR else " MISS"
-        return f"{' / '.join(each)} = {self.ratio:.2f}{verdict}"
+        if self.ratio is None:
+            return f"failed: {self.failed}"
+        each = (f"{median(self.times[s]) / self.count * 1e9:.2f}" for s in (OURS, PEER))
+        mark = "" if self.is_met else f" {MISS}"
+        return f"{' / '.join(each)} = {self.ratio:.2f}{mark}"
 
 
-def measure(name: str, count: int, ours: Call, theirs: Call, rounds: int, seconds: float) -> Drawn:
-    """Time two calls in turn, so often in a round that it takes about ``seconds``."""
-    drawn = Drawn(name=name, count=count)
-    calls = ((ours, drawn.ours), (theirs, drawn.torch))
-    repeats: list[int] = []
-    for call, _ in calls:
-        call()
-        repeats.append(max(1, round(seconds / max(_time(call, 1), 1e-6))))
-    for _ in range(rounds):
-        for (call, times), repeat in zip(calls, repeats, strict=True):
-            times.append(_time(call, repeat))
+def draws(count: int) -> Iterator[tuple[str, Call, Call]]:
+    """Yield the name of every draw of so many elements, and its calls: ours, and torch's."""
+    mesh = DeviceMesh("cpu", Mesh((1,)), rank=0)
+    for d in DISTRIBUTIONS:
+        if count <= d.most:
+            plain = torch.full((count,), d.value, dtype=d.dtype)
+            local = DTensor.from_local(plain.clone(), mesh)
+            yield d.name, partial(d.draw, local), partial(d.draw, plain)
+    for name in ("rand", "randn", "randperm"):
+        ours, theirs = getattr(dt, name), getattr(torch, name)
+        yield name, partial(ours, count, device_mesh=mesh), partial(theirs, count)
+
+
+def measure(name: str, count: int, calls: dict[str, Call], rounds: int, seconds: float) -> Drawn:
+    """Time calls in turn, so often in a round that it takes about ``seconds``."""
+    drawn = Drawn(name=name, count=count, bar=BAR)
+    trial = Batches({side: lambda call=call: call for side, call in calls.items()}, seconds)
+    run_rounds([(trial, drawn)], rounds)
     return drawn
 
 
-def _time(call: Call, repeats: int) -> float:
-    start = time.process_time()
-    for _ in range(repeats):
-        call()
-    return (time.process_time() - start) / repeats
-
-
-def rows(counts: Sequence[int], names: Sequence[str], rounds: int, seconds: float) -> list[Drawn]:
-    """Measure the distributions whose names have one of ``names``."""
-    mesh = DeviceMesh("cpu", Mesh((1,)), rank=0)
-    found: list[Drawn] = []
-
-    def add(name: str, count: int, ours: Call, theirs: Call) -> None:
-        if any(part in name for part in names):
-            found.append(measure(name, count, ours, theirs, rounds, seconds))
-
-    for count in counts:
-        for d in DISTRIBUTIONS:
-            if count > d.most:
-                continue
-            plain = torch.full((count,), d.value, dtype=d.dtype)
-            local = DTensor.from_local(plain.clone(), mesh)
-            add(d.name, count, lambda d=d, x=local: d.draw(x), lambda d=d, x=plain: d.draw(x))
-        for name in ("rand", "randn", "randperm"):
-            ours, theirs = getattr(dt, name), getattr(torch, name)
-            add(
-                name,
-                count,
-                lambda make=ours, n=count: make(n, device_mesh=mesh),
-                lambda make=theirs, n=count: make(n),
-            )
-    return found
-
-
-def markdown(found: Sequence[Drawn]) -> str:
-    """Return a table: nanoseconds per element, dtckpt / torch = ratio, a column for every size."""
-    names = list(dict.fromkeys(row.name for row in found))
-    counts = list(dict.fromkeys(row.count for row in found))
+def grid(found: Sequence[Drawn]) -> Grid:
+    """Return a table with a column for every size."""
+    counts = tuple(dict.fromkeys(row.count for row in found))
     told = {(row.name, row.count): row.told() for row in found}
-    heading = ["draw", *(f"{count:,}" for count in counts)]
-    rows = [[name, *(told.get((name, count), "") for count in counts)] for name in names]
-    lines = [heading, ["---", *["---:"] * len(counts)], *rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return Grid(
+        title="Random numbers",
+        what="Nanoseconds per element, ours / torch's = ratio.",
+        headings=("draw", *(f"{count:,}" for count in counts)),
+        rows=tuple(
+            (name, *(told.get((name, count), "") for count in counts))
+            for name in dict.fromkeys(row.name for row in found)
+        ),
+    )
 
 
 @click.command("random-numbers")
@@ -171,8 +142,7 @@ def markdown(found: Sequence[Drawn]) -> str:
 @click.option(
     "--only", metavar="NAME[,NAME]", default="", help="Rows whose names have one of these."
 )
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write all numbers.")
-@click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Write a table.")
+@output_options
 def main(
     counts: str,
     rounds: int,
@@ -183,17 +153,16 @@ def main(
 ) -> None:
     """Time random numbers of DTensors beside torch's own."""
     sizes = [int(float(count)) for count in counts.split(",")]
-    found = rows(sizes, only.split(","), rounds, batch_seconds)
-    machine: dict[str, Any] = describe(tempfile.gettempdir()) | {"threads": torch.get_num_threads()}
-    facts = ", ".join(f"{key} {value}" for key, value in machine.items())
-    table = f"Machine: {facts}.\n\n{markdown(found)}"
-    click.echo(table, nl=False)
-    if markdown_file is not None:
-        markdown_file.write_text(table)
-    if json_file is not None:
-        listed = [asdict(row) | {"ratio": row.ratio} for row in found]
-        json_file.write_text(json.dumps({"machine": machine, "rows": listed}, indent=1))
+    found = [
+        measure(name, count, {OURS: ours, PEER: theirs}, rounds, batch_seconds)
+        for count in sizes
+        for name, ours, theirs in draws(count)
+        if any(part in name for part in only.split(","))
+    ]
+    machine = describe(tempfile.gettempdir()) | {"threads": torch.get_num_threads()}
+    document = {"machine": machine, "rows": [row.to_json() for row in found]}
+    publish([grid(found)], document, json_file, markdown_file)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

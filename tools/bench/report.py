@@ -1,21 +1,17 @@
-"""Results for people: a table per row, the bars, and the same as Markdown."""
+"""What rows measured as tables: one a row, and one of all bars."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from dtckpt.tools.cli.console import iec
-
-from .row import OURS, Bar, Column, Kind, Outcome, Row
+from .output import facts_text
+from .row import Bar, Column, Outcome, Row
+from .table import Grid, show, verdict
 
 _MISSING = "-"
-_SIZES = ("size", "state_bytes", "memory_bytes", "local_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,26 +36,30 @@ class Result:
             return f"{min(found):.3f} - {max(found):.3f}"
         return show(median(found), column.kind)
 
-    def systems(self) -> list[str]:
-        """Return all systems of the row, in its order."""
-        return list(self.row.systems)
+    def grid(self) -> Grid:
+        """Return one line for every system."""
+        return Grid(
+            title=self.row.title,
+            facts=facts_text(self.outcome.facts),
+            what=self.row.what,
+            headings=("system", *(column.heading for column in self.row.columns)),
+            rows=tuple((system, *self.cells(system)) for system in self.row.systems),
+        )
 
-    def verdicts(self) -> Iterable[tuple[str, str, str, bool | None]]:
-        """Yield (what, measured, limit, whether it holds) of every bar."""
+    def verdicts(self) -> Iterable[tuple[str, ...]]:
+        """Yield row, what, measured, limit and verdict of every bar."""
         for bar in self.row.bars:
-            measured = bar.measure(self.outcome.values)
-            yield (
-                self._what(bar),
-                _MISSING if measured is None else self._amount(bar, measured),
-                self._amount(bar, bar.limit),
-                None if measured is None else measured <= bar.limit,
-            )
+            measured, holds = bar.measure(self.outcome.values), bar.holds(self.outcome.values)
+            amounts = (self._amount(bar, value) for value in (measured, bar.limit))
+            yield self.row.name, self._what(bar), *amounts, verdict(holds)
 
     def _what(self, bar: Bar) -> str:
         heading = next(c.heading for c in self.row.columns if c.metric == bar.metric)
         return f"{heading} / {bar.against}" if bar.against else heading
 
-    def _amount(self, bar: Bar, value: float) -> str:
+    def _amount(self, bar: Bar, value: float | None) -> str:
+        if value is None:
+            return _MISSING
         if bar.against is not None:
             return show(value, "ratio")
         return show(value, next(c.kind for c in self.row.columns if c.metric == bar.metric))
@@ -81,92 +81,20 @@ class Result:
                     "metric": bar.metric,
                     "against": bar.against,
                     "limit": bar.limit,
-                    "measured": (measured := bar.measure(self.outcome.values)),
-                    "holds": None if measured is None else measured <= bar.limit,
+                    "measured": bar.measure(self.outcome.values),
+                    "holds": bar.holds(self.outcome.values),
                 }
                 for bar in self.row.bars
             ],
         }
 
 
-def show(value: float, kind: Kind) -> str:
-    """Return a number for people.
-
-    >>> show(0.5, "seconds"), show(0.5, "ratio"), show(2e9, "rate"), show(3e-5, "microseconds")
-    ('0.500 s', '0.50', '2.00 GB/s', '30.0 us')
-    """
-    match kind:
-        case "seconds":
-            return f"{value:.3f} s"
-        case "microseconds":
-            return f"{value * 1e6:.1f} us"
-        case "bytes":
-            return iec(int(value))
-        case "rate":
-            return f"{value / 1e9:.2f} GB/s"
-        case "ratio" | "range":
-            return f"{value:.2f}"
-
-
-def print_results(console: Console, results: Iterable[Result]) -> None:
-    """Print one table per row and one of all bars."""
-    results = list(results)
-    for result in results:
-        table = Table(
-            title=result.row.title, title_justify="left", caption=_facts(result.outcome.facts)
-        )
-        table.add_column("system")
-        for column in result.row.columns:
-            table.add_column(column.heading, justify="right")
-        for system in result.systems():
-            table.add_row(system, *result.cells(system), style="bold" if system == OURS else None)
-        console.print(table)
-    bars = Table(title="Bars", title_justify="left")
-    for heading in ("row", "what", "measured", "at most", ""):
-        bars.add_column(heading, justify="left" if heading in ("row", "what", "") else "right")
-    for result in results:
-        for what, measured, limit, holds in result.verdicts():
-            style = {True: "green", False: "red", None: "dim"}[holds]
-            bars.add_row(result.row.name, what, measured, limit, _verdict(holds), style=style)
-    console.print(bars)
-
-
-def markdown(machine: dict[str, Any], setting: dict[str, Any], results: Iterable[Result]) -> str:
-    """Return the tables as Markdown."""
-    results = list(results)
-    lines = [
-        f"Machine: {_facts(machine)}.",
-        "",
-        f"Run: {_facts({key: value for key, value in setting.items() if key != 'directory'})}.",
-    ]
-    for result in results:
-        headings = [column.heading for column in result.row.columns]
-        lines += ["", f"**{result.row.title}** ({_facts(result.outcome.facts)})", ""]
-        lines += [result.row.what, ""]
-        lines += _lines(["system", *headings])
-        lines += [_line([system, *result.cells(system)]) for system in result.systems()]
-    lines += ["", "**Bars**", "", *_lines(["row", "what", "measured", "at most", ""])]
-    for result in results:
-        for what, measured, limit, holds in result.verdicts():
-            lines.append(_line([result.row.name, what, measured, limit, _verdict(holds)]))
-    return "\n".join(lines) + "\n"
-
-
-def _lines(headings: list[str]) -> list[str]:
-    return [_line(headings), _line(["---"] * len(headings))]
-
-
-def _line(cells: list[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def _verdict(holds: bool | None) -> str:
-    return {True: "pass", False: "MISS", None: "not measured"}[holds]
-
-
-def _facts(facts: dict[str, Any]) -> str:
-    return ", ".join(_fact(key, value) for key, value in facts.items())
-
-
-def _fact(key: str, value: Any) -> str:
-    return f"{key.removesuffix('_bytes')} {iec(value) if key in _SIZES else value}"
+def grids(results: Sequence[Result]) -> list[Grid]:
+    """Return one table per row and one of all bars."""
+    bars = Grid(
+        title="Bars",
+        headings=("row", "what", "measured", "at most", ""),
+        rows=tuple(told for result in results for told in result.verdicts()),
+        texts=2,
+    )
+    return [*(result.grid() for result in results), bars]

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 from .setting import Setting
+from .table import Kind
 from .team import Team
-
-Kind = Literal["seconds", "microseconds", "bytes", "rate", "ratio", "range"]
-"""How a metric is shown: its median in a unit, or the ``range`` of its seconds."""
-
-OURS = "dtckpt"
+from .timing import OURS
 
 Values = dict[str, dict[str, list[float]]]
 """By system, then by metric: one value per round."""
@@ -38,6 +35,11 @@ class Bar:
     """The system whose median of ``metric`` is the unit; None for an absolute limit."""
     against_metric: str | None = None
     """The metric of ``against`` that is the unit, if it is another one."""
+
+    def holds(self, values: Values) -> bool | None:
+        """Return whether the limit is kept; None if one of the systems was not measured."""
+        measured = self.measure(values)
+        return None if measured is None else measured <= self.limit
 
     def measure(self, values: Values) -> float | None:
         """Return what is to be at most ``limit``; None if one of the systems was not measured."""

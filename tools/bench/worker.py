@@ -1,4 +1,4 @@
-"""One rank of a launch: measures the rows it is told to; started by ``launch``."""
+"""One rank of a launch; started by ``launch``."""
 
 from __future__ import annotations
 
@@ -6,39 +6,30 @@ import gc
 import importlib
 import json
 import traceback
-from dataclasses import asdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .row import Outcome, Row
-from .rows import ROWS
-from .setting import Setting
 from .team import Team
 
 # DTensors need it when the first one is made; like this, all ranks have it from the fork server.
 importlib.import_module("torch._dynamo")
 
+JOB_FILE, RESULT_FILE, TEAM_FOLDER = "job.json", "result.json", "team"
 
-def work(job_file: Path, rank: int) -> None:
-    """Take part in a job as one of its ranks and end this process."""
-    gc.freeze()  # what is there before the first row need not be walked again and again
-    job: dict[str, Any] = json.loads(job_file.read_text())
-    setting = Setting(**job["setting"])
-    folder = job_file.parent
-    team = Team(rank, job["ranks"], folder / "rendezvous", folder / "checkpoints")
+
+def work(task: Callable[[Team, Any], Any], folder: Path, rank: int, size: int) -> None:
+    """Take part in a task as one of its ranks and end this process."""
+    gc.freeze()  # what is there before the task need not be walked again and again
+    job = json.loads((folder / JOB_FILE).read_text())
+    team = Team(rank, size, folder / "rendezvous", folder / TEAM_FOLDER)
     code = 1
     try:
-        chosen = [row for row in ROWS if row.name in job["rows"]]
-        outcomes = {row.name: asdict(_measure(team, row, setting)) for row in chosen}
+        result = task(team, job)
         if rank == 0:
-            (folder / "outcomes.json").write_text(json.dumps(outcomes))
+            (folder / RESULT_FILE).write_text(json.dumps(result))
         team.barrier()
         code = 0
     except Exception:
         traceback.print_exc()
     team.leave(code)
-
-
-def _measure(team: Team, row: Row, setting: Setting) -> Outcome:
-    team.say(f"{row.name}: {row.title}")
-    return row.run(team, setting)

@@ -22,9 +22,10 @@ import torch
 
 import dtckpt
 
+from ..timing import Trial
 from .rows import ALL_ROWS, ColdRow, WarmRow
 from .sides import sides
-from .timing import Trial, trial_of
+from .timing import trial_of
 
 ROOT = Path(__file__).parents[3]
 PYTHON = Path(".venv", "bin", "python")

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .sides import ALONE, MESHES, RANKS, Side
+from ..fake_job import RANKS
+from ..timing import Call
+from .sides import ALONE, MESHES, Side
 
 WARM, MOVES, COLD, OPTIMIZER, ONE_RANK = 0.9, 0.4, 0.3, 0.6, 0.7
 """Bars: the most that ours may take, as a share of torch's time."""
-
-Call = Callable[[], Any]
 
 SIZE = 64
 LARGE = 1024

@@ -6,23 +6,21 @@ meshes share. One mesh is of this rank alone.
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 import torch.distributed.tensor as torch_tensor
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from dtckpt.dtensor import DeviceMesh, DTensor, Replicate, Shard, distribute_tensor
 
-_c10d: Any = dist
+from ..fake_job import join_fake_job
+from ..timing import OURS, PEER
 
-RANKS = 16
 ALONE = 0
 """In the place of a number of axes: the mesh of one rank."""
 MESHES = {ALONE: (1,), 1: (16,), 2: (4, 4), 3: (2, 2, 4), 4: (2, 2, 2, 2)}
@@ -88,7 +86,7 @@ class Plain:
 class Torch:
     """``torch.distributed.tensor``."""
 
-    name = "torch"
+    name = PEER
 
     def __init__(self, mesh: TorchDeviceMesh) -> None:
         self.mesh = mesh
@@ -121,7 +119,7 @@ class Torch:
 class Ours:
     """``dtckpt.dtensor``."""
 
-    name = "dtckpt"
+    name = OURS
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self.mesh = mesh
@@ -158,9 +156,7 @@ def sides() -> dict[int, tuple[Side, ...]]:
 
     This makes the job of the process the fake one.
     """
-    importlib.import_module("torch.testing._internal.distributed.fake_pg")  # registers the backend
-    store = _c10d.HashStore()  # which the backend asks nothing
-    dist.init_process_group("fake", rank=0, world_size=RANKS, store=store)
+    join_fake_job()
     found: dict[int, tuple[Side, ...]] = {}
     for axes, shape in MESHES.items():
         names = tuple(f"axis{axis}" for axis in range(len(shape)))

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import gc
-import math
 import random
-import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from statistics import mean, median
+from dataclasses import asdict, dataclass, field
+from statistics import mean
 from typing import Any
 
 import numpy as np
 import torch
 
-from dtckpt.dtensor import DeviceMesh, Explanation, Layout, Mesh, explain
-from dtckpt.dtensor.mesh.spec import spec_of
-from dtckpt.dtensor.redistribute import plan_redistribute
+from dtckpt.dtensor import Explanation, Layout, Mesh, explain
 
-from .redistribute_layouts import (
+from ..timing import OURS
+from .layouts import (
     Held,
     Transition,
     boxes_of,
@@ -27,7 +23,7 @@ from .redistribute_layouts import (
     ordered_transitions,
     transitions,
 )
-from .redistribute_torch import Counts, TorchPlanner
+from .torch_planner import Counts, TorchPlanner
 
 _DTYPE = torch.float32
 _SAMPLE_SEED = 5
@@ -142,20 +138,10 @@ class Simulated:
 
     def to_json(self) -> dict[str, Any]:
         """Return everything but single pairs."""
-        return {
-            "name": self.name,
-            "pairs": self.pairs,
-            "moving": self.moving,
-            "needless": self.needless,
-            "below": self.below,
-            "over_memory": self.over_memory,
-            "buffer_bytes": self.buffer_bytes,
-            "whys": self.whys,
-            "sides": {name: side.to_json() for name, side in self.sides.items()},
-        }
+        return asdict(self) | {"sides": {name: side.to_json() for name, side in self.sides.items()}}
 
 
-OURS, GREEDY, CHEAPEST, ON_GLOO = "dtckpt", "torch", "torch, its search", "torch, on Gloo"
+GREEDY, CHEAPEST, ON_GLOO = "torch", "torch, its search", "torch, on Gloo"
 
 
 def simulate(setting: Setting) -> Simulated:
@@ -170,7 +156,6 @@ def simulate(setting: Setting) -> Simulated:
             continue
         if mesh not in planners:
             planners[mesh] = TorchPlanner(mesh)
-        greedy = planners[mesh].plan(change, shape, cheapest=False)
         held = numels(boxes_of(change.source, mesh, shape))
         held += numels(boxes_of(change.target, mesh, shape))
         greedy = planners[mesh].plan(change, shape, cheapest=False)
@@ -222,63 +207,3 @@ def _add_ours(found: Simulated, change: Transition, shape: tuple[int, ...], boun
     side.add(size * bound, received, peak - old - new, num_collectives(told))
     if side.above > above:
         found.whys[f"{change} of {shape}"] = told.why or "no other way"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanTimes:
-    """Processor seconds of plans for tensors of three dims on three axes, one a pair."""
-
-    spec: tuple[float, ...]
-    """The target's spec, for a shape that was not seen before; all is done for rank 0."""
-    cold: tuple[float, ...]
-    """The plan from one spec to the other."""
-    cached: tuple[float, ...]
-    torch_cold: tuple[float, ...]
-    torch_cached: tuple[float, ...]
-
-    def to_json(self) -> dict[str, float]:
-        """Return medians and maxima."""
-        return {
-            f"{name}_{what}": of(getattr(self, name))
-            for name in ("spec", "cold", "cached", "torch_cold", "torch_cached")
-            for what, of in (("median", median), ("max", max))
-        }
-
-
-_TRIES = 3
-_LOOK_UPS = 200
-
-
-def time_plans(every: int) -> PlanTimes:
-    """Time the plans of every n-th pair of the mesh (2, 2, 2), each as the median of three."""
-    mesh_shape = (2, 2, 2)
-    planner = TorchPlanner(mesh_shape)
-    mesh = DeviceMesh.from_torch(planner.device_mesh)
-    names = ("spec", "cold", "cached", "torch_cold", "torch_cached")
-    times: dict[str, list[float]] = {name: [] for name in names}
-    rows = 0
-    gc.collect()
-    gc.disable()
-    for change in transitions(mesh_shape, 3)[::every]:
-        tries: dict[str, list[float]] = {name: [] for name in times}
-        for _ in range(_TRIES):
-            rows += math.prod(mesh_shape)
-            shape = (rows, 512, 512)
-            source = spec_of(mesh, change.source.placements(), shape, None, _DTYPE)
-            placements = change.target.placements()
-            start = time.process_time()
-            target = source.with_placements(placements)
-            tries["spec"].append(time.process_time() - start)
-            start = time.process_time()
-            plan_redistribute(source, target)
-            tries["cold"].append(time.process_time() - start)
-            start = time.process_time()
-            for _ in range(_LOOK_UPS):
-                plan_redistribute(source, target)
-            tries["cached"].append((time.process_time() - start) / _LOOK_UPS)
-            tries["torch_cold"].append(planner.cold_seconds(change, shape))
-            tries["torch_cached"].append(planner.cached_seconds(change, shape, _LOOK_UPS))
-        for name, found in tries.items():
-            times[name].append(median(found))
-    gc.enable()
-    return PlanTimes(**{name: tuple(found) for name, found in times.items()})

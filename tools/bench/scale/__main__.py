@@ -6,21 +6,19 @@ one rank computes, since each derives its plan from layouts alone.
 
 from __future__ import annotations
 
-import json
 import sys
-import tempfile
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import click
-from rich.table import Table
 
-from dtckpt.tools.cli.console import iec, stdout_console
+from dtckpt.tools.cli.console import iec
 
-from .machine import describe
-from .scale_jobs import JOBS, MIN_RANKS, transformer
-from .scale_plan import Scale, simulate
+from ..output import output_options, publish
+from ..table import MISS, Grid, show
+from .jobs import JOBS, MIN_RANKS, transformer
+from .plan import Scale, simulate
 
 _PLAN_SECONDS = 1.0
 _MANIFEST_BYTES = 4 << 20
@@ -54,29 +52,32 @@ def missed(scale: Scale) -> list[str]:
     return [bar for bar, is_missed in bars.items() if is_missed]
 
 
-def _cells(scale: Scale) -> list[str]:
-    return [
+def grid(scales: Sequence[Scale]) -> Grid:
+    """Return one line for every scale."""
+    return Grid(
+        title=f"Planning, {scales[0].tensors:,} tensors",
+        headings=_HEADINGS,
+        rows=tuple(_cells(scale) for scale in scales),
+    )
+
+
+def _cells(scale: Scale) -> tuple[str, ...]:
+    return (
         scale.job,
         f"{scale.ranks:,}",
-        f"{scale.plan_seconds:.3f} s",
-        f"{scale.cached_seconds:.3f} s",
-        f"{scale.coordinator_seconds:.3f} s",
+        show(scale.plan_seconds, "seconds"),
+        show(scale.cached_seconds, "seconds"),
+        show(scale.coordinator_seconds, "seconds"),
         iec(scale.coordinator_bytes),
         iec(scale.manifest_bytes),
         f"{scale.busiest:.3f}",
         f"{scale.forced:.3f}",
         scale.loaded_by,
-        f"{scale.load_seconds:.3f} s",
+        show(scale.load_seconds, "seconds"),
         f"{scale.load_files:,}",
         f"{scale.load_ranges:,}",
-        "; ".join(missed(scale)) or "pass",
-    ]
-
-
-def markdown(scales: Iterable[Scale]) -> str:
-    """Return the results as a Markdown table."""
-    rows = [list(_HEADINGS), ["---"] * len(_HEADINGS), *(_cells(scale) for scale in scales)]
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+        f"{MISS}: {'; '.join(missed(scale))}" if missed(scale) else "pass",
+    )
 
 
 def _counts(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[int, ...]:
@@ -94,8 +95,7 @@ def _counts(_ctx: click.Context, _param: click.Parameter, text: str) -> tuple[in
 @click.command("scale")
 @click.option("--ranks", default="64,512,4096,16384", callback=_counts, help="Numbers of ranks.")
 @click.option("--tensors", default=3_000, type=click.IntRange(24), help="Tensors of the state.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write all numbers.")
-@click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Write a table.")
+@output_options
 def main(
     ranks: tuple[int, ...], tensors: int, json_file: Path | None, markdown_file: Path | None
 ) -> None:
@@ -106,18 +106,8 @@ def main(
         for count in ranks:
             click.echo(f"{save.__name__} on {count:,} ranks", err=True)
             scales.append(simulate(save(count, weights), load(count, weights)))
-    table = Table(title=f"Planning, {scales[0].tensors:,} tensors", title_justify="left")
-    for number, heading in enumerate(_HEADINGS):
-        table.add_column(heading, justify="left" if number in (0, 9, 13) else "right")
-    for scale in scales:
-        table.add_row(*_cells(scale), style="red" if missed(scale) else None)
-    stdout_console().print(table)
-    if json_file is not None:
-        rows = [asdict(scale) | {"missed": missed(scale)} for scale in scales]
-        document = {"machine": describe(tempfile.gettempdir()), "rows": rows}
-        json_file.write_text(json.dumps(document, indent=1))
-    if markdown_file is not None:
-        markdown_file.write_text(markdown(scales))
+    rows = [asdict(scale) | {"missed": missed(scale)} for scale in scales]
+    publish([grid(scales)], {"rows": rows}, json_file, markdown_file)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,7 @@ four processes that speak Gloo.
 
 from __future__ import annotations
 
-import json
-import shutil
 import sys
-import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,14 +14,14 @@ from typing import Any
 import click
 import torch
 
-from dtckpt.tools.cli.console import stdout_console
-
-from .launch import WorkersFailed, run_processes
-from .machine import describe
-from .redistribute_links import Link
-from .redistribute_simulated import settings, simulate, time_plans
-from .redistribute_tables import (
-    Grid,
+from ..fake_job import join_fake_job
+from ..launch import WorkersFailed, on_ranks
+from ..output import output_options, publish
+from ..table import Grid
+from .links import Link
+from .plan_times import summary, time_plans
+from .planned import settings, simulate
+from .tables import (
     bytes_grid,
     honesty_grid,
     links_grid,
@@ -33,8 +30,7 @@ from .redistribute_tables import (
     summary_grid,
     wall_grid,
 )
-from .redistribute_torch import join_fake_job
-from .redistribute_wall import RANKS, RESULT_FILE, SIZES, Job, Timed, work
+from .wall import RANKS, SIZES, Job, Timed, measure
 
 _PARTS = ("bytes", "plans", "links", "wall")
 
@@ -59,8 +55,7 @@ def _names(_ctx: click.Context, param: click.Parameter, text: str) -> list[str]:
 @click.option("--every", default=1, type=click.IntRange(1), help="Only so many-th pairs.")
 @click.option("--samples", default=1000, type=click.IntRange(0), help="Random pairs.")
 @click.option("--rounds", default=0, help="Timed rounds; by default more of smaller tensors.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write all numbers.")
-@click.option("--markdown", "markdown_file", type=click.Path(path_type=Path), help="Write tables.")
+@output_options
 def main(
     only: list[str],
     sizes: list[str],
@@ -71,7 +66,7 @@ def main(
     markdown_file: Path | None,
 ) -> None:
     """Measure redistribute: bytes, memory, plans, and wall time beside torch's."""
-    document: dict[str, Any] = {"machine": describe(tempfile.gettempdir())}
+    document: dict[str, Any] = {}
     grids: list[Grid] = []
     wrong: list[str] = []
     if {"links", "wall"} & set(only):
@@ -82,8 +77,12 @@ def main(
             skips_links="links" not in only,
             skips_wall="wall" not in only,
         )
-        links, timed = _measured(job)
-        document |= {"links": list(map(asdict, links)), "timed": list(map(asdict, timed))}
+        try:
+            document |= on_ranks(measure, asdict(job), RANKS, "redistribute")
+        except WorkersFailed as error:
+            raise click.ClickException(str(error)) from error
+        links = [Link(**one) for one in document["links"]]
+        timed = [Timed(**one | {"mesh": tuple(one["mesh"])}) for one in document["timed"]]
         grids += [links_grid(links)] if links else []
         grids += [summary_grid(timed), wall_grid(timed)] if timed else []
         wrong = miscounted(timed)
@@ -96,34 +95,11 @@ def main(
         grids += [bytes_grid(found), honesty_grid(found)]
     if "plans" in only:
         times = time_plans(every)
-        document["plans"] = times.to_json()
+        document["plans"] = summary(times)
         grids.append(plans_grid(times))
-    console = stdout_console()
-    for grid in grids:
-        console.print(grid.rich())
+    publish(grids, document, json_file, markdown_file)
     for text in wrong:
         click.echo(text, err=True)
-    if json_file is not None:
-        json_file.write_text(json.dumps(document, indent=1))
-    if markdown_file is not None:
-        facts = ", ".join(f"{key} {value}" for key, value in document["machine"].items())
-        tables = "\n".join(grid.markdown() for grid in grids)
-        markdown_file.write_text(f"Machine: {facts}.\n\n{tables}")
-
-
-def _measured(job: Job) -> tuple[list[Link], list[Timed]]:
-    """Return what four processes measured."""
-    folder = Path(tempfile.mkdtemp(prefix="dtckpt-bench-"))
-    try:
-        (folder / "job.json").write_text(json.dumps(asdict(job)))
-        run_processes(work, folder / "job.json", RANKS, "redistribute")
-        found = json.loads((folder / RESULT_FILE).read_text())
-    except WorkersFailed as error:
-        raise click.ClickException(str(error)) from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    timed = [Timed(**one | {"mesh": tuple(one["mesh"])}) for one in found["timed"]]
-    return [Link(**one) for one in found["links"]], timed
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from dtckpt.checkpoint.tensors.spec import (
 )
 from dtckpt.dtensor import Layout
 
-from .scale_jobs import Job
+from .jobs import Job
 
 T = TypeVar("T")
 

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import gc
-import json
 import logging
 import math
-import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -22,18 +16,17 @@ from torch.distributed.device_mesh import init_device_mesh
 from dtckpt.dtensor import DeviceMesh, DTensor
 from dtckpt.dtensor.comm.traffic import Collective, Observer, observing
 
-from .redistribute_layouts import Held, Transition, boxes_of, transitions
-from .redistribute_links import SIZES as LINK_SIZES
-from .redistribute_links import measure_links
-from .redistribute_simulated import explained
-from .team import Team
+from ..contest import race
+from ..team import Team
+from ..timing import OURS, PEER, Call, Comparison
+from .layouts import Held, Transition, boxes_of, transitions
+from .links import SIZES as LINK_SIZES
+from .links import measure_links
+from .planned import explained
 
-PEER, OURS = "torch", "dtckpt"
 MESHES = ((4,), (2, 2))
 RANKS = 4
-RESULT_FILE = "redistribute.json"
 BAR, SHARD_TO_SHARD_BAR = 1.0, 0.5
-_WARM_UPS = 2
 _LOCAL_CALLS = 8
 
 
@@ -75,55 +68,25 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timed:
-    """The times of one transition, in seconds by system and round, of the slowest rank."""
+class Timed(Comparison):
+    """One transition, timed by the slowest rank."""
 
     mesh: tuple[int, ...]
-    change: str
     size: str
     is_shard_to_shard: bool
-    times: dict[str, list[float]]
     received_bytes: int
     """What all ranks together received in one of our calls, counted."""
     told_bytes: int
     """The same as ``explain`` says it."""
 
-    @property
-    def bar(self) -> float:
-        """The most that ``ratio`` may be."""
-        return SHARD_TO_SHARD_BAR if self.is_shard_to_shard else BAR
 
-    @property
-    def ratio(self) -> float:
-        """Median over the rounds of our time over torch's in the same round."""
-        pairs = zip(self.times[OURS], self.times[PEER], strict=True)
-        return median(ours / theirs for ours, theirs in pairs)
-
-    def seconds(self, system: str) -> float:
-        """Return the median time of a call."""
-        return median(self.times[system])
-
-
-def work(job_file: Path, rank: int) -> None:
-    """Take part as one of the ranks and end this process."""
+def measure(team: Team, job: dict[str, Any]) -> dict[str, Any]:
+    """Return the links and the transitions of a job, on one of its ranks."""
     logging.getLogger("torch.distributed").setLevel(logging.ERROR)  # Gloo falls back, many times
-    gc.freeze()
-    job = Job(**json.loads(job_file.read_text()))
-    team = Team(rank, RANKS, job_file.parent / "rendezvous", job_file.parent)
-    code = 1
-    try:
-        links = [] if job.skips_links else measure_links(team, _link_sizes(job), job.rounds)
-        found = {
-            "links": [asdict(link) for link in links],
-            "timed": [asdict(timed) for timed in _measure_all(team, job)],
-        }
-        if rank == 0:
-            (job_file.parent / RESULT_FILE).write_text(json.dumps(found))
-        team.barrier()
-        code = 0
-    except Exception:
-        traceback.print_exc()
-    team.leave(code)
+    wanted = Job(**job)
+    sizes = _link_sizes(wanted)
+    links = [] if wanted.skips_links else measure_links(team, sizes, wanted.rounds)
+    return {"links": list(map(asdict, links)), "timed": list(map(asdict, _timed(team, wanted)))}
 
 
 def _link_sizes(job: Job) -> dict[int, tuple[int, int]]:
@@ -132,7 +95,7 @@ def _link_sizes(job: Job) -> dict[int, tuple[int, int]]:
     return {size: how for size, how in LINK_SIZES.items() if size <= largest}
 
 
-def _measure_all(team: Team, job: Job) -> list[Timed]:
+def _timed(team: Team, job: Job) -> list[Timed]:
     found: list[Timed] = []
     for mesh in () if job.skips_wall else MESHES:
         sides = _Sides(mesh, team.rank)
@@ -166,9 +129,7 @@ class _Sides:
         self.torch_mesh = init_device_mesh("cpu", mesh, mesh_dim_names=names)
         self.mesh = DeviceMesh.from_torch(self.torch_mesh)
 
-    def calls(
-        self, change: Transition, shape: Sequence[int]
-    ) -> tuple[dict[str, Callable[[], Any]], int]:
+    def calls(self, change: Transition, shape: Sequence[int]) -> tuple[dict[str, Call], int]:
         """Return what is timed, by system, and the bytes that reach this rank in ours."""
         whole = (torch.arange(math.prod(shape)) % 251).to(torch.float32).view(*shape)
         local = self._part(whole, change.source)
@@ -185,7 +146,7 @@ class _Sides:
             local.clone(), self.mesh, change.source.placements(), shape=tuple(shape), stride=stride
         )
         to_theirs, to_ours = change.target.torch_placements(), change.target.placements()
-        calls: dict[str, Callable[[], Any]] = {
+        calls: dict[str, Call] = {
             PEER: lambda: theirs.redistribute(placements=to_theirs),
             OURS: lambda: ours.redistribute(placements=to_ours),
         }
@@ -207,39 +168,20 @@ class _Sides:
 
 
 def _measure(team: Team, sides: _Sides, change: Transition, size: Size, rounds: int) -> Timed:
-    """Return the seconds of a call in every round, of the slowest rank; the systems take turns.
-
-    Rounds start behind a barrier.
-    """
+    """Return the seconds of a call in every round; the systems take turns."""
     calls, received = sides.calls(change, size.shape)
-    names = list(calls)
-    own: dict[str, list[float]] = {name: [] for name in names}
-    numbers = size.calls
+    in_a_row = size.calls
     if change.is_local(size.shape):  # which takes too little time to be timed alone
-        numbers = max(numbers, _LOCAL_CALLS)
-    gc.collect()
-    gc.disable()
-    for turn in range(-_WARM_UPS, rounds):
-        for name in names if turn % 2 else names[::-1]:
-            call = calls[name]
-            moved = None
-            team.barrier()
-            start = time.perf_counter()
-            for _ in range(numbers):
-                moved = call()  # what the call before returned is let go then
-            seconds = time.perf_counter() - start
-            del moved
-            if turn >= 0:
-                own[name].append(seconds / numbers)
-    gc.enable()
+        in_a_row = max(in_a_row, _LOCAL_CALLS)
     told = explained(change, size.shape).received_bytes[team.rank]
-    heard = team.gather((own, received, told))
+    heard = team.gather((received, told))
     return Timed(
+        name=f"{change.source} -> {change.target}",
+        bar=SHARD_TO_SHARD_BAR if change.is_shard_to_shard else BAR,
+        times=race(team, calls, rounds, in_a_row),
         mesh=change.mesh,
-        change=f"{change.source} -> {change.target}",
         size=size.name,
         is_shard_to_shard=change.is_shard_to_shard,
-        times={n: [max(r) for r in zip(*(h[0][n] for h in heard), strict=True)] for n in own},
-        received_bytes=sum(received for _, received, _ in heard),
-        told_bytes=sum(told for _, _, told in heard),
+        received_bytes=sum(received for received, _ in heard),
+        told_bytes=sum(told for _, told in heard),
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -11,13 +9,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .team import Team
+from ..contest import race
+from ..team import Team
+from ..timing import Call
 
 _c10d: Any = dist
 
 SIZES = {4 << 10: (11, 8), 64 << 10: (11, 8), 1 << 20: (9, 4), 16 << 20: (5, 1)}
 """Bytes of each rank's input, with rounds, and calls in a row of a round."""
-_WARM_UPS = 2
 _TAG = 7
 
 
@@ -51,7 +50,7 @@ def measure_links(team: Team, sizes: dict[int, tuple[int, int]], rounds: int = 0
     for group, ranks in ((dist.group.WORLD, team.size), (half, team.size // 2)):
         for num_bytes, (usual_rounds, calls) in sizes.items():
             team.say(f"links of {ranks} ranks, {num_bytes >> 10} KiB")
-            timed = _measure(team, _collectives(group, num_bytes), rounds or usual_rounds, calls)
+            timed = race(team, _collectives(group, num_bytes), rounds or usual_rounds, calls)
             found += [
                 Link(
                     name=name,
@@ -79,25 +78,7 @@ def _shares(ranks: int) -> dict[str, float]:
     }
 
 
-def _measure(
-    team: Team, collectives: dict[str, Callable[[], Any]], rounds: int, calls: int
-) -> dict[str, list[float]]:
-    names = list(collectives)
-    own: dict[str, list[float]] = {name: [] for name in names}
-    for turn in range(-_WARM_UPS, rounds):
-        for name in names if turn % 2 else names[::-1]:
-            call = collectives[name]
-            team.barrier()
-            start = time.perf_counter()
-            for _ in range(calls):
-                call()
-            if turn >= 0:
-                own[name].append((time.perf_counter() - start) / calls)
-    told = team.gather(own)
-    return {name: [max(r) for r in zip(*(one[name] for one in told), strict=True)] for name in own}
-
-
-def _collectives(group: Any, num_bytes: int) -> dict[str, Callable[[], Any]]:
+def _collectives(group: Any, num_bytes: int) -> dict[str, Call]:
     """Return calls on memory that is there, each with an input of ``num_bytes``."""
     size, rank = group.size(), group.rank()
     sent = torch.zeros(num_bytes, dtype=torch.uint8)

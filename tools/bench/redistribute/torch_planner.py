@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import importlib
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from .redistribute_layouts import Axis, Held, Transition, boxes_of, lacking, numels
-
-_c10d: Any = dist
-WORLD = 16
+from ..timing import seconds_of
+from .layouts import Axis, Held, Transition, boxes_of, lacking, numels
 
 Counts = np.ndarray[tuple[int], np.dtype[np.int64]]
 
@@ -39,12 +35,6 @@ class TorchPlan:
     peak_on_gloo: Counts
     """The same with what is gathered to be cut again."""
     collectives: int
-
-
-def join_fake_job() -> None:
-    """Make the job of this process one of 16 ranks whose communication is free."""
-    importlib.import_module("torch.testing._internal.distributed.fake_pg")  # registers the backend
-    dist.init_process_group("fake", rank=0, world_size=WORLD, store=_c10d.HashStore())
 
 
 class TorchPlanner:
@@ -94,18 +84,13 @@ class TorchPlanner:
         """Return the processor seconds of a greedy plan for specs that it has not seen."""
         self._planning.clear_redistribute_planner_cache()
         source = self._spec(change.source, shape)
-        start = time.process_time()
-        self._plan(source, self._spec(change.target, shape), False)
-        return time.process_time() - start
+        return seconds_of(lambda: self._plan(source, self._spec(change.target, shape), False))
 
     def cached_seconds(self, change: Transition, shape: tuple[int, ...], calls: int) -> float:
         """Return the same for one that it remembers."""
         source, target = self._spec(change.source, shape), self._spec(change.target, shape)
         self._remembered(source, target)
-        start = time.process_time()
-        for _ in range(calls):
-            self._remembered(source, target)
-        return (time.process_time() - start) / calls
+        return seconds_of(lambda: self._remembered(source, target), calls)
 
     def _spec(self, held: Held, shape: tuple[int, ...]) -> Any:
         stride = tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))

@@ -1,0 +1,1 @@
+"""Planning for very many ranks, simulated."""
