@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .mesh.spec import DTensorSpec, TensorMeta
     from .mesh.torch_layouts import layout_from_torch, mesh_from_torch, placements_from_torch
     from .modules import distribute_module
-    from .ops.engine.table import register_sharding
+    from .ops.engine.register_sharding import register_sharding
     from .redistribute.explain import Explanation, explain
     from .state_dicts import compute_local_shape_and_global_offset
 
@@ -114,7 +114,7 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
             "randn": ".factories",
             "randperm": ".factories",
             "redistribute_many": ".dtensor",
-            "register_sharding": ".ops.engine.table",
+            "register_sharding": ".ops.engine.register_sharding",
             "strict": ".mesh.modes",
             "to_torch": ".adopt",
             "zeros": ".factories",

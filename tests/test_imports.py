@@ -39,7 +39,6 @@ FLOORS = {
         "random",
         "tensor",
         "ops",
-        "decompositions",
         "calls",
         "debug",
         "",
@@ -162,7 +161,7 @@ def test_modules_import_each_other_in_one_direction(package: str) -> None:
 def test_folders_hold_a_dozen_files(package: str) -> None:
     for folder in {path.parent for path in modules_of(package)}:
         files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
-        if folder.name not in ("ops", "decompositions"):
+        if folder.name != "ops":
             assert len(files) <= MAX_FILES, folder.relative_to(ROOT)
 
 

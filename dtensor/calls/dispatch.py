@@ -15,8 +15,7 @@ from torch.autograd.graph import increment_version
 from dtckpt.errors import PlacementError
 
 from ..comm.caches import Cache
-from ..decompositions import DECOMPOSITIONS, UNBOUND
-from ..ops.engine.table import RULES
+from ..ops.engine.table import ACROSS_MESHES, DECOMPOSITIONS, RULES
 from ..redistribute import redistribute_local
 from ..tensor.schemas import Op, is_foreach, is_pointwise
 from ..tensor.wrapper import Wrapper, new_wrapper
@@ -173,6 +172,6 @@ _SPECIAL: dict[Op, Callable[..., Any]] = {
     aten._local_scalar_dense.default: _item,
     aten.equal.default: _equal,
     aten.is_same_size.default: _is_same_size,
-    **UNBOUND,
+    **ACROSS_MESHES,
 }
 """Operators that return no tensor, and those on lists that are looked at as a whole."""

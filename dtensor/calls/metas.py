@@ -97,24 +97,6 @@ def run_without_data(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     return METAS.get(op, op)(*args, **kwargs) if found is None else found
 
 
-def _mean_meta(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    is_exact = tensor.is_floating_point() or tensor.is_complex()
-    same = aten.sum if is_exact else aten.mean
-    return same(tensor, *args, **kwargs)
-
-
-def _addmm_meta(bias: Tensor, left: Tensor, right: Tensor, **kwargs: Any) -> Tensor:
-    made = torch.mm(left, right)
-    is_usual = bias.dtype == made.dtype and bias.shape in (made.shape, made.shape[1:])
-    return made if is_usual else aten.addmm.default(bias, left, right, **kwargs)
-
-
-METAS[aten.mean.default] = _mean_meta
-METAS[aten.mean.dim] = _mean_meta
-METAS[aten.addmm.default] = _addmm_meta
-METAS[aten._log_softmax.default] = aten._softmax.default
-
-
 def _pointwise(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
     """Return the result, or None where something about it is not as usual."""
     given: list[Tensor] = []

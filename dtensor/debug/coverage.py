@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ..decompositions import DECOMPOSITIONS, UNBOUND
 from ..ops import rule_maker
-from ..ops.engine.table import RULES
+from ..ops.engine.table import ACROSS_MESHES, DECOMPOSITIONS, RULES
 from ..tensor.schemas import Op, functional_of
 from ..torch_private import decompositions, is_composite, operators
 
@@ -29,7 +28,7 @@ def _way(op: Op) -> Way:
     forms = {op, functional}
     if not forms.isdisjoint(RULES.by_users):
         return "rule"
-    if any(form in DECOMPOSITIONS or form in UNBOUND for form in forms):
+    if any(form in DECOMPOSITIONS or form in ACROSS_MESHES for form in forms):
         return "decomposition"
     if any(rule_maker(form) is not None for form in forms):
         return "rule"

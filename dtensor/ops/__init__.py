@@ -1,43 +1,95 @@
-"""Sharding rules by family, and how the rule of an operator is found."""
+"""How operators treat placements: one family of operators a file (see README.md)."""
 
 from __future__ import annotations
 
-from importlib import import_module
-
 from ..tensor.schemas import Op, base_name, is_foreach, is_pointwise
-from .engine.table import RULES, OpCall, Rule, RuleMaker
-from .pointwise import pointwise
-
-FAMILIES = (
-    "attention",
-    "channels",
-    "classes",
-    "contraction",
-    "convolution",
-    "creation",
-    "embedding",
-    "fft",
-    "indexing",
-    "joining",
-    "linalg",
-    "loss",
-    "norm",
-    "padding",
-    "pooling",
-    "random",
-    "rearranging",
-    "reduction",
-    "scan",
-    "scattering",
-    "slicing",
-    "views",
+from . import (
+    activation,
+    as_strided,
+    attention,
+    batch_norm,
+    contraction,
+    convolution,
+    creation,
+    diagonal,
+    distributions,
+    embedding,
+    extremes,
+    fft,
+    foreach_norm,
+    gather_scatter,
+    group_norm,
+    histogram,
+    indexing,
+    joining,
+    layer_norm,
+    linalg,
+    loss,
+    multinomial,
+    nll_loss,
+    norm,
+    optimizer_steps,
+    padding,
+    pointwise,
+    pooling,
+    random,
+    rearranging,
+    reduction,
+    resampling,
+    scan,
+    slicing,
+    softmax,
+    sorting,
+    variance,
+    views,
+    weight_norm,
 )
-"""Modules that fill the table when they are imported, which is here."""
-
-for _family in FAMILIES:
-    import_module(f".{_family}", __name__)
+from .engine.table import RULES, OpCall, Rule, RuleMaker
 
 NOT_ELEMENTWISE = frozenset({"_foreach_norm", "_foreach_max", "_foreach_powsum"})
+
+FAMILIES = (
+    activation,
+    as_strided,
+    attention,
+    batch_norm,
+    contraction,
+    convolution,
+    creation,
+    diagonal,
+    distributions,
+    embedding,
+    extremes,
+    fft,
+    foreach_norm,
+    gather_scatter,
+    group_norm,
+    histogram,
+    indexing,
+    joining,
+    layer_norm,
+    linalg,
+    loss,
+    multinomial,
+    nll_loss,
+    norm,
+    optimizer_steps,
+    padding,
+    pointwise,
+    pooling,
+    random,
+    rearranging,
+    reduction,
+    resampling,
+    scan,
+    slicing,
+    softmax,
+    sorting,
+    variance,
+    views,
+    weight_norm,
+)
+"""Modules that fill the tables when they are imported, which is here."""
 
 
 def rule_maker(op: Op) -> RuleMaker | None:
@@ -46,7 +98,7 @@ def rule_maker(op: Op) -> RuleMaker | None:
     if maker is not None:
         return maker
     if is_pointwise(op) or (is_foreach(op) and base_name(op) not in NOT_ELEMENTWISE):
-        return pointwise
+        return pointwise.pointwise
     return None
 
 

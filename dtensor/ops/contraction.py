@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .engine.dims import broadcast_dims
 from .engine.factors import Dim, Dims, Factors
-from .engine.forms import Form, lacks_elements, register_forms, zeros_if_empty, zeros_of_nothing
-from .engine.table import LocalCall, OpCall, Rule, rule
-from .pointwise import broadcast_dims
+from .engine.forms import Form, register_forms
+from .engine.local_kernels import lacks_elements, zeros_if_empty, zeros_of_nothing
+from .engine.table import LocalCall, OpCall, Rule, meta, rule
 
 aten = torch.ops.aten
 
@@ -133,3 +134,11 @@ def trilinear(call: OpCall) -> Rule:
         ),
         local=zeros_of_nothing,
     )
+
+
+@meta(aten.addmm.default)
+def addmm_meta(bias: Tensor, left: Tensor, right: Tensor, **kwargs: Any) -> Tensor:
+    """Return the product, where the addend broadcasts to it as it usually does."""
+    made = torch.mm(left, right)
+    is_usual = bias.dtype == made.dtype and bias.shape in (made.shape, made.shape[1:])
+    return made if is_usual else aten.addmm.default(bias, left, right, **kwargs)

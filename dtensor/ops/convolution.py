@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ..mesh.spec import DTensorSpec
 from .engine.factors import Dim, Dims, Factors
-from .engine.forms import Form, lacks_elements, register_forms, zeros_of_nothing
+from .engine.forms import Form, register_forms
+from .engine.local_kernels import lacks_elements, zeros_of_nothing
 from .engine.table import LocalCall, LocalMaker, OpCall, Rule, rule
 
 aten = torch.ops.aten

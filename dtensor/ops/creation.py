@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .engine.factors import Dim, Dims, Factors
-from .engine.local import with_local_shape
+from .engine.local_kernels import with_local_shape
 from .engine.table import LocalCall, OpCall, Rule, rule
 
 aten = torch.ops.aten

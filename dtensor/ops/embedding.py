@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from ..geometry.placement import REDUCE_OPS
+from .engine.dims import all_dims
 from .engine.factors import Dim, Dims, Factors
-from .engine.owned import never_empty, span_of
+from .engine.local_indices import never_empty, span_of
+from .engine.rules import bytes_to_reduce
 from .engine.table import LocalCall, OpCall, Rule, rule
-from .slicing import bytes_to_reduce
-from .views import all_dims
 
 aten = torch.ops.aten
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .engine.factors import Dim, Dims, Factors
-from .engine.forms import zeros_of_nothing
+from .engine.local_kernels import zeros_of_nothing
 from .engine.table import OpCall, Rule, rule
 
 aten = torch.ops.aten

@@ -1,7 +1,8 @@
-"""Picking and placing elements by index tensors.
+"""Picking and placing elements by index tensors and masks.
 
 The dims of index tensors and those that are not indexed pass through. Where an indexed dim is
-sharded, each rank picks what it has, zero terms elsewhere, and writes what it has.
+sharded, each rank picks what it has, zero terms elsewhere, and writes what it has. A mask stands
+for the places where it is true.
 """
 
 from __future__ import annotations
@@ -14,18 +15,27 @@ from torch import Tensor
 
 from ..geometry.placement import REDUCE_OPS
 from ..mesh.spec import DTensorSpec
-from ..tensor.schemas import base_name
+from ..tensor.schemas import Op, is_in_place
+from .engine.dims import all_dims
 from .engine.factors import LINEAR_OPS, Dim, Dims, Factors
-from .engine.owned import Span, never_empty, span_of
-from .engine.table import LocalCall, OpCall, Rule, rule
-from .slicing import bytes_to_reduce
-from .views import all_dims, whole
+from .engine.gathered import on_gathered
+from .engine.local_indices import Span, never_empty, span_of
+from .engine.rules import bytes_to_reduce, needs_whole
+from .engine.table import (
+    DECOMPOSITIONS,
+    Decomposition,
+    LocalCall,
+    OpCall,
+    Rule,
+    decomposition,
+    rule,
+)
 
 aten = torch.ops.aten
 
 
 @rule(aten.index.Tensor, aten._unsafe_index.Tensor)
-def indexed(call: OpCall) -> Rule | None:
+def index_rule(call: OpCall) -> Rule | None:
     """Elements by tensors of indices for some dims."""
     if _has_masks(call.specs[1:]):
         return None
@@ -54,7 +64,7 @@ def indexed(call: OpCall) -> Rule | None:
     aten._index_put_impl.default,
     aten._unsafe_index_put.default,
 )
-def index_put(call: OpCall) -> Rule | None:
+def index_put_rule(call: OpCall) -> Rule | None:
     """Elements replaced or added to at tensors of indices for some dims."""
     if _has_masks(call.specs[1:-1]):
         return None
@@ -91,77 +101,14 @@ def index_put(call: OpCall) -> Rule | None:
     )
 
 
-@rule(aten.index_select.default)
-def index_select(call: OpCall) -> Rule:
-    """Elements by indices into one dim."""
-    source, first, index = call.specs[0], call.outputs[0], call.specs[1]
-    if not source.ndim:
-        return whole(call)
-    dim = call.args[1] % source.ndim
-    dims = all_dims(source.ndim)
-    found = Dim(source.ndim)
-    return Rule(
-        rows=Factors(
-            call=call,
-            inputs=(dims, (found,) * index.ndim),
-            outputs=((*dims[:dim], found if index.ndim else None, *dims[dim + 1 :]),),
-            reduce={dim: "sum"},
-            reduce_bytes={dim: bytes_to_reduce(source, first)},
-            linear=(frozenset({0}),),
-            linear_ops=REDUCE_OPS,
-        ),
-        local=_local_index_select,
-    )
-
-
-@rule(
-    aten.index_add.default,
-    aten.index_copy.default,
-    aten.index_reduce.default,
-    aten.index_fill.int_Scalar,
-    aten.index_fill.int_Tensor,
-)
-def index_write(call: OpCall) -> Rule:
-    """One dim written at indices into it."""
-    source, index, values = call.specs[0], call.specs[1], call.specs[2:]
-    if not source.ndim or any(spec.ndim not in (0, source.ndim) for spec in values):
-        return whole(call)
-    dim = call.args[1] % source.ndim
-    dims = all_dims(source.ndim)
-    name = base_name(call.op)
-    found = Dim(source.ndim) if name == "index_add" and index.ndim else None
-    part = (*dims[:dim], found, *dims[dim + 1 :])
-    ops = {"index_add": LINEAR_OPS, "index_copy": REDUCE_OPS}.get(name, ())
-    return Rule(
-        rows=Factors(
-            call=call,
-            inputs=(
-                dims,
-                (found,) * index.ndim,
-                *(part if spec.ndim else () for spec in values),
-            ),
-            outputs=(dims,),
-            reduce={found.factor: "sum"} if found else {},
-            addends=frozenset({0}),
-            linear=(frozenset({0, 2}),) if ops else (),
-            linear_ops=ops,
-        ),
-        local=_local_index_write,
-    )
-
-
 @rule(
     aten.masked_scatter.default,
     aten.masked_scatter_backward.default,
     aten.nonzero_static.default,
 )
-def in_order(call: OpCall) -> Rule:
+def in_order_rule(call: OpCall) -> Rule:
     """Elements in the order of those that a mask selects: everything must be whole."""
-    return whole(call)
-
-
-def _has_masks(indices: Sequence[DTensorSpec]) -> bool:
-    return any(spec.dtype in (torch.bool, torch.uint8) for spec in indices)
+    return needs_whole(call)
 
 
 def _picked_dims(indices: Sequence[Any]) -> list[int]:
@@ -248,33 +195,107 @@ def _local_index_put(local: LocalCall) -> Callable[..., Any] | None:
     return run
 
 
-def _local_index_select(local: LocalCall) -> Callable[..., Any] | None:
-    source = local.inputs[0]
-    dim = local.call.args[1] % max(source.ndim, 1)
-    span = span_of(source, dim)
-    if span is None:
-        return None
-    after = source.ndim - dim - 1
-
-    def run(tensor: Tensor, _: int, index: Tensor) -> Tensor:
-        located, inside = span.find(index.reshape(-1))
-        found = never_empty(tensor, [span]).index_select(dim, located)
-        return found.masked_fill(~inside[(..., *(None,) * after)], 0)
-
-    return run
+Indices = Sequence[Tensor | None]
 
 
-def _local_index_write(local: LocalCall) -> Callable[..., Any] | None:
-    source = local.inputs[0]
-    dim = local.call.args[1] % max(source.ndim, 1)
-    span, op = span_of(source, dim), local.op
-    if span is None:
-        return None
+@decomposition(aten.index.Tensor, aten._unsafe_index.Tensor)
+def index(tensor: Tensor, indices: Indices) -> Tensor:
+    """Return what masks select, by the places where they are true."""
+    if not _has_masks(indices):
+        return NotImplemented
+    return aten.index.Tensor(tensor, _without_masks(tensor, indices))
 
-    def run(tensor: Tensor, _: int, index: Tensor, value: Any, *rest: Any, **kwargs: Any) -> Tensor:
-        places, located = span.keep(index.reshape(-1))
-        if isinstance(value, Tensor) and value.ndim:
-            value = value.index_select(dim, places)
-        return op(tensor, dim, located, value, *rest, **kwargs)
+
+def _index_put(op: Op) -> Decomposition:
+    writes = is_in_place(op)
+
+    def run(tensor: Tensor, indices: Indices, values: Tensor, *rest: Any, **kwargs: Any) -> Tensor:
+        if not _has_masks(indices):
+            return NotImplemented
+        adds = rest[0] if rest else kwargs.get("accumulate", False)
+        mask = None if adds else _single_mask(tensor, indices, values)
+        if mask is None:
+            return op(tensor, _without_masks(tensor, indices), values, *rest, **kwargs)
+        made = torch.where(mask, values, tensor)
+        return tensor.copy_(made) if writes else made
 
     return run
+
+
+for _op in (
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._index_put_impl.default,
+    aten._index_put_impl_.default,
+    aten._unsafe_index_put.default,
+):
+    DECOMPOSITIONS[_op] = _index_put(_op)
+
+
+@decomposition(aten.take.default)
+def take(tensor: Tensor, index: Tensor) -> Tensor:
+    """Return elements by their places in the flat tensor."""
+    return aten.index.Tensor(tensor.reshape(-1), [index])
+
+
+def _put(tensor: Tensor, index: Tensor, source: Tensor, accumulate: bool) -> Tensor:
+    flat = tensor.reshape(-1)
+    made = flat.index_put([index.reshape(-1)], source.reshape(-1), accumulate)
+    return made.reshape(tensor.shape)
+
+
+@decomposition(aten.put.default)
+def put(tensor: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
+    """Return a tensor with other elements at places in the flat tensor."""
+    return _put(tensor, index, source, accumulate)
+
+
+@decomposition(aten.put_.default)
+def put_in_place(tensor: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
+    """Write elements at places in the flat tensor."""
+    return tensor.copy_(_put(tensor, index, source, accumulate))
+
+
+def _is_mask(index: Tensor | DTensorSpec | None) -> bool:
+    return index is not None and index.dtype in (torch.bool, torch.uint8)
+
+
+def _has_masks(indices: Sequence[Tensor | DTensorSpec | None]) -> bool:
+    return any(_is_mask(index) for index in indices)
+
+
+def _single_mask(tensor: Tensor, indices: Indices, values: Tensor) -> Tensor | None:
+    """Return a mask that is the only index, brought to the dims of the tensor.
+
+    None where the values differ from one selected element to the next.
+    """
+    given = [index for index in indices if index is not None]
+    if len(given) != 1:
+        return None
+    mask, before = given[0].bool(), [index is None for index in indices].index(False)
+    _require_fits(tensor, mask, before)
+    num_after = tensor.ndim - before - mask.ndim
+    return mask[(..., *(None,) * num_after)] if values.ndim <= num_after else None
+
+
+def _without_masks(tensor: Tensor, indices: Indices) -> list[Tensor | None]:
+    """Return indices with each mask replaced by the places where it is true, one per dim."""
+    made: list[Tensor | None] = []
+    for given in indices:
+        if given is None or not _is_mask(given):
+            made.append(given)
+        else:
+            _require_fits(tensor, given, len(made))
+            made.extend(given.nonzero().unbind(1))
+    return made
+
+
+def _require_fits(tensor: Tensor, mask: Tensor, dim: int) -> None:
+    if mask.shape != tensor.shape[dim : dim + mask.ndim]:
+        raise IndexError(
+            f"a mask of shape {list(mask.shape)} does not fit dims {dim} to {dim + mask.ndim - 1} "
+            f"of a tensor of shape {list(tensor.shape)}"
+        )
+
+
+on_gathered(aten.masked_select.default, aten.nonzero.default)

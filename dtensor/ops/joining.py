@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from ..geometry.placement import REDUCE_OPS
+from .engine.dims import all_dims
 from .engine.factors import Dim, Dims, Factors
 from .engine.table import OpCall, Rule, rule
-from .views import all_dims
 
 aten = torch.ops.aten
 

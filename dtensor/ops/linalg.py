@@ -4,6 +4,9 @@ A matrix that a solver is given on the right may be cut along its columns. Opera
 some values (a matrix that is not positive definite) do so on all ranks.
 """
 
+# pyright: reportPrivateUsage=false
+# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -12,10 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..redistribute import redistribute_local
+from ..tensor.wrapper import Wrapper
 from ..torch_private import schema_of
 from .engine.agreement import agreeing
-from .engine.forms import Form, operator, register_forms, zeros_of_nothing
-from .engine.table import METAS, LocalCall, OpCall, Rule, rule
+from .engine.forms import Form, operator, register_forms
+from .engine.local_kernels import zeros_of_nothing
+from .engine.table import METAS, LocalCall, OpCall, Rule, decomposition, rule
 
 aten = torch.ops.aten
 
@@ -58,14 +64,18 @@ BATCHED: dict[str, str] = {
     "triangular_solve": "*.j, *.. -> *.j, *..(j)",
 }
 
+
 register_forms(aten, BATCHED)
+
 
 DETERMINANTS: dict[str, Form] = {
     "_linalg_det": Form("*.. -> *, *.., *.", local=_laid_as_whole),
     "_linalg_slogdet": Form("*.. -> *, *, *.., *.", local=_laid_as_whole),
 }
 
+
 register_forms(aten, DETERMINANTS)
+
 
 REFUSING: dict[str, str] = {
     "_linalg_eigh": "*.. -> *., *..",
@@ -80,6 +90,7 @@ REFUSING: dict[str, str] = {
 
 
 register_forms(aten, {name: Form(text, local=agreeing) for name, text in REFUSING.items()})
+
 
 _CHECKED = {
     name: Form(BATCHED[name], local=agreeing)
@@ -172,5 +183,20 @@ def _pinv_meta(matrix: Tensor, **_: Any) -> Tensor:
 
 
 METAS[aten.geqrf.default] = _geqrf_meta
+
+
 METAS[aten.linalg_pinv.atol_rtol_tensor] = _pinv_meta
+
+
 METAS[aten.linalg_lstsq.default] = _lstsq_meta
+
+
+@decomposition(aten._linalg_check_errors.default)
+def check_errors(info: Tensor, api_name: str, *, is_matrix: bool) -> None:
+    """Raise LinAlgError on every rank where any rank holds a matrix that could not be factored."""
+    if isinstance(info, Wrapper):
+        spec = info._spec
+        if spec.box is None:
+            return
+        info = redistribute_local(info._local_tensor, spec, spec.replicated())
+    aten._linalg_check_errors(info, api_name, is_matrix=is_matrix)

@@ -1,7 +1,7 @@
-"""Losses: sums over samples leave Partial results, means divide by the samples of all ranks."""
+"""Losses: sums over samples leave Partial results, means divide by the samples of all ranks.
 
-# pyright: reportPrivateUsage=false
-# The schema of an operator has no public name in torch.
+In half precision the losses of parts are reduced in single precision.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +14,23 @@ from torch import Tensor
 
 from ..tensor.schemas import Op
 from ..torch_private import schema_of
+from .engine.dims import broadcast_dims
 from .engine.factors import Dim, Dims, Factors
-from .engine.table import METAS, LocalCall, LocalMaker, OpCall, Rule, rule
-from .pointwise import broadcast_dims
+from .engine.gathered import on_gathered
+from .engine.primitives import cut_axes, has_terms, is_low
+from .engine.table import (
+    METAS,
+    Decomposition,
+    LocalCall,
+    LocalMaker,
+    OpCall,
+    Rule,
+    decomposition,
+    rule,
+)
 
 aten = torch.ops.aten
+
 
 NONE, MEAN, SUM = 0, 1, 2
 """What torch's enumeration of reductions says."""
@@ -159,6 +171,8 @@ def _like_values(grad: Tensor, values: Tensor, *_: Any, **__: Any) -> Tensor:
 
 
 METAS[aten.multi_margin_loss_backward.default] = _like_values
+
+
 METAS[aten.multilabel_margin_loss_backward.default] = _like_values
 
 
@@ -179,3 +193,47 @@ def _with_reduction(
     if len(args) > position:
         return op(*args[:position], reduction, *args[position + 1 :], **kwargs)
     return op(*args, **{**kwargs, "reduction": reduction})
+
+
+def _is_whole(*tensors: Tensor | None) -> bool:
+    return not any(has_terms(t) or cut_axes(t, range(t.ndim)) for t in tensors if t is not None)
+
+
+def single_if_low(tensor: Any) -> Any:
+    """Return a tensor of half precision in single precision, anything else as it is."""
+    if isinstance(tensor, Tensor) and is_low(tensor.dtype):
+        return tensor.to(torch.float32)
+    return tensor
+
+
+def _in_single(op: Op) -> Decomposition:
+    """Return the loss of low precision values, reduced in single precision."""
+    position = _position(op)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        values, target = args[:2]
+        given = args[position] if len(args) > position else kwargs.get("reduction", MEAN)
+        if given == NONE or not is_low(values.dtype) or _is_whole(values, target):
+            return NotImplemented
+        return op(*[single_if_low(arg) for arg in args], **kwargs).to(values.dtype)
+
+    return run
+
+
+for _op in (
+    aten.mse_loss.default,
+    aten.huber_loss.default,
+    aten.smooth_l1_loss.default,
+    aten.soft_margin_loss.default,
+    aten.binary_cross_entropy.default,
+    aten.binary_cross_entropy_with_logits.default,
+):
+    decomposition(_op)(_in_single(_op))
+
+
+on_gathered(
+    aten._ctc_loss.Tensor,
+    aten._ctc_loss.default,
+    aten._ctc_loss_backward.Tensor,
+    aten._ctc_loss_backward.default,
+)

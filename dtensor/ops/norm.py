@@ -1,118 +1,119 @@
-"""Softmax and layer norm: some dims must be whole, the rest pass through."""
+"""Norms of tensors: those of the parts, combined."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .engine.factors import Dim, Dims, Factors
-from .engine.table import METAS, OpCall, Rule, rule
+from ..geometry.placement import Partial
+from .engine.dims import dims_of, only
+from .engine.primitives import accumulator, cut_axes, on_locals, reduced, reduced_spec
+from .engine.rules import alike, over_whole_dims
+from .engine.table import OpCall, Rule, decomposition, rule
 
 aten = torch.ops.aten
 
 
-@rule(aten._softmax.default, aten._log_softmax.default)
-def softmax(call: OpCall) -> Rule:
-    """Softmax along one dim."""
-    dims = _all_but(call.specs[0].ndim, call.args[1])
-    return Rule(rows=Factors(call=call, inputs=(dims,), outputs=(dims,)))
+rule(aten.linalg__powsum.default, aten.linalg_vector_norm.default)(over_whole_dims)
 
 
-@rule(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
-def softmax_backward(call: OpCall) -> Rule:
-    """Its gradient, from the gradient and the values of the output."""
-    dims = _all_but(call.specs[0].ndim, call.args[2])
-    return Rule(rows=Factors(call=call, inputs=(dims, dims), outputs=(dims,)))
+@decomposition(aten.linalg_vector_norm.default)
+def vector_norm(
+    tensor: Tensor,
+    ord: float = 2,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Any:
+    """Return the norm over some dims: local norms, one reduction of their powers, one root."""
+    dims = dims_of(tensor, dim)
+    result = tensor.dtype if dtype is None else dtype
+    inexact = result.is_floating_point or result.is_complex
+    if not cut_axes(tensor, dims) or not inexact:
+        return NotImplemented
+    source = reduced(tensor.to(accumulator(result)))
+    if abs(ord) == float("inf"):
+        values = source.abs()
+        extreme = values.amax(dims, keepdim) if ord > 0 else values.amin(dims, keepdim)
+        return extreme.to(result.to_real())
+    total = _powers(source, ord, dims, keepdim)
+    root = total if ord in (0, 1) else total.sqrt() if ord == 2 else total.pow(1 / ord)
+    return root.to(result.to_real())
 
 
-@rule(aten.native_layer_norm.default)
-def layer_norm(call: OpCall) -> Rule:
-    """Layer norm over the last dims: values, means and inverse deviations."""
-    ndim, normalised = call.specs[0].ndim, len(call.args[1])
-    dims = _leading(ndim, ndim - normalised)
-    weights = tuple((None,) * spec.ndim for spec in call.specs[1:])
-    return Rule(rows=Factors(call=call, inputs=(dims, *weights), outputs=(dims, dims, dims)))
+def _powers(source: Tensor, ord: float, dims: tuple[int, ...], keepdim: bool) -> Tensor:
+    """Return the sum of the powers of all values, from the norms of the parts."""
+    out = reduced_spec(
+        reduced(source), dims, Partial(), keepdim=keepdim, dtype=source.dtype.to_real()
+    )
+
+    def powers(local: Tensor) -> list[Tensor]:
+        if any(local.shape[d] == 0 for d in dims):
+            return [local.new_zeros(out.local_shape, dtype=out.dtype)]
+        norms = torch.linalg.vector_norm(local, ord, list(dims), keepdim)
+        return [norms if ord in (0, 1) else norms.pow(ord)]
+
+    return on_locals(powers, [source], [out])[0]
 
 
-@rule(aten.native_layer_norm_backward.default)
-def layer_norm_backward(call: OpCall) -> Rule:
-    """Its gradients: those of weight and bias sum over the leading dims."""
-    ndim, normalised = call.specs[0].ndim, len(call.args[2])
-    lead = ndim - normalised
-    dims = _leading(ndim, lead)
-    weights = tuple((None,) * spec.ndim for spec in call.specs[4:])
-    whole: Dims = (None,) * normalised
-    return Rule(
-        rows=Factors(
-            call=call,
-            inputs=(dims, dims, dims, dims, *weights),
-            outputs=(dims, whole, whole),
-            reduce=dict.fromkeys(range(lead), "sum"),
-        )
+@decomposition(aten.linalg__powsum.default)
+def powsum(
+    tensor: Tensor,
+    ord: float = 2,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Any:
+    """Return the sum of powers, which is a norm without its root."""
+    dims = dims_of(tensor, dim)
+    if not cut_axes(tensor, dims):
+        return NotImplemented
+    result = tensor.dtype if dtype is None else dtype
+    source = reduced(tensor.to(accumulator(result)))
+    return _powers(source, ord, dims, keepdim).to(result.to_real())
+
+
+@decomposition(aten._foreach_powsum.Scalar)
+def foreach_powsum(
+    tensors: Sequence[Tensor], ord: float = 2, dtype: torch.dtype | None = None
+) -> list[Tensor]:
+    """Return the sum of powers of every tensor."""
+    return [aten.linalg__powsum.default(tensor, ord, dtype=dtype) for tensor in tensors]
+
+
+@decomposition(aten.dist.default)
+def dist(tensor: Tensor, other: Tensor, p: float = 2) -> Tensor:
+    """Return the norm of a difference."""
+    return torch.linalg.vector_norm(tensor - other, p)
+
+
+@decomposition(aten.norm.Scalar, aten.norm.ScalarOpt_dim, aten.norm.ScalarOpt_dim_dtype)
+def norm(
+    tensor: Tensor,
+    p: float | None = 2,
+    dim: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Return the norm by the older operators, which know None for 2."""
+    return torch.linalg.vector_norm(
+        tensor, 2 if p is None else p, dim or None, keepdim, dtype=dtype
     )
 
 
-@rule(aten._masked_softmax.default)
-def masked_softmax(call: OpCall) -> Rule:
-    """Softmax with a mask of the same shape, or of another (by its type) on whole tensors."""
-    ndim, dim = call.specs[0].ndim, call.arg(2, "dim")
-    dims = _all_but(ndim, ndim - 1 if dim is None else dim)
-    if call.specs[0].shape != call.specs[1].shape:
-        dims = (None,) * ndim
-    mask = dims if call.specs[1].ndim == ndim else (None,) * call.specs[1].ndim
-    return Rule(rows=Factors(call=call, inputs=(dims, mask), outputs=(dims,)))
+@decomposition(aten.norm.ScalarOpt_dtype)
+def norm_as(tensor: Tensor, p: float | None, *, dtype: torch.dtype) -> Tensor:
+    """Return the norm over all dims in another dtype."""
+    return norm(tensor, p, dtype=dtype)
 
 
-@rule(aten._masked_softmax_backward.default)
-def masked_softmax_backward(call: OpCall) -> Rule:
-    """Its gradient."""
-    ndim, dim = call.specs[0].ndim, call.arg(3, "dim")
-    dims = _all_but(ndim, ndim - 1 if dim is None else dim)
-    if call.specs[0].shape != call.specs[2].shape:
-        dims = (None,) * ndim
-    mask = dims if call.specs[2].ndim == ndim else (None,) * call.specs[2].ndim
-    return Rule(rows=Factors(call=call, inputs=(dims, dims, mask), outputs=(dims,)))
-
-
-def _like_first(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
-    return torch.empty_like(tensor)
-
-
-METAS[aten._masked_softmax.default] = _like_first
-METAS[aten._masked_softmax_backward.default] = _like_first
-
-
-@rule(aten._fused_rms_norm.default)
-def rms_norm(call: OpCall) -> Rule:
-    """RMS norm over the last dims: values and inverse roots of mean squares."""
-    ndim = call.specs[0].ndim
-    dims = _leading(ndim, ndim - len(call.args[1]))
-    weights = tuple((None,) * spec.ndim for spec in call.specs[1:])
-    return Rule(rows=Factors(call=call, inputs=(dims, *weights), outputs=(dims, dims)))
-
-
-@rule(aten._fused_rms_norm_backward.default)
-def rms_norm_backward(call: OpCall) -> Rule:
-    """Its gradients: that of the weight sums over the leading dims."""
-    ndim, normalised = call.specs[0].ndim, len(call.args[2])
-    lead = ndim - normalised
-    dims = _leading(ndim, lead)
-    weights = tuple((None,) * spec.ndim for spec in call.specs[3:])
-    return Rule(
-        rows=Factors(
-            call=call,
-            inputs=(dims, dims, dims, *weights),
-            outputs=(dims, (None,) * normalised),
-            reduce=dict.fromkeys(range(lead), "sum"),
-        )
-    )
-
-
-def _all_but(ndim: int, dim: int) -> Dims:
-    return tuple(None if i == dim % max(ndim, 1) else Dim(i) for i in range(ndim))
-
-
-def _leading(ndim: int, count: int) -> Dims:
-    return tuple(Dim(i) if i < count else None for i in range(ndim))
+@rule(aten.renorm.default)
+def renorm_rule(call: OpCall) -> Rule:
+    """Rows of limited norm: each lies across all dims but one."""
+    return alike(call, only(call.specs[0].ndim, call.args[2]))

@@ -1,4 +1,4 @@
-"""Padding with constants: each rank pads what it has at the ends that are ends of the whole."""
+"""Padding: with constants each rank pads what it has, with values of the tensor dims are whole."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ..geometry.placement import REDUCE_OPS
 from .engine.factors import Dim
+from .engine.forms import Form, linear, register_forms
+from .engine.rules import unary
 from .engine.table import LocalCall, OpCall, Rule, rule
-from .views import unary
 
 aten = torch.ops.aten
 
@@ -58,3 +59,19 @@ def _local_pad(local: LocalCall) -> Callable[..., Any] | None:
         return aten.constant_pad_nd.default(tensor, pads, value)
 
     return run
+
+
+_PADDED = {1: "*.", 2: "*..", 3: "*..."}
+
+
+PADS: dict[str, str | Form] = {
+    f"{kind}_pad{ndim}d{suffix}": linear(
+        f"{dims}, {dims} -> {dims}" if suffix else f"{dims} -> {dims}"
+    )
+    for kind in ("reflection", "replication")
+    for ndim, dims in _PADDED.items()
+    for suffix in ("", "_backward")
+}
+
+
+register_forms(aten, PADS)

@@ -10,7 +10,8 @@ import torch
 from ..mesh.spec import DTensorSpec
 from ..tensor.schemas import base_name
 from ..torch_private import schema_of
-from .engine.factors import LINEAR_OPS, Dim, Dims, Factors
+from .engine.dims import broadcast_dims
+from .engine.factors import LINEAR_OPS, Dim, Factors
 from .engine.table import OpCall, Rule, rule
 
 aten = torch.ops.aten
@@ -156,15 +157,6 @@ def pointwise(call: OpCall) -> Rule:
             linear_ops=_linear_ops(call),
             ordered=_ordered_sets(call),
         )
-    )
-
-
-def broadcast_dims(spec: DTensorSpec, shape: tuple[int, ...]) -> Dims:
-    """Return the factors of an input that broadcasts to ``shape``: its dims from the right."""
-    lead = len(shape) - spec.ndim
-    return tuple(
-        Dim(lead + i) if lead + i >= 0 and size == shape[lead + i] else None
-        for i, size in enumerate(spec.shape)
     )
 
 

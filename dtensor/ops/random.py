@@ -1,4 +1,10 @@
-"""Random numbers: every element is drawn where it lies, by its global index."""
+"""Random numbers: every element is drawn where it lies, by its global index.
+
+Those whose mean or probability is a tensor are made of these.
+"""
+
+# pyright: reportPrivateUsage=false
+# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
 
 from __future__ import annotations
 
@@ -14,8 +20,10 @@ from ..random import samplers
 from ..random.counter_rng import Sampler
 from ..random.filling import check_parameters, drawer
 from ..tensor.schemas import Op, base_name, is_in_place
+from ..tensor.wrapper import Wrapper
 from .engine.factors import Dim, Factors
-from .engine.table import LocalCall, LocalMaker, OpCall, Rule, rule
+from .engine.primitives import reduced
+from .engine.table import LocalCall, LocalMaker, OpCall, Rule, decomposition, rule
 
 aten = torch.ops.aten
 
@@ -51,8 +59,13 @@ def _of_any_dtype(make: Callable[..., Sampler]) -> Callable[..., Sampler]:
 
 
 _UNIFORM = ("uniform_", _uniform)
+
+
 _NORMAL = ("normal_", _normal)
+
+
 _INTEGERS = ("random_", _integers)
+
 
 _SAMPLERS: Mapping[Op, tuple[str, Callable[..., Sampler]]] = {
     aten.bernoulli.p: ("bernoulli_", _of_any_dtype(samplers.bernoulli)),
@@ -141,3 +154,63 @@ def dropout(call: OpCall) -> Rule:
         return run
 
     return Rule(rows=Factors(call=call, inputs=(dims,), outputs=(dims, dims)), local=maker)
+
+
+@decomposition(aten.bernoulli.default)
+def bernoulli(p: Tensor, *, generator: Any = None) -> Tensor:
+    """Return 1 with the probability that each element names."""
+    return _bernoulli(p, p, generator)
+
+
+@decomposition(aten.bernoulli.Tensor)
+def bernoulli_as(tensor: Tensor, p: Tensor, *, generator: Any = None) -> Tensor:
+    """Return 1 with probability ``p``, in the dtype of another tensor."""
+    return _bernoulli(tensor, p, generator)
+
+
+@decomposition(aten.bernoulli_.Tensor)
+def bernoulli_in_place(tensor: Tensor, p: Tensor, *, generator: Any = None) -> Tensor:
+    """Write 1 with probability ``p``."""
+    return tensor.copy_(_bernoulli(tensor, p, generator))
+
+
+def _bernoulli(tensor: Tensor, p: Tensor, generator: Any) -> Tensor:
+    refuse_generator(aten.bernoulli.Tensor, {"generator": generator})
+    chance = torch.rand_like(tensor, dtype=torch.float64)
+    p = without_terms(p)
+    local = _local(p)
+    if not ((local >= 0) & (local <= 1)).all():
+        raise RuntimeError("expected probabilities p_in >= 0 && p_in <= 1")
+    return (chance < p).to(tensor.dtype)
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor._local_tensor if isinstance(tensor, Wrapper) else tensor
+
+
+@decomposition(aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.Tensor_Tensor)
+def normal(mean: Tensor | float, std: Tensor | float = 1, *, generator: Any = None) -> Tensor:
+    """Return normal numbers around ``mean``."""
+    refuse_generator(aten.normal.Tensor_Tensor, {"generator": generator})
+    if not isinstance(std, Tensor) and std < 0:
+        raise RuntimeError(f"normal expects std >= 0.0, but found std {std}")
+    mean, std = without_terms(mean), without_terms(std)
+    tensors = [t for t in (mean, std) if isinstance(t, Tensor)]
+    like = tensors[0] if len(tensors) == 1 else torch.add(*tensors)
+    numbers = torch.randn_like(like)
+    if isinstance(std, Tensor) and not (_local(std) >= 0).all():
+        raise RuntimeError("normal expects all elements of std >= 0.0")
+    return numbers * std + mean
+
+
+def without_terms(value: Any) -> Any:
+    """Return a tensor reduced: each term would be rounded by itself."""
+    return reduced(value) if isinstance(value, Wrapper) else value
+
+
+@decomposition(aten.randint_like.Tensor, aten.randint_like.Tensor_generator)
+def randint_like(tensor: Tensor, high: Tensor, **kwargs: Any) -> Tensor:
+    """Return integers below the value of a tensor of one element."""
+    refuse_generator(aten.randint_like.Tensor_generator, kwargs)
+    kwargs.pop("generator", None)
+    return torch.randint_like(tensor, int(high.item()), **kwargs)

@@ -1,17 +1,33 @@
-"""Scans, sorts and searches: one dim must be whole, the others pass through."""
+"""Scans: sums, products and extremes of what comes before, along one dim.
 
-# pyright: reportPrivateUsage=false
-# The schema of an operator has no public name in torch.
+The dim must be whole, or every rank scans its part and adds what comes before it.
+"""
 
 from __future__ import annotations
 
-import torch
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from ..mesh.spec import DTensorSpec
+import torch
+from torch import Tensor
+
+from ..geometry.placement import Shard
+from ..mesh.spec import DTensorSpec, spec_of
 from ..tensor.schemas import base_name
-from ..torch_private import schema_of
-from .engine.factors import Dim, Dims, Factors
-from .engine.table import OpCall, Rule, rule
+from .engine.dims import dims_of, without
+from .engine.primitives import (
+    accumulator,
+    cut_axes,
+    on_locals,
+    reduced,
+    reduced_spec,
+    replicated,
+    spec_of_dtensor,
+)
+from .engine.rules import alike
+from .engine.table import Decomposition, OpCall, Rule, decomposition, rule
 
 aten = torch.ops.aten
 
@@ -22,98 +38,146 @@ aten = torch.ops.aten
     aten.cummin.default,
     aten.cumprod.default,
     aten.cumsum.default,
-    aten.glu.default,
     aten.logcumsumexp.default,
-    aten.sort.default,
-    aten.sort.stable,
-    aten.topk.default,
 )
-def along_one_dim(call: OpCall) -> Rule:
-    """Operators along one dim, which the results keep or resize."""
-    return _along(call, _dim_argument(call))
-
-
-@rule(aten.glu_backward.default, aten.glu_jvp.default, aten.glu_backward_jvp.default)
-def along_dim_of_all(call: OpCall) -> Rule:
-    """Operators of several tensors along one dim of each."""
-    return _along(call, _dim_argument(call))
-
-
-def _along(call: OpCall, dim: int) -> Rule:
-    ndim = call.specs[0].ndim
-    dims: Dims = tuple(None if i == dim % ndim else Dim(i) for i in range(ndim)) if ndim else ()
+def scan_rule(call: OpCall) -> Rule:
+    """Scans along one dim, which must be whole."""
     linear = (frozenset({0}),) if base_name(call.op) == "cumsum" else ()
-    count, outputs = len(call.specs), len(call.outputs)
-    return Rule(
-        rows=Factors(call=call, inputs=(dims,) * count, outputs=(dims,) * outputs, linear=linear)
-    )
+    return alike(call, without(call.specs[0].ndim, call.args[1])[0], linear=linear)
 
 
-def _dim_argument(call: OpCall) -> int:
-    for position, argument in enumerate(schema_of(call.op).arguments):
-        if argument.name == "dim":
-            return call.arg(position, "dim", argument.default_value)
-    return -1
+def _parts_before(own: DTensorSpec, axes: Sequence[int], dim: int) -> list[int]:
+    """Return which parts lie before this rank's along ``dim``, nearest first.
+
+    Parts are counted along ``axes``.
+    """
+    here, box = own.mesh.get_coordinate(), own.box
+    if here is None or box is None:
+        return []
+    before: list[tuple[int, int]] = []
+    for index, along in enumerate(itertools.product(*[range(own.mesh.shape[a]) for a in axes])):
+        there = list(here)
+        for axis, position in zip(axes, along, strict=True):
+            there[axis] = position
+        part = own.layout.box(tuple(there))
+        if part.sizes[dim] and part.offsets[dim] < box.offsets[dim]:
+            before.append((part.offsets[dim], index))
+    return [index for _, index in sorted(before, reverse=True)]
 
 
-@rule(aten.renorm.default)
-def renormalised(call: OpCall) -> Rule:
-    """Rows of limited norm: each lies across all dims but one."""
-    ndim, dim = call.specs[0].ndim, call.args[2]
-    dims: Dims = tuple(Dim(i) if i == dim % ndim else None for i in range(ndim))
-    return Rule(rows=Factors(call=call, inputs=(dims,), outputs=(dims,)))
+def _scan(
+    tensor: Tensor,
+    dim: int,
+    dtypes: Sequence[torch.dtype],
+    scan: Callable[[Tensor], Sequence[Tensor]],
+    join: Callable[[Sequence[Tensor], Sequence[Tensor]], Sequence[Tensor]],
+) -> list[Tensor] | None:
+    """Return a scan, or None where the mesh does not cut ``dim``.
 
-
-@rule(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
-def searches(call: OpCall) -> Rule | None:
-    """Places in sorted rows: the places within the parts of a row add up."""
-    row, given = call.args[0], call.args[1]
-    if not isinstance(row, DTensorSpec):
+    ``scan`` scans a part. ``join`` takes the scan of a part and the last elements, stacked, of the
+    scans of all parts before it. There is one of ``dtypes`` per result.
+    """
+    dims = dims_of(tensor, dim)
+    if not cut_axes(tensor, dims):
         return None
-    first = call.outputs[0]
-    out: Dims = tuple(Dim(i) for i in range(len(first.shape) if first else 0))
-    step = Dim(len(out))
-    rows: Dims = (step,) if row.ndim == 1 else (*out[:-1], step)
-    inputs = [rows, out] if isinstance(given, DTensorSpec) else [rows]
-    if call.kwargs.get("sorter") is not None:  # names elements of the whole row
-        rows = (*rows[:-1], None)
-        inputs = [rows, *inputs[1:], rows]
-    return Rule(
-        rows=Factors(call=call, inputs=tuple(inputs), outputs=(out,), reduce={step.factor: "sum"})
+    source = reduced(tensor)
+    own, axes, (at,) = spec_of_dtensor(source), cut_axes(source, dims), dims
+    lead = math.prod(own.mesh.shape[axis] for axis in axes)
+    scans = [spec_of(own.mesh, own.placements, own.shape, None, dtype) for dtype in dtypes]
+    stacks = [
+        reduced_spec(source, dims, Shard(0), keepdim=True, dtype=dtype, lead=lead)
+        for dtype in dtypes
+    ]
+
+    def last(*scanned: Tensor) -> list[Tensor]:
+        if scanned[0].shape[at] == 0:
+            return [s.new_zeros(k.local_shape) for s, k in zip(scanned, stacks, strict=True)]
+        return [s.narrow(at, s.shape[at] - 1, 1).unsqueeze(0) for s in scanned]
+
+    scanned = on_locals(scan, [source], scans)
+    ends = [replicated(end, axes) for end in on_locals(last, scanned, stacks)]
+    before = _parts_before(own, axes, at)
+    if not before:
+        return [*scanned]
+
+    def joined(*given: Tensor) -> Sequence[Tensor]:
+        return join(given[: len(dtypes)], [end[before] for end in given[len(dtypes) :]])
+
+    return [*on_locals(joined, [*scanned, *ends], scans)]
+
+
+def _sums(op: Any, join: Callable[[Tensor, Tensor], Tensor]) -> Decomposition:
+    """Return a scan whose parts are joined by their last elements alone."""
+
+    def run(tensor: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
+        exact = tensor.is_floating_point() or tensor.is_complex()
+        result = dtype or (tensor.dtype if exact else torch.int64)
+        wide = accumulator(result)
+        found = _scan(
+            tensor,
+            dim,
+            [wide],
+            lambda local: [op(local, dim, dtype=wide)],
+            lambda scanned, ends: [join(scanned[0], ends[0])],
+        )
+        return NotImplemented if found is None else found[0].to(result)
+
+    return run
+
+
+decomposition(aten.cumsum.default)(
+    _sums(aten.cumsum.default, lambda scanned, ends: scanned + ends.sum(0))
+)
+
+
+decomposition(aten.cumprod.default)(
+    _sums(aten.cumprod.default, lambda scanned, ends: scanned * ends.prod(0))
+)
+
+
+@decomposition(aten.logcumsumexp.default)
+def logcumsumexp(tensor: Tensor, dim: int) -> Any:
+    """Return the logarithms of sums of exponentials."""
+    if not tensor.is_floating_point():
+        return NotImplemented
+    wide = accumulator(tensor.dtype)
+    found = _scan(
+        tensor,
+        dim,
+        [wide],
+        lambda local: [local.to(wide).logcumsumexp(dim)],
+        lambda scanned, ends: [torch.logaddexp(scanned[0], ends[0].logsumexp(0))],
     )
+    return NotImplemented if found is None else found[0].to(tensor.dtype)
 
 
-@rule(aten.bucketize.Tensor, aten.bucketize.Scalar)
-def buckets(call: OpCall) -> Rule:
-    """Places between sorted boundaries, in which the places within their parts add up."""
-    first = call.outputs[0]
-    out: Dims = tuple(Dim(i) for i in range(len(first.shape) if first else 0))
-    step = Dim(len(out))
-    inputs = (out, (step,)) if isinstance(call.args[0], DTensorSpec) else ((step,),)
-    return Rule(rows=Factors(call=call, inputs=inputs, outputs=(out,), reduce={step.factor: "sum"}))
+def _extremes(reduce_op: str) -> Decomposition:
+    """Return a scan of extremes and of their last places."""
+
+    def run(tensor: Tensor, dim: int) -> Any:
+        dims = dims_of(tensor, dim)
+        box = spec_of_dtensor(tensor).box
+        start = box.offsets[dims[0]] if box and dims else 0
+
+        def scan(local: Tensor) -> list[Tensor]:
+            values, places = local.cummax(dim) if reduce_op == "max" else local.cummin(dim)
+            return [values, places + start]
+
+        def join(scanned: Sequence[Tensor], ends: Sequence[Tensor]) -> list[Tensor]:
+            values, places = scanned
+            for end, place in zip(*ends, strict=True):
+                better = values >= end if reduce_op == "max" else values <= end
+                ours = (better & (end == end)) | (values != values)
+                values, places = torch.where(ours, values, end), torch.where(ours, places, place)
+            return [values, places]
+
+        found = _scan(tensor, dim, [tensor.dtype, torch.int64], scan, join)
+        return NotImplemented if found is None else tuple(found)
+
+    return run
 
 
-@rule(aten.isin.Tensor_Tensor, aten.isin.Scalar_Tensor)
-def memberships(call: OpCall) -> Rule:
-    """Whether elements are among others: those are in one part of them or in none."""
-    first = call.outputs[0]
-    out: Dims = tuple(Dim(i) for i in range(len(first.shape) if first else 0))
-    others = call.specs[-1]
-    steps: Dims = tuple(Dim(len(out) + i) for i in range(others.ndim))
-    inverts = bool(call.arg(3, "invert", False))
-    inputs = (out, steps) if isinstance(call.args[0], DTensorSpec) else (steps,)
-    factors = range(len(out), len(out) + others.ndim)
-    reduce = dict.fromkeys(factors, "min" if inverts else "max")
-    return Rule(rows=Factors(call=call, inputs=inputs, outputs=(out,), reduce=reduce))
+decomposition(aten.cummax.default)(_extremes("max"))
 
 
-@rule(aten.histc.default)
-def histograms(call: OpCall) -> Rule:
-    """Counts between given bounds add up; other bounds are those of all values."""
-    low, high = call.arg(2, "min", 0), call.arg(3, "max", 0)
-    dims: Dims = tuple(Dim(i) if low != high else None for i in range(call.specs[0].ndim))
-    return Rule(rows=Factors(call=call, inputs=(dims,), outputs=((None,),), reduce=_sums(dims)))
-
-
-def _sums(dims: Dims) -> dict[int, str]:
-    return {dim.factor: "sum" for dim in dims if dim is not None}
+decomposition(aten.cummin.default)(_extremes("min"))

@@ -12,11 +12,12 @@ from dtckpt.errors import PlacementError
 
 from ..geometry.placement import REDUCE_OPS
 from ..mesh.spec import DTensorSpec
+from .engine.dims import all_dims
 from .engine.factors import Dim, Dims, Factors
-from .engine.local import with_local_shape
+from .engine.local_kernels import with_local_shape
+from .engine.rules import bytes_to_reduce, unary
 from .engine.table import LocalCall, OpCall, Rule, rule
 from .engine.windows import num_below
-from .views import all_dims, unary
 
 aten = torch.ops.aten
 
@@ -142,12 +143,6 @@ def slice_inverse(call: OpCall) -> Rule:
     dims = all_dims(source.ndim)
     part = _windowed(dims, dim, window, source)
     return Rule(rows=Factors(call=call, inputs=(part, dims), outputs=(dims,)), local=_local_inverse)
-
-
-def bytes_to_reduce(source: DTensorSpec, output: Any) -> tuple[float, ...]:
-    """Return, per mesh axis, the bytes that a rank receives when an output is reduced over it."""
-    size = output.shape.numel() * output.dtype.itemsize if output else 0
-    return tuple(2 * size * (count - 1) / count for count in source.mesh.shape)
 
 
 def _replaced(call: OpCall, dims: Dims, part: Dims, local: Any) -> Rule:

@@ -1,21 +1,19 @@
-"""Views: dims that are moved, joined, split, added or dropped."""
+"""Views: dims that are moved, joined, split, added or dropped, and copies of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dtckpt.errors import PlacementError
-
-from ..geometry.box import row_major_strides
-from ..geometry.placement import REDUCE_OPS
-from ..tensor.schemas import base_name
-from .engine.factors import LINEAR_OPS, Dim, Dims, Factors
-from .engine.local import reshaped, with_local_shape
-from .engine.table import LocalCall, LocalMaker, OpCall, Rule, rule
+from ..tensor.schemas import Op, base_name
+from .engine.dims import all_dims, without
+from .engine.factors import LINEAR_OPS, Dim, Dims
+from .engine.local_kernels import reshaped, with_local_shape
+from .engine.rules import unary
+from .engine.table import DECOMPOSITIONS, Decomposition, LocalCall, OpCall, Rule, rule
 from .reshaping import reshape_dims
 
 aten = torch.ops.aten
@@ -125,45 +123,6 @@ def _side_by_side(tensor: Tensor, count: int) -> Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-@rule(aten.diagonal.default)
-def diagonal(call: OpCall) -> Rule:
-    """The diagonal of two dims, which must be whole, as a new last dim."""
-    ndim = call.specs[0].ndim
-    ins, rest = without(ndim, call.arg(2, "dim1", 0), call.arg(3, "dim2", 1))
-    return unary(call, ins, (*rest, None))
-
-
-@rule(aten.diagonal_backward.default)
-def diagonal_backward(call: OpCall) -> Rule:
-    """Its gradient: zero beside the diagonal."""
-    outs, rest = without(len(call.args[1]), *call.args[3:5])
-    return unary(call, (*rest, None), outs, with_local_shape(1, "input_sizes"))
-
-
-@rule(aten.diagonal_scatter.default)
-def diagonal_scatter(call: OpCall) -> Rule:
-    """A tensor with another diagonal."""
-    ndim = call.specs[0].ndim
-    dims, rest = without(ndim, call.arg(3, "dim1", 0), call.arg(4, "dim2", 1))
-    return Rule(
-        rows=Factors(
-            call=call,
-            inputs=(dims, (*rest, None)),
-            outputs=(dims,),
-            linear=(frozenset({0, 1}),),
-            linear_ops=REDUCE_OPS,
-        )
-    )
-
-
-@rule(aten.diag_embed.default)
-def diag_embed(call: OpCall) -> Rule:
-    """The last dim as the diagonal of two new dims."""
-    ndim = call.specs[0].ndim + 1
-    outs, rest = without(ndim, call.arg(2, "dim1", -2), call.arg(3, "dim2", -1))
-    return unary(call, (*rest, None), outs)
-
-
 @rule(aten.unfold.default)
 def unfolded(call: OpCall) -> Rule:
     """Windows of a dim, which must be whole, along a new last dim."""
@@ -179,89 +138,34 @@ def unfold_backward(call: OpCall) -> Rule:
     return unary(call, (*outs, None), outs, local, linear_ops=LINEAR_OPS)
 
 
-@rule(aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default)
-def strided(call: OpCall) -> Rule:
-    """Elements by their place in memory: that of the whole tensor, with its own strides."""
-    if call.specs[0].stride != row_major_strides(call.specs[0].shape):
-        _require_own_memory(call)
-    return whole(call, _with_global_strides)
+_VIEWS = (
+    "_reshape_alias.default diagonal.default expand.default permute.default select.int slice.Tensor"
+    " split.Tensor split_with_sizes.default squeeze.default squeeze.dim squeeze.dims t.default"
+    " transpose.int unbind.int unfold.default unsqueeze.default view.dtype"
+    " view_as_complex.default view_as_real.default narrow.default"
+)
 
 
-def _require_own_memory(call: OpCall) -> None:
-    """Raise PlacementError where places lie between the elements, as beside those of a slice."""
-    source, first = call.specs[0], 2 if base_name(call.op) == "as_strided_scatter" else 1
-    sizes, strides = call.args[first], call.args[first + 1]
-    offset = call.arg(first + 2, "storage_offset") or 0
-    is_own = torch.zeros(max(_extent(source.shape, source.stride), 0), dtype=torch.bool)
-    is_own.as_strided(source.shape, source.stride).fill_(True)
-    if not is_own.as_strided(sizes, strides, offset).all():
-        raise PlacementError(
-            f"{call.op} reads {source} with the strides {source.stride} by places in memory that "
-            "are not all its own; take it of the tensor that this is a part of"
-        )
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.clone(memory_format=torch.contiguous_format)
+    return [_copied(item) for item in value]
 
 
-def _with_global_strides(local: LocalCall) -> Callable[..., Any]:
-    op, stride = local.op, local.call.specs[0].stride
-    is_scatter = base_name(op) == "as_strided_scatter"
-
-    def run(tensor: Tensor, *args: Any, storage_offset: int | None = None, **kwargs: Any) -> Tensor:
-        if tensor.stride() != stride and tensor.numel():
-            tensor = _with_strides(tensor, stride)
-        count = 3 if is_scatter else 2
-        given = args[count] if len(args) > count else storage_offset
-        offset = tensor.storage_offset() + (given or 0)  # a DTensor itself starts at 0
-        return op(tensor, *args[:count], offset, **kwargs)
+def _copy_of(view: Op) -> Decomposition:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return _copied(view(*args, **kwargs))
 
     return run
 
 
-def _with_strides(tensor: Tensor, stride: Sequence[int]) -> Tensor:
-    """Return a copy with other strides, by which elements that are equal may share memory."""
-    places = torch.arange(_extent(tensor.shape, stride), device=tensor.device)
-    memory = tensor.new_empty(places.shape)
-    memory[places.as_strided(tensor.shape, stride)] = tensor
-    return memory.as_strided(tensor.shape, stride)
+def _register() -> None:
+    for text in _VIEWS.split():
+        name, overload = text.split(".")
+        view = getattr(getattr(aten, name), overload)
+        DECOMPOSITIONS[getattr(getattr(aten, f"{name}_copy"), overload)] = _copy_of(view)
+    for op in (aten._reshape_copy.default, aten.view_copy.default):  # of any strides
+        DECOMPOSITIONS[op] = _copy_of(aten.reshape.default)
 
 
-def _extent(shape: Sequence[int], stride: Sequence[int]) -> int:
-    return 1 + sum(step * (size - 1) for step, size in zip(stride, shape, strict=True))
-
-
-def all_dims(ndim: int) -> Dims:
-    """Return a factor for every dim."""
-    return tuple(Dim(i) for i in range(ndim))
-
-
-def without(ndim: int, *whole: int) -> tuple[Dims, Dims]:
-    """Return a factor for every dim but some, once in place of all dims and once alone."""
-    excluded = {dim % max(ndim, 1) for dim in whole}
-    dims: Dims = tuple(None if i in excluded else Dim(i) for i in range(ndim))
-    return dims, tuple(dim for dim in dims if dim is not None)
-
-
-def whole(call: OpCall, local: LocalMaker | None = None) -> Rule:
-    """Return the rule of an operator that needs all of every tensor."""
-    inputs = tuple((None,) * spec.ndim for spec in call.specs)
-    outputs = tuple((None,) * len(meta.shape) if meta else () for meta in call.outputs)
-    return Rule(rows=Factors(call=call, inputs=inputs, outputs=outputs), local=local)
-
-
-def unary(
-    call: OpCall,
-    inputs: Dims,
-    outputs: Dims,
-    local: LocalMaker | None = None,
-    linear_ops: tuple[str, ...] = REDUCE_OPS,
-) -> Rule:
-    """Return the rule of an operator on one tensor that does not compute with its values."""
-    return Rule(
-        rows=Factors(
-            call=call,
-            inputs=(inputs,),
-            outputs=(outputs,) * len(call.outputs),
-            linear=(frozenset({0}),),
-            linear_ops=linear_ops,
-        ),
-        local=local,
-    )
+_register()

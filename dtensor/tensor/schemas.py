@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..comm.caches import remembered
-from ..torch_private import OpOverload, overload_of, schema_of
+from ..torch_private import OpOverload, schema_of
 
 Op = OpOverload
 
@@ -52,11 +52,6 @@ def _signature(op: Op) -> list[tuple[str, str]]:
 def base_name(op: Op) -> str:
     """Return the name of an operator without namespace and overload."""
     return schema_of(op).name.split("::")[1]
-
-
-def is_default_overload(op: Op) -> bool:
-    """Whether the operator is the plain form of its name."""
-    return overload_of(op) == "default"
 
 
 @remembered(MAX_OPERATORS)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...comm.reductions import all_reduce
 from ...mesh.device_mesh import DeviceMesh
-from .forms import zeros_if_empty
+from .local_kernels import zeros_if_empty
 from .table import LocalCall
 
 _linalg: Any = torch.linalg

@@ -11,19 +11,17 @@ A table of forms maps names to such lines: an operator is added by one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from ...comm.caches import remembered
 from ...mesh.spec import DTensorSpec
 from ...tensor.schemas import Op
 from ...torch_private import schema_of
 from .factors import LINEAR_OPS, Dim, Dims, Factors
-from .table import RULES, LocalCall, LocalMaker, OpCall, Rule
+from .local_kernels import zeros_if_empty, zeros_of_nothing
+from .table import RULES, LocalMaker, OpCall, Rule
 
 Keys = tuple[Hashable | None, ...]
 
@@ -87,6 +85,11 @@ class Form:
             local=self.local
             or (zeros_if_empty if _is_more(terms, out_terms) else zeros_of_nothing),
         )
+
+
+def linear(text: str, local: LocalMaker | None = None) -> Form:
+    """Return a form that is linear in the first tensor."""
+    return Form(text, ("0",), local)
 
 
 def register_forms(namespace: Any, forms: Mapping[str, str | Form]) -> None:
@@ -183,41 +186,6 @@ def _sizes(keys: Sequence[Keys], shapes: Sequence[Sequence[int]]) -> dict[Hashab
     return {key: next(iter(sizes)) for key, sizes in wide.items() if len(sizes) == 1}
 
 
-def zeros_of_nothing(local: LocalCall) -> Callable[..., Any] | None:
-    """Return what makes zeros where this rank's part of an input is empty, else None.
-
-    Its outputs are then empty, or sums of nothing; many kernels refuse empty batches.
-    """
-    if not lacks_elements(local):
-        return None
-    metas = [None if s is None else (s.local_shape, s.dtype) for s in local.outputs]
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        device = next(a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)).device
-        made = [m if m is None else torch.zeros(m[0], dtype=m[1], device=device) for m in metas]
-        return made[0] if len(made) == 1 else tuple(made)
-
-    return run
-
-
-def zeros_if_empty(local: LocalCall) -> Callable[..., Any] | None:
-    """Return zeros where all outputs of this rank are empty.
-
-    For operators that have something to compute where a factor is empty, as they know themselves.
-    """
-    made = all(spec is None or 0 in spec.local_shape for spec in local.outputs)
-    return zeros_of_nothing(local) if made else None
-
-
 def _is_more(terms: Sequence[Term], out_terms: Sequence[Term]) -> bool:
     """Whether a sum of nothing leaves an addend, or some output needs no factor that is empty."""
     return any(t.is_addend for t in terms) or any(t.untouched for t in out_terms)
-
-
-def lacks_elements(local: LocalCall) -> bool:
-    """Whether a dim of an input is empty here although it is not empty globally."""
-    return any(
-        here == 0 != size
-        for spec in local.inputs
-        for here, size in zip(spec.local_shape, spec.shape, strict=False)
-    )

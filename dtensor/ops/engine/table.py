@@ -1,10 +1,12 @@
-"""The table of sharding rules: what an operator may do with placements.
+"""The tables that say how operators run: by a sharding rule, or by a decomposition of ours.
 
 A rule looks at one call and names, for one mesh axis at a time, the *rows* that are right: the
 placement of every tensor input and of every output along that axis. The engine takes the cheapest
 row per axis, so the cost grows with the number of axes and never with the product of their
 choices. Most rules state their *factors* and get their rows from those (``factors.py``); a rule may
 also list rows itself, which is what ``register_sharding`` gives to users.
+
+A decomposition is a function of our own that runs in place of the operator, on distributed tensors.
 """
 
 from __future__ import annotations
@@ -13,13 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from dtckpt.errors import PlacementError
-
-from ...geometry.placement import Placement, Replicate
+from ...geometry.placement import Placement
 from ...mesh.spec import DTensorSpec, TensorMeta
-from ...mesh.torch_layouts import AnyPlacement, placements_from_torch
 from ...tensor.schemas import Op, functional_of
-from ...torch_private import OpOverloadPacket, schema_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,9 +128,6 @@ class RuleTable(dict[Op, "RuleMaker"]):
 RULES = RuleTable()
 """The one table of rules."""
 
-METAS: dict[Op, Callable[..., Any]] = {}
-"""What makes empty results of the global shapes, for operators that torch cannot run on meta."""
-
 
 def rule(*ops: Op) -> Callable[[RuleMaker], RuleMaker]:
     """Register the decorated function as the rule of some operators."""
@@ -144,107 +139,49 @@ def rule(*ops: Op) -> Callable[[RuleMaker], RuleMaker]:
     return register
 
 
-@dataclass(frozen=True, slots=True)
-class ListedRows:
-    """Rows that do not depend on the axis."""
+Decomposition = Callable[..., Any]
+"""Takes what the operator takes, distributed tensors in it, and returns what it returns; or
+NotImplemented where this call is better left to its sharding rule. Which of the two must follow
+from specs and arguments, as plans do: a call that was left to the rule once is not asked again."""
 
-    listed: tuple[Row, ...]
-
-    def rows(self, axis: int, cuts: Cuts) -> Sequence[Row]:
-        """Return the rows, which are the same for all axes."""
-        del axis, cuts
-        return self.listed
+DECOMPOSITIONS: dict[Op, Decomposition] = {}
+"""By operator. Unlike a rule, a decomposition may do several operators and communicate."""
 
 
-Shardings = Sequence[tuple[Sequence[AnyPlacement], Sequence[AnyPlacement | None]]]
+def decomposition(*ops: Op) -> Callable[[Decomposition], Decomposition]:
+    """Register the decorated function for some operators.
 
-
-def register_sharding(
-    op: Op | OpOverloadPacket | Sequence[Op | OpOverloadPacket],
-) -> Callable[[Callable[..., Shardings]], Callable[..., Shardings]]:
-    """Register the decorated function as the rule of one operator or several.
-
-    It is called with the arguments of the operator, a ``DTensorSpec`` in the place of every
-    tensor, and returns the shardings that are right along one mesh axis: pairs of the placements
-    of all outputs and of all arguments (None for those that are no tensors). All-replicate need
-    not be listed. A rule of the user replaces the one of the library. An operator is named with its
-    overload, as ``torch.ops.my.smooth.default``, which may be left out where there is one only.
-
-    Raises PlacementError for what is no such operator. The first call of a kind raises it, alike on
-    all ranks, where the function lists too few placements or too many, or a sharding in which local
-    tensors give results of other shapes than they must.
+    It is asked before the rule of the operator, unless every tensor is replicated on all axes and
+    there is a rule. A rule of the user goes before it.
     """
-    given: list[Any] = list(op) if isinstance(op, list | tuple) else [op]
-    ops = [_overload(one) for one in given]
+    return _registering(DECOMPOSITIONS, ops)
 
-    def register(function: Callable[..., Shardings]) -> Callable[..., Shardings]:
-        def maker(call: OpCall) -> Rule:
-            listed = [_replicated(call)]
-            for outputs, inputs in function(*call.args, **call.kwargs):
-                tensors = [p for p in inputs if p is not None]
-                _require_one_each(call, outputs, inputs)
-                ins = zip(tensors, call.specs, strict=True)
-                outs = zip(outputs, call.outputs, strict=True)
-                listed.append(
-                    Row(
-                        tuple(_one(p, spec.ndim) for p, spec in ins),
-                        tuple(_one(p, len(m.shape) if m else 0) for p, m in outs),
-                    )
-                )
-            return Rule(rows=ListedRows(tuple(listed)))
 
-        RULES.register(ops, maker, by_user=True)
+ACROSS_MESHES: dict[Op, Decomposition] = {}
+"""Decompositions of operators on lists that may hold tensors of several meshes and plain ones, and
+that need to see them together."""
+
+
+def across_meshes(*ops: Op) -> Callable[[Decomposition], Decomposition]:
+    """Register the decorated function for some operators; nothing is asked before it."""
+    return _registering(ACROSS_MESHES, ops)
+
+
+METAS: dict[Op, Callable[..., Any]] = {}
+"""What makes empty results of the global shapes, for operators that torch cannot run on meta, or
+not as fast."""
+
+
+def meta(*ops: Op) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register the decorated function, which takes tensors without data, for some operators."""
+    return _registering(METAS, ops)
+
+
+def _registering(
+    table: dict[Op, Callable[..., Any]], ops: Sequence[Op]
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        table.update(dict.fromkeys(ops, function))
         return function
 
     return register
-
-
-def _overload(op: object) -> Op:
-    """Return an operator, that of a packet with one overload too."""
-    if isinstance(op, Op):
-        return op
-    overloads: list[str] = []
-    if isinstance(op, OpOverloadPacket):
-        overloads = op.overloads()
-        if len(overloads) == 1:
-            return getattr(op, overloads[0])
-    which = ", ".join(f"{op}.{name}" for name in overloads[:6])
-    raise PlacementError(
-        "register_sharding takes operators with their overload, such as "
-        f"torch.ops.my.smooth.default, got {op!r} of {type(op).__name__}"
-        + (f"; it has the overloads {which}" if which else "")
-    )
-
-
-def _require_one_each(
-    call: OpCall, outputs: Sequence[object], inputs: Sequence[AnyPlacement | None]
-) -> None:
-    """Raise PlacementError unless there is one placement for each tensor, None for other values."""
-    places: list[bool] = []
-    for value in (*call.args, *call.kwargs.values()):
-        parts: list[Any] = list(value) if isinstance(value, list | tuple) else []
-        tensors = [part for part in parts if isinstance(part, DTensorSpec)]
-        places.extend([True] * len(tensors) if tensors else [isinstance(value, DTensorSpec)])
-    defaults = len(schema_of(call.op).arguments) - len(call.args) - len(call.kwargs)
-    given = [placement is not None for placement in inputs]
-    if len(outputs) != len(call.outputs) or not _fits(given, places, defaults):
-        raise PlacementError(
-            f"the rule registered for {call.op} gives {len(outputs)} placements of outputs and "
-            f"{sum(given)} of tensor arguments in a sharding of {len(given)} arguments, expected "
-            f"{len(call.outputs)} and {len(call.specs)} of {len(places)}; list all of them in "
-            f"their order, with None for arguments that are no tensors (got {list(inputs)})"
-        )
-
-
-def _fits(given: list[bool], places: list[bool], defaults: int) -> bool:
-    """Whether tensors are where they must be; arguments left to their defaults may be listed."""
-    rest = given[len(places) :]
-    return given[: len(places)] == places and not any(rest) and len(rest) <= max(0, defaults)
-
-
-def _replicated(call: OpCall) -> Row:
-    return Row((Replicate(),) * len(call.specs), (Replicate(),) * len(call.outputs))
-
-
-def _one(placement: AnyPlacement, ndim: int) -> Placement:
-    return placements_from_torch((placement,), (1,), ndim)[0]

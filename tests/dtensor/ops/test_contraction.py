@@ -23,7 +23,9 @@ from dtckpt.dtensor import (
 from dtckpt.dtensor.ops.contraction import CONTRACTIONS
 from dtckpt.dtensor.ops.engine.forms import operator
 from dtckpt.dtensor.ops.linalg import BATCHED, DETERMINANTS, REFUSING
-from dtckpt.dtensor.ops.pooling import PADS, POOLS, SAMPLERS, SHUFFLES
+from dtckpt.dtensor.ops.padding import PADS
+from dtckpt.dtensor.ops.pooling import POOLS
+from dtckpt.dtensor.ops.resampling import SAMPLERS, SHUFFLES
 
 from ..rank_meshes import assert_holds, run_on_mesh
 from .op_cases import Case, check_on

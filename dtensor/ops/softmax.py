@@ -1,17 +1,57 @@
-"""Softmax and its kin along a dim that the mesh cuts: two small reductions, nothing gathered."""
+"""Softmax and its kin: the dims must be whole, or two small reductions cross those that are not."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .pieces import accumulator, cut_axes, dims_of, reduced, replicated
-from .table import decomposition
+from .engine.dims import dims_of, without
+from .engine.factors import Factors
+from .engine.primitives import accumulator, cut_axes, reduced, replicated
+from .engine.rules import alike, over_whole_dims
+from .engine.table import METAS, OpCall, Rule, decomposition, meta, rule
 
 aten = torch.ops.aten
+
+
+@rule(aten._softmax.default, aten._log_softmax.default)
+def softmax_rule(call: OpCall) -> Rule:
+    """Softmax along one dim, which must be whole."""
+    return alike(call, without(call.specs[0].ndim, call.args[1])[0])
+
+
+@rule(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
+def softmax_backward_rule(call: OpCall) -> Rule:
+    """Its gradient, from the gradient and the values of the output."""
+    return alike(call, without(call.specs[0].ndim, call.args[2])[0])
+
+
+METAS[aten._log_softmax.default] = aten._softmax.default
+
+
+@rule(aten._masked_softmax.default, aten._masked_softmax_backward.default)
+def masked_softmax_rule(call: OpCall) -> Rule:
+    """Softmax with a mask of the same shape, or of another (by its type) on whole tensors."""
+    (source, *others, mask), dim = call.specs, call.arg(len(call.specs), "dim")
+    dims, _ = without(source.ndim, -1 if dim is None else dim)
+    if source.shape != mask.shape:
+        dims = (None,) * source.ndim
+    mask_dims = dims if mask.ndim == source.ndim else (None,) * mask.ndim
+    inputs = (dims,) * (1 + len(others))
+    return Rule(rows=Factors(call=call, inputs=(*inputs, mask_dims), outputs=(dims,)))
+
+
+@meta(aten._masked_softmax.default, aten._masked_softmax_backward.default)
+def masked_softmax_meta(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Return an empty tensor like the first."""
+    return torch.empty_like(tensor)
+
+
+rule(aten.logsumexp.default)(over_whole_dims)
 
 
 def _is_cut(tensor: Tensor, dims: tuple[int, ...]) -> bool:
@@ -48,27 +88,20 @@ def logsumexp(tensor: Tensor, dim: Sequence[int], keepdim: bool = False) -> Any:
     return logs if keepdim else logs.squeeze(dims)
 
 
-@decomposition(aten._softmax.default)
-def softmax(tensor: Tensor, dim: int, half_to_float: bool) -> Any:
-    """Return the softmax; every rank keeps its part."""
-    dims = dims_of(tensor, dim)
-    if not _is_cut(tensor, dims) or not tensor.is_floating_point():
-        return NotImplemented
-    values = reduced(tensor.to(accumulator(tensor.dtype)))
-    values, total = _exponentials(values - _maximum(values, dims), dims)
-    return (values / total).to(torch.float32 if half_to_float else tensor.dtype)
-
-
-@decomposition(aten._log_softmax.default)
-def log_softmax(tensor: Tensor, dim: int, half_to_float: bool) -> Any:
-    """Return the logarithm of the softmax; every rank keeps its part."""
+def softmax(tensor: Tensor, dim: int, half_to_float: bool, *, is_log: bool) -> Any:
+    """Return the softmax or its logarithm; every rank keeps its part."""
     dims = dims_of(tensor, dim)
     if not _is_cut(tensor, dims) or not tensor.is_floating_point():
         return NotImplemented
     values = reduced(tensor.to(accumulator(tensor.dtype)))
     shifted = values - _maximum(values, dims)
-    _, total = _exponentials(shifted, dims)
-    return (shifted - total.log()).to(torch.float32 if half_to_float else tensor.dtype)
+    powers, total = _exponentials(shifted, dims)
+    made = shifted - total.log() if is_log else powers / total
+    return made.to(torch.float32 if half_to_float else tensor.dtype)
+
+
+decomposition(aten._softmax.default)(partial(softmax, is_log=False))
+decomposition(aten._log_softmax.default)(partial(softmax, is_log=True))
 
 
 @decomposition(aten._safe_softmax.default)

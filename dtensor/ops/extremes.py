@@ -1,28 +1,82 @@
-"""Extremes with their places: each rank names its best, and the best of those is the result."""
+"""Largest and smallest elements, and their places.
+
+Values alone are Partial results. Where places are asked for, each rank names its best, and the best
+of those is the result.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..geometry.placement import Replicate, Shard
-from ..ops.engine.local import identity_of
-from .pieces import (
+from ..tensor.schemas import base_name
+from .engine.dims import dims_of
+from .engine.primitives import (
     cut_axes,
-    dims_of,
     on_locals,
     reduced,
     reduced_spec,
     replicated,
     spec_of_dtensor,
 )
-from .table import Decomposition, decomposition
+from .engine.rules import named_dims, over_whole_dims, reducing
+from .engine.table import Decomposition, LocalCall, OpCall, Rule, decomposition, rule
 
-aten = torch.ops.aten
+aten, prims = torch.ops.aten, torch.ops.prims
+
+_REDUCE_OPS = {"max": "max", "amax": "max", "min": "min", "amin": "min"}
+
+
+@rule(
+    aten.amax.default,
+    aten.amin.default,
+    aten.max.default,
+    aten.min.default,
+    prims.amax.default,
+    prims.amin.default,
+)
+def extremes_rule(call: OpCall) -> Rule:
+    """Largest and smallest over some dims or all."""
+    reduce_op = _REDUCE_OPS[base_name(call.op)]
+    if call.op in (aten.max.default, aten.min.default) and 0 in call.specs[0].shape:
+        # Which the operator refuses with values only.
+        raise RuntimeError(f"{reduce_op}() of a tensor without elements ({call.specs[0]})")
+    return reducing(call, reduce_op, local=_or_identity)
+
+
+def _or_identity(local: LocalCall) -> Callable[..., Any] | None:
+    """Return what a rank without elements gives: the number that changes no extreme."""
+    source = local.inputs[0]
+    if source.box is None or all(source.box.sizes[d] for d in named_dims(local.call)):
+        return None
+    shape = local.output_shape
+    identity = _identity(_REDUCE_OPS[base_name(local.call.op)], source.dtype)
+
+    def run(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
+        return tensor.new_full(shape, identity)
+
+    return run
+
+
+def _identity(reduce_op: str, dtype: torch.dtype) -> Any:
+    """Return the value that changes no maximum or minimum of ``dtype``."""
+    if dtype == torch.bool:
+        return reduce_op == "min"
+    if dtype.is_floating_point:
+        return float("-inf") if reduce_op == "max" else float("inf")
+    info = torch.iinfo(dtype)
+    return info.min if reduce_op == "max" else info.max
+
+
+rule(aten.argmax.default, aten.argmin.default, aten.aminmax.default, aten.max.dim, aten.min.dim)(
+    over_whole_dims
+)
+
 
 _NOWHERE = torch.iinfo(torch.int64).max
 
@@ -70,7 +124,7 @@ def _of_part(
     """Return the best of a part, which starts at ``offsets`` of ``shape``, and where it is."""
     kept = [size for d, size in enumerate(local.shape) if d not in dims]
     if any(local.shape[d] == 0 for d in dims):
-        nothing = local.new_full(kept, identity_of(reduce_op, local.dtype))
+        nothing = local.new_full(kept, _identity(reduce_op, local.dtype))
         return nothing, local.new_full(kept, _NOWHERE, dtype=torch.int64)
     if len(dims) == 1:
         found = local.max(dims[0]) if reduce_op == "max" else local.min(dims[0])
@@ -119,3 +173,9 @@ def aminmax(tensor: Tensor, *, dim: int | None = None, keepdim: bool = False) ->
     if not cut_axes(tensor, dims) or any(tensor.shape[d] == 0 for d in dims):
         return NotImplemented
     return tensor.amin(dims, keepdim), tensor.amax(dims, keepdim)
+
+
+@decomposition(aten._foreach_max.default)
+def foreach_max(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the largest element of every tensor."""
+    return [tensor.max() for tensor in tensors]

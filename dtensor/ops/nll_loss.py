@@ -10,14 +10,15 @@ from torch import Tensor
 
 from ..mesh.spec import DTensorSpec
 from .engine.factors import Dim, Dims, Factors
-from .engine.table import LocalCall, OpCall, Rule, rule
-from .loss import MEAN, NONE
+from .engine.primitives import is_low
+from .engine.table import Decomposition, LocalCall, OpCall, Rule, decomposition, rule
+from .loss import MEAN, NONE, SUM, single_if_low
 
 aten = torch.ops.aten
 
 
 @rule(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
-def nll_loss(call: OpCall) -> Rule:
+def nll_loss_rule(call: OpCall) -> Rule:
     """The loss, and the weight of all targets; a mean over parts is made of both sums."""
     classes, samples, weight = _dims(call.specs[0])
     inputs = (classes, samples, weight)[: len(call.specs)]
@@ -35,7 +36,7 @@ def nll_loss(call: OpCall) -> Rule:
 
 
 @rule(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
-def nll_loss_backward(call: OpCall) -> Rule:
+def nll_loss_backward_rule(call: OpCall) -> Rule:
     """Its gradient, for which only the weight of all targets is common."""
     classes, samples, weight = _dims(call.specs[1])
     grad = samples if call.args[4] == NONE else ()
@@ -125,3 +126,23 @@ def _targets(
     if weight is None or count == 0:
         return mine, index, mine.to(values.dtype)
     return mine, index, torch.where(mine, weight[index], 0)
+
+
+def _nll_loss(op: Any) -> Decomposition:
+    def run(
+        values: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
+    ) -> Any:
+        if reduction == NONE:
+            return NotImplemented
+        low = is_low(values.dtype)
+        if reduction == SUM and not low:
+            return NotImplemented
+        total, count = op(single_if_low(values), target, single_if_low(weight), SUM, ignore_index)
+        result = total / count if reduction == MEAN else total
+        return result.to(values.dtype), count.to(values.dtype)
+
+    return run
+
+
+for _op in (aten.nll_loss_forward.default, aten.nll_loss2d_forward.default):
+    decomposition(_op)(_nll_loss(_op))

@@ -1,4 +1,8 @@
-"""Gather and scatter: elements by indices along one dim, at the same place of all others."""
+"""Picking and placing elements by indices along one dim.
+
+Where that dim is sharded, each rank picks what it has, zero terms elsewhere, and writes what it
+has.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +15,11 @@ from torch import Tensor
 from ..geometry.placement import REDUCE_OPS
 from ..mesh.spec import DTensorSpec
 from ..tensor.schemas import base_name, is_in_place
+from .engine.dims import all_dims
 from .engine.factors import LINEAR_OPS, Dim, Dims, Factors
-from .engine.owned import Span, never_empty, span_of
+from .engine.local_indices import Span, never_empty, span_of
+from .engine.rules import bytes_to_reduce, needs_whole
 from .engine.table import LocalCall, OpCall, Rule, rule
-from .slicing import bytes_to_reduce
-from .views import whole
 
 aten = torch.ops.aten
 
@@ -26,7 +30,7 @@ def gathered(call: OpCall) -> Rule:
     source, index = call.specs
     dim = call.args[1] % max(source.ndim, 1)
     if source.ndim != index.ndim or not source.ndim:
-        return whole(call)
+        return needs_whole(call)
     found = Dim(source.ndim)
     picked = _along(index, call, dim, found)
     return Rule(
@@ -56,7 +60,7 @@ def scattered(call: OpCall) -> Rule:
     source = call.specs[0]
     dim = call.args[1] % max(source.ndim, 1)
     if any(spec.ndim != source.ndim for spec in call.specs) or not source.ndim:
-        return whole(call)
+        return needs_whole(call)
     adds = base_name(call.op) == "scatter_add"
     found = Dim(source.ndim) if adds and _same_size(call, dim) else None
     dims = _along(source, call, dim, Dim(dim))
@@ -121,5 +125,96 @@ def _local_scatter(local: LocalCall) -> Callable[..., Any] | None:
         extended = op(torch.cat([tensor, more], span.dim), span.dim, located, *rest, **kwargs)
         made = extended.narrow(span.dim, 0, span.count)
         return tensor.copy_(made) if writes else made.contiguous()
+
+    return run
+
+
+@rule(aten.index_select.default)
+def index_select(call: OpCall) -> Rule:
+    """Elements by indices into one dim."""
+    source, first, index = call.specs[0], call.outputs[0], call.specs[1]
+    if not source.ndim:
+        return needs_whole(call)
+    dim = call.args[1] % source.ndim
+    dims = all_dims(source.ndim)
+    found = Dim(source.ndim)
+    return Rule(
+        rows=Factors(
+            call=call,
+            inputs=(dims, (found,) * index.ndim),
+            outputs=((*dims[:dim], found if index.ndim else None, *dims[dim + 1 :]),),
+            reduce={dim: "sum"},
+            reduce_bytes={dim: bytes_to_reduce(source, first)},
+            linear=(frozenset({0}),),
+            linear_ops=REDUCE_OPS,
+        ),
+        local=_local_index_select,
+    )
+
+
+@rule(
+    aten.index_add.default,
+    aten.index_copy.default,
+    aten.index_reduce.default,
+    aten.index_fill.int_Scalar,
+    aten.index_fill.int_Tensor,
+)
+def index_write(call: OpCall) -> Rule:
+    """One dim written at indices into it."""
+    source, index, values = call.specs[0], call.specs[1], call.specs[2:]
+    if not source.ndim or any(spec.ndim not in (0, source.ndim) for spec in values):
+        return needs_whole(call)
+    dim = call.args[1] % source.ndim
+    dims = all_dims(source.ndim)
+    name = base_name(call.op)
+    found = Dim(source.ndim) if name == "index_add" and index.ndim else None
+    part = (*dims[:dim], found, *dims[dim + 1 :])
+    ops = {"index_add": LINEAR_OPS, "index_copy": REDUCE_OPS}.get(name, ())
+    return Rule(
+        rows=Factors(
+            call=call,
+            inputs=(
+                dims,
+                (found,) * index.ndim,
+                *(part if spec.ndim else () for spec in values),
+            ),
+            outputs=(dims,),
+            reduce={found.factor: "sum"} if found else {},
+            addends=frozenset({0}),
+            linear=(frozenset({0, 2}),) if ops else (),
+            linear_ops=ops,
+        ),
+        local=_local_index_write,
+    )
+
+
+def _local_index_select(local: LocalCall) -> Callable[..., Any] | None:
+    source = local.inputs[0]
+    dim = local.call.args[1] % max(source.ndim, 1)
+    span = span_of(source, dim)
+    if span is None:
+        return None
+    after = source.ndim - dim - 1
+
+    def run(tensor: Tensor, _: int, index: Tensor) -> Tensor:
+        located, inside = span.find(index.reshape(-1))
+        found = never_empty(tensor, [span]).index_select(dim, located)
+        return found.masked_fill(~inside[(..., *(None,) * after)], 0)
+
+    return run
+
+
+def _local_index_write(local: LocalCall) -> Callable[..., Any] | None:
+    source = local.inputs[0]
+    dim = local.call.args[1] % max(source.ndim, 1)
+    span, op = span_of(source, dim), local.op
+    if span is None:
+        return None
+
+    def run(tensor: Tensor, _: int, index: Tensor, value: Any, *rest: Any, **kwargs: Any) -> Tensor:
+        places, located = span.keep(index.reshape(-1))
+        if isinstance(value, Tensor) and value.ndim:
+            value = value.index_select(dim, places)
+        return op(tensor, dim, located, value, *rest, **kwargs)
 
     return run

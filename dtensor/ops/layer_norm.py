@@ -1,4 +1,7 @@
-"""Layer norm and its kin where the mesh cuts what is normalised: small reductions only."""
+"""Layer norm and RMS norm: the leading dims pass through.
+
+Where the mesh cuts what is normalised, small sums are reduced and nothing is gathered.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +12,47 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .moments import moments
-from .pieces import accumulator, cut_axes, dims_of, reduced
-from .table import decomposition
+from .engine.dims import leading
+from .engine.factors import Factors
+from .engine.primitives import accumulator, cut_axes, reduced, reduced_sum
+from .engine.table import OpCall, Rule, decomposition, rule
+from .variance import moments
 
 aten = torch.ops.aten
 
 
+@rule(aten.native_layer_norm.default, aten._fused_rms_norm.default)
+def norm_rule(call: OpCall) -> Rule:
+    """Values over the last dims, and what there is one of for all of these (means, roots)."""
+    ndim = call.specs[0].ndim
+    dims = leading(ndim, ndim - len(call.args[1]))
+    weights = tuple((None,) * spec.ndim for spec in call.specs[1:])
+    outputs = (dims,) * len(call.outputs)
+    return Rule(rows=Factors(call=call, inputs=(dims, *weights), outputs=outputs))
+
+
+@rule(aten.native_layer_norm_backward.default, aten._fused_rms_norm_backward.default)
+def norm_backward_rule(call: OpCall) -> Rule:
+    """Their gradients: those of weight and bias sum over the leading dims."""
+    ndim, normalised = call.specs[0].ndim, len(call.args[2])
+    lead, num_values = (
+        ndim - normalised,
+        4 if call.op is aten.native_layer_norm_backward.default else 3,
+    )
+    dims, whole = leading(ndim, lead), (None,) * normalised
+    weights = (whole,) * (len(call.specs) - num_values)
+    return Rule(
+        rows=Factors(
+            call=call,
+            inputs=(*(dims,) * num_values, *weights),
+            outputs=(dims, *(whole,) * (len(call.outputs) - 1)),
+            reduce=dict.fromkeys(range(lead), "sum"),
+        )
+    )
+
+
 def _last_dims(tensor: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(range(tensor.ndim - len(shape), tensor.ndim))
-
-
-def _total(tensor: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """Return the sum over some dims, which are kept, on all ranks that have terms of it."""
-    return reduced(tensor.sum(dims, keepdim=True))
 
 
 @decomposition(aten.native_layer_norm.default)
@@ -65,7 +95,7 @@ def layer_norm_backward(
     count = math.prod(shape)
     grads: list[Tensor | None] = [None, None, None]
     if output_mask[0]:
-        shared = _total(inner, dims) + normal * _total(inner * normal, dims)
+        shared = reduced_sum(inner, dims) + normal * reduced_sum(inner * normal, dims)
         grads[0] = ((inner - shared / count) * scale).to(tensor.dtype)
     if output_mask[1] and weight is not None:
         grads[1] = _over(given * normal, lead).to(weight.dtype)
@@ -86,7 +116,7 @@ def rms_norm(tensor: Tensor, shape: Sequence[int], weight: Tensor | None, eps: f
         return NotImplemented
     values = reduced(tensor.to(accumulator(tensor.dtype)))
     small = torch.finfo(values.dtype).eps if eps is None else eps
-    scale = (_total(values * values, dims) / math.prod(shape) + small).rsqrt()
+    scale = (reduced_sum(values * values, dims) / math.prod(shape) + small).rsqrt()
     values = values * scale
     return (values if weight is None else values * weight).to(tensor.dtype), scale
 
@@ -110,35 +140,8 @@ def rms_norm_backward(
     inner = given if weight is None else given * weight
     grads: list[Tensor | None] = [None, None]
     if output_mask[0]:
-        shared = normal * _total(inner * normal, dims) / math.prod(shape)
+        shared = normal * reduced_sum(inner * normal, dims) / math.prod(shape)
         grads[0] = ((inner - shared) * scale).to(tensor.dtype)
     if output_mask[1] and weight is not None:
         grads[1] = _over(given * normal, lead).to(weight.dtype)
     return tuple(grads)
-
-
-@decomposition(aten._weight_norm_interface.default)
-def weight_norm(values: Tensor, sizes: Tensor, dim: int = 0) -> Any:
-    """Return values of the wanted size along one dim, and the size that they had."""
-    others = _others(values, dim)
-    if not (cut_axes(values, others) or cut_axes(sizes, others)):
-        return NotImplemented
-    norms = torch.linalg.vector_norm(values, 2, others, keepdim=True)
-    return values * (sizes / norms), norms
-
-
-@decomposition(aten._weight_norm_interface_backward.default)
-def weight_norm_backward(
-    grad: Tensor, values: Tensor, sizes: Tensor, norms: Tensor, dim: int
-) -> Any:
-    """Return the gradients of the values and of the sizes."""
-    others = _others(values, dim)
-    if not any(cut_axes(t, others) for t in (grad, values)):
-        return NotImplemented
-    along = _total(grad * values, others) / norms
-    return (grad - values * (along / norms)) * (sizes / norms), along
-
-
-def _others(tensor: Tensor, dim: int) -> tuple[int, ...]:
-    (own,) = dims_of(tensor, dim)
-    return tuple(d for d in range(tensor.ndim) if d != own)

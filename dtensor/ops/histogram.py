@@ -1,4 +1,4 @@
-"""Histograms, whose bounds are those of all values, and counts of numbers."""
+"""Histograms: counts between given bounds add up; other bounds are those of all values."""
 
 from __future__ import annotations
 
@@ -10,11 +10,23 @@ from torch import Tensor
 
 from ..geometry.placement import Partial, Placement, Replicate
 from ..mesh.spec import spec_of
-from .pieces import cut_axes, dims_of, on_locals, reduced, spec_of_dtensor
-from .table import decomposition
-from .whole import local_whole
+from .engine.dims import all_dims, dims_of
+from .engine.factors import Dims, Factors
+from .engine.gathered import gathered_local, on_gathered
+from .engine.primitives import cut_axes, on_locals, reduced, spec_of_dtensor
+from .engine.table import OpCall, Rule, decomposition, rule
 
 aten = torch.ops.aten
+
+
+@rule(aten.histc.default)
+def histc_rule(call: OpCall) -> Rule:
+    """Counts between given bounds add up; other bounds are those of all values."""
+    low, high = call.arg(2, "min", 0), call.arg(3, "max", 0)
+    source = call.specs[0]
+    dims: Dims = all_dims(source.ndim) if low != high else (None,) * source.ndim
+    reduce = dict.fromkeys(range(source.ndim), "sum") if low != high else {}
+    return Rule(rows=Factors(call=call, inputs=(dims,), outputs=((None,),), reduce=reduce))
 
 
 def _bounds(values: Tensor) -> tuple[float, float]:
@@ -59,7 +71,7 @@ def histogram_between(
     values: Tensor, bins: Tensor, *, weight: Tensor | None = None, density: bool = False
 ) -> Any:
     """Return a histogram between given edges, and the edges."""
-    edges = local_whole(aten.histogram.bins_tensor, bins)
+    edges = gathered_local(aten.histogram.bins_tensor, bins)
 
     def count(local: Tensor, weight: Tensor | None = None) -> Sequence[Tensor]:
         return torch.histogram(local, edges, weight=weight)
@@ -120,13 +132,8 @@ def _like(tensor: Tensor, placements: tuple[Placement, ...]) -> Tensor:
     return whole.redistribute(placements=placements)
 
 
-@decomposition(aten.allclose.default)
-def allclose(
-    tensor: Tensor,
-    other: Tensor,
-    rtol: float = 1e-05,
-    atol: float = 1e-08,
-    equal_nan: bool = False,
-) -> bool:
-    """Return whether all elements are close, on every rank."""
-    return bool(torch.isclose(tensor, other, rtol, atol, equal_nan).all().item())
+on_gathered(
+    aten._histogramdd_bin_edges.default,
+    aten._histogramdd_from_bin_cts.default,
+    aten._histogramdd_from_bin_tensors.default,
+)

@@ -1,4 +1,4 @@
-"""Norms over the elements of channels and groups of them: samples and channels pass through."""
+"""Group norm: samples and groups of channels pass through."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from .engine.factors import Dim, Dims, Factors
+from .engine.local_kernels import zeros
 from .engine.table import LocalCall, OpCall, Rule, rule
 
 aten = torch.ops.aten
+
 
 _SAMPLE, _CHANNEL = 0, 1
 
@@ -57,7 +59,7 @@ def _dims(call: OpCall, index: int, groups: int) -> tuple[Dims, Dims]:
 
 def _local_forward(local: LocalCall) -> Callable[..., Any]:
     unit = local.call.specs[0].shape[1] // local.call.args[6]
-    empties = _empties(local)
+    empties = zeros(local)
 
     def run(values: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any) -> Any:
         if values.numel() == 0:
@@ -70,7 +72,7 @@ def _local_forward(local: LocalCall) -> Callable[..., Any]:
 
 def _local_backward(local: LocalCall) -> Callable[..., Any]:
     unit = local.call.specs[1].shape[1] // local.call.args[8]
-    empties = _empties(local)
+    empties = zeros(local)
 
     def run(
         grad: Tensor,
@@ -94,67 +96,3 @@ def _sizes(values: Tensor, unit: int) -> Sequence[int]:
     """Return what the operator asks for: samples, channels, elements of a channel, groups."""
     samples, channels = values.shape[:2]
     return samples, channels, values.numel() // (samples * channels), channels // unit
-
-
-def _empties(local: LocalCall) -> Callable[[Tensor], tuple[Tensor | None, ...]]:
-    """Return what makes the results of a part without elements: sums of nothing."""
-    outputs = local.outputs
-
-    def make(like: Tensor) -> tuple[Tensor | None, ...]:
-        return tuple(
-            None if spec is None else like.new_zeros(spec.local_shape, dtype=spec.dtype)
-            for spec in outputs
-        )
-
-    return make
-
-
-@rule(aten._weight_norm_interface.default)
-def weight_norm(call: OpCall) -> Rule:
-    """Values of a given norm along one dim, which passes through."""
-    dims = _along(call.specs[0].ndim, call.arg(2, "dim", 0))
-    return Rule(
-        rows=Factors(call=call, inputs=(dims, dims), outputs=(dims, dims)), local=_local_weights
-    )
-
-
-@rule(aten._weight_norm_interface_backward.default)
-def weight_norm_backward(call: OpCall) -> Rule:
-    """Its gradients."""
-    dims = _along(call.specs[0].ndim, call.args[4])
-    return Rule(
-        rows=Factors(call=call, inputs=(dims,) * 4, outputs=(dims, dims), linear=(frozenset({0}),)),
-        local=_local_weights,
-    )
-
-
-def _local_weights(local: LocalCall) -> Callable[..., Any] | None:
-    """Return what makes results without elements, for which the kernels divide by 0."""
-    first = local.outputs[0]
-    if first is None or 0 not in first.local_shape:
-        return None
-    empties = _empties(local)
-
-    def run(values: Tensor, *_: Any) -> Any:
-        return empties(values)
-
-    return run
-
-
-def _along(ndim: int, dim: int) -> Dims:
-    return tuple(Dim(i) if i == dim % ndim else None for i in range(ndim))
-
-
-@rule(aten.native_batch_norm.default)
-def batch_norm(call: OpCall) -> Rule | None:
-    """Batch norm of whole tensors; that of parts is split up (``decompositions.batch_norm``)."""
-    # In evaluation its means are empty, of which torch without data does not know.
-    return batch_norm_backward(call) if call.args[5] else None
-
-
-@rule(aten.native_batch_norm_backward.default)
-def batch_norm_backward(call: OpCall) -> Rule:
-    """Its gradients, of whole tensors too."""
-    inputs: tuple[Dims, ...] = tuple((None,) * spec.ndim for spec in call.specs)
-    outputs = tuple((None,) * len(meta.shape) if meta else () for meta in call.outputs)
-    return Rule(rows=Factors(call=call, inputs=inputs, outputs=outputs))

@@ -25,9 +25,11 @@ from ..mesh.spec import DTensorSpec, spec_of
 from ..redistribute import redistribute_locals
 from ..tensor.wrapper import Wrapper, new_wrapper
 from ..torch_private import called
-from .table import unbound
+from .engine.table import across_meshes
 
 aten = torch.ops.aten
+
+
 _norm_of_each = called(aten._foreach_norm.Scalar)
 
 
@@ -53,7 +55,7 @@ class _Plan:
     outputs: tuple[DTensorSpec | None, ...]
 
 
-@unbound(aten._foreach_norm.Scalar)
+@across_meshes(aten._foreach_norm.Scalar)
 def foreach_norm(
     tensors: Sequence[Tensor], ord: float = 2, dtype: torch.dtype | None = None
 ) -> list[Tensor]:

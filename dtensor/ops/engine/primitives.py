@@ -1,4 +1,4 @@
-"""What decompositions do to the local tensors of every rank, and what the results are."""
+"""What decompositions are made of: where a tensor is cut, replicas of it, work on local tensors."""
 
 # pyright: reportPrivateUsage=false
 # `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
@@ -11,26 +11,10 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ..geometry.placement import Placement, Ragged, Replicate, Shard
-from ..mesh.spec import DTensorSpec, spec_of
-from ..tensor.autograd import placed
-from ..tensor.wrapper import Wrapper
-
-
-def dims_of(tensor: Tensor, dim: Sequence[int] | int | None) -> tuple[int, ...]:
-    """Return the dims that an argument names: all of them for None and for an empty list.
-
-    Raises IndexError for a dim that the tensor does not have.
-    """
-    ndim = tensor.ndim
-    if dim is None or (not isinstance(dim, int) and len(dim) == 0):
-        return tuple(range(ndim))
-    listed = [dim] if isinstance(dim, int) else dim
-    size = max(ndim, 1)
-    for d in listed:
-        if not -size <= d < size:
-            raise IndexError(f"dim {d} of a tensor of {ndim} dims: expected {-size} to {size - 1}")
-    return tuple(sorted({d % size for d in listed})) if ndim else ()
+from ...geometry.placement import Placement, Ragged, Replicate, Shard
+from ...mesh.spec import DTensorSpec, spec_of
+from ...tensor.autograd import placed
+from ...tensor.wrapper import Wrapper
 
 
 def spec_of_dtensor(tensor: Tensor) -> DTensorSpec:
@@ -60,6 +44,11 @@ def reduced(tensor: Tensor) -> Wrapper:
     own = cast(Wrapper, tensor)
     target = own._spec.reduced()
     return own if target is own._spec else placed(own, target.placements)
+
+
+def reduced_sum(tensor: Tensor, dims: Sequence[int]) -> Wrapper:
+    """Return the sum over some dims, which are kept, on all ranks that have terms of it."""
+    return reduced(tensor.sum(tuple(dims), keepdim=True))
 
 
 def replicated(tensor: Tensor, axes: Iterable[int]) -> Wrapper:

@@ -25,9 +25,10 @@ from ..redistribute import redistribute_local, redistribute_locals
 from ..tensor.copied_view import refuse_lost_writes
 from ..tensor.schemas import Op
 from ..tensor.wrapper import Wrapper
-from .table import unbound
+from .engine.table import across_meshes
 
-aten: Any = torch.ops.aten
+aten = torch.ops.aten
+
 
 GRADIENTS = 1
 """Place of the gradients among the lists of a step; the parameters come first."""
@@ -141,7 +142,7 @@ def _is_elsewhere(spec: DTensorSpec) -> bool:
     return spec.box is None and spec.mesh.has_rank
 
 
-@unbound(aten._amp_foreach_non_finite_check_and_unscale_.default)
+@across_meshes(aten._amp_foreach_non_finite_check_and_unscale_.default)
 def check_and_unscale(
     gradients: Sequence[Tensor], found_inf: Tensor, inverse_scale: Tensor
 ) -> None:
@@ -166,4 +167,4 @@ def check_and_unscale(
 for _name in ("adagrad", "adam", "adamw", "sgd"):
     for _overload in ("default", "tensor_lr"):
         _op = getattr(getattr(aten, f"_fused_{_name}_"), _overload)
-        unbound(_op)(partial(fused_step, _op))
+        across_meshes(_op)(partial(fused_step, _op))

@@ -1,0 +1,103 @@
+"""Diagonals, triangles and traces, of which two dims must be whole, or are told where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..geometry.placement import REDUCE_OPS
+from .engine.dims import all_dims, without
+from .engine.factors import Factors
+from .engine.local_kernels import with_local_shape
+from .engine.rules import unary
+from .engine.table import LocalCall, OpCall, Rule, decomposition, rule
+
+aten = torch.ops.aten
+
+
+@rule(aten.diagonal.default)
+def diagonal(call: OpCall) -> Rule:
+    """The diagonal of two dims, which must be whole, as a new last dim."""
+    ndim = call.specs[0].ndim
+    ins, rest = without(ndim, call.arg(2, "dim1", 0), call.arg(3, "dim2", 1))
+    return unary(call, ins, (*rest, None))
+
+
+@rule(aten.diagonal_backward.default)
+def diagonal_backward(call: OpCall) -> Rule:
+    """Its gradient: zero beside the diagonal."""
+    outs, rest = without(len(call.args[1]), *call.args[3:5])
+    return unary(call, (*rest, None), outs, with_local_shape(1, "input_sizes"))
+
+
+@rule(aten.diagonal_scatter.default)
+def diagonal_scatter(call: OpCall) -> Rule:
+    """A tensor with another diagonal."""
+    ndim = call.specs[0].ndim
+    dims, rest = without(ndim, call.arg(3, "dim1", 0), call.arg(4, "dim2", 1))
+    return Rule(
+        rows=Factors(
+            call=call,
+            inputs=(dims, (*rest, None)),
+            outputs=(dims,),
+            linear=(frozenset({0, 1}),),
+            linear_ops=REDUCE_OPS,
+        )
+    )
+
+
+@rule(aten.diag_embed.default)
+def diag_embed(call: OpCall) -> Rule:
+    """The last dim as the diagonal of two new dims."""
+    ndim = call.specs[0].ndim + 1
+    outs, rest = without(ndim, call.arg(2, "dim1", -2), call.arg(3, "dim2", -1))
+    return unary(call, (*rest, None), outs)
+
+
+@rule(aten.tril.default, aten.triu.default)
+def triangle(call: OpCall) -> Rule:
+    """One side of a diagonal of the last two dims, which on a part of them lies elsewhere."""
+    dims = all_dims(call.specs[0].ndim)
+    return unary(call, dims, dims, _shifted)
+
+
+def _shifted(local: LocalCall) -> Callable[..., Any] | None:
+    source = local.inputs[0]
+    if source.box is None:
+        return None
+    row, column = source.box.offsets[-2:]
+    op, diagonal = local.op, local.call.arg(1, "diagonal", 0) + row - column
+
+    def run(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
+        return op(tensor, diagonal)
+
+    return run
+
+
+@rule(aten.trace.default)
+def trace_rule(call: OpCall) -> Rule:
+    """The sum of the diagonal, for which a matrix must be whole."""
+    rows = Factors(call=call, inputs=((None, None),), outputs=((),), linear=(frozenset({0}),))
+    return Rule(rows=rows)
+
+
+@decomposition(aten.block_diag.default)
+def block_diag(tensors: Sequence[Tensor]) -> Tensor:
+    """Return matrices along a diagonal: each padded to its place, one under the other."""
+    blocks = [tensor if tensor.ndim == 2 else tensor.reshape(1, -1) for tensor in tensors]
+    width, before = sum(block.shape[1] for block in blocks), 0
+    rows: list[Tensor] = []
+    for block in blocks:
+        after = width - before - block.shape[1]
+        rows.append(torch.constant_pad_nd(block, [before, after]))
+        before += block.shape[1]
+    return torch.cat(rows)
+
+
+@decomposition(aten.trace.default)
+def trace(tensor: Tensor) -> Tensor:
+    """Return the sum of the diagonal, what is beside it set to zero."""
+    return tensor.tril().triu().sum()

@@ -1,0 +1,80 @@
+"""What runs on local tensors where it is not the operator itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .table import LocalCall, LocalMaker
+
+
+def with_local_shape(position: int, name: str, run: Callable[..., Any] | None = None) -> LocalMaker:
+    """Return a maker that puts the local output shape in the place of a global shape argument.
+
+    ``run`` replaces the operator, where it is given.
+    """
+
+    def maker(local: LocalCall) -> Callable[..., Any]:
+        shape, function = local.output_shape, run or local.call.op
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if len(args) > position:
+                return function(*args[:position], shape, *args[position + 1 :], **kwargs)
+            return function(*args, **{**kwargs, name: shape})
+
+        return call
+
+    return maker
+
+
+def reshaped(local: LocalCall) -> Callable[..., Any]:
+    """Return a reshape to the local output shape, for views of all kinds."""
+    shape = local.output_shape
+    return lambda tensor, *_, **__: tensor.reshape(shape)  # pyright: ignore[reportUnknownLambdaType]
+
+
+def zeros(local: LocalCall) -> Callable[..., Any]:
+    """Return what makes zeros of the local shapes of all outputs, from the arguments."""
+    metas = [None if s is None else (s.local_shape, s.dtype) for s in local.outputs]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        device = next(a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)).device
+        made = [m if m is None else torch.zeros(m[0], dtype=m[1], device=device) for m in metas]
+        return made[0] if len(made) == 1 else tuple(made)
+
+    return run
+
+
+def zeros_of_nothing(local: LocalCall) -> Callable[..., Any] | None:
+    """Return what makes zeros where this rank's part of an input is empty, else None.
+
+    Its outputs are then empty, or sums of nothing; many kernels refuse empty batches.
+    """
+    return zeros(local) if lacks_elements(local) else None
+
+
+def zeros_if_empty(local: LocalCall) -> Callable[..., Any] | None:
+    """Return zeros where all outputs of this rank are empty.
+
+    For operators that have something to compute where a factor is empty, as they know themselves.
+    """
+    made = all(spec is None or 0 in spec.local_shape for spec in local.outputs)
+    return zeros_of_nothing(local) if made else None
+
+
+def zeros_if_some_empty(local: LocalCall) -> Callable[..., Any] | None:
+    """Return zeros where some output of this rank is empty, of which kernels warn or raise."""
+    is_empty = any(spec is not None and 0 in spec.local_shape for spec in local.outputs)
+    return zeros(local) if is_empty else None
+
+
+def lacks_elements(local: LocalCall) -> bool:
+    """Whether a dim of an input is empty here although it is not empty globally."""
+    return any(
+        here == 0 != size
+        for spec in local.inputs
+        for here, size in zip(spec.local_shape, spec.shape, strict=False)
+    )

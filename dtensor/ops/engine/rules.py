@@ -1,0 +1,97 @@
+"""Rules that several families have, and what these are made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...geometry.placement import REDUCE_OPS
+from ...mesh.spec import DTensorSpec
+from ...torch_private import schema_of
+from .dims import all_dims, dims_of, without
+from .factors import LINEAR_OPS, Dims, Factors
+from .local_kernels import zeros_if_some_empty
+from .table import LocalMaker, OpCall, Rule
+
+
+def needs_whole(call: OpCall, local: LocalMaker | None = None) -> Rule:
+    """Return the rule of an operator that needs all of every tensor."""
+    inputs = tuple((None,) * spec.ndim for spec in call.specs)
+    outputs = tuple((None,) * len(meta.shape) if meta else () for meta in call.outputs)
+    return Rule(rows=Factors(call=call, inputs=inputs, outputs=outputs), local=local)
+
+
+def unary(
+    call: OpCall,
+    inputs: Dims,
+    outputs: Dims,
+    local: LocalMaker | None = None,
+    linear_ops: tuple[str, ...] = REDUCE_OPS,
+) -> Rule:
+    """Return the rule of an operator on one tensor that does not compute with its values."""
+    return Rule(
+        rows=Factors(
+            call=call,
+            inputs=(inputs,),
+            outputs=(outputs,) * len(call.outputs),
+            linear=(frozenset({0}),),
+            linear_ops=linear_ops,
+        ),
+        local=local,
+    )
+
+
+def alike(
+    call: OpCall,
+    dims: Dims,
+    *,
+    linear: tuple[frozenset[int], ...] = (),
+    local: LocalMaker | None = None,
+) -> Rule:
+    """Return the rule of an operator all of whose tensors have the same dims."""
+    inputs, outputs = (dims,) * len(call.specs), (dims,) * len(call.outputs)
+    return Rule(rows=Factors(call=call, inputs=inputs, outputs=outputs, linear=linear), local=local)
+
+
+def bytes_to_reduce(source: DTensorSpec, output: Any) -> tuple[float, ...]:
+    """Return, per mesh axis, the bytes that a rank receives when an output is reduced over it."""
+    size = output.shape.numel() * output.dtype.itemsize if output else 0
+    return tuple(2 * size * (count - 1) / count for count in source.mesh.shape)
+
+
+def named_dims(call: OpCall) -> tuple[int, ...]:
+    """Return the dims that a reduction is over, wherever the operator has that argument."""
+    dim = None
+    for position, argument in enumerate(schema_of(call.op).arguments):
+        if argument.name in ("dim", "dims"):
+            dim = call.arg(position, argument.name, argument.default_value)
+    return dims_of(call.specs[0], dim)
+
+
+def over_whole_dims(call: OpCall) -> Rule:
+    """Return the rule of a reduction whose dims must be whole.
+
+    Most have a decomposition beside it for dims that are not.
+    """
+    kept, left = without(call.specs[0].ndim, *named_dims(call))
+    outputs = tuple(kept if m and len(m.shape) == len(kept) else left for m in call.outputs)
+    return Rule(rows=Factors(call=call, inputs=(kept,), outputs=outputs), local=zeros_if_some_empty)
+
+
+def reducing(
+    call: OpCall, reduce_op: str, *, linear: bool = True, local: LocalMaker | None = None
+) -> Rule:
+    """Return the rule of a reduction: an axis that cuts a dim of it leaves a Partial result."""
+    dims, first = named_dims(call), call.outputs[0]
+    kept, left = without(call.specs[0].ndim, *dims)
+    keeps_dims = first is not None and len(first.shape) == len(kept)
+    return Rule(
+        rows=Factors(
+            call=call,
+            inputs=(all_dims(len(kept)),),
+            outputs=(kept if keeps_dims else left,),
+            reduce=dict.fromkeys(dims, reduce_op),
+            linear=(frozenset({0}),) if linear else (),
+            linear_ops=LINEAR_OPS if reduce_op == "sum" else (reduce_op,),
+        ),
+        local=local,
+    )

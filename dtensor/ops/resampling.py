@@ -1,0 +1,83 @@
+"""Images resampled and shuffled: batches and channels pass through, spatial dims are whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..geometry.placement import REDUCE_OPS
+from .engine.forms import Form, linear, register_forms
+from .engine.local_kernels import with_local_shape, zeros_of_nothing
+from .engine.table import LocalCall
+
+aten = torch.ops.aten
+
+
+def _to_input_size(local: LocalCall) -> Callable[..., Any]:
+    return zeros_of_nothing(local) or with_local_shape(2, "input_size")(local) or local.call.op
+
+
+def _local_grid(local: LocalCall) -> Callable[..., Any]:
+    batch = local.output_shape[0]
+
+    def run(theta: Tensor, size: Any, align_corners: bool) -> Tensor:
+        return aten.affine_grid_generator(theta, [batch, *size[1:]], align_corners)
+
+    return zeros_of_nothing(local) or run
+
+
+def _moving(text: str) -> Form:
+    """Return the form of an operator that moves elements and changes none."""
+    return Form(text, ("0",), linear_ops=REDUCE_OPS)
+
+
+SHUFFLES: dict[str, str | Form] = {
+    "channel_shuffle": _moving("n_ -> n_"),
+    "native_channel_shuffle": _moving("n_ -> n_"),
+    "pixel_shuffle": _moving("*... -> *..."),
+    "pixel_unshuffle": _moving("*... -> *..."),
+    "im2col": linear("*... -> *.."),
+    "col2im": linear("*.. -> *..."),
+}
+
+
+SAMPLERS: dict[str, str | Form] = {
+    "grid_sampler_2d": linear("nc.., nij. -> ncij"),
+    "grid_sampler_2d_backward": linear("ncij, nc.., nij. -> nc.., nij."),
+    "grid_sampler_3d": linear("nc..., nijk. -> ncijk"),
+    "grid_sampler_3d_backward": linear("ncijk, nc..., nijk. -> nc..., nijk."),
+    "affine_grid_generator": linear("n.. -> n_", _local_grid),
+}
+
+
+UPSAMPLES = (
+    "_upsample_bicubic2d_aa",
+    "_upsample_bilinear2d_aa",
+    "_upsample_lanczos2d_aa",
+    "_upsample_nearest_exact1d",
+    "_upsample_nearest_exact2d",
+    "_upsample_nearest_exact3d",
+    "upsample_bicubic2d",
+    "upsample_bilinear2d",
+    "upsample_linear1d",
+    "upsample_nearest1d",
+    "upsample_nearest2d",
+    "upsample_nearest3d",
+    "upsample_trilinear3d",
+)
+
+
+for table in (SHUFFLES, SAMPLERS):
+    register_forms(aten, table)
+
+
+register_forms(aten, dict.fromkeys(UPSAMPLES, linear("nc_ -> nc_")))
+
+
+register_forms(
+    aten,
+    {f"{name}_backward": linear("nc_ -> nc_", _to_input_size) for name in UPSAMPLES},
+)

@@ -1,0 +1,85 @@
+"""Sorts, order statistics and searches in what is sorted: one dim must be whole.
+
+Places in sorted rows are found in their parts, and add up.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..mesh.spec import DTensorSpec
+from .engine.dims import without
+from .engine.factors import Dim, Dims, Factors
+from .engine.gathered import on_gathered
+from .engine.rules import alike, named_dims, over_whole_dims
+from .engine.table import OpCall, Rule, rule
+
+aten = torch.ops.aten
+
+
+@rule(aten.sort.default, aten.sort.stable, aten.topk.default)
+def sort_rule(call: OpCall) -> Rule:
+    """Elements along one dim in order, all or the first."""
+    return alike(call, without(call.specs[0].ndim, *named_dims(call))[0])
+
+
+rule(
+    aten.kthvalue.default,
+    aten.median.default,
+    aten.median.dim,
+    aten.mode.default,
+    aten.nanmedian.default,
+    aten.nanmedian.dim,
+)(over_whole_dims)
+
+
+@rule(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
+def searches(call: OpCall) -> Rule | None:
+    """Places in sorted rows: the places within the parts of a row add up."""
+    row, given = call.args[0], call.args[1]
+    if not isinstance(row, DTensorSpec):
+        return None
+    first = call.outputs[0]
+    out: Dims = tuple(Dim(i) for i in range(len(first.shape) if first else 0))
+    step = Dim(len(out))
+    rows: Dims = (step,) if row.ndim == 1 else (*out[:-1], step)
+    inputs = [rows, out] if isinstance(given, DTensorSpec) else [rows]
+    if call.kwargs.get("sorter") is not None:  # names elements of the whole row
+        rows = (*rows[:-1], None)
+        inputs = [rows, *inputs[1:], rows]
+    return Rule(
+        rows=Factors(call=call, inputs=tuple(inputs), outputs=(out,), reduce={step.factor: "sum"})
+    )
+
+
+@rule(aten.bucketize.Tensor, aten.bucketize.Scalar)
+def buckets(call: OpCall) -> Rule:
+    """Places between sorted boundaries, in which the places within their parts add up."""
+    first = call.outputs[0]
+    out: Dims = tuple(Dim(i) for i in range(len(first.shape) if first else 0))
+    step = Dim(len(out))
+    inputs = (out, (step,)) if isinstance(call.args[0], DTensorSpec) else ((step,),)
+    return Rule(rows=Factors(call=call, inputs=inputs, outputs=(out,), reduce={step.factor: "sum"}))
+
+
+@rule(aten.isin.Tensor_Tensor, aten.isin.Scalar_Tensor)
+def memberships(call: OpCall) -> Rule:
+    """Whether elements are among others: those are in one part of them or in none."""
+    first = call.outputs[0]
+    out: Dims = tuple(Dim(i) for i in range(len(first.shape) if first else 0))
+    others = call.specs[-1]
+    steps: Dims = tuple(Dim(len(out) + i) for i in range(others.ndim))
+    inverts = bool(call.arg(3, "invert", False))
+    inputs = (out, steps) if isinstance(call.args[0], DTensorSpec) else (steps,)
+    factors = range(len(out), len(out) + others.ndim)
+    reduce = dict.fromkeys(factors, "min" if inverts else "max")
+    return Rule(rows=Factors(call=call, inputs=inputs, outputs=(out,), reduce=reduce))
+
+
+on_gathered(
+    aten._unique.default,
+    aten._unique2.default,
+    aten.unique_consecutive.default,
+    aten.unique_dim.default,
+    aten.unique_dim_consecutive.default,
+)

@@ -1,0 +1,87 @@
+"""Variances: every rank reduces its part, and what the ranks combine is as small as the result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..geometry.placement import Partial
+from .engine.dims import dims_of
+from .engine.primitives import accumulator, cut_axes, on_locals, reduced, reduced_spec, replicated
+from .engine.rules import over_whole_dims
+from .engine.table import Decomposition, decomposition, rule
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+
+rule(
+    aten.std.correction,
+    aten.std_mean.correction,
+    aten.var.correction,
+    aten.var_mean.correction,
+    prims.var.default,
+)(over_whole_dims)
+
+
+def moments(tensor: Tensor, dims: Sequence[int], *, keepdim: bool) -> tuple[Tensor, Tensor, int]:
+    """Return means, sums of squared deviations, and the number of elements of each.
+
+    Half precision gives single. The sums are Partial along the axes that cut ``dims``.
+    """
+    source = reduced(tensor.to(accumulator(tensor.dtype)))
+    axes = cut_axes(source, dims)
+    count = math.prod(source.shape[d] for d in dims)
+    partial = Partial("sum")
+    wide = reduced_spec(source, dims, partial, keepdim=True, dtype=source.dtype)
+    real = source.dtype.to_real()
+
+    def means(local: Tensor) -> list[Tensor]:
+        return [local.sum(list(dims), keepdim=True) / count]
+
+    (mean,) = on_locals(means, [source], [wide])
+    mean = replicated(mean, axes)
+    squares = reduced_spec(source, dims, partial, keepdim=keepdim, dtype=real)
+
+    def deviations(local: Tensor, mean: Tensor) -> list[Tensor]:
+        away = local - mean
+        terms = away.abs().square() if away.is_complex() else away.square_()
+        return [terms.sum(list(dims), keepdim=keepdim)]
+
+    (total,) = on_locals(deviations, [source, mean], [squares])
+    if not keepdim:
+        mean = mean.reshape(total.shape)
+    return mean, total, count
+
+
+def _variance(*, takes_root: bool, with_mean: bool) -> Decomposition:
+    """Return the variance, or its root, over dims that the mesh cuts, and the mean beside it."""
+
+    def run(
+        tensor: Tensor,
+        dim: Sequence[int] | None = None,
+        *,
+        correction: float | None = None,
+        keepdim: bool = False,
+    ) -> Any:
+        dims = dims_of(tensor, dim)
+        is_inexact = tensor.is_floating_point() or tensor.is_complex()
+        if not cut_axes(tensor, dims) or not is_inexact:
+            return NotImplemented
+        mean, total, count = moments(tensor, dims, keepdim=keepdim)
+        free = max(count - (1 if correction is None else correction), 0)
+        # Nothing over nothing is not a number, and must not be a term of one.
+        found = (total if free else reduced(total)) / float(free)
+        found = (found.sqrt() if takes_root else found).to(tensor.dtype.to_real())
+        return (found, mean.to(tensor.dtype)) if with_mean else found
+
+    return run
+
+
+decomposition(aten.var.correction)(_variance(takes_root=False, with_mean=False))
+decomposition(aten.std.correction)(_variance(takes_root=True, with_mean=False))
+decomposition(aten.var_mean.correction)(_variance(takes_root=False, with_mean=True))
+decomposition(aten.std_mean.correction)(_variance(takes_root=True, with_mean=True))
