@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from ..dtensor.geometry.box import Box
-from ..dtensor.geometry.irregular import IrregularLayout
 from ..dtensor.geometry.mesh import Mesh
 from ..storage.base import Store
 from ..storage.open import open_store
@@ -90,7 +89,7 @@ class _Reshard:
         self.save_id = secrets.token_hex(8)
 
     def write_all(self, tensors: Sequence[StoredTensor]) -> list[FileRecord]:
-        ranks = sorted({rank for tensor in tensors for rank in _writers(tensor)})
+        ranks = sorted({rank for tensor in tensors for rank, _ in tensor.chunks()})
         files: list[FileRecord] = []
         try:
             for rank in ranks:
@@ -129,15 +128,6 @@ class _Reshard:
         if self.on_progress is not None:
             self.on_progress(self.done, self.total)
         return arrays
-
-
-def _writers(tensor: StoredTensor) -> Iterator[int]:
-    if isinstance(tensor.layout, IrregularLayout):
-        yield from (rank for rank, _ in tensor.layout.distinct_pieces())
-        return
-    for cell in tensor.layout.cells():
-        for writer in set(tensor.writers):
-            yield tensor.layout.mesh.rank(tensor.layout.coordinate(cell, writer))
 
 
 class _Batch:

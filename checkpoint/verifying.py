@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from dtckpt.errors import CheckpointError, PlacementError
 
 from ..dtensor.geometry.box import Box
-from ..dtensor.geometry.irregular import IrregularLayout
 from ..storage.base import ReadRequest, Store
 from ..storage.open import open_store
 from .files.datafile import Entry
@@ -134,10 +133,7 @@ class _Verification:
     def tensors_of(self, rank: int) -> Iterator[str]:
         """Yield the names of tensors of which a rank wrote something, unless it takes too long."""
         for tensor in self.manifest.tensors.values():
-            layout = tensor.layout
-            self.lookups -= len(
-                layout.pieces if isinstance(layout, IrregularLayout) else tensor.writers
-            )
+            self.lookups -= len(tensor.writers)
             if self.lookups < 0:
                 return
             if any(tensor.chunks_of(rank)):

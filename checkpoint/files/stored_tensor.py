@@ -57,54 +57,47 @@ class StoredTensor(NamedTuple):
         """Yield the boxes that ``rank`` writes; a tensor of size 0 is one empty chunk."""
         if self.same_as is not None:
             return
-        layout = self.layout
-        if isinstance(layout, IrregularLayout):
-            yield from (box for writer, box in layout.distinct_pieces() if writer == rank)
-            return
-        coordinate = layout.mesh.coordinate(rank)
-        if coordinate is None:
-            return
-        replica = layout.replica(coordinate)
-        if replica not in self.writers:
-            return
         if 0 in self.shape:
-            if not any(layout.cell(coordinate)) and replica == self.writers[0]:
-                yield Box.whole(self.shape)
+            yield from (whole for writer, whole in self.chunks() if writer == rank)
             return
-        box = layout.box(coordinate)
-        if not box.is_empty:
-            for number in self._slices_meeting(box, box):
+        for held in self.layout.held_by(rank, self.writers):
+            if len(self.writers) == 1:
+                if not held.is_empty:
+                    yield held
+                continue
+            replica = self.layout.replica_of(rank, held)
+            for number in () if held.is_empty else self._slices_meeting(held, held):
                 if self.writers[number] == replica:
-                    yield self._slice(box, number)
+                    yield self._slice(held, number)
+
+    def chunks(self) -> Iterator[tuple[int, Box]]:
+        """Yield (writing rank, chunk) of every chunk; a tensor of size 0 is one empty chunk."""
+        whole = Box.whole(self.shape)
+        if whole.is_empty:
+            ranks = self.layout.replica_ranks(whole)
+            if ranks:
+                yield ranks[self.writers[0]], whole
+            return
+        for rank, chunk, _ in self.chunks_meeting(whole):
+            yield rank, chunk
 
     def chunks_meeting(self, box: Box) -> Iterator[tuple[int, Box, Box]]:
         """Yield (writing rank, chunk, common box) of every chunk that shares elements."""
-        layout = self.layout
-        if isinstance(layout, IrregularLayout):
-            yield from layout.pieces_meeting(box)
-            return
-        for cell, common in layout.cells_meeting(box):
-            chunk = layout.cell_box(cell)
+        for ranks, held, common in self.layout.pieces_meeting(box):
             if len(self.writers) == 1:
-                yield layout.mesh.rank(layout.coordinate(cell, self.writers[0])), chunk, common
+                yield ranks[self.writers[0]], held, common
                 continue
-            for number in self._slices_meeting(chunk, common):
-                part = self._slice(chunk, number)
+            for number in self._slices_meeting(held, common):
+                part = self._slice(held, number)
                 both = part.intersect(common)
                 if both is not None:
-                    coordinate = layout.coordinate(cell, self.writers[number])
-                    yield layout.mesh.rank(coordinate), part, both
+                    yield ranks[self.writers[number]], part, both
 
     def _slices_meeting(self, cell: Box, box: Box) -> range:
         """Return which slices of a cell, which is not empty, meet a box in it."""
-        if len(self.writers) == 1:
-            return range(1)
         step = -(-cell.sizes[self.cut] // len(self.writers))
         start = box.offsets[self.cut] - cell.offsets[self.cut]
         return range(start // step, -(-(start + box.sizes[self.cut]) // step))
 
     def _slice(self, cell: Box, number: int) -> Box:
-        count = len(self.writers)
-        if count == 1:
-            return cell
-        return cell.chunk(self.cut, count, number)
+        return cell.chunk(self.cut, len(self.writers), number)

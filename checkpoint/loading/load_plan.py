@@ -10,7 +10,6 @@ import torch
 
 from dtckpt.errors import LayoutMismatch
 
-from ...dtensor.geometry.irregular import IrregularLayout
 from ...storage.base import Store
 from ..files.manifest import Manifest
 from ..files.stored import StoredData
@@ -194,10 +193,7 @@ class LoadPlan:
         layout = self.manifest.tensors[name].layout
         if layout == local.layout:
             return False
-        if isinstance(layout, IrregularLayout):
-            return True
-        coordinate = layout.mesh.coordinate(self.ranks.rank)
-        return coordinate is None or [layout.box(coordinate)] != [box for box, _ in local.parts]
+        return list(layout.held_by(self.ranks.rank)) != [box for box, _ in local.parts]
 
     def resharded(self) -> list[str]:
         """Return the tensors of which this rank holds another part than at the save."""

@@ -231,7 +231,7 @@ class _Stage:
     def wants(self, stripes: Iterable[Stripe]) -> Iterator[Want]:
         """Yield what is to be read in a round."""
         for stripe, box, array in self.arrays(stripes):
-            yield Want(tensor=stripe.source, box=box, sink=ArraySink(array))
+            yield Want(tensor=stripe.spread.stored, box=box, sink=ArraySink(array))
 
 
 def _room(stripe: Stripe) -> int:

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ...dtensor.geometry.box import Box, run_boxes
-from ...dtensor.geometry.irregular import IrregularLayout
 from ...dtensor.geometry.layout import Layout
 from ...dtensor.geometry.mesh import unravel
 from ..files.blocks import DEFAULT_BLOCK_BYTES
@@ -48,8 +47,6 @@ class Stripe:
     """Neighbouring elements of one stored chunk, which one rank reads for all."""
 
     spread: Spread
-    source: StoredTensor
-    """The stored tensor, of which only this chunk is looked for if it is irregular."""
     boxes: tuple[Box, ...]
     """The elements, as boxes that follow each other in the chunk."""
     num_bytes: int
@@ -71,7 +68,7 @@ def deal(spreads: Sequence[Spread], num_ranks: int) -> list[list[Stripe]]:
     before = 0
     for spread in sorted(spreads, key=lambda s: -s.stored.dtype.itemsize):
         step = max(stripe_bytes // BLOCK_BYTES, 1) * BLOCK_BYTES
-        for source, boxes, num_bytes in _runs(spread.stored, step):
+        for boxes, num_bytes in _runs(spread.stored, step):
             reader = (2 * before + num_bytes) * num_ranks // (2 * total)
             before += num_bytes
             room = -(-num_bytes // ALIGNMENT) * ALIGNMENT
@@ -81,34 +78,20 @@ def deal(spreads: Sequence[Spread], num_ranks: int) -> list[list[Stripe]]:
             loads[reader] += room
             while lasts[reader] >= len(rounds):
                 rounds.append([])
-            stripe = Stripe(
-                spread=spread, source=source, boxes=boxes, num_bytes=num_bytes, reader=reader
-            )
+            stripe = Stripe(spread=spread, boxes=boxes, num_bytes=num_bytes, reader=reader)
             rounds[lasts[reader]].append(stripe)
     return rounds
 
 
-def _runs(
-    stored: StoredTensor, stripe_bytes: int
-) -> Iterator[tuple[StoredTensor, tuple[Box, ...], int]]:
-    """Yield source, boxes and bytes of the stripes of a tensor, chunk by chunk."""
+def _runs(stored: StoredTensor, stripe_bytes: int) -> Iterator[tuple[tuple[Box, ...], int]]:
+    """Yield boxes and bytes of the stripes of a tensor, chunk by chunk."""
     itemsize = stored.dtype.itemsize
     step = stripe_bytes // itemsize
-    source = stored
-    for rank, chunk, _ in stored.chunks_meeting(Box.whole(stored.shape)):
-        if isinstance(stored.layout, IrregularLayout):
-            # Finding a box among all pieces would cost as much for each of them.
-            source = StoredTensor(
-                name=stored.name,
-                dtype=stored.dtype,
-                shape=stored.shape,
-                layout=IrregularLayout(stored.shape, ((rank, chunk),)),
-                same_as=stored.same_as,
-            )
+    for _, chunk in stored.chunks():
         numel = chunk.numel
         for start in range(0, numel, step):
             stop = min(start + step, numel)
-            yield source, tuple(run_boxes(chunk, start, stop)), (stop - start) * itemsize
+            yield tuple(run_boxes(chunk, start, stop)), (stop - start) * itemsize
 
 
 def times_read(spread: Spread) -> float:

@@ -11,9 +11,6 @@ from collections.abc import Iterable, Mapping
 
 from dtckpt.errors import LayoutMismatch
 
-from ...dtensor.geometry.box import Box
-from ...dtensor.geometry.irregular import IrregularLayout
-from ...dtensor.geometry.layout import Layout
 from ..ranks.text import ranks_text
 from ..ranks.together import Answers, Ranks, together
 from ..tensors.local import LocalTensor
@@ -77,23 +74,11 @@ def _shared_parts(
         local = held.get(tensor.name)
         for box, digest in local.digests() if local is not None else ():
             ranks.tell_alive()
-            holders = _holders(tensor.layout, ranks.rank, box)
+            holders = [] if box.is_empty else sorted(tensor.layout.replica_ranks(box))
             if len(holders) > 1:
                 key = fingerprint(_dump(holders))[:8].hex()
                 found.setdefault(key, {})[f"{tensor.name} {box}"] = digest
     return found
-
-
-def _holders(layout: Layout | IrregularLayout, rank: int, box: Box) -> list[int]:
-    """Return all ranks that hold a box which ``rank`` holds."""
-    if isinstance(layout, IrregularLayout):
-        return sorted({other for other, held in layout.pieces if held == box})
-    coordinate = layout.mesh.coordinate(rank)
-    if coordinate is None:
-        return []
-    cell = layout.cell(coordinate)
-    coordinates = (layout.coordinate(cell, i) for i in range(layout.num_replicas))
-    return sorted(layout.mesh.rank(coordinate) for coordinate in coordinates)
 
 
 def _differing(found: Mapping[int, Mapping[str, str]]) -> list[str]:

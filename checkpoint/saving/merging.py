@@ -93,7 +93,7 @@ class _Merge:
             shape=first.shape,
             layout=layout,
             is_plain=first.is_plain,
-            is_joined=layout != first.layout if first.layout else _has_replicas(layout),
+            is_joined=layout != first.layout if first.layout else _have_copies(found, layout),
             same_as=first.same_as if len({spec.same_as for _, spec in found}) == 1 else None,
         )
 
@@ -179,8 +179,9 @@ def _join_meshes(meshes: tuple[Mesh, ...]) -> Mesh | LayoutMismatch:
     return Mesh((len(meshes), *meshes[0].shape), (label, *taken), ranks)
 
 
-def _has_replicas(layout: Layout | IrregularLayout) -> bool:
-    return isinstance(layout, IrregularLayout) and len(layout.boxes()) < len(layout.pieces)
+def _have_copies(found: _Found, layout: Layout | IrregularLayout) -> bool:
+    """Whether several ranks told of one box."""
+    return any(len(layout.replica_ranks(box)) > 1 for _, spec in found for box in spec.boxes or ())
 
 
 def _where(spec: TensorSpec) -> str:

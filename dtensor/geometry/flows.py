@@ -2,8 +2,8 @@
 
 Every rank takes each part of what it is to hold from one holder of it: from itself where it has
 it, else from a replica near it, so that the replicas of a part serve about as many ranks each.
-All of it is arithmetic on the two layouts, whatever their meshes: of one shape or not, on the same
-ranks, on some in common, or on none. Giver and taker derive the same answer alone.
+All of it follows from the two layouts, whatever these are: on meshes of one shape or not, lists of
+boxes, of the same ranks, some in common, or none. Giver and taker derive the same answer alone.
 
 Partial axes count as replicas: the values that move are terms.
 """
@@ -11,11 +11,11 @@ Partial axes count as replicas: the values that move are terms.
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .box import Box
+from .holding import Holding
 from .layout import Cell, Coordinate, Layout
 from .mesh import unravel
 
@@ -25,7 +25,7 @@ Flow = tuple[int, Box]
 
 @dataclass(frozen=True, slots=True)
 class Flows:
-    """The flows from one layout of a tensor to another.
+    """The flows from one layout of a tensor to another, be they regular or not.
 
     >>> from .mesh import Mesh
     >>> from .placement import Shard
@@ -37,89 +37,71 @@ class Flows:
     1 [2:4,2:4]
     """
 
-    source: Layout
-    target: Layout
+    source: Holding
+    target: Holding
 
     def into(self, rank: int) -> Iterator[Flow]:
         """Yield what a rank takes and from whom, itself included; disjoint boxes."""
-        at = self.target.mesh.coordinate(rank)
-        if at is None:
-            return
-        for cell, common in self.source.cells_meeting(self.target.box(at)):
-            yield self._giver(cell, rank, at), common
+        on_mesh = self._on_mesh()
+        for wanted in self.target.held_by(rank):
+            if on_mesh is not None:
+                yield from _into_on_mesh(on_mesh[0], rank, wanted)
+                continue
+            for givers, held, common in self.source.pieces_meeting(wanted):
+                yield self._giver(givers, held, rank, wanted), common
 
     def out_of(self, rank: int) -> Iterator[Flow]:
         """Yield what a rank gives and to whom, itself included."""
-        here = self.source.mesh.coordinate(rank)
-        if here is None:
-            return
-        cell = self.source.cell(here)
-        own = self.source.cell_box(cell)
-        if self.source.mesh == self.target.mesh:
-            yield from self._out_on_mesh(rank, here, own)
-            return
-        for wanted, common in self.target.cells_meeting(own):
-            for taker, at in _coordinates(self.target, wanted):
-                if self._giver(cell, taker, at) == rank:
-                    yield taker, common
+        on_mesh = self._on_mesh()
+        for held in self.source.held_by(rank):
+            if on_mesh is not None:
+                yield from _out_on_mesh(*on_mesh, rank, held)
+                continue
+            givers = self.source.replica_ranks(held)
+            for takers, wanted, common in self.target.pieces_meeting(held):
+                for taker in takers:
+                    if self._giver(givers, held, taker, wanted) == rank:
+                        yield taker, common
 
-    def _out_on_mesh(self, rank: int, here: Coordinate, own: Box) -> Iterator[Flow]:
-        fixed = [axis for axis in self.source.replica_axes if self.source.mesh.shape[axis] > 1]
-        for wanted, common in self.target.cells_meeting(own):
-            for taker, _ in _coordinates(self.target, wanted, fixed, here):
-                yield taker, common
+    def _on_mesh(self) -> tuple[Layout, Layout] | None:
+        """Return both layouts if they are on one mesh."""
+        source, target = self.source, self.target
+        if isinstance(source, Layout) and isinstance(target, Layout):
+            return (source, target) if source.mesh == target.mesh else None
+        return None
 
-    def _giver(self, cell: Cell, rank: int, at: Coordinate) -> int:
-        """Return the rank that gives (part of) a cell to the rank at ``at`` of the target."""
-        source = self.source
-        if source.mesh == self.target.mesh:
-            # The one with its own index along all axes that replicate: those that moved nothing
-            # along an axis then need no traffic along it.
-            return source.mesh.rank(_replaced(source, cell, at))
-        here = source.mesh.coordinate(rank)
-        if here is not None and source.cell(here) == cell:
-            return rank
-        number, count = self._number(cell, at)
-        replica = number * source.num_replicas // count
-        return source.mesh.rank(source.coordinate(cell, replica))
-
-    def _number(self, cell: Cell, at: Coordinate) -> tuple[int, int]:
-        """Return which of the takers of a cell a coordinate of the target is, and how many are."""
-        target = self.target
-        ranges = target.grid_ranges(self.source.cell_box(cell))
-        number, count = 0, 1
-        for index, indices in zip(target.cell(at), ranges, strict=True):
-            number = number * len(indices) + index - indices.start
-            count *= len(indices)
-        replicas = target.num_replicas
-        return number * replicas + target.replica(at), count * replicas
+    def _giver(self, givers: Sequence[int], held: Box, taker: int, wanted: Box) -> int:
+        """Return which of the holders of a box gives of it to a rank for a box that this wants."""
+        if taker in givers:
+            return taker
+        count = len(givers)
+        number = self.target.giver_number(held, taker, wanted, count) if count > 1 else 0
+        return givers[number]
 
 
-def holders(layout: Layout, box: Box) -> Iterator[Flow]:
-    """Yield (rank, common box) of every rank that holds elements of a box."""
-    for cell, common in layout.cells_meeting(box):
-        for rank, _ in _coordinates(layout, cell):
-            yield rank, common
+# Between layouts of one mesh everybody takes from the rank with its own index along all axes that
+# replicate in the source: those that moved nothing along an axis then need no traffic along it.
 
 
-def _coordinates(
-    layout: Layout, cell: Cell, fixed: list[int] | None = None, at: Coordinate = ()
-) -> Iterator[tuple[int, Coordinate]]:
-    """Yield rank and coordinate of the replicas of a cell that agree with ``at`` where fixed."""
-    mesh = layout.mesh
-    coordinate = list(_replaced(layout, cell, (0,) * mesh.ndim))
-    free = layout.replica_axes
-    if fixed:
-        if any(coordinate[axis] != at[axis] for axis in fixed if axis not in free):
-            return
-        for axis in fixed:
-            coordinate[axis] = at[axis]
-        free = tuple(axis for axis in free if axis not in fixed)
-    for indices in itertools.product(*(range(mesh.shape[axis]) for axis in free)):
-        for axis, index in zip(free, indices, strict=True):
-            coordinate[axis] = index
-        found = tuple(coordinate)
-        yield mesh.rank(found), found
+def _into_on_mesh(source: Layout, rank: int, wanted: Box) -> Iterator[Flow]:
+    at = source.mesh.coordinate(rank) or ()
+    for cell, common in source.cells_meeting(wanted):
+        yield source.mesh.rank(_replaced(source, cell, at)), common
+
+
+def _out_on_mesh(source: Layout, target: Layout, rank: int, held: Box) -> Iterator[Flow]:
+    mesh = source.mesh
+    here = mesh.coordinate(rank) or ()
+    free = [axis for axis in target.replica_axes if axis not in source.replica_axes]
+    fixed = [axis for axis in source.replica_axes if mesh.shape[axis] > 1]
+    for wanted, common in target.cells_meeting(held):
+        at = list(_replaced(target, wanted, here))
+        if any(at[axis] != here[axis] for axis in fixed):
+            continue
+        for indices in itertools.product(*(range(mesh.shape[axis]) for axis in free)):
+            for axis, index in zip(free, indices, strict=True):
+                at[axis] = index
+            yield mesh.rank(tuple(at)), common
 
 
 def _replaced(layout: Layout, cell: Cell, at: Coordinate) -> Coordinate:
@@ -135,11 +117,17 @@ def _replaced(layout: Layout, cell: Cell, at: Coordinate) -> Coordinate:
     return tuple(coordinate)
 
 
-def numel_lacking(layout: Layout, wanted: Layout, rank: int) -> int:
-    """Return how many elements of its box of ``wanted`` a rank does not hold in ``layout``."""
-    at, here = wanted.mesh.coordinate(rank), layout.mesh.coordinate(rank)
-    if at is None:
-        return 0
-    box = wanted.box(at)
-    common = None if here is None else layout.box(here).intersect(box)
-    return math.prod(box.sizes) - (0 if common is None else common.numel)
+def holders(layout: Holding, box: Box) -> Iterator[Flow]:
+    """Yield (rank, common box) of every rank that holds elements of a box."""
+    for ranks, _, common in layout.pieces_meeting(box):
+        for rank in ranks:
+            yield rank, common
+
+
+def numel_lacking(layout: Holding, wanted: Holding, rank: int) -> int:
+    """Return how many elements of its boxes of ``wanted`` a rank does not hold in ``layout``."""
+    lacking = 0
+    for box in wanted.held_by(rank):
+        common = (held.intersect(box) for held in layout.held_by(rank))
+        lacking += box.numel - sum(part.numel for part in common if part is not None)
+    return lacking

@@ -7,8 +7,9 @@ used wherever one exists.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from bisect import bisect_left, bisect_right
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, field
 from operator import gt
 from typing import Any, cast
 
@@ -31,20 +32,22 @@ class IrregularLayout:
     must not overlap, and together they must cover the tensor.
 
     >>> layout = IrregularLayout((4,), ((0, Box((0,), (3,))), (1, Box((3,), (1,)))))
-    >>> [(rank, str(common)) for rank, _, common in layout.pieces_meeting(Box((2,), (2,)))]
-    [(0, '[2:3]'), (1, '[3:4]')]
+    >>> [(ranks, str(common)) for ranks, _, common in layout.pieces_meeting(Box((2,), (2,)))]
+    [((0,), '[2:3]'), ((1,), '[3:4]')]
     """
 
     shape: tuple[int, ...]
     pieces: tuple[tuple[int, Box], ...]
     """(rank, box) pairs; empty boxes are left out and the rest is sorted."""
+    _index: _Index | None = field(default=None, init=False, repr=False, compare=False)
+    """Made when something is first looked for."""
 
     def __post_init__(self) -> None:
         if any(not 0 <= size < 1 << 63 for size in self.shape):
             raise PlacementError(f"a tensor cannot have the shape {self.shape}")
         pieces = sorted(
             {(rank, box) for rank, box in self.pieces if not box.is_empty},
-            key=lambda piece: (piece[1].offsets, piece[1].sizes, piece[0]),
+            key=_order,
         )
         object.__setattr__(self, "pieces", tuple(pieces))
 
@@ -88,12 +91,48 @@ class IrregularLayout:
                 "being equal, and some elements are in none"
             )
 
-    def pieces_meeting(self, box: Box) -> Iterator[tuple[int, Box, Box]]:
-        """Yield (lowest rank, held box, common box) of every held box that meets ``box``."""
-        for rank, held in self.distinct_pieces():
+    def held_by(self, rank: int, replicas: Container[int] | None = None) -> tuple[Box, ...]:
+        """Return the boxes that a rank holds, in row-major order of their offsets.
+
+        Only those of which it has one of some ``replicas``, where they are given.
+        """
+        boxes = self._indexed().by_rank.get(rank, ())
+        if replicas is None:
+            return boxes
+        return tuple(box for box in boxes if self.replica_of(rank, box) in replicas)
+
+    def pieces_meeting(self, box: Box) -> Iterator[tuple[Sequence[int], Box, Box]]:
+        """Yield (its ranks, held box, common box) of every different box that meets ``box``.
+
+        The ranks are in ascending order.
+        """
+        index = self._indexed()
+        for held in index.near(box):
             common = held.intersect(box)
             if common is not None:
-                yield rank, held, common
+                yield index.by_box[held], held, common
+
+    def replica_ranks(self, held: Box) -> Sequence[int]:
+        """Return the ranks that hold a box, in ascending order; none if nobody does."""
+        return self._indexed().by_box.get(held, ())
+
+    def replica_of(self, rank: int, held: Box) -> int:
+        """Return which replica of a box a rank has that holds it."""
+        return self.replica_ranks(held).index(rank)
+
+    def giver_number(self, box: Box, taker: int, wanted: Box, num_givers: int) -> int:
+        """Return which of so many holders of a box gives of it to a rank of this layout.
+
+        They take turns, piece by piece.
+        """
+        return bisect_left(self.pieces, _order((taker, wanted)), key=_order) % num_givers
+
+    def _indexed(self) -> _Index:
+        index = self._index
+        if index is None:
+            index = _Index(self)
+            object.__setattr__(self, "_index", index)
+        return index
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object of shape and boxes."""
@@ -117,3 +156,39 @@ class IrregularLayout:
             raise PlacementError(
                 f"not an irregular layout: {repr(value)[:300]} ({error})"
             ) from error
+
+
+def _order(piece: tuple[int, Box]) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    return piece[1].offsets, piece[1].sizes, piece[0]
+
+
+class _Index:
+    """Pieces by rank, by box and by place."""
+
+    def __init__(self, layout: IrregularLayout) -> None:
+        by_rank: dict[int, list[Box]] = {}
+        by_box: dict[Box, list[int]] = {}
+        for rank, box in layout.pieces:
+            by_rank.setdefault(rank, []).append(box)
+            by_box.setdefault(box, []).append(rank)
+        self.by_rank = {rank: tuple(boxes) for rank, boxes in by_rank.items()}
+        self.by_box = {box: tuple(ranks) for box, ranks in by_box.items()}
+        # Along the dim in which boxes start at most places, few of them start near one another.
+        self._ndim = len(layout.shape)
+        starts = [len({box.offsets[dim] for box in by_box}) for dim in range(self._ndim)]
+        self._dim = dim = max(range(self._ndim), key=starts.__getitem__, default=None)
+        self._boxes = list(by_box)
+        if dim is not None:
+            self._boxes.sort(key=lambda box: box.offsets[dim])
+            self._starts = [box.offsets[dim] for box in self._boxes]
+            self._longest = max((box.sizes[dim] for box in self._boxes), default=0)
+
+    def near(self, box: Box) -> Sequence[Box]:
+        """Return different boxes with all that meet ``box``."""
+        if box.ndim != self._ndim:
+            raise PlacementError(f"box {box} does not lie in a tensor of {self._ndim} dims")
+        if self._dim is None:
+            return self._boxes
+        start, end = box.offsets[self._dim], box.ends[self._dim]
+        low = bisect_right(self._starts, start - self._longest)
+        return self._boxes[low : bisect_left(self._starts, end)]

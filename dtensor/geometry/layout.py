@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, cast, overload
 
 from dtckpt.errors import PlacementError
 
@@ -21,38 +20,10 @@ from .box import Box
 from .integers import ints
 from .mesh import Mesh, unravel
 from .placement import Placement, Ragged, Replicate, Shard, parse_placement
+from .splits import Split
 
 Coordinate = tuple[int, ...]
 Cell = tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """One cut of a tensor dim by one mesh axis."""
-
-    axis: int
-    num_pieces: int
-    starts: tuple[int, ...] | None
-    """First index of every ragged piece and the end of the last; None for even chunks."""
-
-    def piece(self, index: int, extent: int) -> tuple[int, int]:
-        """Return start and size of piece ``index`` of ``extent`` indices."""
-        if self.starts is not None:
-            return self.starts[index], self.starts[index + 1] - self.starts[index]
-        chunk = -(-extent // self.num_pieces)
-        start = min(index * chunk, extent)
-        return start, min(chunk, extent - start)
-
-    @property
-    def largest(self) -> range:
-        """Pieces one of which is the largest."""
-        return range(1 if self.starts is None else self.num_pieces)
-
-    def find(self, position: int, extent: int) -> int:
-        """Return which piece holds ``position``."""
-        if self.starts is not None:
-            return bisect_right(self.starts, position) - 1
-        return position // -(-extent // self.num_pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,6 +284,53 @@ class Layout:
                 coordinate[split.axis] = digit
         return tuple(coordinate)
 
+    def held_by(self, rank: int, replicas: Container[int] | None = None) -> tuple[Box, ...]:
+        """Return the box that a rank holds, which may be empty; none outside of the mesh.
+
+        Nor where the rank has none of some ``replicas`` of it.
+        """
+        at = self.mesh.coordinate(rank)
+        if at is None or (replicas is not None and self.replica(at) not in replicas):
+            return ()
+        return (self.box(at),)
+
+    def pieces_meeting(self, box: Box) -> Iterator[tuple[Sequence[int], Box, Box]]:
+        """Yield (its ranks, held box, common box) of every held box that meets ``box``."""
+        for cell, common in self.cells_meeting(box):
+            yield ReplicaRanks(self, cell), self.cell_box(cell), common
+
+    def replica_ranks(self, held: Box) -> Sequence[int]:
+        """Return the ranks that hold a box of some rank, by number of replica.
+
+        Those of the first cell if the box is empty.
+        """
+        if held.is_empty:
+            return ReplicaRanks(self, (0,) * held.ndim)
+        return ReplicaRanks(self, tuple(map(self._find, range(held.ndim), held.offsets)))
+
+    def replica_of(self, rank: int, held: Box) -> int:
+        """Return which replica of the box that it holds a rank has."""
+        return self.replica(self._coordinate_of(rank))
+
+    def giver_number(self, box: Box, taker: int, wanted: Box, num_givers: int) -> int:
+        """Return which of so many holders of a box gives of it to a rank of this layout.
+
+        Ranks that follow each other here take from one, or from some that do.
+        """
+        at = self._coordinate_of(taker)
+        number, count = 0, 1
+        for index, indices in zip(self.cell(at), self.grid_ranges(box), strict=True):
+            number = number * len(indices) + index - indices.start
+            count *= len(indices)
+        replicas = self.num_replicas
+        return (number * replicas + self.replica(at)) * num_givers // (count * replicas)
+
+    def _coordinate_of(self, rank: int) -> Coordinate:
+        at = self.mesh.coordinate(rank)
+        if at is None:
+            raise PlacementError(f"rank {rank} is not in mesh {self.mesh}, and holds nothing")
+        return at
+
     def holders(self, box: Box) -> Iterator[Coordinate]:
         """Yield every coordinate whose local box contains all of ``box``, which is not empty.
 
@@ -348,6 +366,43 @@ class Layout:
 
     def __str__(self) -> str:
         return f"{list(self.shape)} ({format_placements(self.placements)}) on {self.mesh}"
+
+
+class ReplicaRanks(Sequence[int]):
+    """The ranks that hold a cell of a layout, by number of replica, worked out one by one."""
+
+    __slots__ = ("cell", "layout")
+
+    def __init__(self, layout: Layout, cell: Cell) -> None:
+        self.layout = layout
+        self.cell = cell
+
+    def __len__(self) -> int:
+        return self.layout.num_replicas
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[int]: ...
+    def __getitem__(self, index: int | slice) -> int | Sequence[int]:
+        """Return the rank of a replica."""
+        if isinstance(index, slice):
+            return [self[number] for number in range(len(self))[index]]
+        if not 0 <= index < len(self):
+            raise IndexError(f"{self.layout} has no replica {index} of a cell")
+        return self.layout.mesh.rank(self.layout.coordinate(self.cell, index))
+
+    def __iter__(self) -> Iterator[int]:
+        mesh, axes = self.layout.mesh, self.layout.replica_axes
+        coordinate = list(self.layout.coordinate(self.cell))
+        for indices in itertools.product(*(range(mesh.shape[axis]) for axis in axes)):
+            for axis, index in zip(axes, indices, strict=True):
+                coordinate[axis] = index
+            yield mesh.rank(tuple(coordinate))
+
+    def __contains__(self, rank: object) -> bool:
+        at = self.layout.mesh.coordinate(rank) if isinstance(rank, int) else None
+        return at is not None and self.layout.cell(at) == self.cell
 
 
 def _all_ours(placements: object) -> tuple[Placement, ...]:

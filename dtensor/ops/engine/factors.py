@@ -16,8 +16,8 @@ from itertools import accumulate
 import torch
 
 from ...comm.caches import remembered
-from ...geometry.layout import Split
 from ...geometry.placement import REDUCE_OPS, Partial, Placement, Ragged, Replicate, Shard
+from ...geometry.splits import Split
 from .table import Cuts, OpCall, Row
 
 
