@@ -1,95 +1,53 @@
-"""How operators treat placements: one family of operators a file (see README.md)."""
+"""How operators treat placements: one family of operators a file.
+
+The families fill the tables when they are imported, which is here; README.md tells how.
+"""
 
 from __future__ import annotations
 
 from ..tensor.schemas import Op, base_name, is_foreach, is_pointwise
-from . import (
-    activation,
-    as_strided,
-    attention,
-    batch_norm,
-    contraction,
-    convolution,
-    creation,
-    diagonal,
-    distributions,
-    embedding,
-    extremes,
-    fft,
-    foreach_norm,
-    gather_scatter,
-    group_norm,
-    histogram,
-    indexing,
-    joining,
-    layer_norm,
-    linalg,
-    loss,
-    multinomial,
-    nll_loss,
-    norm,
-    optimizer_steps,
-    padding,
-    pointwise,
-    pooling,
-    random,
-    rearranging,
-    reduction,
-    resampling,
-    scan,
-    slicing,
-    softmax,
-    sorting,
-    variance,
-    views,
-    weight_norm,
-)
+from . import activation as activation
+from . import as_strided as as_strided
+from . import attention as attention
+from . import batch_norm as batch_norm
+from . import contraction as contraction
+from . import convolution as convolution
+from . import creation as creation
+from . import diagonal as diagonal
+from . import distributions as distributions
+from . import embedding as embedding
+from . import extremes as extremes
+from . import fft as fft
+from . import foreach_norm as foreach_norm
+from . import gather_scatter as gather_scatter
+from . import group_norm as group_norm
+from . import histogram as histogram
+from . import indexing as indexing
+from . import joining as joining
+from . import layer_norm as layer_norm
+from . import linalg as linalg
+from . import loss as loss
+from . import multinomial as multinomial
+from . import nll_loss as nll_loss
+from . import norm as norm
+from . import optimizer_steps as optimizer_steps
+from . import padding as padding
+from . import pointwise as pointwise
+from . import pooling as pooling
+from . import random as random
+from . import rearranging as rearranging
+from . import reduction as reduction
+from . import resampling as resampling
+from . import scan as scan
+from . import slicing as slicing
+from . import softmax as softmax
+from . import sorting as sorting
+from . import variance as variance
+from . import views as views
+from . import weight_norm as weight_norm
 from .engine.table import RULES, OpCall, Rule, RuleMaker
 
 NOT_ELEMENTWISE = frozenset({"_foreach_norm", "_foreach_max", "_foreach_powsum"})
-
-FAMILIES = (
-    activation,
-    as_strided,
-    attention,
-    batch_norm,
-    contraction,
-    convolution,
-    creation,
-    diagonal,
-    distributions,
-    embedding,
-    extremes,
-    fft,
-    foreach_norm,
-    gather_scatter,
-    group_norm,
-    histogram,
-    indexing,
-    joining,
-    layer_norm,
-    linalg,
-    loss,
-    multinomial,
-    nll_loss,
-    norm,
-    optimizer_steps,
-    padding,
-    pointwise,
-    pooling,
-    random,
-    rearranging,
-    reduction,
-    resampling,
-    scan,
-    slicing,
-    softmax,
-    sorting,
-    variance,
-    views,
-    weight_norm,
-)
-"""Modules that fill the tables when they are imported, which is here."""
 
 
 def rule_maker(op: Op) -> RuleMaker | None:
