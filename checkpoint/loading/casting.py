@@ -8,6 +8,8 @@ from typing import Literal
 import numpy as np
 import torch
 
+from dtckpt.errors import LayoutMismatch
+
 from ...dtensor.comm.caches import remembered
 from ...dtensor.geometry.box import Box
 from ..reading.wants import Array, Sink
@@ -86,6 +88,12 @@ def is_lossless(saved: str, wanted: str) -> bool:
     )
 
 
+def check_policy(policy: str) -> None:
+    """Raise LayoutMismatch unless ``policy`` is one."""
+    if policy not in POLICIES:
+        raise LayoutMismatch(f"dtype_policy={policy!r}: expected one of {', '.join(POLICIES)}")
+
+
 def may_convert(policy: DTypePolicy, saved: DType, wanted: DType) -> bool:
     """Whether a policy lets tensors of one dtype be loaded into another."""
     if saved == wanted:
@@ -113,6 +121,8 @@ def _can_convert(saved: torch.dtype, wanted: torch.dtype) -> bool:
 
 class ConvertingSink:
     """Converts loaded elements, a piece at a time, and hands them on."""
+
+    is_memory = False
 
     def __init__(self, sink: Sink, saved: DType, wanted: DType) -> None:
         self._sink = sink

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import socket
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
-from functools import reduce
-from operator import and_
 from typing import Any
 
 import torch
@@ -21,18 +19,22 @@ from dtckpt.logs import logger_of
 from ...storage.base import Store
 from ...storage.open import open_store
 from ..files.manifest import MANIFEST, Manifest, read_manifest_bytes
+from ..files.stored import StoredData
 from ..ranks.text import covering, some_names
 from ..ranks.together import DEFAULT_TIMEOUT, Answers, Ranks, closing, ranks_of, together
-from ..reading.read_once import Answer, decide
+from ..reading.read_once import Offer, why_alone
 from ..state.collector import paused_collector
 from ..state.names import rank_component
-from ..state.renaming import Rename, Renaming
-from ..state.selecting import selection_of
+from ..state.renaming import Rename
 from ..state.stateful import Stateful
-from .casting import DTypePolicy
+from .agreement import Decision, Matched
+from .casting import DTypePolicy, check_policy
+from .destinations import Destinations
+from .filling import Filling
 from .fitting import casts
-from .load_plan import LoadOptions, LoadPlan
-from .load_reads import LoadReads
+from .match import Match
+from .matching import match
+from .options import LoadOptions
 from .report import LoadReport
 
 __all__ = ["LoadReport", "load"]
@@ -113,16 +115,17 @@ def load(
     """
     options = LoadOptions(
         strict=strict,
-        allow_pickle=allow_pickle,
+        select=select,
+        rename=rename,
         dtype_policy=dtype_policy,
         device=device,
         read_once=read_once,
+        allow_pickle=allow_pickle,
         storage=storage_options or {},
     )
     ranks = ranks_of(process_group, no_dist=no_dist, timeout=timeout, purpose="load")
     with closing(ranks):
-        job = _Load(ranks, process_group or _world(), options)
-        return job.run(state_dict, checkpoint_id, select, rename)
+        return _Load(ranks, process_group or _world(), options).run(state_dict, checkpoint_id)
 
 
 def _world() -> Any:
@@ -130,25 +133,17 @@ def _world() -> Any:
     return distributed.group.WORLD if distributed.is_available() else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Decision:
-    """What the coordinator makes of all plans."""
-
-    unexpected: list[str]
-    """Leaves of the checkpoint that no rank asked for."""
-    idle: list[str]
-    """Keys of ``rename`` that are no name on any rank."""
-    read_once: bool
-    reason: str
-
-
 class _Load:
     """One load on one rank; holds what the phases hand on."""
 
     store: Store
-    plan: LoadPlan
-    reads: LoadReads
-    decision: _Decision
+    manifest_bytes: bytes
+    """On the coordinator, which reads them."""
+    manifest: Manifest
+    found: Match
+    destinations: Destinations
+    filling: Filling
+    decision: Decision
 
     def __init__(self, ranks: Ranks, group: Any, options: LoadOptions) -> None:
         self.ranks = ranks
@@ -157,29 +152,31 @@ class _Load:
         self._started = time.perf_counter()
 
     def run(
-        self,
-        state: Mapping[Any, Any] | Stateful,
-        target: str | os.PathLike[str] | Store,
-        select: str | Sequence[str] | None,
-        rename: Rename | None,
+        self, state: Mapping[Any, Any] | Stateful, target: str | os.PathLike[str] | Store
     ) -> LoadReport:
+        """Take this rank through the load: three rounds between ranks, and more where they must.
+
+        Ranks check together before they read only where one of them has something to refuse, or
+        may read for others; and they agree on the end only where code of the user has a part in it.
+        """
         ranks = self.ranks
-        told = together(
-            ranks,
-            "load: read manifest",
-            lambda: self.read_manifest(target),
-            lambda answers: self.store.url.encode() + b"\n" + answers[ranks.all[0]],
-        )
-        url, _, manifest = told.partition(b"\n")
+        told = together(ranks, "load: read manifest", lambda: self.open(target), self.give_manifest)
+        head, _, manifest = told.partition(b"\n")
+        url, alone = json.loads(head)
         decision = together(
             ranks,
             "load: plan",
-            lambda: self.make_plan(url.decode(), state, manifest, select, rename),
+            lambda: self.match(state, url, manifest, is_alone=bool(alone)),
             self.decide,
         )
-        together(ranks, "load: check", lambda: self.check(decision))
-        self.reads.run(read_once=self.decision.read_once)
-        together(ranks, "load: restore", self.restore)
+        self.decision = Decision.from_bytes(decision)
+        if self.decision.must_check:
+            together(ranks, "load: check", self.check)
+        self.filling.run()
+        if self.decision.calls_back:
+            together(ranks, "load: restore", self.restore)
+        else:
+            self.restore()
         report = self.report()
         self.log(report)
         return report
@@ -194,18 +191,28 @@ class _Load:
             report.url,
             self.ranks.rank,
             report.bytes_needed,
-            len(self.plan.tensors),
+            len(self.destinations.tensors),
             time.perf_counter() - self._started,
             report.bytes_read,
             report.bytes_received,
             report.read_once_reason or "each rank reads for itself",
         )
 
-    def read_manifest(self, target: str | os.PathLike[str] | Store) -> bytes:
+    def open(self, target: str | os.PathLike[str] | Store) -> bytes:
+        """Open the store; the coordinator reads the manifest."""
         self.store = open_store(target, **self.options.storage)
-        if self.ranks.rank != self.ranks.all[0]:
-            return b""
-        return read_manifest_bytes(self.store, explain=True)
+        if self.ranks.rank == self.ranks.all[0]:
+            self.manifest_bytes = read_manifest_bytes(self.store, explain=True)
+        return self.offer().to_bytes()
+
+    def offer(self) -> Offer:
+        """Return what this rank can tell before anything is matched."""
+        return Offer(self.options.read_once, socket.gethostname())
+
+    def give_manifest(self, answers: Answers) -> bytes:
+        """Return where it was read, why each rank is to read for itself, and the manifest."""
+        alone = why_alone(list(map(Offer.from_bytes, answers.values())), self.store)
+        return json.dumps([self.store.url, alone]).encode() + b"\n" + self.manifest_bytes
 
     def check_same(self, url: str, manifest: bytes) -> None:
         """Raise LayoutMismatch if this rank was given a path where another checkpoint is."""
@@ -222,59 +229,58 @@ class _Load:
                 f"where {what} is, and rank {self.ranks.all[0]} has {url}. Give it to all alike"
             )
 
-    def make_plan(
+    def match(
         self,
-        url: str,
         state: Mapping[Any, Any] | Stateful,
+        url: str,
         manifest: bytes,
-        select: str | Sequence[str] | None,
-        rename: Rename | None,
+        *,
+        is_alone: bool,
     ) -> bytes:
-        """Plan, and return what the others must know of it."""
+        """Match the state and return what the others must know of it.
+
+        What this rank reads is planned at once unless it may share that with others.
+        """
         self.check_same(url, manifest)
-        renaming = None if rename is None else Renaming(rename)
+        check_policy(self.options.dtype_policy)
         with paused_collector():
-            self.plan = LoadPlan(
+            self.manifest = Manifest.from_bytes(manifest, f"{self.store.url}/{MANIFEST}")
+            self.found = found = match(
                 state,
-                Manifest.from_bytes(manifest, f"{self.store.url}/{MANIFEST}"),
-                self.store,
-                ranks=self.ranks,
+                self.manifest,
                 options=self.options,
-                selection=selection_of(select),
-                renaming=renaming,
+                ranks=self.ranks,
+                where=self.store.url,
             )
-            self.reads = LoadReads(self.plan, self.ranks, self.group)
-            offer = self.reads.offer_to_share()
-            self.reads.plan_first()
-            answer = {
-                "unexpected": self.plan.found.unexpected_mask(),
-                "idle": [] if renaming is None else renaming.idle(),
-                "read_once": offer.to_json(),
-            }
-        return json.dumps(answer).encode()
+            self.destinations = Destinations(found, self.manifest, self.options, self.store.url)
+            data = StoredData(self.store, self.manifest)
+            self.filling = Filling(self.destinations, data, self.ranks, self.group)
+            offer = self.offer()
+            if not is_alone:
+                offer = self.filling.offer(offer, found.own)
+            if not offer.fingerprint:
+                self.filling.plan(share=False)
+        return Matched(
+            unexpected=found.unexpected_mask(),
+            is_complete=not (self.options.strict and found.missing),
+            strict=self.options.strict,
+            idle=found.idle,
+            offer=offer,
+            calls_back=found.calls_back,
+        ).to_bytes()
 
     def decide(self, answers: Answers) -> bytes:
         """Return what all ranks are to know; runs on the coordinator."""
-        told: list[dict[str, Any]] = [json.loads(answer) for answer in answers.values()]
-        read_once, reason = decide([Answer(*answer["read_once"]) for answer in told], self.store)
-        idle = set(told[0]["idle"]).intersection(*(answer["idle"] for answer in told))
-        decision = {
-            "unexpected": f"{reduce(and_, (int(answer['unexpected'], 16) for answer in told)):x}",
-            "idle": sorted(idle),
-            "read_once": read_once,
-            "reason": reason,
-        }
-        return json.dumps(decision).encode()
+        told = list(map(Matched.from_bytes, answers.values()))
+        return Decision.of(told, self.store).to_bytes()
 
-    def check(self, told: bytes) -> bytes:
+    def check(self) -> bytes:
         """Raise LayoutMismatch if ``strict`` and something is missing or left over.
 
-        Else plan what could not be planned before it was decided who reads it.
+        Else plan the reads of a rank that had to know first which ranks read what.
         """
-        value: dict[str, Any] = json.loads(told)
-        unexpected = self.plan.found.names_of_mask(value.pop("unexpected"))
-        self.decision = _Decision(unexpected=unexpected, **value)
-        where = self.store.url
+        where, found = self.store.url, self.found
+        unexpected = found.names_of_mask(self.decision.unexpected)
         if self.decision.idle:
             raise LayoutMismatch(
                 f"{where}: rename= has the keys {some_names(self.decision.idle)}, which are no "
@@ -283,14 +289,14 @@ class _Load:
             )
         missing = [
             at if at == name else f"{at} ({name} in the state)"
-            for at, name in self.plan.found.missing.items()
+            for at, name in found.missing.items()
         ]
         if self.options.strict and (missing or unexpected):
             own = rank_component(self.ranks.rank)
             new_rank = (
                 "A rank that is new has nothing to load into its PerRank: PerRank(value, "
                 'new_rank="keep") lets it keep its own value. '
-                if any(at.rpartition("/")[2] == own for at in self.plan.found.missing)
+                if any(at.rpartition("/")[2] == own for at in found.missing)
                 else ""
             )
             raise LayoutMismatch(
@@ -298,14 +304,15 @@ class _Load:
                 f"checkpoint: {some_names(missing)}. In the checkpoint but not asked for: "
                 f"{some_names(unexpected)}. {new_rank}{self._remedy(unexpected)}"
             )
-        with paused_collector():
-            self.reads.plan_rest(read_once=self.decision.read_once)
+        if not self.filling.is_planned:
+            with paused_collector():
+                self.filling.plan(share=self.decision.read_once)
         return b""
 
     def _remedy(self, unexpected: list[str]) -> str:
         """Return what a user may want who has other leaves than the checkpoint."""
-        if not self.plan.found.missing:
-            had = [*self.plan.tensors, *self.plan.found.values]
+        if not self.found.missing:
+            had = [*self.destinations.tensors, *self.found.values]
             part = covering(had, unexpected)
             more = ", ..." if len(part) > _MOST_PATTERNS else ""
             patterns = f"[{', '.join(map(repr, part[:_MOST_PATTERNS]))}{more}]"
@@ -320,25 +327,31 @@ class _Load:
         )
 
     def restore(self) -> bytes:
-        self.plan.restore()
+        """Put the saved values into place and hand stateful objects their state."""
+        self.destinations.note_change()
+        self.found.rebuild()
+        for finish in self.found.in_order():
+            finish(self.destinations.replaced)
+            self.ranks.tell_alive()
         return b""
 
     def report(self) -> LoadReport:
-        plan, decision = self.plan, self.decision
-        tensors, found = plan.tensors, plan.found
+        """Return what was done, as this rank saw it."""
+        destinations, found, decision = self.destinations, self.found, self.decision
+        tensors = destinations.tensors
         return LoadReport(
             url=self.store.url,
             loaded=(*tensors, *found.values),
             missing=tuple(found.missing),
-            unexpected=tuple(decision.unexpected),
+            unexpected=tuple(found.names_of_mask(decision.unexpected)),
             dropped=tuple(found.dropped),
             kept=tuple(found.kept),
             by_position=tuple(found.by_position),
-            resharded=tuple(plan.resharded()),
-            cast=casts(plan.manifest.tensors, tensors),
-            bytes_needed=sum(t.nbytes for local in tensors.values() for _, t in local.parts),
-            bytes_read=self.reads.bytes_read,
-            bytes_received=self.reads.bytes_received,
+            resharded=tuple(destinations.resharded(self.ranks.rank)),
+            cast=casts(self.manifest.tensors, tensors),
+            bytes_needed=destinations.num_bytes,
+            bytes_read=self.filling.bytes_read,
+            bytes_received=self.filling.bytes_received,
             read_once=decision.read_once,
             read_once_reason=decision.reason,
         )

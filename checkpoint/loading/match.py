@@ -14,6 +14,10 @@ Rebuild = Callable[[], Any]
 Finisher = Callable[[Replaced], object]
 
 
+def _nothing() -> None:
+    return None
+
+
 @dataclass(slots=True)
 class Match:
     """What of a template the checkpoint has, and what not; by names in the checkpoint."""
@@ -44,6 +48,17 @@ class Match:
     """Calls of ``load_state_dict`` of other objects, which are given what the adopters added to."""
     leaves: list[str] = field(default_factory=list[str])
     """All leaves of the checkpoint, in the order that all ranks know."""
+    idle: list[str] = field(default_factory=list[str])
+    """Keys of ``rename`` that are no name in the template."""
+    fills_foreign: bool = False
+    """Whether items are put into mappings of classes that are none of Python's."""
+    rebuild: Rebuild = _nothing
+    """Puts what has arrived into the containers of the template."""
+
+    @property
+    def calls_back(self) -> bool:
+        """Whether code of the user takes part in handing over what has arrived."""
+        return bool(self.adopters or self.finishers or self.fills_foreign)
 
     def in_order(self) -> list[Finisher]:
         """Return all calls of ``load_state_dict`` in an order that ranks share."""

@@ -1,68 +1,56 @@
 """Matching a state dict that is to be filled with the tree of a checkpoint.
 
 The template is walked; every name in it is looked up in the tree. Tensors become destinations,
-other leaves take the saved value. Nothing is changed while matching: the result is a function that
-rebuilds the state once every byte has arrived.
+other leaves take the saved value. Nothing is changed while matching: what is found has a
+function that rebuilds the state once every byte has arrived.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from dtckpt.errors import LayoutMismatch
 
-from ..files.stored_tensor import StoredTensor
+from ..files.manifest import Manifest
 from ..ranks.together import Ranks
-from ..state.renaming import Renaming
-from ..state.selecting import Selection
 from ..state.stateful import Stateful, is_stateful
-from ..state.tree import (
-    Node,
-    dict_tag,
-)
-from ..state.tree_index import index_tree
-from .match import Match, Rebuild
+from ..state.tree import dict_tag
+from .match import Match
 from .optimizer_matching import match_optimizer
+from .options import LoadOptions
 from .walk import Walk
 
 
 def match(
     template: Mapping[Any, Any] | Stateful,
-    tree: Node,
-    stored: Mapping[str, StoredTensor],
+    manifest: Manifest,
     *,
+    options: LoadOptions,
     ranks: Ranks,
-    tensor_tag: Callable[[object], str | None],
-    allow_pickle: bool,
     where: str,
-    selection: Selection | None = None,
-    renaming: Renaming | None = None,
-) -> tuple[Match, Rebuild]:
-    """Walk ``template`` beside ``tree`` and return the match and the function that finishes it."""
+) -> Match:
+    """Walk ``template`` beside the tree of a checkpoint and return what was found.
+
+    ``where`` is the checkpoint's URL. Raises LayoutMismatch for what can be no template, and where
+    ``select`` or ``rename`` cannot be meant.
+    """
     if dict_tag(template) is None and not is_stateful(template):
         raise LayoutMismatch(
             "a state to load into is a dict, or an object with state_dict() and load_state_dict(); "
             f"got {type(template).__name__}. load changes it in place, so wrap other things in a "
             "dict"
         )
-    index = index_tree(tree)
-    if selection is not None:
-        selection.check(index.leaves, where)
-    walk = Walk(
-        index=index,
-        stored=stored,
-        ranks=ranks,
-        tensor_tag=tensor_tag,
-        allow_pickle=allow_pickle,
-        selection=selection,
-        renaming=renaming,
-        match_optimizer=match_optimizer,
-    )
+    walk = Walk(manifest=manifest, options=options, ranks=ranks, match_optimizer=match_optimizer)
+    if walk.selection is not None:
+        walk.selection.check(walk.index.leaves, where)
     rebuild = walk.run(template)
     if rebuild is not None and not isinstance(template, MutableMapping):
         raise LayoutMismatch(
             f"{where}: values were saved ({', '.join(walk.found.values[:3])}), and a "
             f"{type(template).__name__} cannot take them in; give a dict to load into"
         )
-    return walk.finish(), rebuild or (lambda: template)
+    found = walk.finish()
+    if rebuild is not None:
+        found.rebuild = rebuild
+    return found

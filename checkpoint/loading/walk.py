@@ -18,6 +18,7 @@ import torch
 
 from dtckpt.errors import LayoutMismatch
 
+from ..files.manifest import Manifest
 from ..files.stored_tensor import StoredTensor
 from ..optimizers.named_state import optimizers_in, wrong_numbers
 from ..optimizers.pairing import Tables
@@ -25,11 +26,12 @@ from ..optimizers.param_names import ParamNames, plain_name
 from ..ranks.together import Ranks
 from ..state.names import index_component, key_component, rank_component
 from ..state.renaming import Renaming
-from ..state.selecting import Selection
+from ..state.selecting import Selection, selection_of
 from ..state.stateful import is_stateful
 from ..state.tree import (
     CONTAINERS,
     DICT_TAGS,
+    DICTS,
     SEQUENCES,
     TENSORS,
     PerRank,
@@ -39,10 +41,12 @@ from ..state.tree import (
     tag_of,
     unflatten,
 )
-from ..state.tree_index import ABSENT, TreeIndex, below
+from ..state.tree_index import ABSENT, TreeIndex, below, index_tree
+from ..tensors.local import tensor_tag
 from ..tensors.materialising import adopt, foreign_tensors, has_meta_tensors
 from ..tensors.visiting import visit
 from .match import Finisher, Match, Rebuild
+from .options import LoadOptions
 
 OptimizerMatcher = Callable[["Walk", torch.optim.Optimizer, str, Any], Finisher | None]
 """Matches an optimizer, given its name and state, and returns what hands the new state over."""
@@ -52,14 +56,14 @@ OptimizerMatcher = Callable[["Walk", torch.optim.Optimizer, str, Any], Finisher 
 class Walk:
     """The template beside the tree, place by place; what is found is noted in ``found``."""
 
-    index: TreeIndex
-    stored: Mapping[str, StoredTensor]
+    manifest: Manifest
+    options: LoadOptions
     ranks: Ranks
-    tensor_tag: Callable[[object], str | None]
-    allow_pickle: bool
-    selection: Selection | None
-    renaming: Renaming | None
     match_optimizer: OptimizerMatcher
+    index: TreeIndex = field(init=False)
+    stored: Mapping[str, StoredTensor] = field(init=False)
+    selection: Selection | None = field(init=False)
+    renaming: Renaming | None = field(init=False)
     found: Match = field(init=False)
     taken: set[str] = field(init=False, default_factory=set[str])
     """Leaves of the checkpoint that the state has a place for."""
@@ -75,6 +79,11 @@ class Walk:
     """Containers that are filled in place, by id, with their names in the checkpoint."""
 
     def __post_init__(self) -> None:
+        rename = self.options.rename
+        self.index = index_tree(self.manifest.tree)
+        self.stored = self.manifest.tensors
+        self.selection = selection_of(self.options.select)
+        self.renaming = None if rename is None else Renaming(rename)
         self.found = Match(leaves=self.index.leaves)
 
     def run(self, template: Any) -> Rebuild | None:
@@ -149,10 +158,11 @@ class Walk:
         self.found.unexpected = [
             name for name in self.index.leaves if name not in self.taken and self.is_selected(name)
         ]
+        self.found.idle = [] if self.renaming is None else self.renaming.idle()
         return self.found
 
     def node(self, value: Any, name: str) -> Rebuild | None:
-        if self.tensor_tag(value) is not None:
+        if tensor_tag(value) is not None:
             return self.tensor(value, name)
         if self.cannot_reach(name):
             return None  # and ask nobody for a state dict in vain
@@ -263,6 +273,7 @@ class Walk:
         if not rebuilds:
             return None
         into: Any = value if self.may_fill(value, name) else _copy_of(value)
+        self.found.fills_foreign |= type(into) not in DICTS
 
         def rebuild_dict() -> Any:
             for key, item in rebuilds.items():
@@ -356,7 +367,7 @@ class Walk:
         def no_tensor(name: str, _tag: str) -> Any:
             raise LayoutMismatch(f"unexpected tensor {name!r}")
 
-        loaded = unflatten(node, no_tensor, allow_pickle=self.allow_pickle, path=(at,))
+        loaded = unflatten(node, no_tensor, allow_pickle=self.options.allow_pickle, path=(at,))
         if isinstance(value, io.BytesIO) and isinstance(loaded, bytes):
             return lambda: io.BytesIO(loaded)
         return lambda: loaded

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from ..tensors.local import LocalTensor
 from .read_once import Group, Shareable
 
 
-class Exchange:
+class Broadcasts:
     """The broadcasts of one load, as one rank takes part in them."""
 
     def __init__(
@@ -34,12 +34,18 @@ class Exchange:
         for items in self._groups.values():
             self._owners |= _deal(items, tensors)
 
-    def owned(self) -> dict[str, bool]:
-        """Return the names of the shared tensors, and whether this rank is to read them."""
+    @property
+    def names(self) -> Iterable[str]:
+        """Names of all tensors that are sent or received."""
+        return self._owners
+
+    def read_elsewhere(self) -> set[str]:
+        """Return the names of those that another rank reads."""
         return {
-            item.name: self._position(group, item) == self._owners[item.name]
+            item.name
             for group, items in self._groups.items()
             for item in items
+            if self._position(group, item) != self._owners[item.name]
         }
 
     def _position(self, group: Group, item: Shareable) -> int:

@@ -135,7 +135,7 @@ class _Chunks:
         tensor, box = want.tensor, want.box
         if 0 in box.sizes:
             return []
-        runs = want.sink.memory() is not None
+        runs = want.sink.is_memory
         rule = (id(tensor.layout), tensor.writers, tensor.cut)
         key = (rule, tensor.dtype.code, box.offsets, box.sizes, runs)
         return self._known.get(key) or self._find(key, tensor, box, runs=runs)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Literal
 
 import torch
@@ -51,21 +51,26 @@ class Shareable:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Offer:
     """What a rank tells about reading once, before anything is read."""
 
     asked: bool | None
     host: str
-    fingerprint: str
+    fingerprint: str = ""
     """Of all destinations and groups; empty where there is nothing to share."""
     times: float = 0.0
     """How many times stored bytes would be read that are to be exchanged; 0 if there are none."""
     has_replicas: bool = True
     """Whether there is something to broadcast."""
 
-    def to_json(self) -> list[Any]:
-        """Return a JSON value."""
-        return [self.asked, self.host, self.fingerprint, self.times, self.has_replicas]
+    def to_bytes(self) -> bytes:
+        """Return JSON."""
+        return json.dumps(astuple(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Offer:
+        """Return what ``to_bytes`` was called on."""
+        return cls(*json.loads(data))
 
 
 def find_shareable(
@@ -200,16 +205,27 @@ def fingerprint(
     return xxhash.xxh3_128_hexdigest(json.dumps(told).encode())
 
 
-def decide(answers: Sequence[Answer], store: Store) -> tuple[bool, str]:
+def why_alone(offers: Sequence[Offer], store: Store) -> str:
+    """Return why each rank reads for itself whatever it loads; "" where that depends on it."""
+    first = offers[0]
+    if len(offers) == 1:
+        return "there is one rank only"
+    if any(offer.asked is False for offer in offers):
+        return "it was not wanted (read_once=False)"
+    if any(offer.asked != first.asked for offer in offers):
+        return "the ranks were given different values of read_once"
+    if first.asked is None and not is_remote(store) and len({offer.host for offer in offers}) == 1:
+        return "all ranks are on one host, whose memory holds what one of them has read"
+    return ""
+
+
+def decide(offers: Sequence[Offer], store: Store) -> tuple[bool, str]:
     """Return whether the ranks read once, and why; decided on one rank for all."""
-    first = answers[0]
-    if len(answers) == 1:
-        return False, "there is one rank only"
-    if any(answer.asked is False for answer in answers):
-        return False, "it was not wanted (read_once=False)"
-    if any(answer.asked != first.asked for answer in answers):
-        return False, "the ranks were given different values of read_once"
-    if any(answer.fingerprint != first.fingerprint for answer in answers):
+    alone = why_alone(offers, store)
+    if alone:
+        return False, alone
+    first = offers[0]
+    if any(offer.fingerprint != first.fingerprint for offer in offers):
         return False, "the ranks load different tensors or layouts"
     if not first.fingerprint:
         needed = 2 if first.asked else MIN_REPLICAS
@@ -219,16 +235,14 @@ def decide(answers: Sequence[Answer], store: Store) -> tuple[bool, str]:
         )
     if first.asked:
         return True, "it was asked for (read_once=True)"
-    num_hosts = len({answer.host for answer in answers})
     reasons: list[str] = []
-    where = "from an object store" if is_remote(store) else f"on {num_hosts} hosts"
     if first.has_replicas:
         reasons.append(f"{MIN_REPLICAS} or more ranks want the same")
     if first.times:
         reasons.append(f"blocks would be read {first.times:.1f} times")
-    if is_remote(store) or num_hosts > 1:
-        return True, f"{' and '.join(reasons)} {where}"
-    return False, "all ranks are on one host, whose memory holds what one of them has read"
+    num_hosts = len({offer.host for offer in offers})
+    where = "from an object store" if is_remote(store) else f"on {num_hosts} hosts"
+    return True, f"{' and '.join(reasons)} {where}"
 
 
 def is_remote(store: Store) -> bool:

@@ -16,6 +16,11 @@ Array = np.ndarray[Any, Any]
 class Sink(Protocol):
     """Where the elements of a wanted box go."""
 
+    @property
+    def is_memory(self) -> bool:
+        """Whether there will be ``memory`` when the reads are executed; asked when planning."""
+        ...
+
     def memory(self) -> memoryview | None:
         """Return the bytes of the box, which is not empty, if they are writable host memory.
 
@@ -38,6 +43,11 @@ class ArraySink:
     """Fills a contiguous array of unsigned ints as wide as an element."""
 
     array: Array
+
+    @property
+    def is_memory(self) -> bool:
+        """Return True."""
+        return True
 
     def memory(self) -> memoryview:
         """Return the bytes of the array."""

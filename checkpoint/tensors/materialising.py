@@ -70,8 +70,7 @@ def materialise(value: Any, replaced: Replaced, device: torch.device | str | Non
     """
     key = memory_key(value)
     if key not in replaced.tensors:
-        mesh = getattr(value, "device_mesh", None)
-        where = device if device is not None else getattr(mesh, "device_type", "cpu")
+        where = _device_of(value, device)
         with torch.no_grad():
             made = _with_local(
                 value, lambda local: torch.empty_like(local, device=where, requires_grad=False)
@@ -81,6 +80,19 @@ def materialise(value: Any, replaced: Replaced, device: torch.device | str | Non
         replaced.tensors[key] = made
         replaced.old.append(value)
     return replaced.tensors[key]
+
+
+def will_be_host_memory(value: Any, device: torch.device | str | None) -> bool:
+    """Whether the local part of what ``materialise`` returns is contiguous memory of the host."""
+    return (
+        torch.device(_device_of(value, device)).type == "cpu" and _local_of(value).is_contiguous()
+    )
+
+
+def _device_of(value: Any, device: torch.device | str | None) -> torch.device | str:
+    if device is not None:
+        return device
+    return getattr(getattr(value, "device_mesh", None), "device_type", "cpu")
 
 
 def has_meta_tensors(module: nn.Module) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +48,8 @@ class TensorSource:
 class TensorComparison:
     """Compares loaded elements with a tensor that has been filled already."""
 
+    is_memory = False
+
     def __init__(self, name: str, tensor: torch.Tensor) -> None:
         self._name = name
         self._tensor = tensor.detach()
@@ -80,10 +82,15 @@ class TensorSink:
         self._memory: memoryview | None = None
         self._items: Array | None = None
 
+    @property
+    def is_memory(self) -> bool:
+        """Whether this is a contiguous CPU tensor."""
+        return self._tensor.is_contiguous() and _is_plain_memory(self._tensor)
+
     def memory(self) -> memoryview | None:
         """Return the bytes of a contiguous CPU tensor."""
         tensor = self._tensor
-        if self._memory is None and tensor.is_contiguous() and _is_plain_memory(tensor):
+        if self._memory is None and self.is_memory:
             self._memory = _host_memory(tensor.data_ptr(), tensor.nbytes)
         return self._memory
 
@@ -101,6 +108,30 @@ class TensorSink:
                 target.copy_(_host_copy(items, tensor.dtype, pinned=False))
             else:
                 _copy_in_background(target, items, self._stream)
+
+
+class SinkToCome:
+    """Stands for the sink of a tensor that gets its memory once the load is certain to fit."""
+
+    _sink: TensorSink | TensorComparison
+
+    def __init__(
+        self, make: Callable[[torch.Tensor], TensorSink | TensorComparison], *, is_memory: bool
+    ) -> None:
+        self._make = make
+        self.is_memory = is_memory
+
+    def arrive(self, tensor: torch.Tensor) -> None:
+        """Make the sink of the tensor that has memory now, before anything is read for it."""
+        self._sink = self._make(tensor)
+
+    def memory(self) -> memoryview | None:
+        """Return that of the sink which was made."""
+        return self._sink.memory()
+
+    def put(self, part: Box, items: Array) -> None:
+        """Hand elements to the sink which was made."""
+        self._sink.put(part, items)
 
 
 class _Pending(threading.local):

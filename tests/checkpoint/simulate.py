@@ -57,6 +57,11 @@ class ArraySink:
     array: Array
     count: Array
 
+    @property
+    def is_memory(self) -> bool:
+        """Return False."""
+        return False
+
     def memory(self) -> None:
         """Return None, so that every element is counted."""
 
@@ -71,6 +76,11 @@ class MemorySink:
     """Offers the memory of an array, into which runs are read straight."""
 
     array: Array
+
+    @property
+    def is_memory(self) -> bool:
+        """Return True."""
+        return True
 
     def memory(self) -> memoryview:
         """Return the bytes of the array."""

@@ -209,6 +209,8 @@ def test_a_large_part_is_converted_in_small_ones() -> None:
     into = np.zeros((1000, 1200), dtype=np.uint64)
 
     class Recorder:
+        is_memory = False
+
         def memory(self) -> None: ...
 
         def put(self, part: Box, items: Any) -> None:

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import dtckpt.checkpoint as dcp
-from dtckpt.checkpoint.loading import load_reads
+from dtckpt.checkpoint.loading import filling
 from dtckpt.checkpoint.reading import broadcasting
-from dtckpt.checkpoint.reading.read_once import Answer, decide
+from dtckpt.checkpoint.reading.read_once import Offer, decide
 from dtckpt.dtensor import DeviceMesh, DTensor, Mesh, Replicate, Shard
 from dtckpt.dtensor.comm import packing, transports
 from dtckpt.errors import CheckpointError, Corrupt
@@ -75,7 +75,7 @@ def test_plain_tensors_are_read_once(monkeypatch: pytest.MonkeyPatch, batch_byte
 
 
 def test_replicas_along_an_axis_and_over_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load_reads, "MIN_TIMES_ASKED", 100)  # else stripes serve most of them
+    monkeypatch.setattr(filling, "MIN_TIMES_ASKED", 100)  # else stripes serve most of them
     shapes = {"rows": (16, 6), "norm": (7,), "both": (8, 8), "uneven": (3, 5)}
     wholes = {n: torch.randn(shape) for n, shape in shapes.items()}
     store = saved({"model": dict(wholes), "scale": torch.ones(5)})
@@ -126,7 +126,7 @@ def local_shape(mesh: DeviceMesh, placements: Any, shape: Any) -> tuple[int, ...
 
 
 def test_meshes_without_groups_read_for_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load_reads, "MIN_TIMES_ASKED", 100)
+    monkeypatch.setattr(filling, "MIN_TIMES_ASKED", 100)
     store = saved({"w": torch.ones(4, 4)})
 
     def load(rank: int, group: Any) -> dcp.LoadReport:
@@ -230,19 +230,19 @@ def test_it_is_chosen_for_many_replicas_on_object_stores_only() -> None:
 @pytest.mark.parametrize(
     ("answers", "url", "expected"),
     [
-        ([Answer(None, "h", "x")] * 4, "/local", False),
-        ([Answer(None, "h", "x")] * 4, "s3://bucket", True),
-        ([Answer(None, "h", "x"), Answer(None, "i", "x")], "/local", True),
-        ([Answer(None, "h", "x"), Answer(None, "i", "y")], "/local", False),
-        ([Answer(None, "h", ""), Answer(None, "i", "")], "/local", False),
-        ([Answer(True, "h", "x"), Answer(None, "h", "x")], "s3://bucket", False),
-        ([Answer(True, "h", "x"), Answer(True, "h", "x")], "/local", True),
-        ([Answer(False, "h", "x"), Answer(False, "i", "x")], "s3://bucket", False),
-        ([Answer(None, "h", "x", 4.0, False)] * 2, "/local", False),
-        ([Answer(None, "h", "x", 4.0, False)] * 2, "s3://bucket", True),
+        ([Offer(None, "h", "x")] * 4, "/local", False),
+        ([Offer(None, "h", "x")] * 4, "s3://bucket", True),
+        ([Offer(None, "h", "x"), Offer(None, "i", "x")], "/local", True),
+        ([Offer(None, "h", "x"), Offer(None, "i", "y")], "/local", False),
+        ([Offer(None, "h", ""), Offer(None, "i", "")], "/local", False),
+        ([Offer(True, "h", "x"), Offer(None, "h", "x")], "s3://bucket", False),
+        ([Offer(True, "h", "x"), Offer(True, "h", "x")], "/local", True),
+        ([Offer(False, "h", "x"), Offer(False, "i", "x")], "s3://bucket", False),
+        ([Offer(None, "h", "x", 4.0, False)] * 2, "/local", False),
+        ([Offer(None, "h", "x", 4.0, False)] * 2, "s3://bucket", True),
     ],
 )
-def test_the_decision(answers: list[Answer], url: str, expected: bool) -> None:
+def test_the_decision(answers: list[Offer], url: str, expected: bool) -> None:
     store = MemoryStore()
     store.url = url
     chosen, reason = decide(answers, store)

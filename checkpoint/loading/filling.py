@@ -1,125 +1,135 @@
-"""The reads of one load: each rank for itself, or once and then sent to those that want the same.
+"""Filling destinations: each rank for itself, or once and then sent to those that want the same.
 
-Reads alternate with collectives. All ranks agree that the reads have succeeded before they enter
-one, so none waits in it for a rank that has failed.
+What a rank reads is planned once, when it is known which ranks read what. Reads alternate with
+collectives. All ranks agree that the reads have succeeded before they enter one, so none waits in
+it for a rank that has failed.
 """
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, overload
 
+from ..files.stored import StoredData
 from ..ranks.together import Answers, Ranks, together
-from ..reading.broadcasting import Exchange
+from ..reading.broadcasting import Broadcasts
 from ..reading.exchanging import StripeExchange
 from ..reading.execution import execute
-from ..reading.plan import Read
+from ..reading.plan import Read, plan_reads
 from ..reading.read_once import (
     MIN_REPLICAS,
     MIN_TIMES,
     MIN_TIMES_ASKED,
-    Answer,
+    Offer,
     Shareable,
     find_shareable,
     find_spread,
+    fingerprint,
 )
-from ..reading.read_once import fingerprint as destinations_fingerprint
 from ..reading.stripes import Spread
-from .load_plan import LoadPlan
+from .destinations import Destinations
 
 
-class LoadReads:
-    """How one rank fills its destinations."""
+class Filling:
+    """How one rank fills its destinations: offer to share the reading, plan, run."""
 
-    def __init__(self, plan: LoadPlan, ranks: Ranks, group: Any) -> None:
+    def __init__(
+        self, destinations: Destinations, data: StoredData, ranks: Ranks, group: Any
+    ) -> None:
         """``group`` is the process group of the load, if there are several ranks."""
-        self._plan = plan
+        self._destinations = destinations
+        self._data = data
         self._ranks = ranks
         self._group = group
         self._shareable: list[Shareable] = []
         self._spread: dict[str, Spread] = {}
-        self._broadcasts: Exchange | None = None
+        self._broadcasts: Broadcasts | None = None
         self._stripes: StripeExchange | None = None
+        self._reads: list[Read] = []
+        self._comparisons: list[Read] = []
+        """Reads for tied tensors: what is stored for each must be equal."""
         self._touched: dict[str, None] = {}
+        self.is_planned = False
         self.bytes_read = 0
         self.bytes_received = 0
 
-    def offer_to_share(self) -> Answer:
-        """Return what the other ranks must know to decide about reading once."""
-        plan, ranks = self._plan, self._ranks
-        asked, host = plan.options.read_once, socket.gethostname()
-        if asked is False or len(ranks.all) == 1:
-            return Answer(asked, host, "")
-        found, tied = plan.found, plan.tied_names()
-        common = {n: local for n, local in plan.tensors.items() if n not in found.own}
+    def offer(self, offer: Offer, own: set[str]) -> Offer:
+        """Return an offer with what ranks must know to decide whether they read for each other.
+
+        ``own`` are destinations that this rank keeps for itself.
+        """
+        asked, ranks, tensors = offer.asked, self._ranks, self._destinations.tensors
+        tied = self._destinations.tied_names()
+        common = {name: local for name, local in tensors.items() if name not in own}
         untied = {name: local for name, local in common.items() if name not in tied}
         shareable = find_shareable(
-            untied, found.destinations, ranks.all, 2 if asked else MIN_REPLICAS
+            untied, self._destinations.held, ranks.all, 2 if asked else MIN_REPLICAS
         )
         self._spread, times = find_spread(
             untied,
-            plan.manifest.tensors,
+            self._data.manifest.tensors,
             ranks.all,
             ranks.rank,
             shareable,
             MIN_TIMES_ASKED if asked else MIN_TIMES,
         )
         self._shareable = [item for item in shareable if item.name not in self._spread]
-        fingerprint = destinations_fingerprint(common, self._shareable, self._spread, sorted(tied))
-        return Answer(asked, host, fingerprint, times, bool(self._shareable))
+        return replace(
+            offer,
+            fingerprint=fingerprint(common, self._shareable, self._spread, sorted(tied)),
+            times=times,
+            has_replicas=bool(self._shareable),
+        )
 
-    def plan_first(self) -> None:
-        """Plan all reads, unless how some tensors are read is still to be decided."""
-        if not self._spread:
-            self._plan.plan_reads()
+    def plan(self, *, share: bool) -> None:
+        """Plan what this rank reads, for itself or for all; nothing has been changed until now.
 
-    def plan_rest(self, *, read_once: bool) -> None:
-        """Plan what was not planned yet, as was decided; nothing has been changed until now."""
-        if not self._spread:
-            return
-        if read_once:
+        Raises Corrupt or LayoutMismatch where a file or a part of a tensor is not there.
+        """
+        elsewhere: set[str] = set()
+        if share and self._spread:
             spreads = list(self._spread.values())
-            data = self._plan.data
-            self._stripes = StripeExchange(data, spreads, self._group, self._ranks.all)
-            self._plan.plan_reads(dict.fromkeys(self._spread, False))
-        else:
-            self._plan.plan_reads()
+            self._stripes = StripeExchange(self._data, spreads, self._group, self._ranks.all)
+            elsewhere |= self._spread.keys()
+        if share and self._shareable:
+            tensors = self._destinations.tensors
+            self._broadcasts = Broadcasts(self._shareable, tensors, self._group)
+            elsewhere |= self._broadcasts.read_elsewhere()
+        filled, compared = self._destinations.wants(elsewhere)
+        self._reads = plan_reads(self._data, filled)
+        self._comparisons = plan_reads(self._data, compared)
+        self.is_planned = True
 
-    def run(self, *, read_once: bool) -> None:
+    def run(self) -> None:
         """Fill the destinations. Collective; all ranks raise the same error."""
         ranks, touched = self._ranks, self._touched_names
-        together(ranks, "load: read", lambda: self._read(read_once), touched=touched)
+        together(ranks, "load: read", self._read, touched=touched)
         if self._broadcasts is not None:
             send = partial(self._broadcast, self._broadcasts)
             together(ranks, "load: send to replicas", send, touched=touched)
         if self._stripes is not None:
             self._run_rounds(self._stripes)
 
-    def _read(self, read_once: bool) -> bytes:
+    def _read(self) -> bytes:
         """Read what this rank is to read; tensors without memory get it now."""
-        plan = self._plan
-        if plan.materialise() or (read_once and self._shareable):
-            owned = dict.fromkeys(self._spread, False) if read_once else {}
-            if read_once and self._shareable:
-                self._broadcasts = Exchange(self._shareable, plan.tensors, self._group)
-                owned |= self._broadcasts.owned()
-            plan.plan_reads(owned)
-        self.bytes_read = execute(_Told(plan.reads, self._ranks), touched=self._touched)
-        self.bytes_read += execute(_Told(plan.comparisons, self._ranks))
+        self._destinations.materialise()
+        self.bytes_read = execute(_Told(self._reads, self._ranks), touched=self._touched)
+        self.bytes_read += execute(_Told(self._comparisons, self._ranks))
         return b""
 
-    def _broadcast(self, broadcasts: Exchange) -> bytes:
+    def _broadcast(self, broadcasts: Broadcasts) -> bytes:
         """Exchange with replicas what each of them has read."""
-        self._touched |= dict.fromkeys(broadcasts.owned())
-        self.bytes_received = broadcasts.run(self._plan.tensors, self._ranks.tell_alive)
+        self._touched |= dict.fromkeys(broadcasts.names)
+        tensors = self._destinations.tensors
+        self.bytes_received = broadcasts.run(tensors, self._ranks.tell_alive)
         return b""
 
     def _run_rounds(self, stripes: StripeExchange) -> None:
         """Read and exchange in turns."""
         ranks, touched = self._ranks, self._touched_names
-        destinations = self._plan.destinations(self._spread)
+        destinations = self._destinations.received(self._spread)
 
         def most(answers: Answers) -> bytes:
             return b"%d" % max(map(int, answers.values()))
@@ -142,10 +152,8 @@ class LoadReads:
         self.bytes_received += stripes.bytes_received
 
     def _touched_names(self) -> list[str]:
-        """Return what was overwritten of what the caller can see: not memory that is new."""
-        new = {id(value) for value in self._plan.replaced.tensors.values()}
-        held = self._plan.found.destinations
-        return [name for name in self._touched if id(held.get(name)) not in new]
+        """Return what was overwritten of what the caller can see."""
+        return self._destinations.seen(self._touched)
 
 
 class _Told(Sequence[Read]):

@@ -1,0 +1,179 @@
+"""What one rank fills: shown to fit what was saved, before anything changes."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from functools import partial
+
+import torch
+
+from dtckpt.errors import LayoutMismatch
+
+from ..files.manifest import Manifest
+from ..reading.exchanging import Destination
+from ..reading.wants import Sink, Want
+from ..tensors.local import LocalTensor, local_tensor
+from ..tensors.materialising import (
+    Replaced,
+    is_meta,
+    materialise,
+    stand_in,
+    will_be_host_memory,
+)
+from ..tensors.overlaps import find_sharing
+from ..tensors.transfer import SinkToCome, TensorComparison, TensorSink
+from .casting import ConvertingSink
+from .fitting import unfit
+from .match import Match
+from .options import LoadOptions
+
+
+class Destinations:
+    """The tensors that one rank fills, by the names of the stored ones."""
+
+    def __init__(self, found: Match, manifest: Manifest, options: LoadOptions, where: str) -> None:
+        """Raise LayoutMismatch where something does not fit; ``where`` is the checkpoint's URL."""
+        self.held = found.destinations
+        """Tensors and arrays as the caller has them; those without memory are replaced."""
+        self._stored = manifest.tensors
+        self._options = options
+        self._where = where
+        self.replaced = Replaced()
+        """What takes the place of tensors without memory."""
+        self._sinks_to_come: list[tuple[SinkToCome, str, int]] = []
+        """Those of tensors without memory, each with the name and the position of the part."""
+        stand_ins = Replaced()
+        self.tensors: dict[str, LocalTensor] = {
+            name: local_tensor(name, stand_in(value, stand_ins) if is_meta(value) else value)
+            for name, value in self.held.items()
+        }
+        self._check_fit(found.problems)
+        self._tied = self._find_tied()
+
+    def _check_fit(self, problems: Iterable[str]) -> None:
+        """Raise LayoutMismatch unless shapes, dtypes and kinds of all leaves agree."""
+        policy = self._options.dtype_policy
+        problems = list(problems)
+        for name, local in self.tensors.items():
+            problem = unfit(self._stored.get(name), local, self.held[name], policy)
+            if problem:
+                problems.append(problem)
+        if problems:
+            raise LayoutMismatch(
+                f"{self._where}: {len(problems)} leaves do not fit and nothing was loaded:\n  "
+                + "\n  ".join(problems[:20])
+            )
+
+    def _find_tied(self) -> dict[int, int]:
+        """Return which of all parts are the very memory of an earlier one.
+
+        LayoutMismatch where two share a part of their memory.
+        """
+        parts = [
+            (name, tensor) for name, local in self.tensors.items() for _, tensor in local.parts
+        ]
+        sharing = find_sharing([tensor for _, tensor in parts])
+        if sharing.overlapping:
+            told = [f"{parts[a][0]} and {parts[b][0]}" for a, b in sharing.overlapping[:10]]
+            raise LayoutMismatch(
+                f"{self._where}: these destinations overlap in memory and nothing was loaded: "
+                f"{'; '.join(told)}. Load into separate tensors"
+            )
+        return sharing.tied
+
+    def wants(self, elsewhere: Container[str]) -> tuple[list[Want], list[Want]]:
+        """Return what this rank is to read into destinations, and what to compare tied ones with.
+
+        Tensors that are read ``elsewhere``, by other ranks for this one, are left out.
+        """
+        filled: list[Want] = []
+        compared: list[Want] = []
+        names: list[str] = []
+        for name, local in self.tensors.items():
+            for number, (box, _) in enumerate(local.parts):
+                names.append(name)
+                first = self._tied.get(len(names) - 1)
+                if first is None:
+                    if name not in elsewhere:
+                        sink = self._sink(name, number)
+                        filled.append(Want(tensor=self._stored[name], box=box, sink=sink))
+                elif self._is_stored_apart(names[first], name):
+                    sink = self._sink(name, number, is_filled=True)
+                    compared.append(Want(tensor=self._stored[name], box=box, sink=sink))
+        return filled, compared
+
+    def received(self, names: Iterable[str]) -> dict[str, Destination]:
+        """Return where tensors of one part go that other ranks read."""
+        return {
+            name: Destination(
+                self.tensors[name].parts[0][0],
+                self.tensors[name].dtype.itemsize,
+                self._sink(name, 0),
+            )
+            for name in names
+        }
+
+    def _sink(self, name: str, number: int, *, is_filled: bool = False) -> Sink:
+        """Return what takes the saved elements of a part of a tensor, or compares them with it."""
+        local, saved = self.tensors[name], self._stored[name].dtype
+        value, tensor = self.held[name], local.parts[number][1]
+        sink: Sink
+        make = partial(TensorComparison, name) if is_filled else TensorSink
+        if is_meta(value):
+            is_memory = not is_filled and will_be_host_memory(value, self._options.device)
+            sink = SinkToCome(make, is_memory=is_memory)
+            self._sinks_to_come.append((sink, name, number))
+        else:
+            sink = make(tensor)
+        return sink if saved is local.dtype else ConvertingSink(sink, saved, local.dtype)
+
+    def _is_stored_apart(self, one: str, other: str) -> bool:
+        """Whether two names have elements of their own in the checkpoint."""
+        stored = self._stored
+        return (stored[one].same_as or one) != (stored[other].same_as or other)
+
+    def materialise(self) -> None:
+        """Give memory to destinations that have none."""
+        for name, value in self.held.items():
+            if is_meta(value):
+                real = materialise(value, self.replaced, self._options.device)
+                self.held[name] = real
+                self.tensors[name] = local_tensor(name, real)
+        for sink, name, number in self._sinks_to_come:
+            sink.arrive(self.tensors[name].parts[number][1])
+        self._sinks_to_come.clear()
+
+    def tied_names(self) -> set[str]:
+        """Return the names of destinations that are the memory of others."""
+        names = [name for name, local in self.tensors.items() for _ in local.parts]
+        return {names[index] for pair in self._tied.items() for index in pair}
+
+    def seen(self, names: Iterable[str]) -> list[str]:
+        """Return those of some names whose tensors the caller can see: not memory that is new."""
+        new = {id(value) for value in self.replaced.tensors.values()}
+        return [name for name in names if id(self.held.get(name)) not in new]
+
+    def note_change(self) -> None:
+        """Tell autograd that tensors were filled past it, which must not trust what it kept."""
+        parts = [tensor for local in self.tensors.values() for _, tensor in local.parts]
+        torch.autograd.graph.increment_version(parts)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all destinations."""
+        return sum(t.nbytes for local in self.tensors.values() for _, t in local.parts)
+
+    def resharded(self, rank: int) -> list[str]:
+        """Return the tensors of which this rank, number ``rank``, holds another part."""
+        return [
+            name
+            for name, local in self.tensors.items()
+            if local.layout is not None and self._is_resharded(name, local, rank)
+        ]
+
+    def _is_resharded(self, name: str, local: LocalTensor, rank: int) -> bool:
+        """Whether this rank holds other boxes now than the rank of its number held at the save."""
+        layout = self._stored[name].layout
+        if layout == local.layout:
+            return False
+        return list(layout.held_by(rank)) != [box for box, _ in local.parts]
