@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -47,42 +47,48 @@ class ColdRow:
     bar: float = COLD
 
 
-def _unary(function: Callable[[Tensor], Any]) -> Callable[[Side], Call]:
-    def make(side: Side) -> Call:
-        x = side.put(torch.randn(SIZE, SIZE), 0)
+def _sharded(side: Side, rows: int = SIZE, axes: int = 1) -> Tensor:
+    """Return a matrix whose rows the first axis of the mesh cuts."""
+    return side.put(torch.randn(rows, SIZE), 0, *(None,) * (axes - 1))
+
+
+def _replicated(side: Side, *shape: int, axes: int = 1) -> Tensor:
+    return side.put(torch.randn(shape), *(None,) * axes)
+
+
+def _unary(function: Callable[[Tensor], Any]) -> Callable[..., Call]:
+    def make(side: Side, rows: int = SIZE, axes: int = 1) -> Call:
+        x = _sharded(side, rows, axes)
         return lambda: function(x)
 
     return make
 
 
-def _binary(function: Callable[[Tensor, Tensor], Any]) -> Callable[[Side], Call]:
-    def make(side: Side) -> Call:
-        x, y = side.put(torch.randn(SIZE, SIZE), 0), side.put(torch.randn(SIZE, SIZE), 0)
+def _binary(function: Callable[[Tensor, Tensor], Any]) -> Callable[..., Call]:
+    def make(side: Side, rows: int = SIZE, axes: int = 1) -> Call:
+        x, y = _sharded(side, rows, axes), _sharded(side, rows, axes)
         return lambda: function(x, y)
 
     return make
 
 
-def _mm(side: Side) -> Call:
-    x, w = side.put(torch.randn(SIZE, SIZE), 0), side.put(torch.randn(SIZE, SIZE), None)
+def _mm(side: Side, rows: int = SIZE, axes: int = 1) -> Call:
+    x, w = _sharded(side, rows, axes), _replicated(side, SIZE, SIZE, axes=axes)
     return lambda: torch.mm(x, w)
 
 
 def _linear(side: Side) -> Call:
-    x, w = side.put(torch.randn(SIZE, SIZE), 0), side.put(torch.randn(SIZE, SIZE), None)
-    bias = side.put(torch.randn(SIZE), None)
+    x, w, bias = _sharded(side), _replicated(side, SIZE, SIZE), _replicated(side, SIZE)
     return lambda: F.linear(x, w, bias)
 
 
-def _view(side: Side) -> Call:
-    x = side.put(torch.randn(SIZE, SIZE), 0)
-    return lambda: x.view(-1, 8, SIZE // 8)
-
-
-def _layer_norm(side: Side) -> Call:
-    x = side.put(torch.randn(SIZE, SIZE), 0)
-    weight, bias = side.put(torch.ones(SIZE), None), side.put(torch.zeros(SIZE), None)
+def _layer_norm(side: Side, rows: int = SIZE, axes: int = 1) -> Call:
+    x = _sharded(side, rows, axes)
+    weight, bias = (_replicated(side, SIZE, axes=axes) for _ in range(2))
     return lambda: F.layer_norm(x, (SIZE,), weight, bias)
+
+
+_view = _unary(lambda x: x.view(-1, 8, SIZE // 8))
 
 
 def _cut(side: Side, size: int = SIZE) -> Call:
@@ -201,66 +207,24 @@ WARM_ROWS = (
 )
 
 
-def _rows_of(number: int) -> int:
-    return RANKS * (2 + number)
+_COLD: dict[str, Callable[..., Call]] = {
+    "mul": _binary(torch.mul),
+    "add": _binary(torch.add),
+    "mm": _mm,
+    "layer_norm": _layer_norm,
+    "sum": _unary(torch.sum),
+    "view": _view,
+}
 
 
-def _cuts(axes: int) -> tuple[int | None, ...]:
-    """Return the cuts of an input: rows along the first axis, replicas along the others."""
-    return (0, *(None,) * (axes - 1))
+def _cold(make: Callable[..., Call], axes: int, side: Side, number: int) -> Call:
+    return make(side, RANKS * (2 + number), axes)
 
 
-def _cold_pair(function: Callable[[Tensor, Tensor], Any], axes: int) -> Callable[[Side, int], Call]:
-    def make(side: Side, number: int) -> Call:
-        shape, cuts = (_rows_of(number), SIZE), _cuts(axes)
-        x, y = side.put(torch.ones(shape), *cuts), side.put(torch.ones(shape), *cuts)
-        return lambda: function(x, y)
-
-    return make
-
-
-def _cold_mm(axes: int) -> Callable[[Side, int], Call]:
-    def make(side: Side, number: int) -> Call:
-        x = side.put(torch.ones(_rows_of(number), SIZE), *_cuts(axes))
-        w = side.put(torch.ones(SIZE, SIZE), *(None,) * axes)
-        return lambda: torch.mm(x, w)
-
-    return make
-
-
-def _cold_one(function: Callable[[Tensor], Any], axes: int) -> Callable[[Side, int], Call]:
-    def make(side: Side, number: int) -> Call:
-        x = side.put(torch.ones(_rows_of(number), SIZE), *_cuts(axes))
-        return lambda: function(x)
-
-    return make
-
-
-def _cold_layer_norm(axes: int) -> Callable[[Side, int], Call]:
-    def make(side: Side, number: int) -> Call:
-        x = side.put(torch.ones(_rows_of(number), SIZE), *_cuts(axes))
-        weight, bias = (side.put(torch.ones(SIZE), *(None,) * axes) for _ in range(2))
-        return lambda: F.layer_norm(x, (SIZE,), weight, bias)
-
-    return make
-
-
-def _cold_rows() -> Iterator[ColdRow]:
-    """Yield all cold rows."""
-    for axes in MESHES:
-        if axes == ALONE:
-            continue
-        makers = {
-            "mul": _cold_pair(torch.mul, axes),
-            "add": _cold_pair(torch.add, axes),
-            "mm": _cold_mm(axes),
-            "layer_norm": _cold_layer_norm(axes),
-            "sum": _cold_one(torch.sum, axes),
-            "view": _cold_one(lambda x: x.view(-1, 8, SIZE // 8), axes),
-        }
-        for name, make in makers.items():
-            yield ColdRow(name=name, axes=axes, make=make)
-
-
-COLD_ROWS = tuple(_cold_rows())
+COLD_ROWS = tuple(
+    ColdRow(name=name, axes=axes, make=partial(_cold, make, axes))
+    for axes in MESHES
+    if axes != ALONE
+    for name, make in _COLD.items()
+)
 ALL_ROWS: tuple[WarmRow | ColdRow, ...] = (*WARM_ROWS, *COLD_ROWS)

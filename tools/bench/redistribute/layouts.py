@@ -10,15 +10,12 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
 
 import numpy as np
-import torch.distributed.tensor as torch_tensor
 
 from dtckpt.dtensor import Partial, Placement, Replicate, Shard
 
-Axis = int | None | Literal["sum"]
-"""What a mesh axis does: cuts a tensor dim, replicates (None), or holds terms of a sum."""
+from ..distributed import Axis
 
 Axes = tuple[Axis, ...]
 
@@ -45,15 +42,6 @@ class Held:
         if isinstance(cut, int):
             return Shard(cut, self.cuts(cut).index(axis) if self.order else None)
         return Replicate() if cut is None else Partial(cut)
-
-    def torch_placements(self) -> tuple[Any, ...]:
-        """Return it as torch's placements, which leave the order out."""
-        return tuple(
-            torch_tensor.Shard(cut)
-            if isinstance(cut, int)
-            else (torch_tensor.Replicate() if cut is None else torch_tensor.Partial(cut))
-            for cut in self.axes
-        )
 
     def __str__(self) -> str:
         names = [f"S{c}" if isinstance(c, int) else ("R" if c is None else "P") for c in self.axes]

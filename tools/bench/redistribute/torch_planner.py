@@ -16,8 +16,9 @@ import numpy as np
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 
+from ..distributed import Axis, both
 from ..timing import seconds_of
-from .layouts import Axis, Held, Transition, boxes_of, lacking, numels
+from .layouts import Held, Transition, boxes_of, lacking, numels
 
 Counts = np.ndarray[tuple[int], np.dtype[np.int64]]
 
@@ -47,6 +48,7 @@ class TorchPlanner:
         self._remembered: Callable[..., Sequence[Any]] = self._planning._gen_transform_infos
         self.mesh = mesh
         self.device_mesh = init_device_mesh("cpu", mesh)
+        self._library, _ = both(self.device_mesh)
 
     def plan(self, change: Transition, shape: tuple[int, ...], *, cheapest: bool) -> TorchPlan:
         """Return its plan: the greedy one, which is the default, or the ``cheapest`` it finds."""
@@ -95,7 +97,9 @@ class TorchPlanner:
     def _spec(self, held: Held, shape: tuple[int, ...]) -> Any:
         stride = tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
         meta = self._specs.TensorMeta(torch.Size(shape), stride, torch.float32)
-        return self._specs.DTensorSpec(self.device_mesh, held.torch_placements(), tensor_meta=meta)
+        return self._specs.DTensorSpec(
+            self.device_mesh, tuple(self._library.placements(held.axes)), tensor_meta=meta
+        )
 
     def _after(self, held: Held, info: Any) -> Held:
         target: Any = info.src_dst_placements[1]

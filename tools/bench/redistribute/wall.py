@@ -6,19 +6,19 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed.tensor as torch_tensor
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from dtckpt.dtensor import DeviceMesh, DTensor
-from dtckpt.dtensor.comm.traffic import Collective, Observer, observing
+from dtckpt.dtensor.debug import CommDebugMode
 
 from ..contest import race
+from ..distributed import both
 from ..team import Team
-from ..timing import OURS, PEER, Call, Comparison
+from ..timing import Call, Comparison
 from .layouts import Held, Transition, boxes_of, transitions
 from .links import SIZES as LINK_SIZES
 from .links import measure_links
@@ -108,62 +108,34 @@ def _timed(team: Team, job: Job) -> list[Timed]:
     return found
 
 
-class _Counter(Observer):
-    """Counts what reaches this rank."""
-
-    def __init__(self) -> None:
-        self.received_bytes = 0
-
-    def issued(self, collective: Collective) -> None:
-        """Count a collective."""
-        self.received_bytes += collective.received_bytes
-
-
 class _Sides:
     """One mesh, as torch's and as ours around it."""
 
     def __init__(self, mesh: tuple[int, ...], rank: int) -> None:
         names = tuple(f"axis{axis}" for axis in range(len(mesh)))
-        self.rank = rank
-        self.shape = mesh
-        self.torch_mesh = init_device_mesh("cpu", mesh, mesh_dim_names=names)
-        self.mesh = DeviceMesh.from_torch(self.torch_mesh)
+        self._rank, self._shape = rank, mesh
+        self._libraries = both(init_device_mesh("cpu", mesh, mesh_dim_names=names))
 
     def calls(self, change: Transition, shape: Sequence[int]) -> tuple[dict[str, Call], int]:
         """Return what is timed, by system, and the bytes that reach this rank in ours."""
         whole = (torch.arange(math.prod(shape)) % 251).to(torch.float32).view(*shape)
         local = self._part(whole, change.source)
-        stride = whole.stride()
-        theirs: Any = torch_tensor.DTensor.from_local(
-            local.clone(),
-            self.torch_mesh,
-            change.source.torch_placements(),
-            run_check=False,
-            shape=torch.Size(shape),
-            stride=stride,
-        )
-        ours: Any = DTensor.from_local(
-            local.clone(), self.mesh, change.source.placements(), shape=tuple(shape), stride=stride
-        )
-        to_theirs, to_ours = change.target.torch_placements(), change.target.placements()
-        calls: dict[str, Call] = {
-            PEER: lambda: theirs.redistribute(placements=to_theirs),
-            OURS: lambda: ours.redistribute(placements=to_ours),
-        }
-        terms = [n for n, a in zip(self.shape, change.source.axes, strict=True) if a == "sum"]
+        terms = [n for n, a in zip(self._shape, change.source.axes, strict=True) if a == "sum"]
         expected = self._part(whole, change.target) * math.prod(terms)
-        counted: dict[str, int] = {}
-        for name, call in calls.items():
-            counter = _Counter()
-            with observing([counter]):
+        calls: dict[str, Call] = {}
+        received = 0
+        for library in self._libraries:
+            given = library.wrap(local.clone(), shape, *change.source.axes)
+            call = calls[library.name] = partial(library.move, given, *change.target.axes)
+            with CommDebugMode() as seen:
                 moved: Tensor = call().to_local()
             if not torch.equal(moved, expected):
-                raise RuntimeError(f"{change}: {name} has other values")
-            counted[name] = counter.received_bytes
-        return calls, counted[OURS]
+                raise RuntimeError(f"{change}: {library.name} has other values")
+            received = sum(seen.get_comm_bytes().values())  # of ours, which come last
+        return calls, received
 
     def _part(self, whole: Tensor, held: Held) -> Tensor:
-        box = boxes_of(held, self.shape, whole.shape)[self.rank]
+        box = boxes_of(held, self._shape, whole.shape)[self._rank]
         return whole[tuple(slice(int(start), int(end)) for start, end in box)].contiguous()
 
 
