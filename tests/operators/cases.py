@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dtckpt.dtensor import DeviceMesh, Replicate, strict
-from dtckpt.dtensor.geometry.placement import Placement
+from dtckpt.dtensor import DeviceMesh, Placement, Replicate, strict
 from dtckpt.dtensor.random import manual_seed
 
 from .choices import Choice

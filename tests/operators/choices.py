@@ -7,8 +7,7 @@ import math
 import random
 from collections.abc import Sequence
 
-from dtckpt.dtensor import Replicate, Shard
-from dtckpt.dtensor.geometry.placement import Placement
+from dtckpt.dtensor import Placement, Replicate, Shard
 
 Choice = tuple[tuple[Placement, ...], ...]
 """For every tensor its placements, one per mesh axis."""

@@ -10,8 +10,7 @@ from typing import Literal
 
 from dtckpt.checkpoint.tensors.dtypes import DTYPES
 from dtckpt.checkpoint.tensors.spec import TensorSpec, TensorSpecs
-from dtckpt.dtensor import Layout, Mesh, Replicate, Shard
-from dtckpt.dtensor.geometry.placement import Placement
+from dtckpt.dtensor import Layout, Mesh, Placement, Replicate, Shard
 
 HIDDEN = 16_384
 _FEED_FORWARD = 53_248
