@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .modules import distribute_module
     from .ops.engine.register_sharding import register_sharding
     from .redistribute.explain import Explanation, explain
+    from .redistribute.parts import redistribute_parts
     from .state_dicts import compute_local_shape_and_global_offset
 
 __all__ = [
@@ -70,6 +71,7 @@ __all__ = [
     "randn",
     "randperm",
     "redistribute_many",
+    "redistribute_parts",
     "register_sharding",
     "strict",
     "to_torch",
@@ -114,6 +116,7 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
             "randn": ".factories",
             "randperm": ".factories",
             "redistribute_many": ".dtensor",
+            "redistribute_parts": ".redistribute.parts",
             "register_sharding": ".ops.engine.register_sharding",
             "strict": ".mesh.modes",
             "to_torch": ".adopt",

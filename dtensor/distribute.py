@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -15,6 +14,7 @@ from .comm.collectives import all_to_all, broadcast, from_bytes
 from .geometry.box import row_major_strides
 from .geometry.layout import Coordinate, Layout, format_placements
 from .geometry.placement import Placement, Ragged
+from .mesh.agreement import code_of
 from .mesh.device_mesh import DeviceMesh
 from .mesh.rows import gather_rows
 from .mesh.spec import DTensorSpec, spec_of
@@ -41,7 +41,7 @@ def agree_on_source(
     source = _source(mesh, source_rank)
     own = f"{tensor.dtype}{list(tensor.shape)}"
     told = ", ".join(map(repr, placements)) if isinstance(placements, Sequence) else ""
-    row = [int(tensor.is_meta), int(tensor.is_leaf), _code(own), _code(told)]
+    row = [int(tensor.is_meta), int(tensor.is_leaf), code_of(own), code_of(told)]
     rows = gather_rows(row, mesh)
     if not all(other[1] for other in rows.values()):
         raise PlacementError(_NO_LEAF)
@@ -200,7 +200,7 @@ _NOT_TOLD = (
 
 def _local_shapes(local: Tensor, mesh: DeviceMesh) -> dict[Coordinate, tuple[int, ...]]:
     own = tuple(local.shape)
-    rows = gather_rows([*_padded(own), _code(str(local.dtype))], mesh)
+    rows = gather_rows([*_padded(own), code_of(str(local.dtype))], mesh)
     if len({row[-1] for row in rows.values()}) > 1:
         raise PlacementError(
             f"local tensors have different dtypes (this rank's is {local.dtype}); make them one"
@@ -211,11 +211,6 @@ def _local_shapes(local: Tensor, mesh: DeviceMesh) -> dict[Coordinate, tuple[int
             "needs an explicit shape="
         )
     return {at: tuple(row[1 : 1 + row[0]]) for at, row in rows.items()}
-
-
-def _code(text: str) -> int:
-    """Return a number that is the same for a text on all ranks."""
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
 
 
 def _padded(shape: tuple[int, ...]) -> list[int]:

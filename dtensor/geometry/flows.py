@@ -21,6 +21,8 @@ from .mesh import unravel
 
 Flow = tuple[int, Box]
 """The rank at the other end, and what moves, in indices of the whole tensor."""
+PartFlow = tuple[int, Box, Box]
+"""The rank at the other end, the box at this end that has it, and what moves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +44,24 @@ class Flows:
 
     def into(self, rank: int) -> Iterator[Flow]:
         """Yield what a rank takes and from whom, itself included; disjoint boxes."""
+        return ((giver, common) for giver, _, common in self.parts_into(rank))
+
+    def out_of(self, rank: int) -> Iterator[Flow]:
+        """Yield what a rank gives and to whom, itself included."""
+        return ((taker, common) for taker, _, common in self.parts_out_of(rank))
+
+    def parts_into(self, rank: int) -> Iterator[PartFlow]:
+        """Yield the same as ``into``, with the boxes that the rank is to hold."""
         on_mesh = self._on_mesh()
         for wanted in self.target.held_by(rank):
             if on_mesh is not None:
                 yield from _into_on_mesh(on_mesh[0], rank, wanted)
                 continue
             for givers, held, common in self.source.pieces_meeting(wanted):
-                yield self._giver(givers, held, rank, wanted), common
+                yield self._giver(givers, held, rank, wanted), wanted, common
 
-    def out_of(self, rank: int) -> Iterator[Flow]:
-        """Yield what a rank gives and to whom, itself included."""
+    def parts_out_of(self, rank: int) -> Iterator[PartFlow]:
+        """Yield the same as ``out_of``, with the boxes that the rank holds."""
         on_mesh = self._on_mesh()
         for held in self.source.held_by(rank):
             if on_mesh is not None:
@@ -61,7 +71,7 @@ class Flows:
             for takers, wanted, common in self.target.pieces_meeting(held):
                 for taker in takers:
                     if self._giver(givers, held, taker, wanted) == rank:
-                        yield taker, common
+                        yield taker, held, common
 
     def _on_mesh(self) -> tuple[Layout, Layout] | None:
         """Return both layouts if they are on one mesh."""
@@ -83,13 +93,13 @@ class Flows:
 # replicate in the source: those that moved nothing along an axis then need no traffic along it.
 
 
-def _into_on_mesh(source: Layout, rank: int, wanted: Box) -> Iterator[Flow]:
+def _into_on_mesh(source: Layout, rank: int, wanted: Box) -> Iterator[PartFlow]:
     at = source.mesh.coordinate(rank) or ()
     for cell, common in source.cells_meeting(wanted):
-        yield source.mesh.rank(_replaced(source, cell, at)), common
+        yield source.mesh.rank(_replaced(source, cell, at)), wanted, common
 
 
-def _out_on_mesh(source: Layout, target: Layout, rank: int, held: Box) -> Iterator[Flow]:
+def _out_on_mesh(source: Layout, target: Layout, rank: int, held: Box) -> Iterator[PartFlow]:
     mesh = source.mesh
     here = mesh.coordinate(rank) or ()
     free = [axis for axis in target.replica_axes if axis not in source.replica_axes]
@@ -101,7 +111,7 @@ def _out_on_mesh(source: Layout, target: Layout, rank: int, held: Box) -> Iterat
         for indices in itertools.product(*(range(mesh.shape[axis]) for axis in free)):
             for axis, index in zip(free, indices, strict=True):
                 at[axis] = index
-            yield mesh.rank(tuple(at)), common
+            yield mesh.rank(tuple(at)), held, common
 
 
 def _replaced(layout: Layout, cell: Cell, at: Coordinate) -> Coordinate:

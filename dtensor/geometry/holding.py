@@ -20,6 +20,10 @@ class Holding(Protocol):
         """Shape of the tensor."""
         ...
 
+    def all_ranks(self) -> Sequence[int]:
+        """Return every rank that may hold something."""
+        ...
+
     def held_by(self, rank: int, replicas: Container[int] | None = None) -> tuple[Box, ...]:
         """Return the boxes that a rank holds, one for each of its local tensors.
 

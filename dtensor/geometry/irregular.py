@@ -91,6 +91,10 @@ class IrregularLayout:
                 "being equal, and some elements are in none"
             )
 
+    def all_ranks(self) -> Sequence[int]:
+        """Return the ranks that hold something."""
+        return tuple(self._indexed().by_rank)
+
     def held_by(self, rank: int, replicas: Container[int] | None = None) -> tuple[Box, ...]:
         """Return the boxes that a rank holds, in row-major order of their offsets.
 

@@ -284,6 +284,10 @@ class Layout:
                 coordinate[split.axis] = digit
         return tuple(coordinate)
 
+    def all_ranks(self) -> Sequence[int]:
+        """Return the ranks of the mesh."""
+        return self.mesh.all_ranks()
+
     def held_by(self, rank: int, replicas: Container[int] | None = None) -> tuple[Box, ...]:
         """Return the box that a rank holds, which may be empty; none outside of the mesh.
 

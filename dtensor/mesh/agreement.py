@@ -23,14 +23,18 @@ def require_same_mesh(device_type: str, arguments: str) -> None:
     size = dist.get_world_size()
     if size == 1:
         return
-    digest = int.from_bytes(hashlib.sha256(arguments.encode()).digest()[:7])
     peers = Peers(dist.group.WORLD, tuple(range(size)))
-    rows = all_gather_ints([digest], peers, _device(device_type))
+    rows = all_gather_ints([code_of(arguments)], peers, _device(device_type))
     others = [rank for rank, row in enumerate(rows) if row != rows[0]]
     if others:
         raise PlacementError(
             f"ranks disagree about the mesh: {others} differ from rank 0; this rank has {arguments}"
         )
+
+
+def code_of(text: str) -> int:
+    """Return a number that is the same for a text on all ranks."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7])
 
 
 def _device(device_type: str) -> torch.device:

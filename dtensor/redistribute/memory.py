@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..comm.collectives import all_gather_ints
-from .steps import Step
+from .steps import Needs, Step
 
 
 def agree_on_memory(steps: Sequence[Step], locals_: Sequence[Tensor]) -> None:
@@ -21,13 +21,16 @@ def agree_on_memory(steps: Sequence[Step], locals_: Sequence[Tensor]) -> None:
     """
     needs = [step.needs(local) for step, local in zip(steps, locals_, strict=True)]
     found = [need for need in needs if need is not None]
-    if not found:
+    if found:
+        require_memory(found, locals_[0].device)
+
+
+def require_memory(needs: Sequence[Needs], device: torch.device) -> None:
+    """Raise torch.OutOfMemoryError on all ranks if one of them has no memory for a move."""
+    peers = needs[0].peers
+    if sum(need.most_bytes for need in needs) < peers.transport.agree_bytes:
         return
-    peers = found[0].peers
-    if sum(need.most_bytes for need in found) < peers.transport.agree_bytes:
-        return
-    device = locals_[0].device
-    lacking = _lacking([size for need in found for size in need.own_bytes], device)
+    lacking = _lacking([size for need in needs for size in need.own_bytes], device)
     rows = all_gather_ints([lacking], peers, device)
     names = peers.ranks or peers.group_ranks
     short = {rank: row[0] for rank, row in zip(names, rows, strict=True) if row[0]}

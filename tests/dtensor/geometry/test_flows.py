@@ -124,7 +124,9 @@ def random_cuts(rng: random.Random, box: Box, depth: int) -> list[Box]:
     return random_cuts(rng, first, depth - 1) + random_cuts(rng, rest, depth - 1)
 
 
-def random_irregular(rng: random.Random, ranks: Sequence[int], shape: tuple[int, ...]) -> Holding:
+def random_irregular(
+    rng: random.Random, ranks: Sequence[int], shape: tuple[int, ...]
+) -> IrregularLayout:
     """Boxes dealt out to ranks, some of which get none; some boxes are held by several."""
     pieces = [
         (rank, box)
