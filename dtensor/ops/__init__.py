@@ -56,7 +56,7 @@ def rule_maker(op: Op) -> RuleMaker | None:
     if maker is not None:
         return maker
     if is_pointwise(op) or (is_foreach(op) and base_name(op) not in NOT_ELEMENTWISE):
-        return pointwise.pointwise
+        return pointwise.pointwise_rule
     return None
 
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ..tensor.schemas import Op
 from ..torch_private import schema_of
-from .engine.primitives import accumulator, reduced
+from .engine.dtypes import accumulator
+from .engine.primitives import reduced
 from .engine.rules import needs_whole
 from .engine.table import Decomposition, OpCall, Rule, decomposition, rule
 from .variance import moments

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .engine.dims import broadcast_dims
+from .engine.dims import all_dims, broadcast_dims
 from .engine.factors import Dim, Dims, Factors
 from .engine.forms import Form, register_forms
 from .engine.local_kernels import lacks_elements, zeros_if_empty, zeros_of_nothing
@@ -89,16 +89,15 @@ _GROUPED = {
 
 
 @rule(aten._grouped_mm.default)
-def grouped_mm(call: OpCall) -> Rule:
+def grouped_mm_rule(call: OpCall) -> Rule:
     """Products of groups of rows or columns, which must be whole, or of batches."""
     return Form(_GROUPED[call.specs[0].ndim, call.specs[1].ndim]).rule(call)
 
 
 @rule(aten.linalg_cross.default)
-def cross(call: OpCall) -> Rule:
+def cross_rule(call: OpCall) -> Rule:
     """Cross product along one dim, which must be whole."""
-    first = call.outputs[0]
-    shape = tuple(first.shape) if first else ()
+    shape = call.output_shape
     dim = Dim(call.arg(2, "dim", -1) % max(len(shape), 1))
 
     def kept(dims: Dims) -> Dims:
@@ -108,7 +107,7 @@ def cross(call: OpCall) -> Rule:
         rows=Factors(
             call=call,
             inputs=tuple(kept(broadcast_dims(spec, shape)) for spec in call.specs),
-            outputs=(kept(tuple(Dim(i) for i in range(len(shape)))),),
+            outputs=(kept(all_dims(len(shape))),),
             linear=(frozenset({0}), frozenset({1})),
         ),
         local=zeros_of_nothing,
@@ -116,7 +115,7 @@ def cross(call: OpCall) -> Rule:
 
 
 @rule(aten._trilinear.default)
-def trilinear(call: OpCall) -> Rule:
+def trilinear_rule(call: OpCall) -> Rule:
     """Three tensors, dims of size 1 put into each, multiplied and summed over some dims."""
     expands, summed = call.args[3:6], {int(dim) for dim in call.args[6]}
     ndim = call.specs[0].ndim + len(expands[0])

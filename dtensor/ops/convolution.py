@@ -20,7 +20,7 @@ _BATCH, _GROUP = 0, 1
 
 
 @rule(aten.convolution.default)
-def convolution(call: OpCall) -> Rule | None:
+def convolution_rule(call: OpCall) -> Rule | None:
     """A convolution: split input channels leave a Partial sum, in which the bias counts once."""
     data, weight = call.specs[:2]
     if data.ndim != weight.ndim:
@@ -29,13 +29,12 @@ def convolution(call: OpCall) -> Rule | None:
     if groups == 1:
         kernel = "co_" if transposed else "oc_"
         return Form(f"nc_, {kernel}, +o -> no_", ("02", "12"), _local_forward).rule(call)
-    first = call.outputs[0]
-    ins, outs = data.shape[1] // groups, (first.shape[1] if first else 0) // groups
+    ins, outs = data.shape[1] // groups, call.output_shape[1] // groups
     return _grouped(call, ("in", "weight"), ("out",), ins, outs, _local_forward)
 
 
 @rule(aten.convolution_backward.default)
-def convolution_backward(call: OpCall) -> Rule | None:
+def convolution_backward_rule(call: OpCall) -> Rule | None:
     """Its gradients: that of the input sums over output channels, the others over the batch."""
     grad, data, weight = call.specs
     if data.ndim != weight.ndim:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .engine.factors import Dim, Dims, Factors
+from .engine.dims import all_dims
+from .engine.factors import Dims, Factors
 from .engine.local_kernels import with_local_shape
 from .engine.table import LocalCall, OpCall, Rule, rule
 
@@ -21,7 +22,7 @@ aten = torch.ops.aten
     aten.ones_like.default,
     aten.full_like.default,
 )
-def like(call: OpCall) -> Rule:
+def like_rule(call: OpCall) -> Rule:
     """The same shape: the same layout, with Replicate for Partial."""
     return Rule(rows=_following(call))
 
@@ -32,13 +33,13 @@ def like(call: OpCall) -> Rule:
     aten.new_ones.default,
     aten.new_full.default,
 )
-def new(call: OpCall) -> Rule:
+def new_rule(call: OpCall) -> Rule:
     """A given shape: the layout of the other tensor where that has this shape."""
     return Rule(rows=_following(call), local=with_local_shape(1, "size"))
 
 
 @rule(aten.new_empty_strided.default)
-def new_strided(call: OpCall) -> Rule:
+def new_strided_rule(call: OpCall) -> Rule:
     """A given shape and strides; local memory is contiguous."""
 
     def maker(local: LocalCall) -> Callable[..., Any]:
@@ -54,9 +55,8 @@ def new_strided(call: OpCall) -> Rule:
 
 
 def _following(call: OpCall) -> Factors:
-    source, first = call.specs[0], call.outputs[0]
-    shape = first.shape if first else ()
+    source, shape = call.specs[0], call.output_shape
     same = source.shape == shape
-    dims: Dims = tuple(Dim(i) for i in range(source.ndim)) if same else (None,) * source.ndim
+    dims: Dims = all_dims(source.ndim) if same else (None,) * source.ndim
     out: Dims = dims if same else (None,) * len(shape)
     return Factors(call=call, inputs=(dims,), outputs=(out,), ignores_values=True)

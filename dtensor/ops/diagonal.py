@@ -8,60 +8,51 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..geometry.placement import REDUCE_OPS
 from .engine.dims import all_dims, without
 from .engine.factors import Factors
 from .engine.local_kernels import with_local_shape
-from .engine.rules import unary
+from .engine.rules import moving
 from .engine.table import LocalCall, OpCall, Rule, decomposition, rule
 
 aten = torch.ops.aten
 
 
 @rule(aten.diagonal.default)
-def diagonal(call: OpCall) -> Rule:
+def diagonal_rule(call: OpCall) -> Rule:
     """The diagonal of two dims, which must be whole, as a new last dim."""
     ndim = call.specs[0].ndim
     ins, rest = without(ndim, call.arg(2, "dim1", 0), call.arg(3, "dim2", 1))
-    return unary(call, ins, (*rest, None))
+    return moving(call, (ins,), ((*rest, None),))
 
 
 @rule(aten.diagonal_backward.default)
-def diagonal_backward(call: OpCall) -> Rule:
+def diagonal_backward_rule(call: OpCall) -> Rule:
     """Its gradient: zero beside the diagonal."""
     outs, rest = without(len(call.args[1]), *call.args[3:5])
-    return unary(call, (*rest, None), outs, with_local_shape(1, "input_sizes"))
+    return moving(call, ((*rest, None),), (outs,), with_local_shape(1, "input_sizes"))
 
 
 @rule(aten.diagonal_scatter.default)
-def diagonal_scatter(call: OpCall) -> Rule:
+def diagonal_scatter_rule(call: OpCall) -> Rule:
     """A tensor with another diagonal."""
     ndim = call.specs[0].ndim
     dims, rest = without(ndim, call.arg(3, "dim1", 0), call.arg(4, "dim2", 1))
-    return Rule(
-        rows=Factors(
-            call=call,
-            inputs=(dims, (*rest, None)),
-            outputs=(dims,),
-            linear=(frozenset({0, 1}),),
-            linear_ops=REDUCE_OPS,
-        )
-    )
+    return moving(call, (dims, (*rest, None)), (dims,))
 
 
 @rule(aten.diag_embed.default)
-def diag_embed(call: OpCall) -> Rule:
+def diag_embed_rule(call: OpCall) -> Rule:
     """The last dim as the diagonal of two new dims."""
     ndim = call.specs[0].ndim + 1
     outs, rest = without(ndim, call.arg(2, "dim1", -2), call.arg(3, "dim2", -1))
-    return unary(call, (*rest, None), outs)
+    return moving(call, ((*rest, None),), (outs,))
 
 
 @rule(aten.tril.default, aten.triu.default)
-def triangle(call: OpCall) -> Rule:
+def triangle_rule(call: OpCall) -> Rule:
     """One side of a diagonal of the last two dims, which on a part of them lies elsewhere."""
     dims = all_dims(call.specs[0].ndim)
-    return unary(call, dims, dims, _shifted)
+    return moving(call, (dims,), (dims,), _shifted)
 
 
 def _shifted(local: LocalCall) -> Callable[..., Any] | None:

@@ -22,7 +22,7 @@ MAX_MODE = 2
 
 
 @rule(aten.embedding.default)
-def embedding(call: OpCall) -> Rule:
+def embedding_rule(call: OpCall) -> Rule:
     """Rows by index. A weight that is sharded by rows (vocabulary parallel) stays where it is."""
     weight, index = call.specs
     row, column = Dim(index.ndim), Dim(index.ndim + 1)
@@ -47,7 +47,7 @@ def embedding(call: OpCall) -> Rule:
 
 
 @rule(aten.embedding_dense_backward.default)
-def embedding_backward(call: OpCall) -> Rule:
+def embedding_backward_rule(call: OpCall) -> Rule:
     """The gradient of the weight: a sum over all indices."""
     count = call.specs[1].ndim
     indices, column = all_dims(count), Dim(count)
@@ -65,7 +65,7 @@ def embedding_backward(call: OpCall) -> Rule:
 
 
 @rule(aten.embedding_renorm.default)
-def embedding_renorm(call: OpCall) -> Rule:
+def embedding_renorm_rule(call: OpCall) -> Rule:
     """Rows scaled down to a norm, each by the ranks that have it."""
     indices: Dims = (None,) * call.specs[1].ndim
     dims: Dims = (Dim(0), None)
@@ -75,7 +75,7 @@ def embedding_renorm(call: OpCall) -> Rule:
 
 
 @rule(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
-def embedding_bag(call: OpCall) -> Rule:
+def embedding_bag_rule(call: OpCall) -> Rule:
     """Sums, means or maxima of rows; the columns pass through."""
     column = Dim(0)
     is_max = call.arg(4, "mode", 0) == MAX_MODE
@@ -97,7 +97,7 @@ def embedding_bag(call: OpCall) -> Rule:
 
 
 @rule(aten._embedding_bag_backward.default, aten._embedding_bag_dense_backward.default)
-def embedding_bag_backward(call: OpCall) -> Rule | None:
+def embedding_bag_backward_rule(call: OpCall) -> Rule | None:
     """The gradient of the weight of bags."""
     is_dense = call.op is aten._embedding_bag_dense_backward.default
     if not is_dense and call.args[9]:  # a sparse gradient
@@ -111,7 +111,7 @@ def embedding_bag_backward(call: OpCall) -> Rule | None:
 
 
 @rule(aten._embedding_bag_per_sample_weights_backward.default)
-def per_sample_weights_backward(call: OpCall) -> Rule:
+def per_sample_weights_backward_rule(call: OpCall) -> Rule:
     """The gradient of the weights of single samples: a sum over the columns."""
     column = Dim(0)
     inputs: list[Dims] = [(None,) * spec.ndim for spec in call.specs]

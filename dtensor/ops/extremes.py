@@ -139,9 +139,9 @@ def _of_part(
 
 
 def _with_place(reduce_op: str) -> Decomposition:
-    def run(tensor: Tensor, dim: int, keepdim: bool = False) -> Any:
+    def run(tensor: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
         dims = dims_of(tensor, dim)
-        if not cut_axes(tensor, dims) or tensor.shape[dims[0]] == 0:
+        if not cut_axes(tensor, dims) or any(tensor.shape[d] == 0 for d in dims):
             return NotImplemented
         return _best(tensor, dims, reduce_op, keepdim=keepdim)
 
@@ -149,11 +149,11 @@ def _with_place(reduce_op: str) -> Decomposition:
 
 
 def _place_only(reduce_op: str) -> Decomposition:
-    def run(tensor: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
-        dims = dims_of(tensor, dim)
-        if not cut_axes(tensor, dims) or any(tensor.shape[d] == 0 for d in dims):
-            return NotImplemented
-        return _best(tensor, dims, reduce_op, keepdim=keepdim)[1]
+    both = _with_place(reduce_op)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        found = both(*args, **kwargs)
+        return found if found is NotImplemented else found[1]
 
     return run
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from .engine.factors import Dim, Dims, Factors
+from .engine.dims import without
 from .engine.local_kernels import zeros_of_nothing
+from .engine.rules import alike
 from .engine.table import OpCall, Rule, rule
 
 aten = torch.ops.aten
 
 
 @rule(aten._fft_r2c.default, aten._fft_c2r.default, aten._fft_c2c.default)
-def transform(call: OpCall) -> Rule:
+def transform_rule(call: OpCall) -> Rule:
     """Real to complex, back, and complex to complex."""
-    ndim = call.specs[0].ndim
-    whole = {dim % max(ndim, 1) for dim in call.args[1]}
-    dims: Dims = tuple(None if i in whole else Dim(i) for i in range(ndim))
-    rows = Factors(call=call, inputs=(dims,), outputs=(dims,), linear=(frozenset({0}),))
-    return Rule(rows=rows, local=zeros_of_nothing)
+    dims, _ = without(call.specs[0].ndim, *call.args[1])
+    return alike(call, dims, linear=(frozenset({0}),), local=zeros_of_nothing)

@@ -15,17 +15,17 @@ from torch import Tensor
 from ..geometry.placement import REDUCE_OPS
 from ..mesh.spec import DTensorSpec
 from ..tensor.schemas import base_name, is_in_place
-from .engine.dims import all_dims
+from .engine.dims import all_dims, with_dim
 from .engine.factors import LINEAR_OPS, Dim, Dims, Factors
 from .engine.local_indices import Span, never_empty, span_of
-from .engine.rules import bytes_to_reduce, needs_whole
+from .engine.rules import needs_whole, picking
 from .engine.table import LocalCall, OpCall, Rule, rule
 
 aten = torch.ops.aten
 
 
 @rule(aten.gather.default)
-def gathered(call: OpCall) -> Rule:
+def gather_rule(call: OpCall) -> Rule:
     """Elements that are picked; a rank that does not have one has a zero term."""
     source, index = call.specs
     dim = call.args[1] % max(source.ndim, 1)
@@ -33,18 +33,8 @@ def gathered(call: OpCall) -> Rule:
         return needs_whole(call)
     found = Dim(source.ndim)
     picked = _along(index, call, dim, found)
-    return Rule(
-        rows=Factors(
-            call=call,
-            inputs=(_along(source, call, dim, Dim(dim)), picked),
-            outputs=(picked,),
-            reduce={dim: "sum"},
-            reduce_bytes={dim: bytes_to_reduce(source, call.outputs[0])},
-            linear=(frozenset({0}),),
-            linear_ops=REDUCE_OPS,
-        ),
-        local=_local_gather,
-    )
+    inputs = (_along(source, call, dim, Dim(dim)), picked)
+    return picking(call, inputs, picked, (dim,), _local_gather)
 
 
 @rule(
@@ -55,7 +45,7 @@ def gathered(call: OpCall) -> Rule:
     aten.scatter_add.default,
     aten.scatter_reduce.two,
 )
-def scattered(call: OpCall) -> Rule:
+def scatter_rule(call: OpCall) -> Rule:
     """Elements that are placed, each by the rank that has its place."""
     source = call.specs[0]
     dim = call.args[1] % max(source.ndim, 1)
@@ -130,26 +120,15 @@ def _local_scatter(local: LocalCall) -> Callable[..., Any] | None:
 
 
 @rule(aten.index_select.default)
-def index_select(call: OpCall) -> Rule:
+def index_select_rule(call: OpCall) -> Rule:
     """Elements by indices into one dim."""
-    source, first, index = call.specs[0], call.outputs[0], call.specs[1]
+    source, index = call.specs
     if not source.ndim:
         return needs_whole(call)
-    dim = call.args[1] % source.ndim
-    dims = all_dims(source.ndim)
-    found = Dim(source.ndim)
-    return Rule(
-        rows=Factors(
-            call=call,
-            inputs=(dims, (found,) * index.ndim),
-            outputs=((*dims[:dim], found if index.ndim else None, *dims[dim + 1 :]),),
-            reduce={dim: "sum"},
-            reduce_bytes={dim: bytes_to_reduce(source, first)},
-            linear=(frozenset({0}),),
-            linear_ops=REDUCE_OPS,
-        ),
-        local=_local_index_select,
-    )
+    dim, dims, found = call.args[1] % source.ndim, all_dims(source.ndim), Dim(source.ndim)
+    output = with_dim(dims, dim, found if index.ndim else None)
+    inputs = (dims, (found,) * index.ndim)
+    return picking(call, inputs, output, (dim,), _local_index_select)
 
 
 @rule(
@@ -159,25 +138,19 @@ def index_select(call: OpCall) -> Rule:
     aten.index_fill.int_Scalar,
     aten.index_fill.int_Tensor,
 )
-def index_write(call: OpCall) -> Rule:
+def index_write_rule(call: OpCall) -> Rule:
     """One dim written at indices into it."""
     source, index, values = call.specs[0], call.specs[1], call.specs[2:]
     if not source.ndim or any(spec.ndim not in (0, source.ndim) for spec in values):
         return needs_whole(call)
-    dim = call.args[1] % source.ndim
-    dims = all_dims(source.ndim)
-    name = base_name(call.op)
+    dim, dims, name = call.args[1] % source.ndim, all_dims(source.ndim), base_name(call.op)
     found = Dim(source.ndim) if name == "index_add" and index.ndim else None
-    part = (*dims[:dim], found, *dims[dim + 1 :])
+    part = with_dim(dims, dim, found)
     ops = {"index_add": LINEAR_OPS, "index_copy": REDUCE_OPS}.get(name, ())
     return Rule(
         rows=Factors(
             call=call,
-            inputs=(
-                dims,
-                (found,) * index.ndim,
-                *(part if spec.ndim else () for spec in values),
-            ),
+            inputs=(dims, (found,) * index.ndim, *(part if v.ndim else () for v in values)),
             outputs=(dims,),
             reduce={found.factor: "sum"} if found else {},
             addends=frozenset({0}),
@@ -189,12 +162,10 @@ def index_write(call: OpCall) -> Rule:
 
 
 def _local_index_select(local: LocalCall) -> Callable[..., Any] | None:
-    source = local.inputs[0]
-    dim = local.call.args[1] % max(source.ndim, 1)
-    span = span_of(source, dim)
+    span = _span(local)
     if span is None:
         return None
-    after = source.ndim - dim - 1
+    dim, after = span.dim, local.inputs[0].ndim - span.dim - 1
 
     def run(tensor: Tensor, _: int, index: Tensor) -> Tensor:
         located, inside = span.find(index.reshape(-1))
@@ -205,11 +176,10 @@ def _local_index_select(local: LocalCall) -> Callable[..., Any] | None:
 
 
 def _local_index_write(local: LocalCall) -> Callable[..., Any] | None:
-    source = local.inputs[0]
-    dim = local.call.args[1] % max(source.ndim, 1)
-    span, op = span_of(source, dim), local.op
+    span, op = _span(local), local.op
     if span is None:
         return None
+    dim = span.dim
 
     def run(tensor: Tensor, _: int, index: Tensor, value: Any, *rest: Any, **kwargs: Any) -> Tensor:
         places, located = span.keep(index.reshape(-1))

@@ -19,7 +19,7 @@ _SAMPLE, _CHANNEL = 0, 1
 
 
 @rule(aten.native_group_norm.default)
-def group_norm(call: OpCall) -> Rule:
+def group_norm_rule(call: OpCall) -> Rule:
     """Group norm: an axis cuts channels between groups."""
     values, group = _dims(call, 0, call.args[6])
     weights: tuple[Dims, ...] = ((Dim(_CHANNEL),),) * (len(call.specs) - 1)
@@ -30,7 +30,7 @@ def group_norm(call: OpCall) -> Rule:
 
 
 @rule(aten.native_group_norm_backward.default)
-def group_norm_backward(call: OpCall) -> Rule:
+def group_norm_backward_rule(call: OpCall) -> Rule:
     """Its gradients: those of weight and bias sum over the samples."""
     values, group = _dims(call, 1, call.args[8])
     channel: Dims = (Dim(_CHANNEL),)

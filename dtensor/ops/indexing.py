@@ -16,11 +16,11 @@ from torch import Tensor
 from ..geometry.placement import REDUCE_OPS
 from ..mesh.spec import DTensorSpec
 from ..tensor.schemas import Op, is_in_place
-from .engine.dims import all_dims
+from .engine.dims import all_dims, without
 from .engine.factors import LINEAR_OPS, Dim, Dims, Factors
 from .engine.gathered import on_gathered
 from .engine.local_indices import Span, never_empty, span_of
-from .engine.rules import bytes_to_reduce, needs_whole
+from .engine.rules import needs_whole, picking
 from .engine.table import (
     DECOMPOSITIONS,
     Decomposition,
@@ -39,24 +39,11 @@ def index_rule(call: OpCall) -> Rule | None:
     """Elements by tensors of indices for some dims."""
     if _has_masks(call.specs[1:]):
         return None
-    source, first = call.specs[0], call.outputs[0]
-    picked = _picked_dims(call.args[1])
-    dims = all_dims(source.ndim)
-    block = _block(call.specs[1:], source.ndim)
-    at = _position(picked)
-    rest: Dims = tuple(dim for i, dim in enumerate(dims) if i not in picked)
-    return Rule(
-        rows=Factors(
-            call=call,
-            inputs=(dims, *_aligned(call.specs[1:], block)),
-            outputs=((*rest[:at], *block, *rest[at:]),),
-            reduce=dict.fromkeys(picked, "sum"),
-            reduce_bytes=dict.fromkeys(picked, bytes_to_reduce(source, first)),
-            linear=(frozenset({0}),),
-            linear_ops=REDUCE_OPS,
-        ),
-        local=_local_index,
-    )
+    ndim, picked = call.specs[0].ndim, _picked_dims(call.args[1])
+    at, block = _position(picked), _block(call.specs[1:], ndim)
+    _, rest = without(ndim, *picked)
+    inputs = (all_dims(ndim), *_aligned(call.specs[1:], block))
+    return picking(call, inputs, (*rest[:at], *block, *rest[at:]), picked, _local_index)
 
 
 @rule(

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from .engine.dims import leading
+from .engine.dtypes import accumulator
 from .engine.factors import Factors
-from .engine.primitives import accumulator, cut_axes, reduced, reduced_sum
+from .engine.primitives import cut_axes, reduced, reduced_sum
 from .engine.table import OpCall, Rule, decomposition, rule
 from .variance import moments
 
@@ -78,25 +79,26 @@ def layer_norm_backward(
     grad: Tensor,
     tensor: Tensor,
     shape: Sequence[int],
-    mean: Tensor,
+    mean: Tensor | None,
     scale: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
     output_mask: Sequence[bool],
 ) -> Any:
-    """Return the gradients of the input, of the weight and of the bias."""
+    """Return the gradients of the input, of the weight and of the bias; RMS norm has no mean."""
     dims = _last_dims(tensor, shape)
     if not (cut_axes(tensor, dims) or cut_axes(grad, dims)):
         return NotImplemented
     wide = accumulator(tensor.dtype)
     given, lead = reduced(grad.to(wide)), tuple(range(tensor.ndim - len(dims)))
-    normal = (tensor.to(wide) - mean) * scale
+    normal = (tensor.to(wide) if mean is None else tensor.to(wide) - mean) * scale
     inner = given if weight is None else given * weight
-    count = math.prod(shape)
     grads: list[Tensor | None] = [None, None, None]
     if output_mask[0]:
-        shared = reduced_sum(inner, dims) + normal * reduced_sum(inner * normal, dims)
-        grads[0] = ((inner - shared / count) * scale).to(tensor.dtype)
+        shared = normal * reduced_sum(inner * normal, dims)
+        if mean is not None:
+            shared = reduced_sum(inner, dims) + shared
+        grads[0] = ((inner - shared / math.prod(shape)) * scale).to(tensor.dtype)
     if output_mask[1] and weight is not None:
         grads[1] = _over(given * normal, lead).to(weight.dtype)
     if output_mask[2] and bias is not None:
@@ -131,17 +133,6 @@ def rms_norm_backward(
     output_mask: Sequence[bool],
 ) -> Any:
     """Return the gradients of the input and of the weight."""
-    dims = _last_dims(tensor, shape)
-    if not (cut_axes(tensor, dims) or cut_axes(grad, dims)):
-        return NotImplemented
-    wide = accumulator(tensor.dtype)
-    given, lead = reduced(grad.to(wide)), tuple(range(tensor.ndim - len(dims)))
-    normal = tensor.to(wide) * scale
-    inner = given if weight is None else given * weight
-    grads: list[Tensor | None] = [None, None]
-    if output_mask[0]:
-        shared = normal * reduced_sum(inner * normal, dims) / math.prod(shape)
-        grads[0] = ((inner - shared) * scale).to(tensor.dtype)
-    if output_mask[1] and weight is not None:
-        grads[1] = _over(given * normal, lead).to(weight.dtype)
-    return tuple(grads)
+    mask = (*output_mask, False)
+    found = layer_norm_backward(grad, tensor, shape, None, scale, weight, None, mask)
+    return found if found is NotImplemented else found[:2]

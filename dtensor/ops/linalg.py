@@ -104,7 +104,7 @@ _CHECKED = {
 
 
 @rule(*[op for name in _CHECKED if (op := operator(aten, name)) is not None])
-def factored(call: OpCall) -> Rule:
+def factored_rule(call: OpCall) -> Rule:
     """A factorization that tells by its last output, or itself if asked, where it failed."""
     name = schema_of(call.op).name.split("::")[1]
     checks = call.kwargs.get("check_errors", False)
@@ -112,14 +112,14 @@ def factored(call: OpCall) -> Rule:
 
 
 @rule(aten.linalg_solve_triangular.default)
-def solve_triangular(call: OpCall) -> Rule:
+def solve_triangular_rule(call: OpCall) -> Rule:
     """A triangular system with the unknown on either side."""
     left = call.kwargs.get("left", True)
     return Form("*.., *.j -> *.j" if left else "*.., *j. -> *j.", ("1",)).rule(call)
 
 
 @rule(aten.linalg_lu_solve.default)
-def lu_solve(call: OpCall) -> Rule:
+def lu_solve_rule(call: OpCall) -> Rule:
     """A system that is factored already."""
     left = call.kwargs.get("left", True)
     text = "*.., *., *.j -> *.j" if left else "*.., *., *j. -> *j."
@@ -127,7 +127,7 @@ def lu_solve(call: OpCall) -> Rule:
 
 
 @rule(aten._linalg_solve_ex.default)
-def solve(call: OpCall) -> Rule:
+def solve_rule(call: OpCall) -> Rule:
     """A system with a vector or a matrix on the right, and its factorization."""
     matrix, given = call.specs[0].shape, call.specs[1].shape
     is_vector = len(given) == 1 or given == matrix[:-1]
@@ -141,7 +141,7 @@ def solve(call: OpCall) -> Rule:
 
 
 @rule(aten.linalg_lstsq.default)
-def least_squares(call: OpCall) -> Rule:
+def least_squares_rule(call: OpCall) -> Rule:
     """Least squares: solutions, residuals, ranks and singular values."""
     matrix, given = call.specs[0].shape, call.specs[1].shape
     is_vector = given == matrix[:-1] or len(given) == 1

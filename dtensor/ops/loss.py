@@ -12,12 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..mesh.spec import DTensorSpec
 from ..tensor.schemas import Op
 from ..torch_private import schema_of
-from .engine.dims import broadcast_dims
-from .engine.factors import Dim, Dims, Factors
+from .engine.dims import all_dims, broadcast_dims, leading
+from .engine.dtypes import is_low
+from .engine.factors import Dims, Factors
 from .engine.gathered import on_gathered
-from .engine.primitives import cut_axes, has_terms, is_low
+from .engine.primitives import cut_axes, has_terms
 from .engine.table import (
     METAS,
     Decomposition,
@@ -44,12 +46,11 @@ NONE, MEAN, SUM = 0, 1, 2
     aten.binary_cross_entropy.default,
     aten.binary_cross_entropy_with_logits.default,
 )
-def of_elements(call: OpCall) -> Rule:
+def of_elements_rule(call: OpCall) -> Rule:
     """Losses of single elements."""
     shape = tuple(torch.broadcast_shapes(*[spec.shape for spec in call.specs]))
     inputs = tuple(broadcast_dims(spec, shape) for spec in call.specs)
-    dims: Dims = tuple(Dim(i) for i in range(len(shape)))
-    return _loss(call, inputs, (dims,), math.prod(shape))
+    return _loss(call, inputs, (all_dims(len(shape)),), math.prod(shape))
 
 
 @rule(
@@ -59,49 +60,43 @@ def of_elements(call: OpCall) -> Rule:
     aten.soft_margin_loss_backward.default,
     aten.binary_cross_entropy_backward.default,
 )
-def of_elements_backward(call: OpCall) -> Rule:
+def of_elements_backward_rule(call: OpCall) -> Rule:
     """Their gradients: elements again, scaled by the number of all."""
     shape = tuple(call.specs[1].shape)
     inputs = tuple(broadcast_dims(spec, shape) for spec in call.specs)
-    dims: Dims = tuple(Dim(i) for i in range(len(shape)))
-    return _loss_backward(call, inputs, dims, math.prod(shape))
+    return _loss_backward(call, inputs, all_dims(len(shape)), math.prod(shape))
 
 
 @rule(aten.multi_margin_loss.default, aten.multilabel_margin_loss_forward.default)
-def of_samples(call: OpCall) -> Rule:
+def of_samples_rule(call: OpCall) -> Rule:
     """Losses of samples, whose classes must be whole."""
-    source = call.specs[0]
-    sample: Dims = (Dim(0),) if source.ndim == 2 else ()
-    inputs = tuple(_sample_dims(spec.ndim, sample) for spec in call.specs)
+    inputs, count = _samples(call, call.specs[0])
+    samples = inputs[0][:-1]
     metas = [meta for meta in call.outputs[1:] if meta]
-    outputs = (sample, *(_sample_dims(len(meta.shape), sample) for meta in metas))
-    count = source.shape[0] if sample else 1
-    return _loss(call, _without_weight(call, inputs), outputs, count)
+    outputs = (samples, *(leading(len(meta.shape), len(samples)) for meta in metas))
+    return _loss(call, inputs, outputs, count)
 
 
 @rule(aten.multi_margin_loss_backward.default, aten.multilabel_margin_loss_backward.default)
-def of_samples_backward(call: OpCall) -> Rule:
+def of_samples_backward_rule(call: OpCall) -> Rule:
     """Their gradients."""
-    source = call.specs[1]
-    sample: Dims = (Dim(0),) if source.ndim == 2 else ()
-    inputs = tuple(_sample_dims(spec.ndim, sample) for spec in call.specs)
-    count = source.shape[0] if sample else 1
-    return _loss_backward(call, _without_weight(call, inputs), inputs[1], count)
+    inputs, count = _samples(call, call.specs[1])
+    return _loss_backward(call, inputs, inputs[1], count)
 
 
-def _sample_dims(ndim: int, sample: Dims) -> Dims:
-    """Return the dims of a tensor whose first one counts samples, where there are any."""
-    first = sample[:ndim]
-    return (*first, *(None,) * (ndim - len(first)))
+def _samples(call: OpCall, source: DTensorSpec) -> tuple[tuple[Dims, ...], int]:
+    """Return the dims of all tensors, of which the first one counts samples, and their number.
 
-
-def _without_weight(call: OpCall, inputs: tuple[Dims, ...]) -> tuple[Dims, ...]:
-    """Let the weight of the classes, the last tensor where there is one, be whole."""
+    The weight of the classes, the last tensor where there is one, is whole.
+    """
+    has_samples = source.ndim == 2
+    inputs = tuple(leading(spec.ndim, int(has_samples)) for spec in call.specs)
     has_weight = any(
         argument.name == "weight" and call.arg(position, "weight") is not None
         for position, argument in enumerate(schema_of(call.op).arguments)
     )
-    return (*inputs[:-1], (None,)) if has_weight else inputs
+    inputs = (*inputs[:-1], (None,)) if has_weight else inputs
+    return inputs, source.shape[0] if has_samples else 1
 
 
 def _loss(call: OpCall, inputs: tuple[Dims, ...], outputs: tuple[Dims, ...], count: int) -> Rule:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ..mesh.spec import DTensorSpec
-from .engine.factors import Dim, Dims, Factors
-from .engine.primitives import is_low
+from .engine.dims import all_dims
+from .engine.dtypes import is_low
+from .engine.factors import Dims, Factors
 from .engine.table import Decomposition, LocalCall, OpCall, Rule, decomposition, rule
 from .loss import MEAN, NONE, SUM, single_if_low
 
@@ -50,7 +51,7 @@ def nll_loss_backward_rule(call: OpCall) -> Rule:
 
 def _dims(source: DTensorSpec) -> tuple[Dims, Dims, Dims]:
     """Return the dims of the values, of the targets and of the weight."""
-    dims: Dims = tuple(Dim(i) for i in range(source.ndim))
+    dims = all_dims(source.ndim)
     at = _class_dim(source.ndim)
     return dims, (*dims[:at], *dims[at + 1 :]), (dims[at],)
 

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ..geometry.placement import Partial
 from .engine.dims import dims_of, only
-from .engine.primitives import accumulator, cut_axes, on_locals, reduced, reduced_spec
+from .engine.dtypes import accumulator
+from .engine.primitives import cut_axes, on_locals, reduced, reduced_spec
 from .engine.rules import alike, over_whole_dims
 from .engine.table import OpCall, Rule, decomposition, rule
 

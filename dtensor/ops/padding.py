@@ -11,17 +11,16 @@ from torch import Tensor
 from ..geometry.placement import REDUCE_OPS
 from .engine.factors import Dim
 from .engine.forms import Form, linear, register_forms
-from .engine.rules import unary
+from .engine.rules import moving
 from .engine.table import LocalCall, OpCall, Rule, rule
 
 aten = torch.ops.aten
 
 
 @rule(aten.constant_pad_nd.default)
-def padded(call: OpCall) -> Rule:
+def padded_rule(call: OpCall) -> Rule:
     """Constants around a tensor, or with negative widths less of it."""
-    source, first = call.specs[0], call.outputs[0]
-    shape = first.shape if first else ()
+    source, shape = call.specs[0], call.output_shape
     inputs, outputs = list[Dim | None](), list[Dim | None]()
     for i, (before, after) in enumerate(_widths(call)):
         here = range(max(before, 0), max(before, 0) + source.shape[i])
@@ -31,7 +30,7 @@ def padded(call: OpCall) -> Rule:
         outputs.append(Dim(i, window=there if changes else None))
     # A constant is a term of a mean or an extreme as it is, and zero is one of anything.
     ops = REDUCE_OPS if call.arg(2, "value", 0) == 0 else ("avg", "max", "min")
-    return unary(call, tuple(inputs), tuple(outputs), _local_pad, ops)
+    return moving(call, (tuple(inputs),), (tuple(outputs),), _local_pad, ops)
 
 
 def _widths(call: OpCall) -> list[tuple[int, int]]:

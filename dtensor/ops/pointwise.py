@@ -10,8 +10,8 @@ import torch
 from ..mesh.spec import DTensorSpec
 from ..tensor.schemas import base_name
 from ..torch_private import schema_of
-from .engine.dims import broadcast_dims
-from .engine.factors import LINEAR_OPS, Dim, Factors
+from .engine.dims import all_dims, broadcast_dims
+from .engine.factors import LINEAR_OPS, Factors
 from .engine.table import OpCall, Rule, rule
 
 aten = torch.ops.aten
@@ -143,16 +143,14 @@ _PRIMS = (
     *_UNTAGGED,
     *(getattr(torch.ops.prims, name).default for name in _PRIMS.split()),
 )
-def pointwise(call: OpCall) -> Rule:
+def pointwise_rule(call: OpCall) -> Rule:
     """Return the rule of an operator whose inputs broadcast to its outputs."""
-    first = call.outputs[0]
-    ndim = len(first.shape) if first else 0
-    shape = tuple(first.shape) if first else ()
+    shape = call.output_shape
     return Rule(
         rows=Factors(
             call=call,
             inputs=tuple(broadcast_dims(spec, shape) for spec in call.specs),
-            outputs=(tuple(Dim(i) for i in range(ndim)),) * len(call.outputs),
+            outputs=(all_dims(len(shape)),) * len(call.outputs),
             linear=_linear_sets(call),
             linear_ops=_linear_ops(call),
             ordered=_ordered_sets(call),

@@ -21,8 +21,10 @@ from ..random.counter_rng import Sampler
 from ..random.filling import check_parameters, drawer
 from ..tensor.schemas import Op, base_name, is_in_place
 from ..tensor.wrapper import Wrapper
-from .engine.factors import Dim, Factors
+from .engine.dims import all_dims
+from .engine.factors import Factors
 from .engine.primitives import reduced
+from .engine.rules import alike
 from .engine.table import LocalCall, LocalMaker, OpCall, Rule, decomposition, rule
 
 aten = torch.ops.aten
@@ -91,14 +93,14 @@ _SAMPLERS: Mapping[Op, tuple[str, Callable[..., Sampler]]] = {
 
 
 @rule(*_SAMPLERS)
-def sampled(call: OpCall) -> Rule:
+def sampled_rule(call: OpCall) -> Rule:
     """Any layout, with Replicate for Partial."""
     refuse_generator(call.op, call.kwargs)
     spec, output = call.specs[0], call.outputs[0]
     dtype = spec.dtype if output is None else output.dtype
     method, make = _SAMPLERS[call.op]
     check_parameters(method, dtype, *call.args[1:])
-    dims = tuple(Dim(i) for i in range(spec.ndim))
+    dims = all_dims(spec.ndim)
     # What is written in place must lie as it does afterwards, even if its values do not matter.
     is_new = base_name(call.op).endswith("_like")
     rows = Factors(call=call, inputs=(dims,), outputs=(dims,), ignores_values=is_new)
@@ -133,11 +135,10 @@ def _drawing(sampler: Sampler) -> LocalMaker:
 
 
 @rule(aten.native_dropout.default)
-def dropout(call: OpCall) -> Rule:
+def dropout_rule(call: OpCall) -> Rule:
     """Elements are kept or dropped by their global index."""
     p, train = call.args[1], call.arg(2, "train")
     check_parameters("bernoulli_", call.specs[0].dtype, 1 - p)
-    dims = tuple(Dim(i) for i in range(call.specs[0].ndim))
 
     def maker(local: LocalCall) -> Callable[..., tuple[Tensor, Tensor]] | None:
         mask_spec = local.outputs[1]
@@ -153,7 +154,7 @@ def dropout(call: OpCall) -> Rule:
 
         return run
 
-    return Rule(rows=Factors(call=call, inputs=(dims,), outputs=(dims, dims)), local=maker)
+    return alike(call, all_dims(call.specs[0].ndim), local=maker)
 
 
 @decomposition(aten.bernoulli.default)

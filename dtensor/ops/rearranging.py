@@ -13,7 +13,7 @@ from torch import Tensor
 from ..tensor.wrapper import Wrapper
 from .engine.dims import without
 from .engine.gathered import on_gathered
-from .engine.rules import unary
+from .engine.rules import moving
 from .engine.table import OpCall, Rule, decomposition, rule
 
 aten = torch.ops.aten
@@ -23,7 +23,7 @@ aten = torch.ops.aten
 def flip_rule(call: OpCall) -> Rule:
     """Dims in reverse, which must be whole."""
     dims, _ = without(call.specs[0].ndim, *call.args[1])
-    return unary(call, dims, dims)
+    return moving(call, (dims,), (dims,))
 
 
 @rule(aten.roll.default)
@@ -31,7 +31,7 @@ def roll_rule(call: OpCall) -> Rule:
     """Dims turned around, which must be whole; without dims it is the flat tensor."""
     ndim = call.specs[0].ndim
     dims, _ = without(ndim, *(call.arg(2, "dims", ()) or range(ndim)))
-    return unary(call, dims, dims)
+    return moving(call, (dims,), (dims,))
 
 
 @decomposition(aten.repeat.default)

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from .engine.dims import dims_of
+from .engine.dtypes import accumulator, is_low
 from .engine.gathered import on_gathered
-from .engine.primitives import accumulator, cut_axes, has_terms, is_low
+from .engine.primitives import cut_axes, has_terms
 from .engine.rules import named_dims, over_whole_dims, reducing
 from .engine.table import Decomposition, LocalCall, OpCall, Rule, decomposition, meta, rule
 

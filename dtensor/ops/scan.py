@@ -17,8 +17,8 @@ from ..geometry.placement import Shard
 from ..mesh.spec import DTensorSpec, spec_of
 from ..tensor.schemas import base_name
 from .engine.dims import dims_of, without
+from .engine.dtypes import accumulator
 from .engine.primitives import (
-    accumulator,
     cut_axes,
     on_locals,
     reduced,

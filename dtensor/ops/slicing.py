@@ -10,12 +10,11 @@ from torch import Tensor
 
 from dtckpt.errors import PlacementError
 
-from ..geometry.placement import REDUCE_OPS
 from ..mesh.spec import DTensorSpec
-from .engine.dims import all_dims
+from .engine.dims import all_dims, with_dim, without
 from .engine.factors import Dim, Dims, Factors
 from .engine.local_kernels import with_local_shape
-from .engine.rules import bytes_to_reduce, unary
+from .engine.rules import moving, picking
 from .engine.table import LocalCall, OpCall, Rule, rule
 from .engine.windows import num_below
 
@@ -23,13 +22,18 @@ aten = torch.ops.aten
 
 
 @rule(aten.slice.Tensor)
-def sliced(call: OpCall) -> Rule:
+def slice_rule(call: OpCall) -> Rule:
     """A range of a dim."""
     source = call.specs[0]
     dim = call.arg(1, "dim", 0) % source.ndim
     window = _window(call, 2, source.shape[dim])
     dims = all_dims(source.ndim)
-    return unary(call, dims, _windowed(dims, dim, window, source), _local_parts(dim, [window]))
+    return moving(
+        call,
+        (dims,),
+        (_windowed(dims, dim, window, source.shape[dim]),),
+        _local_parts(dim, [window]),
+    )
 
 
 @rule(
@@ -38,7 +42,7 @@ def sliced(call: OpCall) -> Rule:
     aten.unsafe_split.Tensor,
     aten.unsafe_split_with_sizes.default,
 )
-def parts(call: OpCall) -> Rule:
+def split_rule(call: OpCall) -> Rule:
     """A dim in consecutive parts."""
     source = call.specs[0]
     dim = call.arg(2, "dim", 0) % source.ndim
@@ -46,116 +50,73 @@ def parts(call: OpCall) -> Rule:
     for meta in call.outputs:
         windows.append(range(start, start + (meta.shape[dim] if meta else 0)))
         start = windows[-1].stop
-    return Rule(
-        rows=Factors(
-            call=call,
-            inputs=(dims,),
-            outputs=tuple(_windowed(dims, dim, window, source) for window in windows),
-            linear=(frozenset({0}),),
-            linear_ops=REDUCE_OPS,
-        ),
-        local=_local_parts(dim, windows),
-    )
+    outputs = tuple(_windowed(dims, dim, window, source.shape[dim]) for window in windows)
+    return moving(call, (dims,), outputs, _local_parts(dim, windows))
 
 
 @rule(aten.unbind.int)
-def unbound(call: OpCall) -> Rule:
+def unbind_rule(call: OpCall) -> Rule:
     """A dim, which must be whole, as so many tensors."""
-    ndim = call.specs[0].ndim
-    dim = call.arg(1, "dim", 0) % ndim
-    dims: Dims = tuple(None if i == dim else Dim(i) for i in range(ndim))
-    return unary(call, dims, dims[:dim] + dims[dim + 1 :])
+    dims, rest = without(call.specs[0].ndim, call.arg(1, "dim", 0))
+    return moving(call, (dims,), (rest,) * len(call.outputs))
 
 
 @rule(aten.select.int)
-def selected(call: OpCall) -> Rule:
+def select_rule(call: OpCall) -> Rule:
     """One index of a dim: a rank that does not have it has a zero term."""
-    source, first = call.specs[0], call.outputs[0]
-    dim = call.args[1] % source.ndim
-    dims = all_dims(source.ndim)
-    return Rule(
-        rows=Factors(
-            call=call,
-            inputs=(dims,),
-            outputs=(dims[:dim] + dims[dim + 1 :],),
-            reduce={dim: "sum"},
-            reduce_bytes={dim: bytes_to_reduce(source, first)},
-            linear=(frozenset({0}),),
-            linear_ops=REDUCE_OPS,
-        ),
-        local=_local_select,
-    )
+    ndim = call.specs[0].ndim
+    dim, dims = call.args[1] % ndim, all_dims(ndim)
+    return picking(call, (dims,), dims[:dim] + dims[dim + 1 :], (dim,), _local_select)
 
 
 @rule(aten.slice_backward.default)
-def slice_backward(call: OpCall) -> Rule:
+def slice_backward_rule(call: OpCall) -> Rule:
     """The gradient of a slice: zero elsewhere."""
     shape, dim, *given = call.args[1:6]
     dim %= len(shape)
-    window = _range(shape[dim], *given)
-    out = all_dims(len(shape))
-    grad = (*out[:dim], Dim(dim, window=window), *out[dim + 1 :])
-    return unary(
-        call, grad if len(window) != shape[dim] else out, out, _local_backward(dim, window)
-    )
+    window, dims = _range(shape[dim], *given), all_dims(len(shape))
+    grad = _windowed(dims, dim, window, shape[dim])
+    return moving(call, (grad,), (dims,), _local_backward(dim, window))
 
 
 @rule(aten.select_backward.default)
-def select_backward(call: OpCall) -> Rule:
+def select_backward_rule(call: OpCall) -> Rule:
     """The gradient of one index: zero elsewhere."""
-    shape = call.args[1]
-    dim = call.args[2] % len(shape)
-    out: Dims = tuple(None if i == dim else Dim(i) for i in range(len(shape)))
-    local = with_local_shape(1, "input_sizes")
-    return unary(call, out[:dim] + out[dim + 1 :], out, local)
+    dims, rest = without(len(call.args[1]), call.args[2])
+    return moving(call, (rest,), (dims,), with_local_shape(1, "input_sizes"))
 
 
 @rule(aten.slice_scatter.default)
-def slice_scatter(call: OpCall) -> Rule:
+def slice_scatter_rule(call: OpCall) -> Rule:
     """A tensor with another range of a dim."""
     source = call.specs[0]
     dim = call.arg(2, "dim", 0) % source.ndim
-    window = _window(call, 3, source.shape[dim])
-    dims = all_dims(source.ndim)
-    part = _windowed(dims, dim, window, source)
+    window, dims = _window(call, 3, source.shape[dim]), all_dims(source.ndim)
+    part = _windowed(dims, dim, window, source.shape[dim])
     if len(source.layout.splits[dim]) > 1:  # whose pieces have no placement: each takes its own
-        part = (*dims[:dim], None, *dims[dim + 1 :])
-    return _replaced(call, dims, part, _local_scatter(dim, window))
+        part = with_dim(dims, dim, None)
+    return moving(call, (dims, part), (dims,), _local_scatter(dim, window))
 
 
 @rule(aten.select_scatter.default)
-def select_scatter(call: OpCall) -> Rule:
+def select_scatter_rule(call: OpCall) -> Rule:
     """A tensor with another value at one index of a dim; the rank that has the index writes it."""
     source = call.specs[0]
-    dim = call.args[2] % source.ndim
+    dim, dims = call.args[2] % source.ndim, all_dims(source.ndim)
     index = call.args[3] % source.shape[dim]
-    dims = all_dims(source.ndim)
     local = _local_scatter(dim, range(index, index + 1), is_select=True)
-    return _replaced(call, dims, dims[:dim] + dims[dim + 1 :], local)
+    return moving(call, (dims, dims[:dim] + dims[dim + 1 :]), (dims,), local)
 
 
 @rule(aten.slice_inverse.default)
-def slice_inverse(call: OpCall) -> Rule:
+def slice_inverse_rule(call: OpCall) -> Rule:
     """The tensor that a slice was taken from, by its memory."""
     source = call.specs[1]
     dim = call.arg(2, "dim", 0) % source.ndim
     window = _window(call, 3, source.shape[dim])
     dims = all_dims(source.ndim)
-    part = _windowed(dims, dim, window, source)
+    part = _windowed(dims, dim, window, source.shape[dim])
     return Rule(rows=Factors(call=call, inputs=(part, dims), outputs=(dims,)), local=_local_inverse)
-
-
-def _replaced(call: OpCall, dims: Dims, part: Dims, local: Any) -> Rule:
-    return Rule(
-        rows=Factors(
-            call=call,
-            inputs=(dims, part),
-            outputs=(dims,),
-            linear=(frozenset({0, 1}),),
-            linear_ops=REDUCE_OPS,
-        ),
-        local=local,
-    )
 
 
 def _window(call: OpCall, position: int, size: int) -> range:
@@ -168,10 +129,9 @@ def _range(size: int, start: int | None, end: int | None, step: int) -> range:
     return window if len(window) else range(0)
 
 
-def _windowed(dims: Dims, dim: int, window: range, source: DTensorSpec) -> Dims:
-    if len(window) == source.shape[dim]:
-        return dims
-    return (*dims[:dim], Dim(dim, window=window), *dims[dim + 1 :])
+def _windowed(dims: Dims, dim: int, window: range, size: int) -> Dims:
+    """Return dims of which one has the steps of a window, unless these are all of them."""
+    return dims if len(window) == size else with_dim(dims, dim, Dim(dim, window=window))
 
 
 def _own(part: DTensorSpec, tensor: DTensorSpec, dim: int, window: range) -> slice:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from .engine.dims import dims_of, without
+from .engine.dtypes import accumulator
 from .engine.factors import Factors
-from .engine.primitives import accumulator, cut_axes, reduced, replicated
+from .engine.primitives import cut_axes, reduced, replicated
 from .engine.rules import alike, over_whole_dims
 from .engine.table import METAS, OpCall, Rule, decomposition, meta, rule
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from ..mesh.spec import DTensorSpec
-from .engine.dims import without
+from .engine.dims import all_dims, without
 from .engine.factors import Dim, Dims, Factors
 from .engine.gathered import on_gathered
 from .engine.rules import alike, named_dims, over_whole_dims
@@ -34,13 +34,12 @@ rule(
 
 
 @rule(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
-def searches(call: OpCall) -> Rule | None:
+def searches_rule(call: OpCall) -> Rule | None:
     """Places in sorted rows: the places within the parts of a row add up."""
     row, given = call.args[0], call.args[1]
     if not isinstance(row, DTensorSpec):
         return None
-    first = call.outputs[0]
-    out: Dims = tuple(Dim(i) for i in range(len(first.shape) if first else 0))
+    out = all_dims(len(call.output_shape))
     step = Dim(len(out))
     rows: Dims = (step,) if row.ndim == 1 else (*out[:-1], step)
     inputs = [rows, out] if isinstance(given, DTensorSpec) else [rows]
@@ -53,20 +52,18 @@ def searches(call: OpCall) -> Rule | None:
 
 
 @rule(aten.bucketize.Tensor, aten.bucketize.Scalar)
-def buckets(call: OpCall) -> Rule:
+def buckets_rule(call: OpCall) -> Rule:
     """Places between sorted boundaries, in which the places within their parts add up."""
-    first = call.outputs[0]
-    out: Dims = tuple(Dim(i) for i in range(len(first.shape) if first else 0))
+    out = all_dims(len(call.output_shape))
     step = Dim(len(out))
     inputs = (out, (step,)) if isinstance(call.args[0], DTensorSpec) else ((step,),)
     return Rule(rows=Factors(call=call, inputs=inputs, outputs=(out,), reduce={step.factor: "sum"}))
 
 
 @rule(aten.isin.Tensor_Tensor, aten.isin.Scalar_Tensor)
-def memberships(call: OpCall) -> Rule:
+def memberships_rule(call: OpCall) -> Rule:
     """Whether elements are among others: those are in one part of them or in none."""
-    first = call.outputs[0]
-    out: Dims = tuple(Dim(i) for i in range(len(first.shape) if first else 0))
+    out = all_dims(len(call.output_shape))
     others = call.specs[-1]
     steps: Dims = tuple(Dim(len(out) + i) for i in range(others.ndim))
     inverts = bool(call.arg(3, "invert", False))

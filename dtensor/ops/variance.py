@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ..geometry.placement import Partial
 from .engine.dims import dims_of
-from .engine.primitives import accumulator, cut_axes, on_locals, reduced, reduced_spec, replicated
+from .engine.dtypes import accumulator
+from .engine.primitives import cut_axes, on_locals, reduced, reduced_spec, replicated
 from .engine.rules import over_whole_dims
 from .engine.table import Decomposition, decomposition, rule
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ..tensor.schemas import Op, base_name
-from .engine.dims import all_dims, without
-from .engine.factors import LINEAR_OPS, Dim, Dims
+from .engine.dims import all_dims, broadcast_dims, without
+from .engine.factors import LINEAR_OPS, Dim
 from .engine.local_kernels import reshaped, with_local_shape
-from .engine.rules import unary
+from .engine.rules import moving
 from .engine.table import DECOMPOSITIONS, Decomposition, LocalCall, OpCall, Rule, rule
 from .reshaping import reshape_dims
 
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 @rule(aten.t.default, aten.transpose.int, aten.permute.default)
-def permuted(call: OpCall) -> Rule:
+def permuted_rule(call: OpCall) -> Rule:
     """Dims in another order."""
     ndim = call.specs[0].ndim
     order = list(range(ndim))
@@ -29,16 +29,16 @@ def permuted(call: OpCall) -> Rule:
     elif ndim:
         a, b = (0, ndim - 1) if call.op is aten.t.default else call.args[1:3]
         order[a % ndim], order[b % ndim] = order[b % ndim], order[a % ndim]
-    return unary(call, all_dims(ndim), tuple(Dim(i) for i in order))
+    return moving(call, (all_dims(ndim),), (tuple(Dim(i) for i in order),))
 
 
 @rule(aten.unsqueeze.default)
-def unsqueezed(call: OpCall) -> Rule:
+def unsqueezed_rule(call: OpCall) -> Rule:
     """A new dim of size 1."""
     ndim = call.specs[0].ndim
     out: list[Dim | None] = list(all_dims(ndim))
     out.insert(call.args[1] % (ndim + 1), None)
-    return unary(call, all_dims(ndim), tuple(out))
+    return moving(call, (all_dims(ndim),), (tuple(out),))
 
 
 @rule(
@@ -50,38 +50,34 @@ def unsqueezed(call: OpCall) -> Rule:
     aten.squeeze.dim,
     aten.squeeze.dims,
 )
-def reshape(call: OpCall) -> Rule:
+def reshape_rule(call: OpCall) -> Rule:
     """Dims joined and split; a group of them may be cut along its first dim."""
-    first, source = call.outputs[0], call.specs[0]
+    source = call.specs[0]
     cut = frozenset(dim for dim, splits in enumerate(source.layout.splits) if splits)
-    inputs, outputs = reshape_dims(source.shape, first.shape if first else (), cut)
-    return unary(call, inputs, outputs, reshaped)
+    inputs, outputs = reshape_dims(source.shape, call.output_shape, cut)
+    return moving(call, (inputs,), (outputs,), reshaped)
 
 
 @rule(aten.expand.default)
-def expanded(call: OpCall) -> Rule:
+def expanded_rule(call: OpCall) -> Rule:
     """Dims of size 1 repeated, and new ones in front."""
-    source, first = call.specs[0], call.outputs[0]
-    shape = first.shape if first else ()
-    lead = len(shape) - source.ndim
-    dims: Dims = tuple(
-        Dim(i) if size == shape[lead + i] else None for i, size in enumerate(source.shape)
-    )
-    return unary(call, dims, (None,) * lead + dims, with_local_shape(1, "size"))
+    dims = broadcast_dims(call.specs[0], call.output_shape)
+    lead = (None,) * (len(call.output_shape) - len(dims))
+    return moving(call, (dims,), ((*lead, *dims),), with_local_shape(1, "size"))
 
 
 @rule(aten.view.dtype)
-def reinterpreted(call: OpCall) -> Rule:
+def reinterpreted_rule(call: OpCall) -> Rule:
     """The same bytes as another dtype: the last dim grows or shrinks."""
     source, first = call.specs[0], call.outputs[0]
     dims = all_dims(source.ndim)
     if first is None or source.ndim == 0 or first.dtype.itemsize == source.dtype.itemsize:
-        return unary(call, dims, dims, _empty_or_view, ())
+        return moving(call, (dims,), (dims,), _empty_or_view, ())
     larger, smaller = source.dtype.itemsize, first.dtype.itemsize
     unit, other = max(larger // smaller, 1), max(smaller // larger, 1)
     last = source.ndim - 1
     ins, outs = (*dims[:-1], Dim(last, unit)), (*dims[:-1], Dim(last, other))
-    return unary(call, ins, outs, _empty_or_view, ())
+    return moving(call, (ins,), (outs,), _empty_or_view, ())
 
 
 def _empty_or_view(local: LocalCall) -> Callable[..., Any] | None:
@@ -97,13 +93,13 @@ def _empty_or_view(local: LocalCall) -> Callable[..., Any] | None:
 
 
 @rule(aten.view_as_real.default, aten.view_as_complex.default)
-def complex_parts(call: OpCall) -> Rule:
+def complex_parts_rule(call: OpCall) -> Rule:
     """A last dim for the real and the imaginary parts."""
     ndim = call.specs[0].ndim
     if base_name(call.op) == "view_as_real":
-        return unary(call, all_dims(ndim), (*all_dims(ndim), None), _resolved, LINEAR_OPS)
+        return moving(call, (all_dims(ndim),), ((*all_dims(ndim), None),), _resolved, LINEAR_OPS)
     rest = all_dims(ndim - 1)
-    return unary(call, (*rest, None), rest, _empty_or_view, LINEAR_OPS)
+    return moving(call, ((*rest, None),), (rest,), _empty_or_view, LINEAR_OPS)
 
 
 def _resolved(local: LocalCall) -> Callable[..., Any]:
@@ -124,18 +120,18 @@ def _side_by_side(tensor: Tensor, count: int) -> Tensor:
 
 
 @rule(aten.unfold.default)
-def unfolded(call: OpCall) -> Rule:
+def unfolded_rule(call: OpCall) -> Rule:
     """Windows of a dim, which must be whole, along a new last dim."""
     ins, _ = without(call.specs[0].ndim, call.args[1])
-    return unary(call, ins, (*ins, None))
+    return moving(call, (ins,), ((*ins, None),))
 
 
 @rule(aten.unfold_backward.default)
-def unfold_backward(call: OpCall) -> Rule:
+def unfold_backward_rule(call: OpCall) -> Rule:
     """Its gradient: the windows added up."""
     outs, _ = without(len(call.args[1]), call.args[2])
     local = with_local_shape(1, "input_sizes")
-    return unary(call, (*outs, None), outs, local, linear_ops=LINEAR_OPS)
+    return moving(call, ((*outs, None),), (outs,), local, linear_ops=LINEAR_OPS)
 
 
 _VIEWS = (

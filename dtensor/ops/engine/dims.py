@@ -31,6 +31,11 @@ def all_dims(ndim: int) -> Dims:
     return tuple(Dim(i) for i in range(ndim))
 
 
+def with_dim(dims: Dims, at: int, dim: Dim | None) -> Dims:
+    """Return dims of which one is another."""
+    return (*dims[:at], dim, *dims[at + 1 :])
+
+
 def without(ndim: int, *whole: int) -> tuple[Dims, Dims]:
     """Return a factor for every dim but some, once in place of all dims and once alone."""
     excluded = {dim % max(ndim, 1) for dim in whole}

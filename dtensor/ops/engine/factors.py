@@ -18,6 +18,7 @@ import torch
 from ...comm.caches import remembered
 from ...geometry.placement import REDUCE_OPS, Partial, Placement, Ragged, Replicate, Shard
 from ...geometry.splits import Split
+from .dtypes import carries, keeps_order
 from .table import Cuts, OpCall, Row
 
 
@@ -114,10 +115,10 @@ class Factors:
         sources = {self.call.specs[i].dtype for i in chosen}
         results = {meta.dtype for meta in self.call.outputs if meta}
         if op in ("max", "min"):
-            return all(_keeps_order(a, b) for a in sources for b in results)
+            return all(keeps_order(a, b) for a in sources for b in results)
         if op in LINEAR_OPS and torch.bool in sources | results:
             return False
-        return all(_carries(op, source, result) for source in sources for result in results)
+        return all(carries(op, source, result) for source in sources for result in results)
 
     def _factors(self) -> list[int]:
         found = {dim.factor for dims in self.inputs for dim in dims if dim is not None}
@@ -149,17 +150,21 @@ class Factors:
 
     def extent(self, factor: int) -> int | None:
         """Return the number of steps of a factor of which some dim is a window, else None."""
+        found = self._dims_of(factor)
+        if all(dim.window is None for dim, _ in found):
+            return None
+        return max(size if dim.window is None else dim.window.stop for dim, size in found)
+
+    def _dims_of(self, factor: int) -> list[tuple[Dim, int]]:
+        """Return the dims of all tensors that have a factor, with their sizes."""
         shapes = [spec.shape for spec in self.call.specs]
         shapes += [meta.shape if meta else () for meta in self.call.outputs]
-        found = [
-            (dim.window, size)
+        return [
+            (dim, size)
             for dims, shape in zip([*self.inputs, *self.outputs], shapes, strict=True)
             for dim, size in zip(dims, shape, strict=False)
             if dim is not None and dim.factor == factor
         ]
-        if not any(window is not None for window, _ in found):
-            return None
-        return max(size if window is None else window.stop for window, size in found)
 
     def _placement(self, index: int, factor: int, reduce_op: str | None) -> Placement | None:
         position, meta = dim_of(self.outputs[index], factor), self.call.outputs[index]
@@ -174,15 +179,7 @@ class Factors:
         """Whether every cut falls between two indices of each dim of a joined factor."""
         if not self.is_joined:
             return True
-        tensors = [*self.inputs, *self.outputs]
-        shapes = [spec.shape for spec in self.call.specs]
-        shapes += [meta.shape if meta else () for meta in self.call.outputs]
-        found = [
-            (dim.unit, shape[position])
-            for dims, shape in zip(tensors, shapes, strict=True)
-            for position, dim in enumerate(dims)
-            if dim is not None and dim.factor == factor
-        ]
+        found = [(dim.unit, size) for dim, size in self._dims_of(factor)]
         block = self.blocks.get(factor, 1)
         units = {unit for unit, _ in found} | {block}
         if len(units) <= 1:
@@ -231,25 +228,6 @@ class Factors:
         sizes = piece_sizes(spec.shape[position], count, placement, position)
         unit = dim.unit if dim else 1
         return [total * unit for total in accumulate(sizes, initial=0)]
-
-
-def _carries(op: str, source: torch.dtype, result: torch.dtype) -> bool:
-    """Whether a sum or product of terms in one dtype is that of the terms in another."""
-    if source == result:
-        return True
-    drops_part = op == "product" and source.is_complex and not result.is_complex
-    return _is_inexact(source) and _is_inexact(result) and not drops_part
-
-
-def _keeps_order(source: torch.dtype, result: torch.dtype) -> bool:
-    """Whether of two numbers in one dtype the larger is not the smaller in another."""
-    if source.is_floating_point and result.is_floating_point:
-        return True
-    return not result.is_complex and torch.promote_types(source, result) == result
-
-
-def _is_inexact(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex
 
 
 def dim_of(dims: Dims, factor: int) -> int | None:

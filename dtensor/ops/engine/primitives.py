@@ -61,16 +61,6 @@ def replicated(tensor: Tensor, axes: Iterable[int]) -> Wrapper:
     return own if same else placed(own, tuple(placements))
 
 
-def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype in which terms neither overflow nor round where one device would not."""
-    return torch.float32 if is_low(dtype) else dtype
-
-
-def is_low(dtype: torch.dtype) -> bool:
-    """Whether a dtype is a float of half precision or less."""
-    return dtype.is_floating_point and dtype.itemsize < 4
-
-
 def reduced_spec(
     source: Wrapper,
     dims: Sequence[int],

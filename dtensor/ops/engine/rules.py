@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ...geometry.placement import REDUCE_OPS
@@ -20,21 +21,46 @@ def needs_whole(call: OpCall, local: LocalMaker | None = None) -> Rule:
     return Rule(rows=Factors(call=call, inputs=inputs, outputs=outputs), local=local)
 
 
-def unary(
+def moving(
     call: OpCall,
-    inputs: Dims,
-    outputs: Dims,
+    inputs: tuple[Dims, ...],
+    outputs: tuple[Dims, ...],
     local: LocalMaker | None = None,
     linear_ops: tuple[str, ...] = REDUCE_OPS,
 ) -> Rule:
-    """Return the rule of an operator on one tensor that does not compute with its values."""
+    """Return the rule of an operator that moves elements and does not compute with their values.
+
+    Terms of all its tensors give a term of each output.
+    """
     return Rule(
         rows=Factors(
             call=call,
-            inputs=(inputs,),
-            outputs=(outputs,) * len(call.outputs),
-            linear=(frozenset({0}),),
+            inputs=inputs,
+            outputs=outputs,
+            linear=(frozenset(range(len(inputs))),),
             linear_ops=linear_ops,
+        ),
+        local=local,
+    )
+
+
+def picking(
+    call: OpCall, inputs: tuple[Dims, ...], output: Dims, picked: Sequence[int], local: LocalMaker
+) -> Rule:
+    """Return the rule of an operator that picks elements of its first tensor, along some dims.
+
+    ``picked`` are the factors of these. A rank that does not have an element has a zero term.
+    """
+    cost = bytes_to_reduce(call.specs[0], call.outputs[0])
+    return Rule(
+        rows=Factors(
+            call=call,
+            inputs=inputs,
+            outputs=(output,),
+            reduce=dict.fromkeys(picked, "sum"),
+            reduce_bytes=dict.fromkeys(picked, cost),
+            linear=(frozenset({0}),),
+            linear_ops=REDUCE_OPS,
         ),
         local=local,
     )

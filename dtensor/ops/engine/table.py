@@ -33,6 +33,12 @@ class OpCall:
     outputs: tuple[TensorMeta | None, ...]
     """Global shape, strides and dtype of every output; None where there is no tensor."""
 
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Global shape of the first output."""
+        first = self.outputs[0]
+        return () if first is None else tuple(first.shape)
+
     def arg(self, index: int, name: str, default: Any = None) -> Any:
         """Return an argument given by position or name."""
         if index < len(self.args):
