@@ -13,7 +13,7 @@ from tools.bench.dispatch.beside import PYTHON, CheckoutFailed, checkout
 from tools.bench.dispatch.rows import COLD_ROWS, WARM_ROWS
 from tools.bench.timing import Comparison
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_every_row_is_measured_on_every_side(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tools.bench.random_numbers import BAR, DISTRIBUTIONS, Drawn, grid
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_the_command_measures_every_draw(tmp_path: Path) -> None:
