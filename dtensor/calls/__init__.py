@@ -1,5 +1,13 @@
 """Operator calls on distributed tensors, from torch's dispatcher to kernels on local tensors.
 
-``dispatch`` is where they come in: a call of a kind that was seen before is ``quick``; others are
-bound, and then run by a decomposition, by the ``plan`` that a rule makes, or by the ``fallback``.
+A call goes down this list until something answers it:
+
+* ``dispatch``: its ``keys`` key is looked up. A kind that was seen is a ``quick`` call: one local
+  call by what is the same operator sooner (``direct``, ``foreach_numbers``), and the wrapper.
+* Everything else is a ``call``, a value. ``special`` ones need no mesh.
+* ``binding`` finds its mesh, with numbers of other meshes (``numbers``) and plain tensors beside.
+* A decomposition of ours, unless a rule of the user's goes before it.
+* ``plan``: what its rule says, made once for its key. It needs ``metas``, global shapes of results;
+  of operators on lists ``list_elements``; of rules of the user's what ``user_rules`` checks.
+* ``fallback``: torch's decomposition, or the operator on gathered tensors, with a warning.
 """

@@ -1,13 +1,11 @@
-"""What a call of an operator is: its tensors, the mesh they lie on, and a key for its plan."""
-
-# pyright: reportPrivateUsage=false
-# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
+"""A call on its mesh: which one it is, how its tensors lie there, and whether they may."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -17,98 +15,76 @@ from ..geometry.placement import Replicate
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.plain_tensors import may_be_plain
 from ..mesh.spec import DTensorSpec, spec_of
-from ..tensor.arguments import collect_tensors
 from ..tensor.schemas import Op, is_foreach
 from ..tensor.wrapper import Wrapper
+from .call import Call
+from .keys import Key, key_of
 from .numbers import mesh_of, number_for, scales_plain
 
 
-@dataclass(frozen=True, slots=True)
-class Binding:
-    """The tensors of one call, in the order they appear, with their specs."""
+@dataclass(frozen=True)
+class Bound:
+    """A call on its mesh. Without slots: its key is made for those only that need one."""
 
+    call: Call
     mesh: DeviceMesh
-    leaves: list[Tensor]
-    specs: list[DTensorSpec]
-    key: tuple[Any, ...]
-    """Equal for two calls that may share a plan."""
-    is_flat: bool = False
-    """Whether all tensors are arguments themselves, none in a list or a keyword."""
+    leaves: Sequence[Tensor]
+    """The tensors of the call; numbers of other meshes have one value on all ranks of this one."""
+    specs: Sequence[DTensorSpec]
+
+    @cached_property
+    def key(self) -> Key:
+        """The key of the call, equal for two that may share a plan (``keys``)."""
+        pairs = zip(self.leaves, self.specs, strict=True)
+        seen = [spec if isinstance(leaf, Wrapper) else (spec, "plain") for leaf, spec in pairs]
+        call = self.call
+        return key_of(call.cls, call.op, *call.replaced(seen))[0]
 
 
-def bind(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, by_type: bool) -> Binding:
-    """Return the binding of a call; ``by_type`` keys numbers by their type, not their value.
+def bind(call: Call) -> Bound:
+    """Return a call on its mesh.
 
-    Plain tensors are compared across the ranks (``promotion``). Raises PlacementError, alike on all
-    ranks, where tensors lie on different meshes, or a plain one differs between ranks.
+    Plain tensors are compared across the ranks (``plain_tensors``). Raises PlacementError, alike on
+    all ranks, where tensors lie on different meshes, or a plain one differs between ranks.
     """
-    flat = None if kwargs else _bind_flat(op, args, by_type=by_type)
-    if flat is not None:
-        return flat
-    leaves: list[Tensor] = []
-    collect_tensors(args, leaves)
-    collect_tensors(kwargs.values(), leaves)
+    op, leaves = call.op, call.tensors
+    mesh = _common_mesh(leaves)
+    if mesh is not None:
+        return Bound(call, mesh, leaves, [cast(Wrapper, leaf).spec for leaf in leaves])
     mesh = mesh_of(leaves)
     if is_foreach(op):  # the tensors of each place have a mesh of their own
-        _check_places(op, args, leaves)
+        _check_places(call)
         specs = [
-            leaf._spec if isinstance(leaf, Wrapper) else replicated_spec(mesh, leaf)
+            leaf.spec if isinstance(leaf, Wrapper) else replicated_spec(mesh, leaf)
             for leaf in leaves
         ]
     else:
         leaves = [number_for(mesh, leaf, op) for leaf in leaves]
         specs = [spec_on(mesh, leaf, index, op, leaves) for index, leaf in enumerate(leaves)]
-    remaining = iter(specs)
-    key: list[Any] = [op]
-    key.extend([_key(arg, remaining, by_type) for arg in args])
-    key.extend([(name, _key(arg, remaining, by_type)) for name, arg in kwargs.items()])
-    return Binding(mesh, leaves, specs, tuple(key))
+    return Bound(call, mesh, leaves, specs)
 
 
-def _bind_flat(op: Op, args: tuple[Any, ...], *, by_type: bool) -> Binding | None:
-    """Return the binding of distributed tensors on one mesh and numbers: the common case."""
-    leaves: list[Tensor] = []
-    specs: list[DTensorSpec] = []
-    key: list[Any] = [op]
+def _common_mesh(leaves: Sequence[Tensor]) -> DeviceMesh | None:
+    """Return the mesh of distributed tensors that all lie on one, as they mostly do."""
     mesh: DeviceMesh | None = None
-    for arg in args:
-        if isinstance(arg, Wrapper):
-            spec = arg._spec
-            if mesh is None:
-                mesh = spec.mesh
-            elif mesh is not spec.mesh:
-                return None
-            leaves.append(arg)
-            specs.append(spec)
-            key.append(spec)
-        elif isinstance(arg, int | float):
-            key.append(type(arg) if by_type else (type(arg), arg))
-        else:
+    for leaf in leaves:
+        if not isinstance(leaf, Wrapper) or (mesh is not None and leaf.spec.mesh is not mesh):
             return None
-    return None if mesh is None else Binding(mesh, leaves, specs, tuple(key), True)
+        mesh = leaf.spec.mesh
+    return mesh
 
 
-def _key(value: Any, specs: Iterator[DTensorSpec], by_type: bool) -> Any:
-    if isinstance(value, Tensor):
-        return (next(specs), isinstance(value, Wrapper))
-    if isinstance(value, list | tuple):
-        return tuple([_key(item, specs, by_type) for item in value])
-    if by_type and isinstance(value, int | float | complex):
-        return type(value)
-    return (type(value), value)
-
-
-def _check_places(op: Op, args: tuple[Any, ...], leaves: list[Tensor]) -> None:
+def _check_places(call: Call) -> None:
     """Apply the policy for plain tensors to those that stand in lists beside distributed ones."""
-    if all(isinstance(leaf, Wrapper) or leaf.numel() <= 1 for leaf in leaves):
+    if all(isinstance(leaf, Wrapper) or leaf.numel() <= 1 for leaf in call.tensors):
         return
-    lists: list[Any] = [arg for arg in args if isinstance(arg, list | tuple)]
+    lists: list[Any] = [arg for arg in call.args if isinstance(arg, list | tuple)]
     for place in zip(*lists, strict=False):
         here = [item for item in place if isinstance(item, Tensor)]
-        mesh = next((item._spec.mesh for item in here if isinstance(item, Wrapper)), None)
+        mesh = next((item.spec.mesh for item in here if isinstance(item, Wrapper)), None)
         if mesh is not None:
             for index, leaf in enumerate(here):
-                spec_on(mesh, leaf, index, op, here)
+                spec_on(mesh, leaf, index, call.op, here)
 
 
 def spec_on(
@@ -116,11 +92,11 @@ def spec_on(
     leaf: Tensor,
     index: int,
     op: Op,
-    leaves: list[Tensor],
+    leaves: Sequence[Tensor],
 ) -> DTensorSpec:
     """Return the spec of one of the tensors of an operator on the mesh of the others."""
     if isinstance(leaf, Wrapper):
-        spec = leaf._spec
+        spec = leaf.spec
         if spec.mesh is mesh:
             return spec
         if spec.mesh.same_ranks_as(mesh):
@@ -149,5 +125,5 @@ def replicated_spec(mesh: DeviceMesh, leaf: Tensor) -> DTensorSpec:
 
 def _described(leaf: Tensor) -> str:
     if isinstance(leaf, Wrapper):
-        return str(leaf._spec)
+        return str(leaf.spec)
     return f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)} plain"

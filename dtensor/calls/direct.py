@@ -5,9 +5,6 @@ operator it stands for depends on the arguments. It is therefore called once on 
 data, to see whether exactly this operator arrives, with exactly these arguments.
 """
 
-# pyright: reportPrivateUsage=false
-# The schema of an operator has no public name in torch.
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

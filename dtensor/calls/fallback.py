@@ -1,90 +1,99 @@
 """What happens to operators without a rule: decomposed, or gathered and run whole."""
 
 # pyright: reportPrivateUsage=false
-# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
+# What ties a view to its tensor (`_origin`) is between the two and what writes to them.
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from logging import DEBUG, INFO
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dtckpt.errors import DtckptError, PlacementError, UnsupportedOp
+from dtckpt.logs import logger_of
 
+from ..comm.traffic import call_site
 from ..geometry.placement import Replicate
 from ..mesh.modes import implicit_replication, is_strict
 from ..mesh.spec import DTensorSpec, spec_of
 from ..redistribute import redistribute_local, redistribute_locals
-from ..tensor.arguments import substituted
+from ..tensor.arguments import map_tensors
 from ..tensor.copied_view import CopiedView, mark_copied, refuse_lost_writes
 from ..tensor.inplace_views import change_shape, changes_shape, resize
 from ..tensor.schemas import Op, functional_of, is_random
 from ..tensor.wrapper import Wrapper
 from ..torch_private import decompositions, is_composite, schema_of
-from .binding import Binding
-from .logs import note_fallback
+from .binding import Bound, replicated_spec
+from .call import Call
 from .metas import output_metas
 
 aten = torch.ops.aten
 
+_logger = logger_of("dtensor")
+
 _STORAGE_OPS = frozenset({"aten::set_", "aten::resize_", "aten::resize_as_"})
 
 
-def run_without_rule(
-    cls: type[Wrapper], op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], bound: Binding
-) -> Any:
+def run_without_rule(bound: Bound) -> Any:
     """Return what the operator returns, by its decomposition or on whole tensors.
 
     Raises UnsupportedOp in strict mode, for random operators without a rule, and for those that
     change storage.
     """
+    call, op = bound.call, bound.call.op
     if is_composite(op):  # as it arrives in inference mode: its definition, not a fallback
-        return op.decompose(*args, **kwargs)
-    _refuse(op, bound)
+        return op.decompose(*call.args, **call.kwargs)
+    _refuse(bound)
     if changes_shape(op):
-        return change_shape(op, args, kwargs)
+        return change_shape(op, call.args, call.kwargs)
     functional = functional_of(op)
     if functional is not None and functional is not op:
-        return _via_functional(op, functional, args, kwargs)
-    _refuse_fallback(op, bound)
+        return _via_functional(call, functional)
+    _refuse_fallback(bound)
     decomposition = _decomposition_of(op)
     if decomposition is not None:
         try:
             with implicit_replication():
-                result = decomposition(*args, **kwargs)
+                result = decomposition(*call.args, **call.kwargs)
         except (DtckptError, NotImplementedError):
             result = NotImplemented
         if result is not NotImplemented:
-            note_fallback(op, bound, "decomposed as torch does it")
-            return _all_wrapped(cls, result, bound)
-    note_fallback(op, bound, "gathered and run whole on every rank")
-    return _run_whole(cls, op, args, kwargs, bound)
+            _log(bound, "decomposed as torch does it")
+            return _all_wrapped(bound, result)
+    _log(bound, "gathered and run whole on every rank")
+    return _run_whole(bound)
 
 
-def _all_wrapped(cls: type[Wrapper], result: Any, bound: Binding) -> Any:
+def _log(bound: Bound, how: str) -> None:
+    if _logger.isEnabledFor(INFO):
+        inputs = ", ".join(map(str, bound.specs))
+        where = f" at {call_site()}" if _logger.isEnabledFor(DEBUG) else ""
+        _logger.info("%s(%s): %s%s", bound.call.op, inputs, how, where)
+
+
+def _all_wrapped(bound: Bound, result: Any) -> Any:
     if isinstance(result, Tensor):
-        return _wrapped(cls, result, bound)
+        return _wrapped(bound, result)
     if isinstance(result, list | tuple):
-        made = [_all_wrapped(cls, item, bound) for item in result]
+        made = [_all_wrapped(bound, item) for item in result]
         return made if isinstance(result, list) else tuple(made)
     return result
 
 
-def _wrapped(cls: type[Wrapper], tensor: Tensor, bound: Binding) -> Tensor:
-    """Return a result of a decomposition, replicated if the decomposition left it plain."""
+def _wrapped(bound: Bound, tensor: Tensor) -> Tensor:
+    """Return a result, replicated if it is plain, as decompositions leave some."""
     if isinstance(tensor, Wrapper):
         return tensor
-    placements = (Replicate(),) * bound.mesh.ndim
-    spec = spec_of(bound.mesh, placements, tensor.shape, tensor.stride(), tensor.dtype)
-    return cls(tensor, spec)
+    return bound.call.cls(tensor, replicated_spec(bound.mesh, tensor))
 
 
-def _refuse(op: Op, bound: Binding) -> None:
-    listed = ", ".join(str(spec) for spec in bound.specs[:4])
+def _refuse(bound: Bound) -> None:
+    op, listed = bound.call.op, _listed(bound)
     if schema_of(op).name in _STORAGE_OPS:
         raise UnsupportedOp(
             f"{op}({listed}) changes the storage of a DTensor, which has none; use the result of "
@@ -108,18 +117,20 @@ def _reads_tensors(op: Op) -> bool:
     return any(isinstance(arg.type, torch.TensorType) and not arg.is_out for arg in arguments)
 
 
-def _refuse_fallback(op: Op, bound: Binding) -> None:
+def _listed(bound: Bound) -> str:
+    return ", ".join(str(spec) for spec in bound.specs[:4])
+
+
+def _refuse_fallback(bound: Bound) -> None:
     if is_strict():
-        listed = ", ".join(str(spec) for spec in bound.specs[:4])
         raise UnsupportedOp(
-            f"{op}({listed}) has no sharding rule and strict mode allows no fallback; write one "
-            "with register_sharding, or redistribute and use to_local()"
+            f"{bound.call.op}({_listed(bound)}) has no sharding rule and strict mode allows no "
+            "fallback; write one with register_sharding, or redistribute and use to_local()"
         )
 
 
-def _via_functional(
-    op: Op, functional: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Any:
+def _via_functional(call: Call, functional: Op) -> Any:
+    op, args, kwargs = call.op, call.args, call.kwargs
     outs = {arg.name for arg in schema_of(op).arguments if arg.is_out}
     given = {name: value for name, value in kwargs.items() if name not in outs}
     result = functional(*args, **given)
@@ -163,56 +174,45 @@ def _decomposition_of(op: Op) -> Callable[..., Any] | None:
     return decompositions().get(op)
 
 
-def _run_whole(
-    cls: type[Wrapper], op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], bound: Binding
-) -> Any:
-    mesh = bound.mesh
+def _run_whole(bound: Bound) -> Any:
+    mesh, op = bound.mesh, bound.call.op
     if mesh.has_rank and mesh.get_coordinate() is None:
-        return _run_outside(cls, op, args, kwargs, bound)
-    replicated = (Replicate(),) * mesh.ndim
-    whole_specs = [spec.with_placements(replicated) for spec in bound.specs]
+        return _run_outside(bound)
+    whole_specs = [spec.replicated() for spec in bound.specs]
     if schema_of(op).is_mutable:
         for leaf in bound.leaves:
             refuse_lost_writes(op, leaf)
-    _warn_once(op, bound, whole_specs)
-    locals_ = [leaf._local_tensor if isinstance(leaf, Wrapper) else leaf for leaf in bound.leaves]
+    _warn_once(bound, whole_specs)
+    locals_ = [leaf.local if isinstance(leaf, Wrapper) else leaf for leaf in bound.leaves]
     moves = list(zip(bound.specs, whole_specs, strict=True))
     wholes = [
         redistribute_locals([local], [move])[0] for local, move in zip(locals_, moves, strict=True)
     ]
-    whole_args, whole_kwargs = substituted(args, kwargs, wholes)
+    whole_args, whole_kwargs = bound.call.replaced(wholes)
     result = op(*whole_args, **whole_kwargs)
     if schema_of(op).is_mutable:
         _write_back(bound, whole_specs, wholes)
     # A view of what was gathered shares no memory with the tensor that it should be a view of.
     lost = op.is_view and any(
-        isinstance(leaf, Wrapper)
-        and (isinstance(leaf, CopiedView) or whole is not leaf._local_tensor)
+        isinstance(leaf, Wrapper) and (isinstance(leaf, CopiedView) or whole is not leaf.local)
         for whole, leaf in zip(wholes, bound.leaves, strict=True)
     )
     by_identity = {id(whole): leaf for whole, leaf in zip(wholes, bound.leaves, strict=True)}
 
-    def wrap(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            if id(value) in by_identity:
-                return by_identity[id(value)]
-            spec = spec_of(mesh, replicated, value.shape, value.stride(), value.dtype)
-            made = cls(value, spec)
-            if lost:
-                mark_copied(made, bound.leaves[0])
-            return made
-        if isinstance(value, list | tuple):
-            return type(value)([wrap(item) for item in value])
-        return value
+    def wrap(value: Tensor) -> Tensor:
+        if id(value) in by_identity:
+            return by_identity[id(value)]
+        made = _wrapped(bound, value)
+        if lost:
+            mark_copied(made, bound.leaves[0])
+        return made
 
-    return wrap(result)
+    return map_tensors(wrap, result)
 
 
-def _run_outside(
-    cls: type[Wrapper], op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], bound: Binding
-) -> Any:
+def _run_outside(bound: Bound) -> Any:
     """Return results without values, for a rank that is not in the mesh."""
-    metas = output_metas(op, args, kwargs, bound)
+    op, metas = bound.call.op, output_metas(bound)
     if metas is None:
         raise PlacementError(
             f"this rank is not in mesh {bound.mesh.layout_mesh}, and the shape of what {op} "
@@ -223,7 +223,7 @@ def _run_outside(
     for meta in metas:
         if meta is not None:
             spec = spec_of(bound.mesh, placements, meta.shape, meta.stride, meta.dtype)
-            made.append(cls(torch.empty(0, dtype=meta.dtype), spec))
+            made.append(bound.call.cls(torch.empty(0, dtype=meta.dtype), spec))
         else:
             made.append(None)
     returns = schema_of(op).returns
@@ -232,15 +232,16 @@ def _run_outside(
     return made[0] if isinstance(returns[0].type, torch.TensorType) else made
 
 
-def _write_back(bound: Binding, whole_specs: list[DTensorSpec], wholes: list[Tensor]) -> None:
+def _write_back(bound: Bound, whole_specs: list[DTensorSpec], wholes: list[Tensor]) -> None:
     for leaf, spec, whole_spec, whole in zip(
         bound.leaves, bound.specs, whole_specs, wholes, strict=True
     ):
-        if isinstance(leaf, Wrapper) and whole is not leaf._local_tensor:
-            leaf._local_tensor.copy_(redistribute_local(whole, whole_spec, spec))
+        if isinstance(leaf, Wrapper) and whole is not leaf.local:
+            leaf.local.copy_(redistribute_local(whole, whole_spec, spec))
 
 
-def _warn_once(op: Op, bound: Binding, whole_specs: list[DTensorSpec]) -> None:
+def _warn_once(bound: Bound, whole_specs: list[DTensorSpec]) -> None:
+    op = bound.call.op
     warned: set[Op] = bound.mesh.state("warned", set[Op])
     if op in warned:
         return

@@ -4,9 +4,6 @@ Torch's loop over the list wraps the number, and casts it, anew for each of its 
 takes four times as long as the rest. The kernel is the same, and so are the results, to the bit.
 """
 
-# pyright: reportPrivateUsage=false
-# The schema of an operator has no public name in torch.
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

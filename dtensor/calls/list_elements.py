@@ -4,12 +4,9 @@ The elements of one list may lie on several meshes, and plain tensors may stand 
 those at the same place must fit together. A tensor that all elements share is used whole.
 """
 
-# pyright: reportPrivateUsage=false
-# `_spec` is a name that users of torch read; inside the package it is ours.
-
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,10 +17,9 @@ from ..mesh.device_mesh import DeviceMesh
 from ..mesh.spec import DTensorSpec, spec_of
 from ..ops.engine.choice import Choice
 from ..ops.engine.table import OpCall
-from ..tensor.arguments import substituted
 from ..tensor.schemas import Op
 from ..tensor.wrapper import Wrapper
-from .binding import Binding, replicated_spec, spec_on
+from .binding import Bound, replicated_spec, spec_on
 from .metas import Metas
 from .numbers import require_here, require_known
 
@@ -58,25 +54,19 @@ class Element:
         return [(member, *pair) for member, pair in zip(self.members, kept, strict=True)]
 
 
-def elements(
-    op: Op,
-    functional: Op,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    bound: Binding,
-    metas: Metas,
-) -> list[Element]:
+def elements(bound: Bound, functional: Op, metas: Metas) -> list[Element]:
     """Return the elements of a call in order.
 
     Raises PlacementError where tensors of one place lie on different meshes.
     """
-    numbered, _ = substituted(args, {}, range(len(bound.leaves)))
+    op, args = bound.call.op, bound.call.args
+    numbered, _ = bound.call.replaced(range(len(bound.leaves)))
     places: list[Element] = []
     for index, meta in enumerate(metas):
         pairs = zip(numbered, args, strict=True)
         members = tuple(n[index] for n, arg in pairs if _has_tensor(arg, index))
         leaves = [bound.leaves[member] for member in members]
-        mesh = next((leaf._spec.mesh for leaf in leaves if isinstance(leaf, Wrapper)), None)
+        mesh = next((leaf.spec.mesh for leaf in leaves if isinstance(leaf, Wrapper)), None)
         _check_shared(op, args, mesh)
         if mesh is None:
             places.append(Element(members, None, ()))
@@ -93,7 +83,7 @@ def elements(
         call = OpCall(
             op=functional,
             args=tuple(call_args),
-            kwargs=kwargs,
+            kwargs=bound.call.kwargs,
             specs=tuple(a for a in call_args if isinstance(a, DTensorSpec)),
             outputs=(meta,),
         )
@@ -103,12 +93,11 @@ def elements(
     return places
 
 
-def shared_moves(
-    args: tuple[Any, ...], bound: Binding
-) -> list[tuple[int, DTensorSpec, DTensorSpec]]:
+def shared_moves(bound: Bound) -> list[tuple[int, DTensorSpec, DTensorSpec]]:
     """Return the moves that make whole the tensors that all elements share."""
-    numbered, _ = substituted(args, {}, range(len(bound.leaves)))
-    found = [n for n, arg in zip(numbered, args, strict=True) if isinstance(arg, Tensor)]
+    numbered, _ = bound.call.replaced(range(len(bound.leaves)))
+    pairs = zip(numbered, bound.call.args, strict=True)
+    found = [n for n, arg in pairs if isinstance(arg, Tensor)]
     specs = [(n, bound.specs[n]) for n in found]
     return [(n, spec, spec.replicated()) for n, spec in specs if not _is_whole(spec)]
 
@@ -119,7 +108,7 @@ def _check_shared(op: Op, args: tuple[Any, ...], mesh: DeviceMesh | None) -> Non
             if mesh is None:
                 require_here(arg, op)
             else:
-                require_known(arg._spec.mesh, mesh, op)
+                require_known(arg.spec.mesh, mesh, op)
 
 
 def _has_tensor(arg: Any, index: int) -> bool:

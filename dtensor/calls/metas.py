@@ -6,9 +6,6 @@ run on tensors of no elements tells the rest, and sooner. What was found is reme
 meshes and placements alike: results without data depend on the global tensors alone.
 """
 
-# pyright: reportPrivateUsage=false
-# The schema of an operator has no public name in torch.
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +22,7 @@ from ..tensor.arguments import collect_tensors, substituted
 from ..tensor.schemas import Op, is_foreach, is_in_place, is_pointwise
 from ..tensor.wrapper import Wrapper
 from ..torch_private import schema_of
-from .binding import Binding
+from .binding import Bound
 
 aten = torch.ops.aten
 
@@ -38,14 +35,12 @@ MAX_METAS = 4096
 _UNKNOWN: Any = object()
 
 
-def output_metas(
-    op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], bound: Binding
-) -> Metas | None:
+def output_metas(bound: Bound) -> Metas | None:
     """Return the global metadata of every output, or None where it depends on values."""
-    key = (*[_without_layout(part) for part in bound.key], torch.get_default_dtype())
+    key = _without_layout(bound.key)
     found = _known.get(key, _UNKNOWN)
     if found is _UNKNOWN:
-        found = _find_metas(op, args, kwargs, bound)
+        found = _find_metas(bound)
         _known.put(key, found)
     return found
 
@@ -62,9 +57,8 @@ def _without_layout(part: Any) -> Any:
     return part
 
 
-def _find_metas(
-    op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], bound: Binding
-) -> Metas | None:
+def _find_metas(bound: Bound) -> Metas | None:
+    op = bound.call.op
     empties: list[Tensor] = []
     for leaf in bound.leaves:
         if isinstance(leaf, Wrapper):
@@ -73,7 +67,7 @@ def _find_metas(
         else:  # a number in a tensor takes part in type promotion as what it is
             stays = leaf.ndim == 0 and (is_pointwise(op) or is_foreach(op))
             empties.append(leaf if stays else leaf.to("meta"))
-    meta_args, meta_kwargs = substituted(args, kwargs, empties)
+    meta_args, meta_kwargs = bound.call.replaced(empties)
     if meta_kwargs.get("device") is not None:
         meta_kwargs["device"] = torch.device("meta")
     try:

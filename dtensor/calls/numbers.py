@@ -4,9 +4,6 @@ A norm of gradients on one mesh scales those on another. Such a number is reduce
 every rank of its mesh has it.
 """
 
-# pyright: reportPrivateUsage=false
-# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -25,7 +22,7 @@ from ..tensor.wrapper import Wrapper
 def mesh_of(leaves: Sequence[Tensor]) -> DeviceMesh:
     """Return the mesh that an operator runs on: that of its first tensor that is no number."""
     ours = [leaf for leaf in leaves if isinstance(leaf, Wrapper)]
-    return next((leaf for leaf in ours if leaf.ndim), ours[0])._spec.mesh
+    return next((leaf for leaf in ours if leaf.ndim), ours[0]).spec.mesh
 
 
 def number_for(mesh: DeviceMesh, leaf: Tensor, op: Op) -> Tensor:
@@ -34,9 +31,9 @@ def number_for(mesh: DeviceMesh, leaf: Tensor, op: Op) -> Tensor:
     Raises PlacementError, alike on all ranks, where its mesh lacks ranks of ``mesh``, and where
     its gradient would be on the wrong one.
     """
-    if not isinstance(leaf, Wrapper) or leaf.ndim or leaf._spec.mesh.same_ranks_as(mesh):
+    if not isinstance(leaf, Wrapper) or leaf.ndim or leaf.spec.mesh.same_ranks_as(mesh):
         return leaf
-    spec = leaf._spec
+    spec = leaf.spec
     require_known(spec.mesh, mesh, op)
     if leaf.requires_grad and torch.is_grad_enabled():
         raise PlacementError(
@@ -46,7 +43,7 @@ def number_for(mesh: DeviceMesh, leaf: Tensor, op: Op) -> Tensor:
     whole = spec.replicated()
     if whole is spec:
         return leaf
-    return type(leaf)(redistribute_local(leaf._local_tensor, spec, whole), whole)
+    return type(leaf)(redistribute_local(leaf.local, spec, whole), whole)
 
 
 def require_known(source: DeviceMesh, mesh: DeviceMesh, op: Op) -> None:
@@ -73,9 +70,9 @@ def scales_plain(op: Op, leaves: Sequence[Tensor]) -> bool:
 
 def require_here(number: Wrapper, op: Op) -> None:
     """Raise PlacementError where this rank is not in the mesh of a number."""
-    mesh = number._spec.mesh
+    mesh = number.spec.mesh
     if mesh.has_rank and mesh.get_coordinate() is None:
         raise PlacementError(
-            f"{op}: {number._spec} on {mesh!r} has no value on rank {mesh.get_rank()}, which is "
+            f"{op}: {number.spec} on {mesh!r} has no value on rank {mesh.get_rank()}, which is "
             "not in its mesh"
         )

@@ -1,25 +1,29 @@
 """Plans: what one kind of call does on this rank, prepared once and run often."""
 
 # pyright: reportPrivateUsage=false
-# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
+# What ties a view to its tensor (`_origin`) is between the two and their plans.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from logging import DEBUG
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from dtckpt.logs import logger_of
+
+from ..comm.caches import Cache
 from ..geometry.layout import Layout
 from ..mesh.spec import DTensorSpec
 from ..ops import find_rule, rule_maker
 from ..ops.engine.choice import Choice, choose
 from ..ops.engine.table import RULES, LocalCall, OpCall, Rule
 from ..redistribute import redistribute_locals
-from ..tensor.arguments import collect_tensors, substituted
+from ..tensor.arguments import collect_tensors
 from ..tensor.copied_view import (
     CopiedView,
     mark_copied,
@@ -31,10 +35,19 @@ from ..tensor.inplace_views import changes_shape
 from ..tensor.schemas import Op, functional_of, is_foreach, is_in_place
 from ..tensor.wrapper import Wrapper, counting_writes, new_wrapper
 from ..torch_private import schema_of
-from .binding import Binding
+from .binding import Bound
+from .call import Call
+from .keys import Key
 from .list_elements import elements, shared_moves
 from .metas import Metas, output_metas
 from .user_rules import require_local_shapes
+
+MAX_PLANS = 4096
+"""Plans remembered per mesh."""
+
+_UNKNOWN: Any = object()
+
+_logger = logger_of("dtensor")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,16 +68,15 @@ class LocalPlan:
     copies: bool = False
     """Whether a view is a copy on some ranks, and so counts as one on all of them."""
 
-    def run(
-        self, cls: type[Wrapper], args: tuple[Any, ...], kwargs: Mapping[str, Any], bound: Binding
-    ) -> Any:
+    def run(self, bound: Bound) -> Any:
         """Return what the operator returns, as distributed tensors."""
-        leaves = bound.leaves
-        if self.written and isinstance(args[0], CopiedView) and args[0]._origin is not None:
-            return self._run_on_view(args, kwargs)
+        call, leaves = bound.call, bound.leaves
+        lead = call.args[0] if call.args else None
+        if self.written and isinstance(lead, CopiedView) and lead._origin is not None:
+            return self._run_on_view(call)
         for index in self.written:
             refuse_lost_writes(self.op, leaves[index])
-        locals_ = [leaf._local_tensor if isinstance(leaf, Wrapper) else leaf for leaf in leaves]
+        locals_ = [leaf.local if isinstance(leaf, Wrapper) else leaf for leaf in leaves]
         if self.moves:
             moved = redistribute_locals(
                 [locals_[index] for index, _, _ in self.moves],
@@ -72,26 +84,22 @@ class LocalPlan:
             )
             for (index, _, _), local in zip(self.moves, moved, strict=True):
                 locals_[index] = local
-        if bound.is_flat:
-            remaining = iter(locals_)
-            flat = [next(remaining) if isinstance(arg, Tensor) else arg for arg in args]
-            result = self.run_local(*flat)
-        else:
-            local_args, local_kwargs = substituted(args, kwargs, locals_)
-            result = self.run_local(*local_args, **local_kwargs)
+        local_args, local_kwargs = call.replaced(locals_)
+        result = self.run_local(*local_args, **local_kwargs)
         if self.written:
             self._write_back(leaves, locals_)
-            return args[0] if isinstance(args[0], Tensor) else None
-        wrapped = self.finish(cls, leaves[0], locals_[0], result)
+            return lead if isinstance(lead, Tensor) else None
+        wrapped = self.finish(call.cls, leaves[0], locals_[0], result)
         if self.moves and isinstance(wrapped, Wrapper):
-            remember_origin(wrapped, leaves[0], self.op, args[1:])
+            remember_origin(wrapped, leaves[0], self.op, call.args[1:])
         return wrapped
 
-    def _run_on_view(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _run_on_view(self, call: Call) -> Any:
         """Run an operator in place on a view in name only, so that the viewed tensor sees it."""
         functional = functional_of(self.op) or self.op  # a plan in place was made from the former
-        write_view(args[0], functional(*args, **kwargs))
-        return args[0]
+        view = call.args[0]
+        write_view(view, functional(*call.args, **call.kwargs))
+        return view
 
     def finish(self, cls: type[Wrapper], first: Any, local: Any, result: Any) -> Any:
         """Return what the operator returns; ``first`` is its first argument, and the local one."""
@@ -111,7 +119,7 @@ class LocalPlan:
                 mark_copied(view, first)
         return wrapped
 
-    def _write_back(self, leaves: list[Tensor], locals_: list[Tensor]) -> None:
+    def _write_back(self, leaves: Sequence[Tensor], locals_: list[Tensor]) -> None:
         """Bring new values to where the tensors lie: other views of their memory see them too."""
         back = redistribute_locals(
             [locals_[index] for index, _, _ in self.written_back],
@@ -120,7 +128,7 @@ class LocalPlan:
         for (index, _, _), local in zip(self.written_back, back, strict=True):
             leaf = leaves[index]
             if isinstance(leaf, Wrapper):
-                leaf._local_tensor.copy_(local)
+                leaf.local.copy_(local)
 
     def _wrapped(self, cls: type[Wrapper], result: Any) -> Any:
         outputs = self.outputs
@@ -143,31 +151,47 @@ def _was_copied(result: Any, local: Tensor) -> bool:
     return result.untyped_storage() is not local.untyped_storage()  # to ask for addresses may copy
 
 
-def make_plan(
-    op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], bound: Binding
-) -> LocalPlan | None:
-    """Return the plan of a call by its rule, or None where the table has none.
+def plan_of(bound: Bound) -> LocalPlan | None:
+    """Return the plan of a call by its rule, made once for its kind; None where there is no rule.
 
     What the operator itself refuses (shapes that do not fit) is raised here, from global shapes.
     """
+    plans: Cache[Key, LocalPlan | None] = bound.mesh.cache("plans", MAX_PLANS)
+    key = bound.key
+    plan = plans.get(key, _UNKNOWN)
+    if plan is _UNKNOWN:
+        plan = _make_plan(bound)
+        _log(bound, plan)
+        plans.put(key, plan)
+    return plan
+
+
+def _log(bound: Bound, plan: LocalPlan | None) -> None:
+    if not _logger.isEnabledFor(DEBUG):
+        return
+    op, inputs = bound.call.op, ", ".join(map(str, bound.specs))
+    if plan is None:
+        _logger.debug("%s(%s): no rule", op, inputs)
+    else:
+        moves = "; ".join(f"{source} -> {target}" for _, source, target in plan.moves)
+        outputs = ", ".join(str(spec) for spec in plan.outputs)
+        _logger.debug("%s(%s) -> %s, redistributing %s", op, inputs, outputs, moves or "nothing")
+
+
+def _make_plan(bound: Bound) -> LocalPlan | None:
+    op = bound.call.op
     functional = functional_of(op)
     if functional is None or rule_maker(functional) is None:
         return None
     if changes_shape(op) or _has_out(op):
         return None
-    metas = output_metas(op, args, kwargs, bound)
+    metas = output_metas(bound)
     if metas is None:
         return None
     if is_foreach(op):
-        return _foreach_plan(op, functional, args, kwargs, bound, metas)
-    call_args, call_kwargs = substituted(args, kwargs, bound.specs)
-    call = OpCall(
-        op=functional,
-        args=call_args,
-        kwargs=call_kwargs,
-        specs=tuple(bound.specs),
-        outputs=metas,
-    )
+        return _foreach_plan(bound, functional, metas)
+    args, kwargs = bound.call.replaced(bound.specs)
+    call = OpCall(op=functional, args=args, kwargs=kwargs, specs=tuple(bound.specs), outputs=metas)
     rule = find_rule(functional, call)
     if rule is None:
         return None
@@ -176,7 +200,7 @@ def make_plan(
     if choice is None:
         return None
     if functional in RULES.by_users:
-        require_local_shapes(op, args, kwargs, choice)
+        require_local_shapes(bound.call, choice)
     return LocalPlan(
         op=op,
         run_local=_local_function(op, call, rule, choice),
@@ -252,20 +276,14 @@ def _nothing(choice: Choice) -> Callable[..., Any]:
     return run
 
 
-def _foreach_plan(
-    op: Op,
-    functional: Op,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    bound: Binding,
-    metas: Metas,
-) -> LocalPlan | None:
+def _foreach_plan(bound: Bound, functional: Op, metas: Metas) -> LocalPlan | None:
     """Return the plan of an operator on lists: a choice per element, one call on local lists."""
+    op = bound.call.op
     in_place = is_in_place(op)
     sources, targets = list(bound.specs), list(bound.specs)
     outputs: list[DTensorSpec | None] = []
     written_back: list[tuple[int, DTensorSpec, DTensorSpec]] = []
-    for element in elements(op, functional, args, kwargs, bound, metas):
+    for element in elements(bound, functional, metas):
         if element.call is None:
             outputs.append(None)
             continue
@@ -282,7 +300,7 @@ def _foreach_plan(
     return LocalPlan(
         op=op,
         run_local=op,
-        moves=(*_moves(sources, targets), *shared_moves(args, bound)),
+        moves=(*_moves(sources, targets), *shared_moves(bound)),
         outputs=tuple(outputs),
         written=tuple(range(len(metas))) if in_place else (),
         written_back=tuple(written_back),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,15 +12,13 @@ from dtckpt.errors import PlacementError
 from ..geometry.layout import format_placements
 from ..mesh.spec import DTensorSpec
 from ..ops.engine.choice import Choice
-from ..tensor.arguments import substituted
 from ..tensor.schemas import Op
+from .call import Call
 
 Shape = tuple[int, ...]
 
 
-def require_local_shapes(
-    op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], choice: Choice
-) -> None:
+def require_local_shapes(call: Call, choice: Choice) -> None:
     """Raise PlacementError, alike on all ranks, where local results have not the shapes they must.
 
     The operator runs without data on the local shapes of every coordinate of the mesh, not only of
@@ -40,22 +37,24 @@ def require_local_shapes(
             for shape, spec in zip(given, choice.inputs, strict=True)
         ]
         try:
-            result = _called(op, args, kwargs, empties)
+            result = _called(call, empties)
         except NotImplementedError:
             return
         except (RuntimeError, ValueError, IndexError) as error:
-            raise _broken(op, choice, at, given, f"it raises {error!r}") from error
+            raise _broken(call.op, choice, at, given, f"it raises {error!r}") from error
         listed = result if isinstance(result, list | tuple) else [result]
         found = tuple(tuple(out.shape) if isinstance(out, Tensor) else None for out in listed)
         if any(f is not None and f != w for f, w in zip(found, wanted, strict=False)):
-            raise _broken(op, choice, at, given, f"it gives {list(found)}, expected {list(wanted)}")
+            raise _broken(
+                call.op, choice, at, given, f"it gives {list(found)}, expected {list(wanted)}"
+            )
 
 
-def _called(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], empties: list[Tensor]) -> Any:
-    local_args, local_kwargs = substituted(args, kwargs, empties)
+def _called(call: Call, empties: list[Tensor]) -> Any:
+    local_args, local_kwargs = call.replaced(empties)
     if local_kwargs.get("device") is not None:
         local_kwargs["device"] = torch.device("meta")
-    return op(*local_args, **local_kwargs)
+    return call.op(*local_args, **local_kwargs)
 
 
 def _broken(

@@ -17,7 +17,7 @@ from ..mesh.spec import DTensorSpec
 from .wrapper import Wrapper, make_publicly
 
 # The storage of the attribute that the class below guards.
-_LOCAL: Any = vars(Wrapper)["_local_tensor"]
+_LOCAL: Any = vars(Wrapper)["local"]
 
 
 class _Once:
@@ -46,7 +46,7 @@ class Awaited(Wrapper):
     _becomes: type[Wrapper]
 
     @property
-    def _local_tensor(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def local(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
         held: Tensor | _Once = _LOCAL.__get__(self)
         if not isinstance(held, _Once):  # another thread has been here, or `swap_tensors` is
             return held
@@ -54,12 +54,14 @@ class Awaited(Wrapper):
         _settle(self, local)
         return local
 
-    @_local_tensor.setter
-    def _local_tensor(self, value: Tensor | _Once) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+    @local.setter
+    def local(self, value: Tensor | _Once) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         if isinstance(value, _Once):  # of another tensor, by `torch.utils.swap_tensors`
             _LOCAL.__set__(self, value)
         else:
             _settle(self, value)
+
+    _local_tensor = local  # pyright: ignore[reportAssignmentType]
 
 
 def _settle(tensor: Any, local: Tensor) -> None:

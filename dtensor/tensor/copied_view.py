@@ -29,7 +29,7 @@ from .wrapper import Wrapper, new_wrapper
 aten = torch.ops.aten
 
 # The storage of the attribute that the class below guards.
-_LOCAL: Any = vars(Wrapper)["_local_tensor"]
+_LOCAL: Any = vars(Wrapper)["local"]
 
 LINKS = frozenset({"_num_writes", "_local_viewed", "_origin"})
 """Attributes that tie a tensor to the one that it is a view of."""
@@ -44,7 +44,7 @@ class CopiedView(Wrapper):
     """The local tensor that was viewed, with the writes to it that went past its wrapper."""
 
     @property
-    def _local_tensor(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def local(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
         local, num_local_writes = self._local_viewed
         # Fewer writes: a view made below autograd, inside of an operator, where torch counts none.
         is_stale = self._num_writes is not None and num_writes(self) > self._num_writes
@@ -55,9 +55,11 @@ class CopiedView(Wrapper):
             )
         return _LOCAL.__get__(self)
 
-    @_local_tensor.setter
-    def _local_tensor(self, value: Tensor) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+    @local.setter
+    def local(self, value: Tensor) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         _LOCAL.__set__(self, value)
+
+    _local_tensor = local  # pyright: ignore[reportAssignmentType]
 
 
 def mark_copied(view: Tensor, viewed: Tensor) -> None:

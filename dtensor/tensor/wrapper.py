@@ -4,9 +4,6 @@ Everything below the public ``DTensor`` (planning, dispatch, autograd) knows thi
 makes results with the class of the tensors it was given.
 """
 
-# pyright: reportPrivateUsage=false
-# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -23,8 +20,12 @@ from ..torch_private import make_wrapper, quick_constructor, take_bits
 class Wrapper(Tensor):
     """A tensor of the global shape that holds this rank's part."""
 
-    __slots__ = ("_local_tensor", "_spec")
+    __slots__ = ("local", "spec")
 
+    local: Tensor
+    """This rank's part; ``_local_tensor`` to torch's readers and constructor."""
+    spec: DTensorSpec
+    """What the whole is; ``_spec`` to those."""
     _local_tensor: Tensor
     _spec: DTensorSpec
     copied_view: ClassVar[type[Wrapper]]
@@ -46,6 +47,11 @@ class Wrapper(Tensor):
         make = make_publicly if local_tensor.requires_grad else new_wrapper
         made = make(cls, local_tensor, spec, False)
         return made.requires_grad_() if requires_grad else made
+
+
+# The very descriptors of the slots under other names, which cost nothing.
+for _name, _slot in (("_local_tensor", Wrapper.local), ("_spec", Wrapper.spec)):
+    setattr(Wrapper, _name, _slot)
 
 
 def counting_writes() -> AbstractContextManager[None]:
@@ -72,8 +78,8 @@ def make_publicly(
     )
     if local_tensor.is_conj() or local_tensor.is_neg():
         take_bits(made, local_tensor)
-    made._spec = spec
-    made._local_tensor = local_tensor
+    made.spec = spec
+    made.local = local_tensor
     return made
 
 

@@ -48,6 +48,18 @@ def test_calls_are_told_apart() -> None:
     run_on_mesh((2,), body)
 
 
+def test_tensors_in_lists_count_by_what_they_are() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        whole, rows = torch.arange(12.0).view(4, 3), torch.tensor([2, 0])
+        x, index = (scattered(t, mesh, [Replicate()]) for t in (whole, rows))
+        for _ in range(3):
+            found = aten.index.Tensor(x, [None, index])
+            assert type(found.to_local()) is Tensor
+            assert_holds(found, whole[:, rows])
+
+    run_on_mesh((2,), body)
+
+
 def test_what_may_be_written_is_asked_every_time() -> None:
     def body(mesh: DeviceMesh) -> None:
         for _ in range(3):
