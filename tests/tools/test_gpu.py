@@ -14,7 +14,7 @@ import torch
 
 from tools.gpu import __main__ as gpu_check
 from tools.gpu.__main__ import CHECKS, NOTHING_CHECKED, main
-from tools.gpu.setting import Finding, Setting, differing, median
+from tools.gpu.setting import Finding, Setting, differing
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,8 +77,3 @@ def test_states_are_compared_bit_for_bit() -> None:
     assert differing({"a": nan, "b": zero}, {"a": nan.clone(), "b": zero}) == ()
     assert differing({"b": zero}, {"b": -zero}) == ("'b' differs",)
     assert differing({"a": nan}, {"b": zero}) == ("'a' differs", "'b' differs")
-
-
-def test_median() -> None:
-    assert median([3.0, 1.0, 2.0]) == 2.0
-    assert median([1.0, 2.0]) == 2.0

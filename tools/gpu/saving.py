@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from datetime import timedelta
+from statistics import median
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ import dtckpt.checkpoint as ck
 from dtckpt.checkpoint.ranks.rendezvous import members_of
 from dtckpt.checkpoint.saving.staging import StagingPool
 
-from .setting import MIB, Finding, Setting, State, differing, emptied, median
+from .setting import MIB, Finding, Setting, State, differing, emptied
 
 TIMEOUT = timedelta(seconds=120)
 """After which a rank that is silent is given up."""

@@ -102,8 +102,3 @@ def differing(one: State, other: State) -> tuple[str, ...]:
 def emptied(state: State, device: torch.device | str) -> State:
     """A state of the same names, shapes and dtypes, to be filled."""
     return {name: torch.zeros_like(tensor, device=device) for name, tensor in state.items()}
-
-
-def median(values: list[float]) -> float:
-    """The middle one of some values, the upper of two."""
-    return sorted(values)[len(values) // 2]

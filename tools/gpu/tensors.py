@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from statistics import median
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from dtckpt.dtensor.comm.streams import Origin
 from dtckpt.dtensor.mesh.modes import active_mesh, is_strict
 from dtckpt.errors import UnsupportedOp
 
-from .setting import Finding, Setting, bits, median
+from .setting import Finding, Setting, bits
 
 
 def _mesh(setting: Setting) -> DeviceMesh:
