@@ -13,7 +13,9 @@ from .timing import OURS
 
 MISS = "MISS"
 
-Kind = Literal["seconds", "microseconds", "bytes", "rate", "ratio", "range"]
+Kind = Literal[
+    "seconds", "milliseconds", "microseconds", "bytes", "rate", "ratio", "range", "count"
+]
 """How a metric is shown: its median in a unit, or the ``range`` of its seconds."""
 
 
@@ -63,11 +65,15 @@ def show(value: float, kind: Kind) -> str:
     match kind:
         case "seconds":
             return f"{value:.3f} s"
+        case "milliseconds":
+            return f"{value * 1e3:.1f} ms"
         case "microseconds":
             return f"{value * 1e6:.1f} us"
         case "bytes":
             return iec(int(value))
         case "rate":
             return f"{value / 1e9:.2f} GB/s"
+        case "count":
+            return f"{value:.0f}"
         case "ratio" | "range":
             return f"{value:.2f}"

@@ -7,6 +7,7 @@ from .background import BUSY, STALL
 from .loading import LOAD
 from .memory import memory_row
 from .resharding import RESHARD
+from .rounds import LOAD_ROUNDS
 from .saving import SAVE
 from .small import SMALL_LOAD, SMALL_SAVE
 
@@ -20,4 +21,5 @@ ROWS: tuple[Row, ...] = (
     memory_row("memory-whole", 1.0),
     SMALL_SAVE,
     SMALL_LOAD,
+    LOAD_ROUNDS,
 )
