@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dtckpt.errors import Corrupt, ObjectNotFound
 
 from ...dtensor.geometry.box import Box
-from ...storage.base import Store
+from ...storage.base import ReadRequest, Store
 from ..state.limits import check_metadata_bytes
 from .blocks import DIGEST_BYTES, digest, num_blocks
 from .datafile import Entry, FileLayout, parse_header
@@ -167,6 +167,13 @@ class StoredData:
         return file, entry
 
 
+def _both(store: Store, name: str, stop: int, last: tuple[int, int]) -> tuple[bytes, bytes]:
+    """Return the first bytes of an object up to ``stop``, and its last ones, asked for at once."""
+    header, table = bytearray(stop), bytearray(last[1] - last[0])
+    store.read_into(name, [ReadRequest(0, header), ReadRequest(last[0], table)])
+    return bytes(header), bytes(table)
+
+
 def _open(store: Store, record: FileRecord, save_id: str, source: str | None) -> DataFile:
     name = data_path(save_id, record.rank)
     where = f"{store.url}/{name}"
@@ -183,7 +190,8 @@ def _open(store: Store, record: FileRecord, save_id: str, source: str | None) ->
             "or replaced. Load another checkpoint"
         )
     check_metadata_bytes(2 * record.header_bytes, f"the header of {where}")
-    header = store.read(name, 0, record.header_bytes)
+    table_start = record.size - record.table_bytes
+    header, table = _both(store, name, record.header_bytes, (table_start, record.size))
     if digest(header).hex() != record.header_digest:
         raise Corrupt(
             f"{where}: bytes 0 to {record.header_bytes} (header) are damaged or belong to "
@@ -198,10 +206,9 @@ def _open(store: Store, record: FileRecord, save_id: str, source: str | None) ->
             f"{layout.size}, the manifest {record.data_bytes} in {record.size}; they are not of "
             "one save. Load another checkpoint"
         )
-    table = store.read(name, layout.table_start, record.size)
     if digest(table).hex() != record.table_digest:
         raise Corrupt(
-            f"{where}: bytes {layout.table_start} to {record.size} (checksum table) are "
+            f"{where}: bytes {table_start} to {record.size} (checksum table) are "
             "damaged or belong to another save. Load another checkpoint"
         )
     return DataFile(store, name, where, layout, table, record, source)

@@ -104,20 +104,34 @@ class Filling:
 
     def run(self) -> None:
         """Fill the destinations. Collective; all ranks raise the same error."""
-        ranks, touched = self._ranks, self._touched_names
-        together(ranks, "load: read", self._read, touched=touched)
+        count = self._together_read(0)
         if self._broadcasts is not None:
             send = partial(self._broadcast, self._broadcasts)
-            together(ranks, "load: send to replicas", send, touched=touched)
+            together(self._ranks, "load: send to replicas", send, touched=self._touched_names)
         if self._stripes is not None:
-            self._run_rounds(self._stripes)
+            self._exchange(self._stripes, count)
 
-    def _read(self) -> bytes:
-        """Read what this rank is to read; tensors without memory get it now."""
-        self._destinations.materialise()
-        self.bytes_read = execute(_Told(self._reads, self._ranks), touched=self._touched)
-        self.bytes_read += execute(_Told(self._comparisons, self._ranks))
-        return b""
+    def _together_read(self, number: int) -> int:
+        """Read what belongs to a round; return how many exchanges must follow it."""
+
+        def most(counts: Answers) -> bytes:
+            return b"%d" % max(map(int, counts.values()))
+
+        def read() -> bytes:
+            return b"%d" % self._read(number)
+
+        return int(together(self._ranks, "load: read", read, most, touched=self._touched_names))
+
+    def _read(self, number: int) -> int:
+        if number == 0:
+            self._destinations.materialise()
+            self.bytes_read = execute(_Told(self._reads, self._ranks), touched=self._touched)
+            self.bytes_read += execute(_Told(self._comparisons, self._ranks))
+        if self._stripes is None:
+            return 0
+        count = self._stripes.prepare(number)
+        self.bytes_read += execute(_Told(self._stripes.reads(number), self._ranks))
+        return count
 
     def _broadcast(self, broadcasts: Broadcasts) -> bytes:
         """Exchange with replicas what each of them has read."""
@@ -126,29 +140,19 @@ class Filling:
         self.bytes_received = broadcasts.run(tensors, self._ranks.tell_alive)
         return b""
 
-    def _run_rounds(self, stripes: StripeExchange) -> None:
-        """Read and exchange in turns."""
-        ranks, touched = self._ranks, self._touched_names
+    def _exchange(self, stripes: StripeExchange, count: int) -> None:
+        """Exchange what was read in the first round, then read and exchange in turns."""
         destinations = self._destinations.received(self._spread)
-
-        def most(answers: Answers) -> bytes:
-            return b"%d" % max(map(int, answers.values()))
-
         for number in range(stripes.num_rounds):
-
-            def read(number: int = number) -> bytes:
-                count = stripes.prepare(number)
-                self.bytes_read += execute(_Told(stripes.reads(number), ranks))
-                return b"%d" % count
-
-            count = int(together(ranks, "load: read", read, most, touched=touched))
-            stripes.send(count, destinations, self._touched, ranks.tell_alive)
+            if number > 0:
+                count = self._together_read(number)
+            stripes.send(count, destinations, self._touched, self._ranks.tell_alive)
 
         def finish() -> bytes:
             stripes.finish()
             return b""
 
-        together(ranks, "load: exchange", finish, touched=touched)
+        together(self._ranks, "load: exchange", finish, touched=self._touched_names)
         self.bytes_received += stripes.bytes_received
 
     def _touched_names(self) -> list[str]:

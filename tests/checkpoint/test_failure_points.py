@@ -79,8 +79,8 @@ def state(value: float, trap: Trap | None = None) -> dict[str, Any]:
     return {"model": tensors, "part": Component(trap), "step": value}
 
 
-def faulty(store: Store, trap: Trap, op: str, name: str = "*") -> Store:
-    return FaultyStore(store, [Rule(RaiseError(trap.error), op=op, name=name)])
+def faulty(store: Store, trap: Trap, op: str, name: str = "*", nth: int | None = None) -> Store:
+    return FaultyStore(store, [Rule(RaiseError(trap.error), op=op, name=name, nth=nth)])
 
 
 SAVE_POINTS = {
@@ -250,10 +250,10 @@ def test_what_fails_between_two_phases_is_told_at_once(
 def test_a_load_that_fails_on_one_rank_fails_on_all_and_the_next_one_works() -> None:
     root, attempts = MemoryStore(), Attempts()
     ops = {
-        "manifest": ("read", "manifest.json"),
-        "size": ("stat", "data/*"),
-        "header": ("read", "data/*"),
-        "data": ("read_into", "data/*"),
+        "manifest": ("read", "manifest.json", None),
+        "size": ("stat", "data/*", None),
+        "header": ("read_into", "data/*", 1),
+        "data": ("read_into", "data/*", SIZE + 1),  # once every file is open
     }
 
     def load(group: Any, into: dict[str, Any], trap: Trap | None) -> None:
