@@ -2,8 +2,8 @@
 
 A call goes down this list until something answers it:
 
-* ``dispatch``: its ``keys`` key is looked up. A kind that was seen is a ``quick`` call: one local
-  call by what is the same operator sooner (``direct``, ``foreach_numbers``), and the wrapper.
+* ``dispatch`` looks up its key (``keys``). A kind that was seen is a ``quick`` call: what does the
+  same as the operator, and soonest (``fastest``), on local tensors, and the wrapper.
 * Everything else is a ``call``, a value. ``special`` ones need no mesh.
 * ``binding`` finds its mesh, with numbers of other meshes (``numbers``) and plain tensors beside.
 * A decomposition of ours, unless a rule of the user's goes before it.

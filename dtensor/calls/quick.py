@@ -18,8 +18,7 @@ from ..tensor.wrapper import Wrapper, new_wrapper
 from ..torch_private import schema_of
 from .binding import Bound
 from .call import Call
-from .direct import called, direct
-from .foreach_numbers import with_one_number
+from .fastest import fastest
 from .keys import key_of
 from .plan import LocalPlan
 
@@ -35,7 +34,7 @@ class QuickCall:
     def __init__(self, plan: LocalPlan, call: Call) -> None:
         run = plan.run_local
         if run is plan.op:
-            run = _fastest(plan.op, call.args, call.kwargs)
+            run = fastest(plan.op, call.args, call.kwargs)
         self.run = _moving(plan, call, run) if plan.moves else run
         """Takes the arguments with local tensors in them."""
 
@@ -45,12 +44,6 @@ class QuickCall:
         self.finish = (
             _return_first if plan.written == (0,) and not is_foreach(plan.op) else plan.finish
         )
-
-
-def _fastest(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any]:
-    if kwargs:
-        return called(op)
-    return (with_one_number(op, args) if is_foreach(op) else None) or direct(op, args)
 
 
 def _moving(plan: LocalPlan, call: Call, run: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dtckpt.dtensor import DeviceMesh, Partial, Replicate, Shard
-from dtckpt.dtensor.calls.direct import direct
+from dtckpt.dtensor.calls.fastest import direct
 from dtckpt.dtensor.comm.caches import BoundedDict
 from dtckpt.dtensor.dtensor import DTensor
 from dtckpt.dtensor.mesh.spec import spec_of

@@ -96,7 +96,7 @@ def test_all_caches_are_cleared() -> None:
         everywhere = cache_sizes()
         assert everywhere["plans"] >= found["plans"]
         assert everywhere["metas"]
-        assert everywhere["direct"]
+        assert everywhere["callables"]
         clear_caches()
         assert cache_sizes() == {}
         use_many_operators(mesh)
