@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 @rule(aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default)
-def strided_rule(call: OpCall) -> Rule:
+def as_strided_rule(call: OpCall) -> Rule:
     """Elements by their place in memory: that of the whole tensor, with its own strides."""
     if call.specs[0].stride != row_major_strides(call.specs[0].shape):
         _require_own_memory(call)

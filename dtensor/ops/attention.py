@@ -19,19 +19,16 @@ from torch import Tensor
 from ..mesh.spec import DTensorSpec
 from ..tensor.schemas import base_name
 from ..torch_private import schema_of
-from .engine.factors import Dim, Dims, Factors
+from .engine.factors import FIRST, Dim, Dims, Factors
 from .engine.forms import operator
 from .engine.local_kernels import zeros_of_nothing
 from .engine.table import RULES, LocalCall, OpCall, Rule, decomposition
 
 aten = torch.ops.aten
 
-
 _LETTERS = "bhq"
 
-
 _QUERY, _KEY, _MASK = "bhq.", "bg..", "bhq."
-
 
 ROLES = {
     "query": _QUERY,
@@ -48,9 +45,7 @@ ROLES = {
 }
 """Dims by role: b batch, h query heads, g key heads, q query sequence. Other roles have none."""
 
-
 _GRADIENTS = ("query", "key", "value", "attn_bias")
-
 
 BACKENDS = {
     "_scaled_dot_product_flash_attention_for_cpu": {},
@@ -94,7 +89,7 @@ def _attention(call: OpCall, roles: dict[str, str]) -> Rule | None:
             inputs=tuple(dims(n, s.shape) for n, s in zip(inputs, call.specs, strict=True)),
             outputs=tuple(dims(n, shape) for n, shape in zip(names, shapes, strict=True)),
             reduce=dict.fromkeys(range(len(_LETTERS)), "sum") if is_backward else {},
-            linear=(frozenset({0}),) if is_backward else (),
+            linear=FIRST if is_backward else (),
             untouched=tuple(
                 frozenset() if name in roles else frozenset(range(len(_LETTERS))) for name in names
             ),
@@ -155,9 +150,7 @@ def _register() -> None:
 
 _register()
 
-
 _MATH = 0
-
 
 _PADDING = 1
 """The type of masks that are one row for each sequence; others broadcast to the scores."""

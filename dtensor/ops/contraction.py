@@ -78,7 +78,6 @@ CONTRACTIONS: dict[str, str | Form] = {
 
 register_forms(aten, CONTRACTIONS)
 
-
 _GROUPED = {
     (2, 2): "i., .., ., . -> .i.",
     (2, 3): ".., ..., ., . -> ..",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..mesh.spec import DTensorSpec
-from .engine.factors import Dim, Dims, Factors
+from .engine.factors import FIRST, Dim, Dims, Factors
 from .engine.forms import Form, register_forms
 from .engine.local_kernels import lacks_elements, zeros_of_nothing
 from .engine.table import LocalCall, LocalMaker, OpCall, Rule, rule
@@ -77,7 +77,7 @@ def _grouped(
                 for role, meta in zip(outputs, call.outputs, strict=True)
             ),
             reduce={_BATCH: "sum"} if is_backward else {},
-            linear=(frozenset({0}),) if is_backward else (),
+            linear=FIRST if is_backward else (),
             blocks={_GROUP: max(ins * outs, 1)},
         ),
         local=local,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .engine.dims import all_dims, without
-from .engine.factors import Factors
+from .engine.factors import FIRST, Factors
 from .engine.local_kernels import with_local_shape
 from .engine.rules import moving
 from .engine.table import LocalCall, OpCall, Rule, decomposition, rule
@@ -71,7 +71,7 @@ def _shifted(local: LocalCall) -> Callable[..., Any] | None:
 @rule(aten.trace.default)
 def trace_rule(call: OpCall) -> Rule:
     """The sum of the diagonal, for which a matrix must be whole."""
-    rows = Factors(call=call, inputs=((None, None),), outputs=((),), linear=(frozenset({0}),))
+    rows = Factors(call=call, inputs=((None, None),), outputs=((),), linear=FIRST)
     return Rule(rows=rows)
 
 

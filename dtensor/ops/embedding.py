@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..geometry.placement import REDUCE_OPS
 from .engine.dims import all_dims
-from .engine.factors import Dim, Dims, Factors
+from .engine.factors import FIRST, Dim, Dims, Factors
 from .engine.local_indices import never_empty, span_of
 from .engine.rules import bytes_to_reduce
 from .engine.table import LocalCall, OpCall, Rule, rule
@@ -39,7 +39,7 @@ def embedding_rule(call: OpCall) -> Rule:
             outputs=((*indices, column),),
             reduce={row.factor: "sum"},
             reduce_bytes={row.factor: shares_axis},
-            linear=(frozenset({0}),),
+            linear=FIRST,
             linear_ops=REDUCE_OPS,
         ),
         local=_local_rows,
@@ -59,7 +59,7 @@ def embedding_backward_rule(call: OpCall) -> Rule:
             inputs=((*indices, column), indices),
             outputs=((None, column),),
             reduce={} if call.args[4] else dict.fromkeys(range(count), "sum"),
-            linear=(frozenset({0}),),
+            linear=FIRST,
         )
     )
 

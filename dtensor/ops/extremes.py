@@ -77,7 +77,6 @@ rule(aten.argmax.default, aten.argmin.default, aten.aminmax.default, aten.max.di
     over_whole_dims
 )
 
-
 _NOWHERE = torch.iinfo(torch.int64).max
 
 

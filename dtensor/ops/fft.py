@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from .engine.dims import without
+from .engine.factors import FIRST
 from .engine.local_kernels import zeros_of_nothing
 from .engine.rules import alike
 from .engine.table import OpCall, Rule, rule
@@ -16,4 +17,4 @@ aten = torch.ops.aten
 def transform_rule(call: OpCall) -> Rule:
     """Real to complex, back, and complex to complex."""
     dims, _ = without(call.specs[0].ndim, *call.args[1])
-    return alike(call, dims, linear=(frozenset({0}),), local=zeros_of_nothing)
+    return alike(call, dims, linear=FIRST, local=zeros_of_nothing)

@@ -29,9 +29,7 @@ from .engine.table import across_meshes
 
 aten = torch.ops.aten
 
-
 _norm_of_each = called(aten._foreach_norm.Scalar)
-
 
 MAX_PLANS = 64
 """Plans remembered per mesh; each is as long as its list."""

@@ -14,7 +14,6 @@ from .engine.table import LocalCall, OpCall, Rule, rule
 
 aten = torch.ops.aten
 
-
 _SAMPLE, _CHANNEL = 0, 1
 
 

@@ -21,7 +21,7 @@ from ..torch_private import schema_of
 from .engine.agreement import agreeing
 from .engine.forms import Form, operator, register_forms
 from .engine.local_kernels import zeros_of_nothing
-from .engine.table import METAS, LocalCall, OpCall, Rule, decomposition, rule
+from .engine.table import LocalCall, OpCall, Rule, decomposition, meta, rule
 
 aten = torch.ops.aten
 
@@ -64,18 +64,14 @@ BATCHED: dict[str, str] = {
     "triangular_solve": "*.j, *.. -> *.j, *..(j)",
 }
 
-
 register_forms(aten, BATCHED)
-
 
 DETERMINANTS: dict[str, Form] = {
     "_linalg_det": Form("*.. -> *, *.., *.", local=_laid_as_whole),
     "_linalg_slogdet": Form("*.. -> *, *, *.., *.", local=_laid_as_whole),
 }
 
-
 register_forms(aten, DETERMINANTS)
-
 
 REFUSING: dict[str, str] = {
     "_linalg_eigh": "*.. -> *., *..",
@@ -88,9 +84,7 @@ REFUSING: dict[str, str] = {
 }
 """Operators that refuse some values."""
 
-
 register_forms(aten, {name: Form(text, local=agreeing) for name, text in REFUSING.items()})
-
 
 _CHECKED = {
     name: Form(BATCHED[name], local=agreeing)
@@ -149,13 +143,16 @@ def least_squares_rule(call: OpCall) -> Rule:
     return Form(text, local=agreeing).rule(call)
 
 
-def _geqrf_meta(matrix: Tensor) -> tuple[Tensor, Tensor]:
+@meta(aten.geqrf.default)
+def geqrf_meta(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return an empty factorization."""
     *batch, rows, columns = matrix.shape
     factored = matrix.new_empty(*batch, columns, rows).mT
     return factored, matrix.new_empty(*batch, min(rows, columns))
 
 
-def _lstsq_meta(
+@meta(aten.linalg_lstsq.default)
+def lstsq_meta(
     matrix: Tensor, given: Tensor, rcond: float | None = None, *, driver: str | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return empty results; residuals exist for tall matrices, and not for every driver."""
@@ -178,17 +175,10 @@ def _lstsq_meta(
     )
 
 
-def _pinv_meta(matrix: Tensor, **_: Any) -> Tensor:
+@meta(aten.linalg_pinv.atol_rtol_tensor)
+def pinv_meta(matrix: Tensor, **_: Any) -> Tensor:
+    """Return an empty tensor of the transposed shape."""
     return matrix.mT.new_empty(matrix.mT.shape)
-
-
-METAS[aten.geqrf.default] = _geqrf_meta
-
-
-METAS[aten.linalg_pinv.atol_rtol_tensor] = _pinv_meta
-
-
-METAS[aten.linalg_lstsq.default] = _lstsq_meta
 
 
 @decomposition(aten._linalg_check_errors.default)

@@ -17,22 +17,21 @@ from ..tensor.schemas import Op
 from ..torch_private import schema_of
 from .engine.dims import all_dims, broadcast_dims, leading
 from .engine.dtypes import is_low
-from .engine.factors import Dims, Factors
+from .engine.factors import FIRST, Dims, Factors
 from .engine.gathered import on_gathered
 from .engine.primitives import cut_axes, has_terms
 from .engine.table import (
-    METAS,
     Decomposition,
     LocalCall,
     LocalMaker,
     OpCall,
     Rule,
     decomposition,
+    meta,
     rule,
 )
 
 aten = torch.ops.aten
-
 
 NONE, MEAN, SUM = 0, 1, 2
 """What torch's enumeration of reductions says."""
@@ -141,7 +140,7 @@ def _local_sum(count: int) -> LocalMaker:
 
 def _loss_backward(call: OpCall, inputs: tuple[Dims, ...], output: Dims, count: int) -> Rule:
     return Rule(
-        rows=Factors(call=call, inputs=inputs, outputs=(output,), linear=(frozenset({0}),)),
+        rows=Factors(call=call, inputs=inputs, outputs=(output,), linear=FIRST),
         local=_local_mean_backward(count) if _reduction_of(call) == MEAN else None,
     )
 
@@ -161,14 +160,11 @@ def _local_mean_backward(count: int) -> LocalMaker:
     return maker
 
 
-def _like_values(grad: Tensor, values: Tensor, *_: Any, **__: Any) -> Tensor:
+@meta(aten.multi_margin_loss_backward.default, aten.multilabel_margin_loss_backward.default)
+def margin_loss_backward_meta(grad: Tensor, values: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Return an empty tensor like the values."""
+    del grad
     return torch.empty_like(values)
-
-
-METAS[aten.multi_margin_loss_backward.default] = _like_values
-
-
-METAS[aten.multilabel_margin_loss_backward.default] = _like_values
 
 
 def _position(op: Op) -> int:
@@ -224,7 +220,6 @@ for _op in (
     aten.binary_cross_entropy_with_logits.default,
 ):
     decomposition(_op)(_in_single(_op))
-
 
 on_gathered(
     aten._ctc_loss.Tensor,

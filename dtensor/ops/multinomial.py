@@ -24,10 +24,8 @@ from .random import refuse_generator
 
 aten = torch.ops.aten
 
-
 MAX_CATEGORIES = 1 << 24
 """Torch's own bound."""
-
 
 _MAX_SUM = 62
 """Bits of the sum of all weights of a row."""

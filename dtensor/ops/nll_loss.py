@@ -11,7 +11,7 @@ from torch import Tensor
 from ..mesh.spec import DTensorSpec
 from .engine.dims import all_dims
 from .engine.dtypes import is_low
-from .engine.factors import Dims, Factors
+from .engine.factors import FIRST, Dims, Factors
 from .engine.table import Decomposition, LocalCall, OpCall, Rule, decomposition, rule
 from .loss import MEAN, NONE, SUM, single_if_low
 
@@ -44,7 +44,7 @@ def nll_loss_backward_rule(call: OpCall) -> Rule:
     has_weight = call.args[3] is not None
     inputs = (grad, classes, samples, weight, ()) if has_weight else (grad, classes, samples, ())
     return Rule(
-        rows=Factors(call=call, inputs=inputs, outputs=(classes,), linear=(frozenset({0}),)),
+        rows=Factors(call=call, inputs=inputs, outputs=(classes,), linear=FIRST),
         local=_local_backward,
     )
 

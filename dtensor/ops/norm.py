@@ -17,7 +17,6 @@ from .engine.table import OpCall, Rule, decomposition, rule
 
 aten = torch.ops.aten
 
-
 rule(aten.linalg__powsum.default, aten.linalg_vector_norm.default)(over_whole_dims)
 
 

@@ -29,7 +29,6 @@ from .engine.table import across_meshes
 
 aten = torch.ops.aten
 
-
 GRADIENTS = 1
 """Place of the gradients among the lists of a step; the parameters come first."""
 

@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 @rule(aten.constant_pad_nd.default)
-def padded_rule(call: OpCall) -> Rule:
+def constant_pad_rule(call: OpCall) -> Rule:
     """Constants around a tensor, or with negative widths less of it."""
     source, shape = call.specs[0], call.output_shape
     inputs, outputs = list[Dim | None](), list[Dim | None]()
@@ -62,7 +62,6 @@ def _local_pad(local: LocalCall) -> Callable[..., Any] | None:
 
 _PADDED = {1: "*.", 2: "*..", 3: "*..."}
 
-
 PADS: dict[str, str | Form] = {
     f"{kind}_pad{ndim}d{suffix}": linear(
         f"{dims}, {dims} -> {dims}" if suffix else f"{dims} -> {dims}"
@@ -71,6 +70,5 @@ PADS: dict[str, str | Form] = {
     for ndim, dims in _PADDED.items()
     for suffix in ("", "_backward")
 }
-
 
 register_forms(aten, PADS)

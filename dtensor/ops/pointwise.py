@@ -1,8 +1,5 @@
 """Pointwise operators: every dim of the broadcast result is a factor."""
 
-# pyright: reportPrivateUsage=false
-# The schema of an operator has no public name in torch.
-
 from __future__ import annotations
 
 import torch
@@ -11,7 +8,7 @@ from ..mesh.spec import DTensorSpec
 from ..tensor.schemas import base_name
 from ..torch_private import schema_of
 from .engine.dims import all_dims, broadcast_dims
-from .engine.factors import LINEAR_OPS, Factors
+from .engine.factors import FIRST, LINEAR_OPS, Factors
 from .engine.table import OpCall, Rule, rule
 
 aten = torch.ops.aten
@@ -35,7 +32,7 @@ _LINEAR_IN: dict[str, tuple[frozenset[int], ...]] = {
     "_foreach_addcdiv": (frozenset({0, 1}),),
     "rsub": (frozenset({0, 1}),),
     "complex": (frozenset({0, 1}),),
-    "_masked_scale": (frozenset({0}),),
+    "_masked_scale": FIRST,
 }
 """Sets of tensors that others are linear in together."""
 
@@ -170,11 +167,11 @@ def _linear_sets(call: OpCall) -> tuple[frozenset[int], ...]:
     if name in _FIRST_ONLY:
         tensor_first = isinstance(call.args[0], DTensorSpec)
         rounds = call.kwargs.get("rounding_mode") is not None or not _is_inexact(call)
-        return (frozenset({0}),) if tensor_first and not rounds else ()
+        return FIRST if tensor_first and not rounds else ()
     if name in _ANY_ONE:
         return tuple(frozenset({i}) for i in range(count))
     if name.endswith("_backward") and schema_of(call.op).arguments[0].name.startswith("grad"):
-        return (frozenset({0}),)
+        return FIRST
     return tuple(together for together in _LINEAR_IN.get(name, ()) if together <= every)
 
 

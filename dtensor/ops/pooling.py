@@ -13,7 +13,6 @@ from .engine.table import meta
 
 aten = torch.ops.aten
 
-
 POOLS: dict[str, str | Form] = {
     "_adaptive_avg_pool2d": linear("*.. -> *.."),
     "_adaptive_avg_pool2d_backward": linear("*.., *.. -> *.."),
@@ -38,7 +37,6 @@ POOLS: dict[str, str | Form] = {
     "max_unpool2d": linear("*.., *.. -> *..", agreeing),
     "max_unpool3d": linear("*..., *... -> *...", agreeing),
 }
-
 
 register_forms(aten, POOLS)
 

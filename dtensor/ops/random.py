@@ -62,12 +62,9 @@ def _of_any_dtype(make: Callable[..., Sampler]) -> Callable[..., Sampler]:
 
 _UNIFORM = ("uniform_", _uniform)
 
-
 _NORMAL = ("normal_", _normal)
 
-
 _INTEGERS = ("random_", _integers)
-
 
 _SAMPLERS: Mapping[Op, tuple[str, Callable[..., Sampler]]] = {
     aten.bernoulli.p: ("bernoulli_", _of_any_dtype(samplers.bernoulli)),

@@ -43,7 +43,6 @@ SHUFFLES: dict[str, str | Form] = {
     "col2im": linear("*.. -> *..."),
 }
 
-
 SAMPLERS: dict[str, str | Form] = {
     "grid_sampler_2d": linear("nc.., nij. -> ncij"),
     "grid_sampler_2d_backward": linear("ncij, nc.., nij. -> nc.., nij."),
@@ -51,7 +50,6 @@ SAMPLERS: dict[str, str | Form] = {
     "grid_sampler_3d_backward": linear("ncijk, nc..., nijk. -> nc..., nijk."),
     "affine_grid_generator": linear("n.. -> n_", _local_grid),
 }
-
 
 UPSAMPLES = (
     "_upsample_bicubic2d_aa",
@@ -69,13 +67,10 @@ UPSAMPLES = (
     "upsample_trilinear3d",
 )
 
-
 for table in (SHUFFLES, SAMPLERS):
     register_forms(aten, table)
 
-
 register_forms(aten, dict.fromkeys(UPSAMPLES, linear("nc_ -> nc_")))
-
 
 register_forms(
     aten,

@@ -18,6 +18,7 @@ from ..mesh.spec import DTensorSpec, spec_of
 from ..tensor.schemas import base_name
 from .engine.dims import dims_of, without
 from .engine.dtypes import accumulator
+from .engine.factors import FIRST
 from .engine.primitives import (
     cut_axes,
     on_locals,
@@ -42,7 +43,7 @@ aten = torch.ops.aten
 )
 def scan_rule(call: OpCall) -> Rule:
     """Scans along one dim, which must be whole."""
-    linear = (frozenset({0}),) if base_name(call.op) == "cumsum" else ()
+    linear = FIRST if base_name(call.op) == "cumsum" else ()
     return alike(call, without(call.specs[0].ndim, call.args[1])[0], linear=linear)
 
 
@@ -129,7 +130,6 @@ decomposition(aten.cumsum.default)(
     _sums(aten.cumsum.default, lambda scanned, ends: scanned + ends.sum(0))
 )
 
-
 decomposition(aten.cumprod.default)(
     _sums(aten.cumprod.default, lambda scanned, ends: scanned * ends.prod(0))
 )
@@ -178,6 +178,5 @@ def _extremes(reduce_op: str) -> Decomposition:
 
 
 decomposition(aten.cummax.default)(_extremes("max"))
-
 
 decomposition(aten.cummin.default)(_extremes("min"))

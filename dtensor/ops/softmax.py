@@ -14,7 +14,7 @@ from .engine.dtypes import accumulator
 from .engine.factors import Factors
 from .engine.primitives import cut_axes, reduced, replicated
 from .engine.rules import alike, over_whole_dims
-from .engine.table import METAS, OpCall, Rule, decomposition, meta, rule
+from .engine.table import OpCall, Rule, decomposition, meta, rule
 
 aten = torch.ops.aten
 
@@ -31,7 +31,7 @@ def softmax_backward_rule(call: OpCall) -> Rule:
     return alike(call, without(call.specs[0].ndim, call.args[2])[0])
 
 
-METAS[aten._log_softmax.default] = aten._softmax.default
+meta(aten._log_softmax.default)(aten._softmax.default)
 
 
 @rule(aten._masked_softmax.default, aten._masked_softmax_backward.default)

@@ -1,4 +1,4 @@
-"""Sorts, order statistics and searches in what is sorted: one dim must be whole.
+"""Sorts, order statistics, searches and sets: what is sorted must be whole along its dim.
 
 Places in sorted rows are found in their parts, and add up.
 """
@@ -34,7 +34,7 @@ rule(
 
 
 @rule(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
-def searches_rule(call: OpCall) -> Rule | None:
+def searchsorted_rule(call: OpCall) -> Rule | None:
     """Places in sorted rows: the places within the parts of a row add up."""
     row, given = call.args[0], call.args[1]
     if not isinstance(row, DTensorSpec):
@@ -52,7 +52,7 @@ def searches_rule(call: OpCall) -> Rule | None:
 
 
 @rule(aten.bucketize.Tensor, aten.bucketize.Scalar)
-def buckets_rule(call: OpCall) -> Rule:
+def bucketize_rule(call: OpCall) -> Rule:
     """Places between sorted boundaries, in which the places within their parts add up."""
     out = all_dims(len(call.output_shape))
     step = Dim(len(out))
@@ -61,7 +61,7 @@ def buckets_rule(call: OpCall) -> Rule:
 
 
 @rule(aten.isin.Tensor_Tensor, aten.isin.Scalar_Tensor)
-def memberships_rule(call: OpCall) -> Rule:
+def isin_rule(call: OpCall) -> Rule:
     """Whether elements are among others: those are in one part of them or in none."""
     out = all_dims(len(call.output_shape))
     others = call.specs[-1]

@@ -18,7 +18,6 @@ from .engine.table import Decomposition, decomposition, rule
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
-
 rule(
     aten.std.correction,
     aten.std_mean.correction,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,17 +10,16 @@ from torch import Tensor
 
 from ..tensor.schemas import Op, base_name
 from .engine.dims import all_dims, broadcast_dims, without
-from .engine.factors import LINEAR_OPS, Dim
+from .engine.factors import LINEAR_OPS, Dim, Dims
 from .engine.local_kernels import reshaped, with_local_shape
 from .engine.rules import moving
 from .engine.table import DECOMPOSITIONS, Decomposition, LocalCall, OpCall, Rule, rule
-from .reshaping import reshape_dims
 
 aten = torch.ops.aten
 
 
 @rule(aten.t.default, aten.transpose.int, aten.permute.default)
-def permuted_rule(call: OpCall) -> Rule:
+def permute_rule(call: OpCall) -> Rule:
     """Dims in another order."""
     ndim = call.specs[0].ndim
     order = list(range(ndim))
@@ -33,7 +32,7 @@ def permuted_rule(call: OpCall) -> Rule:
 
 
 @rule(aten.unsqueeze.default)
-def unsqueezed_rule(call: OpCall) -> Rule:
+def unsqueeze_rule(call: OpCall) -> Rule:
     """A new dim of size 1."""
     ndim = call.specs[0].ndim
     out: list[Dim | None] = list(all_dims(ndim))
@@ -54,12 +53,77 @@ def reshape_rule(call: OpCall) -> Rule:
     """Dims joined and split; a group of them may be cut along its first dim."""
     source = call.specs[0]
     cut = frozenset(dim for dim, splits in enumerate(source.layout.splits) if splits)
-    inputs, outputs = reshape_dims(source.shape, call.output_shape, cut)
+    inputs, outputs = _reshape_dims(source.shape, call.output_shape, cut)
     return moving(call, (inputs,), (outputs,), reshaped)
 
 
+def _reshape_dims(
+    source: Sequence[int], target: Sequence[int], cut: frozenset[int] = frozenset()
+) -> tuple[Dims, Dims]:
+    """Return the factors of a reshape: one per smallest group of dims of equal product.
+
+    The first dim of a group larger than 1 carries the factor, in units of what follows it. Dims of
+    size 1 stand for each other. Where the target has fewer of them, one that is ``cut`` carries
+    the factor of a group instead, in units of all of it: one rank has everything.
+
+    >>> _reshape_dims((4, 3, 5), (12, 5))[0]
+    (Dim(factor=0, unit=3, window=None), None, Dim(factor=1, unit=1, window=None))
+    >>> _reshape_dims((1, 6), (6,), frozenset({0}))[0]
+    (Dim(factor=0, unit=6, window=None), None)
+    """
+    inputs: list[Dim | None] = [None] * len(source)
+    outputs: list[Dim | None] = [None] * len(target)
+    if 0 in source:
+        return tuple(inputs), tuple(outputs)
+    ones = _matched_ones(source, target, cut)
+    spare = [dim for dim in sorted(cut) if source[dim] == 1 and dim not in ones]
+    factor = 0
+    for lead, led, product in _groups(source, target):
+        if spare and lead not in cut:
+            inputs[spare.pop(0)] = Dim(factor, product)
+        else:
+            inputs[lead] = Dim(factor, product // source[lead])
+        outputs[led] = Dim(factor, product // target[led])
+        factor += 1
+    for number, (one, other) in enumerate(ones.items(), factor):
+        inputs[one] = outputs[other] = Dim(number)
+    return tuple(inputs), tuple(outputs)
+
+
+def _groups(source: Sequence[int], target: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield the first dim of every group in both shapes, and its product.
+
+    Dims of size 1 are in none.
+    """
+    left = [dim for dim, size in enumerate(source) if size > 1]
+    right = [dim for dim, size in enumerate(target) if size > 1]
+    i = j = 0
+    while i < len(left) and j < len(right):
+        lead, led = left[i], right[j]
+        product, other = source[lead], target[led]
+        i, j = i + 1, j + 1
+        while product != other:
+            if product < other:
+                product, i = product * source[left[i]], i + 1
+            else:
+                other, j = other * target[right[j]], j + 1
+        yield lead, led, product
+
+
+def _matched_ones(
+    source: Sequence[int], target: Sequence[int], cut: frozenset[int]
+) -> dict[int, int]:
+    """Return the dims of size 1 that stay, with their places in the target; cut ones go first."""
+    free = [dim for dim, size in enumerate(target) if size == 1]
+    ones = sorted((d for d, size in enumerate(source) if size == 1), key=lambda d: d not in cut)
+    found: dict[int, int] = {}
+    for dim in ones[: len(free)]:
+        found[dim] = free.pop(free.index(dim) if dim in free else 0)
+    return found
+
+
 @rule(aten.expand.default)
-def expanded_rule(call: OpCall) -> Rule:
+def expand_rule(call: OpCall) -> Rule:
     """Dims of size 1 repeated, and new ones in front."""
     dims = broadcast_dims(call.specs[0], call.output_shape)
     lead = (None,) * (len(call.output_shape) - len(dims))
@@ -67,7 +131,7 @@ def expanded_rule(call: OpCall) -> Rule:
 
 
 @rule(aten.view.dtype)
-def reinterpreted_rule(call: OpCall) -> Rule:
+def view_dtype_rule(call: OpCall) -> Rule:
     """The same bytes as another dtype: the last dim grows or shrinks."""
     source, first = call.specs[0], call.outputs[0]
     dims = all_dims(source.ndim)
@@ -120,7 +184,7 @@ def _side_by_side(tensor: Tensor, count: int) -> Tensor:
 
 
 @rule(aten.unfold.default)
-def unfolded_rule(call: OpCall) -> Rule:
+def unfold_rule(call: OpCall) -> Rule:
     """Windows of a dim, which must be whole, along a new last dim."""
     ins, _ = without(call.specs[0].ndim, call.args[1])
     return moving(call, (ins,), ((*ins, None),))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .engine.dims import dims_of, only
+from .engine.factors import FIRST
 from .engine.local_kernels import zeros_if_some_empty
 from .engine.primitives import cut_axes, reduced_sum
 from .engine.rules import alike
@@ -26,7 +27,7 @@ def weight_norm_rule(call: OpCall) -> Rule:
 def weight_norm_backward_rule(call: OpCall) -> Rule:
     """Its gradients."""
     dims = only(call.specs[0].ndim, call.args[4])
-    return alike(call, dims, linear=(frozenset({0}),), local=zeros_if_some_empty)
+    return alike(call, dims, linear=FIRST, local=zeros_if_some_empty)
 
 
 @decomposition(aten._weight_norm_interface.default)

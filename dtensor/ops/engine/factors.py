@@ -39,6 +39,9 @@ class Dim:
 Dims = tuple[Dim | None, ...]
 """One factor per tensor dim; None for dims that belong to none (broadcast, or must be whole)."""
 
+FIRST = (frozenset({0}),)
+"""For an operator that is linear in its first tensor alone."""
+
 LINEAR_OPS = ("sum", "avg")
 """Reductions that commute with linear operators."""
 

@@ -9,7 +9,7 @@ from ...geometry.placement import REDUCE_OPS
 from ...mesh.spec import DTensorSpec
 from ...torch_private import schema_of
 from .dims import all_dims, dims_of, without
-from .factors import LINEAR_OPS, Dims, Factors
+from .factors import FIRST, LINEAR_OPS, Dims, Factors
 from .local_kernels import zeros_if_some_empty
 from .table import LocalMaker, OpCall, Rule
 
@@ -59,7 +59,7 @@ def picking(
             outputs=(output,),
             reduce=dict.fromkeys(picked, "sum"),
             reduce_bytes=dict.fromkeys(picked, cost),
-            linear=(frozenset({0}),),
+            linear=FIRST,
             linear_ops=REDUCE_OPS,
         ),
         local=local,
@@ -116,7 +116,7 @@ def reducing(
             inputs=(all_dims(len(kept)),),
             outputs=(kept if keeps_dims else left,),
             reduce=dict.fromkeys(dims, reduce_op),
-            linear=(frozenset({0}),) if linear else (),
+            linear=FIRST if linear else (),
             linear_ops=LINEAR_OPS if reduce_op == "sum" else (reduce_op,),
         ),
         local=local,
