@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dtckpt.errors import PlacementError
 
-from .comm.collectives import all_to_all, broadcast, from_bytes
+from .comm.collectives import broadcast
 from .geometry.box import row_major_strides
 from .geometry.layout import Coordinate, Layout, format_placements
 from .geometry.placement import Placement, Ragged
@@ -18,7 +18,7 @@ from .mesh.agreement import code_of
 from .mesh.device_mesh import DeviceMesh
 from .mesh.rows import gather_rows
 from .mesh.spec import DTensorSpec, spec_of
-from .redistribute import redistribute_local
+from .redistribute import redistribute_local, scatter_local
 
 _NO_LEAF = "distribute_tensor takes leaf tensors, on every rank; detach() it first"
 
@@ -115,23 +115,13 @@ def _source(mesh: DeviceMesh, source_rank: int) -> tuple[int, ...]:
 
 
 def _send_parts(tensor: Tensor, spec: DTensorSpec, source: tuple[int, ...]) -> Tensor:
-    mesh, layout = spec.mesh, spec.layout
-    device = mesh.device
+    mesh = spec.mesh
     if tensor.is_meta:  # not the source: only shape and dtype count
-        tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
-    peers = mesh.peers(tuple(range(mesh.ndim)))
-    coordinates = list(mesh.layout_mesh.coordinates())
-    position = coordinates.index(source)
-    if layout.num_replicas == mesh.size():
-        return broadcast(tensor.to(device), position, peers)
-    sends: list[Tensor | None] = [None] * len(coordinates)
-    if mesh.get_coordinate() == source:
-        sends = [tensor[layout.box(c).slices].to(device) for c in coordinates]
-    sizes = spec.local_shape
-    num_bytes = tensor.element_size() * (spec.box.numel if spec.box else 0)
-    incoming = [num_bytes if i == position else 0 for i in range(len(coordinates))]
-    parts = all_to_all(sends, incoming, peers, device)
-    return from_bytes(parts[position].clone(), tensor.dtype, sizes)
+        tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device=mesh.device)
+    if spec.layout.num_replicas == mesh.size():
+        position = list(mesh.layout_mesh.coordinates()).index(source)
+        return broadcast(tensor.to(mesh.device), position, mesh.peers(tuple(range(mesh.ndim))))
+    return scatter_local(tensor, mesh.layout_mesh.rank(source), spec)
 
 
 def spec_of_local(

@@ -16,7 +16,7 @@ import torch
 
 from ...dtensor.comm.caches import remembered
 from ...dtensor.comm.collectives import Peers
-from ...dtensor.comm.packing import exchange_round
+from ...dtensor.comm.packing import Messages
 from ...dtensor.geometry.box import Box
 from ...dtensor.geometry.flows import Flow, holders
 from ...dtensor.geometry.layout import Layout
@@ -119,17 +119,16 @@ class StripeExchange:
         Collective. Never raises; ``touched`` collects the names of tensors that were changed.
         """
         self._destinations, self._touched = destinations, touched
-        messages, device = self._messages, device_of(self._peers.group)
+        device = device_of(self._peers.group)
+        moved = Messages(self._messages.outgoing, self._messages.incoming, self._peers, device)
         try:
-            for sent in messages.own:
+            for sent in self._messages.own:
                 self.put(sent.stored, sent.box, sent.array)
         except BaseException as error:  # told to the others where they expect it
             self._failure = error
         for number in range(count):
             try:
-                failures = exchange_round(
-                    messages.outgoing, messages.incoming, self._peers, device, number, count
-                )()
+                failures = moved.start_round(number, count)()
             except BaseException as error:  # the group is of no use any more
                 self._failure = self._failure or error
                 return

@@ -81,34 +81,38 @@ class Work(Protocol):
         ...
 
 
-def issue(
-    kind: str,
-    peers: Peers,
-    sent_bytes: int,
-    received_bytes: int,
-    call: Callable[[], Work],
-    *,
-    reduce_op: str = "",
-    agreed: object = "",
-    sent_to: Sequence[int] = (),
-    received_from: Sequence[int] = (),
-    source: int | None = None,
-) -> Work:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """What a collective moves, for those who look on. Bytes are as in ``traffic.Collective``."""
+
+    sent_bytes: int
+    received_bytes: int
+    reduce_op: str = ""
+    agreed: object = ""
+    """What must be equal on all ranks for the call to be one collective."""
+    sent_to: Sequence[int] = ()
+    """Sizes by group rank where they may differ; what a rank sends to itself does not count."""
+    received_from: Sequence[int] = ()
+    source: int | None = None
+    """A group rank that sends and from which the others receive."""
+
+
+def issue(kind: str, peers: Peers, call: Callable[[], Work], moved: Callable[[], Moved]) -> Work:
     """Issue one collective: every call of a method of a group goes through here.
 
-    Bytes are as in ``traffic.Collective``. ``agreed`` is what must be equal on all ranks for the
-    call to be one collective. ``sent_to`` and ``received_from`` are sizes by group rank where they
-    may differ; what a rank then sends to itself does not count. Of a ``source``, a group rank, the
-    others receive and the source sends.
+    ``moved`` is asked only where somebody looks on.
     """
     if not BY_THREAD:
         return call()
     rank: int = peers.group.rank()
-    if source is not None:
-        sent_bytes, received_bytes = (sent_bytes, 0) if rank == source else (0, received_bytes)
-    if sent_to:
-        sent_bytes -= sent_to[rank]
-        received_bytes -= received_from[rank]
+    what = moved()
+    sent_bytes, received_bytes, agreed = what.sent_bytes, what.received_bytes, str(what.agreed)
+    if what.source is not None:
+        sent_bytes, received_bytes = (sent_bytes, 0) if rank == what.source else (0, received_bytes)
+        agreed = f"{agreed} from group rank {what.source}"
+    if what.sent_to:
+        sent_bytes -= what.sent_to[rank]
+        received_bytes -= what.received_from[rank]
     collective = Collective(
         kind=kind,
         group=peers.group,
@@ -116,10 +120,10 @@ def issue(
         rank=rank,
         sent_bytes=sent_bytes,
         received_bytes=received_bytes,
-        reduce_op=reduce_op,
-        agreed=str(agreed) if source is None else f"{agreed} from group rank {source}",
-        sent_to=tuple(sent_to),
-        received_from=tuple(received_from),
+        reduce_op=what.reduce_op,
+        agreed=agreed,
+        sent_to=tuple(what.sent_to),
+        received_from=tuple(what.received_from),
         started=time.perf_counter(),
     )
     return issue_observed(collective, call)
@@ -142,10 +146,8 @@ def start_all_gather(received: Tensor, sent: Tensor, peers: Peers) -> Work:
     return issue(
         "all_gather",
         peers,
-        others,
-        others,
         lambda: gather_into(peers.group, received, sent),
-        agreed=width,
+        lambda: Moved(sent_bytes=others, received_bytes=others, agreed=width),
     )
 
 
@@ -165,23 +167,6 @@ def all_gather(local: Tensor, shapes: Sequence[tuple[int, ...]], peers: Peers) -
         from_bytes(rows[rank, : n * local.element_size()], local.dtype, shape)
         for rank, n, shape in zip(peers.group_ranks, numels, shapes, strict=True)
     ]
-
-
-def all_to_all(
-    sends: Sequence[Tensor | None], receive_bytes: Sequence[int], peers: Peers, device: torch.device
-) -> list[Tensor]:
-    """Send one tensor (or nothing) to every rank; return the bytes that came from each.
-
-    Everything is by position; ``receive_bytes`` says how much comes. Every rank must call.
-    """
-    empty = torch.empty(0, dtype=torch.uint8, device=device)
-    parts = [empty if t is None else to_bytes(t) for t in sends]
-    sent = torch.cat(peers.by_group_rank(parts))
-    received = torch.empty(sum(receive_bytes), dtype=torch.uint8, device=device)
-    send_bytes = [part.numel() for part in parts]
-    start_all_to_all(sent, send_bytes, received, receive_bytes, peers).wait()
-    by_rank = torch.split(received, peers.by_group_rank(receive_bytes))
-    return [by_rank[rank] for rank in peers.group_ranks]
 
 
 def start_all_to_all(
@@ -204,11 +189,13 @@ def start_all_to_all(
     return issue(
         "all_to_all",
         peers,
-        sent.numel(),
-        received.numel(),
         lambda: peers.group.alltoall_base(received, sent, incoming, outgoing),
-        sent_to=outgoing,
-        received_from=incoming,
+        lambda: Moved(
+            sent_bytes=sent.numel(),
+            received_bytes=received.numel(),
+            sent_to=outgoing,
+            received_from=incoming,
+        ),
     )
 
 
@@ -239,11 +226,13 @@ def start_messages(sends: Sequence[Message], receives: Sequence[Message], peers:
     return issue(
         "all_to_all",
         peers,
-        sum(sent_to),
-        sum(received_from),
         call,
-        sent_to=peers.by_group_rank(sent_to),
-        received_from=peers.by_group_rank(received_from),
+        lambda: Moved(
+            sent_bytes=sum(sent_to),
+            received_bytes=sum(received_from),
+            sent_to=peers.by_group_rank(sent_to),
+            received_from=peers.by_group_rank(received_from),
+        ),
     )
 
 
@@ -276,11 +265,13 @@ def broadcast(tensor: Tensor, source: int, peers: Peers) -> Tensor:
         issue(
             "broadcast",
             peers,
-            data.numel() * (peers.size - 1),
-            data.numel(),
             lambda: peers.group.broadcast(data, root),
-            agreed=data.numel(),
-            source=root,
+            lambda: Moved(
+                sent_bytes=data.numel() * (peers.size - 1),
+                received_bytes=data.numel(),
+                agreed=data.numel(),
+                source=root,
+            ),
         ).wait()
     return from_bytes(data, tensor.dtype, tuple(tensor.shape))
 

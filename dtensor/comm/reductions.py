@@ -16,14 +16,9 @@ from torch import Tensor
 from dtckpt.errors import PlacementError
 
 from ..torch_private import scatter_reduced
-from .collectives import (
-    Peers,
-    Work,
-    issue,
-    start_all_to_all,
-    start_messages,
-    to_bytes,
-)
+from .collectives import Moved, Peers, Work, issue, start_all_to_all, to_bytes
+from .packing import Messages
+from .parts import ViewPart
 
 _c10d: Any = dist
 """torch's stubs leave out the option classes."""
@@ -124,11 +119,13 @@ def _start_all_reduce(tensor: Tensor, wire_op: str, peers: Peers) -> Work:
     return issue(
         "all_reduce",
         peers,
-        moved,
-        moved,
         lambda: peers.group.allreduce([tensor], options),
-        reduce_op=wire_op,
-        agreed=(tensor.nbytes, tensor.dtype),
+        lambda: Moved(
+            sent_bytes=moved,
+            received_bytes=moved,
+            reduce_op=wire_op,
+            agreed=(tensor.nbytes, tensor.dtype),
+        ),
     )
 
 
@@ -158,9 +155,9 @@ def start_reduce_scatter(
     transport = peers.transport
     if not even or lacking or transport.exchanges_terms or _may_lose_nan(dtype, reduce_op):
         # All ranks hold terms of the same elements, and so agree on how many bytes those are.
-        is_direct = transport.costs.is_direct(sum(piece.nbytes for piece in pieces))
-        if is_direct and mine.device.type == "cpu" and not later:
-            return _start_exchanged_directly(pieces, reduce_op, peers)
+        most_bytes = sum(piece.nbytes for piece in pieces)
+        if transport.costs.is_direct(most_bytes) and not later:
+            return _start_exchanged_directly(pieces, reduce_op, peers, most_bytes)
         return _start_exchanged(pieces, reduce_op, peers)
     flat = peers.by_group_rank([_to_wire(piece.reshape(-1), reduce_op) for piece in pieces])
     divides_first = _divides_first(flat[0].dtype, reduce_op)
@@ -178,11 +175,13 @@ def start_reduce_scatter(
     work = issue(
         "reduce_scatter",
         peers,
-        others,
-        others,
         lambda: scatter_reduced(peers.group, reduced, send, options),
-        reduce_op=wire_op,
-        agreed=(reduced.nbytes, send.dtype),
+        lambda: Moved(
+            sent_bytes=others,
+            received_bytes=others,
+            reduce_op=wire_op,
+            agreed=(reduced.nbytes, send.dtype),
+        ),
     )
 
     def finish() -> Tensor:
@@ -240,21 +239,23 @@ def _start_terms(
 
 
 def _start_exchanged_directly(
-    pieces: Sequence[Tensor], reduce_op: str, peers: Peers
+    pieces: Sequence[Tensor], reduce_op: str, peers: Peers, most_bytes: int
 ) -> Callable[[], Tensor]:
-    """Do the same by messages from rank to rank."""
-    here, size = peers.position, peers.size
-    mine = pieces[here]
-    terms = mine.new_empty((size, *mine.shape))
-    terms[peers.group_ranks[here]] = mine
-    others = [i for i in range(size) if i != here]
-    sends = [(i, pieces[i].resolve_conj().resolve_neg().contiguous()) for i in others]
-    receives = [(i, terms[peers.group_ranks[i]]) for i in others]
-    work = start_messages(sends, receives, peers)
+    """Do the same by messages from rank to rank, each term right to its place."""
+    here, mine = peers.position, pieces[peers.position]
+    terms = mine.new_empty((peers.size, *mine.shape))
+    rows = [terms[rank] for rank in peers.group_ranks]
+    rows[here].copy_(mine)
+    messages = Messages(
+        [[ViewPart(piece)] if i != here else [] for i, piece in enumerate(pieces)],
+        [[ViewPart(row)] if i != here else [] for i, row in enumerate(rows)],
+        peers,
+        mine.device,
+    )
+    wait = messages.start(most_bytes, peers.transport.costs, in_rows=True)
 
     def finish() -> Tensor:
-        work.wait()
-        sends.clear()  # kept until they were sent
+        wait()
         return reduce_locally(terms, reduce_op)
 
     return finish

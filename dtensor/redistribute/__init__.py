@@ -11,6 +11,7 @@ from .plans import (
     redistribute_local,
     redistribute_locals,
     run_together,
+    scatter_local,
     start_redistribute,
 )
 from .route import require_commuting
@@ -25,5 +26,6 @@ __all__ = [
     "redistribute_locals",
     "require_commuting",
     "run_together",
+    "scatter_local",
     "start_redistribute",
 ]

@@ -11,7 +11,8 @@ from torch import Tensor
 from dtckpt.errors import PlacementError
 
 from ..comm.collectives import Peers, all_gather
-from ..comm.packing import ViewPart, exchange
+from ..comm.packing import Messages
+from ..comm.parts import ViewPart
 from ..geometry.box import Box
 from ..geometry.flows import Flows
 from ..geometry.irregular import IrregularLayout
@@ -182,7 +183,7 @@ class _Job:
             new.tensor.copy_(old.tensor)
         sends[own], receives[own] = [], []
         if most_bytes:
-            exchange(sends, receives, peers, device, most_bytes, costs)()
+            Messages(sends, receives, peers, device).start(most_bytes, costs)()
         return made
 
     def _peers(self) -> Peers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -12,16 +13,18 @@ from ..comm.caches import Cache
 from ..comm.collectives import Peers
 from ..comm.costs import CostModel
 from ..comm.own_copies import own_copy
-from ..comm.packing import carried
+from ..comm.parts import carried
+from ..comm.prepared import PLAIN_DTYPES
 from ..comm.reductions import require_reducible
 from ..comm.transports import least_agree_bytes
+from ..geometry.layout import Layout
+from ..geometry.mesh import Mesh
 from ..geometry.placement import Partial
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.spec import DTensorSpec
 from .logs import logs_redistributes, note_redistribute
 from .memory import agree_on_memory
 from .route import Hop, Route, plan_route, require_commuting
-from .single import PLAIN_DTYPES
 from .steps import Absent, Bring, Step, make_step
 from .union import union_of
 
@@ -121,6 +124,29 @@ def redistribute_local(local: Tensor, source: DTensorSpec, target: DTensorSpec) 
     plan = plan_redistribute(source, target)
     made = plan.run(local)
     return own_copy(made) if made is local and not plan.is_nothing else made
+
+
+def scatter_local(tensor: Tensor, source_rank: int, target: DTensorSpec) -> Tensor:
+    """Return this rank's local tensor of values that one rank of the mesh has: an exchange.
+
+    What the others pass counts for its dtype only. Every rank of the mesh must call.
+    """
+    mesh = target.mesh
+    rank = mesh.get_rank()
+    steps = mesh.cache("scatter_steps", MAX_PLANS)
+    step = steps.get((source_rank, target))
+    if step is None:
+        held = Layout.replicated(Mesh((1,), ranks=(source_rank,)), target.shape)
+        hop = Hop("exchange", held, target.layout)
+        ranks, peers = mesh.layout_mesh.all_ranks(), mesh.peers(tuple(range(mesh.ndim)))
+        step = make_step(hop, rank, ranks, peers, mesh.device, mesh.cost_model())
+        steps.put((source_rank, target), step)
+    if rank == source_rank:
+        local = tensor.to(mesh.device).resolve_conj().resolve_neg()
+    else:
+        local = torch.empty(0, dtype=tensor.dtype, device=mesh.device)
+    agree_on_memory([step], [local])
+    return step.start(local)()
 
 
 def moves_nothing(source: DTensorSpec, target: DTensorSpec) -> bool:

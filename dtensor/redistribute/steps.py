@@ -18,13 +18,14 @@ from dtckpt.errors import PlacementError
 
 from ..comm.collectives import Peers, start_all_gather, to_bytes
 from ..comm.costs import CostModel
-from ..comm.packing import ViewPart, exchange, gather
+from ..comm.packing import Messages, gather
+from ..comm.parts import ViewPart
+from ..comm.prepared import PLAIN_DTYPES, PreparedExchange
 from ..comm.reductions import start_all_reduce, start_reduce_scatter
 from ..geometry.box import Box
 from ..geometry.flows import Flows
 from ..geometry.layout import Layout
 from .route import Hop, gathers_in_rows, most_moved, moves_in_rows
-from .single import PLAIN_DTYPES, SingleExchange
 
 Result = Callable[[], Tensor]
 Results = Callable[[], list[Tensor]]
@@ -225,7 +226,7 @@ class Exchange(Step):
     contiguous."""
     costs: CostModel
     device: torch.device
-    single: SingleExchange
+    prepared: PreparedExchange
     """The same for one small tensor."""
 
     @property
@@ -245,7 +246,7 @@ class Exchange(Step):
         num_bytes = self.most_numel * local.element_size()
         is_small = num_bytes <= self.costs.round_bytes and not self.costs.is_direct(num_bytes)
         if is_small and local.dtype in PLAIN_DTYPES:
-            finish = self.single.start(local, later=later)
+            finish = self.prepared.start(local, later=later)
             return lambda: self._placed(finish())
         results = self._start([self], [local], later=later)
         return lambda: results()[0]
@@ -271,9 +272,8 @@ class Exchange(Step):
         most = sum(step.most_numel * local.element_size() for step, local in pairs)
         device = locals_[0].device
         in_rows = len(steps) == 1 and self.in_rows
-        finish = exchange(
-            sends, receives, self.peers, device, most, self.costs, later=later, in_rows=in_rows
-        )
+        messages = Messages(sends, receives, self.peers, device)
+        finish = messages.start(most, self.costs, later=later, in_rows=in_rows)
 
         def results() -> list[Tensor]:
             finish()
@@ -441,7 +441,7 @@ def _make_exchange(
         in_rows=moves_in_rows(hop),
         costs=costs,
         device=device,
-        single=SingleExchange.plan(peers, sends, receives, kept, sizes),
+        prepared=PreparedExchange.plan(peers, sends, receives, kept, sizes),
     )
 
 

@@ -14,7 +14,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from dtckpt.dtensor import DeviceMesh, DTensor, Replicate, Shard, rand, random, strict, zeros
-from dtckpt.dtensor.comm.collectives import Peers, all_gather, all_to_all, broadcast, from_bytes
+from dtckpt.dtensor.comm.collectives import Peers, all_gather, broadcast
+from dtckpt.dtensor.comm.packing import Messages
+from dtckpt.dtensor.comm.parts import ViewPart
 from dtckpt.dtensor.comm.reductions import all_reduce, start_reduce_scatter
 from dtckpt.dtensor.comm.streams import Origin
 from dtckpt.dtensor.mesh.modes import active_mesh, is_strict
@@ -45,6 +47,13 @@ def check_device(setting: Setting) -> Finding:
     return Finding(name="the device of a mesh, in every thread", problems=tuple(problems))
 
 
+def _exchanged(x: Tensor, peers: Peers) -> Tensor:
+    made = torch.empty_like(x)
+    messages = Messages([[ViewPart(x)]], [[ViewPart(made)]], peers, x.device)
+    messages.start(x.nbytes, peers.transport.costs)()
+    return made
+
+
 def check_collectives(setting: Setting) -> Finding:
     """Every collective of the library over the group of one rank, bit for bit."""
     peers = Peers(dist.group.WORLD, (0,))
@@ -53,9 +62,7 @@ def check_collectives(setting: Setting) -> Finding:
         x = torch.arange(1, 31, device=setting.device).view(5, 6).to(dtype)
         ways: dict[str, Callable[[], Tensor]] = {
             "all_gather": lambda x=x: all_gather(x, [(5, 6)], peers)[0],
-            "all_to_all": lambda x=x: from_bytes(
-                all_to_all([x], [x.nbytes], peers, setting.device)[0], x.dtype, (5, 6)
-            ),
+            "all_to_all": lambda x=x: _exchanged(x, peers),
             "broadcast": lambda x=x: broadcast(x, 0, peers),
         }
         if dtype not in (torch.bool, torch.complex64):

@@ -59,12 +59,12 @@ def test_loose_calls_are_found() -> None:
     for code, is_loose in (
         ("peers.group.allreduce([x]).wait()", True),
         ("dist.all_reduce(x)", True),
-        ("issue('a', peers, 0, 0, lambda: peers.group.allreduce([x]))", False),
-        ("def call():\n    return group.send([x])\nissue('a', peers, 0, 0, call)", False),
+        ("issue('a', peers, lambda: peers.group.allreduce([x]))", False),
+        ("def call():\n    return group.send([x])\nissue('a', peers, call)", False),
         ("def call():\n    return group.send([x])\ncall()", True),
         ("peers.group.rank()", False),
         ("gather_into(peers.group, received, sent)", True),
-        ("issue('a', peers, 0, 0, lambda: gather_into(peers.group, received, sent))", False),
+        ("issue('a', peers, lambda: gather_into(peers.group, received, sent))", False),
     ):
         assert bool(_loose_calls(ast.parse(code))) == is_loose, code
 

@@ -1,7 +1,8 @@
-"""The exchange of one tensor in one round, with all that does not depend on its values at hand.
+"""The packed exchange of one tensor in one round, prepared: all is known but the values.
 
 Small tensors take as long as what Python does for them. Here that is one operator to pack, the
-collective, and at most one to join what came.
+collective, and at most one to join what came; by ``packing`` 64 KiB between two processes took a
+third longer.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..comm.collectives import Peers, start_all_to_all
 from ..geometry.box import Box
+from .collectives import Peers, start_all_to_all
 
 Slices = tuple[slice, ...]
 
@@ -37,7 +38,7 @@ PLAIN_DTYPES = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class SingleExchange:
+class PreparedExchange:
     """What one rank sends and receives, by group rank."""
 
     peers: Peers
@@ -69,7 +70,7 @@ class SingleExchange:
         receives: Sequence[Box | None],
         kept: tuple[Box, Box] | None,
         sizes: tuple[int, ...],
-    ) -> SingleExchange:
+    ) -> PreparedExchange:
         """Return the exchange of boxes given by position, of local coordinates."""
         out, into = list(sends), list(receives)
         if kept is not None:
