@@ -1,8 +1,5 @@
 """torch's DTensors as ours and back, without copying."""
 
-# pyright: reportPrivateUsage=false
-# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
-
 from __future__ import annotations
 
 from typing import Any, cast
@@ -60,7 +57,7 @@ def to_torch(tensor: DTensor) -> torch_tensor.DTensor:
     layout = tensor.global_layout
     placements = placements_to_torch(layout)
     made = torch_tensor.DTensor.from_local(
-        tensor._local_tensor.detach(),
+        tensor.local.detach(),
         tensor.device_mesh.to_torch(),
         placements,
         run_check=False,

@@ -1,8 +1,5 @@
 """``DTensor``: a tensor with the shape of the whole and the memory of this rank's part."""
 
-# pyright: reportPrivateUsage=false
-# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
-
 from __future__ import annotations
 
 import copy
@@ -122,11 +119,11 @@ class DTensor(PlacedGradients, Checkpointable):  # pyright: ignore[reportIncompa
         tensor where Partial has become Replicate.
         """
         if not torch.is_grad_enabled():
-            return self._local_tensor
+            return self.local
         grads = None
         if grad_placements is not None:
             grads = resolve_placements(grad_placements, self.device_mesh, self.ndim)
-            grads = self._spec.with_placements(grads).placements  # as in from_local
+            grads = self.spec.with_placements(grads).placements  # as in from_local
         return cast(Tensor, ToLocal.apply(self, grads))
 
     def full_tensor(self, *, grad_placements: Sequence[AnyPlacement] | None = None) -> Tensor:
@@ -165,23 +162,23 @@ class DTensor(PlacedGradients, Checkpointable):  # pyright: ignore[reportIncompa
         Raises PlacementError where placements do not fit, and for a mesh taken by name from a
         larger one where that would be another mesh on other ranks.
         """
-        own = self._spec.mesh
+        own = self.spec.mesh
         mesh = own if device_mesh is None else resolve_mesh(device_mesh)
         if mesh.same_ranks_as(own):
             mesh = own
         ours = resolve_placements(placements, mesh, self.ndim)
         way = Way(mesh, ours, forward_dtype, is_awaited=async_op)
-        target = way.of(self._spec)  # impossible ones are refused before autograd
+        target = way.of(self.spec)  # impossible ones are refused before autograd
         casts = any(dtype not in (None, self.dtype) for dtype in (forward_dtype, backward_dtype))
-        stays = target is self._spec or (
-            mesh is own and not self.is_meta and moves_nothing(self._spec, target)
+        stays = target is self.spec or (
+            mesh is own and not self.is_meta and moves_nothing(self.spec, target)
         )
         if stays and not casts:
             # A view that autograd knows of, so that writes to either are noticed.
             same = cast(DTensor, torch.ops.aten.alias(self))
             if same.requires_grad:
                 place_gradient(same)  # as this tensor lies, whose gradient it becomes
-            same._spec = target
+            same.spec = target
             return same
         if self.requires_grad and torch.is_grad_enabled():
             return cast(DTensor, Redistribute.apply(self, way, backward_dtype))
@@ -190,12 +187,12 @@ class DTensor(PlacedGradients, Checkpointable):  # pyright: ignore[reportIncompa
     @property
     def device_mesh(self) -> DeviceMesh:
         """The mesh that the tensor lies on."""
-        return self._spec.mesh
+        return self.spec.mesh
 
     @property
     def placements(self) -> tuple[Placement, ...]:
         """One placement per axis of the mesh."""
-        return self._spec.placements
+        return self.spec.placements
 
     @property
     def global_layout(self) -> Layout:
@@ -203,7 +200,7 @@ class DTensor(PlacedGradients, Checkpointable):  # pyright: ignore[reportIncompa
 
         Not called ``layout``, which in torch is the kind of storage.
         """
-        return self._spec.layout
+        return self.spec.layout
 
     @property
     def data(self) -> Tensor:
@@ -217,15 +214,15 @@ class DTensor(PlacedGradients, Checkpointable):  # pyright: ignore[reportIncompa
                 f"the data of a DTensor must be a DTensor of dtckpt, got {_kind(value)}; make it "
                 "one with distribute_tensor, DTensor.from_local or from_torch"
             )
-        local, spec = value._local_tensor, value._spec
+        local, spec = value.local, value.spec
         _DATA.__set__(self, value)
         forget_viewed(self, DTensor)
-        self._local_tensor, self._spec = local, spec
+        self.local, self.spec = local, spec
         follow_leaf(self)
 
     def wait(self) -> DTensor:
         """Wait for a collective that ``async_op`` left under way; return the tensor."""
-        _ = self._local_tensor
+        _ = self.local
         return self
 
     def tolist(self) -> Any:
@@ -247,9 +244,7 @@ class DTensor(PlacedGradients, Checkpointable):  # pyright: ignore[reportIncompa
         if isinstance(self, CopiedView):  # keeps what tells whether it may be read and written
             made = cast(DTensor, self.detach().requires_grad_(self.requires_grad))
         else:
-            made = DTensor(
-                self._local_tensor.detach(), self._spec, requires_grad=self.requires_grad
-            )
+            made = DTensor(self.local.detach(), self.spec, requires_grad=self.requires_grad)
         for name, value in self._own_attributes():
             setattr(made, name, value)
         return made
@@ -259,9 +254,7 @@ class DTensor(PlacedGradients, Checkpointable):  # pyright: ignore[reportIncompa
             return memo[id(self)]
         if not self.is_leaf:
             raise RuntimeError("only leaf tensors can be deep-copied; detach() the tensor first")
-        made = DTensor(
-            self._local_tensor.detach().clone(), self._spec, requires_grad=self.requires_grad
-        )
+        made = DTensor(self.local.detach().clone(), self.spec, requires_grad=self.requires_grad)
         memo[id(self)] = made
         for name, value in self._own_attributes():
             setattr(made, name, copy.deepcopy(value, memo))
@@ -281,15 +274,15 @@ class DTensor(PlacedGradients, Checkpointable):  # pyright: ignore[reportIncompa
 
     def __repr__(self, **_: Any) -> str:
         """Return what this rank holds; unlike ``str`` it never communicates, for debuggers."""
-        kind = "local_terms" if self._spec.layout.is_partial else "local"
-        return self._described(f"{kind}={self._local_tensor!r}")
+        kind = "local_terms" if self.spec.layout.is_partial else "local"
+        return self._described(f"{kind}={self.local!r}")
 
     def __str__(self) -> str:
         """Return what this rank holds, of a Partial tensor after it is reduced, by all ranks."""
-        if not self._spec.layout.is_partial or self._spec.box is None:
+        if not self.spec.layout.is_partial or self.spec.box is None:
             return repr(self)
-        target = gradient_spec(self._spec)
-        values = redistribute_local(self._local_tensor, self._spec, target)
+        target = gradient_spec(self.spec)
+        values = redistribute_local(self.local, self.spec, target)
         return self._described(f"local={values!r}")
 
     def _described(self, local: str) -> str:
@@ -333,7 +326,7 @@ class AwaitedDTensor(Awaited, _Converted):  # pyright: ignore[reportIncompatible
         collect_tensors([*args, *(kwargs or {}).values()], found)
         for tensor in found:
             if isinstance(tensor, Awaited):
-                _ = tensor._local_tensor
+                _ = tensor.local
         return dispatch(DTensor, func, types, args, kwargs)
 
 
@@ -365,9 +358,9 @@ def distribute_tensor(
     mesh = resolve_mesh(device_mesh)
     if isinstance(tensor, Wrapper):
         ours = resolve_placements(placements, mesh, tensor.ndim)
-        if tensor._spec.layout != Layout(mesh.layout_mesh, ours, tuple(tensor.shape)):
+        if tensor.spec.layout != Layout(mesh.layout_mesh, ours, tuple(tensor.shape)):
             raise PlacementError(
-                f"{tensor._spec} is distributed already; use redistribute to change its placements"
+                f"{tensor.spec} is distributed already; use redistribute to change its placements"
             )
         return cast(DTensor, tensor)
     _require_plain("distribute_tensor", tensor)
@@ -404,11 +397,11 @@ def redistribute_many(
                 f"redistribute_many takes DTensors of dtckpt, got {_kind(tensor)}; make it one "
                 "with distribute_tensor, DTensor.from_local or from_torch"
             )
-        own = tensor._spec.mesh
+        own = tensor.spec.mesh
         mesh = own if device_mesh is None else resolve_mesh(device_mesh)
         mesh = own if mesh.same_ranks_as(own) else mesh
         way = Way(mesh, resolve_placements(wanted, mesh, tensor.ndim))
-        way.of(tensor._spec)  # impossible ones are refused before anything moves
+        way.of(tensor.spec)  # impossible ones are refused before anything moves
         ways.append(way)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return list(cast("tuple[DTensor, ...]", RedistributeMany.apply(tuple(ways), *tensors)))
@@ -435,7 +428,7 @@ def _require_plain(caller: str, tensor: object) -> None:
         return
     if isinstance(tensor, Wrapper):
         raise PlacementError(
-            f"{caller} takes the local tensor of this rank, got the DTensor {tensor._spec}; "
+            f"{caller} takes the local tensor of this rank, got the DTensor {tensor.spec}; "
             "redistribute() it, or pass its to_local()"
         )
     if hasattr(tensor, "placements"):
@@ -452,18 +445,18 @@ def _kind(value: object) -> str:
 
 
 def _whole(tensor: DTensor, method: str) -> Tensor:
-    layout = tensor._spec.layout
+    layout = tensor.spec.layout
     if not layout.lies_as(Layout.replicated(layout.mesh, layout.shape)):
         raise PlacementError(
             f"{method}() needs the whole tensor on this rank, but its placements are "
             f"({format_placements(tensor.placements)}); call full_tensor() first"
         )
-    if tensor._spec.box is None and tensor.device_mesh.has_rank:
+    if tensor.spec.box is None and tensor.device_mesh.has_rank:
         raise PlacementError(
             f"{method}() has no values on rank {tensor.device_mesh.get_rank()}, which is not in "
             f"mesh {tensor.device_mesh.layout_mesh}; call it on ranks of the mesh"
         )
-    return tensor._local_tensor
+    return tensor.local
 
 
 def _check_replicas(local: Tensor, spec: DTensorSpec) -> None:

@@ -1,8 +1,5 @@
 """``distribute_module``: a module whose parameters and buffers are distributed."""
 
-# pyright: reportPrivateUsage=false
-# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -93,10 +90,10 @@ def _keep_tied(before: list[tuple[nn.Module, str, Tensor]]) -> None:
         if now is tensor or not isinstance(now, Wrapper):
             continue
         other, chosen = made.setdefault(id(tensor), (name, now))
-        if chosen._spec.layout != now._spec.layout:
+        if chosen.spec.layout != now.spec.layout:
             raise PlacementError(
-                f"distribute_module: one tied parameter became {chosen._spec} as {other!r} and "
-                f"{now._spec} as {name!r}; give both the same placements"
+                f"distribute_module: one tied parameter became {chosen.spec} as {other!r} and "
+                f"{now.spec} as {name!r}; give both the same placements"
             )
     for owner, name, tensor in before:
         if id(tensor) in made and getattr(owner, name, None) is not None:

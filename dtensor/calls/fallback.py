@@ -1,8 +1,5 @@
 """What happens to operators without a rule: decomposed, or gathered and run whole."""
 
-# pyright: reportPrivateUsage=false
-# What ties a view to its tensor (`_origin`) is between the two and what writes to them.
-
 from __future__ import annotations
 
 import math
@@ -23,7 +20,7 @@ from ..mesh.modes import implicit_replication, is_strict
 from ..mesh.spec import DTensorSpec, spec_of
 from ..redistribute import redistribute_local, redistribute_locals
 from ..tensor.arguments import map_tensors
-from ..tensor.copied_view import CopiedView, mark_copied, refuse_lost_writes
+from ..tensor.copied_view import CopiedView, mark_copied, refuse_lost_writes, write_past
 from ..tensor.inplace_views import change_shape, changes_shape, resize
 from ..tensor.schemas import Op, functional_of, is_random
 from ..tensor.wrapper import Wrapper
@@ -154,12 +151,7 @@ def _copy_into(op: Op, targets: Any, values: Any) -> None:
             resize(target, value)
         if target.shape == value.shape:
             target.copy_(value)
-            if (
-                isinstance(target, Wrapper)
-                and target._origin
-                and not isinstance(target, CopiedView)
-            ):
-                target._origin.write(value)
+            write_past(target, value)
         elif isinstance(target, Wrapper) or target.numel():
             raise PlacementError(
                 f"{op}: its result has the shape {list(value.shape)}, but the tensor to write it "

@@ -1,8 +1,5 @@
 """Plans: what one kind of call does on this rank, prepared once and run often."""
 
-# pyright: reportPrivateUsage=false
-# What ties a view to its tensor (`_origin`) is between the two and their plans.
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -26,6 +23,7 @@ from ..redistribute import redistribute_locals
 from ..tensor.arguments import collect_tensors
 from ..tensor.copied_view import (
     CopiedView,
+    can_be_written,
     mark_copied,
     refuse_lost_writes,
     remember_origin,
@@ -72,7 +70,7 @@ class LocalPlan:
         """Return what the operator returns, as distributed tensors."""
         call, leaves = bound.call, bound.leaves
         lead = call.args[0] if call.args else None
-        if self.written and isinstance(lead, CopiedView) and lead._origin is not None:
+        if self.written and can_be_written(lead):
             return self._run_on_view(call)
         for index in self.written:
             refuse_lost_writes(self.op, leaves[index])

@@ -187,7 +187,7 @@ def _tensors_in(values: list[Any]) -> list[Tensor]:
 def _described(tensor: Tensor) -> str:
     shape = str(list(tensor.shape))
     if isinstance(tensor, Wrapper):
-        return f"{shape} ({format_placements(tensor._spec.placements)})"  # pyright: ignore[reportPrivateUsage]
+        return f"{shape} ({format_placements(tensor.spec.placements)})"
     if isinstance(tensor, TorchDTensor):
         return f"{shape} ({', '.join(map(str, tensor.placements))})"
     return shape

@@ -4,9 +4,6 @@ The gradient of each arrives in the layout that its forward input had, with one 
 that was Partial gets a Replicate gradient, since every term has the gradient of the whole.
 """
 
-# pyright: reportPrivateUsage=false
-# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -67,8 +64,8 @@ class FromLocal(torch.autograd.Function):
         if torch.is_grad_enabled():  # the gradient will have one: that of the way there
             made = Redistribute.apply(grad, Way(target.mesh, target.placements), None)
             return ToLocal.apply(made, spec.placements), None, None, None
-        local = redistribute_local(grad._local_tensor, grad._spec, target)
-        return own_copy(local) if local is grad._local_tensor else local, None, None, None
+        local = redistribute_local(grad.local, grad.spec, target)
+        return own_copy(local) if local is grad.local else local, None, None, None
 
 
 @opaque
@@ -79,9 +76,9 @@ class ToLocal(torch.autograd.Function):
     def forward(ctx: Any, tensor: Wrapper, grad_placements: tuple[Placement, ...] | None) -> Tensor:
         """Return a view of the local tensor."""
         ctx.cls = type(tensor)
-        ctx.spec = tensor._spec
+        ctx.spec = tensor.spec
         ctx.grad_placements = grad_placements
-        local = tensor._local_tensor
+        local = tensor.local
         return local.view_as(local)
 
     @staticmethod
@@ -115,9 +112,9 @@ class Redistribute(torch.autograd.Function):
     ) -> Wrapper:
         """Return the tensor where ``way`` leads to."""
         ctx.cls = type(tensor)
-        ctx.spec = tensor._spec
+        ctx.spec = tensor.spec
         ctx.backward_dtype = backward_dtype
-        ctx.target = way.of(tensor._spec)
+        ctx.target = way.of(tensor.spec)
         return moved(tensor, way)
 
     @staticmethod
@@ -140,8 +137,8 @@ class RedistributeMany(torch.autograd.Function):
     def forward(ctx: Any, ways: tuple[Way, ...], *tensors: Wrapper) -> tuple[Wrapper, ...]:
         """Return the tensors where their ways lead to."""
         ctx.classes = [type(tensor) for tensor in tensors]
-        ctx.specs = [tensor._spec for tensor in tensors]
-        ctx.targets = [way.of(tensor._spec) for way, tensor in zip(ways, tensors, strict=True)]
+        ctx.specs = [tensor.spec for tensor in tensors]
+        ctx.targets = [way.of(tensor.spec) for way, tensor in zip(ways, tensors, strict=True)]
         ctx.set_materialize_grads(False)
         made = tuple(moved_together(tensors, ways))
         needed = ctx.needs_input_grad[1:]
@@ -171,7 +168,7 @@ class RedistributeMany(torch.autograd.Function):
 def _in_dtype(tensor: Wrapper, dtype: torch.dtype) -> Wrapper:
     if tensor.dtype == dtype:
         return tensor
-    return type(tensor)(tensor._local_tensor.to(dtype), _typed(tensor._spec, dtype))
+    return type(tensor)(tensor.local.to(dtype), _typed(tensor.spec, dtype))
 
 
 def distributed(grad: Tensor, cls: type[Wrapper], spec: DTensorSpec) -> Wrapper:
@@ -203,8 +200,8 @@ class Way:
 
 def moved(tensor: Wrapper, way: Way) -> Wrapper:
     """Return the tensor elsewhere or in another dtype, outside of autograd."""
-    source, target = _typed(tensor._spec, way.dtype), way.of(tensor._spec)
-    local = tensor._local_tensor if way.dtype is None else tensor._local_tensor.to(way.dtype)
+    source, target = _typed(tensor.spec, way.dtype), way.of(tensor.spec)
+    local = tensor.local if way.dtype is None else tensor.local.to(way.dtype)
     if way.is_awaited:
         finish = start_redistribute(local, source, target)
         if finish is not None:
@@ -214,20 +211,19 @@ def moved(tensor: Wrapper, way: Way) -> Wrapper:
 
 def placed(tensor: Wrapper, placements: tuple[Placement, ...]) -> Wrapper:
     """Return the tensor with other placements, outside of autograd."""
-    return moved(tensor, Way(tensor._spec.mesh, placements))
+    return moved(tensor, Way(tensor.spec.mesh, placements))
 
 
 def moved_together(tensors: Sequence[Wrapper], ways: Sequence[Way]) -> list[Wrapper]:
     """Return every tensor where its way leads to, outside of autograd, by packed collectives."""
     pairs = list(zip(tensors, ways, strict=True))
-    targets = [way.of(tensor._spec) for tensor, way in pairs]
+    targets = [way.of(tensor.spec) for tensor, way in pairs]
     moves = [
-        (_typed(tensor._spec, way.dtype), target)
+        (_typed(tensor.spec, way.dtype), target)
         for (tensor, way), target in zip(pairs, targets, strict=True)
     ]
     locals_ = [
-        tensor._local_tensor if way.dtype is None else tensor._local_tensor.to(way.dtype)
-        for tensor, way in pairs
+        tensor.local if way.dtype is None else tensor.local.to(way.dtype) for tensor, way in pairs
     ]
     results = redistribute_locals(locals_, moves)
     return [
@@ -237,6 +233,6 @@ def moved_together(tensors: Sequence[Wrapper], ways: Sequence[Way]) -> list[Wrap
 
 
 def _rewrapped(tensor: Wrapper, local: Tensor, result: Tensor, target: DTensorSpec) -> Wrapper:
-    if result is tensor._local_tensor:
+    if result is tensor.local:
         return type(tensor)(own_copy(result), contiguous_spec(target))
     return type(tensor)(result, target if result is local else contiguous_spec(target))

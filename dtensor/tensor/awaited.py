@@ -1,8 +1,5 @@
 """Tensors whose local part is still on its way: it is waited for when it is first needed."""
 
-# pyright: reportPrivateUsage=false
-# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
-
 from __future__ import annotations
 
 import threading

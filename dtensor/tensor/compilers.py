@@ -6,9 +6,6 @@ graph break; what is done to plain tensors between them is compiled as ever. Not
 Dynamo, so a job that does not compile pays nothing.
 """
 
-# pyright: reportPrivateUsage=false
-# Reads names of torch's C module, where they are.
-
 from __future__ import annotations
 
 import functools

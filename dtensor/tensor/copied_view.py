@@ -6,7 +6,7 @@ view is brought to the tensor where it is known which elements those are, and re
 """
 
 # pyright: reportPrivateUsage=false
-# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
+# What ties a view to its tensor is set on tensors of users, and known to this file alone.
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class CopiedView(Wrapper):
         is_stale = self._num_writes is not None and num_writes(self) > self._num_writes
         if is_stale or _count(local) != num_local_writes:
             raise PlacementError(
-                f"this view of a DTensor ({self._spec}) is a copy, since the tensor had to be "
+                f"this view of a DTensor ({self.spec}) is a copy, since the tensor had to be "
                 "redistributed to be viewed, and the tensor was written since; view it again"
             )
         return _LOCAL.__get__(self)
@@ -70,7 +70,7 @@ def mark_copied(view: Tensor, viewed: Tensor) -> None:
             copied._num_writes, copied._local_viewed = viewed._num_writes, viewed._local_viewed
         else:
             copied._num_writes = _count(viewed)
-            copied._local_viewed = (viewed._local_tensor, _count(viewed._local_tensor))
+            copied._local_viewed = (viewed.local, _count(viewed.local))
 
 
 def _count(tensor: Tensor) -> int | None:
@@ -132,21 +132,32 @@ def move_values(
 
     Its memory stays behind for its other views, which see what is written to it.
     """
-    former = new_wrapper(type(tensor), tensor._local_tensor, tensor._spec, False)
+    former = new_wrapper(type(tensor), tensor.local, tensor.spec, False)
     copied = _as_copied(tensor)
     count = _count(tensor)
     copied._num_writes = None if count is None else count + 1
-    copied._local_viewed = (former._local_tensor, _count(former._local_tensor))
+    copied._local_viewed = (former.local, _count(former.local))
     copied._origin = Origin(lambda: former, op, args)
-    copied._local_tensor, copied._spec = values.clone(), spec
+    copied.local, copied.spec = values.clone(), spec
+
+
+def can_be_written(view: Any) -> bool:
+    """Whether a tensor is a view in name only of which it is known where writes to it go."""
+    return isinstance(view, CopiedView) and view._origin is not None
 
 
 def write_view(view: CopiedView, values: Wrapper) -> None:
     """Write to a view in name only and to the viewed tensor, as part of an operator in place."""
     view._origin.write(values)
-    _LOCAL.__get__(view).copy_(redistribute_local(values._local_tensor, values._spec, view._spec))
+    _LOCAL.__get__(view).copy_(redistribute_local(values.local, values.spec, view.spec))
     if view._num_writes is not None:  # torch counts this write once the operator has run
         view._num_writes = num_writes(view) + 1
+
+
+def write_past(tensor: Tensor, values: Tensor) -> None:
+    """Write what a tensor that takes results got to the tensor that it was made of by a move."""
+    if isinstance(tensor, Wrapper) and tensor._origin and not isinstance(tensor, CopiedView):
+        tensor._origin.write(values)
 
 
 def refuse_lost_writes(op: object, tensor: Tensor) -> None:

@@ -1,8 +1,5 @@
 """Operators that change the shape of a tensor in place: ``t_``, ``squeeze_`` and their like."""
 
-# pyright: reportPrivateUsage=false
-# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -45,13 +42,13 @@ def change_shape(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Te
     if isinstance(made, CopiedView):
         if base_name(op) not in _MAY_MOVE:
             raise _refusal(op, tensor, "it would have to be redistributed or copied")
-        values, spec = made._local_tensor, made._spec
+        values, spec = made.local, made.spec
         correct_aliasing(op, args, dict(kwargs), tensor)
         move_values(tensor, functional, args[1:], values, spec)
         follow_leaf(tensor)
         return tensor
     correct_aliasing(op, args, dict(kwargs), tensor)
-    tensor._local_tensor, tensor._spec = made._local_tensor, made._spec
+    tensor.local, tensor.spec = made.local, made.spec
     follow_leaf(tensor)
     return tensor
 
@@ -71,7 +68,7 @@ def resize(tensor: Wrapper, values: Tensor) -> None:
         made = aten.empty_like.default(
             values, dtype=tensor.dtype, memory_format=torch.contiguous_format
         )
-        made = placed(made, values._spec.reduced().placements)
+        made = placed(made, values.spec.reduced().placements)
     elif tensor.numel() == values.numel() and tensor.is_contiguous():
         made = aten.view.default(tensor, list(values.shape))
     else:
@@ -79,11 +76,11 @@ def resize(tensor: Wrapper, values: Tensor) -> None:
     if isinstance(made, CopiedView):
         return
     correct_aliasing(aten.resize_.default, (tensor, list(values.shape)), {}, tensor)
-    tensor._local_tensor, tensor._spec = made._local_tensor, made._spec
+    tensor.local, tensor.spec = made.local, made.spec
 
 
 def _refusal(op: Op, tensor: Any, reason: str) -> UnsupportedOp:
-    spec = tensor._spec if isinstance(tensor, Wrapper) else "a list"
+    spec = tensor.spec if isinstance(tensor, Wrapper) else "a list"
     return UnsupportedOp(
         f"{op}({spec}) changes the shape of a DTensor in place, and {reason}; assign the result of "
         "the operator without the underscore instead"

@@ -5,9 +5,6 @@ would reduce it for good: it would stay that large, optimizers would lay out the
 every reading of it would communicate.
 """
 
-# pyright: reportPrivateUsage=false
-# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
-
 from __future__ import annotations
 
 from typing import Any, Self, cast
@@ -63,7 +60,7 @@ class _Placing:
 
     def follow(self, tensor: Wrapper) -> None:
         """Take the leaf to lie as it does now."""
-        self._spec = gradient_spec(tensor._spec)
+        self._spec = gradient_spec(tensor.spec)
         self._targets: dict[DTensorSpec, DTensorSpec] = {}
 
     def __call__(self, grad: Tensor | None) -> Tensor | None:
@@ -75,7 +72,7 @@ class _Placing:
             grad = distributed(grad, self._cls, self._spec)
         elif isinstance(grad, CopiedView):
             pass  # a gradient of its own, even if it lies right
-        elif grad._spec.placements == placements:
+        elif grad.spec.placements == placements:
             return None
         elif not torch.is_grad_enabled():
             return self._moved(grad)
@@ -86,12 +83,12 @@ class _Placing:
 
     def _moved(self, grad: Wrapper) -> Wrapper:
         """Do what ``moved`` does to what lies elsewhere; this runs for every parameter."""
-        source = grad._spec
+        source = grad.spec
         target = self._targets.get(source)
         if target is None:
             target = contiguous_spec(source.with_placements(self._spec.placements))
             self._targets[source] = target
-        local = redistribute_local(grad._local_tensor, source, target)
+        local = redistribute_local(grad.local, source, target)
         return new_wrapper(type(grad), local, target, False)
 
 

@@ -4,9 +4,6 @@ Torch asks a tensor for the chunk that this rank holds, for the items to write, 
 tensor of a chunk. Nothing of torch's checkpoint package is imported before it asks.
 """
 
-# pyright: reportPrivateUsage=false
-# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
@@ -38,7 +35,7 @@ class Checkpointable(Wrapper):
         from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
         _require_values(self)
-        box = self._spec.box
+        box = self.spec.box
         if box is None or box.is_empty:
             return []
         return [ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes))]
@@ -54,7 +51,7 @@ class Checkpointable(Wrapper):
                 type=WriteItemType.SHARD,
                 tensor_data=TensorWriteData(
                     chunk=chunk,
-                    properties=TensorProperties.create_from_tensor(self._local_tensor),
+                    properties=TensorProperties.create_from_tensor(self.local),
                     size=self.shape,
                 ),
             )
@@ -64,17 +61,17 @@ class Checkpointable(Wrapper):
     def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
         """Return the local tensor, which torch reads from or writes to."""
         _require_values(self)
-        box = self._spec.box
+        box = self.spec.box
         if box is None or index.offset not in (None, torch.Size(box.offsets)):
             raise PlacementError(
                 f"{index.fqn!r}: this rank holds {box} of shape {tuple(self.shape)}, and no chunk "
                 f"at offset {index.offset}"
             )
-        return self._local_tensor.detach()
+        return self.local.detach()
 
 
 def _require_values(tensor: Wrapper) -> None:
-    spec = tensor._spec
+    spec = tensor.spec
     if spec.layout.is_partial:
         raise PlacementError(
             f"a tensor of shape {tuple(spec.shape)} with placements "

@@ -1,8 +1,5 @@
 """Facts of operators that their schemas tell."""
 
-# pyright: reportPrivateUsage=false
-# The schema of an operator has no public name in torch.
-
 from __future__ import annotations
 
 from typing import Any

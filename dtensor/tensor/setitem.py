@@ -5,9 +5,6 @@ of the box that a rank has is a view of its memory. Otherwise, and where autogra
 tensor gets its values back with the box replaced.
 """
 
-# pyright: reportPrivateUsage=false
-# `_spec` is a name that users of torch read; inside the package it is ours.
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -82,7 +79,7 @@ def set_item(tensor: Wrapper, index: Any, value: Any) -> bool:
         set_item(tensor, basic, aten.index_put(part, indices, given.to(part.dtype)))
         return True
     box = place.box(tensor.shape)
-    is_view = all(len(cuts) <= 1 for cuts in tensor._spec.layout.splits)
+    is_view = all(len(cuts) <= 1 for cuts in tensor.spec.layout.splits)
     if is_view and not follows:
         view = tensor[tuple(box)]
         # After x[i] += y it is the very place. Kernels refuse that for some strides, which may be
@@ -97,7 +94,7 @@ def set_item(tensor: Wrapper, index: Any, value: Any) -> bool:
 def _shares_memory(value: Any, tensor: Wrapper) -> bool:
     if not isinstance(value, Wrapper):
         return False
-    memories = [t._local_tensor.untyped_storage() for t in (value, tensor)]
+    memories = [t.local.untyped_storage() for t in (value, tensor)]
     return memories[0].data_ptr() == memories[1].data_ptr()
 
 
