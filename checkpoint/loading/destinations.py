@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
 
 from dtckpt.errors import LayoutMismatch
 
 from ..files.manifest import Manifest
+from ..files.stored_tensor import StoredTensor
 from ..reading.exchanging import Destination
 from ..reading.wants import Sink, Want
-from ..tensors.local import LocalTensor, local_tensor
+from ..tensors.local import LocalTensor, is_shared, local_tensor
 from ..tensors.materialising import (
     Replaced,
     is_meta,
@@ -20,10 +23,9 @@ from ..tensors.materialising import (
     stand_in,
     will_be_host_memory,
 )
-from ..tensors.overlaps import find_sharing
+from ..tensors.overlaps import find_sharing, overlaps_itself
 from ..tensors.transfer import SinkToCome, TensorComparison, TensorSink
-from .casting import ConvertingSink
-from .fitting import unfit
+from .casting import ConvertingSink, DTypePolicy, is_lossless, may_convert
 from .match import Match
 from .options import LoadOptions
 
@@ -55,7 +57,7 @@ class Destinations:
         policy = self._options.dtype_policy
         problems = list(problems)
         for name, local in self.tensors.items():
-            problem = unfit(self._stored.get(name), local, self.held[name], policy)
+            problem = _unfit(self._stored.get(name), local, self.held[name], policy)
             if problem:
                 problems.append(problem)
         if problems:
@@ -163,6 +165,14 @@ class Destinations:
         """Bytes of all destinations."""
         return sum(t.nbytes for local in self.tensors.values() for _, t in local.parts)
 
+    def casts(self) -> dict[str, tuple[str, str]]:
+        """Return saved and wanted dtype, by their torch names, of tensors for which they differ."""
+        return {
+            name: (self._stored[name].dtype.torch_name, local.dtype.torch_name)
+            for name, local in self.tensors.items()
+            if self._stored[name].dtype is not local.dtype
+        }
+
     def resharded(self, rank: int) -> list[str]:
         """Return the tensors of which this rank, number ``rank``, holds another part."""
         return [
@@ -177,3 +187,34 @@ class Destinations:
         if layout == local.layout:
             return False
         return list(layout.held_by(rank)) != [box for box, _ in local.parts]
+
+
+def _unfit(
+    stored: StoredTensor | None, local: LocalTensor, destination: Any, policy: DTypePolicy
+) -> str:
+    """Return what is wrong between a stored tensor and where it is to be loaded, or ""."""
+    if stored is None:
+        return f"{local.name}: the tree names this tensor, the manifest has it not"
+    if stored.shape != local.shape or not (
+        stored.dtype == local.dtype or may_convert(policy, stored.dtype, local.dtype)
+    ):
+        hint = _dtype_hint(stored, local, policy) if stored.shape == local.shape else ""
+        return (
+            f"{local.name}: saved as {stored.dtype.torch_name}{list(stored.shape)}, wanted as "
+            f"{local.dtype.torch_name}{list(local.shape)}{hint}"
+        )
+    if isinstance(destination, np.ndarray) and not is_shared(destination):
+        return f"{local.name}: the numpy array is read-only or runs backwards; give a fresh one"
+    for box, tensor in local.parts:
+        if not tensor.is_contiguous() and not is_meta(destination) and overlaps_itself(tensor):
+            return f"{local.name}: the destination of {box} overlaps itself in memory; clone it"
+    return ""
+
+
+def _dtype_hint(stored: StoredTensor, local: LocalTensor, policy: DTypePolicy) -> str:
+    saved, wanted = stored.dtype, local.dtype
+    if policy == "error" and is_lossless(saved.torch_name, wanted.torch_name):
+        return '; pass dtype_policy="widen" to convert it without loss'
+    if policy != "cast" and may_convert("cast", saved, wanted):
+        return '; pass dtype_policy="cast" to convert it with loss'
+    return "; there is no such conversion" if policy == "cast" else ""

@@ -20,18 +20,16 @@ from ...storage.base import Store
 from ...storage.open import open_store
 from ..files.manifest import MANIFEST, Manifest, read_manifest_bytes
 from ..files.stored import StoredData
-from ..ranks.text import covering, some_names
 from ..ranks.together import DEFAULT_TIMEOUT, Answers, Ranks, closing, ranks_of, together
 from ..reading.read_once import Offer, why_alone
 from ..state.collector import paused_collector
-from ..state.names import rank_component
 from ..state.renaming import Rename
 from ..state.stateful import Stateful
 from .agreement import Decision, Matched
 from .casting import DTypePolicy, check_policy
 from .destinations import Destinations
+from .differences import refuse_differences, refuse_idle
 from .filling import Filling
-from .fitting import casts
 from .match import Match
 from .matching import match
 from .options import LoadOptions
@@ -40,8 +38,6 @@ from .report import LoadReport
 __all__ = ["LoadReport", "load"]
 
 logger = logger_of("checkpoint")
-
-_MOST_PATTERNS = 4
 
 
 def load(
@@ -275,56 +271,19 @@ class _Load:
         return Decision.of(told, self.store).to_bytes()
 
     def check(self) -> bytes:
-        """Raise LayoutMismatch if ``strict`` and something is missing or left over.
+        """Raise LayoutMismatch if state and checkpoint differ in what they may not.
 
         Else plan the reads of a rank that had to know first which ranks read what.
         """
-        where, found = self.store.url, self.found
-        unexpected = found.names_of_mask(self.decision.unexpected)
-        if self.decision.idle:
-            raise LayoutMismatch(
-                f"{where}: rename= has the keys {some_names(self.decision.idle)}, which are no "
-                "names in the state, or beginnings of names up to a /, on any rank; nothing was "
-                "loaded"
-            )
-        missing = [
-            at if at == name else f"{at} ({name} in the state)"
-            for at, name in found.missing.items()
-        ]
-        if self.options.strict and (missing or unexpected):
-            own = rank_component(self.ranks.rank)
-            new_rank = (
-                "A rank that is new has nothing to load into its PerRank: PerRank(value, "
-                'new_rank="keep") lets it keep its own value. '
-                if any(at.rpartition("/")[2] == own for at in found.missing)
-                else ""
-            )
-            raise LayoutMismatch(
-                f"{where}: state and checkpoint differ and nothing was loaded. Missing in the "
-                f"checkpoint: {some_names(missing)}. In the checkpoint but not asked for: "
-                f"{some_names(unexpected)}. {new_rank}{self._remedy(unexpected)}"
-            )
+        where, decision = self.store.url, self.decision
+        refuse_idle(decision.idle, where)
+        if self.options.strict:
+            unexpected = self.found.names_of_mask(decision.unexpected)
+            refuse_differences(self.found, unexpected, self.ranks.rank, where)
         if not self.filling.is_planned:
             with paused_collector():
-                self.filling.plan(share=self.decision.read_once)
+                self.filling.plan(share=decision.read_once)
         return b""
-
-    def _remedy(self, unexpected: list[str]) -> str:
-        """Return what a user may want who has other leaves than the checkpoint."""
-        if not self.found.missing:
-            had = [*self.destinations.tensors, *self.found.values]
-            part = covering(had, unexpected)
-            more = ", ..." if len(part) > _MOST_PATTERNS else ""
-            patterns = f"[{', '.join(map(repr, part[:_MOST_PATTERNS]))}{more}]"
-            return (
-                f"To load a part of the checkpoint name it, select={patterns}: all of that part is "
-                "then loaded, or nothing"
-            )
-        return (
-            "If they are there under other names, rename= says so. To load a part of the "
-            "checkpoint name it by select=; strict=False loads what both have, and leaves all "
-            "else in the state as it was"
-        )
 
     def restore(self) -> bytes:
         """Put the saved values into place and hand stateful objects their state."""
@@ -348,7 +307,7 @@ class _Load:
             kept=tuple(found.kept),
             by_position=tuple(found.by_position),
             resharded=tuple(destinations.resharded(self.ranks.rank)),
-            cast=casts(self.manifest.tensors, tensors),
+            cast=destinations.casts(),
             bytes_needed=destinations.num_bytes,
             bytes_read=self.filling.bytes_read,
             bytes_received=self.filling.bytes_received,

@@ -18,15 +18,11 @@ import torch
 
 from dtckpt.errors import LayoutMismatch
 
-from ..files.manifest import Manifest
-from ..files.stored_tensor import StoredTensor
 from ..optimizers.named_state import optimizers_in, wrong_numbers
 from ..optimizers.pairing import Tables
 from ..optimizers.param_names import ParamNames, plain_name
 from ..ranks.together import Ranks
 from ..state.names import index_component, key_component, rank_component
-from ..state.renaming import Renaming
-from ..state.selecting import Selection, selection_of
 from ..state.stateful import is_stateful
 from ..state.tree import (
     CONTAINERS,
@@ -41,36 +37,26 @@ from ..state.tree import (
     tag_of,
     unflatten,
 )
-from ..state.tree_index import ABSENT, TreeIndex, below, index_tree
+from ..state.tree_index import ABSENT, below
 from ..tensors.local import tensor_tag
 from ..tensors.materialising import adopt, foreign_tensors, has_meta_tensors
 from ..tensors.visiting import visit
+from .lookup import Lookup
 from .match import Finisher, Match, Rebuild
-from .options import LoadOptions
 
 OptimizerMatcher = Callable[["Walk", torch.optim.Optimizer, str, Any], Finisher | None]
 """Matches an optimizer, given its name and state, and returns what hands the new state over."""
 
 
 @dataclass(kw_only=True)
-class Walk:
+class Walk(Lookup):
     """The template beside the tree, place by place; what is found is noted in ``found``."""
 
-    manifest: Manifest
-    options: LoadOptions
     ranks: Ranks
     match_optimizer: OptimizerMatcher
-    index: TreeIndex = field(init=False)
-    stored: Mapping[str, StoredTensor] = field(init=False)
-    selection: Selection | None = field(init=False)
-    renaming: Renaming | None = field(init=False)
     found: Match = field(init=False)
-    taken: set[str] = field(init=False, default_factory=set[str])
-    """Leaves of the checkpoint that the state has a place for."""
     within_per_rank: bool = field(init=False, default=False)
     within_object: bool = field(init=False, default=False)
-    place: tuple[str, str] | None = field(init=False, default=None)
-    """A name in the state, and where in the checkpoint this and all below it is found."""
     at_end: list[Callable[[], None]] = field(init=False, default_factory=list[Callable[[], None]])
     """Checks for which it has to be known what of the checkpoint the state takes."""
     filled: dict[int, tuple[Any, str]] = field(
@@ -79,11 +65,7 @@ class Walk:
     """Containers that are filled in place, by id, with their names in the checkpoint."""
 
     def __post_init__(self) -> None:
-        rename = self.options.rename
-        self.index = index_tree(self.manifest.tree)
-        self.stored = self.manifest.tensors
-        self.selection = selection_of(self.options.select)
-        self.renaming = None if rename is None else Renaming(rename)
+        super().__post_init__()
         self.found = Match(leaves=self.index.leaves)
 
     def run(self, template: Any) -> Rebuild | None:
@@ -114,17 +96,6 @@ class Walk:
         }
         return Tables(self.names, None if self.renaming is None else self.at, stored)
 
-    def at(self, name: str) -> str:
-        """Return the name in the checkpoint of a name in the state."""
-        renamed = name if self.renaming is None else self.renaming(name)
-        if self.place is None:
-            return renamed
-        top, place = self.place
-        if name == top:
-            return place
-        start = f"{top if self.renaming is None else self.renaming(top)}/"
-        return f"{place}/{renamed[len(start) :]}" if renamed.startswith(start) else renamed
-
     def node_at(self, value: Any, name: str, place: str) -> Rebuild | None:
         """Walk a part of the state that stands at a given place in the checkpoint."""
         before, self.place = self.place, (name, place)
@@ -132,25 +103,6 @@ class Walk:
             return self.node(value, name)
         finally:
             self.place = before
-
-    def is_selected(self, at: str) -> bool:
-        return self.selection is None or at in self.selection
-
-    def cannot_reach(self, name: str) -> bool:
-        """Whether it is plain that nothing at or below a name in the state is selected."""
-        if self.selection is None or self.renaming is not None:
-            return False
-        return not self.selection.may_reach(name)
-
-    def selects_below(self, at: str) -> bool:
-        """Whether some leaf at or below a node is selected; not so if there is none."""
-        if self.selection is None or at not in self.index.nodes:
-            return self.selection is None
-        return any(map(self.is_selected, self.index.leaves_of(at)))
-
-    def takes_below(self, at: str) -> bool:
-        """Whether the state has had a place so far for some leaf at or below a node."""
-        return any(leaf in self.taken for leaf in self.index.leaves_of(at))
 
     def finish(self) -> Match:
         for check in self.at_end:
