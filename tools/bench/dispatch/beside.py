@@ -92,7 +92,8 @@ def checkout(folder: Path) -> Generator[Checkout]:
     process = subprocess.Popen(
         [str(python), "-m", __spec__.name],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        env=os.environ
+        | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONHASHSEED": "0"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
