@@ -1,6 +1,7 @@
 """Redistribute: from one layout to another, on the same mesh or on another one.
 
-``route`` chooses the way, ``steps`` is what a rank does for it, ``plans`` remembers and runs.
+``route`` chooses the way, by ``hops``; ``seats`` says which of the ``steps`` a rank takes for each;
+``plans`` remembers and runs. ``parts`` is for tensors that no mesh describes.
 """
 
 from .explain import Explanation, explain

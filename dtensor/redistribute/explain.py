@@ -15,7 +15,9 @@ from ..comm.reductions import all_reduced_bytes
 from ..geometry.flows import Flows, numel_lacking
 from ..geometry.layout import Layout
 from ..geometry.placement import Placement
-from .route import Hop, Route, gathers_in_rows, hop_seconds, most_moved, plan_route
+from .estimates import hop_seconds
+from .hops import Hop
+from .route import Planner, Route
 
 
 class LaidOut(Protocol):
@@ -113,7 +115,7 @@ def explain(
     target = target if isinstance(target, Layout) else target.global_layout
     if source.shape != target.shape:
         raise PlacementError(f"{source} and {target} are layouts of different shapes")
-    route = plan_route(source, target, dtype.itemsize, costs)
+    route = Planner(dtype.itemsize, costs).route(source, target)
     everyone = (*source.mesh.all_ranks(), *target.mesh.all_ranks())
     told = tuple(sorted(set(everyone if ranks is None else ranks)))
     totals = [_of_rank(route, source, target, dtype, rank, costs) for rank in told]
@@ -159,8 +161,7 @@ def _of_rank(
 
 
 def _held(layout: Layout, rank: int) -> int:
-    at = layout.mesh.coordinate(rank)
-    return 0 if at is None else layout.box(at).numel
+    return sum(box.numel for box in layout.held_by(rank))
 
 
 def _traffic(hop: Hop, dtype: torch.dtype, rank: int, costs: CostModel) -> tuple[int, int, int]:
@@ -170,7 +171,7 @@ def _traffic(hop: Hop, dtype: torch.dtype, rank: int, costs: CostModel) -> tuple
         flows = Flows(hop.source, hop.target)
         sent = itemsize * sum(box.numel for taker, box in flows.out_of(rank) if taker != rank)
         received = itemsize * sum(box.numel for giver, box in flows.into(rank) if giver != rank)
-        rounds = costs.num_rounds(most_moved(hop) * itemsize)
+        rounds = costs.num_rounds(hop.most_moved * itemsize)
         return received, sent, -(-sent // rounds) - (-received // rounds)
     at = hop.source.mesh.coordinate(rank)
     if at is None or hop.kind in ("slice", "spread"):
@@ -179,7 +180,7 @@ def _traffic(hop: Hop, dtype: torch.dtype, rank: int, costs: CostModel) -> tuple
         row = hop.source.mesh.submesh(hop.axes, at).all_ranks()
         width = itemsize * max(_held(hop.source, other) for other in row)
         others = width * (hop.num_ranks - 1)
-        if gathers_in_rows(hop):
+        if hop.gathers_in_rows:
             return others, others, 0
         rounds = costs.num_rounds(width * hop.num_ranks)
         return others, others, (hop.num_ranks + 1) * -(-width // rounds)

@@ -22,10 +22,12 @@ from ..geometry.mesh import Mesh
 from ..geometry.placement import Partial
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.spec import DTensorSpec
+from .hops import Hop
 from .logs import logs_redistributes, note_redistribute
 from .memory import agree_on_memory
-from .route import Hop, Route, plan_route, require_commuting
-from .steps import Absent, Bring, Step, make_step
+from .route import Planner, Route, require_commuting
+from .seats import Seat
+from .steps import Absent, Bring, Step
 from .union import union_of
 
 MAX_PLANS = 1024
@@ -139,7 +141,7 @@ def scatter_local(tensor: Tensor, source_rank: int, target: DTensorSpec) -> Tens
         held = Layout.replicated(Mesh((1,), ranks=(source_rank,)), target.shape)
         hop = Hop("exchange", held, target.layout)
         ranks, peers = mesh.layout_mesh.all_ranks(), mesh.peers(tuple(range(mesh.ndim)))
-        step = make_step(hop, rank, ranks, peers, mesh.device, mesh.cost_model())
+        step = Seat(rank, ranks, peers, mesh.device, mesh.cost_model()).step(hop)
         steps.put((source_rank, target), step)
     if rank == source_rank:
         local = tensor.to(mesh.device).resolve_conj().resolve_neg()
@@ -242,7 +244,8 @@ def _plan(source: DTensorSpec, target: DTensorSpec) -> RedistributePlan:
     costs = mesh.cost_model()
     same_mesh = mesh.layout_mesh == target.mesh.layout_mesh
     may_group = mesh.can_group if same_mesh else _all_can_group
-    route = plan_route(source.layout, target.layout, source.dtype.itemsize, costs, may_group)
+    planner = Planner(source.dtype.itemsize, costs, may_group)
+    route = planner.route(source.layout, target.layout)
     rank = mesh.get_rank()
     _require_possible(source, target)
     steps = [_step(hop, rank, mesh, target.mesh, costs) for hop in route.hops]
@@ -284,7 +287,7 @@ def _step(hop: Hop, rank: int, source: DeviceMesh, target: DeviceMesh, costs: Co
     """Return the step of this rank."""
     if hop.is_across:
         union = union_of(source, target)
-        return make_step(hop, rank, union.ranks, union.peers, target.device, costs)
+        return Seat(rank, union.ranks, union.peers, target.device, costs).step(hop)
     mesh = source if hop.source.mesh == source.layout_mesh else target
     if mesh.get_coordinate() is None:
         return Absent()
@@ -292,4 +295,4 @@ def _step(hop: Hop, rank: int, source: DeviceMesh, target: DeviceMesh, costs: Co
     peers: Peers | None = None
     if hop.axes and hop.kind != "spread":
         ranks, peers = mesh.ranks_along(hop.axes), mesh.peers(hop.axes)
-    return make_step(hop, rank, ranks, peers, mesh.device, costs)
+    return Seat(rank, ranks, peers, mesh.device, costs).step(hop)

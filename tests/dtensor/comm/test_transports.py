@@ -14,7 +14,7 @@ from dtckpt.dtensor.comm import transports
 from dtckpt.dtensor.comm.costs import NCCL
 from dtckpt.dtensor.comm.reductions import start_reduce_scatter
 from dtckpt.dtensor.comm.transports import GLOO, OTHER, transport_of, usual_transport
-from dtckpt.dtensor.redistribute import steps
+from dtckpt.dtensor.redistribute import move_steps
 
 from ..rank_meshes import collectives, run_on_mesh, scattered
 
@@ -71,7 +71,7 @@ def test_even_rows_are_gathered_in_place(
     def refuse(*_: object) -> None:
         raise AssertionError("went through buffers")
 
-    monkeypatch.setattr(steps, "gather", refuse)
+    monkeypatch.setattr(move_steps, "gather", refuse)
 
     def body(mesh: DeviceMesh) -> None:
         mesh.costs = replace(NCCL, round_bytes=16)
