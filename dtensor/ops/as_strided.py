@@ -30,7 +30,7 @@ def _require_own_memory(call: OpCall) -> None:
     """Raise PlacementError where places lie between the elements, as beside those of a slice."""
     source, first = call.specs[0], 2 if base_name(call.op) == "as_strided_scatter" else 1
     sizes, strides = call.args[first], call.args[first + 1]
-    offset = call.arg(first + 2, "storage_offset") or 0
+    offset = call.arg("storage_offset") or 0
     is_own = torch.zeros(max(_extent(source.shape, source.stride), 0), dtype=torch.bool)
     is_own.as_strided(source.shape, source.stride).fill_(True)
     if not is_own.as_strided(sizes, strides, offset).all():

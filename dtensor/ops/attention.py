@@ -107,10 +107,7 @@ def _dim(letter: str, size: int, query: DTensorSpec, group: int) -> Dim | None:
 
 def _named(call: OpCall) -> dict[str, Any]:
     """Return the arguments by name, in the order of the schema, defaults where not given."""
-    return {
-        argument.name: call.arg(index, argument.name, argument.default_value)
-        for index, argument in enumerate(schema_of(call.op).arguments)
-    }
+    return {name: call.arg(name) for name in (a.name for a in schema_of(call.op).arguments)}
 
 
 def _local(local: LocalCall) -> Callable[..., Any]:

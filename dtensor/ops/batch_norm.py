@@ -29,7 +29,7 @@ aten = torch.ops.aten
 def batch_norm_rule(call: OpCall) -> Rule | None:
     """Batch norm of whole tensors, which is left to the operator."""
     # In evaluation its means are empty, of which torch without data does not know.
-    return needs_whole(call) if call.args[5] else None
+    return needs_whole(call) if call.arg("training") else None
 
 
 rule(aten.native_batch_norm_backward.default)(needs_whole)

@@ -97,7 +97,7 @@ def grouped_mm_rule(call: OpCall) -> Rule:
 def cross_rule(call: OpCall) -> Rule:
     """Cross product along one dim, which must be whole."""
     shape = call.output_shape
-    dim = Dim(call.arg(2, "dim", -1) % max(len(shape), 1))
+    dim = Dim(call.arg("dim") % max(len(shape), 1))
 
     def kept(dims: Dims) -> Dims:
         return tuple(None if d == dim else d for d in dims)
@@ -116,7 +116,7 @@ def cross_rule(call: OpCall) -> Rule:
 @rule(aten._trilinear.default)
 def trilinear_rule(call: OpCall) -> Rule:
     """Three tensors, dims of size 1 put into each, multiplied and summed over some dims."""
-    expands, summed = call.args[3:6], {int(dim) for dim in call.args[6]}
+    expands, summed = call.args[3:6], {int(dim) for dim in call.arg("sumdim")}
     ndim = call.specs[0].ndim + len(expands[0])
     inputs: list[Dims] = []
     for spec, added in zip(call.specs, expands, strict=True):

@@ -25,7 +25,7 @@ def convolution_rule(call: OpCall) -> Rule | None:
     data, weight = call.specs[:2]
     if data.ndim != weight.ndim:
         return None
-    transposed, groups = call.args[6], call.args[8]
+    transposed, groups = call.arg("transposed"), call.arg("groups")
     if groups == 1:
         kernel = "co_" if transposed else "oc_"
         return Form(f"nc_, {kernel}, +o -> no_", ("02", "12"), _local_forward).rule(call)
@@ -39,7 +39,7 @@ def convolution_backward_rule(call: OpCall) -> Rule | None:
     grad, data, weight = call.specs
     if data.ndim != weight.ndim:
         return None
-    transposed, groups = call.args[7], call.args[9]
+    transposed, groups = call.arg("transposed"), call.arg("groups")
     if groups == 1:
         kernel = "co_" if transposed else "oc_"
         text = f"no_, nc_, {kernel} -> nc_, {kernel}, o(c)"
@@ -59,7 +59,7 @@ def _grouped(
 ) -> Rule:
     """Return a rule that splits the batch and whole groups of ``ins`` to ``outs`` channels."""
     is_backward = len(outputs) > 1
-    transposed = call.args[7 if is_backward else 6]
+    transposed = call.arg("transposed")
     units = {"in": outs, "out": ins, "bias": ins, "weight": outs if transposed else ins}
 
     def dims(role: str, ndim: int) -> Dims:
@@ -93,7 +93,7 @@ def _local_forward(local: LocalCall) -> Callable[..., Any]:
     if lacks_elements(local):
         return _bias_only(local)
     call = local.call
-    groups = _local_groups(call.args[8], call.specs[0], local.inputs[0])
+    groups = _local_groups(call.arg("groups"), call.specs[0], local.inputs[0])
 
     def run(*args: Any) -> Tensor:
         return aten.convolution(*args[:8], groups)
@@ -120,7 +120,7 @@ def _local_backward(local: LocalCall) -> Callable[..., Any]:
     empty = zeros_of_nothing(local)
     if empty is not None:
         return _bias_gradient_only(empty) if bias is not None else empty
-    groups = _local_groups(call.args[9], call.specs[1], local.inputs[1])
+    groups = _local_groups(call.arg("groups"), call.specs[1], local.inputs[1])
 
     def run(grad: Tensor, data: Tensor, weight: Tensor, sizes: Any, *args: Any) -> Any:
         if bias is not None:

@@ -21,14 +21,14 @@ aten = torch.ops.aten
 def diagonal_rule(call: OpCall) -> Rule:
     """The diagonal of two dims, which must be whole, as a new last dim."""
     ndim = call.specs[0].ndim
-    ins, rest = without(ndim, call.arg(2, "dim1", 0), call.arg(3, "dim2", 1))
+    ins, rest = without(ndim, call.arg("dim1"), call.arg("dim2"))
     return moving(call, (ins,), ((*rest, None),))
 
 
 @rule(aten.diagonal_backward.default)
 def diagonal_backward_rule(call: OpCall) -> Rule:
     """Its gradient: zero beside the diagonal."""
-    outs, rest = without(len(call.args[1]), *call.args[3:5])
+    outs, rest = without(len(call.arg("input_sizes")), call.arg("dim1"), call.arg("dim2"))
     return moving(call, ((*rest, None),), (outs,), with_local_shape(1, "input_sizes"))
 
 
@@ -36,7 +36,7 @@ def diagonal_backward_rule(call: OpCall) -> Rule:
 def diagonal_scatter_rule(call: OpCall) -> Rule:
     """A tensor with another diagonal."""
     ndim = call.specs[0].ndim
-    dims, rest = without(ndim, call.arg(3, "dim1", 0), call.arg(4, "dim2", 1))
+    dims, rest = without(ndim, call.arg("dim1"), call.arg("dim2"))
     return moving(call, (dims, (*rest, None)), (dims,))
 
 
@@ -44,7 +44,7 @@ def diagonal_scatter_rule(call: OpCall) -> Rule:
 def diag_embed_rule(call: OpCall) -> Rule:
     """The last dim as the diagonal of two new dims."""
     ndim = call.specs[0].ndim + 1
-    outs, rest = without(ndim, call.arg(2, "dim1", -2), call.arg(3, "dim2", -1))
+    outs, rest = without(ndim, call.arg("dim1"), call.arg("dim2"))
     return moving(call, ((*rest, None),), (outs,))
 
 
@@ -60,7 +60,7 @@ def _shifted(local: LocalCall) -> Callable[..., Any] | None:
     if source.box is None:
         return None
     row, column = source.box.offsets[-2:]
-    op, diagonal = local.op, local.call.arg(1, "diagonal", 0) + row - column
+    op, diagonal = local.op, local.call.arg("diagonal") + row - column
 
     def run(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
         return op(tensor, diagonal)

@@ -51,14 +51,15 @@ def embedding_backward_rule(call: OpCall) -> Rule:
     """The gradient of the weight: a sum over all indices."""
     count = call.specs[1].ndim
     indices, column = all_dims(count), Dim(count)
-    if call.args[4]:  # the gradient is divided by how often an index occurs, over all of them
+    scales = call.arg("scale_grad_by_freq")
+    if scales:  # the gradient is divided by how often an index occurs, over all of them
         indices = (None,) * count
     return Rule(
         rows=Factors(
             call=call,
             inputs=((*indices, column), indices),
             outputs=((None, column),),
-            reduce={} if call.args[4] else dict.fromkeys(range(count), "sum"),
+            reduce={} if scales else dict.fromkeys(range(count), "sum"),
             linear=FIRST,
         )
     )
@@ -78,7 +79,7 @@ def embedding_renorm_rule(call: OpCall) -> Rule:
 def embedding_bag_rule(call: OpCall) -> Rule:
     """Sums, means or maxima of rows; the columns pass through."""
     column = Dim(0)
-    is_max = call.arg(4, "mode", 0) == MAX_MODE
+    is_max = call.arg("mode") == MAX_MODE
     others = tuple((None,) * spec.ndim for spec in call.specs[1:])
     outputs: list[Dims] = [(None,) * len(meta.shape) if meta else () for meta in call.outputs]
     outputs[0] = (None, column)
@@ -99,13 +100,13 @@ def embedding_bag_rule(call: OpCall) -> Rule:
 @rule(aten._embedding_bag_backward.default, aten._embedding_bag_dense_backward.default)
 def embedding_bag_backward_rule(call: OpCall) -> Rule | None:
     """The gradient of the weight of bags."""
-    is_dense = call.op is aten._embedding_bag_dense_backward.default
-    if not is_dense and call.args[9]:  # a sparse gradient
+    if call.arg("sparse"):  # a sparse gradient
         return None
+    is_dense = call.op is aten._embedding_bag_dense_backward.default
     column = Dim(0)
     inputs: list[Dims] = [(None,) * spec.ndim for spec in call.specs]
     inputs[0] = (None, column)
-    if call.args[7 if is_dense else 8] == MAX_MODE:
+    if call.arg("mode") == MAX_MODE:
         inputs[4 if is_dense else 5] = (None, column)
     return Rule(rows=Factors(call=call, inputs=tuple(inputs), outputs=((None, column),)))
 

@@ -16,5 +16,5 @@ aten = torch.ops.aten
 @rule(aten._fft_r2c.default, aten._fft_c2r.default, aten._fft_c2c.default)
 def transform_rule(call: OpCall) -> Rule:
     """Real to complex, back, and complex to complex."""
-    dims, _ = without(call.specs[0].ndim, *call.args[1])
+    dims, _ = without(call.specs[0].ndim, *call.arg("dim"))
     return alike(call, dims, linear=FIRST, local=zeros_of_nothing)

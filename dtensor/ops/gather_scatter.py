@@ -28,7 +28,7 @@ aten = torch.ops.aten
 def gather_rule(call: OpCall) -> Rule:
     """Elements that are picked; a rank that does not have one has a zero term."""
     source, index = call.specs
-    dim = call.args[1] % max(source.ndim, 1)
+    dim = call.arg("dim") % max(source.ndim, 1)
     if source.ndim != index.ndim or not source.ndim:
         return needs_whole(call)
     found = Dim(source.ndim)
@@ -48,7 +48,7 @@ def gather_rule(call: OpCall) -> Rule:
 def scatter_rule(call: OpCall) -> Rule:
     """Elements that are placed, each by the rank that has its place."""
     source = call.specs[0]
-    dim = call.args[1] % max(source.ndim, 1)
+    dim = call.arg("dim") % max(source.ndim, 1)
     if any(spec.ndim != source.ndim for spec in call.specs) or not source.ndim:
         return needs_whole(call)
     adds = base_name(call.op) == "scatter_add"
@@ -56,7 +56,7 @@ def scatter_rule(call: OpCall) -> Rule:
     dims = _along(source, call, dim, Dim(dim))
     sources = frozenset({0, 2}) if len(call.specs) > 2 else frozenset[int]()
     ops = {"scatter_add": LINEAR_OPS, "scatter": REDUCE_OPS}.get(base_name(call.op), ())
-    keeps_values = sources and call.arg(4, "reduce") is None
+    keeps_values = sources and call.arg("reduce") is None
     return Rule(
         rows=Factors(
             call=call,
@@ -86,7 +86,7 @@ def _along(spec: DTensorSpec, call: OpCall, dim: int, own: Dim | None) -> Dims:
 
 def _span(local: LocalCall) -> Span | None:
     source = local.inputs[0]
-    return span_of(source, local.call.args[1] % max(source.ndim, 1))
+    return span_of(source, local.call.arg("dim") % max(source.ndim, 1))
 
 
 def _local_gather(local: LocalCall) -> Callable[..., Any] | None:
@@ -125,7 +125,7 @@ def index_select_rule(call: OpCall) -> Rule:
     source, index = call.specs
     if not source.ndim:
         return needs_whole(call)
-    dim, dims, found = call.args[1] % source.ndim, all_dims(source.ndim), Dim(source.ndim)
+    dim, dims, found = call.arg("dim") % source.ndim, all_dims(source.ndim), Dim(source.ndim)
     output = with_dim(dims, dim, found if index.ndim else None)
     inputs = (dims, (found,) * index.ndim)
     return picking(call, inputs, output, (dim,), _local_index_select)
@@ -143,7 +143,7 @@ def index_write_rule(call: OpCall) -> Rule:
     source, index, values = call.specs[0], call.specs[1], call.specs[2:]
     if not source.ndim or any(spec.ndim not in (0, source.ndim) for spec in values):
         return needs_whole(call)
-    dim, dims, name = call.args[1] % source.ndim, all_dims(source.ndim), base_name(call.op)
+    dim, dims, name = call.arg("dim") % source.ndim, all_dims(source.ndim), base_name(call.op)
     found = Dim(source.ndim) if name == "index_add" and index.ndim else None
     part = with_dim(dims, dim, found)
     ops = {"index_add": LINEAR_OPS, "index_copy": REDUCE_OPS}.get(name, ())

@@ -20,7 +20,7 @@ _SAMPLE, _CHANNEL = 0, 1
 @rule(aten.native_group_norm.default)
 def group_norm_rule(call: OpCall) -> Rule:
     """Group norm: an axis cuts channels between groups."""
-    values, group = _dims(call, 0, call.args[6])
+    values, group = _dims(call, 0)
     weights: tuple[Dims, ...] = ((Dim(_CHANNEL),),) * (len(call.specs) - 1)
     return Rule(
         rows=Factors(call=call, inputs=(values, *weights), outputs=(values, group, group)),
@@ -31,7 +31,7 @@ def group_norm_rule(call: OpCall) -> Rule:
 @rule(aten.native_group_norm_backward.default)
 def group_norm_backward_rule(call: OpCall) -> Rule:
     """Its gradients: those of weight and bias sum over the samples."""
-    values, group = _dims(call, 1, call.args[8])
+    values, group = _dims(call, 1)
     channel: Dims = (Dim(_CHANNEL),)
     weights = (channel,) * (len(call.specs) - 4)
     return Rule(
@@ -48,16 +48,16 @@ def group_norm_backward_rule(call: OpCall) -> Rule:
     )
 
 
-def _dims(call: OpCall, index: int, groups: int) -> tuple[Dims, Dims]:
+def _dims(call: OpCall, index: int) -> tuple[Dims, Dims]:
     """Return the dims of the values and of what there is one of per group."""
     spec = call.specs[index]
-    unit = spec.shape[1] // groups
+    unit = spec.shape[1] // call.arg("group")
     values: Dims = (Dim(_SAMPLE), Dim(_CHANNEL), *(None,) * (spec.ndim - 2))
     return values, (Dim(_SAMPLE), Dim(_CHANNEL, unit))
 
 
 def _local_forward(local: LocalCall) -> Callable[..., Any]:
-    unit = local.call.specs[0].shape[1] // local.call.args[6]
+    unit = local.call.specs[0].shape[1] // local.call.arg("group")
     empties = zeros(local)
 
     def run(values: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any) -> Any:
@@ -70,7 +70,7 @@ def _local_forward(local: LocalCall) -> Callable[..., Any]:
 
 
 def _local_backward(local: LocalCall) -> Callable[..., Any]:
-    unit = local.call.specs[1].shape[1] // local.call.args[8]
+    unit = local.call.specs[1].shape[1] // local.call.arg("group")
     empties = zeros(local)
 
     def run(

@@ -22,7 +22,7 @@ aten = torch.ops.aten
 @rule(aten.histc.default)
 def histc_rule(call: OpCall) -> Rule:
     """Counts between given bounds add up; other bounds are those of all values."""
-    low, high = call.arg(2, "min", 0), call.arg(3, "max", 0)
+    low, high = call.arg("min"), call.arg("max")
     source = call.specs[0]
     dims: Dims = all_dims(source.ndim) if low != high else (None,) * source.ndim
     reduce = dict.fromkeys(range(source.ndim), "sum") if low != high else {}

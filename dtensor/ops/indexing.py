@@ -39,7 +39,7 @@ def index_rule(call: OpCall) -> Rule | None:
     """Elements by tensors of indices for some dims."""
     if _has_masks(call.specs[1:]):
         return None
-    ndim, picked = call.specs[0].ndim, _picked_dims(call.args[1])
+    ndim, picked = call.specs[0].ndim, _picked_dims(call.arg("indices"))
     at, block = _position(picked), _block(call.specs[1:], ndim)
     _, rest = without(ndim, *picked)
     inputs = (all_dims(ndim), *_aligned(call.specs[1:], block))
@@ -56,8 +56,8 @@ def index_put_rule(call: OpCall) -> Rule | None:
     if _has_masks(call.specs[1:-1]):
         return None
     source, values = call.specs[0], call.specs[-1]
-    picked = _picked_dims(call.args[1])
-    adds = bool(call.arg(3, "accumulate", False))
+    picked = _picked_dims(call.arg("indices"))
+    adds = bool(call.arg("accumulate"))
     indices = call.specs[1:-1]
     dims, block = all_dims(source.ndim), _block(indices, source.ndim)
     at = _position(picked)
@@ -129,13 +129,13 @@ def _aligned(indices: Sequence[DTensorSpec], block: Dims) -> tuple[Dims, ...]:
 
 def _spans(local: LocalCall) -> list[Span]:
     """Return this rank's part of every indexed dim that is not whole."""
-    picked = _picked_dims(local.call.args[1])
+    picked = _picked_dims(local.call.arg("indices"))
     spans = [span_of(local.inputs[0], dim) for dim in picked]
     return [span for span in spans if span]
 
 
 def _local_index(local: LocalCall) -> Callable[..., Any] | None:
-    spans, picked = _spans(local), _picked_dims(local.call.args[1])
+    spans, picked = _spans(local), _picked_dims(local.call.arg("indices"))
     if not spans:
         return None
     num_after = local.inputs[0].ndim - len(picked) - _position(picked)
@@ -163,7 +163,7 @@ def _located(indices: Sequence[Tensor | None], spans: list[Span]) -> tuple[list[
 
 
 def _local_index_put(local: LocalCall) -> Callable[..., Any] | None:
-    spans, picked = _spans(local), _picked_dims(local.call.args[1])
+    spans, picked = _spans(local), _picked_dims(local.call.arg("indices"))
     if not spans:
         return None
     at, op = _position(picked), local.op

@@ -16,7 +16,7 @@ aten = torch.ops.aten
 def cat_rule(call: OpCall) -> Rule:
     """Parts of a dim, which is cut into even chunks: each rank gets what it lacks of its own."""
     out = all_dims(len(call.output_shape))
-    dim, start = call.arg(1, "dim", 0) % len(out), 0
+    dim, start = call.arg("dim") % len(out), 0
     inputs: list[Dims] = []
     for spec in call.specs:
         if spec.ndim != len(out):  # a tensor of shape (0,), which stands for nothing
@@ -31,7 +31,7 @@ def cat_rule(call: OpCall) -> Rule:
 @rule(aten.stack.default)
 def stack_rule(call: OpCall) -> Rule:
     """A new dim, which is whole."""
-    out, rest = without(len(call.output_shape), call.arg(1, "dim", 0))
+    out, rest = without(len(call.output_shape), call.arg("dim"))
     return _joined(call, (rest,) * len(call.specs), out, frozenset())
 
 

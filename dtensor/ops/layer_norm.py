@@ -26,7 +26,7 @@ aten = torch.ops.aten
 def norm_rule(call: OpCall) -> Rule:
     """Values over the last dims, and what there is one of for all of these (means, roots)."""
     ndim = call.specs[0].ndim
-    dims = leading(ndim, ndim - len(call.args[1]))
+    dims = leading(ndim, ndim - len(call.arg("normalized_shape")))
     weights = tuple((None,) * spec.ndim for spec in call.specs[1:])
     outputs = (dims,) * len(call.outputs)
     return Rule(rows=Factors(call=call, inputs=(dims, *weights), outputs=outputs))
@@ -35,7 +35,7 @@ def norm_rule(call: OpCall) -> Rule:
 @rule(aten.native_layer_norm_backward.default, aten._fused_rms_norm_backward.default)
 def norm_backward_rule(call: OpCall) -> Rule:
     """Their gradients: those of weight and bias sum over the leading dims."""
-    ndim, normalised = call.specs[0].ndim, len(call.args[2])
+    ndim, normalised = call.specs[0].ndim, len(call.arg("normalized_shape"))
     lead, num_values = (
         ndim - normalised,
         4 if call.op is aten.native_layer_norm_backward.default else 3,

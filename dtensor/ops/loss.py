@@ -90,17 +90,14 @@ def _samples(call: OpCall, source: DTensorSpec) -> tuple[tuple[Dims, ...], int]:
     """
     has_samples = source.ndim == 2
     inputs = tuple(leading(spec.ndim, int(has_samples)) for spec in call.specs)
-    has_weight = any(
-        argument.name == "weight" and call.arg(position, "weight") is not None
-        for position, argument in enumerate(schema_of(call.op).arguments)
-    )
-    inputs = (*inputs[:-1], (None,)) if has_weight else inputs
+    if call.arg("weight") is not None:
+        inputs = (*inputs[:-1], (None,))
     return inputs, source.shape[0] if has_samples else 1
 
 
 def _loss(call: OpCall, inputs: tuple[Dims, ...], outputs: tuple[Dims, ...], count: int) -> Rule:
     """Return the rule of a loss; ``outputs`` are its dims without reduction."""
-    if _reduction_of(call) == NONE:
+    if call.arg("reduction") == NONE:
         return Rule(rows=Factors(call=call, inputs=inputs, outputs=outputs))
     factors = {dim.factor for dims in inputs for dim in dims if dim is not None}
     return Rule(
@@ -110,7 +107,7 @@ def _loss(call: OpCall, inputs: tuple[Dims, ...], outputs: tuple[Dims, ...], cou
             outputs=((), *outputs[1:]),
             reduce=dict.fromkeys(factors, "sum"),
         ),
-        local=_local_sum(count if _reduction_of(call) == MEAN else 1),
+        local=_local_sum(count if call.arg("reduction") == MEAN else 1),
     )
 
 
@@ -141,7 +138,7 @@ def _local_sum(count: int) -> LocalMaker:
 def _loss_backward(call: OpCall, inputs: tuple[Dims, ...], output: Dims, count: int) -> Rule:
     return Rule(
         rows=Factors(call=call, inputs=inputs, outputs=(output,), linear=FIRST),
-        local=_local_mean_backward(count) if _reduction_of(call) == MEAN else None,
+        local=_local_mean_backward(count) if call.arg("reduction") == MEAN else None,
     )
 
 
@@ -168,12 +165,7 @@ def margin_loss_backward_meta(grad: Tensor, values: Tensor, *_: Any, **__: Any) 
 
 
 def _position(op: Op) -> int:
-    names = [argument.name for argument in schema_of(op).arguments]
-    return names.index("reduction")
-
-
-def _reduction_of(call: OpCall) -> int:
-    return call.arg(_position(call.op), "reduction", MEAN)
+    return [argument.name for argument in schema_of(op).arguments].index("reduction")
 
 
 def _with_reduction(

@@ -23,13 +23,13 @@ def nll_loss_rule(call: OpCall) -> Rule:
     """The loss, and the weight of all targets; a mean over parts is made of both sums."""
     classes, samples, weight = _dims(call.specs[0])
     inputs = (classes, samples, weight)[: len(call.specs)]
-    if call.args[3] == MEAN:
+    if call.arg("reduction") == MEAN:
         inputs = tuple((None,) * len(dims) for dims in inputs)
     return Rule(
         rows=Factors(
             call=call,
             inputs=inputs,
-            outputs=(samples if call.args[3] == NONE else (), ()),
+            outputs=(samples if call.arg("reduction") == NONE else (), ()),
             reduce=dict.fromkeys(range(len(classes)), "sum"),
         ),
         local=_local_loss,
@@ -40,8 +40,8 @@ def nll_loss_rule(call: OpCall) -> Rule:
 def nll_loss_backward_rule(call: OpCall) -> Rule:
     """Its gradient, for which only the weight of all targets is common."""
     classes, samples, weight = _dims(call.specs[1])
-    grad = samples if call.args[4] == NONE else ()
-    has_weight = call.args[3] is not None
+    grad = samples if call.arg("reduction") == NONE else ()
+    has_weight = call.arg("weight") is not None
     inputs = (grad, classes, samples, weight, ()) if has_weight else (grad, classes, samples, ())
     return Rule(
         rows=Factors(call=call, inputs=inputs, outputs=(classes,), linear=FIRST),

@@ -116,4 +116,4 @@ def norm_as(tensor: Tensor, p: float | None, *, dtype: torch.dtype) -> Tensor:
 @rule(aten.renorm.default)
 def renorm_rule(call: OpCall) -> Rule:
     """Rows of limited norm: each lies across all dims but one."""
-    return alike(call, only(call.specs[0].ndim, call.args[2]))
+    return alike(call, only(call.specs[0].ndim, call.arg("dim")))

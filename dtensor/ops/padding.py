@@ -29,13 +29,13 @@ def constant_pad_rule(call: OpCall) -> Rule:
         inputs.append(Dim(i, window=here if changes else None))
         outputs.append(Dim(i, window=there if changes else None))
     # A constant is a term of a mean or an extreme as it is, and zero is one of anything.
-    ops = REDUCE_OPS if call.arg(2, "value", 0) == 0 else ("avg", "max", "min")
+    ops = REDUCE_OPS if call.arg("value") == 0 else ("avg", "max", "min")
     return moving(call, (tuple(inputs),), (tuple(outputs),), _local_pad, ops)
 
 
 def _widths(call: OpCall) -> list[tuple[int, int]]:
     """Return what is added before and after each dim; they are given from the last dim on."""
-    pads, ndim = call.args[1], call.specs[0].ndim
+    pads, ndim = call.arg("pad"), call.specs[0].ndim
     pairs = [(pads[i], pads[i + 1]) for i in range(0, len(pads), 2)]
     return [(0, 0)] * (ndim - len(pairs)) + pairs[::-1]
 

@@ -134,7 +134,7 @@ def _drawing(sampler: Sampler) -> LocalMaker:
 @rule(aten.native_dropout.default)
 def dropout_rule(call: OpCall) -> Rule:
     """Elements are kept or dropped by their global index."""
-    p, train = call.args[1], call.arg(2, "train")
+    p, train = call.arg("p"), call.arg("train")
     check_parameters("bernoulli_", call.specs[0].dtype, 1 - p)
 
     def maker(local: LocalCall) -> Callable[..., tuple[Tensor, Tensor]] | None:

@@ -22,7 +22,7 @@ aten = torch.ops.aten
 @rule(aten.flip.default)
 def flip_rule(call: OpCall) -> Rule:
     """Dims in reverse, which must be whole."""
-    dims, _ = without(call.specs[0].ndim, *call.args[1])
+    dims, _ = without(call.specs[0].ndim, *call.arg("dims"))
     return moving(call, (dims,), (dims,))
 
 
@@ -30,7 +30,7 @@ def flip_rule(call: OpCall) -> Rule:
 def roll_rule(call: OpCall) -> Rule:
     """Dims turned around, which must be whole; without dims it is the flat tensor."""
     ndim = call.specs[0].ndim
-    dims, _ = without(ndim, *(call.arg(2, "dims", ()) or range(ndim)))
+    dims, _ = without(ndim, *(call.arg("dims") or range(ndim)))
     return moving(call, (dims,), (dims,))
 
 

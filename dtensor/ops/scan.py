@@ -44,7 +44,7 @@ aten = torch.ops.aten
 def scan_rule(call: OpCall) -> Rule:
     """Scans along one dim, which must be whole."""
     linear = FIRST if base_name(call.op) == "cumsum" else ()
-    return alike(call, without(call.specs[0].ndim, call.args[1])[0], linear=linear)
+    return alike(call, without(call.specs[0].ndim, call.arg("dim"))[0], linear=linear)
 
 
 def _parts_before(own: DTensorSpec, axes: Sequence[int], dim: int) -> list[int]:

@@ -25,8 +25,8 @@ aten = torch.ops.aten
 def slice_rule(call: OpCall) -> Rule:
     """A range of a dim."""
     source = call.specs[0]
-    dim = call.arg(1, "dim", 0) % source.ndim
-    window = _window(call, 2, source.shape[dim])
+    dim = call.arg("dim") % source.ndim
+    window = _window(call, source.shape[dim])
     dims = all_dims(source.ndim)
     return moving(
         call,
@@ -45,7 +45,7 @@ def slice_rule(call: OpCall) -> Rule:
 def split_rule(call: OpCall) -> Rule:
     """A dim in consecutive parts."""
     source = call.specs[0]
-    dim = call.arg(2, "dim", 0) % source.ndim
+    dim = call.arg("dim") % source.ndim
     dims, windows, start = all_dims(source.ndim), list[range](), 0
     for meta in call.outputs:
         windows.append(range(start, start + (meta.shape[dim] if meta else 0)))
@@ -57,7 +57,7 @@ def split_rule(call: OpCall) -> Rule:
 @rule(aten.unbind.int)
 def unbind_rule(call: OpCall) -> Rule:
     """A dim, which must be whole, as so many tensors."""
-    dims, rest = without(call.specs[0].ndim, call.arg(1, "dim", 0))
+    dims, rest = without(call.specs[0].ndim, call.arg("dim"))
     return moving(call, (dims,), (rest,) * len(call.outputs))
 
 
@@ -65,16 +65,16 @@ def unbind_rule(call: OpCall) -> Rule:
 def select_rule(call: OpCall) -> Rule:
     """One index of a dim: a rank that does not have it has a zero term."""
     ndim = call.specs[0].ndim
-    dim, dims = call.args[1] % ndim, all_dims(ndim)
+    dim, dims = call.arg("dim") % ndim, all_dims(ndim)
     return picking(call, (dims,), dims[:dim] + dims[dim + 1 :], (dim,), _local_select)
 
 
 @rule(aten.slice_backward.default)
 def slice_backward_rule(call: OpCall) -> Rule:
     """The gradient of a slice: zero elsewhere."""
-    shape, dim, *given = call.args[1:6]
-    dim %= len(shape)
-    window, dims = _range(shape[dim], *given), all_dims(len(shape))
+    shape = call.arg("input_sizes")
+    dim, dims = call.arg("dim") % len(shape), all_dims(len(shape))
+    window = _window(call, shape[dim])
     grad = _windowed(dims, dim, window, shape[dim])
     return moving(call, (grad,), (dims,), _local_backward(dim, window))
 
@@ -82,7 +82,7 @@ def slice_backward_rule(call: OpCall) -> Rule:
 @rule(aten.select_backward.default)
 def select_backward_rule(call: OpCall) -> Rule:
     """The gradient of one index: zero elsewhere."""
-    dims, rest = without(len(call.args[1]), call.args[2])
+    dims, rest = without(len(call.arg("input_sizes")), call.arg("dim"))
     return moving(call, (rest,), (dims,), with_local_shape(1, "input_sizes"))
 
 
@@ -90,8 +90,8 @@ def select_backward_rule(call: OpCall) -> Rule:
 def slice_scatter_rule(call: OpCall) -> Rule:
     """A tensor with another range of a dim."""
     source = call.specs[0]
-    dim = call.arg(2, "dim", 0) % source.ndim
-    window, dims = _window(call, 3, source.shape[dim]), all_dims(source.ndim)
+    dim = call.arg("dim") % source.ndim
+    window, dims = _window(call, source.shape[dim]), all_dims(source.ndim)
     part = _windowed(dims, dim, window, source.shape[dim])
     if len(source.layout.splits[dim]) > 1:  # whose pieces have no placement: each takes its own
         part = with_dim(dims, dim, None)
@@ -102,8 +102,8 @@ def slice_scatter_rule(call: OpCall) -> Rule:
 def select_scatter_rule(call: OpCall) -> Rule:
     """A tensor with another value at one index of a dim; the rank that has the index writes it."""
     source = call.specs[0]
-    dim, dims = call.args[2] % source.ndim, all_dims(source.ndim)
-    index = call.args[3] % source.shape[dim]
+    dim, dims = call.arg("dim") % source.ndim, all_dims(source.ndim)
+    index = call.arg("index") % source.shape[dim]
     local = _local_scatter(dim, range(index, index + 1), is_select=True)
     return moving(call, (dims, dims[:dim] + dims[dim + 1 :]), (dims,), local)
 
@@ -112,20 +112,17 @@ def select_scatter_rule(call: OpCall) -> Rule:
 def slice_inverse_rule(call: OpCall) -> Rule:
     """The tensor that a slice was taken from, by its memory."""
     source = call.specs[1]
-    dim = call.arg(2, "dim", 0) % source.ndim
-    window = _window(call, 3, source.shape[dim])
+    dim = call.arg("dim") % source.ndim
+    window = _window(call, source.shape[dim])
     dims = all_dims(source.ndim)
     part = _windowed(dims, dim, window, source.shape[dim])
     return Rule(rows=Factors(call=call, inputs=(part, dims), outputs=(dims,)), local=_local_inverse)
 
 
-def _window(call: OpCall, position: int, size: int) -> range:
-    start, end = call.arg(position, "start"), call.arg(position + 1, "end")
-    return _range(size, start, end, call.arg(position + 2, "step", 1))
-
-
-def _range(size: int, start: int | None, end: int | None, step: int) -> range:
-    window = range(*slice(start, end, step).indices(size))
+def _window(call: OpCall, size: int) -> range:
+    """Return the elements of a dim that are in a slice."""
+    named = slice(call.arg("start"), call.arg("end"), call.arg("step"))
+    window = range(*named.indices(size))
     return window if len(window) else range(0)
 
 

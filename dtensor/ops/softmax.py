@@ -19,16 +19,15 @@ from .engine.table import OpCall, Rule, decomposition, meta, rule
 aten = torch.ops.aten
 
 
-@rule(aten._softmax.default, aten._log_softmax.default)
+@rule(
+    aten._softmax.default,
+    aten._softmax_backward_data.default,
+    aten._log_softmax.default,
+    aten._log_softmax_backward_data.default,
+)
 def softmax_rule(call: OpCall) -> Rule:
-    """Softmax along one dim, which must be whole."""
-    return alike(call, without(call.specs[0].ndim, call.args[1])[0])
-
-
-@rule(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
-def softmax_backward_rule(call: OpCall) -> Rule:
-    """Its gradient, from the gradient and the values of the output."""
-    return alike(call, without(call.specs[0].ndim, call.args[2])[0])
+    """Softmax along one dim, which must be whole, and its gradient."""
+    return alike(call, without(call.specs[0].ndim, call.arg("dim"))[0])
 
 
 meta(aten._log_softmax.default)(aten._softmax.default)
@@ -37,7 +36,7 @@ meta(aten._log_softmax.default)(aten._softmax.default)
 @rule(aten._masked_softmax.default, aten._masked_softmax_backward.default)
 def masked_softmax_rule(call: OpCall) -> Rule:
     """Softmax with a mask of the same shape, or of another (by its type) on whole tensors."""
-    (source, *others, mask), dim = call.specs, call.arg(len(call.specs), "dim")
+    (source, *others, mask), dim = call.specs, call.arg("dim")
     dims, _ = without(source.ndim, -1 if dim is None else dim)
     if source.shape != mask.shape:
         dims = (None,) * source.ndim

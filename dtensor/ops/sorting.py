@@ -66,7 +66,7 @@ def isin_rule(call: OpCall) -> Rule:
     out = all_dims(len(call.output_shape))
     others = call.specs[-1]
     steps: Dims = tuple(Dim(len(out) + i) for i in range(others.ndim))
-    inverts = bool(call.arg(3, "invert", False))
+    inverts = bool(call.arg("invert"))
     inputs = (out, steps) if isinstance(call.args[0], DTensorSpec) else (steps,)
     factors = range(len(out), len(out) + others.ndim)
     reduce = dict.fromkeys(factors, "min" if inverts else "max")

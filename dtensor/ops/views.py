@@ -24,7 +24,7 @@ def permute_rule(call: OpCall) -> Rule:
     ndim = call.specs[0].ndim
     order = list(range(ndim))
     if call.op is aten.permute.default:
-        order = [dim % ndim for dim in call.args[1]]
+        order = [dim % ndim for dim in call.arg("dims")]
     elif ndim:
         a, b = (0, ndim - 1) if call.op is aten.t.default else call.args[1:3]
         order[a % ndim], order[b % ndim] = order[b % ndim], order[a % ndim]
@@ -36,7 +36,7 @@ def unsqueeze_rule(call: OpCall) -> Rule:
     """A new dim of size 1."""
     ndim = call.specs[0].ndim
     out: list[Dim | None] = list(all_dims(ndim))
-    out.insert(call.args[1] % (ndim + 1), None)
+    out.insert(call.arg("dim") % (ndim + 1), None)
     return moving(call, (all_dims(ndim),), (tuple(out),))
 
 
@@ -186,14 +186,14 @@ def _side_by_side(tensor: Tensor, count: int) -> Tensor:
 @rule(aten.unfold.default)
 def unfold_rule(call: OpCall) -> Rule:
     """Windows of a dim, which must be whole, along a new last dim."""
-    ins, _ = without(call.specs[0].ndim, call.args[1])
+    ins, _ = without(call.specs[0].ndim, call.arg("dimension"))
     return moving(call, (ins,), ((*ins, None),))
 
 
 @rule(aten.unfold_backward.default)
 def unfold_backward_rule(call: OpCall) -> Rule:
     """Its gradient: the windows added up."""
-    outs, _ = without(len(call.args[1]), call.args[2])
+    outs, _ = without(len(call.arg("input_sizes")), call.arg("dim"))
     local = with_local_shape(1, "input_sizes")
     return moving(call, ((*outs, None),), (outs,), local, linear_ops=LINEAR_OPS)
 

@@ -20,13 +20,13 @@ aten = torch.ops.aten
 @rule(aten._weight_norm_interface.default)
 def weight_norm_rule(call: OpCall) -> Rule:
     """Values of a given norm along one dim, which passes through."""
-    return alike(call, only(call.specs[0].ndim, call.arg(2, "dim", 0)), local=zeros_if_some_empty)
+    return alike(call, only(call.specs[0].ndim, call.arg("dim")), local=zeros_if_some_empty)
 
 
 @rule(aten._weight_norm_interface_backward.default)
 def weight_norm_backward_rule(call: OpCall) -> Rule:
     """Its gradients."""
-    dims = only(call.specs[0].ndim, call.args[4])
+    dims = only(call.specs[0].ndim, call.arg("dim"))
     return alike(call, dims, linear=FIRST, local=zeros_if_some_empty)
 
 

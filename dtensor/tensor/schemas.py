@@ -52,6 +52,15 @@ def base_name(op: Op) -> str:
 
 
 @remembered(MAX_OPERATORS)
+def argument_place(op: Op, *names: str) -> tuple[int, str, Any] | None:
+    """Return position, name and default of the argument that has one of these names, if any."""
+    for position, argument in enumerate(schema_of(op).arguments):
+        if argument.name in names:
+            return position, argument.name, argument.default_value
+    return None
+
+
+@remembered(MAX_OPERATORS)
 def is_in_place(op: Op) -> bool:
     """Whether the operator writes its first argument and returns it."""
     schema = schema_of(op)

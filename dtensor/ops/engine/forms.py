@@ -130,8 +130,8 @@ def _terms_of(call: OpCall, inputs: Sequence[Term]) -> tuple[list[Term], list[in
     terms: list[Term] = []
     positions: list[int] = []
     tensors = [
-        call.arg(index, argument.name)
-        for index, argument in enumerate(schema_of(call.op).arguments)
+        call.arg(argument.name)
+        for argument in schema_of(call.op).arguments
         if "Tensor" in str(argument.type)
     ]
     for position, (value, term) in enumerate(zip(tensors, inputs, strict=True)):

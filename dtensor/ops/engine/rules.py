@@ -7,7 +7,6 @@ from typing import Any
 
 from ...geometry.placement import REDUCE_OPS
 from ...mesh.spec import DTensorSpec
-from ...torch_private import schema_of
 from .dims import all_dims, dims_of, without
 from .factors import FIRST, LINEAR_OPS, Dims, Factors
 from .local_kernels import zeros_if_some_empty
@@ -86,11 +85,7 @@ def bytes_to_reduce(source: DTensorSpec, output: Any) -> tuple[float, ...]:
 
 def named_dims(call: OpCall) -> tuple[int, ...]:
     """Return the dims that a reduction is over, wherever the operator has that argument."""
-    dim = None
-    for position, argument in enumerate(schema_of(call.op).arguments):
-        if argument.name in ("dim", "dims"):
-            dim = call.arg(position, argument.name, argument.default_value)
-    return dims_of(call.specs[0], dim)
+    return dims_of(call.specs[0], call.arg("dim", "dims"))
 
 
 def over_whole_dims(call: OpCall) -> Rule:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from ...geometry.placement import Placement
 from ...mesh.spec import DTensorSpec, TensorMeta
-from ...tensor.schemas import Op, functional_of
+from ...tensor.schemas import Op, argument_place, functional_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +39,13 @@ class OpCall:
         first = self.outputs[0]
         return () if first is None else tuple(first.shape)
 
-    def arg(self, index: int, name: str, default: Any = None) -> Any:
-        """Return an argument given by position or name."""
-        if index < len(self.args):
-            return self.args[index]
-        return self.kwargs.get(name, default)
+    def arg(self, *names: str) -> Any:
+        """Return the argument that has one of these names, or its default; None without one."""
+        found = argument_place(self.op, *names)
+        if found is None:
+            return None
+        position, name, default = found
+        return self.args[position] if position < len(self.args) else self.kwargs.get(name, default)
 
 
 @dataclass(frozen=True, slots=True)
