@@ -8,11 +8,11 @@ import torch.distributed.tensor as torch_tensor
 
 from dtckpt.errors import PlacementError
 
-from .distribute import check_local_shape
 from .dtensor import DTensor
 from .mesh.device_mesh import DeviceMesh
 from .mesh.spec import spec_of
 from .mesh.torch_layouts import layout_from_torch, placements_to_torch
+from .tensor.local_parts import check_local_shape
 from .torch_private import local_of_torch
 
 

@@ -14,9 +14,6 @@ from torch.distributed.tensor.placement_types import Placement as TorchPlacement
 from dtckpt.errors import PlacementError
 
 from .calls.dispatch import dispatch
-from .comm.collectives import to_bytes
-from .comm.reductions import all_reduce
-from .distribute import agree_on_source, brought, scatter_from, spec_of_local
 from .geometry.layout import Layout, format_placements
 from .geometry.placement import Placement, Replicate
 from .mesh.device_mesh import DeviceMesh
@@ -41,7 +38,9 @@ from .tensor.compilers import opaque
 from .tensor.copied_view import LINKS, CopiedView, forget_viewed
 from .tensor.foreach_default import use_lists
 from .tensor.leaf_gradients import PlacedGradients, follow_leaf, place_gradient
+from .tensor.local_parts import brought, check_replicas, kind_of, require_plain, spec_of_local
 from .tensor.protocol import Checkpointable
+from .tensor.scattering import agree_on_source, scatter_from
 from .tensor.setitem import set_item
 from .tensor.wrapper import Wrapper
 from .torch_private import no_torch_function
@@ -95,14 +94,14 @@ class DTensor(PlacedGradients, Checkpointable):  # pyright: ignore[reportIncompa
         Raises PlacementError where placements, shapes or replicas do not fit, and for what is no
         local tensor: a DTensor, ours or torch's, or no tensor at all.
         """
-        _require_plain("from_local", local_tensor)
+        require_plain("from_local", local_tensor)
         mesh = resolve_mesh(device_mesh)
         local_tensor = brought(local_tensor, mesh)
         ours = resolve_placements(placements, mesh, local_tensor.ndim)
         require_commuting(ours)
         spec = spec_of_local(local_tensor, mesh, ours, shape, stride, compare=run_check)
         if run_check:
-            _check_replicas(local_tensor, spec)
+            check_replicas(local_tensor, spec)
         grads = None
         if grad_placements is not None:
             grads = resolve_placements(grad_placements, mesh, local_tensor.ndim)
@@ -211,7 +210,7 @@ class DTensor(PlacedGradients, Checkpointable):  # pyright: ignore[reportIncompa
     def data(self, value: Tensor) -> None:
         if not isinstance(value, Wrapper):
             raise PlacementError(
-                f"the data of a DTensor must be a DTensor of dtckpt, got {_kind(value)}; make it "
+                f"the data of a DTensor must be a DTensor of dtckpt, got {kind_of(value)}; make it "
                 "one with distribute_tensor, DTensor.from_local or from_torch"
             )
         local, spec = value.local, value.spec
@@ -363,7 +362,7 @@ def distribute_tensor(
                 f"{tensor.spec} is distributed already; use redistribute to change its placements"
             )
         return cast(DTensor, tensor)
-    _require_plain("distribute_tensor", tensor)
+    require_plain("distribute_tensor", tensor)
     source = agree_on_source(tensor, mesh, placements, src_data_rank)
     ours = resolve_placements(placements, mesh, tensor.ndim)
     spec = spec_of(mesh, ours, tensor.shape, None, tensor.dtype)
@@ -394,7 +393,7 @@ def redistribute_many(
     for tensor, wanted in zip(tensors, each, strict=True):
         if not isinstance(tensor, Wrapper):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise PlacementError(
-                f"redistribute_many takes DTensors of dtckpt, got {_kind(tensor)}; make it one "
+                f"redistribute_many takes DTensors of dtckpt, got {kind_of(tensor)}; make it one "
                 "with distribute_tensor, DTensor.from_local or from_torch"
             )
         own = tensor.spec.mesh
@@ -422,28 +421,6 @@ def resolve_placements(
     return placements_from_torch(placements, mesh.shape, ndim)
 
 
-def _require_plain(caller: str, tensor: object) -> None:
-    """Raise PlacementError for anything but a tensor of one rank: parts of parts mean nothing."""
-    if type(tensor) is Tensor:
-        return
-    if isinstance(tensor, Wrapper):
-        raise PlacementError(
-            f"{caller} takes the local tensor of this rank, got the DTensor {tensor.spec}; "
-            "redistribute() it, or pass its to_local()"
-        )
-    if hasattr(tensor, "placements"):
-        raise PlacementError(
-            f"{caller} takes a plain tensor, got {_kind(tensor)}; translate a DTensor of torch "
-            "with from_torch"
-        )
-    if not isinstance(tensor, Tensor):
-        raise PlacementError(f"{caller} takes a torch.Tensor, got {type(tensor).__name__}")
-
-
-def _kind(value: object) -> str:
-    return f"{type(value).__name__} of {type(value).__module__}"
-
-
 def _whole(tensor: DTensor, method: str) -> Tensor:
     layout = tensor.spec.layout
     if not layout.lies_as(Layout.replicated(layout.mesh, layout.shape)):
@@ -457,20 +434,3 @@ def _whole(tensor: DTensor, method: str) -> Tensor:
             f"mesh {tensor.device_mesh.layout_mesh}; call it on ranks of the mesh"
         )
     return tensor.local
-
-
-def _check_replicas(local: Tensor, spec: DTensorSpec) -> None:
-    """Raise PlacementError on every rank where replicas of one part have different values."""
-    several = [axis for axis, count in enumerate(spec.mesh.shape) if count > 1]
-    axes = [axis for axis in several if spec.placements[axis].is_replicate()]
-    bits = to_bytes(local)
-    differs = torch.zeros(spec.mesh.ndim, dtype=torch.int32, device=local.device)
-    for axis in axes:
-        peers = spec.mesh.peers((axis,))
-        top = all_reduce(bits, "max", peers)
-        differs[axis] = int(not torch.equal(top, all_reduce(bits, "min", peers)))
-    for axis in several:
-        differs = all_reduce(differs, "max", spec.mesh.peers((axis,)))
-    names = [spec.mesh.layout_mesh.axis_names[axis] for axis in axes if differs[axis]]
-    if names:
-        raise PlacementError(f"run_check: replicas differ along {names} of {spec}")

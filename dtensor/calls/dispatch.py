@@ -15,7 +15,7 @@ from .binding import Bound, bind
 from .call import Call
 from .fallback import run_without_rule
 from .keys import NUMBERS, by_type
-from .plan import plan_of
+from .planning import plan_of
 from .quick import NOT_QUICK, remember, run_quick
 from .special import run_special
 

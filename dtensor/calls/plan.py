@@ -4,21 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from logging import DEBUG
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dtckpt.logs import logger_of
-
-from ..comm.caches import Cache
-from ..geometry.layout import Layout
 from ..mesh.spec import DTensorSpec
-from ..ops import find_rule, rule_maker
-from ..ops.engine.choice import Choice, choose
-from ..ops.engine.table import RULES, LocalCall, OpCall, Rule
 from ..redistribute import redistribute_locals
 from ..tensor.arguments import collect_tensors
 from ..tensor.copied_view import (
@@ -29,23 +20,10 @@ from ..tensor.copied_view import (
     remember_origin,
     write_view,
 )
-from ..tensor.inplace_views import changes_shape
-from ..tensor.schemas import Op, functional_of, is_foreach, is_in_place
+from ..tensor.schemas import Op, functional_of
 from ..tensor.wrapper import Wrapper, counting_writes, new_wrapper
-from ..torch_private import schema_of
 from .binding import Bound
 from .call import Call
-from .keys import Key
-from .list_elements import elements, shared_moves
-from .metas import Metas, output_metas
-from .user_rules import require_local_shapes
-
-MAX_PLANS = 4096
-"""Plans remembered per mesh."""
-
-_UNKNOWN: Any = object()
-
-_logger = logger_of("dtensor")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,164 +125,3 @@ def _was_copied(result: Any, local: Tensor) -> bool:
     if not isinstance(result, Tensor) or result.numel() == 0:
         return False
     return result.untyped_storage() is not local.untyped_storage()  # to ask for addresses may copy
-
-
-def plan_of(bound: Bound) -> LocalPlan | None:
-    """Return the plan of a call by its rule, made once for its kind; None where there is no rule.
-
-    What the operator itself refuses (shapes that do not fit) is raised here, from global shapes.
-    """
-    plans: Cache[Key, LocalPlan | None] = bound.mesh.cache("plans", MAX_PLANS)
-    key = bound.key
-    plan = plans.get(key, _UNKNOWN)
-    if plan is _UNKNOWN:
-        plan = _make_plan(bound)
-        _log(bound, plan)
-        plans.put(key, plan)
-    return plan
-
-
-def _log(bound: Bound, plan: LocalPlan | None) -> None:
-    if not _logger.isEnabledFor(DEBUG):
-        return
-    op, inputs = bound.call.op, ", ".join(map(str, bound.specs))
-    if plan is None:
-        _logger.debug("%s(%s): no rule", op, inputs)
-    else:
-        moves = "; ".join(f"{source} -> {target}" for _, source, target in plan.moves)
-        outputs = ", ".join(str(spec) for spec in plan.outputs)
-        _logger.debug("%s(%s) -> %s, redistributing %s", op, inputs, outputs, moves or "nothing")
-
-
-def _make_plan(bound: Bound) -> LocalPlan | None:
-    op = bound.call.op
-    functional = functional_of(op)
-    if functional is None or rule_maker(functional) is None:
-        return None
-    if changes_shape(op) or _has_out(op):
-        return None
-    metas = output_metas(bound)
-    if metas is None:
-        return None
-    if is_foreach(op):
-        return _foreach_plan(bound, functional, metas)
-    args, kwargs = bound.call.replaced(bound.specs)
-    call = OpCall(op=functional, args=args, kwargs=kwargs, specs=tuple(bound.specs), outputs=metas)
-    rule = find_rule(functional, call)
-    if rule is None:
-        return None
-    in_place = is_in_place(op)
-    choice = _choose(call, rule, in_place=in_place)
-    if choice is None:
-        return None
-    if functional in RULES.by_users:
-        require_local_shapes(bound.call, choice)
-    return LocalPlan(
-        op=op,
-        run_local=_local_function(op, call, rule, choice),
-        moves=_moves(bound.specs, choice.inputs),
-        outputs=choice.outputs,
-        written=(0,) if in_place else (),
-        written_back=_moves(choice.inputs[:1], call.specs[:1]) if in_place else (),
-        is_view=op.is_view,
-        copies=op.is_view and _makes_terms(choice),
-    )
-
-
-def _has_out(op: Op) -> bool:
-    """Whether the operator writes tensors that only take results: those a plan may not move."""
-    return schema_of(op).is_mutable and not is_in_place(op) and not is_foreach(op)
-
-
-def _makes_terms(choice: Choice) -> bool:
-    """Whether an axis that was not Partial has become so: most ranks then have a zero term."""
-    given = choice.inputs[0].placements
-    return any(
-        now.is_partial() and not before.is_partial()
-        for output in choice.outputs
-        if output is not None
-        for before, now in zip(given, output.placements, strict=True)
-    )
-
-
-def _choose(call: OpCall, rule: Rule, *, in_place: bool) -> Choice | None:
-    """Return the choice; that of an operator in place keeps the written tensor where it can."""
-    if not in_place:
-        return choose(call, rule.rows)
-    choice = choose(call, rule.rows, call.specs[0].placements)
-    if choice is not None and _writes_to(choice, call.specs[0].layout):
-        return choice
-    choice = choose(call, rule.rows)
-    return choice if choice is not None and _writes_to(choice, choice.inputs[0].layout) else None
-
-
-def _writes_to(choice: Choice, layout: Layout) -> bool:
-    """Whether the first input and output lie so, and a write to one is a write to the other."""
-    output = choice.outputs[0]
-    return choice.inputs[0].layout == layout and output is not None and output.layout == layout
-
-
-def _moves(
-    specs: Sequence[DTensorSpec], wanted: Sequence[DTensorSpec]
-) -> tuple[tuple[int, DTensorSpec, DTensorSpec], ...]:
-    return tuple(
-        (index, spec, target)
-        for index, (spec, target) in enumerate(zip(specs, wanted, strict=True))
-        if not spec.layout.lies_as(target.layout)
-    )
-
-
-def _local_function(op: Op, call: OpCall, rule: Rule, choice: Choice) -> Callable[..., Any]:
-    if call.specs[0].box is None and call.specs[0].mesh.has_rank:
-        return _nothing(choice)
-    if rule.local is not None:
-        made = rule.local(LocalCall(call, choice.inputs, choice.outputs, op))
-        if made is not None:
-            return made
-    return op
-
-
-def _nothing(choice: Choice) -> Callable[..., Any]:
-    """Return what runs on a rank outside of the mesh: it makes empty tensors."""
-
-    def run(*_: Any, **__: Any) -> Any:
-        made = [None if s is None else torch.empty(0, dtype=s.dtype) for s in choice.outputs]
-        return made[0] if len(made) == 1 else tuple(made)
-
-    return run
-
-
-def _foreach_plan(bound: Bound, functional: Op, metas: Metas) -> LocalPlan | None:
-    """Return the plan of an operator on lists: a choice per element, one call on local lists."""
-    op = bound.call.op
-    in_place = is_in_place(op)
-    sources, targets = list(bound.specs), list(bound.specs)
-    outputs: list[DTensorSpec | None] = []
-    written_back: list[tuple[int, DTensorSpec, DTensorSpec]] = []
-    for element in elements(bound, functional, metas):
-        if element.call is None:
-            outputs.append(None)
-            continue
-        choice = element.choose(partial(_choice_of, functional, in_place))
-        if choice is None:
-            return None
-        if in_place:
-            first = element.members[0]
-            moved = _moves(choice.inputs[:1], element.call.specs[:1])
-            written_back.extend((first, computed, lies) for _, computed, lies in moved)
-        for member, lies, wanted in element.inputs(choice):
-            sources[member], targets[member] = lies, wanted
-        outputs.extend(choice.outputs)
-    return LocalPlan(
-        op=op,
-        run_local=op,
-        moves=(*_moves(sources, targets), *shared_moves(bound)),
-        outputs=tuple(outputs),
-        written=tuple(range(len(metas))) if in_place else (),
-        written_back=tuple(written_back),
-    )
-
-
-def _choice_of(functional: Op, in_place: bool, call: OpCall) -> Choice | None:
-    rule = find_rule(functional, call)
-    return None if rule is None else _choose(call, rule, in_place=in_place)

@@ -275,7 +275,7 @@ AUTOGRAD_THREADS = """
 import os, threading, torch
 from torch.utils import backend_registration
 from dtckpt.dtensor import DeviceMesh, implicit_replication, strict
-from dtckpt.dtensor.distribute import brought
+from dtckpt.dtensor.tensor.local_parts import brought
 from dtckpt.dtensor.mesh.modes import active_mesh, is_strict, replicates_plain_tensors
 
 class Module(backend_registration._DummyBackendModule):

@@ -1,4 +1,4 @@
-"""Making distributed tensors: from one rank's data, or from the data that every rank has."""
+"""What ranks hold of a tensor, taken for its parts: which tensor that is, and whether they fit."""
 
 from __future__ import annotations
 
@@ -10,83 +10,42 @@ from torch import Tensor
 
 from dtckpt.errors import PlacementError
 
-from .comm.collectives import broadcast
-from .geometry.box import row_major_strides
-from .geometry.layout import Coordinate, Layout, format_placements
-from .geometry.placement import Placement, Ragged
-from .mesh.agreement import code_of
-from .mesh.device_mesh import DeviceMesh
-from .mesh.rows import gather_rows
-from .mesh.spec import DTensorSpec, spec_of
-from .redistribute import redistribute_local, scatter_local
-
-_NO_LEAF = "distribute_tensor takes leaf tensors, on every rank; detach() it first"
+from ..comm.collectives import to_bytes
+from ..comm.reductions import all_reduce
+from ..geometry.box import row_major_strides
+from ..geometry.layout import Coordinate, Layout, format_placements
+from ..geometry.placement import Placement, Ragged
+from ..mesh.agreement import code_of
+from ..mesh.device_mesh import DeviceMesh
+from ..mesh.rows import gather_rows
+from ..mesh.spec import DTensorSpec, spec_of
+from .wrapper import Wrapper
 
 MAX_DIMS = 15
 """Dims that a local tensor may have where its global shape is to be inferred."""
 
 
-def agree_on_source(
-    tensor: Tensor, mesh: DeviceMesh, placements: object, source_rank: int | None
-) -> Coordinate | None:
-    """Compare what all ranks of a mesh pass; return the coordinate whose values are sent.
-
-    None where every rank takes its part of its own ``tensor``. Before anything is made of the
-    arguments: PlacementError on every rank where they differ, since what follows would hang.
-    """
-    if source_rank is None or mesh.size() == 1 or (tensor.is_meta and mesh.is_silent):
-        return None
-    if mesh.get_coordinate() is None:
-        return None
-    source = _source(mesh, source_rank)
-    own = f"{tensor.dtype}{list(tensor.shape)}"
-    told = ", ".join(map(repr, placements)) if isinstance(placements, Sequence) else ""
-    row = [int(tensor.is_meta), int(tensor.is_leaf), code_of(own), code_of(told)]
-    rows = gather_rows(row, mesh)
-    if not all(other[1] for other in rows.values()):
-        raise PlacementError(_NO_LEAF)
-    _require_alike(rows, 2, source, "tensors", "another shape or dtype", own)
-    _require_alike(rows, 3, source, "placements", "others", told)
-    return None if rows[source][0] else source
-
-
-def _require_alike(
-    rows: Mapping[Coordinate, Sequence[int]],
-    column: int,
-    source: Coordinate,
-    what: str,
-    difference: str,
-    own: str,
-) -> None:
-    differing = [at for at, row in rows.items() if row[column] != rows[source][column]]
-    if differing:
+def require_plain(caller: str, tensor: object) -> None:
+    """Raise PlacementError for anything but a tensor of one rank: parts of parts mean nothing."""
+    if type(tensor) is Tensor:
+        return
+    if isinstance(tensor, Wrapper):
         raise PlacementError(
-            f"distribute_tensor: the {what} at coordinates {differing[:4]} have {difference} than "
-            f"those at {source}, whose values are sent (this rank has {own}); pass the same on all "
-            "ranks"
+            f"{caller} takes the local tensor of this rank, got the DTensor {tensor.spec}; "
+            "redistribute() it, or pass its to_local()"
         )
-
-
-def scatter_from(tensor: Tensor, spec: DTensorSpec, source: Coordinate | None) -> Tensor:
-    """Return this rank's local tensor of ``spec``, in memory of its own.
-
-    The values come from the coordinate ``source``, in one exchange in which it sends to each rank
-    what that holds and no more. With None every rank takes its part of its own ``tensor`` and
-    nothing is sent.
-    """
-    device = spec.mesh.device
-    if spec.box is None:
-        return tensor.new_empty(
-            spec.local_shape, device=tensor.device if tensor.is_meta else device
+    if hasattr(tensor, "placements"):
+        raise PlacementError(
+            f"{caller} takes a plain tensor, got {kind_of(tensor)}; translate a DTensor of torch "
+            "with from_torch"
         )
-    values = spec.reduced()
-    if source is not None:
-        return redistribute_local(_send_parts(tensor.detach(), values, source), values, spec)
-    if not tensor.is_leaf:
-        raise PlacementError(_NO_LEAF)
-    part = tensor.detach()[spec.box.slices]
-    local = torch.empty(part.shape, dtype=part.dtype, device="meta" if part.is_meta else device)
-    return redistribute_local(local.copy_(part), values, spec)
+    if not isinstance(tensor, Tensor):
+        raise PlacementError(f"{caller} takes a torch.Tensor, got {type(tensor).__name__}")
+
+
+def kind_of(value: object) -> str:
+    """Return the class of a value, and where that comes from, for messages."""
+    return f"{type(value).__name__} of {type(value).__module__}"
 
 
 def brought(local: Tensor, mesh: DeviceMesh) -> Tensor:
@@ -103,25 +62,6 @@ def brought(local: Tensor, mesh: DeviceMesh) -> Tensor:
             f"a tensor on {local.device} cannot be brought to {mesh.device}, where mesh "
             f"{mesh.layout_mesh} lies: {error}"
         ) from error
-
-
-def _source(mesh: DeviceMesh, source_rank: int) -> tuple[int, ...]:
-    if not 0 <= source_rank < min(mesh.shape):
-        raise PlacementError(
-            f"src_data_rank={source_rank} is not an index along every axis of mesh "
-            f"{mesh.layout_mesh}"
-        )
-    return (source_rank,) * mesh.ndim
-
-
-def _send_parts(tensor: Tensor, spec: DTensorSpec, source: tuple[int, ...]) -> Tensor:
-    mesh = spec.mesh
-    if tensor.is_meta:  # not the source: only shape and dtype count
-        tensor = torch.empty(tensor.shape, dtype=tensor.dtype, device=mesh.device)
-    if spec.layout.num_replicas == mesh.size():
-        position = list(mesh.layout_mesh.coordinates()).index(source)
-        return broadcast(tensor.to(mesh.device), position, mesh.peers(tuple(range(mesh.ndim))))
-    return scatter_local(tensor, mesh.layout_mesh.rank(source), spec)
 
 
 def spec_of_local(
@@ -293,3 +233,20 @@ def _stride_like(local: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
     for dim, step in zip(order, packed, strict=True):
         strides[dim] = step
     return tuple(strides)
+
+
+def check_replicas(local: Tensor, spec: DTensorSpec) -> None:
+    """Raise PlacementError on every rank where replicas of one part have different values."""
+    several = [axis for axis, count in enumerate(spec.mesh.shape) if count > 1]
+    axes = [axis for axis in several if spec.placements[axis].is_replicate()]
+    bits = to_bytes(local)
+    differs = torch.zeros(spec.mesh.ndim, dtype=torch.int32, device=local.device)
+    for axis in axes:
+        peers = spec.mesh.peers((axis,))
+        top = all_reduce(bits, "max", peers)
+        differs[axis] = int(not torch.equal(top, all_reduce(bits, "min", peers)))
+    for axis in several:
+        differs = all_reduce(differs, "max", spec.mesh.peers((axis,)))
+    names = [spec.mesh.layout_mesh.axis_names[axis] for axis in axes if differs[axis]]
+    if names:
+        raise PlacementError(f"run_check: replicas differ along {names} of {spec}")
