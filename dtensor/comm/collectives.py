@@ -129,16 +129,6 @@ def issue(kind: str, peers: Peers, call: Callable[[], Work], moved: Callable[[],
     return issue_observed(collective, call)
 
 
-def all_gather_even(local: Tensor, peers: Peers) -> Tensor:
-    """Return every rank's tensor, all of one shape, stacked by group rank."""
-    shape = (len(peers.group_ranks), *local.shape)
-    send = to_bytes(local)
-    received = send.new_empty(send.numel() * shape[0])
-    if send.numel():
-        start_all_gather(received, send, peers).wait()
-    return received.view(local.dtype).view(shape)
-
-
 def start_all_gather(received: Tensor, sent: Tensor, peers: Peers) -> Work:
     """Start to send a flat uint8 buffer to every rank and to receive theirs, by group rank."""
     width = sent.numel()

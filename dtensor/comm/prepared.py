@@ -63,7 +63,7 @@ class PreparedExchange:
     """Shape of the new local tensor."""
 
     @classmethod
-    def plan(
+    def prepare(
         cls,
         peers: Peers,
         sends: Sequence[Box | None],

@@ -129,16 +129,16 @@ def _start_all_reduce(tensor: Tensor, wire_op: str, peers: Peers) -> Work:
     )
 
 
-def reduce_scatter(pieces: Sequence[Tensor], reduce_op: str, peers: Peers) -> Tensor:
+def reduce_scatter(terms: Sequence[Tensor], reduce_op: str, peers: Peers) -> Tensor:
     """Return the reduction of what all ranks hold for this one.
 
-    ``pieces`` are this rank's terms by destination; their shapes may differ between destinations.
+    ``terms`` are this rank's, by destination; their shapes may differ between destinations.
     """
-    return start_reduce_scatter(pieces, reduce_op, peers)()
+    return start_reduce_scatter(terms, reduce_op, peers)()
 
 
 def start_reduce_scatter(
-    pieces: Sequence[Tensor], reduce_op: str, peers: Peers, *, later: bool = False
+    terms: Sequence[Tensor], reduce_op: str, peers: Peers, *, later: bool = False
 ) -> Callable[[], Tensor]:
     """Start a ``reduce_scatter``; the result waits for it and returns it.
 
@@ -147,19 +147,19 @@ def start_reduce_scatter(
     padding and keeps not-a-number. With ``later`` the result may be called after other
     collectives, or never.
     """
-    mine = pieces[peers.position]
+    mine = terms[peers.position]
     dtype = mine.dtype
     require_reducible(dtype, reduce_op)
-    even = len({piece.numel() for piece in pieces}) == 1 and mine.numel() > 0
+    even = len({term.numel() for term in terms}) == 1 and mine.numel() > 0
     lacking = dtype.is_complex and reduce_op == "product"
     transport = peers.transport
     if not even or lacking or transport.exchanges_terms or _may_lose_nan(dtype, reduce_op):
         # All ranks hold terms of the same elements, and so agree on how many bytes those are.
-        most_bytes = sum(piece.nbytes for piece in pieces)
+        most_bytes = sum(term.nbytes for term in terms)
         if transport.costs.is_direct(most_bytes) and not later:
-            return _start_exchanged_directly(pieces, reduce_op, peers, most_bytes)
-        return _start_exchanged(pieces, reduce_op, peers)
-    flat = peers.by_group_rank([_to_wire(piece.reshape(-1), reduce_op) for piece in pieces])
+            return _start_exchanged_directly(terms, reduce_op, peers, most_bytes)
+        return _start_exchanged(terms, reduce_op, peers)
+    flat = peers.by_group_rank([_to_wire(term.reshape(-1), reduce_op) for term in terms])
     divides_first = _divides_first(flat[0].dtype, reduce_op)
     may_be_written = divides_first or later
     send = None if may_be_written else _in_one_stretch(flat)
@@ -193,30 +193,28 @@ def start_reduce_scatter(
     return finish
 
 
-def _in_one_stretch(pieces: Sequence[Tensor]) -> Tensor | None:
-    """Return flat pieces as one tensor, where they follow each other in memory."""
-    first = pieces[0]
+def _in_one_stretch(terms: Sequence[Tensor]) -> Tensor | None:
+    """Return flat tensors as one, where they follow each other in memory."""
+    first = terms[0]
     at = first.storage_offset()
-    for piece in pieces:
-        follows = piece.storage_offset() == at and piece.stride(0) == 1
-        if not follows or piece.untyped_storage() is not first.untyped_storage():
+    for term in terms:
+        follows = term.storage_offset() == at and term.stride(0) == 1
+        if not follows or term.untyped_storage() is not first.untyped_storage():
             return None
-        at += piece.numel()
+        at += term.numel()
     return first.as_strided((at - first.storage_offset(),), (1,))
 
 
-def _start_exchanged(
-    pieces: Sequence[Tensor], reduce_op: str, peers: Peers
-) -> Callable[[], Tensor]:
+def _start_exchanged(terms: Sequence[Tensor], reduce_op: str, peers: Peers) -> Callable[[], Tensor]:
     """Start to send every rank its terms; the result reduces those of this one."""
-    ordered: list[Tensor] = peers.by_group_rank(pieces)
+    ordered: list[Tensor] = peers.by_group_rank(terms)
     if ordered[0].dtype in _BACKEND_DTYPES:
-        flat = [piece.resolve_conj().resolve_neg().reshape(-1) for piece in ordered]
+        flat = [term.resolve_conj().resolve_neg().reshape(-1) for term in ordered]
         sent = torch.cat(flat).view(torch.uint8)
     else:  # which kernels may not join
-        sent = torch.cat([to_bytes(piece) for piece in ordered])
-    send_bytes = [piece.nbytes for piece in ordered]
-    return _start_terms(pieces[peers.position], sent, send_bytes, reduce_op, peers)
+        sent = torch.cat([to_bytes(term) for term in ordered])
+    send_bytes = [term.nbytes for term in ordered]
+    return _start_terms(terms[peers.position], sent, send_bytes, reduce_op, peers)
 
 
 def _start_terms(
@@ -239,15 +237,15 @@ def _start_terms(
 
 
 def _start_exchanged_directly(
-    pieces: Sequence[Tensor], reduce_op: str, peers: Peers, most_bytes: int
+    terms: Sequence[Tensor], reduce_op: str, peers: Peers, most_bytes: int
 ) -> Callable[[], Tensor]:
     """Do the same by messages from rank to rank, each term right to its place."""
-    here, mine = peers.position, pieces[peers.position]
-    terms = mine.new_empty((peers.size, *mine.shape))
-    rows = [terms[rank] for rank in peers.group_ranks]
+    here, mine = peers.position, terms[peers.position]
+    received = mine.new_empty((peers.size, *mine.shape))
+    rows = [received[rank] for rank in peers.group_ranks]
     rows[here].copy_(mine)
     messages = Messages(
-        [[ViewPart(piece)] if i != here else [] for i, piece in enumerate(pieces)],
+        [[ViewPart(term)] if i != here else [] for i, term in enumerate(terms)],
         [[ViewPart(row)] if i != here else [] for i, row in enumerate(rows)],
         peers,
         mine.device,
@@ -256,7 +254,7 @@ def _start_exchanged_directly(
 
     def finish() -> Tensor:
         wait()
-        return reduce_locally(terms, reduce_op)
+        return reduce_locally(received, reduce_op)
 
     return finish
 

@@ -89,7 +89,7 @@ class Seat:
             in_rows=hop.moves_in_rows,
             costs=self.costs,
             device=self.device,
-            prepared=PreparedExchange.plan(peers, sends, receives, kept, sizes),
+            prepared=PreparedExchange.prepare(peers, sends, receives, kept, sizes),
         )
 
 

@@ -167,8 +167,8 @@ class ReduceScatter(Step):
 
     def start(self, local: Tensor, *, later: bool = False) -> Result:
         """Start the reduction."""
-        pieces = [local[box.slices] for box in self.boxes]
-        return start_reduce_scatter(pieces, self.reduce_op, self.peers, later=later)
+        terms = [local[box.slices] for box in self.boxes]
+        return start_reduce_scatter(terms, self.reduce_op, self.peers, later=later)
 
     def start_all(self, steps: Sequence[Step], locals_: Sequence[Tensor]) -> Results:
         """Start the reduction of all, those of each dtype in one."""
@@ -178,11 +178,11 @@ class ReduceScatter(Step):
         here = self.peers.position
         rows: list[tuple[list[int], Result]] = []
         for places in _by_dtype(locals_):
-            pieces = [
+            terms = [
                 _flat_row([locals_[i][boxes[i][position].slices] for i in places])
                 for position in range(self.peers.size)
             ]
-            rows.append((places, start_reduce_scatter(pieces, self.reduce_op, self.peers)))
+            rows.append((places, start_reduce_scatter(terms, self.reduce_op, self.peers)))
 
         def finish() -> list[Tensor]:
             made = list(locals_)

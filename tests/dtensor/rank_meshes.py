@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from dtckpt.dtensor import DeviceMesh, Mesh
+from dtckpt.dtensor.comm.collectives import Peers, all_gather
 from dtckpt.dtensor.comm.traffic import (
     EVERYWHERE,
     Collective,
@@ -66,6 +67,11 @@ def run_on_meshes(size: int, meshes: Sequence[Mesh], body: Callable[..., T]) -> 
         return body(*made)
 
     return run_ranks(size, run)
+
+
+def gather_alike(tensor: torch.Tensor, peers: Peers) -> list[torch.Tensor]:
+    """An all-gather of tensors that have one shape on all ranks."""
+    return all_gather(tensor, [tuple(tensor.shape)] * peers.size, peers)
 
 
 class _Listed(Observer):

@@ -16,7 +16,6 @@ import torch
 
 from dtckpt.dtensor import DeviceMesh, Layout, Partial, Replicate, Shard
 from dtckpt.dtensor.comm.collectives import (
-    all_gather_even,
     broadcast,
     start_all_gather,
     start_all_to_all,
@@ -32,7 +31,7 @@ from dtckpt.dtensor.comm.traffic import (
 from dtckpt.dtensor.debug import CommDebugMode
 from dtckpt.dtensor.redistribute import explain
 
-from ..rank_meshes import run_on_mesh, scattered
+from ..rank_meshes import gather_alike, run_on_mesh, scattered
 
 functional: Any = torch.ops.c10d_functional
 native: Any = torch.ops._c10d_functional
@@ -108,7 +107,7 @@ def test_every_kind_is_counted_with_its_bytes() -> None:
         peers = mesh.peers((0,))
         here = mesh.get_local_rank()
         with CommDebugMode() as comm:
-            all_gather_even(torch.ones(5), peers)
+            gather_alike(torch.ones(5), peers)
             all_reduce(torch.ones(MANY), "sum", peers)
             broadcast(torch.ones(7), 1, peers)
             sizes = [10, 20, 30]
@@ -194,7 +193,7 @@ def test_reduce_scatter_counts_however_it_is_done() -> None:
 def test_keys_are_texts_and_operators_of_torch() -> None:
     def body(mesh: DeviceMesh) -> None:
         with CommDebugMode() as comm:
-            all_gather_even(torch.ones(5), mesh.peers((0,)))
+            gather_alike(torch.ones(5), mesh.peers((0,)))
         counts = comm.get_comm_counts()
         for key in (
             "all_gather",
@@ -226,12 +225,12 @@ def test_threads_do_not_see_each_other() -> None:
         peers = mesh.peers((0,))
         if mesh.get_local_rank() == 1:
             turn.wait()
-            all_gather_even(torch.ones(1), peers)
+            gather_alike(torch.ones(1), peers)
             turn.wait()
             return 0
         with CommDebugMode() as comm:
             turn.wait()
-            all_gather_even(torch.ones(1), peers)
+            gather_alike(torch.ones(1), peers)
             turn.wait()
         return comm.get_total_counts()
 
@@ -265,7 +264,7 @@ def test_threads_of_autograd_work_for_the_one_that_called_it() -> None:
 
         def at_end() -> None:
             threads.append(threading.get_ident())
-            all_gather_even(torch.ones(1), mesh.peers((0,)))
+            gather_alike(torch.ones(1), mesh.peers((0,)))
 
         with CommDebugMode() as comm:
             x = torch.ones(1, requires_grad=True)

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 import dtckpt.checkpoint as dcp
 from dtckpt.dtensor import DeviceMesh, Partial, Shard
-from dtckpt.dtensor.comm.collectives import Peers, all_gather_even, broadcast, start_all_to_all
+from dtckpt.dtensor.comm.collectives import Peers, all_gather, broadcast, start_all_to_all
 from dtckpt.dtensor.comm.reductions import all_reduce
 from dtckpt.dtensor.debug import checking_collectives
 from dtckpt.dtensor.debug.checking import CollectiveChecker
@@ -91,7 +91,7 @@ def test_different_collectives_name_ranks_and_lines() -> None:
         if mesh.get_local_rank() == 2:
             broadcast(torch.ones(4), 0, peers)  # sends
         else:
-            all_gather_even(torch.ones(4), peers)  # gathers
+            all_gather(torch.ones(4), [(4,)] * 4, peers)  # gathers
 
     with pytest.raises(RanksFailed) as failed:
         run_checked((4,), body, LONG)

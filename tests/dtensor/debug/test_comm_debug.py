@@ -13,13 +13,12 @@ from torch.utils.checkpoint import checkpoint
 
 import dtckpt.checkpoint as dcp
 from dtckpt.dtensor import DeviceMesh, DTensor, Replicate, Shard
-from dtckpt.dtensor.comm.collectives import all_gather_even
 from dtckpt.dtensor.comm.traffic import BY_THREAD
 from dtckpt.dtensor.debug import CommDebugMode
 from dtckpt.dtensor.debug.comm_reports import json_report
 from tests.ranks import run_ranks
 
-from ..rank_meshes import run_on_mesh, scattered
+from ..rank_meshes import gather_alike, run_on_mesh, scattered
 
 # pyright: reportPrivateUsage=false
 # The hooks that must be gone afterwards have no public name in torch.
@@ -220,9 +219,9 @@ def test_entering_again_begins_anew_and_nesting_works() -> None:
         peers = mesh.peers((0,))
         outer, inner = CommDebugMode(), CommDebugMode()
         with outer:
-            all_gather_even(torch.ones(1), peers)
+            gather_alike(torch.ones(1), peers)
             with inner:
-                all_gather_even(torch.ones(1), peers)
+                gather_alike(torch.ones(1), peers)
             with pytest.raises(RuntimeError, match="entered already"), outer:
                 pass
         assert (outer.get_total_counts(), inner.get_total_counts()) == (2, 1)
@@ -245,7 +244,7 @@ def test_a_mode_ends_with_an_exception_and_a_module_may_raise() -> None:
         with comm:
             with pytest.raises(KeyError):
                 broken(torch.ones(1))
-            all_gather_even(torch.ones(1), mesh.peers((0,)))
+            gather_alike(torch.ones(1), mesh.peers((0,)))
         assert comm.get_comm_counts(module="Broken") == {}
         assert comm.get_comm_counts(module="Global") == {"all_gather": 1}
 
