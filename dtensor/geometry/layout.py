@@ -19,7 +19,7 @@ from dtckpt.errors import PlacementError
 from .box import Box
 from .integers import ints
 from .mesh import Mesh, unravel
-from .placement import Placement, Ragged, Replicate, Shard, parse_placement
+from .placement import KINDS, Placement, Ragged, Replicate, Shard, parse_placement
 from .splits import Split
 
 Coordinate = tuple[int, ...]
@@ -412,7 +412,7 @@ class ReplicaRanks(Sequence[int]):
 def _all_ours(placements: object) -> tuple[Placement, ...]:
     if isinstance(placements, list | tuple):
         found = tuple(cast(Sequence[object], placements))
-        if all(isinstance(placement, Placement) for placement in found):
+        if all(isinstance(placement, KINDS) for placement in found):
             return cast(tuple[Placement, ...], found)
     raise PlacementError(
         f"placements must be a sequence of dtckpt's, one per axis, got {placements!r}; translate "

@@ -202,6 +202,10 @@ def reductions(placements: Iterable[Placement]) -> set[str]:
     return {"sum" if op == "avg" else op for op in waiting}
 
 
+KINDS = (Shard, Ragged, Replicate, Partial)
+"""All placements there are: a new one has to be known to layouts, routes and rules first."""
+
+
 def parse_placement(text: str) -> Placement:
     """Return the placement that ``str`` wrote.
 

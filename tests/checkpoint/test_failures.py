@@ -211,6 +211,7 @@ def test_a_load_fails_on_all_ranks_and_the_next_one_works(
         dcp.save(state(mesh, rank, 1.0), run.store, process_group=group)
         into = state(mesh, rank, -1.0, dim=1, stages=stages)
         phases = run.phases(rank, lambda: load(group, into))
+        assert set(phases) == {*LOAD_PHASES, *(SHARED_PHASES if read_once else ())}
         for round_of_cases in cases(phases, wanted, moment, kinds):
             for case in round_of_cases:
                 into = state(mesh, rank, -1.0, dim=1, stages=stages)

@@ -246,3 +246,12 @@ def test_texts_that_are_no_mesh(text: str) -> None:
 def test_irregular_layouts_have_a_shape() -> None:
     with pytest.raises(PlacementError, match="cannot have the shape"):
         IrregularLayout((2, -1), ())
+
+
+def test_placements_that_nobody_knows_are_refused() -> None:
+    class Cyclic(Placement):
+        """Would be taken for replicated."""
+
+    for placement in (Placement(), Cyclic()):
+        with pytest.raises(PlacementError, match="placements must be a sequence of dtckpt's"):
+            Layout(Mesh((2,)), (placement,), (4,))
