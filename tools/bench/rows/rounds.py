@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, Placement, Shard
 
 from dtckpt import checkpoint
 from dtckpt.checkpoint.ranks.group_ranks import GroupRanks
-from dtckpt.storage import FaultyStore, LocalStore
+from dtckpt.storage import FaultyStore, LocalStore, Store
 
 from ..contest import Contestant, compete
 from ..folders import fresh, warm
@@ -25,7 +25,12 @@ from ..team import Team
 
 _SIDE = 64
 _NUMBERS = (150, 3000)
-_LOADED: dict[str, Placement] = {"as saved": Shard(0), "rows as columns": Shard(1)}
+_LOADED: dict[str, tuple[Placement, bool | None]] = {
+    "as saved": (Shard(0), None),
+    "rows as columns": (Shard(1), None),
+    "the same, read once": (Shard(1), True),
+}
+"""Where to, and what ``read_once`` is."""
 _SYSTEMS = tuple(f"{number:,}, {how}" for number in _NUMBERS for how in _LOADED)
 
 
@@ -37,15 +42,16 @@ def _run(team: Team, setting: Setting) -> Outcome:
         fresh(team, path)
         checkpoint.save(_state(team, number, Shard(0), 1.0), path)
         warm(team, path)
-        for how, placement in _LOADED.items():
+        for how, (placement, read_once) in _LOADED.items():
             state = _state(team, number, placement, 0.0)
+            load = partial(checkpoint.load, state, read_once=read_once)
             name = f"{number:,}, {how}"
-            counts[name] = _counts(team, state, path)
+            counts[name] = _counts(team, load, path)
             contestants.append(
                 Contestant(
                     name=name,
                     before=partial(_clear, state),
-                    call=partial(checkpoint.load, state, path),
+                    call=partial(load, path),
                     after=partial(_check, state),
                 )
             )
@@ -77,11 +83,11 @@ def _check(state: dict[str, DTensor]) -> None:
             raise ValueError(f"{name} was loaded with other values than those saved")
 
 
-def _counts(team: Team, state: dict[str, DTensor], path: Path) -> dict[str, int]:
+def _counts(team: Team, load: Callable[[Store], object], path: Path) -> dict[str, int]:
     """Return how often ranks meet in a load, and what all of them ask of the store for it."""
     store = FaultyStore(LocalStore(path))
     with _counted_rounds() as rounds:
-        checkpoint.load(state, store)
+        load(store)
     names = [call.name for call in store.calls]
     own = {
         "rounds": len(rounds),
