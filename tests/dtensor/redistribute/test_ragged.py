@@ -17,12 +17,12 @@ from dtckpt.dtensor import (
     Ragged,
     Replicate,
     Shard,
-    distribute,
     distribute_tensor,
     zeros,
 )
 from dtckpt.dtensor.geometry.placement import Placement, parse_placement
 from dtckpt.dtensor.mesh.rows import gather_rows
+from dtckpt.dtensor.tensor import local_parts
 from dtckpt.errors import PlacementError
 
 from ...ranks import RanksFailed
@@ -67,7 +67,7 @@ def test_sizes_are_asked_for_in_one_exchange(monkeypatch: pytest.MonkeyPatch) ->
         rows.append(mesh.get_rank())
         return gather_rows(row, mesh)
 
-    monkeypatch.setattr(distribute, "gather_rows", counted)
+    monkeypatch.setattr(local_parts, "gather_rows", counted)
 
     def body(mesh: DeviceMesh) -> None:
         local = torch.ones(mesh.get_local_rank(0), 2 - mesh.get_local_rank(1))
