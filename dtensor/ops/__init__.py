@@ -48,6 +48,7 @@ from . import weight_norm as weight_norm
 from .engine.table import RULES, OpCall, Rule, RuleMaker
 
 NOT_ELEMENTWISE = frozenset({"_foreach_norm", "_foreach_max", "_foreach_powsum"})
+"""Operators on lists that reduce each tensor of them."""
 
 
 def rule_maker(op: Op) -> RuleMaker | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..geometry.placement import Partial
 from .engine.dims import dims_of, only
-from .engine.dtypes import accumulator
+from .engine.dtypes import accumulator, is_inexact
 from .engine.primitives import cut_axes, on_locals, reduced, reduced_spec
 from .engine.rules import alike, over_whole_dims
 from .engine.table import OpCall, Rule, decomposition, rule
@@ -32,8 +32,7 @@ def vector_norm(
     """Return the norm over some dims: local norms, one reduction of their powers, one root."""
     dims = dims_of(tensor, dim)
     result = tensor.dtype if dtype is None else dtype
-    inexact = result.is_floating_point or result.is_complex
-    if not cut_axes(tensor, dims) or not inexact:
+    if not cut_axes(tensor, dims) or not is_inexact(result):
         return NotImplemented
     source = reduced(tensor.to(accumulator(result)))
     if abs(ord) == float("inf"):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .engine.dims import dims_of
-from .engine.dtypes import accumulator, is_low
+from .engine.dtypes import accumulator, is_inexact, is_low
 from .engine.gathered import on_gathered
 from .engine.primitives import cut_axes, has_terms
 from .engine.rules import named_dims, over_whole_dims, reducing
@@ -52,8 +52,7 @@ def _local_mean(local: LocalCall) -> Callable[..., Any] | None:
 @meta(aten.mean.default, aten.mean.dim)
 def mean_meta(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Return the sum, which is as large, and sooner told."""
-    is_exact = tensor.is_floating_point() or tensor.is_complex()
-    same = aten.sum if is_exact else aten.mean
+    same = aten.sum if is_inexact(tensor.dtype) else aten.mean
     return same(tensor, *args, **kwargs)
 
 

@@ -17,7 +17,7 @@ from ..geometry.placement import Shard
 from ..mesh.spec import DTensorSpec, spec_of
 from ..tensor.schemas import base_name
 from .engine.dims import dims_of, without
-from .engine.dtypes import accumulator
+from .engine.dtypes import accumulator, is_inexact
 from .engine.factors import FIRST
 from .engine.primitives import (
     cut_axes,
@@ -107,18 +107,19 @@ def _scan(
     return [*on_locals(joined, [*scanned, *ends], scans)]
 
 
-def _sums(op: Any, join: Callable[[Tensor, Tensor], Tensor]) -> Decomposition:
+def _sums(
+    scan: Callable[[Tensor, int], Tensor], join: Callable[[Tensor, Tensor], Tensor]
+) -> Decomposition:
     """Return a scan whose parts are joined by their last elements alone."""
 
     def run(tensor: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
-        exact = tensor.is_floating_point() or tensor.is_complex()
-        result = dtype or (tensor.dtype if exact else torch.int64)
+        result = dtype or (tensor.dtype if is_inexact(tensor.dtype) else torch.int64)
         wide = accumulator(result)
         found = _scan(
             tensor,
             dim,
             [wide],
-            lambda local: [op(local, dim, dtype=wide)],
+            lambda local: [scan(local.to(wide), dim)],
             lambda scanned, ends: [join(scanned[0], ends[0])],
         )
         return NotImplemented if found is None else found[0].to(result)
@@ -126,29 +127,20 @@ def _sums(op: Any, join: Callable[[Tensor, Tensor], Tensor]) -> Decomposition:
     return run
 
 
-decomposition(aten.cumsum.default)(
-    _sums(aten.cumsum.default, lambda scanned, ends: scanned + ends.sum(0))
+decomposition(aten.cumsum.default)(_sums(torch.cumsum, lambda scanned, ends: scanned + ends.sum(0)))
+decomposition(aten.cumprod.default)(
+    _sums(torch.cumprod, lambda scanned, ends: scanned * ends.prod(0))
 )
 
-decomposition(aten.cumprod.default)(
-    _sums(aten.cumprod.default, lambda scanned, ends: scanned * ends.prod(0))
+_logcumsumexp = _sums(
+    torch.logcumsumexp, lambda scanned, ends: torch.logaddexp(scanned, ends.logsumexp(0))
 )
 
 
 @decomposition(aten.logcumsumexp.default)
 def logcumsumexp(tensor: Tensor, dim: int) -> Any:
     """Return the logarithms of sums of exponentials."""
-    if not tensor.is_floating_point():
-        return NotImplemented
-    wide = accumulator(tensor.dtype)
-    found = _scan(
-        tensor,
-        dim,
-        [wide],
-        lambda local: [local.to(wide).logcumsumexp(dim)],
-        lambda scanned, ends: [torch.logaddexp(scanned[0], ends[0].logsumexp(0))],
-    )
-    return NotImplemented if found is None else found[0].to(tensor.dtype)
+    return _logcumsumexp(tensor, dim) if tensor.is_floating_point() else NotImplemented
 
 
 def _extremes(reduce_op: str) -> Decomposition:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .engine.dims import dims_of, without
-from .engine.dtypes import accumulator
+from .engine.dtypes import accumulator, is_inexact
 from .engine.factors import Factors
 from .engine.primitives import cut_axes, reduced, replicated
 from .engine.rules import alike, over_whole_dims
@@ -76,8 +76,7 @@ def logsumexp(tensor: Tensor, dim: Sequence[int], keepdim: bool = False) -> Any:
     dims = dims_of(tensor, dim)
     if not _is_cut(tensor, dims):
         return NotImplemented
-    inexact = tensor.dtype.is_floating_point or tensor.dtype.is_complex
-    result = tensor.dtype if inexact else torch.get_default_dtype()
+    result = tensor.dtype if is_inexact(tensor.dtype) else torch.get_default_dtype()
     if result.is_complex:
         return NotImplemented
     values = reduced(tensor.to(accumulator(result)))
@@ -112,26 +111,19 @@ def safe_softmax(tensor: Tensor, dim: int, dtype: torch.dtype | None = None) -> 
     return values.softmax(dim).masked_fill(nothing, 0)
 
 
-@decomposition(aten._softmax_backward_data.default)
-def softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Any:
-    """Return the gradient of the input of a softmax."""
+def softmax_backward(
+    grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype, *, is_log: bool
+) -> Any:
+    """Return the gradient of the input of a softmax or its logarithm."""
     dims = dims_of(output, dim)
     if not (_is_cut(output, dims) or _is_cut(grad, dims)):
         return NotImplemented
     wide = accumulator(output.dtype)
-    output = output.to(wide)
-    terms = grad.to(wide) * output
+    output, grad = output.to(wide), grad.to(wide)
+    terms = reduced(grad) if is_log else grad * output
     total = replicated(terms.sum(dims, keepdim=True), cut_axes(terms, dims))
-    return (terms - output * total).to(input_dtype)
+    return (terms - (output.exp() if is_log else output) * total).to(input_dtype)
 
 
-@decomposition(aten._log_softmax_backward_data.default)
-def log_softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Any:
-    """Return the gradient of the input of the logarithm of a softmax."""
-    dims = dims_of(output, dim)
-    if not (_is_cut(output, dims) or _is_cut(grad, dims)):
-        return NotImplemented
-    wide = accumulator(output.dtype)
-    grad = reduced(grad.to(wide))
-    total = replicated(grad.sum(dims, keepdim=True), cut_axes(grad, dims))
-    return (grad - output.to(wide).exp() * total).to(input_dtype)
+decomposition(aten._softmax_backward_data.default)(partial(softmax_backward, is_log=False))
+decomposition(aten._log_softmax_backward_data.default)(partial(softmax_backward, is_log=True))

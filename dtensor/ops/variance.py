@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..geometry.placement import Partial
 from .engine.dims import dims_of
-from .engine.dtypes import accumulator
+from .engine.dtypes import accumulator, is_inexact
 from .engine.primitives import cut_axes, on_locals, reduced, reduced_spec, replicated
 from .engine.rules import over_whole_dims
 from .engine.table import Decomposition, decomposition, rule
@@ -68,8 +68,7 @@ def _variance(*, takes_root: bool, with_mean: bool) -> Decomposition:
         keepdim: bool = False,
     ) -> Any:
         dims = dims_of(tensor, dim)
-        is_inexact = tensor.is_floating_point() or tensor.is_complex()
-        if not cut_axes(tensor, dims) or not is_inexact:
+        if not cut_axes(tensor, dims) or not is_inexact(tensor.dtype):
             return NotImplemented
         mean, total, count = moments(tensor, dims, keepdim=keepdim)
         free = max(count - (1 if correction is None else correction), 0)
