@@ -1,8 +1,5 @@
 """Random numbers whose parameters are tensors, each element drawn where its parameters lie."""
 
-# pyright: reportPrivateUsage=false
-# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -72,7 +69,7 @@ def _sampled(
 ) -> Tensor:
     """Return a sample for tensors that lie alike."""
     owned = [reduced(parameter) for parameter in parameters]
-    spec = owned[0]._spec
+    spec = owned[0].spec
     if not spec.dtype.is_floating_point:
         raise UnsupportedOp(
             f"random numbers whose parameters are tensors of {spec.dtype}: only those of floating "

@@ -4,9 +4,6 @@ Clipping gradients needs the norm of every one of them. Each rank takes those of
 powers travel together and in double precision, so that nothing but the parts is rounded.
 """
 
-# pyright: reportPrivateUsage=false
-# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
-
 from __future__ import annotations
 
 import math
@@ -59,7 +56,7 @@ def foreach_norm(
 ) -> list[Tensor]:
     """Return the norm of every tensor, replicated on the mesh of that tensor."""
     plan = _plan(tensors, dtype)
-    locals_ = [t._local_tensor if isinstance(t, Wrapper) else t for t in tensors]
+    locals_ = [t.local if isinstance(t, Wrapper) else t for t in tensors]
     if plan.moves:
         moved = redistribute_locals(
             [locals_[index] for index, _, _ in plan.moves],
@@ -84,8 +81,8 @@ def _chosen(items: list[Tensor], indices: tuple[int, ...]) -> list[Tensor]:
 
 def _plan(tensors: Sequence[Tensor], dtype: torch.dtype | None) -> _Plan:
     """Return the plan of a list, made once for lists of the same specs."""
-    key = (dtype, *[t._spec if isinstance(t, Wrapper) else t.dtype for t in tensors])
-    mesh = next(t._spec.mesh for t in tensors if isinstance(t, Wrapper))
+    key = (dtype, *[t.spec if isinstance(t, Wrapper) else t.dtype for t in tensors])
+    mesh = next(t.spec.mesh for t in tensors if isinstance(t, Wrapper))
     plans: Cache[Any, _Plan] = mesh.cache("list_norms", MAX_PLANS)
     plan = plans.get(key)
     if plan is None:
@@ -95,7 +92,7 @@ def _plan(tensors: Sequence[Tensor], dtype: torch.dtype | None) -> _Plan:
 
 
 def _make_plan(tensors: Sequence[Tensor], dtype: torch.dtype | None) -> _Plan:
-    given = [t._spec if isinstance(t, Wrapper) else None for t in tensors]
+    given = [t.spec if isinstance(t, Wrapper) else None for t in tensors]
     wanted = [spec and _summed(spec) for spec in given]
     pairs = enumerate(zip(given, wanted, strict=True))
     groups = _groups(wanted)

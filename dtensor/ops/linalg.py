@@ -4,9 +4,6 @@ A matrix that a solver is given on the right may be cut along its columns. Opera
 some values (a matrix that is not positive definite) do so on all ranks.
 """
 
-# pyright: reportPrivateUsage=false
-# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -185,8 +182,8 @@ def pinv_meta(matrix: Tensor, **_: Any) -> Tensor:
 def check_errors(info: Tensor, api_name: str, *, is_matrix: bool) -> None:
     """Raise LinAlgError on every rank where any rank holds a matrix that could not be factored."""
     if isinstance(info, Wrapper):
-        spec = info._spec
+        spec = info.spec
         if spec.box is None:
             return
-        info = redistribute_local(info._local_tensor, spec, spec.replicated())
+        info = redistribute_local(info.local, spec, spec.replicated())
     aten._linalg_check_errors(info, api_name, is_matrix=is_matrix)

@@ -1,8 +1,5 @@
 """Categories drawn by their weights, every row where it lies."""
 
-# pyright: reportPrivateUsage=false
-# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -40,10 +37,10 @@ def multinomial(
     _check_multinomial(weights, num_samples, replacement)
     axes = cut_axes(weights, [weights.ndim - 1])
     terms = [
-        a for a, p in enumerate(cast(Wrapper, weights)._spec.placements) if isinstance(p, Partial)
+        a for a, p in enumerate(cast(Wrapper, weights).spec.placements) if isinstance(p, Partial)
     ]
     rows = replicated(weights, [*axes, *terms])
-    source = rows._spec
+    source = rows.spec
     shape = (*source.shape[:-1], num_samples)
     spec = spec_of(source.mesh, source.placements, shape, None, torch.int64)
     keys = draws_of(source.mesh).next(source.mesh)

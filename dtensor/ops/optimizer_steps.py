@@ -4,9 +4,6 @@ Both are pointwise, so one call does the local tensors of all parameters, on wha
 lie, and the plain ones. Where and how a parameter lies decides it for its gradient and states.
 """
 
-# pyright: reportPrivateUsage=false
-# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -47,8 +44,8 @@ class LocalLists:
         """Return this rank's parts under ``specs``, contiguous, as the kernels take them to be."""
         for tensor in tensors:
             refuse_lost_writes(self._op, tensor)
-        own = [tensor._local_tensor for tensor in tensors]
-        moves = [(tensor._spec, spec) for tensor, spec in zip(tensors, specs, strict=True)]
+        own = [tensor.local for tensor in tensors]
+        moves = [(tensor.spec, spec) for tensor, spec in zip(tensors, specs, strict=True)]
         found = [local.contiguous() for local in redistribute_locals(own, moves)]
         for i, tensor in enumerate(tensors):
             if written[i]:
@@ -61,10 +58,10 @@ class LocalLists:
         """Write what was computed on copies to the tensors that they stand for."""
         computed = redistribute_locals(
             [found for _, found, _ in self._copies],
-            [(spec, tensor._spec) for tensor, _, spec in self._copies],
+            [(spec, tensor.spec) for tensor, _, spec in self._copies],
         )
         for (tensor, _, _), local in zip(self._copies, computed, strict=True):
-            tensor._local_tensor.copy_(local)
+            tensor.local.copy_(local)
         increment_version(self._written)  # which torch does not do for these operators
 
 
@@ -80,7 +77,7 @@ def fused_step(op: Op, *args: Sequence[Tensor], **kwargs: Any) -> None:
     specs: list[DTensorSpec] = []
     written: list[bool] = []
     for index, parameter in enumerate(args[0]):
-        if isinstance(parameter, Wrapper) and _is_elsewhere(parameter._spec):
+        if isinstance(parameter, Wrapper) and _is_elsewhere(parameter.spec):
             continue
         for place, (many, out) in enumerate(zip(args, lists, strict=True)):
             if not many:  # a state that this optimizer does not keep
@@ -103,18 +100,18 @@ def fused_step(op: Op, *args: Sequence[Tensor], **kwargs: Any) -> None:
 
 def _wanted(op: Op, parameter: Tensor, tensor: Tensor) -> DTensorSpec | None:
     """Return the spec in which a gradient or state is used; None for plain ones."""
-    lead = parameter._spec if isinstance(parameter, Wrapper) else None
+    lead = parameter.spec if isinstance(parameter, Wrapper) else None
     if not isinstance(tensor, Wrapper):
         if lead is None or tensor.ndim == 0:
             return None
     elif tensor.ndim == 0 and parameter.ndim > 0:  # a count of steps
-        return tensor._spec.replicated()
+        return tensor.spec.replicated()
     elif (
         lead is not None
-        and lead.mesh.same_ranks_as(tensor._spec.mesh)
+        and lead.mesh.same_ranks_as(tensor.spec.mesh)
         and lead.shape == tensor.shape
     ):
-        own, placements = tensor._spec, lead.reduced().placements
+        own, placements = tensor.spec, lead.reduced().placements
         return spec_of(own.mesh, placements, own.shape, own.stride, own.dtype)
     raise PlacementError(
         f"{op}: a gradient or state of {_described(parameter)} is {_described(tensor)}; it must be "
@@ -124,7 +121,7 @@ def _wanted(op: Op, parameter: Tensor, tensor: Tensor) -> DTensorSpec | None:
 
 def _described(tensor: Tensor) -> str:
     if isinstance(tensor, Wrapper):
-        return f"{tensor._spec} on {tensor._spec.mesh!r}"
+        return f"{tensor.spec} on {tensor.spec.mesh!r}"
     return f"a plain tensor of shape {list(tensor.shape)}"
 
 
@@ -134,7 +131,7 @@ def _number(value: Any) -> Any:
 
 
 def _local_number(tensor: Wrapper) -> Tensor:
-    return redistribute_local(tensor._local_tensor, tensor._spec, tensor._spec.replicated())
+    return redistribute_local(tensor.local, tensor.spec, tensor.spec.replicated())
 
 
 def _is_elsewhere(spec: DTensorSpec) -> bool:
@@ -149,14 +146,14 @@ def check_and_unscale(
     op = aten._amp_foreach_non_finite_check_and_unscale_.default
     taken = LocalLists(op)
     ours = [g for g in gradients if isinstance(g, Wrapper)]
-    here = [g for g in ours if not _is_elsewhere(g._spec)]
-    locals_ = taken.take(here, [g._spec.reduced() for g in here], [True] * len(here))
+    here = [g for g in ours if not _is_elsewhere(g.spec)]
+    locals_ = taken.take(here, [g.spec.reduced() for g in here], [True] * len(here))
     locals_ += [g for g in gradients if not isinstance(g, Wrapper)]
     found = _number(found_inf)
     if locals_:
         op(locals_, found, _number(inverse_scale))
     taken.write_back()
-    for mesh in dict.fromkeys(g._spec.mesh for g in here):
+    for mesh in dict.fromkeys(g.spec.mesh for g in here):
         for axis in range(mesh.ndim):
             if mesh.shape[axis] > 1:
                 flag = all_reduce((found != 0).to(torch.int32), "max", mesh.peers((axis,)))

@@ -3,9 +3,6 @@
 Those whose mean or probability is a tensor are made of these.
 """
 
-# pyright: reportPrivateUsage=false
-# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -183,7 +180,7 @@ def _bernoulli(tensor: Tensor, p: Tensor, generator: Any) -> Tensor:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    return tensor._local_tensor if isinstance(tensor, Wrapper) else tensor
+    return tensor.local if isinstance(tensor, Wrapper) else tensor
 
 
 @decomposition(aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.Tensor_Tensor)

@@ -1,8 +1,5 @@
 """Elements in other places of the same dims, repeated, rolled and turned."""
 
-# pyright: reportPrivateUsage=false
-# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -65,7 +62,7 @@ def roll(tensor: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Ten
 
 
 def _is_cut_once(tensor: Tensor, dim: int) -> bool:
-    return isinstance(tensor, Wrapper) and len(tensor._spec.layout.splits[dim]) == 1
+    return isinstance(tensor, Wrapper) and len(tensor.spec.layout.splits[dim]) == 1
 
 
 @decomposition(aten.rot90.default)

@@ -1,8 +1,5 @@
 """Operators that need all values on every rank, and whose results only the values can tell."""
 
-# pyright: reportPrivateUsage=false
-# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
-
 from __future__ import annotations
 
 from functools import partial
@@ -31,7 +28,7 @@ def run_gathered(op: Op, *args: Any, **kwargs: Any) -> Any:
     # Random numbers are drawn in the order of memory, which is not the same for all layouts.
     wholes = [gathered_local(op, leaf).contiguous() for leaf in leaves]
     first = next(leaf for leaf in leaves if isinstance(leaf, Wrapper))
-    mesh, cls = first._spec.mesh, type(first)
+    mesh, cls = first.spec.mesh, type(first)
     whole_args, whole_kwargs = substituted(args, kwargs, wholes)
 
     def wrap(made: Tensor) -> Tensor:
@@ -45,12 +42,12 @@ def gathered_local(op: Op, leaf: Tensor) -> Tensor:
     """Return all values of a tensor on this rank, for the result of ``op``."""
     if not isinstance(leaf, Wrapper):
         return leaf
-    if leaf._spec.box is None:
+    if leaf.spec.box is None:
         raise PlacementError(
-            f"{op}({leaf._spec}) has a result whose shape depends on values, and this rank, which "
+            f"{op}({leaf.spec}) has a result whose shape depends on values, and this rank, which "
             "is not in the mesh, has none; call it on ranks of the mesh"
         )
-    return replicated(leaf, range(leaf._spec.mesh.ndim))._local_tensor
+    return replicated(leaf, range(leaf.spec.mesh.ndim)).local
 
 
 def on_gathered(*ops: Op) -> None:

@@ -1,8 +1,5 @@
 """What decompositions are made of: where a tensor is cut, replicas of it, work on local tensors."""
 
-# pyright: reportPrivateUsage=false
-# `_local_tensor` and `_spec` are names that users of torch read; inside the package they are ours.
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +16,7 @@ from ...tensor.wrapper import Wrapper
 
 def spec_of_dtensor(tensor: Tensor) -> DTensorSpec:
     """Return the spec of a distributed tensor."""
-    return cast(Wrapper, tensor)._spec
+    return cast(Wrapper, tensor).spec
 
 
 def cut_axes(tensor: Tensor, dims: Iterable[int]) -> tuple[int, ...]:
@@ -29,21 +26,21 @@ def cut_axes(tensor: Tensor, dims: Iterable[int]) -> tuple[int, ...]:
         return ()
     return tuple(
         axis
-        for axis, p in enumerate(tensor._spec.placements)
+        for axis, p in enumerate(tensor.spec.placements)
         if isinstance(p, Shard | Ragged) and p.dim in wanted
     )
 
 
 def has_terms(tensor: Tensor) -> bool:
     """Whether some axis holds terms that are still to be reduced."""
-    return isinstance(tensor, Wrapper) and tensor._spec.layout.is_partial
+    return isinstance(tensor, Wrapper) and tensor.spec.layout.is_partial
 
 
 def reduced(tensor: Tensor) -> Wrapper:
     """Return the tensor with every Partial axis reduced to replicas."""
     own = cast(Wrapper, tensor)
-    target = own._spec.reduced()
-    return own if target is own._spec else placed(own, target.placements)
+    target = own.spec.reduced()
+    return own if target is own.spec else placed(own, target.placements)
 
 
 def reduced_sum(tensor: Tensor, dims: Sequence[int]) -> Wrapper:
@@ -54,10 +51,10 @@ def reduced_sum(tensor: Tensor, dims: Sequence[int]) -> Wrapper:
 def replicated(tensor: Tensor, axes: Iterable[int]) -> Wrapper:
     """Return the tensor with replicas along some axes."""
     own = cast(Wrapper, tensor)
-    placements = list(own._spec.placements)
+    placements = list(own.spec.placements)
     for axis in axes:
         placements[axis] = Replicate()
-    same = tuple(placements) == own._spec.placements
+    same = tuple(placements) == own.spec.placements
     return own if same else placed(own, tuple(placements))
 
 
@@ -74,7 +71,7 @@ def reduced_spec(
 
     Axes that cut one of the dims get ``on_cut``. ``lead`` is the size of a dim put in front.
     """
-    own = source._spec
+    own = source.spec
     offset = 0 if lead is None else 1
     left = [d for d in range(own.ndim) if keepdim or d not in dims]
     position = {d: offset + i for i, d in enumerate(left)}
@@ -100,9 +97,9 @@ def on_locals(
     A rank outside of the mesh runs nothing.
     """
     first = cast(Wrapper, inputs[0])
-    if first._spec.box is None:
+    if first.spec.box is None:
         made: Sequence[Tensor] = [torch.empty(0, dtype=out.dtype) for out in outputs]
     else:
-        made = run(*[t._local_tensor if isinstance(t, Wrapper) else t for t in inputs])
+        made = run(*[t.local if isinstance(t, Wrapper) else t for t in inputs])
     cls = type(first)
     return [cls(local, out) for local, out in zip(made, outputs, strict=True)]
