@@ -238,3 +238,24 @@ def test_operators_say_what_is_wrong_before_anything_is_sent() -> None:
             _ = a @ scattered(torch.ones(4, 3), mesh, [Shard(1)])
 
     run_on_mesh((2,), body)
+
+
+def test_torch_finds_local_and_spec_under_its_names() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        whole = torch.arange(8.0).view(4, 2)
+        x = scattered(whole, mesh, [Shard(1)])
+        assert x._local_tensor is x.local
+        assert x._spec is x.spec
+        x._local_tensor = x.local.clone()
+        assert x._local_tensor is x.local
+        view: Any = x.view(-1)  # a copy, which is not to be read once the tensor is written
+        assert view._local_tensor is view.local
+        x.mul_(2)
+        for name in ("local", "_local_tensor"):
+            with pytest.raises(PlacementError, match="view it again"):
+                getattr(view, name)
+        awaited: Any = x.redistribute(placements=[Replicate()], async_op=True)
+        assert torch.equal(awaited._local_tensor, whole * 2)
+        assert awaited._local_tensor is awaited.local
+
+    run_on_mesh((2,), body)
