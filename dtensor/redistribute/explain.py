@@ -15,6 +15,7 @@ from ..comm.reductions import all_reduced_bytes
 from ..geometry.flows import Flows, numel_lacking
 from ..geometry.layout import Layout
 from ..geometry.placement import Placement
+from ..mesh.device_mesh import DeviceMesh
 from .estimates import hop_seconds
 from .hops import Hop
 from .route import Planner, Route
@@ -31,6 +32,11 @@ class LaidOut(Protocol):
     @property
     def dtype(self) -> torch.dtype:
         """Element type."""
+        ...
+
+    @property
+    def device_mesh(self) -> DeviceMesh:
+        """The mesh, which knows what communication costs there."""
         ...
 
 
@@ -89,15 +95,15 @@ def explain(
     target: Layout | LaidOut | Sequence[Placement],
     dtype: torch.dtype | None = None,
     *,
-    costs: CostModel = GLOO,
+    costs: CostModel | None = None,
     ranks: Iterable[int] | None = None,
 ) -> Explanation:
     """Return what redistributing a tensor from one layout to another does.
 
     Both layouts are of one shape; their meshes may differ. A DTensor stands for its layout, and as
     the source for its dtype, float32 by default; placements for a layout on the mesh of the source.
-    ``costs`` is what the way is chosen by,
-    and ``ranks`` are those to tell of, by default all, of very large meshes better a few.
+    ``costs`` is what the way is chosen by, by default that of a DTensor's mesh, of plain layouts
+    Gloo's; ``ranks`` are those to tell of, by default all, of very large meshes better a few.
 
     >>> from dtckpt.dtensor import Mesh, Shard
     >>> mesh = Mesh((4,))
@@ -108,6 +114,8 @@ def explain(
     >>> told.received_bytes == told.needed_bytes == {0: 48, 1: 48, 2: 48, 3: 48}
     True
     """
+    if costs is None:
+        costs = GLOO if isinstance(source, Layout) else source.device_mesh.cost_model()
     dtype = dtype or (torch.float32 if isinstance(source, Layout) else source.dtype)
     source = source if isinstance(source, Layout) else source.global_layout
     if isinstance(target, Sequence):

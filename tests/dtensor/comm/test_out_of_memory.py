@@ -10,7 +10,19 @@ from typing import Any
 import pytest
 import torch
 
-from dtckpt.dtensor import DeviceMesh, Partial, Placement, Replicate, Shard, redistribute_many
+from dtckpt.dtensor import (
+    Box,
+    DeviceMesh,
+    IrregularLayout,
+    Layout,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    distribute_tensor,
+    redistribute_many,
+    redistribute_parts,
+)
 from dtckpt.dtensor.comm import transports
 from dtckpt.dtensor.comm.costs import NCCL
 from dtckpt.dtensor.redistribute import memory
@@ -68,6 +80,35 @@ def test_all_ranks_raise_before_anything_is_sent(
         assert [c.kind for c in seen] == ["all_gather"]  # of one number
         threads.pop(threading.get_ident(), None)
         assert torch.equal(move().full_tensor(), torch.arange(16.0).view(4, 4))
+
+    run_on_mesh((2,), body)
+
+
+@pytest.mark.usefixtures("_agreed")
+@pytest.mark.parametrize("call", ["distribute_tensor", "redistribute_parts"])
+def test_all_ranks_raise_before_what_one_has_is_sent(call: str, monkeypatch: Any) -> None:
+    threads: dict[int, int] = {}
+    _short_on(monkeypatch, threads)
+    whole, box = torch.arange(16.0).view(4, 4), Box.whole((4, 4))
+
+    def body(mesh: DeviceMesh) -> None:
+        rows = Layout(mesh.layout_mesh, (Shard(0),), (4, 4))
+        first = IrregularLayout((4, 4), ((0, box),))
+        rank = mesh.get_rank()
+
+        def move() -> torch.Tensor:
+            if call == "distribute_tensor":
+                return distribute_tensor(whole, mesh, [Shard(0)]).to_local()
+            parts = {box: whole} if rank == 0 else {}
+            return redistribute_parts(parts, first, rows, mesh)[rows.box((rank,))]
+
+        if rank == 1:
+            threads[threading.get_ident()] = 1
+        with collectives() as seen, pytest.raises(torch.OutOfMemoryError, match="rank 1 "):
+            move()
+        assert [c.kind for c in seen] == ["all_gather"] * 2  # of a row of numbers, and of one
+        threads.pop(threading.get_ident(), None)
+        assert torch.equal(move(), whole[rows.box((rank,)).slices])
 
     run_on_mesh((2,), body)
 

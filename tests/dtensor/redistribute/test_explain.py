@@ -213,3 +213,17 @@ def test_axes_of_one_rank_cost_nothing_between_hosts() -> None:
     source = Layout(mesh, (Replicate(), Shard(0)), (4, 4))
     told = explain(source, Layout.replicated(mesh, (4, 4)), costs=replace(NCCL, ranks_per_host=2))
     assert set(told.received_bytes.values()) == {0}
+
+
+def test_a_tensor_is_told_of_by_the_costs_of_its_mesh() -> None:
+    def body(mesh: DeviceMesh) -> list[tuple[str, ...]]:
+        tensor = scattered(torch.zeros(4, 4), mesh, [Shard(0)])
+        usual = explain(tensor, [Replicate()])
+        mesh.costs = NCCL
+        return [usual.steps, explain(tensor, [Replicate()]).steps]
+
+    for steps in run_on_mesh((2,), body):
+        assert steps == [
+            ("exchange over 2 ranks to (R)",),
+            ("all-gather over 2 ranks to (R)",),
+        ]
