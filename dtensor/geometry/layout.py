@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast, overload
 
 from dtckpt.errors import PlacementError
@@ -19,8 +19,8 @@ from dtckpt.errors import PlacementError
 from .box import Box
 from .integers import ints
 from .mesh import Mesh, unravel
-from .placement import KINDS, Placement, Ragged, Replicate, Shard, parse_placement
-from .splits import Split
+from .placement import Placement, Replicate, Shard, format_placements, parse_placement
+from .splits import Split, cut_by
 
 Coordinate = tuple[int, ...]
 Cell = tuple[int, ...]
@@ -50,68 +50,11 @@ class Layout:
         object.__setattr__(self, "shape", ints(self.shape, "the shape of a tensor"))
         if self.shape and min(self.shape) < 0:
             raise PlacementError(f"a tensor cannot have the shape {self.shape}")
-        object.__setattr__(self, "placements", _all_ours(self.placements))
-        if len(self.placements) != self.mesh.ndim:
-            raise PlacementError(
-                f"a mesh of {self.mesh.ndim} axes ({self.mesh}) needs as many placements, "
-                f"got {len(self.placements)}: ({format_placements(self.placements)})"
-            )
-        placements = tuple(self._normal(i, p) for i, p in enumerate(self.placements))
-        splits = tuple(self._cuts(dim, placements) for dim in range(len(self.shape)))
-        placements = _without_default_order(placements, splits)
+        placements, splits = cut_by(self.placements, self.mesh, self.shape)
         replica_axes = tuple(i for i, p in enumerate(placements) if not p.is_shard())
         object.__setattr__(self, "placements", placements)
         object.__setattr__(self, "splits", splits)
         object.__setattr__(self, "replica_axes", replica_axes)
-
-    def _normal(self, axis: int, placement: Placement) -> Placement:
-        if not isinstance(placement, Shard | Ragged):
-            return placement
-        ndim = len(self.shape)
-        if not -ndim <= placement.dim < ndim:
-            raise PlacementError(
-                f"{placement} on axis {self.mesh.axis_names[axis]!r} names dim {placement.dim}, "
-                f"but a tensor of shape {self.shape} has {ndim} dims"
-            )
-        if isinstance(placement, Ragged):
-            self._check_ragged(axis, placement)
-        return replace(placement, dim=placement.dim % ndim)
-
-    def _check_ragged(self, axis: int, placement: Ragged) -> None:
-        count, size = self.mesh.shape[axis], self.shape[placement.dim]
-        if not placement.sizes:
-            raise PlacementError(
-                f"{placement} on axis {self.mesh.axis_names[axis]!r} has no sizes, which only the "
-                "placements of DTensor.from_local may leave out: the ranks then tell theirs; give "
-                f"{count} sizes that sum to {size}, as in Ragged({placement.dim}, (...))"
-            )
-        if len(placement.sizes) != count or sum(placement.sizes) != size:
-            raise PlacementError(
-                f"{placement} on axis {self.mesh.axis_names[axis]!r} needs {count} sizes that sum "
-                f"to {size}, got {len(placement.sizes)} that sum to {sum(placement.sizes)}"
-            )
-
-    def _cuts(self, dim: int, placements: tuple[Placement, ...]) -> tuple[Split, ...]:
-        on_dim = [(axis, p) for axis, p in enumerate(placements) if p.is_shard(dim)]
-        ragged = [(axis, p) for axis, p in on_dim if isinstance(p, Ragged)]
-        shards = [(axis, p) for axis, p in on_dim if isinstance(p, Shard)]
-        if len(ragged) > 1:
-            raise PlacementError(
-                f"({format_placements(placements)}): only one axis may cut dim {dim} raggedly, "
-                "since its sizes are those of the whole dim"
-            )
-        orders = [p.order for _, p in shards if p.order is not None]
-        if orders:
-            if sorted(orders) != list(range(len(shards))):
-                raise PlacementError(
-                    f"({format_placements(placements)}): the axes that shard dim {dim} need the "
-                    f"orders 0 to {len(shards) - 1}, each once, or none at all"
-                )
-            shards.sort(key=lambda item: item[1].order or 0)
-        return tuple(
-            [Split(axis, len(p.sizes), _starts(p.sizes)) for axis, p in ragged]
-            + [Split(axis, self.mesh.shape[axis], None) for axis, _ in shards]
-        )
 
     @classmethod
     def replicated(cls, mesh: Mesh, shape: Sequence[int]) -> Layout:
@@ -189,6 +132,7 @@ class Layout:
     def largest_cell(self) -> tuple[int, ...]:
         """Return the most indices that a cell has in every dim.
 
+        >>> from .placement import Ragged
         >>> Layout(Mesh((3,)), (Ragged(0, (1, 4, 0)),), (5, 2)).largest_cell()
         (4, 2)
         """
@@ -407,35 +351,3 @@ class ReplicaRanks(Sequence[int]):
     def __contains__(self, rank: object) -> bool:
         at = self.layout.mesh.coordinate(rank) if isinstance(rank, int) else None
         return at is not None and self.layout.cell(at) == self.cell
-
-
-def _all_ours(placements: object) -> tuple[Placement, ...]:
-    if isinstance(placements, list | tuple):
-        found = tuple(cast(Sequence[object], placements))
-        if all(isinstance(placement, KINDS) for placement in found):
-            return cast(tuple[Placement, ...], found)
-    raise PlacementError(
-        f"placements must be a sequence of dtckpt's, one per axis, got {placements!r}; translate "
-        "torch's with placements_from_torch"
-    )
-
-
-def format_placements(placements: Sequence[Placement]) -> str:
-    """Return placements in their text form, as ``parse_placements`` reads them."""
-    return ", ".join(str(placement) for placement in placements)
-
-
-def _starts(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(itertools.accumulate(sizes, initial=0))
-
-
-def _without_default_order(
-    placements: tuple[Placement, ...], splits: tuple[tuple[Split, ...], ...]
-) -> tuple[Placement, ...]:
-    # A ragged axis cuts first wherever it stands, and has no order.
-    even = [[cut.axis for cut in cuts if cut.starts is None] for cuts in splits]
-    in_mesh_order = [axes == sorted(axes) for axes in even]
-    return tuple(
-        replace(p, order=None) if isinstance(p, Shard) and in_mesh_order[p.dim] else p
-        for p in placements
-    )

@@ -9,7 +9,7 @@ and the command line share: ``S(0)``, ``S(0)@1``, ``R``, ``P(sum)``, ``Ragged(0:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -235,3 +235,8 @@ def parse_placements(text: str) -> tuple[Placement, ...]:
     (Shard(dim=0, order=None), Replicate())
     """
     return tuple(parse_placement(part) for part in re.split(r",(?![^()]*\))", text))
+
+
+def format_placements(placements: Sequence[Placement]) -> str:
+    """Return placements in their text form, as ``parse_placements`` reads them."""
+    return ", ".join(str(placement) for placement in placements)

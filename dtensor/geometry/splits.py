@@ -1,9 +1,17 @@
-"""Splits: how one mesh axis cuts one dim of a tensor."""
+"""Splits: how the axes of a mesh cut the dims of a tensor, by their placements."""
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+from dtckpt.errors import PlacementError
+
+from .mesh import Mesh
+from .placement import KINDS, Placement, Ragged, Shard, format_placements
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +41,100 @@ class Split:
         if self.starts is not None:
             return bisect_right(self.starts, position) - 1
         return position // -(-extent // self.num_pieces)
+
+
+def cut_by(
+    given: object, mesh: Mesh, shape: tuple[int, ...]
+) -> tuple[tuple[Placement, ...], tuple[tuple[Split, ...], ...]]:
+    """Return placements in their one form, and the splits of every dim, in cutting order.
+
+    Raises PlacementError where they do not fit the mesh and the shape of the tensor.
+    """
+    placements = _all_ours(given)
+    if len(placements) != mesh.ndim:
+        raise PlacementError(
+            f"a mesh of {mesh.ndim} axes ({mesh}) needs as many placements, "
+            f"got {len(placements)}: ({format_placements(placements)})"
+        )
+    placements = tuple(_normal(axis, p, mesh, shape) for axis, p in enumerate(placements))
+    splits = tuple(_splits(dim, placements, mesh) for dim in range(len(shape)))
+    return _without_default_order(placements, splits), splits
+
+
+def _all_ours(placements: object) -> tuple[Placement, ...]:
+    if isinstance(placements, list | tuple):
+        found = tuple(cast(Sequence[object], placements))
+        if all(isinstance(placement, KINDS) for placement in found):
+            return cast(tuple[Placement, ...], found)
+    raise PlacementError(
+        f"placements must be a sequence of dtckpt's, one per axis, got {placements!r}; translate "
+        "torch's with placements_from_torch"
+    )
+
+
+def _normal(axis: int, placement: Placement, mesh: Mesh, shape: tuple[int, ...]) -> Placement:
+    if not isinstance(placement, Shard | Ragged):
+        return placement
+    ndim = len(shape)
+    if not -ndim <= placement.dim < ndim:
+        raise PlacementError(
+            f"{placement} on axis {mesh.axis_names[axis]!r} names dim {placement.dim}, "
+            f"but a tensor of shape {shape} has {ndim} dims"
+        )
+    if isinstance(placement, Ragged):
+        _check_ragged(axis, placement, mesh, shape[placement.dim])
+    return replace(placement, dim=placement.dim % ndim)
+
+
+def _check_ragged(axis: int, placement: Ragged, mesh: Mesh, size: int) -> None:
+    count = mesh.shape[axis]
+    if not placement.sizes:
+        raise PlacementError(
+            f"{placement} on axis {mesh.axis_names[axis]!r} has no sizes, which only the "
+            "placements of DTensor.from_local may leave out: the ranks then tell theirs; give "
+            f"{count} sizes that sum to {size}, as in Ragged({placement.dim}, (...))"
+        )
+    if len(placement.sizes) != count or sum(placement.sizes) != size:
+        raise PlacementError(
+            f"{placement} on axis {mesh.axis_names[axis]!r} needs {count} sizes that sum "
+            f"to {size}, got {len(placement.sizes)} that sum to {sum(placement.sizes)}"
+        )
+
+
+def _splits(dim: int, placements: tuple[Placement, ...], mesh: Mesh) -> tuple[Split, ...]:
+    on_dim = [(axis, p) for axis, p in enumerate(placements) if p.is_shard(dim)]
+    ragged = [(axis, p) for axis, p in on_dim if isinstance(p, Ragged)]
+    shards = [(axis, p) for axis, p in on_dim if isinstance(p, Shard)]
+    if len(ragged) > 1:
+        raise PlacementError(
+            f"({format_placements(placements)}): only one axis may cut dim {dim} raggedly, "
+            "since its sizes are those of the whole dim"
+        )
+    orders = [p.order for _, p in shards if p.order is not None]
+    if orders:
+        if sorted(orders) != list(range(len(shards))):
+            raise PlacementError(
+                f"({format_placements(placements)}): the axes that shard dim {dim} need the "
+                f"orders 0 to {len(shards) - 1}, each once, or none at all"
+            )
+        shards.sort(key=lambda item: item[1].order or 0)
+    return tuple(
+        [Split(axis, len(p.sizes), _starts(p.sizes)) for axis, p in ragged]
+        + [Split(axis, mesh.shape[axis], None) for axis, _ in shards]
+    )
+
+
+def _starts(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(itertools.accumulate(sizes, initial=0))
+
+
+def _without_default_order(
+    placements: tuple[Placement, ...], splits: tuple[tuple[Split, ...], ...]
+) -> tuple[Placement, ...]:
+    # A ragged axis cuts first wherever it stands, and has no order.
+    even = [[cut.axis for cut in cuts if cut.starts is None] for cuts in splits]
+    in_mesh_order = [axes == sorted(axes) for axes in even]
+    return tuple(
+        replace(p, order=None) if isinstance(p, Shard) and in_mesh_order[p.dim] else p
+        for p in placements
+    )
