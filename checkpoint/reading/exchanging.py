@@ -7,6 +7,7 @@ all-to-all exchanges as keep what a rank sends and receives in each within EXCHA
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,7 +63,7 @@ class StripeExchange:
         self._peers = Peers(group, tuple(range(len(all_ranks))))
         self._position: int = group.rank()
         self._positions = {rank: position for position, rank in enumerate(all_ranks)}
-        self._held = {id(s): _box_of(s.layout, all_ranks[self._position]) for s in spreads}
+        self._held = {id(s): s.layout.held_by(all_ranks[self._position]) for s in spreads}
         self._rounds = deal(spreads, len(all_ranks))
         mine = [[s for s in stripes if s.reader == self._position] for stripes in self._rounds]
         self._stage = _Stage(mine)
@@ -96,9 +97,9 @@ class StripeExchange:
                 else:
                     messages.outgoing[position].append(sent)
         for stripe in stripes:
-            held = self._held[id(stripe.spread)]
-            for box in () if self._is_mine(stripe) else stripe.boxes:
-                common = box.intersect(held)
+            held = () if self._is_mine(stripe) else self._held[id(stripe.spread)]
+            for box, part in itertools.product(stripe.boxes, held):
+                common = box.intersect(part)
                 if common is not None:
                     found = _Received(stripe.spread.stored, common, self)
                     messages.incoming[stripe.reader].append(found)
@@ -235,11 +236,6 @@ class _Stage:
 
 def _room(stripe: Stripe) -> int:
     return -(-stripe.num_bytes // ALIGNMENT) * ALIGNMENT
-
-
-def _box_of(layout: Layout, rank: int) -> Box:
-    # A rank outside of the mesh has no coordinate, which the layout refuses.
-    return layout.box(layout.mesh.coordinate(rank) or ())
 
 
 @remembered(64)  # many tensors have the same layout
