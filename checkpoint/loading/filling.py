@@ -7,10 +7,9 @@ it for a rank that has failed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, overload
+from typing import Any
 
 from ..files.stored import StoredData
 from ..ranks.together import Answers, Ranks, together
@@ -125,12 +124,14 @@ class Filling:
     def _read(self, number: int) -> int:
         if number == 0:
             self._destinations.materialise()
-            self.bytes_read = execute(_Told(self._reads, self._ranks), touched=self._touched)
-            self.bytes_read += execute(_Told(self._comparisons, self._ranks))
+            tell_alive = self._ranks.tell_alive
+            self.bytes_read = execute(self._reads, touched=self._touched, on_progress=tell_alive)
+            self.bytes_read += execute(self._comparisons, on_progress=tell_alive)
         if self._stripes is None:
             return 0
         count = self._stripes.prepare(number)
-        self.bytes_read += execute(_Told(self._stripes.reads(number), self._ranks))
+        reads = self._stripes.reads(number)
+        self.bytes_read += execute(reads, on_progress=self._ranks.tell_alive)
         return count
 
     def _broadcast(self, broadcasts: Broadcasts) -> bytes:
@@ -158,28 +159,3 @@ class Filling:
     def _touched_names(self) -> list[str]:
         """Return what was overwritten of what the caller can see."""
         return self._destinations.seen(self._touched)
-
-
-class _Told(Sequence[Read]):
-    """Reads; whoever takes one shows that this rank is alive."""
-
-    def __init__(self, reads: list[Read], ranks: Ranks) -> None:
-        self._reads = reads
-        self._ranks = ranks
-
-    def __len__(self) -> int:
-        return len(self._reads)
-
-    @overload
-    def __getitem__(self, index: int) -> Read: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Read]: ...
-    def __getitem__(self, index: int | slice) -> Read | Sequence[Read]:
-        return self._reads[index]
-
-    def __iter__(self) -> Iterator[Read]:
-        return map(self._tell, self._reads)  # which several threads may advance
-
-    def _tell(self, read: Read) -> Read:
-        self._ranks.tell_alive()
-        return read

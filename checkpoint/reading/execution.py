@@ -52,22 +52,24 @@ def execute(
     *,
     touched: dict[str, None] | None = None,
     cache: ReadCache | None = None,
+    on_progress: Callable[[], None] | None = None,
 ) -> int:
     """Run reads in parallel and return the bytes read.
 
     Raises Corrupt at the first read with damaged blocks. ``touched`` collects the names of tensors
     of which elements were stored, also where the call fails; those that were being read straight
-    into their destination when it failed may hold damaged elements.
+    into their destination when it failed may hold damaged elements. ``on_progress`` is called, from
+    several threads, before every read.
     """
     touched = {} if touched is None else touched
     if len(reads) <= 1:
-        return _Reader(touched, cache).run_all(reads)
+        return _Reader(touched, cache, on_progress).run_all(reads)
     stop = Event()
     shared = iter(reads)  # a list's iterator may be advanced by several threads
 
     def work() -> int:
         try:
-            return _Reader(touched, cache).run_all(_until(stop, shared))
+            return _Reader(touched, cache, on_progress).run_all(_until(stop, shared))
         except BaseException:
             stop.set()
             raise
@@ -91,9 +93,15 @@ def _until(stop: Event, reads: Iterable[Read]) -> Iterable[Read]:
 class _Reader:
     """Runs reads one after the other, with one buffer."""
 
-    def __init__(self, touched: dict[str, None], cache: ReadCache | None) -> None:
+    def __init__(
+        self,
+        touched: dict[str, None],
+        cache: ReadCache | None,
+        on_progress: Callable[[], None] | None,
+    ) -> None:
         self._touched = touched
         self._cache = cache
+        self._on_progress = on_progress
         self._buffer = memoryview(b"")
 
     def run_all(self, reads: Iterable[Read]) -> int:
@@ -101,6 +109,8 @@ class _Reader:
         return sum([self._run(read) for read in reads])
 
     def _run(self, read: Read) -> int:
+        if self._on_progress is not None:
+            self._on_progress()
         file, base = read.file, read.file.layout.data_start
         direct = [(piece, _memory_of(piece)) for piece in read.direct]
         known = [None if self._cache is None else self._cache.find(file, r) for r in read.ranges]
