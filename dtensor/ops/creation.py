@@ -35,7 +35,7 @@ def like_rule(call: OpCall) -> Rule:
 )
 def new_rule(call: OpCall) -> Rule:
     """A given shape: the layout of the other tensor where that has this shape."""
-    return Rule(rows=_following(call), local=with_local_shape(1, "size"))
+    return Rule(rows=_following(call), local=with_local_shape("size"))
 
 
 @rule(aten.new_empty_strided.default)

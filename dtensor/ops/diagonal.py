@@ -29,7 +29,7 @@ def diagonal_rule(call: OpCall) -> Rule:
 def diagonal_backward_rule(call: OpCall) -> Rule:
     """Its gradient: zero beside the diagonal."""
     outs, rest = without(len(call.arg("input_sizes")), call.arg("dim1"), call.arg("dim2"))
-    return moving(call, ((*rest, None),), (outs,), with_local_shape(1, "input_sizes"))
+    return moving(call, ((*rest, None),), (outs,), with_local_shape("input_sizes"))
 
 
 @rule(aten.diagonal_scatter.default)

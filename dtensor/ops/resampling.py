@@ -16,8 +16,8 @@ from .engine.table import LocalCall
 aten = torch.ops.aten
 
 
-def _to_input_size(local: LocalCall) -> Callable[..., Any]:
-    return zeros_of_nothing(local) or with_local_shape(2, "input_size")(local) or local.call.op
+def _to_input_size(local: LocalCall) -> Callable[..., Any] | None:
+    return zeros_of_nothing(local) or with_local_shape("input_size")(local)
 
 
 def _local_grid(local: LocalCall) -> Callable[..., Any]:

@@ -83,7 +83,7 @@ def slice_backward_rule(call: OpCall) -> Rule:
 def select_backward_rule(call: OpCall) -> Rule:
     """The gradient of one index: zero elsewhere."""
     dims, rest = without(len(call.arg("input_sizes")), call.arg("dim"))
-    return moving(call, (rest,), (dims,), with_local_shape(1, "input_sizes"))
+    return moving(call, (rest,), (dims,), with_local_shape("input_sizes"))
 
 
 @rule(aten.slice_scatter.default)
@@ -176,7 +176,7 @@ def _local_backward(dim: int, window: range) -> Any:
     def maker(local: LocalCall) -> Callable[..., Any] | None:
         grad, output = local.inputs[0], local.outputs[0]
         if output is None or not output.layout.splits[dim]:
-            return with_local_shape(1, "input_sizes")(local)
+            return with_local_shape("input_sizes")(local)
         own, shape = _own(grad, output, dim, window), local.output_shape
 
         def run(tensor: Tensor, *_: Any, **__: Any) -> Tensor:

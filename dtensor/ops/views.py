@@ -127,7 +127,7 @@ def expand_rule(call: OpCall) -> Rule:
     """Dims of size 1 repeated, and new ones in front."""
     dims = broadcast_dims(call.specs[0], call.output_shape)
     lead = (None,) * (len(call.output_shape) - len(dims))
-    return moving(call, (dims,), ((*lead, *dims),), with_local_shape(1, "size"))
+    return moving(call, (dims,), ((*lead, *dims),), with_local_shape("size"))
 
 
 @rule(aten.view.dtype)
@@ -194,7 +194,7 @@ def unfold_rule(call: OpCall) -> Rule:
 def unfold_backward_rule(call: OpCall) -> Rule:
     """Its gradient: the windows added up."""
     outs, _ = without(len(call.arg("input_sizes")), call.arg("dim"))
-    local = with_local_shape(1, "input_sizes")
+    local = with_local_shape("input_sizes")
     return moving(call, ((*outs, None),), (outs,), local, linear_ops=LINEAR_OPS)
 
 

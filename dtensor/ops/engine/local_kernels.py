@@ -8,24 +8,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...tensor.schemas import argument_place
 from .table import LocalCall, LocalMaker
 
 
-def with_local_shape(position: int, name: str, run: Callable[..., Any] | None = None) -> LocalMaker:
-    """Return a maker that puts the local output shape in the place of a global shape argument.
-
-    ``run`` replaces the operator, where it is given.
-    """
+def with_local_shape(name: str) -> LocalMaker:
+    """Return a maker that gives an operator the local output shape in place of a global one."""
 
     def maker(local: LocalCall) -> Callable[..., Any]:
-        shape, function = local.output_shape, run or local.call.op
+        op, shape = local.call.op, local.output_shape
+        place = argument_place(op, name)
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if len(args) > position:
-                return function(*args[:position], shape, *args[position + 1 :], **kwargs)
-            return function(*args, **{**kwargs, name: shape})
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if place is not None and place[0] < len(args):
+                return op(*args[: place[0]], shape, *args[place[0] + 1 :], **kwargs)
+            return op(*args, **{**kwargs, name: shape})
 
-        return call
+        return run
 
     return maker
 
