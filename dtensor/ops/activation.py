@@ -10,6 +10,7 @@ from torch import Tensor
 from .engine.dims import without
 from .engine.rules import alike, named_dims
 from .engine.table import OpCall, Rule, decomposition, rule
+from .pointwise import pointwise_rule
 from .random import refuse_generator, without_terms
 
 aten = torch.ops.aten
@@ -21,6 +22,9 @@ aten = torch.ops.aten
 def glu_rule(call: OpCall) -> Rule:
     """One half of a dim, which must be whole, gates the other."""
     return alike(call, without(call.specs[0].ndim, *named_dims(call))[0])
+
+
+rule(aten.rrelu_with_noise_backward.default)(pointwise_rule)
 
 
 @decomposition(aten.rrelu_with_noise.default)

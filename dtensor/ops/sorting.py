@@ -13,6 +13,7 @@ from .engine.factors import Dim, Dims, Factors
 from .engine.gathered import on_gathered
 from .engine.rules import alike, named_dims, over_whole_dims
 from .engine.table import OpCall, Rule, rule
+from .pointwise import pointwise_rule
 
 aten = torch.ops.aten
 
@@ -58,6 +59,9 @@ def bucketize_rule(call: OpCall) -> Rule:
     step = Dim(len(out))
     inputs = (out, (step,)) if isinstance(call.args[0], DTensorSpec) else ((step,),)
     return Rule(rows=Factors(call=call, inputs=inputs, outputs=(out,), reduce={step.factor: "sum"}))
+
+
+rule(aten.isin.Tensor_Scalar)(pointwise_rule)
 
 
 @rule(aten.isin.Tensor_Tensor, aten.isin.Scalar_Tensor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from dtckpt.dtensor import DeviceMesh, Shard, strict
 from dtckpt.dtensor.debug import cache_sizes, clear_caches, op_coverage
+from dtckpt.dtensor.ops.engine.table import DECOMPOSITIONS, METAS, RULES
 from dtckpt.errors import UnsupportedOp
 
 from ..rank_meshes import run_on_mesh, scattered
@@ -66,3 +68,12 @@ def test_sizes_of_caches() -> None:
         assert cache_sizes(mesh) == found
 
     run_on_mesh((2,), body)
+
+
+def test_one_file_has_all_of_an_operator() -> None:
+    family = re.compile(r"dtckpt\.dtensor\.ops\.(?!pointwise)\w+$")  # which is one for many
+    tables = (RULES, DECOMPOSITIONS, METAS)
+    for op in {op for table in tables for op in table}:
+        made = [table[op] for table in tables if op in table]
+        modules = [getattr(function, "func", function).__module__ for function in made]
+        assert len({name for name in modules if family.match(name)}) <= 1, f"{op}: {modules}"
