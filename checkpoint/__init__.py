@@ -29,11 +29,10 @@ from dtckpt.lazy import lazy_exports
 if TYPE_CHECKING:
     from .cleaning import clean
     from .deleting import delete
-    from .drawing import visualize
     from .files.manifest import Manifest, read_manifest
-    from .handle import Checkpoint, LazyTensor, open
     from .loading.loader import load
     from .loading.report import LoadReport
+    from .opening import Checkpoint, LazyTensor, open
     from .placing import Placed, Rule, parse_rules, place
     from .resharding import reshard
     from .saving.background import SaveHandle, SaveProgress, async_save
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from .state.values import register_enum
     from .steps import Step, committed_steps, latest
     from .verifying import Problem, VerifyReport, verify
+    from .visualizing import visualize
 
 __all__ = [
     "AlreadyCommitted",
@@ -94,8 +94,8 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
     __getattr__ = lazy_exports(
         __name__,
         {
-            "Checkpoint": ".handle",
-            "LazyTensor": ".handle",
+            "Checkpoint": ".opening",
+            "LazyTensor": ".opening",
             "LoadReport": ".loading.report",
             "Manifest": ".files.manifest",
             "PerRank": ".state.tree",
@@ -114,7 +114,7 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
             "delete": ".deleting",
             "latest": ".steps",
             "load": ".loading.loader",
-            "open": ".handle",
+            "open": ".opening",
             "parse_rules": ".placing",
             "place": ".placing",
             "read_manifest": ".files.manifest",
@@ -122,7 +122,7 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
             "reshard": ".resharding",
             "save": ".saving.saver",
             "verify": ".verifying",
-            "visualize": ".drawing",
+            "visualize": ".visualizing",
         },
     )
 

@@ -20,7 +20,7 @@ from ..storage.base import Store
 from ..storage.open import open_store
 from .files.committing import check_complete, check_free, commit, discard
 from .files.manifest import FileRecord, Manifest, read_manifest
-from .files.stored import StoredData
+from .files.stored_data import StoredData
 from .files.stored_tensor import StoredTensor
 from .files.writing import Chunk, Contents, write_file
 from .placing import Rule, place

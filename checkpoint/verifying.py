@@ -16,7 +16,7 @@ from ..storage.base import ReadRequest, Store
 from ..storage.open import open_store
 from .files.datafile import Entry
 from .files.manifest import FileRecord, Manifest, read_manifest
-from .files.stored import Damage, DataFile, StoredData
+from .files.stored_data import Damage, DataFile, StoredData
 from .reading.cuts import READ_BYTES
 
 _MOST_PROBLEMS = 10_000

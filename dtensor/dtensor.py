@@ -17,7 +17,7 @@ from .calls.dispatch import dispatch
 from .geometry.layout import Layout, format_placements
 from .geometry.placement import Placement, Replicate
 from .mesh.device_mesh import DeviceMesh
-from .mesh.setup import resolve_mesh
+from .mesh.resolving import resolve_mesh
 from .mesh.spec import DTensorSpec, spec_of
 from .mesh.torch_layouts import AnyPlacement, placements_from_torch
 from .redistribute import moves_nothing, redistribute_local, require_commuting

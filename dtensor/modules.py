@@ -12,7 +12,7 @@ from dtckpt.errors import PlacementError
 
 from .dtensor import AnyMesh, distribute_tensor
 from .mesh.device_mesh import DeviceMesh
-from .mesh.setup import resolve_mesh
+from .mesh.resolving import resolve_mesh
 from .tensor.compilers import opaque
 from .tensor.wrapper import Wrapper
 

@@ -27,7 +27,7 @@ from ..tensors.source import PIECE_BYTES
 from .blocks import DIGEST_BYTES, BlockHasher
 from .datafile import Entry
 from .manifest import BorrowedFile, Manifest, read_manifest
-from .stored import DataFile, StoredData
+from .stored_data import DataFile, StoredData
 from .writing import Chunk
 
 logger = logger_of("checkpoint")

@@ -15,7 +15,7 @@ from ..files.manifest import Manifest
 from ..files.stored_tensor import StoredTensor
 from ..reading.exchanging import Destination
 from ..reading.wants import Sink, Want
-from ..tensors.local import LocalTensor, is_shared, local_tensor
+from ..tensors.local_tensor import LocalTensor, is_shared, local_tensor
 from ..tensors.materialising import (
     Replaced,
     is_meta,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from ..files.stored import StoredData
+from ..files.stored_data import StoredData
 from ..ranks.together import Answers, Ranks, together
 from ..reading.broadcasting import Broadcasts
 from ..reading.exchanging import StripeExchange

@@ -19,14 +19,14 @@ from dtckpt.logs import logger_of
 from ...storage.base import Store
 from ...storage.open import open_store
 from ..files.manifest import MANIFEST, Manifest, read_manifest_bytes
-from ..files.stored import StoredData
+from ..files.stored_data import StoredData
 from ..ranks.together import DEFAULT_TIMEOUT, Answers, Ranks, closing, ranks_of, together
 from ..reading.read_once import Offer, why_alone
 from ..state.collector import paused_collector
 from ..state.renaming import Rename
 from ..state.stateful import Stateful
-from .agreement import Decision, Matched
 from .casting import DTypePolicy, check_policy
+from .decision import Decision, Matched
 from .destinations import Destinations
 from .differences import refuse_differences, refuse_idle
 from .filling import Filling

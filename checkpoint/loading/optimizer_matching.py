@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..optimizers.fresh import FreshState, flat_state, load_optimizer, wrong_shapes
+from ..optimizers.fresh_state import FreshState, flat_state, load_optimizer, wrong_shapes
 from ..optimizers.named_state import (
     SavedOptimizer,
     SavedParam,

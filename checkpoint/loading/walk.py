@@ -38,7 +38,7 @@ from ..state.tree import (
     unflatten,
 )
 from ..state.tree_index import ABSENT, below
-from ..tensors.local import tensor_tag
+from ..tensors.local_tensor import tensor_tag
 from ..tensors.materialising import adopt, foreign_tensors, has_meta_tensors
 from ..tensors.visiting import visit
 from .lookup import Lookup

@@ -22,7 +22,7 @@ from dtckpt.logs import logger_of
 
 from .addresses import HOST_VARIABLE, listen
 from .boards import Board, board_of
-from .calls import Calls
+from .call_numbers import Calls
 from .greeting import Hello, Invitation, Listener, probe, say_hello
 from .link import Link
 from .text import ranks_text

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from .calls import Calls
+from .call_numbers import Calls
 from .frames import END, MESSAGE, SIGN, end, message, read_sign, sign
 from .greeting import Hello, Listener
 from .job import Answers, Job, Refuse, Signs, Waiting, lost_of

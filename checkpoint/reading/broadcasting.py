@@ -13,7 +13,7 @@ from ...dtensor.comm.packing import broadcast
 from ...dtensor.comm.parts import ViewPart
 from ...dtensor.mesh.device_mesh import DeviceMesh
 from ..ranks.boards import device_of
-from ..tensors.local import LocalTensor
+from ..tensors.local_tensor import LocalTensor
 from .read_once import Group, Shareable
 
 

@@ -21,7 +21,7 @@ from ...dtensor.comm.packing import Messages
 from ...dtensor.geometry.box import Box
 from ...dtensor.geometry.flows import Flow, holders
 from ...dtensor.geometry.layout import Layout
-from ..files.stored import StoredData
+from ..files.stored_data import StoredData
 from ..files.stored_tensor import StoredTensor
 from ..ranks.boards import device_of
 from .plan import Read, plan_reads

@@ -13,7 +13,7 @@ import numpy as np
 from dtckpt.errors import Corrupt, LayoutMismatch
 
 from ...storage.base import ReadRequest
-from ..files.stored import Damage, DataFile
+from ..files.stored_data import Damage, DataFile
 from .cuts import READ_BYTES
 from .plan import Piece, Range, Read
 

@@ -11,7 +11,7 @@ from dtckpt.errors import LayoutMismatch
 
 from ...dtensor.geometry.box import Box
 from ..files.datafile import Entry
-from ..files.stored import DataFile, StoredData
+from ..files.stored_data import DataFile, StoredData
 from ..files.stored_tensor import StoredTensor
 from .cuts import PAGE_BYTES, READ_BYTES, Cut, Geometry
 from .wants import Want

@@ -25,7 +25,7 @@ from ...dtensor.geometry.placement import Replicate
 from ...dtensor.mesh.device_mesh import DeviceMesh
 from ...storage.base import Store
 from ..files.stored_tensor import StoredTensor
-from ..tensors.local import LocalTensor
+from ..tensors.local_tensor import LocalTensor
 from .stripes import Spread, times_read
 
 MIN_REPLICAS = 4

@@ -13,7 +13,7 @@ from dtckpt.errors import LayoutMismatch
 
 from ..ranks.text import ranks_text
 from ..ranks.together import Answers, Ranks, together
-from ..tensors.local import LocalTensor
+from ..tensors.local_tensor import LocalTensor
 from ..tensors.spec import GlobalTensor, fingerprint
 
 _Parts = dict[str, dict[str, str]]

@@ -27,7 +27,7 @@ from ..ranks.together import Answers, Ranks, Solo, together
 from ..state.collector import paused_collector
 from ..state.limits import MAX_JSON_NESTING, check_nesting
 from ..state.stateful import Stateful
-from ..tensors.local import LocalTensor, local_tensor, tensor_tag
+from ..tensors.local_tensor import LocalTensor, local_tensor, tensor_tag
 from ..tensors.spec import OwnPart, TensorSpecs, Values, split_own
 from ..tensors.ties import find_ties
 from ..tensors.transfer import TensorSource

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .local import LocalTensor
+from .local_tensor import LocalTensor
 
 
 def find_ties(tensors: Mapping[str, LocalTensor]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from ..state.limits import MAX_NESTING
 from ..state.names import index_component, key_component, rank_component
 from ..state.stateful import is_stateful
 from ..state.tree import DICTS, SEQUENCES, PerRank, dict_tag
-from .local import tensor_tag
+from .local_tensor import tensor_tag
 
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes, torch.Tensor, torch.nn.Parameter})
 _TENSORS = (torch.Tensor, torch.nn.Parameter)

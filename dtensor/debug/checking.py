@@ -31,7 +31,7 @@ from dtckpt.errors import CollectiveMismatch
 
 from ..comm.groups import name_of
 from ..comm.traffic import Collective, Observer, add_observer, call_site, remove_observer
-from .standing import Standing, told_divergence
+from .pending import Pending, told_divergence
 from .threads import mark_thread
 
 DEFAULT_TIMEOUT = timedelta(minutes=2)
@@ -115,7 +115,7 @@ class CollectiveChecker(Observer):
         self._prefix = ""
         self._rank = -1
         self._count = 0
-        self._last: Standing | None = None
+        self._last: Pending | None = None
         self.has_raised = False
 
     def before(self, collective: Collective) -> None:
@@ -129,7 +129,7 @@ class CollectiveChecker(Observer):
         self._numbers[lane] += 1
         self._count += 1
         self._threads.add(threading.get_ident())
-        standing = Standing.of(
+        own = Pending.of(
             collective,
             lane=lane,
             number=number,
@@ -137,22 +137,22 @@ class CollectiveChecker(Observer):
             threads=len(self._threads),
             site=call_site(),
         )
-        self._last = standing
+        self._last = own
         key = self._key(lane, number)
-        text = standing.to_json()
+        text = own.to_json()
         self._store.set(f"{self._prefix}/at/{self._rank}", text)
         self._store.set(f"{key}/{self._rank}", text)
-        same = f"{key}/same/{standing.fingerprint}"
+        same = f"{key}/same/{own.fingerprint}"
         num_same = self._store.add(same, 1)
         if self._store.add(f"{key}/all", 1) < len(ranks):
-            self._wait(key, standing)
+            self._wait(key, own)
         if num_same < len(ranks):
             num_same = self._store.add(same, 0)
         if num_same != len(ranks):
-            self._abort(told_divergence(self._standings(key, ranks)))
+            self._abort(told_divergence(self._pending_of_all(key, ranks)))
         if collective.sent_to:
             self._check_sizes(key, collective)
-        self._forget(number - 2, standing)
+        self._forget(number - 2, own)
 
     def _join(self, rank: int) -> None:
         """Number this block among those of this rank, so that it meets no keys of earlier ones."""
@@ -164,12 +164,12 @@ class CollectiveChecker(Observer):
     def _key(self, lane: str, number: int) -> str:
         return f"{self._prefix}/{lane}/{number}"
 
-    def _wait(self, key: str, standing: Standing) -> None:
+    def _wait(self, key: str, own: Pending) -> None:
         """Wait until all ranks of a collective have come; raise where one will not."""
         started = time.monotonic()
         look_at, nap = started + _LOOK_SECONDS, 1e-5
         circle: Circle = frozenset()
-        while self._store.add(f"{key}/all", 0) < len(standing.ranks):
+        while self._store.add(f"{key}/all", 0) < len(own.ranks):
             time.sleep(nap)
             nap = min(nap * 1.5, _LONGEST_NAP)
             now = time.monotonic()
@@ -177,18 +177,18 @@ class CollectiveChecker(Observer):
                 continue
             look_at = now + _LOOK_SECONDS
             self.raise_if_aborted()
-            missing = self._missing(key, standing.ranks)
-            gone = [r for r in missing if (s := self._standing(r)) is not None and s.left]
+            missing = self._missing(key, own.ranks)
+            gone = [r for r in missing if (s := self._pending_of(r)) is not None and s.left]
             before, circle = circle, self._circle(missing)
             if not missing:  # the last one has come just now
                 continue
             if gone:
-                self._abort(self._told_missing(standing, missing, "will not come any more"))
+                self._abort(self._told_missing(own, missing, "will not come any more"))
             if circle and circle == before:
-                self._abort(self._told_missing(standing, missing, "can only come after it"))
+                self._abort(self._told_missing(own, missing, "can only come after it"))
             if now - started > self._timeout:
                 told = f"did not come within {self._timeout:g} s"
-                self._abort(self._told_missing(standing, missing, told))
+                self._abort(self._told_missing(own, missing, told))
 
     def _missing(self, key: str, ranks: Sequence[int]) -> list[int]:
         return [rank for rank in ranks if not self._store.check([f"{key}/{rank}"])]
@@ -204,13 +204,13 @@ class CollectiveChecker(Observer):
         pending = list(missing)
         while pending:
             rank = pending.pop()
-            standing = self._standing(rank)
-            if standing is None or standing.left:
+            theirs = self._pending_of(rank)
+            if theirs is None or theirs.left:
                 continue
-            if max(standing.threads, len(self._threads)) > 1:  # another one may come there
+            if max(theirs.threads, len(self._threads)) > 1:  # another one may come there
                 continue
-            path = found[rank] | {(rank, standing.count)}
-            for other in self._missing(self._key(standing.lane, standing.number), standing.ranks):
+            path = found[rank] | {(rank, theirs.count)}
+            for other in self._missing(self._key(theirs.lane, theirs.number), theirs.ranks):
                 if other == self._rank:
                     return path
                 if other not in found:
@@ -218,31 +218,31 @@ class CollectiveChecker(Observer):
                     pending.append(other)
         return frozenset()
 
-    def _standing(self, rank: int) -> Standing | None:
+    def _pending_of(self, rank: int) -> Pending | None:
         """Return what a rank has last been about to issue, None where it has never been."""
         key = f"{self._prefix}/at/{rank}"
-        return Standing.from_json(self._store.get(key)) if self._store.check([key]) else None
+        return Pending.from_json(self._store.get(key)) if self._store.check([key]) else None
 
-    def _standings(self, key: str, ranks: Sequence[int]) -> dict[int, Standing]:
-        return {rank: Standing.from_json(self._store.get(f"{key}/{rank}")) for rank in ranks}
+    def _pending_of_all(self, key: str, ranks: Sequence[int]) -> dict[int, Pending]:
+        return {rank: Pending.from_json(self._store.get(f"{key}/{rank}")) for rank in ranks}
 
-    def _told_missing(self, standing: Standing, missing: Sequence[int], why: str) -> Told:
+    def _told_missing(self, own: Pending, missing: Sequence[int], why: str) -> Told:
         listed = ", ".join(map(str, missing))
         verb = f"ranks {listed}" if len(missing) > 1 else f"rank {listed}"
-        lines = [f"rank {self._rank} is at {standing}, to which {verb} {why}."]
+        lines = [f"rank {self._rank} is at {own}, to which {verb} {why}."]
         for rank in missing:
-            other = self._standing(rank)
+            other = self._pending_of(rank)
             doing = "has issued no collective here yet" if other is None else other.doing()
             lines.append(f"rank {rank} {doing}")
         return "\n  ".join(lines), tuple(missing)
 
     def _check_sizes(self, key: str, collective: Collective) -> None:
         """Compare what every rank sends with what each expects, for exchanges of uneven sizes."""
-        standings = self._standings(key, collective.ranks)
+        pending = self._pending_of_all(key, collective.ranks)
         lines: list[str] = []
         ranks: set[int] = set()
-        for i, sender in standings.items():
-            for j, receiver in standings.items():
+        for i, sender in pending.items():
+            for j, receiver in pending.items():
                 sent = sender.sent_to[collective.ranks.index(j)]
                 expected = receiver.received_from[collective.ranks.index(i)]
                 if sent != expected:
@@ -253,18 +253,18 @@ class CollectiveChecker(Observer):
                     )
         if lines:
             shown = "\n  ".join(lines[:8])
-            head = f"{standings[collective.ranks[0]]}: sizes do not fit"
+            head = f"{pending[collective.ranks[0]]}: sizes do not fit"
             self._abort((f"{head}\n  {shown}", tuple(sorted(ranks))))
 
-    def _forget(self, number: int, standing: Standing) -> None:
+    def _forget(self, number: int, own: Pending) -> None:
         """Delete what was compared some time ago: whoever is here has long read it."""
         if number < 0:
             return
-        key = self._key(standing.lane, number)
+        key = self._key(own.lane, number)
         text = self._store.get(f"{key}/{self._rank}")
         self._store.delete_key(f"{key}/{self._rank}")
-        if self._rank == standing.ranks[0]:
-            fingerprint = Standing.from_json(text).fingerprint
+        if self._rank == own.ranks[0]:
+            fingerprint = Pending.from_json(text).fingerprint
             self._store.delete_key(f"{key}/same/{fingerprint}")
             self._store.delete_key(f"{key}/all")
 
@@ -297,7 +297,7 @@ class CollectiveChecker(Observer):
         """Let the others know that this rank issues no more collectives here."""
         if self._last is None and dist.is_initialized():
             self._join(dist.get_rank())
-            self._last = Standing.nowhere()
+            self._last = Pending.nowhere()
         if self._last is not None:
             self._store.set(f"{self._prefix}/at/{self._rank}", self._last.leaving(how).to_json())
 

@@ -29,9 +29,9 @@ from ..comm.groups import (
 from ..geometry.integers import ints
 from ..geometry.mesh import Mesh
 from ..torch_private import rank_of_torch_mesh
-from .agreement import require_same_mesh
-from .job import join_job, join_or_be_alone, rank_here
+from .default_group import join_job, join_or_be_alone, rank_here
 from .modes import enter_mesh, leave_mesh
+from .same_mesh import require_same_mesh
 from .submeshes import RECIPES, SubMeshes
 from .torch_layouts import mesh_from_torch
 from .torch_mesh import our_mesh_of

@@ -15,8 +15,8 @@ from torch import Tensor
 from ..redistribute import redistribute_local
 from ..tensor.wrapper import Wrapper
 from ..torch_private import schema_of
-from .engine.agreement import agreeing
 from .engine.forms import Form, operator, register_forms
+from .engine.joint_failures import agreeing
 from .engine.local_kernels import zeros_of_nothing
 from .engine.table import LocalCall, OpCall, Rule, decomposition, meta, rule
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .engine.agreement import agreeing
 from .engine.forms import Form, linear, register_forms
+from .engine.joint_failures import agreeing
 from .engine.table import meta
 
 aten = torch.ops.aten

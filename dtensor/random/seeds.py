@@ -20,8 +20,8 @@ from dtckpt.errors import PlacementError
 from ..comm.caches import BoundedDict
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.rows import gather_rows
-from .agreeing import REMEDY, Notes
 from .counter_rng import signed
+from .seed_notes import REMEDY, Notes
 
 _MASK = (1 << 64) - 1
 _WORDS = Struct("<QQ")

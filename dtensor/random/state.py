@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 from dtckpt.errors import PlacementError
 
 from ..mesh.device_mesh import DeviceMesh
-from ..mesh.setup import resolve_mesh
+from ..mesh.resolving import resolve_mesh
 from .draws import Noted, draws_of
 
 AnyMesh = DeviceMesh | TorchDeviceMesh

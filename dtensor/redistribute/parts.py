@@ -17,9 +17,9 @@ from ..geometry.box import Box
 from ..geometry.flows import Flows
 from ..geometry.irregular import IrregularLayout
 from ..geometry.layout import Layout
-from ..mesh.agreement import code_of
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.rows import gather_rows
+from ..mesh.same_mesh import code_of
 from .memory import require_memory
 from .steps import Needs
 

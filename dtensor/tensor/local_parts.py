@@ -15,9 +15,9 @@ from ..comm.reductions import all_reduce
 from ..geometry.box import row_major_strides
 from ..geometry.layout import Coordinate, Layout, format_placements
 from ..geometry.placement import Placement, Ragged
-from ..mesh.agreement import code_of
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.rows import gather_rows
+from ..mesh.same_mesh import code_of
 from ..mesh.spec import DTensorSpec, spec_of
 from .wrapper import Wrapper
 

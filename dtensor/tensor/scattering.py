@@ -11,9 +11,9 @@ from dtckpt.errors import PlacementError
 
 from ..comm.collectives import broadcast
 from ..geometry.layout import Coordinate
-from ..mesh.agreement import code_of
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.rows import gather_rows
+from ..mesh.same_mesh import code_of
 from ..mesh.spec import DTensorSpec
 from ..redistribute import redistribute_local, scatter_local
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from dtckpt.checkpoint.files.committing import check_complete, commit
 from dtckpt.checkpoint.files.manifest import FileRecord, Manifest, read_manifest
-from dtckpt.checkpoint.files.stored import StoredData
+from dtckpt.checkpoint.files.stored_data import StoredData
 from dtckpt.checkpoint.files.writing import Chunk, Contents, write_file
 from dtckpt.checkpoint.reading import cuts
 from dtckpt.checkpoint.reading.execution import execute

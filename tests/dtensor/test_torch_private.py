@@ -25,7 +25,7 @@ from dtckpt.dtensor import torch_private as private
 from dtckpt.dtensor.comm import groups
 from dtckpt.dtensor.debug import CommDebugMode
 from dtckpt.dtensor.debug.coverage import op_coverage
-from dtckpt.dtensor.mesh import setup as mesh_setup
+from dtckpt.dtensor.mesh import resolving as mesh_setup
 from dtckpt.dtensor.mesh import torch_layouts as interop
 from dtckpt.dtensor.mesh import torch_mesh
 from dtckpt.dtensor.tensor import inplace_views, leaf_gradients

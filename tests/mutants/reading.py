@@ -14,7 +14,7 @@ MUTANTS = (
     ),
     Mutant(
         name="a data file of another save is read",
-        file="checkpoint/files/stored.py",
+        file="checkpoint/files/stored_data.py",
         old="    if layout.save_id != save_id:",
         new="    if False:",
         equivalent="the digest of its header, held by the manifest, differs and is checked first",

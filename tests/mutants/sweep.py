@@ -29,7 +29,10 @@ SWEEPS = {
         f"{_T}files/test_commit.py",
     ),
     "checkpoint/ranks/boards.py": (f"{_T}ranks/test_boards.py", f"{_T}ranks/test_rendezvous.py"),
-    "checkpoint/ranks/calls.py": (f"{_T}ranks/test_calls.py", f"{_T}ranks/test_wire_calls.py"),
+    "checkpoint/ranks/call_numbers.py": (
+        f"{_T}ranks/test_calls.py",
+        f"{_T}ranks/test_wire_calls.py",
+    ),
     "checkpoint/files/committing.py": (
         f"{_T}files/test_committing.py",
         f"{_T}files/test_commit.py",

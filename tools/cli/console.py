@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, NoReturn
 
-from ...dtensor.debug.pictures.text import printable
+from ...dtensor.debug.pictures.printable import printable
 
 __all__ = [
     "BROKEN_PIPE",

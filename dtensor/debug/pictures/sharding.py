@@ -14,9 +14,9 @@ from ...geometry.irregular import IrregularLayout
 from ...geometry.layout import Layout
 from ...geometry.mesh import Mesh
 from ...geometry.placement import Placement, parse_placements
-from .drawing import as_rich, as_svg, as_text
 from .picture import Limits, Picture, caption, first_and_last, grouped, picture_of
-from .text import printable
+from .printable import printable
+from .rendering import as_rich, as_svg, as_text
 
 AnyLayout = Layout | IrregularLayout
 Form = Literal["text", "rich", "svg"]

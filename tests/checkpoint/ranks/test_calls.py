@@ -17,7 +17,7 @@ import torch.distributed as dist
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint.ranks import wire
 from dtckpt.checkpoint.ranks.boards import StoreBoard
-from dtckpt.checkpoint.ranks.calls import Calls
+from dtckpt.checkpoint.ranks.call_numbers import Calls
 from dtckpt.checkpoint.ranks.greeting import Invitation, probe
 from dtckpt.checkpoint.ranks.rendezvous import members_of
 from dtckpt.checkpoint.ranks.together import closing, ranks_of, together

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from dtckpt.checkpoint.ranks import wire as wire_module
-from dtckpt.checkpoint.ranks.calls import Calls
+from dtckpt.checkpoint.ranks.call_numbers import Calls
 from dtckpt.checkpoint.ranks.frames import END, MESSAGE, SIGN, end, message, sign
 from dtckpt.checkpoint.ranks.link import Link
 from dtckpt.checkpoint.ranks.wire import Wire

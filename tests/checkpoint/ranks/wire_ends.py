@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dtckpt.checkpoint.ranks import wire as wire_module
-from dtckpt.checkpoint.ranks.calls import Calls
+from dtckpt.checkpoint.ranks.call_numbers import Calls
 from dtckpt.checkpoint.ranks.frames import Frame, FrameReader
 from dtckpt.checkpoint.ranks.greeting import Hello
 from dtckpt.checkpoint.ranks.job import Signs

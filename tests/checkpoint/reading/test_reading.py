@@ -14,7 +14,7 @@ import torch
 
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint.files.manifest import read_manifest
-from dtckpt.checkpoint.files.stored import DataFile, StoredData
+from dtckpt.checkpoint.files.stored_data import DataFile, StoredData
 from dtckpt.checkpoint.reading import cuts, execution, plan
 from dtckpt.checkpoint.reading.cuts import READ_BYTES
 from dtckpt.checkpoint.reading.execution import ReadCache, execute

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dtckpt.dtensor import DeviceMesh, rand, random
-from dtckpt.dtensor.random import agreeing, seeds
+from dtckpt.dtensor.random import seed_notes as agreeing
+from dtckpt.dtensor.random import seeds
 from dtckpt.dtensor.random.draws import draws_of
 from dtckpt.errors import PlacementError
 

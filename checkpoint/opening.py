@@ -13,7 +13,7 @@ from ..dtensor.geometry.layout import Layout
 from ..storage.base import Store
 from ..storage.open import open_store
 from .files.manifest import Manifest, read_manifest
-from .files.stored import StoredData
+from .files.stored_data import StoredData
 from .files.stored_tensor import StoredTensor
 from .lazy_index import resolve
 from .reading.execution import ReadCache, execute

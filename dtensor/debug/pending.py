@@ -13,7 +13,7 @@ _MAX_RANKS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class Pending:
     """What one rank is about to issue."""
 
     kind: str
@@ -44,7 +44,7 @@ class Standing:
         count: int,
         threads: int,
         site: str,
-    ) -> Standing:
+    ) -> Pending:
         """Return where a rank stands that is about to issue a collective."""
         return cls(
             kind=collective.kind,
@@ -61,7 +61,7 @@ class Standing:
         )
 
     @classmethod
-    def nowhere(cls) -> Standing:
+    def nowhere(cls) -> Pending:
         """Return where a rank stands that has issued none."""
         return cls(
             kind="",
@@ -81,7 +81,7 @@ class Standing:
         facts = json.dumps([self.kind, self.reduce_op, self.agreed])
         return blake2b(facts.encode(), digest_size=12).hexdigest()
 
-    def leaving(self, how: str) -> Standing:
+    def leaving(self, how: str) -> Pending:
         """Return the same for a rank that has left."""
         return replace(self, left=how)
 
@@ -90,7 +90,7 @@ class Standing:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> Standing:
+    def from_json(cls, text: str | bytes) -> Pending:
         """Return what ``to_json`` wrote."""
         value = json.loads(text)
         for name in ("ranks", "sent_to", "received_from"):
@@ -120,31 +120,31 @@ class Standing:
         )
 
 
-def told_divergence(standings: Mapping[int, Standing]) -> tuple[str, tuple[int, ...]]:
+def told_divergence(pending: Mapping[int, Pending]) -> tuple[str, tuple[int, ...]]:
     """Return what to say of ranks that are about to issue different collectives, and who differs.
 
     Those differ who are not with the most, or, among as many, not with the lowest rank.
     """
     groups: dict[str, list[int]] = {}
-    for rank, standing in standings.items():
-        groups.setdefault(standing.fingerprint, []).append(rank)
+    for rank, one in pending.items():
+        groups.setdefault(one.fingerprint, []).append(rank)
     ordered = sorted(groups.values(), key=lambda ranks: (-len(ranks), ranks))
-    first = standings[ordered[0][0]]
+    first = pending[ordered[0][0]]
     lines = [
         f"ranks are about to issue different collectives over {len(first.ranks)} ranks, as number "
         f"{first.number + 1} over these:"
     ]
     for ranks in ordered:
-        for site, there in _by_site(standings, ranks).items():
-            what = standings[there[0]].what()
+        for site, there in _by_site(pending, ranks).items():
+            what = pending[there[0]].what()
             lines.append(f"{_listed(there)}: {what} at {site or 'the backward pass'}")
     return "\n  ".join(lines), tuple(sorted(r for ranks in ordered[1:] for r in ranks))
 
 
-def _by_site(standings: Mapping[int, Standing], ranks: Sequence[int]) -> dict[str, list[int]]:
+def _by_site(pending: Mapping[int, Pending], ranks: Sequence[int]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for rank in ranks:
-        found.setdefault(standings[rank].site, []).append(rank)
+        found.setdefault(pending[rank].site, []).append(rank)
     return found
 
 
