@@ -89,4 +89,32 @@ MUTANTS = (
         new="        if stop.is_set():\n            pass",
         tests=("tests/checkpoint/reading/test_reading.py", "tests/checkpoint/files/test_damage.py"),
     ),
+    Mutant(
+        name="ranks do not agree on the end of a load in which code of users takes part",
+        file="checkpoint/loading/agreement.py",
+        old="calls_back=any(one.calls_back for one in told),",
+        new="calls_back=False,",
+        tests=("tests/checkpoint/loading/test_rounds.py", "tests/checkpoint/test_together.py"),
+    ),
+    Mutant(
+        name="a rank that may read for others plans before it knows whether it does",
+        file="checkpoint/loading/loader.py",
+        old="            if not offer.fingerprint:\n",
+        new="            if True:\n",
+        tests=("tests/checkpoint/loading/test_rounds.py",),
+    ),
+    Mutant(
+        name="what one rank lacks is not looked at before others read",
+        file="checkpoint/loading/agreement.py",
+        old="any(one.offer.fingerprint or not one.is_complete for one in told)",
+        new="any(one.offer.fingerprint for one in told)",
+        tests=("tests/checkpoint/loading/test_rounds.py",),
+    ),
+    Mutant(
+        name="tensors without memory are read through a buffer, however they will lie",
+        file="checkpoint/loading/destinations.py",
+        old="is_memory = not is_filled and will_be_host_memory(value, self._options.device)",
+        new="is_memory = False",
+        equivalent="only slower",
+    ),
 )
