@@ -14,8 +14,8 @@ from torch.distributed.tensor.placement_types import Placement as TorchPlacement
 from dtckpt.errors import PlacementError
 
 from .calls.dispatch import dispatch
-from .geometry.layout import Layout, format_placements
-from .geometry.placement import Placement, Replicate
+from .geometry.layout import Layout
+from .geometry.placement import Placement, Replicate, format_placements
 from .mesh.device_mesh import DeviceMesh
 from .mesh.resolving import resolve_mesh
 from .mesh.spec import DTensorSpec, spec_of

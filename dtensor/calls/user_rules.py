@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dtckpt.errors import PlacementError
 
-from ..geometry.layout import format_placements
+from ..geometry.placement import format_placements
 from ..mesh.spec import DTensorSpec
 from ..ops.engine.choice import Choice
 from ..tensor.schemas import Op

@@ -18,7 +18,7 @@ from ..comm.traffic import (
     is_issuing,
     remove_observer,
 )
-from ..geometry.layout import format_placements
+from ..geometry.placement import format_placements
 from ..tensor.schemas import base_name
 from ..tensor.wrapper import Wrapper
 from ..torch_private import DispatchMode

@@ -122,7 +122,7 @@ class IrregularLayout:
 
     def replica_of(self, rank: int, held: Box) -> int:
         """Return which replica of a box a rank has that holds it."""
-        return self.replica_ranks(held).index(rank)
+        return bisect_left(self.replica_ranks(held), rank)
 
     def giver_number(self, box: Box, taker: int, wanted: Box, num_givers: int) -> int:
         """Return which of so many holders of a box gives of it to a rank of this layout.

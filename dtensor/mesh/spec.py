@@ -17,8 +17,8 @@ from dtckpt.errors import PlacementError
 
 from ..comm.caches import Cache
 from ..geometry.box import Box, row_major_strides
-from ..geometry.layout import Layout, format_placements
-from ..geometry.placement import Partial, Placement, Replicate
+from ..geometry.layout import Layout
+from ..geometry.placement import Partial, Placement, Replicate, format_placements
 from .device_mesh import DeviceMesh
 
 

@@ -20,9 +20,9 @@ from torch.distributed.tensor import placement_types as torch_placements
 
 from dtckpt.errors import PlacementError
 
-from ..geometry.layout import Layout, format_placements
+from ..geometry.layout import Layout
 from ..geometry.mesh import Mesh
-from ..geometry.placement import Partial, Placement, Ragged, Replicate, Shard
+from ..geometry.placement import Partial, Placement, Ragged, Replicate, Shard, format_placements
 from ..torch_private import spec_of_torch, strided_shard
 
 _STRIDED = strided_shard()

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from ..geometry.layout import Layout, format_placements
-from ..geometry.placement import Partial
+from ..geometry.layout import Layout
+from ..geometry.placement import Partial, format_placements
 
 Axes = tuple[int, ...]
 Kind = Literal["slice", "reduce", "gather", "exchange", "spread"]

@@ -11,7 +11,8 @@ from dtckpt.logs import logger_of
 from ..comm.caches import remembered
 from ..comm.costs import CostModel
 from ..comm.traffic import call_site
-from ..geometry.layout import Layout, format_placements
+from ..geometry.layout import Layout
+from ..geometry.placement import format_placements
 from ..mesh.spec import DTensorSpec
 from .explain import explain
 

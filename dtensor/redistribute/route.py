@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from dtckpt.errors import PlacementError
 
 from ..comm.costs import CostModel
-from ..geometry.layout import Layout, format_placements
-from ..geometry.placement import Placement, Replicate, Shard, reductions
+from ..geometry.layout import Layout
+from ..geometry.placement import Placement, Replicate, Shard, format_placements, reductions
 from .cutting import (
     cut,
     cuts_further,

@@ -13,8 +13,8 @@ from dtckpt.errors import PlacementError
 from ..comm.collectives import to_bytes
 from ..comm.reductions import all_reduce
 from ..geometry.box import row_major_strides
-from ..geometry.layout import Coordinate, Layout, format_placements
-from ..geometry.placement import Placement, Ragged
+from ..geometry.layout import Coordinate, Layout
+from ..geometry.placement import Placement, Ragged, format_placements
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.rows import gather_rows
 from ..mesh.same_mesh import code_of

@@ -12,7 +12,7 @@ import torch
 
 from dtckpt.errors import PlacementError
 
-from ..geometry.layout import format_placements
+from ..geometry.placement import format_placements
 from .wrapper import Wrapper
 
 if TYPE_CHECKING:

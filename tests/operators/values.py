@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dtckpt.dtensor import DeviceMesh, DTensor, Layout
 from dtckpt.dtensor.comm.reductions import all_reduce
-from dtckpt.dtensor.geometry.layout import format_placements
+from dtckpt.dtensor.geometry.placement import format_placements
 
 FORWARD_TOLERANCE = (1e-3, 1e-4)
 GRADIENT_TOLERANCE = (5e-3, 1e-3)
