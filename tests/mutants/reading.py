@@ -91,7 +91,7 @@ MUTANTS = (
     ),
     Mutant(
         name="ranks do not agree on the end of a load in which code of users takes part",
-        file="checkpoint/loading/agreement.py",
+        file="checkpoint/loading/decision.py",
         old="calls_back=any(one.calls_back for one in told),",
         new="calls_back=False,",
         tests=("tests/checkpoint/loading/test_rounds.py", "tests/checkpoint/test_together.py"),
@@ -105,7 +105,7 @@ MUTANTS = (
     ),
     Mutant(
         name="what one rank lacks is not looked at before others read",
-        file="checkpoint/loading/agreement.py",
+        file="checkpoint/loading/decision.py",
         old="any(one.offer.fingerprint or not one.is_complete for one in told)",
         new="any(one.offer.fingerprint for one in told)",
         tests=("tests/checkpoint/loading/test_rounds.py",),
