@@ -50,6 +50,8 @@ class Destinations:
             for name, value in self.held.items()
         }
         self._check_fit(found.problems)
+        if options.device is not None and any(map(is_meta, self.held.values())):
+            torch.empty(0, device=options.device)  # raises where there is no such device
         self._tied = self._find_tied()
 
     def _check_fit(self, problems: Iterable[str]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from ..files.stored_data import StoredData
 from ..ranks.together import Answers, Ranks, together
 from ..reading.broadcasting import Broadcasts
-from ..reading.exchanging import StripeExchange
+from ..reading.exchanging import Destination, StripeExchange
 from ..reading.execution import execute
 from ..reading.plan import Read, plan_reads
 from ..reading.read_once import (
@@ -46,6 +46,8 @@ class Filling:
         self._spread: dict[str, Spread] = {}
         self._broadcasts: Broadcasts | None = None
         self._stripes: StripeExchange | None = None
+        self._received: dict[str, Destination] = {}
+        """Where tensors go that other ranks read."""
         self._reads: list[Read] = []
         self._comparisons: list[Read] = []
         """Reads for tied tensors: what is stored for each must be equal."""
@@ -124,6 +126,8 @@ class Filling:
     def _read(self, number: int) -> int:
         if number == 0:
             self._destinations.materialise()
+            if self._stripes is not None:  # now: once all have read, the others are in a collective
+                self._received = self._destinations.received(self._spread)
             tell_alive = self._ranks.tell_alive
             self.bytes_read = execute(self._reads, touched=self._touched, on_progress=tell_alive)
             self.bytes_read += execute(self._comparisons, on_progress=tell_alive)
@@ -143,11 +147,10 @@ class Filling:
 
     def _exchange(self, stripes: StripeExchange, count: int) -> None:
         """Exchange what was read in the first round, then read and exchange in turns."""
-        destinations = self._destinations.received(self._spread)
         for number in range(stripes.num_rounds):
             if number > 0:
                 count = self._together_read(number)
-            stripes.send(count, destinations, self._touched, self._ranks.tell_alive)
+            stripes.send(count, self._received, self._touched, self._ranks.tell_alive)
 
         def finish() -> bytes:
             stripes.finish()

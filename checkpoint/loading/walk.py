@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -180,7 +180,15 @@ class Walk(Lookup):
         self.within_per_rank = True
         rebuild = self.node(value.value, below(name, own))
         self.within_per_rank = False
-        return rebuild and (lambda: replace(value, value=rebuild()))
+        if rebuild is None:
+            return None
+        made = copy.copy(value)  # now: code of a class derived from it may raise
+
+        def rebuild_own() -> Any:
+            made.value = rebuild()
+            return made
+
+        return rebuild_own
 
     def stateful(self, value: Any, name: str) -> Rebuild | None:
         found = self.found

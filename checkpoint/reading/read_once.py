@@ -214,7 +214,7 @@ def why_alone(offers: Sequence[Offer], store: Store) -> str:
         return "it was not wanted (read_once=False)"
     if any(offer.asked != first.asked for offer in offers):
         return "the ranks were given different values of read_once"
-    if first.asked is None and not is_remote(store) and len({offer.host for offer in offers}) == 1:
+    if not first.asked and not is_remote(store) and len({offer.host for offer in offers}) == 1:
         return "all ranks are on one host, whose memory holds what one of them has read"
     return ""
 

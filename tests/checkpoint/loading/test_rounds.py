@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint.loading import filling
+from dtckpt.checkpoint.loading.destinations import Destinations
 from dtckpt.checkpoint.reading.plan import plan_reads
 from dtckpt.dtensor import DeviceMesh, DTensor, Replicate, Shard
 from dtckpt.errors import CheckpointError, LayoutMismatch
@@ -250,3 +251,59 @@ def test_ranks_of_other_checkpoints_are_told_so(monkeypatch: pytest.MonkeyPatch)
         CheckpointError,
     }
     assert "rank 0 has in-process://a\nb" in str(failed.value.errors[0])
+
+
+class Own(dcp.PerRank):
+    """Made by a call of its own."""
+
+    def __init__(self, seed: float) -> None:
+        super().__init__({"seed": seed}, "keep")
+
+
+def test_no_code_of_users_runs_after_the_last_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(rank: int, mesh: DeviceMesh, value: float) -> dict[str, Any]:
+        return {"rng": Own(value + rank)}
+
+    ranks = Watched(monkeypatch)
+    ranks.save(make)
+    for rank, (rounds, _, state) in enumerate(ranks.load(make)):
+        assert rounds == OWN
+        assert type(state["rng"]) is Own
+        assert state["rng"].value == {"seed": 1.0 + rank}
+
+
+def errors_of(load: Callable[[], object]) -> list[BaseException]:
+    """Return what each rank has raised."""
+    with pytest.raises(RanksFailed) as failure:
+        load()
+    return [failure.value.errors[rank] for rank in range(SIZE)]
+
+
+def test_what_fails_before_an_exchange_is_told_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks, received = Watched(monkeypatch), Destinations.received
+
+    def without_memory(self: Destinations, names: Any) -> Any:
+        if self.held["sharded"].device_mesh.get_rank() == 1:
+            raise MemoryError("there is none")
+        return received(self, names)
+
+    ranks.save(rows)
+    monkeypatch.setattr(Destinations, "received", without_memory)
+
+    def shared(rank: int, mesh: DeviceMesh, value: float) -> dict[str, Any]:
+        return {"sharded": columns(rank, mesh, value)["sharded"]}
+
+    for error in errors_of(lambda: ranks.load(shared, read_once=True, strict=False)):
+        assert "load: read failed on rank 1: MemoryError: there is none" in str(error)
+
+
+@pytest.mark.parametrize("read_once", [False, True])
+def test_a_device_that_is_none_is_refused_before_anything_changes(
+    monkeypatch: pytest.MonkeyPatch, read_once: bool
+) -> None:
+    ranks = Watched(monkeypatch)
+    ranks.save(module)
+    for error in errors_of(lambda: ranks.load(module, read_once=read_once, device="nonsense")):
+        assert "load: plan failed on ranks 0-1: RuntimeError: " in str(error)
+        assert isinstance(error, CheckpointError)
+        assert error.overwritten == ()
