@@ -28,13 +28,12 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
     __getattr__ = lazy_exports(
         __name__,
         {
-            "CommCounts": ".comm_counts",
-            "CommDebugMode": ".comm_mode",
-            "cache_sizes": ".caches",
-            "checking_collectives": ".checking",
-            "clear_caches": ".caches",
-            "op_coverage": ".coverage",
-            "visualize_sharding": ".pictures.sharding",
+            ".caches": "cache_sizes clear_caches",
+            ".checking": "checking_collectives",
+            ".comm_counts": "CommCounts",
+            ".comm_mode": "CommDebugMode",
+            ".coverage": "op_coverage",
+            ".pictures.sharding": "visualize_sharding",
         },
     )
 

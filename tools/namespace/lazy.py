@@ -9,12 +9,14 @@ from collections.abc import Callable, Mapping
 def lazy_exports(package: str, modules: Mapping[str, str]) -> Callable[[str], object]:
     """Return a module ``__getattr__`` for ``package``.
 
-    ``modules`` maps every public name to the module, relative to the package, that defines it.
+    ``modules`` has the modules that define its public names, relative to the package, and the names
+    of each, with blanks between them.
     """
+    places = {name: module for module, names in modules.items() for name in names.split()}
 
     def __getattr__(name: str) -> object:
-        if name not in modules:
+        if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(importlib.import_module(modules[name], package), name)
+        return getattr(importlib.import_module(places[name], package), name)
 
     return __getattr__
