@@ -49,9 +49,13 @@ class Exchange(Step):
     def needs(self, local: Tensor) -> Needs:
         """Return the memory of the result and of one round."""
         most = self.most_numel * local.element_size()
-        buffer = min(most, self.costs.round_bytes)
         result = math.prod(self.sizes) * local.element_size()
-        return Needs(self.peers, most, (result, buffer, buffer))
+        if self.in_rows and self.costs.is_direct(most) and not local.is_contiguous():
+            # No rows in this rank's memory: all that goes from it straight is packed at once.
+            sent = sum(box.numel for box in self.sends if box is not None) * local.element_size()
+        else:
+            sent = min(most, self.costs.round_bytes)
+        return Needs(self.peers, most, (result, sent, min(most, self.costs.round_bytes)))
 
     def start(self, local: Tensor, *, later: bool = False) -> Result:
         """Start the exchange."""

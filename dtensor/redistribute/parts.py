@@ -106,6 +106,10 @@ class _Job:
                 f"{_listed(lacking)} are missing, and not {_listed(foreign)}"
             )
         for box, tensor in parts.items():
+            if type(tensor) not in (Tensor, torch.nn.Parameter):
+                raise PlacementError(f"the part {box} is a {type(tensor).__name__}; pass a Tensor")
+            if tensor.layout != torch.strided or tensor.is_quantized:
+                raise PlacementError(f"the part {box} is sparse or quantized; pass a dense tensor")
             if tuple(tensor.shape) != box.sizes or tensor.is_meta:
                 kind = "a meta tensor" if tensor.is_meta else f"of shape {tuple(tensor.shape)}"
                 raise PlacementError(f"the part {box} is {kind}; pass its {box.sizes} elements")

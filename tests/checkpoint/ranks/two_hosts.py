@@ -77,7 +77,8 @@ def main(folder: Path) -> None:
         except CheckpointError as error:
             ends.append(f"{type(error).__name__}: {error}")
         ends.append(f"{time.monotonic() - began:.1f}")
-    (folder / f"ends-{rank}").write_text(json.dumps(ends))
+    (folder / f"rank-{rank}").write_text(json.dumps(ends))
+    (folder / f"rank-{rank}").rename(folder / f"ends-{rank}")  # never seen half written
     while not all((folder / f"ends-{r}").exists() for r in range(2)):
         time.sleep(0.01)
     os._exit(0)

@@ -158,3 +158,25 @@ def test_small_steps_do_not_ask() -> None:
         return [c.kind for c in seen]
 
     assert run_on_mesh((2,), body) == [["all_to_all"]] * 2
+
+
+def test_what_a_transposed_tensor_sends_straight_is_asked_for_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(transports, "GLOO", replace(transports.GLOO, agree_bytes=1))
+    monkeypatch.setattr(
+        memory,
+        "_lacking",
+        lambda sizes, _: asked.append(sum(sizes)) or 0,  # pyright: ignore
+    )
+
+    def body(mesh: DeviceMesh) -> None:
+        mesh.costs = replace(mesh.transport.costs, round_bytes=8, direct_bytes=1)
+        whole = torch.arange(64.0).view(8, 8)
+        made = distribute_tensor(whole.t() if mesh.get_rank() == 0 else whole, mesh, [Shard(0)])
+        assert torch.equal(made.full_tensor(), whole.t())
+
+    run_on_mesh((2,), body)
+    part = 4 * 8 * 4
+    assert part + part + 8 in asked, "the result, what is packed for the other rank, and a round"

@@ -176,6 +176,10 @@ def failing(
                 target = Layout(mesh.layout_mesh, (Shard(1),), (6, 2))
             elif call == "kind":
                 parts[box] = parts[box].tolist()  # pyright: ignore[reportArgumentType]
+            elif call == "sparse":
+                parts[box] = parts[box].to_sparse()
+            elif call == "dtensor":
+                parts[box] = DTensor.from_local(parts[box], mesh, [Replicate()], run_check=False)
             elif call == "meta":
                 parts[box] = parts[box].to("meta")
         redistribute_parts(parts, source, target, mesh)
@@ -194,7 +198,9 @@ def failing(
         ("foreign", r"rank 1: .* and not \[0:1,0:2\]"),
         ("shape", r"rank 1: the part \[1:2,0:2\] is of shape \(2, 1\)"),
         ("meta", r"rank 1: the part \[1:2,0:2\] is a meta tensor"),
-        ("kind", r"rank 1: 'list' object has no attribute"),
+        ("kind", r"rank 1: the part \[1:2,0:2\] is a list; pass a Tensor"),
+        ("dtensor", r"rank 1: the part \[1:2,0:2\] is a DTensor; pass a Tensor"),
+        ("sparse", r"rank 1: the part \[1:2,0:2\] is sparse or quantized"),
         ("dtypes", r"rank 1: parts have the dtypes"),
         ("dtype", r"parts are torch.float32 on rank 2, torch.float64 on rank 1"),
         ("layout", r"ranks \[1\] have other layouts than rank 0"),
