@@ -10,14 +10,14 @@ from pathlib import Path
 
 import click
 
+from .frame.machine import describe
+from .frame.output import output_options, publish
+from .frame.report import Result, grids
+from .frame.row import OURS, Row
+from .frame.setting import Setting, parse_size
 from .launch import WorkersFailed
-from .machine import describe
-from .output import output_options, publish
-from .report import Result, grids
-from .row import OURS, Row
 from .rows import ROWS
 from .running import run
-from .setting import Setting, parse_size
 
 SCHEMA_VERSION = 1
 

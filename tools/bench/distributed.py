@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 import dtckpt.dtensor as our_tensor
 
-from .timing import OURS, PEER
+from .frame.timing import OURS, PEER
 
 Axis = int | None | Literal["sum"]
 """What a mesh axis does: cuts a tensor dim, replicates (None), or holds terms of a sum."""

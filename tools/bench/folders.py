@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from .team import Team
+from .frame.team import Team
 
 _READ_BYTES = 16 << 20
 

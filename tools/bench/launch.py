@@ -16,7 +16,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from .team import Team
+from .frame.team import Team
 from .worker import JOB_FILE, RESULT_FILE, TEAM_FOLDER, work
 
 _CONTEXT = multiprocessing.get_context("forkserver")

@@ -23,10 +23,10 @@ from torch import Tensor
 import dtckpt.dtensor as dt
 from dtckpt.dtensor import DeviceMesh, DTensor, Mesh
 
-from .machine import describe
-from .output import output_options, publish
-from .table import MISS, Grid
-from .timing import OURS, PEER, Batches, Call, Comparison, run_rounds
+from .frame.machine import describe
+from .frame.output import output_options, publish
+from .frame.table import MISS, Grid
+from .frame.timing import OURS, PEER, Batches, Call, Comparison, run_rounds
 
 BAR = 3.0
 """The most that a draw may take, over torch's own."""

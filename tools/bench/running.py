@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
+from .frame.row import Outcome, Row
+from .frame.setting import Setting
+from .frame.team import Team
 from .launch import on_ranks
-from .row import Outcome, Row
 from .rows import ROWS
-from .setting import Setting
-from .team import Team
 
 
 def run(rows: Iterable[Row], setting: Setting) -> Iterator[tuple[Row, Outcome]]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .team import Team
+from .frame.team import Team
 
 # DTensors need it when the first one is made; like this, all ranks have it from the fork server.
 importlib.import_module("torch._dynamo")

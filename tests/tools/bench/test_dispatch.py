@@ -11,7 +11,7 @@ import pytest
 
 from tools.bench.dispatch.beside import PYTHON, CheckoutFailed, checkout
 from tools.bench.dispatch.rows import COLD_ROWS, WARM_ROWS
-from tools.bench.timing import Comparison
+from tools.bench.frame.timing import Comparison
 
 ROOT = Path(__file__).parents[3]
 

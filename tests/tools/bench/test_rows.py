@@ -15,14 +15,14 @@ from click.testing import CliRunner
 from torch.distributed.device_mesh import DeviceMesh
 
 from tools.bench.__main__ import main
-from tools.bench.contest import Contestant, compete, prepare
+from tools.bench.frame.contest import Contestant, compete, prepare
+from tools.bench.frame.report import Result, grids
+from tools.bench.frame.row import Bar, Column, Outcome, Row
+from tools.bench.frame.team import Team
 from tools.bench.peers.base import Missing
 from tools.bench.peers.torch_checkpointing import TorchCheckpointing
-from tools.bench.report import Result, grids
-from tools.bench.row import Bar, Column, Outcome, Row
 from tools.bench.rows import ROWS
 from tools.bench.state import ShardedState, transformer
-from tools.bench.team import Team
 
 OPTIONAL = {"torch_checkpointing", "raw O_DIRECT"}
 """A package that may not be installed; what not all file systems can do."""

@@ -17,9 +17,9 @@ from typing import Any
 import click
 import torch
 
-from ..output import output_options, publish
-from ..table import Grid, show, verdict
-from ..timing import OURS, PEER, Trial, ratio, undisturbed
+from ..frame.output import output_options, publish
+from ..frame.table import Grid, show, verdict
+from ..frame.timing import OURS, PEER, Trial, ratio, undisturbed
 from .beside import ROOT, CheckoutFailed, checkout, revision
 from .rows import ALL_ROWS, ColdRow, WarmRow
 from .sides import ALONE, sides

@@ -22,7 +22,7 @@ import torch
 
 import dtckpt
 
-from ..timing import Trial
+from ..frame.timing import Trial
 from .rows import ALL_ROWS, ColdRow, WarmRow
 from .sides import sides
 from .timing import trial_of

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..fake_job import RANKS
-from ..timing import Call
+from ..frame.timing import Call
 from .sides import ALONE, MESHES, Side
 
 WARM, MOVES, COLD, OPTIMIZER, ONE_RANK = 0.9, 0.4, 0.3, 0.6, 0.7

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
-from ..timing import Batches, Comparison, Trial, noting_failure, rotated, run_rounds, seconds_of
+from ..frame.timing import (
+    Batches,
+    Comparison,
+    Trial,
+    noting_failure,
+    rotated,
+    run_rounds,
+    seconds_of,
+)
 from .rows import ColdRow, WarmRow
 from .sides import Side
 

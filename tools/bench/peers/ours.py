@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dtckpt import checkpoint
 
-from ..row import OURS
+from ..frame.row import OURS
 from ..state import ShardedState
 from .base import Pending
 

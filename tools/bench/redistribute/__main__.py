@@ -15,9 +15,9 @@ import click
 import torch
 
 from ..fake_job import join_fake_job
+from ..frame.output import output_options, publish
+from ..frame.table import Grid
 from ..launch import WorkersFailed, on_ranks
-from ..output import output_options, publish
-from ..table import Grid
 from .links import Link
 from .plan_times import summary, time_plans
 from .planned import settings, simulate

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..contest import race
-from ..team import Team
-from ..timing import Call
+from ..frame.contest import race
+from ..frame.team import Team
+from ..frame.timing import Call
 
 _c10d: Any = dist
 

@@ -12,7 +12,7 @@ from dtckpt.dtensor import DeviceMesh
 from dtckpt.dtensor.mesh.spec import spec_of
 from dtckpt.dtensor.redistribute import plan_redistribute
 
-from ..timing import seconds_of, undisturbed
+from ..frame.timing import seconds_of, undisturbed
 from .layouts import transitions
 from .torch_planner import TorchPlanner
 

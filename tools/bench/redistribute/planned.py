@@ -13,7 +13,7 @@ import torch
 
 from dtckpt.dtensor import Explanation, Layout, Mesh, explain
 
-from ..timing import OURS
+from ..frame.timing import OURS
 from .layouts import (
     Held,
     Transition,

@@ -8,8 +8,8 @@ from statistics import median
 
 from dtckpt.tools.cli.console import iec
 
-from ..table import MISS, Grid, show, verdict
-from ..timing import OURS, PEER
+from ..frame.table import MISS, Grid, show, verdict
+from ..frame.timing import OURS, PEER
 from .links import Link
 from .plan_times import PlanTimes
 from .planned import Simulated

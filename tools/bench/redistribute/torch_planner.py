@@ -17,7 +17,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 from ..distributed import Axis, both
-from ..timing import seconds_of
+from ..frame.timing import seconds_of
 from .layouts import Held, Transition, boxes_of, lacking, numels
 
 Counts = np.ndarray[tuple[int], np.dtype[np.int64]]

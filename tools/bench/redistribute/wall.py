@@ -15,10 +15,10 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from dtckpt.dtensor.debug import CommDebugMode
 
-from ..contest import race
 from ..distributed import both
-from ..team import Team
-from ..timing import Call, Comparison
+from ..frame.contest import race
+from ..frame.team import Team
+from ..frame.timing import Call, Comparison
 from .layouts import Held, Transition, boxes_of, transitions
 from .links import SIZES as LINK_SIZES
 from .links import measure_links

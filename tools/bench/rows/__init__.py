@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..row import Row
+from ..frame.row import Row
 from .background import BUSY, STALL
 from .loading import LOAD
 from .memory import memory_row

@@ -7,15 +7,15 @@ from functools import partial
 
 import torch
 
-from ..contest import Contestant, compete
 from ..folders import fresh
+from ..frame.contest import Contestant, compete
+from ..frame.row import OURS, Bar, Column, Outcome, Row
+from ..frame.setting import Setting
+from ..frame.team import Team
 from ..peers import dcp, ours
 from ..peers.base import Pending, StartSave
-from ..row import OURS, Bar, Column, Outcome, Row
-from ..setting import Setting
 from ..state import ShardedState, transformer
 from ..systems import line_mesh
-from ..team import Team
 
 _STARTERS: dict[str, StartSave] = {OURS: ours.start_save, "DCP": dcp.start_save}
 _BASE_SECONDS = 1.0

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..contest import Contestant, compete, prepare
 from ..folders import fresh, warm
+from ..frame.contest import Contestant, compete, prepare
+from ..frame.row import OURS, Bar, Column, Outcome, Row
+from ..frame.setting import Setting
+from ..frame.team import Team
 from ..peers.base import System
-from ..row import OURS, Bar, Column, Outcome, Row
-from ..setting import Setting
 from ..state import ShardedState, transformer
 from ..systems import line_mesh, sharded_systems
-from ..team import Team
 
 
 def _run(team: Team, setting: Setting) -> Outcome:

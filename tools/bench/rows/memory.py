@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..contest import Contestant, compete
 from ..folders import fresh
-from ..row import OURS, Bar, Column, Outcome, Row
-from ..setting import Setting
+from ..frame.contest import Contestant, compete
+from ..frame.row import OURS, Bar, Column, Outcome, Row
+from ..frame.setting import Setting
+from ..frame.team import Team
 from ..state import ShardedState, transformer
 from ..systems import line_mesh, sharded_systems
-from ..team import Team
 
 _BUDGET = 256 << 20
 

@@ -16,12 +16,12 @@ from dtckpt import checkpoint
 from dtckpt.checkpoint.ranks.group_ranks import GroupRanks
 from dtckpt.storage import FaultyStore, LocalStore, Store
 
-from ..contest import Contestant, compete
 from ..folders import fresh, warm
-from ..row import Column, Outcome, Row
-from ..setting import Setting
+from ..frame.contest import Contestant, compete
+from ..frame.row import Column, Outcome, Row
+from ..frame.setting import Setting
+from ..frame.team import Team
 from ..systems import line_mesh
-from ..team import Team
 
 _SIDE = 64
 _NUMBERS = (150, 3000)

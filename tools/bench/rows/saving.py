@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..contest import Contestant, compete
 from ..folders import fresh
+from ..frame.contest import Contestant, compete
+from ..frame.row import OURS, Bar, Column, Outcome, Row
+from ..frame.setting import Setting
+from ..frame.team import Team
 from ..peers.raw import RawDirect
-from ..row import OURS, Bar, Column, Outcome, Row
-from ..setting import Setting
 from ..state import ShardedState, transformer
 from ..systems import line_mesh, sharded_systems
-from ..team import Team
 
 
 def _run(team: Team, setting: Setting) -> Outcome:

@@ -7,15 +7,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..contest import Contestant, compete, prepare
 from ..folders import fresh, warm
+from ..frame.contest import Contestant, compete, prepare
+from ..frame.row import OURS, Bar, Column, Outcome, Row
+from ..frame.setting import Setting
+from ..frame.team import Team
 from ..peers.base import Plain
 from ..peers.dcp import Dcp
 from ..peers.ours import Ours
 from ..peers.safetensors_files import SafetensorsFiles
-from ..row import OURS, Bar, Column, Outcome, Row
-from ..setting import Setting
-from ..team import Team
 
 _ELEMENTS = 256
 _DCP_ROUNDS = 2

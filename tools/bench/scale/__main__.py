@@ -15,8 +15,8 @@ import click
 
 from dtckpt.tools.cli.console import iec
 
-from ..output import output_options, publish
-from ..table import MISS, Grid, show
+from ..frame.output import output_options, publish
+from ..frame.table import MISS, Grid, show
 from .jobs import JOBS, MIN_RANKS, transformer
 from .plan import Scale, simulate
 

@@ -1,0 +1,1 @@
+"""How benchmarks are run and told: rows, turns, ratios, tables, the machine."""
