@@ -116,11 +116,11 @@ def _makes_terms(choice: Choice) -> bool:
 def _choose(call: OpCall, rule: Rule, *, in_place: bool) -> Choice | None:
     """Return the choice; that of an operator in place keeps the written tensor where it can."""
     if not in_place:
-        return choose(call, rule.rows)
-    choice = choose(call, rule.rows, call.specs[0].placements)
+        return choose(call, rule)
+    choice = choose(call, rule, call.specs[0].placements)
     if choice is not None and _writes_to(choice, call.specs[0].layout):
         return choice
-    choice = choose(call, rule.rows)
+    choice = choose(call, rule)
     return choice if choice is not None and _writes_to(choice, choice.inputs[0].layout) else None
 
 

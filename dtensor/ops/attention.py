@@ -83,16 +83,14 @@ def _attention(call: OpCall, roles: dict[str, str]) -> Rule | None:
 
     shapes = [meta.shape if meta else () for meta in call.outputs]
     names = outputs[: len(shapes)]
-    return Rule(
-        rows=Factors(
-            call=call,
-            inputs=tuple(dims(n, s.shape) for n, s in zip(inputs, call.specs, strict=True)),
-            outputs=tuple(dims(n, shape) for n, shape in zip(names, shapes, strict=True)),
-            reduce=dict.fromkeys(range(len(_LETTERS)), "sum") if is_backward else {},
-            linear=FIRST if is_backward else (),
-            untouched=tuple(
-                frozenset() if name in roles else frozenset(range(len(_LETTERS))) for name in names
-            ),
+    return Factors(
+        call,
+        inputs=tuple(dims(n, s.shape) for n, s in zip(inputs, call.specs, strict=True)),
+        outputs=tuple(dims(n, shape) for n, shape in zip(names, shapes, strict=True)),
+        reduce=dict.fromkeys(range(len(_LETTERS)), "sum") if is_backward else {},
+        linear=FIRST if is_backward else (),
+        untouched=tuple(
+            frozenset() if name in roles else frozenset(range(len(_LETTERS))) for name in names
         ),
         local=_local,
     )

@@ -102,13 +102,11 @@ def cross_rule(call: OpCall) -> Rule:
     def kept(dims: Dims) -> Dims:
         return tuple(None if d == dim else d for d in dims)
 
-    return Rule(
-        rows=Factors(
-            call=call,
-            inputs=tuple(kept(broadcast_dims(spec, shape)) for spec in call.specs),
-            outputs=(kept(all_dims(len(shape))),),
-            linear=(frozenset({0}), frozenset({1})),
-        ),
+    return Factors(
+        call,
+        inputs=tuple(kept(broadcast_dims(spec, shape)) for spec in call.specs),
+        outputs=(kept(all_dims(len(shape))),),
+        linear=(frozenset({0}), frozenset({1})),
         local=zeros_of_nothing,
     )
 
@@ -122,14 +120,12 @@ def trilinear_rule(call: OpCall) -> Rule:
     for spec, added in zip(call.specs, expands, strict=True):
         order = [dim for dim in range(ndim) if dim not in added]
         inputs.append(tuple(Dim(dim) for dim, _ in zip(order, spec.shape, strict=True)))
-    return Rule(
-        rows=Factors(
-            call=call,
-            inputs=tuple(inputs),
-            outputs=(tuple(Dim(dim) for dim in range(ndim) if dim not in summed),),
-            reduce=dict.fromkeys(summed, "sum"),
-            linear=tuple(frozenset({index}) for index in range(3)),
-        ),
+    return Factors(
+        call,
+        inputs=tuple(inputs),
+        outputs=(tuple(Dim(dim) for dim in range(ndim) if dim not in summed),),
+        reduce=dict.fromkeys(summed, "sum"),
+        linear=tuple(frozenset({index}) for index in range(3)),
         local=zeros_of_nothing,
     )
 

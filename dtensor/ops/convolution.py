@@ -68,18 +68,16 @@ def _grouped(
         return (*lead, *(None,) * (ndim - len(lead)))
 
     roles = (*inputs, "bias")[: len(call.specs)]
-    return Rule(
-        rows=Factors(
-            call=call,
-            inputs=tuple(dims(r, spec.ndim) for r, spec in zip(roles, call.specs, strict=True)),
-            outputs=tuple(
-                dims(role, len(meta.shape)) if meta else ()
-                for role, meta in zip(outputs, call.outputs, strict=True)
-            ),
-            reduce={_BATCH: "sum"} if is_backward else {},
-            linear=FIRST if is_backward else (),
-            blocks={_GROUP: max(ins * outs, 1)},
+    return Factors(
+        call,
+        inputs=tuple(dims(r, spec.ndim) for r, spec in zip(roles, call.specs, strict=True)),
+        outputs=tuple(
+            dims(role, len(meta.shape)) if meta else ()
+            for role, meta in zip(outputs, call.outputs, strict=True)
         ),
+        reduce={_BATCH: "sum"} if is_backward else {},
+        linear=FIRST if is_backward else (),
+        blocks={_GROUP: max(ins * outs, 1)},
         local=local,
     )
 

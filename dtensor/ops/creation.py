@@ -11,7 +11,7 @@ from torch import Tensor
 from .engine.dims import all_dims
 from .engine.factors import Dims, Factors
 from .engine.local_kernels import with_local_shape
-from .engine.table import LocalCall, OpCall, Rule, rule
+from .engine.table import LocalCall, LocalMaker, OpCall, Rule, rule
 
 aten = torch.ops.aten
 
@@ -24,7 +24,7 @@ aten = torch.ops.aten
 )
 def like_rule(call: OpCall) -> Rule:
     """The same shape: the same layout, with Replicate for Partial."""
-    return Rule(rows=_following(call))
+    return _following(call)
 
 
 @rule(
@@ -35,7 +35,7 @@ def like_rule(call: OpCall) -> Rule:
 )
 def new_rule(call: OpCall) -> Rule:
     """A given shape: the layout of the other tensor where that has this shape."""
-    return Rule(rows=_following(call), local=with_local_shape("size"))
+    return _following(call, with_local_shape("size"))
 
 
 @rule(aten.new_empty_strided.default)
@@ -51,12 +51,12 @@ def new_strided_rule(call: OpCall) -> Rule:
 
         return run
 
-    return Rule(rows=_following(call), local=maker)
+    return _following(call, maker)
 
 
-def _following(call: OpCall) -> Factors:
+def _following(call: OpCall, local: LocalMaker | None = None) -> Rule:
     source, shape = call.specs[0], call.output_shape
     same = source.shape == shape
     dims: Dims = all_dims(source.ndim) if same else (None,) * source.ndim
     out: Dims = dims if same else (None,) * len(shape)
-    return Factors(call=call, inputs=(dims,), outputs=(out,), ignores_values=True)
+    return Factors(call, (dims,), (out,), ignores_values=True, local=local)

@@ -71,8 +71,7 @@ def _shifted(local: LocalCall) -> Callable[..., Any] | None:
 @rule(aten.trace.default)
 def trace_rule(call: OpCall) -> Rule:
     """The sum of the diagonal, for which a matrix must be whole."""
-    rows = Factors(call=call, inputs=((None, None),), outputs=((),), linear=FIRST)
-    return Rule(rows=rows)
+    return Factors(call, ((None, None),), ((),), linear=FIRST)
 
 
 @decomposition(aten.block_diag.default)

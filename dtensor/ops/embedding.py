@@ -32,16 +32,14 @@ def embedding_rule(call: OpCall) -> Rule:
         0.0 if place.is_replicate() else cost
         for place, cost in zip(index.placements, later, strict=True)
     ]
-    return Rule(
-        rows=Factors(
-            call=call,
-            inputs=((row, column), indices),
-            outputs=((*indices, column),),
-            reduce={row.factor: "sum"},
-            reduce_bytes={row.factor: shares_axis},
-            linear=FIRST,
-            linear_ops=REDUCE_OPS,
-        ),
+    return Factors(
+        call,
+        inputs=((row, column), indices),
+        outputs=((*indices, column),),
+        reduce={row.factor: "sum"},
+        reduce_bytes={row.factor: shares_axis},
+        linear=FIRST,
+        linear_ops=REDUCE_OPS,
         local=_local_rows,
     )
 
@@ -54,14 +52,12 @@ def embedding_backward_rule(call: OpCall) -> Rule:
     scales = call.arg("scale_grad_by_freq")
     if scales:  # the gradient is divided by how often an index occurs, over all of them
         indices = (None,) * count
-    return Rule(
-        rows=Factors(
-            call=call,
-            inputs=((*indices, column), indices),
-            outputs=((None, column),),
-            reduce={} if scales else dict.fromkeys(range(count), "sum"),
-            linear=FIRST,
-        )
+    return Factors(
+        call,
+        inputs=((*indices, column), indices),
+        outputs=((None, column),),
+        reduce={} if scales else dict.fromkeys(range(count), "sum"),
+        linear=FIRST,
     )
 
 
@@ -70,9 +66,7 @@ def embedding_renorm_rule(call: OpCall) -> Rule:
     """Rows scaled down to a norm, each by the ranks that have it."""
     indices: Dims = (None,) * call.specs[1].ndim
     dims: Dims = (Dim(0), None)
-    return Rule(
-        rows=Factors(call=call, inputs=(dims, indices), outputs=(dims,)), local=_local_renorm
-    )
+    return Factors(call, (dims, indices), (dims,), local=_local_renorm)
 
 
 @rule(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
@@ -86,13 +80,11 @@ def embedding_bag_rule(call: OpCall) -> Rule:
     untouched = [frozenset[int](), *[frozenset({0})] * 3]
     if is_max:
         outputs[3] = (None, column)
-    return Rule(
-        rows=Factors(
-            call=call,
-            inputs=((None, column), *others),
-            outputs=tuple(outputs),
-            untouched=tuple(untouched),
-        ),
+    return Factors(
+        call,
+        inputs=((None, column), *others),
+        outputs=tuple(outputs),
+        untouched=tuple(untouched),
         local=_local_bags,
     )
 
@@ -108,7 +100,7 @@ def embedding_bag_backward_rule(call: OpCall) -> Rule | None:
     inputs[0] = (None, column)
     if call.arg("mode") == MAX_MODE:
         inputs[4 if is_dense else 5] = (None, column)
-    return Rule(rows=Factors(call=call, inputs=tuple(inputs), outputs=((None, column),)))
+    return Factors(call, tuple(inputs), ((None, column),))
 
 
 @rule(aten._embedding_bag_per_sample_weights_backward.default)
@@ -117,14 +109,12 @@ def per_sample_weights_backward_rule(call: OpCall) -> Rule:
     column = Dim(0)
     inputs: list[Dims] = [(None,) * spec.ndim for spec in call.specs]
     inputs[0] = inputs[1] = (None, column)
-    return Rule(
-        rows=Factors(
-            call=call,
-            inputs=tuple(inputs),
-            outputs=((None,),),
-            reduce={0: "sum"},
-            linear=(frozenset({0}), frozenset({1})),
-        )
+    return Factors(
+        call,
+        inputs=tuple(inputs),
+        outputs=((None,),),
+        reduce={0: "sum"},
+        linear=(frozenset({0}), frozenset({1})),
     )
 
 

@@ -57,16 +57,14 @@ def scatter_rule(call: OpCall) -> Rule:
     sources = frozenset({0, 2}) if len(call.specs) > 2 else frozenset[int]()
     ops = {"scatter_add": LINEAR_OPS, "scatter": REDUCE_OPS}.get(base_name(call.op), ())
     keeps_values = sources and call.arg("reduce") is None
-    return Rule(
-        rows=Factors(
-            call=call,
-            inputs=(dims, *(_along(spec, call, dim, found) for spec in call.specs[1:])),
-            outputs=(dims,),
-            reduce={found.factor: "sum"} if found else {},
-            addends=frozenset({0}),
-            linear=(sources,) if keeps_values else (),
-            linear_ops=ops,
-        ),
+    return Factors(
+        call,
+        inputs=(dims, *(_along(spec, call, dim, found) for spec in call.specs[1:])),
+        outputs=(dims,),
+        reduce={found.factor: "sum"} if found else {},
+        addends=frozenset({0}),
+        linear=(sources,) if keeps_values else (),
+        linear_ops=ops,
         local=_local_scatter,
     )
 
@@ -147,16 +145,14 @@ def index_write_rule(call: OpCall) -> Rule:
     found = Dim(source.ndim) if name == "index_add" and index.ndim else None
     part = with_dim(dims, dim, found)
     ops = {"index_add": LINEAR_OPS, "index_copy": REDUCE_OPS}.get(name, ())
-    return Rule(
-        rows=Factors(
-            call=call,
-            inputs=(dims, (found,) * index.ndim, *(part if v.ndim else () for v in values)),
-            outputs=(dims,),
-            reduce={found.factor: "sum"} if found else {},
-            addends=frozenset({0}),
-            linear=(frozenset({0, 2}),) if ops else (),
-            linear_ops=ops,
-        ),
+    return Factors(
+        call,
+        inputs=(dims, (found,) * index.ndim, *(part if v.ndim else () for v in values)),
+        outputs=(dims,),
+        reduce={found.factor: "sum"} if found else {},
+        addends=frozenset({0}),
+        linear=(frozenset({0, 2}),) if ops else (),
+        linear_ops=ops,
         local=_local_index_write,
     )
 

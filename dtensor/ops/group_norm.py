@@ -22,10 +22,7 @@ def group_norm_rule(call: OpCall) -> Rule:
     """Group norm: an axis cuts channels between groups."""
     values, group = _dims(call, 0)
     weights: tuple[Dims, ...] = ((Dim(_CHANNEL),),) * (len(call.specs) - 1)
-    return Rule(
-        rows=Factors(call=call, inputs=(values, *weights), outputs=(values, group, group)),
-        local=_local_forward,
-    )
+    return Factors(call, (values, *weights), (values, group, group), local=_local_forward)
 
 
 @rule(aten.native_group_norm_backward.default)
@@ -34,16 +31,14 @@ def group_norm_backward_rule(call: OpCall) -> Rule:
     values, group = _dims(call, 1)
     channel: Dims = (Dim(_CHANNEL),)
     weights = (channel,) * (len(call.specs) - 4)
-    return Rule(
-        rows=Factors(
-            call=call,
-            inputs=(values, values, group, group, *weights),
-            outputs=tuple(
-                dims if meta else ()
-                for dims, meta in zip((values, channel, channel), call.outputs, strict=True)
-            ),
-            reduce={_SAMPLE: "sum"},
+    return Factors(
+        call,
+        inputs=(values, values, group, group, *weights),
+        outputs=tuple(
+            dims if meta else ()
+            for dims, meta in zip((values, channel, channel), call.outputs, strict=True)
         ),
+        reduce={_SAMPLE: "sum"},
         local=_local_backward,
     )
 

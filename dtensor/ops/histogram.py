@@ -26,7 +26,7 @@ def histc_rule(call: OpCall) -> Rule:
     source = call.specs[0]
     dims: Dims = all_dims(source.ndim) if low != high else (None,) * source.ndim
     reduce = dict.fromkeys(range(source.ndim), "sum") if low != high else {}
-    return Rule(rows=Factors(call=call, inputs=(dims,), outputs=((None,),), reduce=reduce))
+    return Factors(call, (dims,), ((None,),), reduce=reduce)
 
 
 def _bounds(values: Tensor) -> tuple[float, float]:

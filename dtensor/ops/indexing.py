@@ -74,16 +74,14 @@ def index_put_rule(call: OpCall) -> Rule | None:
         block = (None,) * len(block)
         valued = [dim if dim in dims else None for dim in valued]
     last = len(call.specs) - 1
-    return Rule(
-        rows=Factors(
-            call=call,
-            inputs=(dims, *_aligned(indices, block), tuple(valued)),
-            outputs=(dims,),
-            reduce={dim.factor: "sum" for dim in block if dim},
-            addends=frozenset({0}),
-            linear=(frozenset({0, last}),),
-            linear_ops=LINEAR_OPS if adds else REDUCE_OPS,
-        ),
+    return Factors(
+        call,
+        inputs=(dims, *_aligned(indices, block), tuple(valued)),
+        outputs=(dims,),
+        reduce={dim.factor: "sum" for dim in block if dim},
+        addends=frozenset({0}),
+        linear=(frozenset({0, last}),),
+        linear_ops=LINEAR_OPS if adds else REDUCE_OPS,
         local=_local_index_put,
     )
 

@@ -36,12 +36,11 @@ def stack_rule(call: OpCall) -> Rule:
 
 
 def _joined(call: OpCall, inputs: tuple[Dims, ...], out: Dims, even: frozenset[int]) -> Rule:
-    rows = Factors(
-        call=call,
+    return Factors(
+        call,
         inputs=inputs,
         outputs=(out,),
         linear=(frozenset(range(len(inputs))),),
         linear_ops=REDUCE_OPS,
         even=even,
     )
-    return Rule(rows=rows)

@@ -29,7 +29,7 @@ def norm_rule(call: OpCall) -> Rule:
     dims = leading(ndim, ndim - len(call.arg("normalized_shape")))
     weights = tuple((None,) * spec.ndim for spec in call.specs[1:])
     outputs = (dims,) * len(call.outputs)
-    return Rule(rows=Factors(call=call, inputs=(dims, *weights), outputs=outputs))
+    return Factors(call, (dims, *weights), outputs)
 
 
 @rule(aten.native_layer_norm_backward.default, aten._fused_rms_norm_backward.default)
@@ -42,13 +42,11 @@ def norm_backward_rule(call: OpCall) -> Rule:
     )
     dims, whole = leading(ndim, lead), (None,) * normalised
     weights = (whole,) * (len(call.specs) - num_values)
-    return Rule(
-        rows=Factors(
-            call=call,
-            inputs=(*(dims,) * num_values, *weights),
-            outputs=(dims, *(whole,) * (len(call.outputs) - 1)),
-            reduce=dict.fromkeys(range(lead), "sum"),
-        )
+    return Factors(
+        call,
+        inputs=(*(dims,) * num_values, *weights),
+        outputs=(dims, *(whole,) * (len(call.outputs) - 1)),
+        reduce=dict.fromkeys(range(lead), "sum"),
     )
 
 

@@ -98,15 +98,13 @@ def _samples(call: OpCall, source: DTensorSpec) -> tuple[tuple[Dims, ...], int]:
 def _loss(call: OpCall, inputs: tuple[Dims, ...], outputs: tuple[Dims, ...], count: int) -> Rule:
     """Return the rule of a loss; ``outputs`` are its dims without reduction."""
     if call.arg("reduction") == NONE:
-        return Rule(rows=Factors(call=call, inputs=inputs, outputs=outputs))
+        return Factors(call, inputs, outputs)
     factors = {dim.factor for dims in inputs for dim in dims if dim is not None}
-    return Rule(
-        rows=Factors(
-            call=call,
-            inputs=inputs,
-            outputs=((), *outputs[1:]),
-            reduce=dict.fromkeys(factors, "sum"),
-        ),
+    return Factors(
+        call,
+        inputs=inputs,
+        outputs=((), *outputs[1:]),
+        reduce=dict.fromkeys(factors, "sum"),
         local=_local_sum(count if call.arg("reduction") == MEAN else 1),
     )
 
@@ -136,8 +134,11 @@ def _local_sum(count: int) -> LocalMaker:
 
 
 def _loss_backward(call: OpCall, inputs: tuple[Dims, ...], output: Dims, count: int) -> Rule:
-    return Rule(
-        rows=Factors(call=call, inputs=inputs, outputs=(output,), linear=FIRST),
+    return Factors(
+        call,
+        inputs=inputs,
+        outputs=(output,),
+        linear=FIRST,
         local=_local_mean_backward(count) if call.arg("reduction") == MEAN else None,
     )
 

@@ -25,13 +25,11 @@ def nll_loss_rule(call: OpCall) -> Rule:
     inputs = (classes, samples, weight)[: len(call.specs)]
     if call.arg("reduction") == MEAN:
         inputs = tuple((None,) * len(dims) for dims in inputs)
-    return Rule(
-        rows=Factors(
-            call=call,
-            inputs=inputs,
-            outputs=(samples if call.arg("reduction") == NONE else (), ()),
-            reduce=dict.fromkeys(range(len(classes)), "sum"),
-        ),
+    return Factors(
+        call,
+        inputs=inputs,
+        outputs=(samples if call.arg("reduction") == NONE else (), ()),
+        reduce=dict.fromkeys(range(len(classes)), "sum"),
         local=_local_loss,
     )
 
@@ -43,10 +41,7 @@ def nll_loss_backward_rule(call: OpCall) -> Rule:
     grad = samples if call.arg("reduction") == NONE else ()
     has_weight = call.arg("weight") is not None
     inputs = (grad, classes, samples, weight, ()) if has_weight else (grad, classes, samples, ())
-    return Rule(
-        rows=Factors(call=call, inputs=inputs, outputs=(classes,), linear=FIRST),
-        local=_local_backward,
-    )
+    return Factors(call, inputs, (classes,), linear=FIRST, local=_local_backward)
 
 
 def _dims(source: DTensorSpec) -> tuple[Dims, Dims, Dims]:

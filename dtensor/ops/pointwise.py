@@ -144,15 +144,13 @@ _PRIMS = (
 def pointwise_rule(call: OpCall) -> Rule:
     """Return the rule of an operator whose inputs broadcast to its outputs."""
     shape = call.output_shape
-    return Rule(
-        rows=Factors(
-            call=call,
-            inputs=tuple(broadcast_dims(spec, shape) for spec in call.specs),
-            outputs=(all_dims(len(shape)),) * len(call.outputs),
-            linear=_linear_sets(call),
-            linear_ops=_linear_ops(call),
-            ordered=_ordered_sets(call),
-        )
+    return Factors(
+        call,
+        inputs=tuple(broadcast_dims(spec, shape) for spec in call.specs),
+        outputs=(all_dims(len(shape)),) * len(call.outputs),
+        linear=_linear_sets(call),
+        linear_ops=_linear_ops(call),
+        ordered=_ordered_sets(call),
     )
 
 

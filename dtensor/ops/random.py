@@ -97,8 +97,8 @@ def sampled_rule(call: OpCall) -> Rule:
     dims = all_dims(spec.ndim)
     # What is written in place must lie as it does afterwards, even if its values do not matter.
     is_new = base_name(call.op).endswith("_like")
-    rows = Factors(call=call, inputs=(dims,), outputs=(dims,), ignores_values=is_new)
-    return Rule(rows=rows, local=_drawing(make(dtype, *call.args[1:])))
+    local = _drawing(make(dtype, *call.args[1:]))
+    return Factors(call, (dims,), (dims,), ignores_values=is_new, local=local)
 
 
 def refuse_generator(op: Op, kwargs: Mapping[str, Any]) -> None:

@@ -116,7 +116,7 @@ def slice_inverse_rule(call: OpCall) -> Rule:
     window = _window(call, source.shape[dim])
     dims = all_dims(source.ndim)
     part = _windowed(dims, dim, window, source.shape[dim])
-    return Rule(rows=Factors(call=call, inputs=(part, dims), outputs=(dims,)), local=_local_inverse)
+    return Factors(call, (part, dims), (dims,), local=_local_inverse)
 
 
 def _window(call: OpCall, size: int) -> range:

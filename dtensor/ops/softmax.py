@@ -42,7 +42,7 @@ def masked_softmax_rule(call: OpCall) -> Rule:
         dims = (None,) * source.ndim
     mask_dims = dims if mask.ndim == source.ndim else (None,) * mask.ndim
     inputs = (dims,) * (1 + len(others))
-    return Rule(rows=Factors(call=call, inputs=(*inputs, mask_dims), outputs=(dims,)))
+    return Factors(call, (*inputs, mask_dims), (dims,))
 
 
 @meta(aten._masked_softmax.default, aten._masked_softmax_backward.default)

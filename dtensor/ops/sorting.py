@@ -47,9 +47,7 @@ def searchsorted_rule(call: OpCall) -> Rule | None:
     if call.kwargs.get("sorter") is not None:  # names elements of the whole row
         rows = (*rows[:-1], None)
         inputs = [rows, *inputs[1:], rows]
-    return Rule(
-        rows=Factors(call=call, inputs=tuple(inputs), outputs=(out,), reduce={step.factor: "sum"})
-    )
+    return Factors(call, tuple(inputs), (out,), reduce={step.factor: "sum"})
 
 
 @rule(aten.bucketize.Tensor, aten.bucketize.Scalar)
@@ -58,7 +56,7 @@ def bucketize_rule(call: OpCall) -> Rule:
     out = all_dims(len(call.output_shape))
     step = Dim(len(out))
     inputs = (out, (step,)) if isinstance(call.args[0], DTensorSpec) else ((step,),)
-    return Rule(rows=Factors(call=call, inputs=inputs, outputs=(out,), reduce={step.factor: "sum"}))
+    return Factors(call, inputs, (out,), reduce={step.factor: "sum"})
 
 
 rule(aten.isin.Tensor_Scalar)(pointwise_rule)
@@ -74,7 +72,7 @@ def isin_rule(call: OpCall) -> Rule:
     inputs = (out, steps) if isinstance(call.args[0], DTensorSpec) else (steps,)
     factors = range(len(out), len(out) + others.ndim)
     reduce = dict.fromkeys(factors, "min" if inverts else "max")
-    return Rule(rows=Factors(call=call, inputs=inputs, outputs=(out,), reduce=reduce))
+    return Factors(call, inputs, (out,), reduce=reduce)
 
 
 on_gathered(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ...geometry.placement import Placement, Ragged, Shard, reductions
 from ...mesh.spec import DTensorSpec, contiguous_spec, spec_of
 from .factors import Dim, Dims, Factors, dim_of, piece_sizes
-from .table import Cuts, OpCall, Row, Rows
+from .table import Cuts, OpCall, Row, Rule
 from .windows import bounds_of_pieces, even_bounds, sizes_between
 
 
@@ -22,7 +22,7 @@ class Choice:
     outputs: tuple[DTensorSpec | None, ...]
 
 
-def choose(call: OpCall, rows: Rows, fixed: tuple[Placement, ...] | None = None) -> Choice | None:
+def choose(call: OpCall, rule: Rule, fixed: tuple[Placement, ...] | None = None) -> Choice | None:
     """Return the cheapest choice of every axis, the axes one after the other.
 
     ``fixed`` are the placements that the first input has and must keep, as must the first output:
@@ -32,7 +32,7 @@ def choose(call: OpCall, rows: Rows, fixed: tuple[Placement, ...] | None = None)
     cuts = Cuts(mesh.shape, first_leads=fixed is not None)
     chosen: list[Row] = []
     for axis in range(mesh.ndim):
-        candidates = rows.rows(axis, cuts)
+        candidates = rule.rows(axis, cuts)
         if fixed is not None:
             candidates = [row for row in candidates if _keeps(row, fixed[axis])]
         ranked = sorted(candidates, key=lambda row: _cost(row, call.specs, axis, mesh.shape[axis]))
@@ -42,7 +42,7 @@ def choose(call: OpCall, rows: Rows, fixed: tuple[Placement, ...] | None = None)
         chosen.append(best)
         if best.factor is not None:
             cuts.axes.setdefault(best.factor, []).append(axis)
-    return _build(call, rows, chosen, cuts)
+    return _build(call, rule, chosen, cuts)
 
 
 def _commutes(row: Row, chosen: Sequence[Row]) -> bool:
@@ -86,9 +86,9 @@ def _share_received(current: Placement, wanted: Placement, count: int) -> float:
     return lacking / count if wanted.is_shard() else lacking
 
 
-def _build(call: OpCall, rows: Rows, chosen: list[Row], cuts: Cuts) -> Choice:
+def _build(call: OpCall, rule: Rule, chosen: list[Row], cuts: Cuts) -> Choice:
     # Without factors nothing says which dims belong together: no order, nothing ragged.
-    pieces = _Pieces(call, rows, cuts) if isinstance(rows, Factors) else None
+    pieces = _Pieces(call, rule, cuts) if isinstance(rule, Factors) else None
     inputs: list[DTensorSpec] = []
     for index, spec in enumerate(call.specs):
         placements = [row.inputs[index] for row in chosen]

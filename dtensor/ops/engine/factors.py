@@ -10,7 +10,7 @@ which one index makes ``unit`` steps of the factor.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import accumulate
 
 import torch
@@ -19,7 +19,7 @@ from ...comm.caches import remembered
 from ...geometry.placement import REDUCE_OPS, Partial, Placement, Ragged, Replicate, Shard
 from ...geometry.splits import Split
 from .dtypes import carries, keeps_order
-from .table import Cuts, OpCall, Row
+from .table import Cuts, LocalMaker, OpCall, Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,15 @@ LINEAR_OPS = ("sum", "avg")
 """Reductions that commute with linear operators."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Factors:
-    """The factors of one call."""
+    """A rule by the factors of one call."""
 
     call: OpCall
     inputs: tuple[Dims, ...]
     outputs: tuple[Dims, ...]
+    _: KW_ONLY
+    local: LocalMaker | None = None
     reduce: Mapping[int, str] = field(default_factory=dict[int, str])
     """Factors that may be split although an output lacks them, with the reduction."""
     addends: frozenset[int] = frozenset()

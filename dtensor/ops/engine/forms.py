@@ -68,19 +68,17 @@ class Form:
         out_terms = [outputs[min(i, len(outputs) - 1)] for i in range(len(call.outputs))]
         dims, out_dims, reduce, numbers = _projected(call, terms, out_terms)
         linear = (frozenset(i for i, p in enumerate(positions) if str(p) in s) for s in self.linear)
-        return Rule(
-            rows=Factors(
-                call=call,
-                inputs=dims,
-                outputs=out_dims,
-                reduce=reduce,
-                addends=frozenset(i for i, term in enumerate(terms) if term.is_addend),
-                linear=tuple(chosen for chosen in linear if chosen),
-                linear_ops=self.linear_ops,
-                untouched=tuple(
-                    frozenset(numbers[letter] for letter in term.untouched if letter in numbers)
-                    for term in out_terms
-                ),
+        return Factors(
+            call,
+            dims,
+            out_dims,
+            reduce=reduce,
+            addends=frozenset(i for i, term in enumerate(terms) if term.is_addend),
+            linear=tuple(chosen for chosen in linear if chosen),
+            linear_ops=self.linear_ops,
+            untouched=tuple(
+                frozenset(numbers[letter] for letter in term.untouched if letter in numbers)
+                for term in out_terms
             ),
             local=self.local
             or (zeros_if_empty if _is_more(terms, out_terms) else zeros_of_nothing),

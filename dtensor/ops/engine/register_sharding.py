@@ -18,9 +18,10 @@ from .table import RULES, Cuts, OpCall, Row, Rule
 
 @dataclass(frozen=True, slots=True)
 class ListedRows:
-    """Rows that do not depend on the axis."""
+    """A rule by rows that do not depend on the axis."""
 
     listed: tuple[Row, ...]
+    local: None = None
 
     def rows(self, axis: int, cuts: Cuts) -> Sequence[Row]:
         """Return the rows, which are the same for all axes."""
@@ -63,7 +64,7 @@ def register_sharding(
                         tuple(_one(p, len(m.shape) if m else 0) for p, m in outs),
                     )
                 )
-            return Rule(rows=ListedRows(tuple(listed)))
+            return ListedRows(tuple(listed))
 
         RULES.register(ops, maker, by_user=True)
         return function

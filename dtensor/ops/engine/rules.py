@@ -17,7 +17,7 @@ def needs_whole(call: OpCall, local: LocalMaker | None = None) -> Rule:
     """Return the rule of an operator that needs all of every tensor."""
     inputs = tuple((None,) * spec.ndim for spec in call.specs)
     outputs = tuple((None,) * len(meta.shape) if meta else () for meta in call.outputs)
-    return Rule(rows=Factors(call=call, inputs=inputs, outputs=outputs), local=local)
+    return Factors(call, inputs, outputs, local=local)
 
 
 def moving(
@@ -31,14 +31,12 @@ def moving(
 
     Terms of all its tensors give a term of each output.
     """
-    return Rule(
-        rows=Factors(
-            call=call,
-            inputs=inputs,
-            outputs=outputs,
-            linear=(frozenset(range(len(inputs))),),
-            linear_ops=linear_ops,
-        ),
+    return Factors(
+        call,
+        inputs,
+        outputs,
+        linear=(frozenset(range(len(inputs))),),
+        linear_ops=linear_ops,
         local=local,
     )
 
@@ -51,16 +49,14 @@ def picking(
     ``picked`` are the factors of these. A rank that does not have an element has a zero term.
     """
     cost = bytes_to_reduce(call.specs[0], call.outputs[0])
-    return Rule(
-        rows=Factors(
-            call=call,
-            inputs=inputs,
-            outputs=(output,),
-            reduce=dict.fromkeys(picked, "sum"),
-            reduce_bytes=dict.fromkeys(picked, cost),
-            linear=FIRST,
-            linear_ops=REDUCE_OPS,
-        ),
+    return Factors(
+        call,
+        inputs,
+        (output,),
+        reduce=dict.fromkeys(picked, "sum"),
+        reduce_bytes=dict.fromkeys(picked, cost),
+        linear=FIRST,
+        linear_ops=REDUCE_OPS,
         local=local,
     )
 
@@ -74,7 +70,7 @@ def alike(
 ) -> Rule:
     """Return the rule of an operator all of whose tensors have the same dims."""
     inputs, outputs = (dims,) * len(call.specs), (dims,) * len(call.outputs)
-    return Rule(rows=Factors(call=call, inputs=inputs, outputs=outputs, linear=linear), local=local)
+    return Factors(call, inputs, outputs, linear=linear, local=local)
 
 
 def bytes_to_reduce(source: DTensorSpec, output: Any) -> tuple[float, ...]:
@@ -95,7 +91,7 @@ def over_whole_dims(call: OpCall) -> Rule:
     """
     kept, left = without(call.specs[0].ndim, *named_dims(call))
     outputs = tuple(kept if m and len(m.shape) == len(kept) else left for m in call.outputs)
-    return Rule(rows=Factors(call=call, inputs=(kept,), outputs=outputs), local=zeros_if_some_empty)
+    return Factors(call, (kept,), outputs, local=zeros_if_some_empty)
 
 
 def reducing(
@@ -105,14 +101,12 @@ def reducing(
     dims, first = named_dims(call), call.outputs[0]
     kept, left = without(call.specs[0].ndim, *dims)
     keeps_dims = first is not None and len(first.shape) == len(kept)
-    return Rule(
-        rows=Factors(
-            call=call,
-            inputs=(all_dims(len(kept)),),
-            outputs=(kept if keeps_dims else left,),
-            reduce=dict.fromkeys(dims, reduce_op),
-            linear=FIRST if linear else (),
-            linear_ops=LINEAR_OPS if reduce_op == "sum" else (reduce_op,),
-        ),
+    return Factors(
+        call,
+        (all_dims(len(kept)),),
+        (kept if keeps_dims else left,),
+        reduce=dict.fromkeys(dims, reduce_op),
+        linear=FIRST if linear else (),
+        linear_ops=LINEAR_OPS if reduce_op == "sum" else (reduce_op,),
         local=local,
     )

@@ -71,14 +71,6 @@ class Cuts:
     """Whether the first input is written in place, so that all others are cut as it is."""
 
 
-class Rows(Protocol):
-    """Rows of one call."""
-
-    def rows(self, axis: int, cuts: Cuts) -> Sequence[Row]:
-        """Return the rows that ``axis`` may take."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class LocalCall:
     """What is known of a call when its local part is chosen."""
@@ -100,13 +92,17 @@ class LocalCall:
 LocalMaker = Callable[[LocalCall], Callable[..., Any] | None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class Rule(Protocol):
     """What the engine needs to know of one call."""
 
-    rows: Rows
-    local: LocalMaker | None = None
-    """Returns what runs on the local tensors in place of the operator, or None for itself."""
+    @property
+    def local(self) -> LocalMaker | None:
+        """Returns what runs on the local tensors in place of the operator, or None for itself."""
+        ...
+
+    def rows(self, axis: int, cuts: Cuts) -> Sequence[Row]:
+        """Return the rows that ``axis`` may take."""
+        ...
 
 
 RuleMaker = Callable[[OpCall], Rule | None]
