@@ -197,7 +197,7 @@ class _Load:
     def open(self, target: str | os.PathLike[str] | Store) -> bytes:
         """Open the store; the coordinator reads the manifest."""
         self.store = open_store(target, **self.options.storage)
-        if self.ranks.rank == self.ranks.all[0]:
+        if self.ranks.is_coordinator:
             self.manifest_bytes = read_manifest_bytes(self.store, explain=True)
         return self.offer().to_bytes()
 

@@ -13,22 +13,18 @@ from functools import partial
 from dtckpt.errors import CheckpointError, RankFailed
 
 from ...dtensor.comm.traffic import BY_THREAD, Collective, tell_done
+from .base import DEFAULT_TIMEOUT, Ranks, Round
+from .call import Signs
 from .failing import FAILED, OK, as_text, failure, told
-from .job import Signs
 from .rendezvous import Members
 from .text import ranks_text
 from .wire import PULSE_SECONDS
-
-DEFAULT_TIMEOUT = timedelta(minutes=10)
-"""How long a rank may show no sign of life, or not get on, once another one waits for it."""
-
-Answers = Mapping[int, bytes]
 
 _GRACE_SECONDS = 2.0
 """How long the others are still listened to once one rank has told of a failure."""
 
 
-class GroupRanks:
+class GroupRanks(Ranks):
     """The ranks of a process group during one save or load.
 
     Raises RankFailed where the coordinator cannot be reached.
@@ -42,30 +38,22 @@ class GroupRanks:
         purpose: str = "",
         wrong: str = "",
     ) -> None:
-        self.rank = members.rank
-        self.all = members.all
-        self.memory = members.memory
+        super().__init__(members.rank, members.all, members.memory, wrong)
         self._wire = members.wire
-        self._way = members.way
+        self._route = members.route
         self._timeout = timeout.total_seconds()
         self._purpose = purpose
-        self._wrong = wrong
         self._round = 0
-        self._progress_at = time.monotonic()
         self._phase = purpose
         self._thread = threading.get_ident()
         self._waits = False
-        self._job = call
+        self._call = call
         signs = Signs(min(self._timeout / 5, PULSE_SECONDS), _sign_of(self))
-        if self._leads:
-            self._wire.begin_job(call, purpose, signs, partial(_refusal, self.rank, purpose))
+        if self.is_coordinator:
+            self._wire.begin_call(call, purpose, signs, partial(_refusal, self.rank, purpose))
         else:
-            link = self._way.connect(call, purpose, self._patience)
-            self._wire.join_job(call, purpose, signs, link)
-
-    @property
-    def _leads(self) -> bool:
-        return self.rank == self.all[0]
+            link = self._route.connect(call, purpose, self._patience)
+            self._wire.join_call(call, purpose, signs, link)
 
     @property
     def _patience(self) -> float:
@@ -73,35 +61,21 @@ class GroupRanks:
         return self._timeout + _GRACE_SECONDS
 
     def begin(self, phase: str) -> None:
-        """Note the phase, and the thread that is at it; raise if the arguments are wrong."""
         self._phase, self._thread = phase, threading.get_ident()
-        self._progress_at = time.monotonic()
-        if self._wrong:
-            raise CheckpointError(self._wrong)
+        super().begin(phase)
 
-    def consult(
-        self,
-        answer: bytes,
-        decide: Callable[[Answers, Mapping[int, str]], bytes],
-        *,
-        fatal: Callable[[bytes], bool],
-        without: frozenset[int] = frozenset(),
-        within: float | None = None,
-    ) -> bytes:
-        """Answer to, or as, the coordinator."""
+    def consult(self, answer: bytes, asked: Round) -> bytes:
         number = self._round
         self._round += 1
         started = time.perf_counter()
         self._waits = True
         try:
-            if self._leads:
-                decision, heard = self._lead(
-                    number, answer, decide, fatal, without, within or self._timeout
-                )
-                others = len(self.all) - 1 - len(without)
+            if self.is_coordinator:
+                decision, heard = self._lead(number, answer, asked)
+                others = len(self.all) - 1 - len(asked.without)
                 self._tell_observers(started, len(decision) * others, heard)
             else:
-                patience = within + _GRACE_SECONDS if within else self._patience
+                patience = asked.within + _GRACE_SECONDS if asked.within else self._patience
                 decision = self._ask(number, answer, patience)
                 self._tell_observers(started, len(answer), len(decision))
         finally:
@@ -126,26 +100,19 @@ class GroupRanks:
 
     def _ask(self, number: int, answer: bytes, patience: float) -> bytes:
         first = self.all[0]
-        self._wire.send((first,), self._job, number, answer)
-        found, lost = self._wire.collect(self._job, number, (first,), patience)
+        self._wire.send((first,), self._call, number, answer)
+        found, lost = self._wire.collect(self._call, number, (first,), patience)
         if lost:
-            self._way.forget()
+            self._route.forget()
             raise RankFailed(
                 f"rank {first}, which coordinates {ranks_text(self.all)}, is lost: {lost[first]}"
             )
         return found[first]
 
-    def _lead(
-        self,
-        number: int,
-        answer: bytes,
-        decide: Callable[[Answers, Mapping[int, str]], bytes],
-        fatal: Callable[[bytes], bool],
-        without: frozenset[int],
-        within: float,
-    ) -> tuple[bytes, int]:
+    def _lead(self, number: int, answer: bytes, asked: Round) -> tuple[bytes, int]:
         """Return the decision and how many bytes it was made from."""
-        others = [rank for rank in self.all[1:] if rank not in without]
+        fatal, within = asked.fatal, asked.within or self._timeout
+        others = [rank for rank in self.all[1:] if rank not in asked.without]
         failed_at = time.monotonic() if fatal(answer) else None
 
         def is_enough(new: Mapping[int, bytes]) -> bool:
@@ -155,9 +122,10 @@ class GroupRanks:
             return failed_at is not None and time.monotonic() - failed_at >= _GRACE_SECONDS
 
         try:
-            answers, lost = self._wire.collect(self._job, number, others, within, is_enough)
-            self._waits, self._progress_at = False, time.monotonic()
-            decision = decide({self.rank: answer, **dict(sorted(answers.items()))}, lost)
+            answers, lost = self._wire.collect(self._call, number, others, within, is_enough)
+            self._waits = False
+            self._progress_at = time.monotonic()
+            decision = asked.decide({self.rank: answer, **dict(sorted(answers.items()))}, lost)
         except BaseException as error:  # interrupted: the others must not wait for it
             decision = failure({self.rank: told(error)}, {})
             self._tell(others, number, decision)
@@ -167,40 +135,34 @@ class GroupRanks:
 
     def _tell(self, others: Iterable[int], number: int, decision: bytes) -> None:
         if number == 0 and decision[:1] == FAILED:
-            self._wire.fail_job(self._job, decision)
-        self._wire.send(others, self._job, number, decision)
+            self._wire.fail_call(self._call, decision)
+        self._wire.send(others, self._call, number, decision)
 
     def sign(self) -> tuple[float, str] | None:
         """Return how long ago the work has got on, and what it is; None for no sign of life."""
         if self._waits:
             # Whom the coordinator waits for is found out there; a member need not be heard of.
-            return (0.0, self._phase) if self._leads else None
+            return (0.0, self._phase) if self.is_coordinator else None
         age = self.stalled_seconds()
         is_slow = age > self._timeout / 4
         return age, self._phase + (_standing(self._thread) if is_slow else "")
 
-    def tell_alive(self) -> None:
-        """Note the time; the wire does the rest."""
-        self._progress_at = time.monotonic()
-
     def stalled_seconds(self) -> float:
-        """How long this rank's own work has not got on; 0 while it waits for others."""
-        return 0.0 if self._waits else time.monotonic() - self._progress_at
+        return 0.0 if self._waits else super().stalled_seconds()
 
     def is_called_off(self) -> bool:
-        """Whether the decision, or a failure, is there before this rank's answer."""
-        arrived = self._wire.arrived(self._job, self._round)
-        return any(given[:1] != OK for given in arrived) if self._leads else bool(arrived)
+        # Either way: the decision, or a failure, is there before this rank's answer.
+        arrived = self._wire.arrived(self._call, self._round)
+        return any(given[:1] != OK for given in arrived) if self.is_coordinator else bool(arrived)
 
     def close(self, error: BaseException | None = None) -> None:
-        """Forget what was said in this save or load, and tell those who still wait."""
         reason = f"it has given up: {as_text(error)}" if error is not None else ""
-        self._wire.end_job(self._job, reason)
+        self._wire.end_call(self._call, reason)
 
     def __del__(self) -> None:
         # Who was interrupted before it could close must not leave the others waiting. Nothing comes
         # of it for a call that has ended, or could not begin.
-        self._wire.abandon(self._job)
+        self._wire.abandon(self._call)
 
 
 def _refusal(rank: int, purpose: str, other: str) -> bytes:

@@ -37,8 +37,8 @@ class Link:
         """The number of the call that the other end is at."""
         self.purpose = purpose
         """What it calls."""
-        self.job: Any = None
-        """What the frames are for; until it is known they are kept in ``early``."""
+        self.part_of: Any = None
+        """The call that the frames are for; until it is known they are kept in ``early``."""
         self.early: list[Frame] = []
         self.lost = ""
         """Why nothing more can come."""

@@ -22,7 +22,7 @@ from dtckpt.logs import logger_of
 
 from .addresses import HOST_VARIABLE, listen
 from .boards import Board, board_of
-from .call_numbers import Calls
+from .call import CallNumbers
 from .greeting import Hello, Invitation, Listener, probe, say_hello
 from .link import Link
 from .text import ranks_text
@@ -36,7 +36,7 @@ _WARN_SECONDS = 5.0
 """After so long a member says why it has not reached the coordinator."""
 
 
-class Way:
+class Route:
     """How this member reaches the coordinator."""
 
     def __init__(self, board: Board, rank: int, everyone: tuple[int, ...], generation: int) -> None:
@@ -149,9 +149,9 @@ class Members:
 
     rank: int
     all: tuple[int, ...]
-    """Global numbers; the first one coordinates."""
+    """Global numbers, that of the coordinator first."""
     wire: Wire
-    way: Way
+    route: Route
     memory: dict[str, Any] = field(default_factory=dict[str, Any])
     """What saves and loads keep for the next one over the same group."""
 
@@ -160,7 +160,7 @@ class Members:
 class _Kept:
     """What this rank keeps of a group from its first call on."""
 
-    calls: Calls = field(default_factory=Calls)
+    numbers: CallNumbers = field(default_factory=CallNumbers)
     introducing: threading.Lock = field(default_factory=threading.Lock)
     members: Members | None = None
 
@@ -174,9 +174,9 @@ def _kept_of(group: Any) -> _Kept:
         return _known.setdefault(group, _Kept())
 
 
-def calls_of(group: Any) -> Calls:
+def numbers_of(group: Any) -> CallNumbers:
     """Return what numbers this rank's calls over a group."""
-    return _kept_of(group).calls
+    return _kept_of(group).numbers
 
 
 def members_of(group: Any, seconds: float = 60.0) -> Members:
@@ -187,11 +187,11 @@ def members_of(group: Any, seconds: float = 60.0) -> Members:
     kept = _kept_of(group)
     if kept.members is None:
         with kept.introducing:
-            kept.members = kept.members or _introduced(group, kept.calls, seconds)
+            kept.members = kept.members or _introduced(group, kept.numbers, seconds)
     return kept.members
 
 
-def _introduced(group: Any, calls: Calls, seconds: float) -> Members:
+def _introduced(group: Any, numbers: CallNumbers, seconds: float) -> Members:
     everyone = _global_ranks(group)
     rank = everyone[group.rank()]
     board = board_of(group)
@@ -206,9 +206,9 @@ def _introduced(group: Any, calls: Calls, seconds: float) -> Members:
         generation: int = _within(lambda: board.introduce(rank), seconds)
     except Exception as error:
         raise told(error) from error
-    way = Way(board, rank, everyone, generation)
+    route = Route(board, rank, everyone, generation)
     if rank != everyone[0]:
-        return Members(rank, everyone, Wire(calls=calls), way)
+        return Members(rank, everyone, Wire(numbers=numbers), route)
     listener: Listener | None = None
     problem: CheckpointError | None = None
     try:
@@ -230,7 +230,7 @@ def _introduced(group: Any, calls: Calls, seconds: float) -> Members:
         if listener is not None:
             listener.close()
         raise problem
-    return Members(rank, everyone, Wire(everyone[1:], listener, calls), way)
+    return Members(rank, everyone, Wire(everyone[1:], listener, numbers), route)
 
 
 def _within(call: Callable[[], Any], seconds: float) -> Any:

@@ -8,134 +8,25 @@ named in the error of the others.
 from __future__ import annotations
 
 import json
-import os
-import time
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 
 from dtckpt.errors import CheckpointError, RankFailed
 
+from .base import DEFAULT_TIMEOUT, Answers, Ranks, Round, Solo
 from .failing import CALLED_OFF, FAILED, OK, as_text, failure, joint_error, told
 from .frames import check_size
-from .group_ranks import DEFAULT_TIMEOUT, Answers, GroupRanks
-from .rendezvous import calls_of, members_of
+from .group_ranks import GroupRanks
+from .rendezvous import members_of, numbers_of
 
 Decide = Callable[[Answers], bytes]
 
 _NAMES_SECONDS = 10.0
 """How long ranks wait for each other to say what a failed phase has overwritten."""
-
-_alone: dict[int, dict[str, Any]] = {}
-"""What ranks without a group keep, by their number."""
-
-
-class Ranks(Protocol):
-    """Some ranks, of which this process (or thread) is one, during one save or load."""
-
-    @property
-    def rank(self) -> int:
-        """Global number of this rank."""
-        ...
-
-    @property
-    def all(self) -> tuple[int, ...]:
-        """Global numbers of all ranks that take part; the first one coordinates."""
-        ...
-
-    @property
-    def memory(self) -> dict[str, Any]:
-        """What these ranks keep from one save or load to the next."""
-        ...
-
-    def begin(self, phase: str) -> None:
-        """Note which part of the work this rank is at from here on; others are told of it.
-
-        Raises CheckpointError if the call was made with wrong arguments, so that all learn of it.
-        """
-        ...
-
-    def consult(
-        self,
-        answer: bytes,
-        decide: Callable[[Answers, Mapping[int, str]], bytes],
-        *,
-        fatal: Callable[[bytes], bool],
-        without: frozenset[int] = frozenset(),
-        within: float | None = None,
-    ) -> bytes:
-        """Give an answer and return what the coordinator decides on all of them.
-
-        ``decide`` runs on the coordinator, with the answers and with the ranks that are lost and
-        why. Once an answer is ``fatal`` the others are not waited for any longer. Ranks
-        ``without`` take no part. ``within`` seconds a rank is lost, by default the timeout. Raises
-        RankFailed where the coordinator itself is lost.
-        """
-        ...
-
-    def tell_alive(self) -> None:
-        """Note that a long phase is getting on; cheap enough to call often."""
-        ...
-
-    def stalled_seconds(self) -> float:
-        """How long this rank's own work has not got on; 0 while it waits for others."""
-        ...
-
-    def is_called_off(self) -> bool:
-        """Whether some rank has failed in this phase while this rank is still at it."""
-        ...
-
-    def close(self, error: BaseException | None = None) -> None:
-        """End the save or load; others who are still at it learn that this rank is not."""
-        ...
-
-
-class Solo:
-    """A single rank without a process group."""
-
-    def __init__(self, rank: int = 0, wrong: str = "") -> None:
-        self.rank = rank
-        self.all = (rank,)
-        self.memory = _alone.setdefault(rank, {})
-        self._wrong = wrong
-        self._progress_at = time.monotonic()
-
-    def begin(self, phase: str) -> None:
-        """Raise if the arguments are wrong."""
-        self.tell_alive()
-        if self._wrong:
-            raise CheckpointError(self._wrong)
-
-    def consult(
-        self,
-        answer: bytes,
-        decide: Callable[[Answers, Mapping[int, str]], bytes],
-        *,
-        fatal: Callable[[bytes], bool],
-        without: frozenset[int] = frozenset(),
-        within: float | None = None,
-    ) -> bytes:
-        """Decide on the one answer there is."""
-        self.tell_alive()
-        return decide({self.rank: answer}, {})
-
-    def tell_alive(self) -> None:
-        """Note the time; nobody else waits."""
-        self._progress_at = time.monotonic()
-
-    def stalled_seconds(self) -> float:
-        """How long the work has not got on."""
-        return time.monotonic() - self._progress_at
-
-    def is_called_off(self) -> bool:
-        """Return False: there is nobody else to do so."""
-        return False
-
-    def close(self, error: BaseException | None = None) -> None:
-        """Do nothing."""
 
 
 def ranks_of(
@@ -172,7 +63,7 @@ def ranks_of(
         if not is_initialized:
             return Solo(0, wrong)
         process_group = distributed.group.WORLD
-    call = calls_of(process_group).enter()
+    call = numbers_of(process_group).enter()
     members = members_of(process_group, timeout.total_seconds())
     return GroupRanks(members, call, timeout, purpose, wrong)
 
@@ -253,7 +144,7 @@ def together(
         return not waits_for_all and given[:1] != OK
 
     try:
-        decision = ranks.consult(answer, conclude, fatal=fatal)
+        decision = ranks.consult(answer, Round(decide=conclude, fatal=fatal))
     except RankFailed as error:
         hint = "" if own is None else f" This rank had failed itself: {as_text(own)}"
         raise RankFailed(f"{phase}: {error}.{hint}") from (own or error)
@@ -278,14 +169,11 @@ def _all_names(ranks: Ranks, names: list[str], lost: frozenset[int]) -> list[str
         found = dict.fromkeys(name for answer in answers.values() for name in json.loads(answer))
         return json.dumps(list(found)).encode()
 
-    answer = json.dumps(names).encode()
+    asked = Round(decide=join, fatal=lambda _: False, without=lost, within=_NAMES_SECONDS)
     try:
-        joined = ranks.consult(
-            answer, join, fatal=lambda _: False, without=lost, within=_NAMES_SECONDS
-        )
+        return json.loads(ranks.consult(json.dumps(names).encode(), asked))
     except RankFailed:
         return names
-    return json.loads(joined)
 
 
 def _add_overwritten(error: CheckpointError, names: Iterable[str]) -> None:
@@ -295,12 +183,3 @@ def _add_overwritten(error: CheckpointError, names: Iterable[str]) -> None:
         rest = len(error.overwritten) - 20
         listed = f"{shown} and {rest} more" if rest > 0 else shown
         error.args = (f"{error}. Destinations already overwritten on some rank: {listed}",)
-
-
-def _forget_in_child() -> None:
-    # What a forked process inherits of a save under way will never end in it.
-    for memory in _alone.values():
-        memory.clear()
-
-
-os.register_at_fork(after_in_child=_forget_in_child)

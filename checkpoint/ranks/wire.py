@@ -1,11 +1,11 @@
 """Messages between the coordinator of a group and its members, with deadlines.
 
-Every save or load is a *job*, for which every member connects to the coordinator anew: between two
+Every save or load is a *call*, for which every member connects to the coordinator anew: between two
 of them nothing is held that could break. A rank that dies closes its connection, so it is missed at
 once; one that falls silent, or whose work does not get on, is missed after a deadline; and nothing
 here touches the process group, so a save may go on in the background while the training uses it.
 
-Members connect when they come to the job, which may be before the coordinator does, or long after.
+Members connect when they come to a call, which may be before the coordinator does, or long after.
 Every rank numbers its calls, and who comes says the number, so nobody is taken for another call.
 """
 
@@ -18,10 +18,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from .call_numbers import Calls
+from .call import Call, CallNumbers, Refuse, Signs, Waiting, lost_of
 from .frames import END, MESSAGE, SIGN, end, message, read_sign, sign
 from .greeting import Hello, Listener
-from .job import Answers, Job, Refuse, Signs, Waiting, lost_of
 from .link import Link
 from .loop import Loop
 
@@ -47,14 +46,14 @@ class Wire:
         self,
         members: Iterable[int] = (),
         listener: Listener | None = None,
-        calls: Calls | None = None,
+        numbers: CallNumbers | None = None,
     ) -> None:
         self._members = frozenset(members)
         """On the coordinator, all others."""
-        self._calls = calls or Calls()
-        self._jobs: dict[int, Job] = {}
-        self._next_job = 0
-        """The lowest number of a job that may still begin; who comes to it or a later one waits."""
+        self._numbers = numbers or CallNumbers()
+        self._calls: dict[int, Call] = {}
+        self._next_call = 0
+        """The lowest number of a call that may still begin; who comes to a later one waits."""
         self._early: dict[int, dict[int, Link]] = {}
         """By call, the members that have come to one that has not begun here."""
         self._came_to: dict[int, int] = {}
@@ -74,16 +73,16 @@ class Wire:
         self._loop = Loop(listener)
         self._loop.start(self)
 
-    def begin_job(
+    def begin_call(
         self, call: int, purpose: str, signs: Signs, refuse: Refuse = lambda _: b""
     ) -> None:
-        """Begin a job as the coordinator.
+        """Begin a call as the coordinator.
 
         The answer of a member that is at another call is what ``refuse`` makes of its purpose.
         """
         with self._changed:
-            held = self._add(call, Job(purpose, signs, refuse, awaited=set(self._members)))
-            self._next_job = max(self._next_job, call + 1)
+            held = self._add(call, Call(purpose, signs, refuse, awaited=set(self._members)))
+            self._next_call = max(self._next_call, call + 1)
             for link in self._early.pop(call, {}).values():
                 self._admit(held, link)
             for rank in [r for r in held.awaited if self._came_to.get(r, -1) >= call]:
@@ -91,14 +90,14 @@ class Wire:
             self._dismiss_early()
         self._loop.wake()
 
-    def join_job(self, call: int, purpose: str, signs: Signs, link: Link) -> None:
-        """Begin a job as a member that has connected to the coordinator."""
+    def join_call(self, call: int, purpose: str, signs: Signs, link: Link) -> None:
+        """Begin a call as a member that has connected to the coordinator."""
         with self._changed:
-            link.job = self._add(call, Job(purpose, signs, links={link.rank: link}))
+            link.part_of = self._add(call, Call(purpose, signs, links={link.rank: link}))
         self._loop.look_at(link)
 
-    def _add(self, call: int, held: Job) -> Job:
-        self._jobs[call] = held
+    def _add(self, call: int, held: Call) -> Call:
+        self._calls[call] = held
         held.begun = time.monotonic()
         held.sign_at = held.begun + held.signs.seconds
         return held
@@ -120,13 +119,13 @@ class Wire:
         with self._changed:
             self._loop.look_at(link)
             self._came_to[rank] = max(call, self._came_to.get(rank, call))
-            for number, held in self._jobs.items():
+            for number, held in self._calls.items():
                 if number < call and rank in held.awaited:
                     self._miss(held, rank, number, call)
-            held = self._jobs.get(call)
+            held = self._calls.get(call)
             if held is not None and rank in held.awaited:
                 self._admit(held, link)
-            elif call >= self._next_job:
+            elif call >= self._next_call:
                 self._keep_early(link)
             else:
                 is_behind = self._late_at.get(rank) == call - 1
@@ -148,10 +147,10 @@ class Wire:
 
         It has come to an earlier one when all others came to the one that is under way, or next.
         """
-        awaiting = [number for number, held in self._jobs.items() if rank in held.awaited]
-        next_call = self._next_job + (not awaiting)
+        awaiting = [number for number, held in self._calls.items() if rank in held.awaited]
+        next_call = self._next_call + (not awaiting)
         for number in awaiting:
-            self._miss(self._jobs[number], rank, number, self._came_to[rank])
+            self._miss(self._calls[number], rank, number, self._came_to[rank])
         self._came_to[rank] = next_call - 1
         return next_call
 
@@ -163,12 +162,12 @@ class Wire:
         self._finish(link)
 
     def _dismiss_early(self) -> None:
-        for call in sorted(call for call in self._early if call < self._next_job):
+        for call in sorted(call for call in self._early if call < self._next_call):
             for link in self._early.pop(call).values():
-                self._dismiss(link, self._next_job)
+                self._dismiss(link, self._next_call)
 
-    def _miss(self, held: Job, rank: int, number: int, call: int) -> None:
-        """Note that a member will not come to a job, since it is at another call."""
+    def _miss(self, held: Call, rank: int, number: int, call: int) -> None:
+        """Note that a member will not come to a call, since it is at another one."""
         held.awaited.discard(rank)
         held.strayed.add(rank)
         held.gone[rank] = (
@@ -176,13 +175,13 @@ class Wire:
             "has left that one, or not all ranks have made the same calls in the same order"
         )
 
-    def _admit(self, held: Job, link: Link) -> None:
-        """Let a member take part in a job."""
+    def _admit(self, held: Call, link: Link) -> None:
+        """Let a member take part in a call."""
         rank = link.rank
         held.awaited.discard(rank)
         held.links[rank] = link
         held.heard[rank] = held.seen[rank] = time.monotonic()
-        link.job = held
+        link.part_of = held
         if link.purpose != held.purpose:
             held.rounds.setdefault(0, {})[rank] = held.refuse(link.purpose)
         while link.early:
@@ -193,38 +192,38 @@ class Wire:
             held.strayed.add(rank)
         self._send_to(link, sign(0.0))  # it may have waited for long
 
-    def fail_job(self, job: int, decision: bytes) -> None:
-        """Note that the first round has failed: who comes to the job from now on is told so.
+    def fail_call(self, call: int, decision: bytes) -> None:
+        """Note that the first round has failed: who comes to it from now on is told so.
 
         A member that was ahead again, as in the call before, has made a call more than this rank.
         All ranks go on with one that none has come to yet.
         """
         with self._changed:
-            held = self._jobs[job]
+            held = self._calls[call]
             held.awaited.clear()
-            self._failures[job] = message(0, decision)
+            self._failures[call] = message(0, decision)
             for old in sorted(self._failures)[:-_MAX_FAILURES]:
                 del self._failures[old]
-            ahead = [rank for rank in held.strayed if self._left_at.get(rank) == job - 1]
-            self._left_at.update(dict.fromkeys(held.strayed, job))
+            ahead = [rank for rank in held.strayed if self._left_at.get(rank) == call - 1]
+            self._left_at.update(dict.fromkeys(held.strayed, call))
             limit = held.begun + _AHEAD_SECONDS
-            while any(self._came_to[rank] == job for rank in ahead):
+            while any(self._came_to[rank] == call for rank in ahead):
                 if (now := time.monotonic()) >= limit:
                     break
                 self._changed.wait(limit - now)
             next_call = max((self._came_to[rank] + 1 for rank in ahead), default=0)
-            if next_call <= self._next_job:
+            if next_call <= self._next_call:
                 return
-            self._next_job = next_call
-            self._calls.skip_to(next_call)
+            self._next_call = next_call
+            self._numbers.skip_to(next_call)
             for link in held.links.values():
                 self._send_to(link, sign(0.0, next_call=next_call))
             self._dismiss_early()
 
-    def end_job(self, job: int, reason: str) -> None:
-        """Forget a job, and tell the peers; ``reason`` matters to those who are still at it."""
+    def end_call(self, call: int, reason: str) -> None:
+        """Forget a call, and tell the peers; ``reason`` matters to those who are still at it."""
         with self._changed:
-            held = self._jobs.pop(job, None)
+            held = self._calls.pop(call, None)
             if held is None:
                 return
             for link in held.links.values():
@@ -236,11 +235,11 @@ class Wire:
         link.end_sending()
         self._loop.look_at(link)
 
-    def send(self, ranks: Iterable[int], job: int, number: int, payload: bytes) -> None:
+    def send(self, ranks: Iterable[int], call: int, number: int, payload: bytes) -> None:
         """Send a message of round ``number`` to those of the ranks that have come."""
         frame = message(number, payload)
         with self._changed:
-            links = self._jobs[job].links
+            links = self._calls[call].links
             found = [links[rank] for rank in ranks if rank in links]
         for link in found:
             self._send_to(link, frame)
@@ -254,13 +253,13 @@ class Wire:
     def beat(self) -> float | None:
         """Show the signs of life that are due; return the seconds until the next one."""
         while self._abandoned:
-            self.end_job(self._abandoned.popleft(), "it has given up")
+            self.end_call(self._abandoned.popleft(), "it has given up")
         now = time.monotonic()
         with self._changed:
-            due = [held for held in self._jobs.values() if held.sign_at <= now]
+            due = [held for held in self._calls.values() if held.sign_at <= now]
             for held in due:
                 held.sign_at = now + held.signs.seconds
-            pause = min((held.sign_at - now for held in self._jobs.values()), default=None)
+            pause = min((held.sign_at - now for held in self._calls.values()), default=None)
         for held in due:
             told = held.signs.ask()
             if told is None:
@@ -275,17 +274,17 @@ class Wire:
         """Note that nothing more can come from a peer."""
         with self._changed:
             link.lost = link.lost or reason
-            if link.job is not None:
-                link.job.gone.setdefault(link.rank, reason)
+            if link.part_of is not None:
+                link.part_of.gone.setdefault(link.rank, reason)
                 self._changed.notify_all()
 
     def take(self, link: Link) -> None:
-        """Keep what has arrived for the job that waits for it, or will."""
+        """Keep what has arrived for the call that waits for it, or will."""
         frames = link.read()
         with self._changed:
             for frame in frames:
-                if link.job is not None:
-                    self._keep(link.job, link.rank, *frame)
+                if link.part_of is not None:
+                    self._keep(link.part_of, link.rank, *frame)
                 elif frame.kind == END:  # it has given up waiting, so its answers do not count
                     link.early = [frame]
                     self._finish(link)
@@ -294,13 +293,13 @@ class Wire:
             if any(frame.kind != SIGN for frame in frames):
                 self._changed.notify_all()
 
-    def _keep(self, held: Job, rank: int, kind: int, number: int, payload: bytes) -> None:
+    def _keep(self, held: Call, rank: int, kind: int, number: int, payload: bytes) -> None:
         held.heard[rank] = held.seen[rank] = time.monotonic()
         if kind == MESSAGE:
             held.rounds.setdefault(number, {}).setdefault(rank, payload)
             return
         if not self._members:
-            self._calls.skip_to(number)
+            self._numbers.skip_to(number)
         if kind == END:
             left = payload.decode(errors="replace")
             held.gone.setdefault(rank, left or "it has ended this save or load")
@@ -311,28 +310,28 @@ class Wire:
 
     def collect(
         self,
-        job: int,
+        call: int,
         number: int,
         ranks: Iterable[int],
         timeout: float,
-        is_enough: Callable[[Answers], bool] = lambda _: False,
-    ) -> tuple[Answers, dict[int, str]]:
+        is_enough: Callable[[dict[int, bytes]], bool] = lambda _: False,
+    ) -> tuple[dict[int, bytes], dict[int, str]]:
         """Wait for the messages of some ranks; return them, and who is lost with the reason.
 
-        A rank is lost when its connection is, when it has left the job, or when for ``timeout``
+        A rank is lost when its connection is, when it has left the call, or when for ``timeout``
         seconds in which this process was awake it has not come, has sent nothing, or its work has
         not got on. ``is_enough``, asked with what is new, may end the wait early.
         """
         waiting = Waiting(time.monotonic(), timeout)
         pending = set(ranks)
-        answers: Answers = {}
+        answers: dict[int, bytes] = {}
         pause = min(timeout / 4, _LOOK_SECONDS)
         expected = waiting.start
         while True:
             with self._changed:
                 now = time.monotonic()
                 waiting.asleep += max(now - expected, 0.0)
-                held = self._jobs[job]
+                held = self._calls[call]
                 arrived = held.rounds.pop(number, {})  # each is looked at once; there are thousands
                 new = {rank: arrived[rank] for rank in arrived if rank in pending}
                 answers |= new
@@ -345,15 +344,15 @@ class Wire:
                 expected = max(wake, now)
                 self._changed.wait(max(wake - now, 0.001))
 
-    def arrived(self, job: int, number: int) -> list[bytes]:
+    def arrived(self, call: int, number: int) -> list[bytes]:
         """Return the messages of a round that are there already."""
         with self._changed:
-            held = self._jobs.get(job)
+            held = self._calls.get(call)
             return list(held.rounds.get(number, {}).values()) if held is not None else []
 
-    def abandon(self, job: int) -> None:
-        """Have a job ended soon; may be called by the garbage collector, at any point."""
-        self._abandoned.append(job)
+    def abandon(self, call: int) -> None:
+        """Have a call ended soon; may be called by the garbage collector, at any point."""
+        self._abandoned.append(call)
         self._loop.ring()
 
     def fail(self, reason: str) -> None:

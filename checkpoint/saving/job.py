@@ -98,11 +98,6 @@ class SaveJob:
         self._started = time.perf_counter()
         self._image: memoryview | None = None
 
-    @property
-    def is_coordinator(self) -> bool:
-        """Whether this rank decides for all."""
-        return self.ranks.rank == self.ranks.all[0]
-
     def plan(
         self,
         state: Mapping[Any, Any] | Stateful,
@@ -134,7 +129,7 @@ class SaveJob:
         """Flatten the state and return what this rank says of it."""
         storage_options = self.options.storage_options
         self.store = open_store(target, **storage_options)
-        if self.is_coordinator:
+        if self.ranks.is_coordinator:
             check_free(self.store, overwrite=self.options.overwrite)
             self.metadata = json_copy(self.options.metadata)
         self.metadata_digest = metadata_digest(self.options.metadata)
@@ -189,7 +184,7 @@ class SaveJob:
                 self.tensors,
                 must_agree=self.options.check_replicas == "error",
             )
-            if self.disagreements and self.is_coordinator:
+            if self.disagreements and self.ranks.is_coordinator:
                 logger.warning("%s: %s", self.store.url, "; ".join(self.disagreements))
 
     def read_base(self) -> None:

@@ -171,8 +171,8 @@ MUTANTS = (
     Mutant(
         name="a rank that waits for slower ones counts as hanging",
         file="checkpoint/ranks/group_ranks.py",
-        old="        return 0.0 if self._waits else time.monotonic() - self._progress_at",
-        new="        return time.monotonic() - self._progress_at",
+        old="        return 0.0 if self._waits else super().stalled_seconds()",
+        new="        return super().stalled_seconds()",
         tests=("tests/checkpoint/saving/test_async_save.py",),
     ),
     Mutant(

@@ -29,10 +29,6 @@ SWEEPS = {
         f"{_T}files/test_commit.py",
     ),
     "checkpoint/ranks/boards.py": (f"{_T}ranks/test_boards.py", f"{_T}ranks/test_rendezvous.py"),
-    "checkpoint/ranks/call_numbers.py": (
-        f"{_T}ranks/test_calls.py",
-        f"{_T}ranks/test_wire_calls.py",
-    ),
     "checkpoint/files/committing.py": (
         f"{_T}files/test_committing.py",
         f"{_T}files/test_commit.py",
@@ -83,7 +79,11 @@ SWEEPS = {
         f"{_T}ranks/test_rendezvous.py",
         f"{_T}ranks/test_calls.py",
     ),
-    "checkpoint/ranks/job.py": (f"{_T}ranks/test_wire_rules.py", f"{_T}ranks/test_wire_calls.py"),
+    "checkpoint/ranks/call.py": (
+        f"{_T}ranks/test_wire_rules.py",
+        f"{_T}ranks/test_wire_calls.py",
+        f"{_T}ranks/test_calls.py",
+    ),
     "checkpoint/ranks/wire.py": (
         f"{_T}ranks/test_wire_rules.py",
         f"{_T}ranks/test_wire_calls.py",

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from dtckpt.checkpoint.ranks import addresses, rendezvous
 from dtckpt.checkpoint.ranks.boards import GatherBoard, device_of
 from dtckpt.checkpoint.ranks.greeting import Invitation, Listener
-from dtckpt.checkpoint.ranks.rendezvous import Way, members_of
+from dtckpt.checkpoint.ranks.rendezvous import Route, members_of
 from dtckpt.checkpoint.ranks.wire import Wire
 from dtckpt.errors import CheckpointError, RankFailed
 
@@ -45,9 +45,9 @@ class Board:
         return self.word and self.word.to_bytes()
 
 
-def way(board: Board, generation: int = 1) -> Way:
+def route(board: Board, generation: int = 1) -> Route:
     """How rank 1 of two reaches rank 0."""
-    return Way(board, 1, (0, 1), generation)
+    return Route(board, 1, (0, 1), generation)
 
 
 def refused(host: str = "127.0.0.1", generation: int = 1) -> Invitation:
@@ -97,7 +97,7 @@ def test_a_coordinator_that_has_left_no_word_has_made_no_call(
 ) -> None:
     board = Board()
     with pytest.raises(RankFailed) as failure:
-        way(board).connect(0, purpose, 10.0)
+        route(board).connect(0, purpose, 10.0)
     assert str(failure.value).startswith(f"{text}sign of life within 10 s, and has made no save")
     assert clock.now == 1010.0
     assert 40 < board.reads < 60, "the store is asked four times a second"
@@ -106,22 +106,22 @@ def test_a_coordinator_that_has_left_no_word_has_made_no_call(
 def test_a_store_that_fails_later_is_named() -> None:
     board = Board(ConnectionError())
     with pytest.raises(RankFailed, match=r"save: .* the process group does not answer: Connection"):
-        way(board).connect(0, "save", 20.0)
+        route(board).connect(0, "save", 20.0)
 
 
 def test_where_nobody_listens_any_more_the_coordinator_is_missed_at_once(clock: Clock) -> None:
     with pytest.raises(RankFailed, match=r"its process ended \(127.0.0.1:\d+: .*refused"):
-        way(Board(refused())).connect(0, "save", 10.0)
+        route(Board(refused())).connect(0, "save", 10.0)
     assert clock.now == 1000.0
     with pytest.raises(RankFailed, match=r"no sign of life within 10 s, 127.0.0.1:\d+: .*refused"):
-        way(Board(refused()), generation=2).connect(0, "save", 10.0)
+        route(Board(refused()), generation=2).connect(0, "save", 10.0)
     assert clock.now == 1010.0
 
 
 def test_addresses_are_told_as_one_writes_them(clock: Clock) -> None:
     board = Board(refused("::1"))
     with pytest.raises(RankFailed, match=r" \[::1\]:\d+: "):
-        way(board, generation=2).connect(0, "save", 1.0)
+        route(board, generation=2).connect(0, "save", 1.0)
 
 
 def test_what_keeps_a_member_waiting_is_told_once_after_a_while(
@@ -130,7 +130,7 @@ def test_what_keeps_a_member_waiting_is_told_once_after_a_while(
     def warnings(board: Board, seconds: float) -> list[str]:
         caplog.clear()
         with pytest.raises(RankFailed):
-            way(board, generation=2).connect(0, "save", seconds)
+            route(board, generation=2).connect(0, "save", seconds)
         return caplog.messages
 
     with caplog.at_level(logging.WARNING, "dtckpt.checkpoint"):
@@ -144,7 +144,7 @@ def test_who_moved_is_found_again(coordinators: list[tuple[Wire, Invitation]]) -
     """As where the group was made anew; and the store is asked only then."""
     (one, first), (_, second) = coordinators
     board = Board(first)
-    member = way(board)
+    member = route(board)
     for call in range(2):
         member.connect(call, "save", 20.0).close()
     assert board.reads == 1
@@ -163,7 +163,7 @@ def test_one_that_did_not_answer_in_time_is_looked_for_anew(
 ) -> None:
     (_, first), (_, second) = coordinators
     board = Board(first)
-    member = way(board)
+    member = route(board)
     member.connect(0, "save", 20.0).close()
     board.word = second
     member.forget()
@@ -176,7 +176,7 @@ def test_without_time_left_what_was_tried_last_is_told(
     clock: Clock, coordinators: list[tuple[Wire, Invitation]]
 ) -> None:
     (wire, first), _ = coordinators
-    member = way(Board(first))
+    member = route(Board(first))
     member.connect(0, "save", 20.0).close()
     wire.close()
     wait_for(lambda: is_refused(first))

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint.ranks import wire
 from dtckpt.checkpoint.ranks.boards import StoreBoard
-from dtckpt.checkpoint.ranks.call_numbers import Calls
+from dtckpt.checkpoint.ranks.call import CallNumbers
 from dtckpt.checkpoint.ranks.greeting import Invitation, probe
 from dtckpt.checkpoint.ranks.rendezvous import members_of
 from dtckpt.checkpoint.ranks.together import closing, ranks_of, together
@@ -46,11 +46,11 @@ def call(group: Any, name: str, timeout: timedelta = LONG, purpose: str = "save"
 
 def until_heard(group: Any) -> None:
     """Wait until the coordinator has read all that this rank has sent before."""
-    way = vars(members_of(group).way)
+    route = vars(members_of(group).route)
     word = StoreBoard(group.get_group_store()).read()
     assert word is not None
     invitation = Invitation.from_bytes(word)
-    probe(invitation.addresses[0], invitation, group.rank(), way["_instance"], 20.0)
+    probe(invitation.addresses[0], invitation, group.rank(), route["_instance"], 20.0)
 
 
 def test_a_rank_that_comes_too_late_is_not_taken_for_one_of_the_next_call() -> None:
@@ -251,7 +251,7 @@ def test_word_of_a_group_before_of_the_same_name_is_not_believed_while_its_liste
 
 
 def test_numbers_are_given_once() -> None:
-    calls = Calls()
+    calls = CallNumbers()
     assert [calls.enter(), calls.enter()] == [0, 1]
     calls.skip_to(5)
     calls.skip_to(3)

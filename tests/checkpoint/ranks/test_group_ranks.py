@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from dtckpt.checkpoint.ranks import group_ranks
+from dtckpt.checkpoint.ranks import base, group_ranks
+from dtckpt.checkpoint.ranks.base import Round
+from dtckpt.checkpoint.ranks.call import Signs
 from dtckpt.checkpoint.ranks.failing import FAILED, OK
 from dtckpt.checkpoint.ranks.group_ranks import GroupRanks
-from dtckpt.checkpoint.ranks.job import Signs
 from dtckpt.checkpoint.ranks.rendezvous import members_of
 from dtckpt.checkpoint.ranks.together import ranks_of
 from dtckpt.checkpoint.ranks.wire import Wire
@@ -52,7 +53,7 @@ def joined(answers: Mapping[int, bytes], lost: Mapping[int, str]) -> bytes:
 
 
 def consult(ranks: GroupRanks, answer: bytes = OK, **options: Any) -> bytes:
-    return ranks.consult(answer, joined, fatal=is_failed, **options)
+    return ranks.consult(answer, Round(decide=joined, fatal=is_failed, **options))
 
 
 def same(found: dict[int, Any]) -> Any:
@@ -72,7 +73,8 @@ class Clock(SimpleNamespace):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(group_ranks, "time", made)
+    for module in (base, group_ranks):
+        monkeypatch.setattr(module, "time", made)
     return made
 
 
@@ -86,7 +88,7 @@ def test_work_that_gets_on_is_not_stalled(clock: Clock) -> None:
 
     for step in (
         lambda: ranks.begin("save: plan"),
-        lambda: ranks.consult(OK, decide, fatal=is_failed),
+        lambda: ranks.consult(OK, Round(decide=decide, fatal=is_failed)),
         ranks.tell_alive,
     ):
         clock.now += 5.0
@@ -164,13 +166,13 @@ def test_signs_of_life_are_asked_of_ranks_while_they_are_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[Signs] = []
-    begin_job = Wire.begin_job
+    begin_call = Wire.begin_call
 
     def note(self: Wire, call: int, purpose: str, signs: Signs, *args: Any) -> None:
         made.append(signs)
-        begin_job(self, call, purpose, signs, *args)
+        begin_call(self, call, purpose, signs, *args)
 
-    monkeypatch.setattr(Wire, "begin_job", note)
+    monkeypatch.setattr(Wire, "begin_call", note)
     ranks = alone()
     told = made[0].ask()
     assert told is not None
@@ -279,7 +281,7 @@ def test_an_interrupt_of_the_decision_ends_the_wait_of_the_others() -> None:
         if rank:
             return consult(ranks)[:1]
         with pytest.raises(KeyboardInterrupt):
-            ranks.consult(OK, interrupt, fatal=is_failed)
+            ranks.consult(OK, Round(decide=interrupt, fatal=is_failed))
         return FAILED
 
     assert same(run(2, body)) == FAILED
@@ -343,8 +345,8 @@ def test_a_coordinator_is_looked_for_anew_once_it_was_lost(stranger: tuple[str, 
     def body(rank: int, group: Any) -> bytes:
         agree(group)
         if rank:
-            way: Any = members_of(group).way
-            way._known = (way._known[0], stranger)
+            route: Any = members_of(group).route
+            route._known = (route._known[0], stranger)
         with pytest.raises(RankFailed, match="somebody else listens" if rank else "rank 1 is lost"):
             agree(group)
         return agree(group)

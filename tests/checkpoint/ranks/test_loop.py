@@ -14,8 +14,8 @@ import torch
 
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint.ranks.boards import StoreBoard
+from dtckpt.checkpoint.ranks.call import Signs
 from dtckpt.checkpoint.ranks.greeting import Greeting, Hello, Invitation, Listener, probe
-from dtckpt.checkpoint.ranks.job import Signs
 from dtckpt.checkpoint.ranks.link import Link
 from dtckpt.checkpoint.ranks.loop import Loop
 from dtckpt.checkpoint.ranks.rendezvous import members_of
@@ -76,7 +76,7 @@ def test_so_is_one_while_somebody_is_let_in(monkeypatch: pytest.MonkeyPatch) -> 
 def test_all_calls_are_told_when_the_thread_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     wire = Wire([1, 2])
     one, other = socket.socketpair()
-    wire.begin_job(0, "save", QUIET)
+    wire.begin_call(0, "save", QUIET)
     wire.meet(Hello(rank=1, purpose="save"), one)
     monkeypatch.setattr(Loop, "_expire_ending", fail)
     vars(wire)["_loop"].wake()
@@ -84,7 +84,7 @@ def test_all_calls_are_told_when_the_thread_ends(monkeypatch: pytest.MonkeyPatch
     assert lost.keys() == {1, 2}
     for reason in lost.values():
         assert "thread that serves the connections of this rank has ended: LookupError" in reason
-    wire.begin_job(1, "save", QUIET)
+    wire.begin_call(1, "save", QUIET)
     assert wire.collect(1, 0, [1, 2], 3600.0)[1] == lost
     other.close()
 

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from dtckpt.checkpoint.ranks import together as ranks_module
+from dtckpt.checkpoint.ranks import base as ranks_module
+from dtckpt.checkpoint.ranks.base import Answers, Round, Solo
 from dtckpt.checkpoint.ranks.failing import FAILED, OK, CalledOff, told
-from dtckpt.checkpoint.ranks.together import Solo, closing, ranks_of, together
+from dtckpt.checkpoint.ranks.together import closing, ranks_of, together
 from dtckpt.checkpoint.state.limits import METADATA_VARIABLE
 from dtckpt.errors import CheckpointError, Corrupt, RankFailed
-
-Answers = Mapping[int, bytes]
 
 
 class Among(Solo):
@@ -32,20 +31,12 @@ class Among(Solo):
         self._lost = lost or {}
         self.fatal: list[Callable[[bytes], bool]] = []
 
-    def consult(
-        self,
-        answer: bytes,
-        decide: Callable[[Answers, Mapping[int, str]], bytes],
-        *,
-        fatal: Callable[[bytes], bool],
-        without: frozenset[int] = frozenset(),
-        within: float | None = None,
-    ) -> bytes:
-        self.fatal.append(fatal)
+    def consult(self, answer: bytes, asked: Round) -> bytes:
+        self.fatal.append(asked.fatal)
         answers = next(self._answers, None)
         if answers is None:
             raise RankFailed("rank 0, which coordinates, is lost")
-        return decide({self.rank: answer, **answers}, self._lost)
+        return asked.decide({self.rank: answer, **answers}, self._lost)
 
 
 def called_off() -> bytes:
@@ -65,8 +56,10 @@ def test_work_that_gets_on_is_not_stalled(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(ranks_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     alone = Solo()
 
+    asked = Round(decide=lambda answers, _: b"".join(answers.values()), fatal=bool)
+
     def consult() -> None:
-        assert alone.consult(b"x", lambda a, _: b"".join(a.values()), fatal=bool) == b"x"
+        assert alone.consult(b"x", asked) == b"x"
 
     for step in (lambda: alone.begin("save: plan"), consult, alone.tell_alive):
         now[0] += 5.0

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from dtckpt.checkpoint.ranks import wire as wire_module
-from dtckpt.checkpoint.ranks.call_numbers import Calls
+from dtckpt.checkpoint.ranks.call import CallNumbers
 from dtckpt.checkpoint.ranks.frames import END, MESSAGE, SIGN, end, message, sign
 from dtckpt.checkpoint.ranks.link import Link
 from dtckpt.checkpoint.ranks.wire import Wire
@@ -32,9 +32,9 @@ def test_a_member_that_gave_up_before_the_call_began_is_lost_to_it(ends: Ends) -
     gone = ends.come(wire, 1, 0, message(0, b"alone"), end("it was impatient"))
     assert gone.all() == [], "the coordinator ends it, too"
     ends.come(wire, 1, 1, message(0, b"together"))
-    wire.begin_job(0, "save", QUIET)
+    wire.begin_call(0, "save", QUIET)
     assert wire.collect(0, 0, [1], 20.0) == ({}, {1: "it was impatient"})
-    wire.begin_job(1, "save", QUIET)
+    wire.begin_call(1, "save", QUIET)
     assert wire.collect(1, 0, [1], 20.0) == ({1: b"together"}, {})
 
 
@@ -44,7 +44,7 @@ def test_a_member_that_broke_off_before_the_call_began_fails_it(ends: Ends) -> N
     ends.come(wire, 1, 0).socket.close()
     link: Link = vars(wire)["_early"][0][1]
     wait_for(lambda: link.lost)
-    wire.begin_job(0, "save", QUIET)
+    wire.begin_call(0, "save", QUIET)
     assert "closed its connection" in wire.collect(0, 0, [1], 20.0)[1][1]
 
 
@@ -53,7 +53,7 @@ def test_a_member_that_comes_to_a_call_again_takes_its_own_place(ends: Ends) -> 
     before = ends.come(wire, 1, 0, message(0, b"before"))
     now = ends.come(wire, 1, 0, message(0, b"now"))
     assert before.all() == []
-    wire.begin_job(0, "save", QUIET)
+    wire.begin_call(0, "save", QUIET)
     assert wire.collect(0, 0, [1], 60.0) == ({1: b"now"}, {})
     assert now.some()[0].kind == SIGN
 
@@ -66,9 +66,9 @@ def test_eight_calls_of_a_member_may_wait(ends: Ends) -> None:
     members.append(ends.come(wire, 1, 8))
     assert members[0].all() == []
     assert all(member.is_silent() for member in members[1:])
-    wire.begin_job(0, "save", QUIET)
+    wire.begin_call(0, "save", QUIET)
     assert "was at call 8" in wire.collect(0, 0, [1], 20.0)[1][1]
-    wire.begin_job(8, "save", QUIET)
+    wire.begin_call(8, "save", QUIET)
     members[8].send(message(0, b"here"))
     assert wire.collect(8, 0, [1], 20.0) == ({1: b"here"}, {})
 
@@ -79,7 +79,7 @@ def test_nothing_of_what_came_early_is_kept_twice(ends: Ends) -> None:
     ends.come(wire, 1, 0, message(0, b"answer"))
     link: Link = vars(wire)["_early"][0][1]
     wait_for(lambda: link.early)
-    wire.begin_job(0, "save", QUIET)
+    wire.begin_call(0, "save", QUIET)
     assert link.early == []
     assert wire.collect(0, 0, [1], 60.0)[0] == {1: b"answer"}
 
@@ -90,24 +90,24 @@ def test_nothing_of_what_came_early_is_kept_twice(ends: Ends) -> None:
 def test_a_rank_that_calls_something_else_gets_the_answer_that_says_so(ends: Ends) -> None:
     wire = ends.wire(1)
     ends.come(wire, 1, 0, message(0, b"fine"), purpose="load")
-    wire.begin_job(0, "save", QUIET, lambda purpose: f"not {purpose}".encode())
+    wire.begin_call(0, "save", QUIET, lambda purpose: f"not {purpose}".encode())
     assert wire.collect(0, 0, [1], 20.0) == ({1: b"not load"}, {})
 
 
 def test_a_member_that_could_not_reach_an_earlier_call_is_lost_to_that_one(ends: Ends) -> None:
     wire = ends.wire(1)
-    wire.begin_job(0, "save", QUIET)
+    wire.begin_call(0, "save", QUIET)
     ahead = ends.come(wire, 1, 1)
     _, lost = wire.collect(0, 0, [1], 20.0)
     assert "it was at call 1 over this group when the first rank was at call 0" in lost[1]
     ahead.send(message(0, b"here"))
-    wire.begin_job(1, "save", QUIET)
+    wire.begin_call(1, "save", QUIET)
     assert wire.collect(1, 0, [1], 20.0) == ({1: b"here"}, {})
 
 
 def test_who_has_been_at_a_later_call_cannot_come_back(ends: Ends) -> None:
     wire = ends.wire(1)
-    wire.begin_job(0, "save", QUIET)
+    wire.begin_call(0, "save", QUIET)
     ends.come(wire, 1, 1)
     back = ends.come(wire, 1, 0, message(0, b"back"))
     assert [frame.kind for frame in back.all()] == [END]
@@ -119,23 +119,23 @@ def test_who_has_been_at_a_later_call_cannot_come_back(ends: Ends) -> None:
 def test_a_member_at_a_call_that_is_left_out_is_told_of_the_next_one(ends: Ends) -> None:
     wire = ends.wire(1)
     member = ends.come(wire, 1, 3)
-    wire.begin_job(5, "save", QUIET)
+    wire.begin_call(5, "save", QUIET)
     assert member.all() == [(END, 6, b"it has left call 3 over this group")]
 
 
 def test_a_member_leaves_out_the_calls_that_it_is_told_to(ends: Ends) -> None:
     for frame in (sign(0.0, next_call=7), end("", 7)):
-        calls = Calls()
-        wire, coordinator = ends.join(calls=calls)
+        calls = CallNumbers()
+        wire, coordinator = ends.join(numbers=calls)
         coordinator.send(frame, message(0, b"decision"))
         assert wire.collect(0, 0, [0], 60.0)[0] == {0: b"decision"}
         assert calls.enter() == 7
 
 
 def test_the_coordinator_leaves_out_none_because_a_member_says_so(ends: Ends) -> None:
-    calls = Calls()
-    wire = ends.wire(1, calls=calls)
-    wire.begin_job(0, "save", QUIET)
+    calls = CallNumbers()
+    wire = ends.wire(1, numbers=calls)
+    wire.begin_call(0, "save", QUIET)
     ends.come(wire, 1, 0, sign(0.0, next_call=7), message(0, b"answer"))
     assert wire.collect(0, 0, [1], 60.0)[0] == {1: b"answer"}
     assert calls.enter() == 0
@@ -147,11 +147,11 @@ def test_the_coordinator_leaves_out_none_because_a_member_says_so(ends: Ends) ->
 @pytest.mark.parametrize("is_over", [True, False])
 def test_a_member_that_comes_too_late_learns_how_the_call_failed(ends: Ends, is_over: bool) -> None:
     wire = ends.wire(1)
-    wire.begin_job(4, "save", QUIET)
-    wire.fail_job(4, b"failed")
+    wire.begin_call(4, "save", QUIET)
+    wire.fail_call(4, b"failed")
     if is_over:
-        wire.end_job(4, "")
-        wire.begin_job(5, "save", QUIET)
+        wire.end_call(4, "")
+        wire.begin_call(5, "save", QUIET)
     assert ends.come(wire, 1, 4).all()[0] == (MESSAGE, 0, b"failed")
     if is_over:
         ends.come(wire, 1, 5, message(0, b"in time"))
@@ -161,9 +161,9 @@ def test_a_member_that_comes_too_late_learns_how_the_call_failed(ends: Ends, is_
 def test_of_some_failed_calls_it_is_remembered_how(ends: Ends) -> None:
     wire = ends.wire(1)
     for call in range(17):
-        wire.begin_job(call, "save", QUIET)
-        wire.fail_job(call, b"%d" % call)
-        wire.end_job(call, "")
+        wire.begin_call(call, "save", QUIET)
+        wire.fail_call(call, b"%d" % call)
+        wire.end_call(call, "")
     told = [[frame.payload for frame in ends.come(wire, 1, n).all(END)] for n in (0, 1, 16)]
     assert told == [[], [b"1"], [b"16"]]
 
@@ -173,14 +173,14 @@ def test_a_member_that_is_late_again_and_again_skips_a_call(ends: Ends, is_first
     """It has made fewer calls than others, and is late by one whenever all make one."""
     wire, found = ends.wire(1), list[int]()
     for call in (6, 7):
-        wire.begin_job(call, "save", QUIET)
-        wire.fail_job(call, b"failed")
-        wire.end_job(call, "")
+        wire.begin_call(call, "save", QUIET)
+        wire.fail_call(call, b"failed")
+        wire.end_call(call, "")
         if call == 7 and is_first:
-            wire.begin_job(8, "save", QUIET)
+            wire.begin_call(8, "save", QUIET)
         found.append(ends.come(wire, 1, call).all()[1].number)
     if not is_first:
-        wire.begin_job(8, "save", QUIET)
+        wire.begin_call(8, "save", QUIET)
     assert found == [0, 9]
     assert "when the first rank was at call 8" in wire.collect(8, 0, [1], 20.0)[1][1]
 
@@ -192,11 +192,11 @@ def fail_once(ends: Ends, wire: Wire, how: str) -> tuple[End, Callable[[], End]]
     """
     if how == "gave up":
         assert ends.come(wire, 1, 0, end("impatient")).all() == []
-    wire.begin_job(0, "save", QUIET)
+    wire.begin_call(0, "save", QUIET)
     assert ends.come(wire, 1, 1, end("impatient")).all() == []
-    wire.fail_job(0, b"failed")
-    wire.end_job(0, "")
-    wire.begin_job(1, "save", QUIET)
+    wire.fail_call(0, b"failed")
+    wire.end_call(0, "")
+    wire.begin_call(1, "save", QUIET)
     return ends.come(wire, 2, 1), lambda: ends.come(wire, 1, 2)
 
 
@@ -204,20 +204,20 @@ def fail_once(ends: Ends, wire: Wire, how: str) -> tuple[End, Callable[[], End]]
 def test_all_go_on_with_the_next_call_of_a_member_that_is_ahead_twice(
     ends: Ends, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    calls, came = Calls(), list[End]()
-    wire = ends.wire(1, 2, calls=calls)
+    calls, came = CallNumbers(), list[End]()
+    wire = ends.wire(1, 2, numbers=calls)
     other, come = fail_once(ends, wire, how)
     monkeypatch.setattr(wire_module, "_AHEAD_SECONDS", 1e5)
     on_wait(wire, monkeypatch, lambda: came.append(come()))
-    wire.fail_job(1, b"failed")
+    wire.fail_call(1, b"failed")
     wait_for(lambda: came)
     assert calls.enter() == 3
     assert [(frame.kind, frame.number) for frame in came[0].all()] == [(END, 3)]
-    wire.end_job(1, "")
+    wire.end_call(1, "")
     assert [frame.number for frame in other.all(END)] == [0, 3]
     assert ends.come(wire, 2, 2).all()[-1].kind == END
     ends.come(wire, 1, 3, message(0, b"together"))
-    wire.begin_job(3, "save", QUIET)
+    wire.begin_call(3, "save", QUIET)
     assert wire.collect(3, 0, [1], 60.0) == ({1: b"together"}, {})
 
 
@@ -229,9 +229,9 @@ def test_it_is_not_waited_for_any_longer_than_some_seconds(
     other, _ = fail_once(ends, wire, "was ahead")
     clock.now += 0.5
     waits = clock.moves_in(wire)
-    wire.fail_job(1, b"failed")
+    wire.fail_call(1, b"failed")
     assert waits == [1.5]
-    wire.end_job(1, "")
+    wire.end_call(1, "")
     assert [frame.number for frame in other.all(END)] == [0], "it leaves nothing out"
 
 
@@ -240,7 +240,7 @@ def test_nobody_is_waited_for_when_a_call_fails_for_the_first_time(
 ) -> None:
     wire = ends.wire(1)
     waits = Clock(monkeypatch).moves_in(wire)
-    wire.begin_job(0, "save", QUIET)
+    wire.begin_call(0, "save", QUIET)
     ends.come(wire, 1, 1)
-    wire.fail_job(0, b"failed")
+    wire.fail_call(0, b"failed")
     assert waits == []

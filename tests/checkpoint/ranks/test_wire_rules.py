@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from dtckpt.checkpoint.ranks import loop as loop_module
+from dtckpt.checkpoint.ranks.call import Signs
 from dtckpt.checkpoint.ranks.frames import END, MESSAGE, SIGN, end, message, sign
 from dtckpt.checkpoint.ranks.greeting import Hello
-from dtckpt.checkpoint.ranks.job import Signs
 from dtckpt.checkpoint.ranks.wire import Wire
 
 from ...waiting import wait_for
@@ -36,7 +36,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_a_message_ends_the_wait_for_it(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     wire = ends.wire(1)
-    wire.begin_job(0, "save", QUIET)
+    wire.begin_call(0, "save", QUIET)
     member = ends.come(wire, 1, 0)
     on_wait(wire, monkeypatch, lambda: member.send(message(0, b"here")))
     assert wire.collect(0, 0, [1], 1e5) == ({1: b"here"}, {})
@@ -44,7 +44,7 @@ def test_a_message_ends_the_wait_for_it(ends: Ends, monkeypatch: pytest.MonkeyPa
 
 def test_so_does_the_end_of_a_connection(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     wire = ends.wire(1)
-    wire.begin_job(0, "save", QUIET)
+    wire.begin_call(0, "save", QUIET)
     member = ends.come(wire, 1, 0)
     on_wait(wire, monkeypatch, member.socket.close)
     assert wire.collect(0, 0, [1], 1e5)[1].keys() == {1}
@@ -54,32 +54,32 @@ def test_so_does_a_member_that_comes_to_another_call(
     ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wire = ends.wire(1)
-    wire.begin_job(0, "save", QUIET)
+    wire.begin_call(0, "save", QUIET)
     on_wait(wire, monkeypatch, lambda: ends.come(wire, 1, 1))
     assert "it was at call 1 " in wire.collect(0, 0, [1], 1e5)[1][1]
 
 
 def test_so_does_the_end_of_the_wire(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     wire = ends.wire(1, 2)
-    wire.begin_job(0, "save", QUIET)
+    wire.begin_call(0, "save", QUIET)
     on_wait(wire, monkeypatch, wire.close)
     assert wire.collect(0, 0, [1, 2], 1e5)[1].keys() == {1, 2}
 
 
 def test_a_wait_ends_when_what_came_is_enough(ends: Ends) -> None:
     wire = ends.wire(1, 2)
-    wire.begin_job(0, "save", QUIET)
+    wire.begin_call(0, "save", QUIET)
     ends.come(wire, 1, 0, message(0, b"enough"))
     assert wire.collect(0, 0, [1, 2], 60.0, bool) == ({1: b"enough"}, {})
 
 
 def test_only_the_first_message_of_a_round_counts(ends: Ends) -> None:
     wire = ends.wire(1)
-    wire.begin_job(0, "save", QUIET)
+    wire.begin_call(0, "save", QUIET)
     ends.come(wire, 1, 0, message(0, b"one"), message(0, b"other"), message(1, b"next"))
     assert wire.collect(0, 1, [1], 60.0) == ({1: b"next"}, {})
     assert wire.arrived(0, 0) == [b"one"]
-    wire.end_job(0, "")
+    wire.end_call(0, "")
     assert wire.arrived(0, 0) == []
 
 
@@ -92,7 +92,7 @@ def test_who_does_not_come_is_lost_after_the_timeout(
 ) -> None:
     wire = ends.wire(1)
     clock.moves_in(wire)
-    wire.begin_job(0, purpose, QUIET)
+    wire.begin_call(0, purpose, QUIET)
     answers, lost = wire.collect(0, 0, [1], 10.0)
     assert answers == {}
     assert f"it has not come to {what}" in lost[1]
@@ -112,7 +112,7 @@ def test_a_rank_is_lost_a_timeout_after_it_has_got_on(
     ends: Ends, clock: Clock, age: float | None, until: float, why: str
 ) -> None:
     wire = ends.wire(1)
-    wire.begin_job(0, "save", QUIET)
+    wire.begin_call(0, "save", QUIET)
     ends.come(wire, 1, 0)
 
     def look() -> None:
@@ -132,7 +132,7 @@ def test_a_rank_that_lives_but_does_not_get_on_is_lost(
     ends: Ends, clock: Clock, told: str, doing: str
 ) -> None:
     wire = ends.wire(1)
-    wire.begin_job(0, "save", QUIET)
+    wire.begin_call(0, "save", QUIET)
     ends.come(wire, 1, 0)
     clock.moves_in(wire, lambda: keep(wire, 1, sign(clock.now - 1000.0, told)))
     _, lost = wire.collect(0, 0, [1], 10.0)
@@ -142,7 +142,7 @@ def test_a_rank_that_lives_but_does_not_get_on_is_lost(
 
 def test_a_process_that_was_stopped_itself_does_not_blame_others(ends: Ends, clock: Clock) -> None:
     wire = ends.wire(1)
-    wire.begin_job(0, "save", QUIET)
+    wire.begin_call(0, "save", QUIET)
     ends.come(wire, 1, 0)
 
     def look() -> None:
@@ -157,7 +157,7 @@ def test_a_process_that_was_stopped_itself_does_not_blame_others(ends: Ends, clo
 
 def test_nor_does_one_that_gets_the_processor_late_each_time(ends: Ends, clock: Clock) -> None:
     wire = ends.wire(1)
-    wire.begin_job(0, "save", QUIET)
+    wire.begin_call(0, "save", QUIET)
 
     def late() -> None:
         clock.now += 0.5
@@ -170,14 +170,14 @@ def test_nor_does_one_that_gets_the_processor_late_each_time(ends: Ends, clock: 
 @pytest.mark.parametrize(("reason", "why"), [("", "it has ended this save or load"), ("x", "x")])
 def test_a_rank_that_leaves_is_lost_with_its_reason(ends: Ends, reason: str, why: str) -> None:
     wire = ends.wire(1)
-    wire.begin_job(0, "save", QUIET)
+    wire.begin_call(0, "save", QUIET)
     ends.come(wire, 1, 0).send(end(reason))
     assert wire.collect(0, 0, [1], 60.0) == ({}, {1: why})
 
 
 def test_a_member_that_left_before_it_was_sent_to_is_heard(ends: Ends) -> None:
     wire = ends.wire(1)
-    wire.begin_job(0, "save", QUIET)
+    wire.begin_call(0, "save", QUIET)
     member = ends.come(wire, 1, 0, message(0, b"answer"), end("no space"))
     member.socket.close()
     wire.send([1], 0, 0, bytes(1 << 16))
@@ -214,7 +214,7 @@ def test_signs_are_shown_when_they_are_due_and_not_before(ends: Ends, clock: Clo
     for now, pause in ((1004.0, 1.0), (1005.0, 5.0), (1005.0, 5.0), (1011.0, 5.0)):
         clock.now = now
         assert wire.beat() == pause
-    wire.end_job(0, "")
+    wire.end_call(0, "")
     assert [frame.kind for frame in coordinator.all()] == [SIGN, SIGN, END]
     assert wire.beat() is None
 
@@ -223,7 +223,7 @@ def test_no_sign_is_shown_while_none_is_to_be(ends: Ends, clock: Clock) -> None:
     wire, coordinator = ends.join(Signs(5.0, lambda: None))
     clock.now = 1005.0
     assert wire.beat() == 5.0
-    wire.end_job(0, "")
+    wire.end_call(0, "")
     assert [frame.kind for frame in coordinator.all()] == [END]
 
 
@@ -235,14 +235,14 @@ def test_a_call_that_begins_after_its_members_came_shows_signs(
     wire = ends.wire(1)
     member = ends.come(wire, 1, 0)
     wait_for(lambda: beats)
-    wire.begin_job(0, "save", Signs(0.01, lambda: (0.0, "waits")))
+    wire.begin_call(0, "save", Signs(0.01, lambda: (0.0, "waits")))
     assert sum(len(member.some()) for _ in range(3)) >= 3
 
 
 def test_who_comes_learns_at_once_that_the_coordinator_lives(ends: Ends) -> None:
     wire = ends.wire(1, 2)
     first = ends.come(wire, 1, 0)
-    wire.begin_job(0, "save", QUIET)
+    wire.begin_call(0, "save", QUIET)
     for member in (first, ends.come(wire, 2, 0)):
         [(kind, number, _)] = member.some()
         assert (kind, number) == (SIGN, 0)
@@ -250,13 +250,13 @@ def test_who_comes_learns_at_once_that_the_coordinator_lives(ends: Ends) -> None
 
 def test_who_does_not_read_gets_no_signs_that_would_pile_up(ends: Ends, clock: Clock) -> None:
     wire = ends.wire(1)
-    wire.begin_job(0, "save", Signs(5.0, lambda: (0.0, "")))
+    wire.begin_call(0, "save", Signs(5.0, lambda: (0.0, "")))
     member = ends.come(wire, 1, 0)
     wire.send([1], 0, 0, random.Random(0).randbytes(1 << 22))
     for _ in range(3):
         clock.now += 5.0
         assert wire.beat() == 5.0
-    wire.end_job(0, "")
+    wire.end_call(0, "")
     assert [frame.kind for frame in member.all()] == [SIGN, MESSAGE, END]
 
 
@@ -273,15 +273,15 @@ def test_what_a_connection_does_not_take_at_once_comes_before_the_end(ends: Ends
             wire.send([0], 0, number, payload)
         while len(found) < 50:
             found += [frame.payload for frame in coordinator.some()]
-    wire.end_job(0, "")
+    wire.end_call(0, "")
     found += [frame.payload for frame in coordinator.all(END)]
     assert found == [payload] * 100
 
 
 def test_a_call_ends_once(ends: Ends) -> None:
     wire, coordinator = ends.join()
-    wire.end_job(0, "done")
-    wire.end_job(0, "again")
+    wire.end_call(0, "done")
+    wire.end_call(0, "again")
     wire.abandon(0)
     assert [frame.payload for frame in coordinator.all()] == [b"done"]
     wire.beat()
@@ -303,7 +303,7 @@ def test_connections_whose_other_end_does_not_close_are_closed(
     wire, coordinator = ends.join()
     coordinator.send(message(0, b"begin"))
     assert wire.collect(0, 0, [0], 60.0)[0], "the connection is served by now"
-    wire.end_job(0, "")
+    wire.end_call(0, "")
     vars(wire)["_loop"].wake()
     coordinator.wait_for_close()
 

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from dtckpt.checkpoint.ranks import wire as wire_module
-from dtckpt.checkpoint.ranks.call_numbers import Calls
+from dtckpt.checkpoint.ranks.call import CallNumbers, Signs
 from dtckpt.checkpoint.ranks.frames import Frame, FrameReader
 from dtckpt.checkpoint.ranks.greeting import Hello
-from dtckpt.checkpoint.ranks.job import Signs
 from dtckpt.checkpoint.ranks.link import Link
 from dtckpt.checkpoint.ranks.wire import Wire
 
@@ -68,9 +67,9 @@ class Ends:
     def __init__(self) -> None:
         self._made: list[Wire | socket.socket] = []
 
-    def wire(self, *members: int, calls: Calls | None = None) -> Wire:
+    def wire(self, *members: int, numbers: CallNumbers | None = None) -> Wire:
         """Return the wire of a member, or of the coordinator of some."""
-        made = Wire(members, calls=calls)
+        made = Wire(members, numbers=numbers)
         self._made.append(made)
         return made
 
@@ -87,11 +86,11 @@ class Ends:
         wire.meet(Hello(rank=rank, purpose=purpose, call=call), one)
         return member
 
-    def join(self, signs: Signs = QUIET, calls: Calls | None = None) -> tuple[Wire, End]:
+    def join(self, signs: Signs = QUIET, numbers: CallNumbers | None = None) -> tuple[Wire, End]:
         """Return the wire of a member that is at call 0, and the coordinator's end of it."""
         one, coordinator = self.pair()
-        wire = self.wire(calls=calls)
-        wire.join_job(0, "save", signs, Link(0, one))
+        wire = self.wire(numbers=numbers)
+        wire.join_call(0, "save", signs, Link(0, one))
         return wire, coordinator
 
     def close(self) -> None:
@@ -125,9 +124,9 @@ class Clock:
 
 
 def keep(wire: Wire, rank: int, frame: bytes) -> None:
-    """Hand a frame to job 0 as if it had just arrived."""
+    """Hand a frame to call 0 as if it had just arrived."""
     [read] = FrameReader().frames(frame)
-    wire._keep(vars(wire)["_jobs"][0], rank, *read)  # pyright: ignore[reportPrivateUsage]
+    wire._keep(vars(wire)["_calls"][0], rank, *read)  # pyright: ignore[reportPrivateUsage]
 
 
 def on_wait(wire: Wire, monkeypatch: pytest.MonkeyPatch, action: Callable[[], Any]) -> None:

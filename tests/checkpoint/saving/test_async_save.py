@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import dtckpt.checkpoint as dcp
-from dtckpt.checkpoint.ranks import together as solo_ranks
+from dtckpt.checkpoint.ranks import base as solo_ranks
 from dtckpt.checkpoint.ranks.rendezvous import members_of
 from dtckpt.checkpoint.ranks.together import ranks_of, together
 from dtckpt.checkpoint.saving import background

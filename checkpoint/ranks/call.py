@@ -1,20 +1,40 @@
-"""What has been heard of one save or load, and who of those awaited is lost."""
+"""One save or load over a group: its number, what has been heard of it, and who is lost."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from .link import Link
 
-Answers = dict[int, bytes]
 Refuse = Callable[[str], bytes]
 """Makes the answer that counts for a rank which calls something else."""
 
 
+class CallNumbers:
+    """Numbers the saves and loads that this rank makes over a group, the same on all its ranks."""
+
+    def __init__(self) -> None:
+        self._next = 0
+        self._lock = threading.Lock()
+
+    def enter(self) -> int:
+        """Return the number of a call that begins; whether it fails or not, it has been one."""
+        with self._lock:
+            number = self._next
+            self._next += 1
+        return number
+
+    def skip_to(self, number: int) -> None:
+        """Give no number below this one any more."""
+        with self._lock:
+            self._next = max(self._next, number)
+
+
 @dataclass(frozen=True, slots=True)
 class Signs:
-    """The signs of life that this rank shows during a job."""
+    """The signs of life that this rank shows during a call."""
 
     seconds: float
     """How often."""
@@ -23,7 +43,7 @@ class Signs:
 
 
 @dataclass(slots=True)
-class Job:
+class Call:
     """What has been heard of one save or load."""
 
     purpose: str
@@ -36,7 +56,7 @@ class Job:
     strayed: set[int] = field(default_factory=set[int])
     """Members that have left it already, or are at another call."""
     links: dict[int, Link] = field(default_factory=dict[int, Link])
-    rounds: dict[int, Answers] = field(default_factory=dict[int, Answers])
+    rounds: dict[int, dict[int, bytes]] = field(default_factory=dict[int, dict[int, bytes]])
     heard: dict[int, float] = field(default_factory=dict[int, float])
     """When the work of a peer has got on last, as far as it has told."""
     seen: dict[int, float] = field(default_factory=dict[int, float])
@@ -61,7 +81,7 @@ class Waiting:
 
 
 def lost_of(
-    held: Job, pending: Iterable[int], waiting: Waiting, now: float, wake: float
+    held: Call, pending: Iterable[int], waiting: Waiting, now: float, wake: float
 ) -> tuple[dict[int, str], float]:
     """Return who is lost, and when to look again."""
     lost: dict[int, str] = {}
@@ -79,7 +99,7 @@ def lost_of(
     return lost, wake
 
 
-def _why_lost(held: Job, rank: int, timeout: float, now: float) -> str:
+def _why_lost(held: Call, rank: int, timeout: float, now: float) -> str:
     if rank not in held.seen:
         at = held.purpose or "call"
         return (
