@@ -11,7 +11,17 @@ from typing import cast
 from dtckpt.errors import PlacementError
 
 from .mesh import Mesh
-from .placement import KINDS, Placement, Ragged, Shard, format_placements
+from .placement import (
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    SplitPlacement,
+    format_placements,
+)
+
+_KNOWN = (SplitPlacement, Replicate, Partial)
+"""A placement that is none of these would be taken for replicated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +31,8 @@ class Split:
     axis: int
     num_pieces: int
     starts: tuple[int, ...] | None
-    """First index of every ragged piece and the end of the last; None for even chunks."""
+    """First index of every piece and the end of the last; None for the even chunks of a Shard,
+    which may cut pieces of any extent."""
 
     def piece(self, index: int, extent: int) -> tuple[int, int]:
         """Return start and size of piece ``index`` of ``extent`` indices."""
@@ -57,14 +68,14 @@ def cut_by(
             f"got {len(placements)}: ({format_placements(placements)})"
         )
     placements = tuple(_normal(axis, p, mesh, shape) for axis, p in enumerate(placements))
-    splits = tuple(_splits(dim, placements, mesh) for dim in range(len(shape)))
+    splits = tuple(_splits(dim, size, placements, mesh) for dim, size in enumerate(shape))
     return _without_default_order(placements, splits), splits
 
 
 def _all_ours(placements: object) -> tuple[Placement, ...]:
     if isinstance(placements, list | tuple):
         found = tuple(cast(Sequence[object], placements))
-        if all(isinstance(placement, KINDS) for placement in found):
+        if all(isinstance(placement, _KNOWN) for placement in found):
             return cast(tuple[Placement, ...], found)
     raise PlacementError(
         f"placements must be a sequence of dtckpt's, one per axis, got {placements!r}; translate "
@@ -73,7 +84,7 @@ def _all_ours(placements: object) -> tuple[Placement, ...]:
 
 
 def _normal(axis: int, placement: Placement, mesh: Mesh, shape: tuple[int, ...]) -> Placement:
-    if not isinstance(placement, Shard | Ragged):
+    if not isinstance(placement, SplitPlacement):
         return placement
     ndim = len(shape)
     if not -ndim <= placement.dim < ndim:
@@ -81,31 +92,24 @@ def _normal(axis: int, placement: Placement, mesh: Mesh, shape: tuple[int, ...])
             f"{placement} on axis {mesh.axis_names[axis]!r} names dim {placement.dim}, "
             f"but a tensor of shape {shape} has {ndim} dims"
         )
-    if isinstance(placement, Ragged):
-        _check_ragged(axis, placement, mesh, shape[placement.dim])
-    return replace(placement, dim=placement.dim % ndim)
+    if not isinstance(placement, Shard):  # which always fits
+        problem = placement.misfit(shape[placement.dim], mesh.shape[axis])
+        if problem:
+            raise PlacementError(f"{placement} on axis {mesh.axis_names[axis]!r} {problem}")
+    return placement if placement.dim >= 0 else replace(placement, dim=placement.dim + ndim)
 
 
-def _check_ragged(axis: int, placement: Ragged, mesh: Mesh, size: int) -> None:
-    count = mesh.shape[axis]
-    if not placement.sizes:
-        raise PlacementError(
-            f"{placement} on axis {mesh.axis_names[axis]!r} has no sizes, which only the "
-            "placements of DTensor.from_local may leave out: the ranks then tell theirs; give "
-            f"{count} sizes that sum to {size}, as in Ragged({placement.dim}, (...))"
-        )
-    if len(placement.sizes) != count or sum(placement.sizes) != size:
-        raise PlacementError(
-            f"{placement} on axis {mesh.axis_names[axis]!r} needs {count} sizes that sum "
-            f"to {size}, got {len(placement.sizes)} that sum to {sum(placement.sizes)}"
-        )
-
-
-def _splits(dim: int, placements: tuple[Placement, ...], mesh: Mesh) -> tuple[Split, ...]:
-    on_dim = [(axis, p) for axis, p in enumerate(placements) if p.is_shard(dim)]
-    ragged = [(axis, p) for axis, p in on_dim if isinstance(p, Ragged)]
+def _splits(
+    dim: int, size: int, placements: tuple[Placement, ...], mesh: Mesh
+) -> tuple[Split, ...]:
+    on_dim = [
+        (axis, p)
+        for axis, p in enumerate(placements)
+        if isinstance(p, SplitPlacement) and p.dim == dim
+    ]
     shards = [(axis, p) for axis, p in on_dim if isinstance(p, Shard)]
-    if len(ragged) > 1:
+    first = [(axis, p) for axis, p in on_dim if not isinstance(p, Shard)]
+    if len(first) > 1:
         raise PlacementError(
             f"({format_placements(placements)}): only one axis may cut dim {dim} raggedly, "
             "since its sizes are those of the whole dim"
@@ -118,9 +122,10 @@ def _splits(dim: int, placements: tuple[Placement, ...], mesh: Mesh) -> tuple[Sp
                 f"orders 0 to {len(shards) - 1}, each once, or none at all"
             )
         shards.sort(key=lambda item: item[1].order or 0)
+    counts = mesh.shape
     return tuple(
-        [Split(axis, len(p.sizes), _starts(p.sizes)) for axis, p in ragged]
-        + [Split(axis, mesh.shape[axis], None) for axis, _ in shards]
+        [Split(axis, counts[axis], _starts(p.sizes_over(size, counts[axis]))) for axis, p in first]
+        + [Split(axis, counts[axis], None) for axis, _ in shards]
     )
 
 
@@ -131,10 +136,12 @@ def _starts(sizes: tuple[int, ...]) -> tuple[int, ...]:
 def _without_default_order(
     placements: tuple[Placement, ...], splits: tuple[tuple[Split, ...], ...]
 ) -> tuple[Placement, ...]:
-    # A ragged axis cuts first wherever it stands, and has no order.
+    # What is no Shard cuts first wherever it stands, and has no order.
     even = [[cut.axis for cut in cuts if cut.starts is None] for cuts in splits]
     in_mesh_order = [axes == sorted(axes) for axes in even]
     return tuple(
-        replace(p, order=None) if isinstance(p, Shard) and in_mesh_order[p.dim] else p
+        replace(p, order=None)
+        if isinstance(p, Shard) and p.order is not None and in_mesh_order[p.dim]
+        else p
         for p in placements
     )

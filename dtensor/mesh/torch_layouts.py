@@ -22,7 +22,14 @@ from dtckpt.errors import PlacementError
 
 from ..geometry.layout import Layout
 from ..geometry.mesh import Mesh
-from ..geometry.placement import Partial, Placement, Ragged, Replicate, Shard, format_placements
+from ..geometry.placement import (
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    SplitPlacement,
+    format_placements,
+)
 from ..torch_private import spec_of_torch, strided_shard
 
 _STRIDED = strided_shard()
@@ -159,18 +166,13 @@ def _layout_from_torch(tensor: torch_tensor.DTensor, spec: Any) -> Layout:
 def placements_to_torch(layout: Layout) -> tuple[torch_placements.Placement, ...]:
     """Return torch's placements of a layout, a shard order as torch's split factors.
 
-    Raises PlacementError for what torch cannot express: ``Ragged``.
+    Raises PlacementError for what torch cannot express: all that splits a dim and is no ``Shard``.
     """
     return tuple(_one_to_torch(layout, axis) for axis in range(layout.mesh.ndim))
 
 
 def _one_to_torch(layout: Layout, axis: int) -> torch_placements.Placement:
     placement = layout.placements[axis]
-    if isinstance(placement, Ragged):
-        raise PlacementError(
-            f"torch has no ragged placement: ({format_placements(layout.placements)}) of shape "
-            f"{layout.shape}; redistribute to Shard({placement.dim}) first"
-        )
     if isinstance(placement, Shard):
         earlier = [split.axis for split in layout.splits[placement.dim]]
         earlier = earlier[: earlier.index(axis)]
@@ -183,6 +185,12 @@ def _one_to_torch(layout: Layout, axis: int) -> torch_placements.Placement:
                 f"({format_placements(layout.placements)}); redistribute to the default order first"
             )
         return _STRIDED(placement.dim, split_factor=factor)
+    if isinstance(placement, SplitPlacement):
+        raise PlacementError(
+            f"torch has no {type(placement).__name__.lower()} placement: "
+            f"({format_placements(layout.placements)}) of shape {layout.shape}; redistribute to "
+            f"Shard({placement.dim}) first"
+        )
     if isinstance(placement, Partial):
         return torch_tensor.Partial(placement.reduce_op)
     return torch_tensor.Replicate()

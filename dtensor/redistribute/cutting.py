@@ -72,7 +72,7 @@ def scattered(layout: Layout, target: Layout, axes: Axes) -> Layout:
             continue
         if isinstance(placement, Shard):
             cuts.append((axis, placement))
-        else:  # a ragged cut is the first one of its dim
+        else:  # what is no Shard is the first to cut its dim
             cuts.append((axis, Replicate()))
     return cut(layout, cuts)
 

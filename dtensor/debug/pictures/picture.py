@@ -17,7 +17,7 @@ from ...geometry.box import Box
 from ...geometry.irregular import IrregularLayout
 from ...geometry.layout import Cell, Layout
 from ...geometry.mesh import unravel
-from ...geometry.placement import Partial, Placement, Ragged
+from ...geometry.placement import Partial, Placement
 
 T = TypeVar("T")
 
@@ -144,11 +144,8 @@ def picture_of(layout: Layout | IrregularLayout, limits: Limits) -> Picture:
 
 
 def _title(layout: Layout) -> str:
-    # The sizes of a Ragged, one for every rank, are in the notes, as far as there is room.
-    placements = [
-        f"Ragged({p.dim})" if isinstance(p, Ragged) else str(p) for p in layout.placements
-    ]
-    return f"{list(layout.shape)} ({', '.join(placements)}) on {layout.mesh}"
+    placements = ", ".join(placement.label for placement in layout.placements)
+    return f"{list(layout.shape)} ({placements}) on {layout.mesh}"
 
 
 def _panel(
@@ -260,13 +257,13 @@ def _said(layout: Layout, axis: int, placement: Placement) -> str:
         return f"R: {count:,} copies" if count > 1 else "R: 1 copy"
     dim = next(d for d in range(len(layout.shape)) if placement.is_shard(d))
     cuts = [split.axis for split in layout.splits[dim]]
-    if isinstance(placement, Ragged):
-        sizes = [str(size) for size in placement.sizes]
+    text = f"{placement.label}: cuts dim {dim}"
+    starts = layout.splits[dim][cuts.index(axis)].starts
+    if starts is not None:
+        sizes = [str(end - start) for start, end in itertools.pairwise(starts)]
         if len(sizes) > _MAX_SIZES:
             sizes = [*sizes[: _MAX_SIZES - 1], "...", sizes[-1]]
-        text = f"Ragged({dim}): cuts dim {dim} into {', '.join(sizes)}"
-    else:
-        text = f"{placement}: cuts dim {dim}"
+        text += f" into {', '.join(sizes)}"
     return text if len(cuts) == 1 else f"{text}, as number {cuts.index(axis) + 1} of {len(cuts)}"
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple, cast
 
-from ...geometry.placement import Placement, Ragged, Shard, reductions
+from ...geometry.placement import Placement, Ragged, Shard, SplitPlacement, reductions
 from ...mesh.spec import DTensorSpec, contiguous_spec, spec_of
-from .factors import Dim, Dims, Factors, dim_of, piece_sizes
+from .factors import Dim, Dims, Factors, dim_of
 from .table import Cuts, OpCall, Row, Rule
 from .windows import bounds_of_pieces, even_bounds, sizes_between
 
@@ -60,7 +60,7 @@ def _keeps(row: Row, placement: Placement) -> bool:
 
 
 def _alike(placement: Placement, wanted: Placement) -> bool:
-    if isinstance(placement, Shard | Ragged) and isinstance(wanted, Shard | Ragged):
+    if isinstance(placement, SplitPlacement) and isinstance(wanted, SplitPlacement):
         return placement.dim == wanted.dim
     return placement == wanted
 
@@ -176,16 +176,16 @@ class _Pieces:
         return best
 
     def _follow(self, placements: list[Placement], dim: int, factor: int, leader: int) -> None:
-        """Cut a dim in the order, and with the ragged sizes, of the leading input."""
+        """Cut a dim in the order, and into the sizes, of the leading input."""
         given = self.call.specs[leader]
         cut = dim_of(self.factors.inputs[leader], factor) or 0
         even = [split.axis for split in given.layout.splits[cut] if split.starts is None]
-        for order, axis in enumerate(even):
-            placements[axis] = Shard(dim, order)
         for axis in self.cuts.axes[factor]:
             current = given.placements[axis]
-            if isinstance(current, Ragged):
-                placements[axis] = Ragged(dim, current.sizes)
+            if axis in even:
+                placements[axis] = Shard(dim, even.index(axis))
+            elif isinstance(current, SplitPlacement):
+                placements[axis] = replace(current, dim=dim)
 
     def _resized(self, target: _Along, factor: int, leader: int | None) -> Placement:
         """Return the placement of a dim that one axis cuts, at the cuts of the leading input."""
@@ -196,7 +196,8 @@ class _Pieces:
         count = self.cuts.mesh_shape[axis]
         led = leader is not None
         current = self.call.specs[leader].placements[axis] if led else Shard(source.dim)
-        sizes = piece_sizes(source.size, count, current, source.dim)
+        current = cast(SplitPlacement, current)
+        sizes = current.sizes_over(source.size, count)
         extent = self.factors.extent(factor)
         if extent is None:
             scaled = tuple(size * source.steps.unit // target.steps.unit for size in sizes)
@@ -205,8 +206,8 @@ class _Pieces:
             if led:
                 bounds = bounds_of_pieces(sizes, source.steps.steps(extent), extent)
             scaled = sizes_between(bounds, target.steps.steps(extent))
-        even = scaled == piece_sizes(target.size, count, Shard(target.dim), target.dim)
-        kept = isinstance(current, Ragged) and current.sizes == scaled
-        if even and not kept:  # else the leader would not lie as its output
-            return Shard(target.dim)
+        # The leader's own goes before even chunks: it is to lie as its output.
+        for placement in (replace(current, dim=target.dim), Shard(target.dim)):
+            if placement.sizes_over(target.size, count) == scaled:
+                return placement
         return Ragged(target.dim, scaled)

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from itertools import accumulate
 
 import torch
 
-from ...comm.caches import remembered
-from ...geometry.placement import REDUCE_OPS, Partial, Placement, Ragged, Replicate, Shard
-from ...geometry.splits import Split
+from ...geometry.placement import REDUCE_OPS, Partial, Placement, Replicate, Shard
 from .dtypes import carries, keeps_order
 from .table import Cuts, LocalMaker, OpCall, Row
+from .windows import even_bounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,18 +219,19 @@ class Factors:
             if position is not None:
                 splits = self.call.specs[index].layout.splits[position]
                 is_cut = [split.axis for split in splits] == [axis]  # else it cannot lead
-                placement = self.call.specs[index].placements[axis] if is_cut else Shard(position)
-                bounds = self._bounds_of(index, position, placement, cuts.mesh_shape[axis])
+                starts = splits[0].starts if is_cut else None
+                bounds = self._bounds_of(index, position, starts, cuts.mesh_shape[axis])
                 present.append((not is_cut, bounds))
         has_cuts = any(not is_whole for is_whole, _ in present)
         chosen = [bounds for is_whole, bounds in present if not (is_whole and has_cuts)]
         return [bound for bounds in chosen[: None if has_cuts else 1] for bound in bounds]
 
-    def _bounds_of(self, index: int, position: int, placement: Placement, count: int) -> list[int]:
+    def _bounds_of(
+        self, index: int, position: int, starts: Sequence[int] | None, count: int
+    ) -> list[int]:
         spec, dim = self.call.specs[index], self.inputs[index][position]
-        sizes = piece_sizes(spec.shape[position], count, placement, position)
         unit = dim.unit if dim else 1
-        return [total * unit for total in accumulate(sizes, initial=0)]
+        return [start * unit for start in starts or even_bounds(spec.shape[position], count)]
 
 
 def dim_of(dims: Dims, factor: int) -> int | None:
@@ -241,19 +240,6 @@ def dim_of(dims: Dims, factor: int) -> int | None:
         if dim is not None and dim.factor == factor:
             return position
     return None
-
-
-def piece_sizes(size: int, count: int, placement: Placement, dim: int) -> tuple[int, ...]:
-    """Return the sizes of the pieces of a dim: those of a ragged placement, or even chunks."""
-    if isinstance(placement, Ragged) and placement.dim == dim:
-        return placement.sizes
-    return _even_sizes(size, count)
-
-
-@remembered(4096)
-def _even_sizes(size: int, count: int) -> tuple[int, ...]:
-    cut = Split(0, count, None)
-    return tuple(cut.piece(index, size)[1] for index in range(count))
 
 
 def numbered(*names: str) -> tuple[Dims, ...]:

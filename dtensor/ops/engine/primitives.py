@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from ...geometry.placement import Placement, Ragged, Replicate, Shard
+from ...geometry.placement import Placement, Replicate, SplitPlacement
 from ...mesh.spec import DTensorSpec, spec_of
 from ...tensor.autograd import placed
 from ...tensor.wrapper import Wrapper
@@ -27,7 +28,7 @@ def cut_axes(tensor: Tensor, dims: Iterable[int]) -> tuple[int, ...]:
     return tuple(
         axis
         for axis, p in enumerate(tensor.spec.placements)
-        if isinstance(p, Shard | Ragged) and p.dim in wanted
+        if isinstance(p, SplitPlacement) and p.dim in wanted
     )
 
 
@@ -77,10 +78,8 @@ def reduced_spec(
     position = {d: offset + i for i, d in enumerate(left)}
     placements: list[Placement] = []
     for p in own.placements:
-        if isinstance(p, Shard):
-            placements.append(on_cut if p.dim in dims else Shard(position[p.dim], p.order))
-        elif isinstance(p, Ragged):
-            placements.append(on_cut if p.dim in dims else Ragged(position[p.dim], p.sizes))
+        if isinstance(p, SplitPlacement):
+            placements.append(on_cut if p.dim in dims else replace(p, dim=position[p.dim]))
         else:
             placements.append(p)
     shape = [1 if d in dims else own.shape[d] for d in left]
