@@ -31,8 +31,8 @@ from dtckpt.errors import CollectiveMismatch
 
 from ..comm.groups import name_of
 from ..comm.traffic import Collective, Observer, add_observer, call_site, remove_observer
+from .module_tracker import mark_thread
 from .pending import Pending, told_divergence
-from .threads import mark_thread
 
 DEFAULT_TIMEOUT = timedelta(minutes=2)
 """How long a rank may take to its next collective while others wait for it there."""
@@ -129,8 +129,13 @@ class CollectiveChecker(Observer):
         self._numbers[lane] += 1
         self._count += 1
         self._threads.add(threading.get_ident())
-        own = Pending.of(
-            collective,
+        own = Pending(
+            kind=collective.kind,
+            reduce_op=collective.reduce_op,
+            agreed=collective.agreed,
+            ranks=ranks,
+            sent_to=collective.sent_to,
+            received_from=collective.received_from,
             lane=lane,
             number=number,
             count=self._count,
@@ -297,7 +302,7 @@ class CollectiveChecker(Observer):
         """Let the others know that this rank issues no more collectives here."""
         if self._last is None and dist.is_initialized():
             self._join(dist.get_rank())
-            self._last = Pending.nowhere()
+            self._last = Pending()
         if self._last is not None:
             self._store.set(f"{self._prefix}/at/{self._rank}", self._last.leaving(how).to_json())
 

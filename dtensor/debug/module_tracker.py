@@ -6,9 +6,6 @@ call its number was given; no hooks on tensors are needed. A module that is call
 computes what activation checkpointing has thrown away.
 """
 
-# pyright: reportPrivateUsage=false
-# What runs in the backward pass has no public name in torch.
-
 from __future__ import annotations
 
 import threading
@@ -20,17 +17,20 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from ..comm.traffic import working_thread
-from ..torch_private import backward_node, next_node_number, node_number
-from .threads import mark_thread
+from ..comm.traffic import ask_for_owner, working_thread
+from ..torch_private import (
+    backward_node,
+    hand_to_autograd,
+    handed_to_autograd,
+    next_node_number,
+    node_number,
+)
 
 Phase = Literal["forward", "backward", "recomputation"]
 PHASES: tuple[Phase, ...] = ("forward", "backward", "recomputation")
 
 GLOBAL = "Global"
 """In place of a module: what happens outside of any; as a row, all there is."""
-
-"""The stubs leave out its modules, and that there may be no node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +152,19 @@ def with_parents(name: str) -> Iterator[str]:
         yield name
         name = name.rpartition(".")[0] or GLOBAL
     yield GLOBAL
+
+
+_KEY = "dtckpt_thread"
+
+
+def mark_thread() -> None:
+    """Let the threads in which autograd works for this one, as on accelerators, know that."""
+    hand_to_autograd(_KEY, threading.get_ident())
+    ask_for_owner(_owner)
+
+
+def _owner() -> int | None:
+    return handed_to_autograd(_KEY)
 
 
 _followed: dict[int, list[ModuleTracker]] = {}

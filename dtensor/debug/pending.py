@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 
-from ..comm.traffic import Collective
-
 _MAX_RANKS = 8
 
 
@@ -16,64 +14,24 @@ _MAX_RANKS = 8
 class Pending:
     """What one rank is about to issue."""
 
-    kind: str
-    reduce_op: str
-    agreed: str
-    ranks: tuple[int, ...]
-    lane: str
+    kind: str = ""
+    """Empty where a rank has issued none."""
+    reduce_op: str = ""
+    agreed: str = ""
+    ranks: tuple[int, ...] = ()
+    lane: str = ""
     """Of its group."""
-    number: int
+    number: int = 0
     """How many collectives of the group came before."""
-    count: int
+    count: int = 0
     """How many collectives this rank has come to, this one included."""
-    threads: int
+    threads: int = 0
     """How many threads of the rank have issued some."""
-    site: str
+    site: str = ""
     sent_to: tuple[int, ...] = ()
     received_from: tuple[int, ...] = ()
     left: str = ""
     """How the rank has left, after this collective; empty while it has not."""
-
-    @classmethod
-    def of(
-        cls,
-        collective: Collective,
-        *,
-        lane: str,
-        number: int,
-        count: int,
-        threads: int,
-        site: str,
-    ) -> Pending:
-        """Return where a rank stands that is about to issue a collective."""
-        return cls(
-            kind=collective.kind,
-            reduce_op=collective.reduce_op,
-            agreed=collective.agreed,
-            ranks=collective.ranks,
-            lane=lane,
-            number=number,
-            count=count,
-            threads=threads,
-            site=site,
-            sent_to=collective.sent_to,
-            received_from=collective.received_from,
-        )
-
-    @classmethod
-    def nowhere(cls) -> Pending:
-        """Return where a rank stands that has issued none."""
-        return cls(
-            kind="",
-            reduce_op="",
-            agreed="",
-            ranks=(),
-            lane="",
-            number=0,
-            count=0,
-            threads=0,
-            site="",
-        )
 
     @property
     def fingerprint(self) -> str:
@@ -111,12 +69,9 @@ class Pending:
         return f"{self.kind}({terms})" if terms else self.kind
 
     def __str__(self) -> str:
-        shown = ", ".join(map(str, self.ranks[:_MAX_RANKS]))
-        more = len(self.ranks) - _MAX_RANKS
-        over = f"{shown} and {more:,} more" if more > 0 else shown
         return (
-            f"{self.what()} over ranks {over}, number {self.number + 1} over these and "
-            f"{self.count} of its own, at {self.site or 'the backward pass'}"
+            f"{self.what()} over ranks {_shown(self.ranks)}, number {self.number + 1} over these "
+            f"and {self.count} of its own, at {self.site or 'the backward pass'}"
         )
 
 
@@ -149,7 +104,10 @@ def _by_site(pending: Mapping[int, Pending], ranks: Sequence[int]) -> dict[str, 
 
 
 def _listed(ranks: Sequence[int]) -> str:
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {_shown(ranks)}"
+
+
+def _shown(ranks: Sequence[int]) -> str:
     shown = ", ".join(map(str, ranks[:_MAX_RANKS]))
     more = len(ranks) - _MAX_RANKS
-    text = f"{shown} and {more:,} more" if more > 0 else shown
-    return f"ranks {text}" if len(ranks) > 1 else f"rank {text}"
+    return f"{shown} and {more:,} more" if more > 0 else shown

@@ -19,6 +19,7 @@ from ..comm.traffic import (
     remove_observer,
 )
 from ..geometry.placement import format_placements
+from ..tensor.arguments import collect_tensors
 from ..tensor.schemas import base_name
 from ..tensor.wrapper import Wrapper
 from ..torch_private import DispatchMode
@@ -28,37 +29,13 @@ from .torch_collectives import collective_of, is_collective
 MAX_OPERATORS = 1_000_000
 """Calls of operators that are remembered; later ones are only counted."""
 
-_MOVES_NOTHING = frozenset(
-    {
-        "_local_scalar_dense",
-        "_to_copy",
-        "_wrap_tensor_autograd",
-        "alias",
-        "clone",
-        "copy_",
-        "detach",
-        "empty",
-        "empty_like",
-        "empty_strided",
-        "fill_",
-        "full",
-        "full_like",
-        "is_same_size",
-        "lift_fresh",
-        "new_empty",
-        "new_empty_strided",
-        "new_full",
-        "new_ones",
-        "new_zeros",
-        "ones",
-        "ones_like",
-        "scalar_tensor",
-        "wait_tensor",
-        "zero_",
-        "zeros",
-        "zeros_like",
-    }
+_NAMES_OF_MEMORY = (
+    "_local_scalar_dense _to_copy _wrap_tensor_autograd alias clone copy_ detach empty"
+    " empty_like empty_strided fill_ full full_like is_same_size lift_fresh new_empty"
+    " new_empty_strided new_full new_ones new_zeros ones ones_like scalar_tensor wait_tensor"
+    " zero_ zeros zeros_like"
 )
+_MOVES_NOTHING = frozenset(_NAMES_OF_MEMORY.split())
 """Operators, besides views, that only make or copy memory."""
 
 
@@ -133,7 +110,8 @@ class Recording(Observer):
             self.num_forgotten += 1
             return
         seconds = time.perf_counter() - started
-        tensors = _tensors_in([*args, *kwargs.values()])
+        tensors: list[Tensor] = []
+        collect_tensors([*args, *kwargs.values()], tensors)
         seen = SeenOperator(
             place=self.tracker.place(),
             name=str(op),
@@ -172,16 +150,6 @@ class _Operators(DispatchMode):
         result = func(*args, **given)
         self._recording.add_operator(func, args, given, started)
         return result
-
-
-def _tensors_in(values: list[Any]) -> list[Tensor]:
-    found: list[Tensor] = []
-    for value in values:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, list | tuple):
-            found += _tensors_in(list(value))
-    return found
 
 
 def _described(tensor: Tensor) -> str:

@@ -91,43 +91,24 @@ def _share(splits: Any, num_bytes: int, size: int, rank: int) -> int:
 _Volume = Callable[[int, int, int, bool], tuple[int, int]]
 
 
-def _all_gather(taken: int, made: int, size: int, is_root: bool) -> tuple[int, int]:
-    del made, is_root
-    return taken * (size - 1), taken * (size - 1)
+def _both(moved: int) -> tuple[int, int]:
+    return moved, moved
 
 
-def _all_reduce(taken: int, made: int, size: int, is_root: bool) -> tuple[int, int]:
-    del made, is_root
-    return (moved := 2 * taken * (size - 1) // size), moved
-
-
-def _reduce_scatter(taken: int, made: int, size: int, is_root: bool) -> tuple[int, int]:
-    del made, is_root
-    return (moved := taken * (size - 1) // size), moved
-
-
-def _from_root(taken: int, made: int, size: int, is_root: bool) -> tuple[int, int]:
-    del made
-    return (taken * (size - 1), 0) if is_root else (0, taken)
-
-
-def _to_root(taken: int, made: int, size: int, is_root: bool) -> tuple[int, int]:
-    del made
-    return (0, taken * (size - 1)) if is_root else (taken, 0)
-
-
-def _dealt(taken: int, made: int, size: int, is_root: bool) -> tuple[int, int]:
-    return (taken * (size - 1) // size, 0) if is_root else (0, made)
+def _either(is_sent: bool, sent: int, received: int) -> tuple[int, int]:
+    return (sent, 0) if is_sent else (0, received)
 
 
 _VOLUMES: dict[str, _Volume] = {
-    "all_gather": _all_gather,
-    "all_reduce": _all_reduce,
-    "reduce_scatter": _reduce_scatter,
-    "broadcast": _from_root,
-    "reduce": _to_root,
-    "gather": _to_root,
-    "scatter": _dealt,
+    "all_gather": lambda taken, made, size, is_root: _both(taken * (size - 1)),
+    "all_reduce": lambda taken, made, size, is_root: _both(2 * taken * (size - 1) // size),
+    "reduce_scatter": lambda taken, made, size, is_root: _both(taken * (size - 1) // size),
+    "broadcast": lambda taken, made, size, is_root: _either(is_root, taken * (size - 1), taken),
+    "reduce": lambda taken, made, size, is_root: _either(not is_root, taken, taken * (size - 1)),
+    "gather": lambda taken, made, size, is_root: _either(not is_root, taken, taken * (size - 1)),
+    "scatter": lambda taken, made, size, is_root: _either(
+        is_root, taken * (size - 1) // size, made
+    ),
     "send": lambda taken, made, size, is_root: (taken, 0),
     "receive": lambda taken, made, size, is_root: (0, taken),
     "barrier": lambda taken, made, size, is_root: (0, 0),

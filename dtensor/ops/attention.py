@@ -20,7 +20,7 @@ from ..mesh.spec import DTensorSpec
 from ..tensor.schemas import base_name
 from ..torch_private import schema_of
 from .engine.factors import FIRST, Dim, Dims, Factors
-from .engine.forms import operator
+from .engine.forms import operators
 from .engine.local_kernels import zeros_of_nothing
 from .engine.table import RULES, LocalCall, OpCall, Rule, decomposition
 
@@ -137,10 +137,8 @@ def _local(local: LocalCall) -> Callable[..., Any]:
 def _register() -> None:
     for name, own in BACKENDS.items():
         roles = {**ROLES, **own}
-        for full in (name, f"{name}_backward"):
-            op = operator(aten, full)
-            if op is not None:
-                RULES.register([op], lambda call, roles=roles: _attention(call, roles))
+        ops = operators(aten, f"{name} {name}_backward")
+        RULES.register(ops, lambda call, roles=roles: _attention(call, roles))
 
 
 _register()

@@ -17,35 +17,20 @@ from .engine.table import LocalCall, OpCall, Rule, decomposition, rule
 aten = torch.ops.aten
 
 
-@rule(aten.diagonal.default)
+@rule(
+    aten.diagonal.default,
+    aten.diagonal_backward.default,
+    aten.diagonal_scatter.default,
+    aten.diag_embed.default,
+)
 def diagonal_rule(call: OpCall) -> Rule:
-    """The diagonal of two dims, which must be whole, as a new last dim."""
-    ndim = call.specs[0].ndim
-    ins, rest = without(ndim, call.arg("dim1"), call.arg("dim2"))
-    return moving(call, (ins,), ((*rest, None),))
-
-
-@rule(aten.diagonal_backward.default)
-def diagonal_backward_rule(call: OpCall) -> Rule:
-    """Its gradient: zero beside the diagonal."""
-    outs, rest = without(len(call.arg("input_sizes")), call.arg("dim1"), call.arg("dim2"))
-    return moving(call, ((*rest, None),), (outs,), with_local_shape("input_sizes"))
-
-
-@rule(aten.diagonal_scatter.default)
-def diagonal_scatter_rule(call: OpCall) -> Rule:
-    """A tensor with another diagonal."""
-    ndim = call.specs[0].ndim
+    """The diagonal of two dims, which must be whole, as a last dim: taken, placed or replaced."""
+    shapes = [*(spec.shape for spec in call.specs), call.output_shape]
+    ndim = max(map(len, shapes))
     dims, rest = without(ndim, call.arg("dim1"), call.arg("dim2"))
-    return moving(call, (dims, (*rest, None)), (dims,))
-
-
-@rule(aten.diag_embed.default)
-def diag_embed_rule(call: OpCall) -> Rule:
-    """The last dim as the diagonal of two new dims."""
-    ndim = call.specs[0].ndim + 1
-    outs, rest = without(ndim, call.arg("dim1"), call.arg("dim2"))
-    return moving(call, ((*rest, None),), (outs,))
+    *inputs, output = (dims if len(shape) == ndim else (*rest, None) for shape in shapes)
+    local = with_local_shape("input_sizes") if call.arg("input_sizes") is not None else None
+    return moving(call, tuple(inputs), (output,), local)
 
 
 @rule(aten.tril.default, aten.triu.default)

@@ -7,6 +7,7 @@ import torch
 from ..geometry.placement import REDUCE_OPS
 from .engine.dims import all_dims, with_dim, without
 from .engine.factors import Dim, Dims, Factors
+from .engine.rules import moving
 from .engine.table import OpCall, Rule, rule
 
 aten = torch.ops.aten
@@ -25,22 +26,14 @@ def cat_rule(call: OpCall) -> Rule:
         window = range(start, start + spec.shape[dim])
         inputs.append(with_dim(out, dim, Dim(dim, window=window)))
         start = window.stop
-    return _joined(call, tuple(inputs), out, frozenset({dim}))
+    every = frozenset(range(len(inputs)))
+    return Factors(
+        call, tuple(inputs), (out,), linear=(every,), linear_ops=REDUCE_OPS, even=frozenset({dim})
+    )
 
 
 @rule(aten.stack.default)
 def stack_rule(call: OpCall) -> Rule:
     """A new dim, which is whole."""
     out, rest = without(len(call.output_shape), call.arg("dim"))
-    return _joined(call, (rest,) * len(call.specs), out, frozenset())
-
-
-def _joined(call: OpCall, inputs: tuple[Dims, ...], out: Dims, even: frozenset[int]) -> Rule:
-    return Factors(
-        call,
-        inputs=inputs,
-        outputs=(out,),
-        linear=(frozenset(range(len(inputs))),),
-        linear_ops=REDUCE_OPS,
-        even=even,
-    )
+    return moving(call, (rest,) * len(call.specs), (out,))

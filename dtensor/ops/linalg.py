@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from ..redistribute import redistribute_local
+from ..tensor.schemas import base_name
 from ..tensor.wrapper import Wrapper
-from ..torch_private import schema_of
-from .engine.forms import Form, operator, register_forms
+from .engine.forms import Form, operators, register_forms
 from .engine.joint_failures import agreeing
 from .engine.local_kernels import zeros_of_nothing
 from .engine.table import LocalCall, OpCall, Rule, decomposition, meta, rule
@@ -83,23 +83,12 @@ REFUSING: dict[str, str] = {
 
 register_forms(aten, {name: Form(text, local=agreeing) for name, text in REFUSING.items()})
 
-_CHECKED = {
-    name: Form(BATCHED[name], local=agreeing)
-    for name in (
-        "linalg_cholesky_ex",
-        "linalg_inv_ex",
-        "linalg_ldl_factor_ex",
-        "linalg_lu_factor_ex",
-    )
-}
 
-
-@rule(*[op for name in _CHECKED if (op := operator(aten, name)) is not None])
+@rule(*operators(aten, "linalg_cholesky_ex linalg_inv_ex linalg_ldl_factor_ex linalg_lu_factor_ex"))
 def factored_rule(call: OpCall) -> Rule:
     """A factorization that tells by its last output, or itself if asked, where it failed."""
-    name = schema_of(call.op).name.split("::")[1]
-    checks = call.kwargs.get("check_errors", False)
-    return (_CHECKED[name] if checks else Form(BATCHED[name])).rule(call)
+    local = agreeing if call.kwargs.get("check_errors") else None
+    return Form(BATCHED[base_name(call.op)], local=local).rule(call)
 
 
 @rule(aten.linalg_solve_triangular.default)

@@ -6,19 +6,19 @@ In half precision the losses of parts are reduced in single precision.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..mesh.spec import DTensorSpec
-from ..tensor.schemas import Op
-from ..torch_private import schema_of
+from ..tensor.schemas import Op, argument_of
 from .engine.dims import all_dims, broadcast_dims, leading
 from .engine.dtypes import is_low
 from .engine.factors import FIRST, Dims, Factors
 from .engine.gathered import on_gathered
+from .engine.local_kernels import with_argument
 from .engine.primitives import cut_axes, has_terms
 from .engine.table import (
     Decomposition,
@@ -116,14 +116,14 @@ def _local_sum(count: int) -> LocalMaker:
         first = local.outputs[0]
         if first is None or not first.layout.is_partial:
             return None
-        op = local.call.op
+        total_of = with_argument(local.call.op, "reduction", SUM)
 
         def share(total: Tensor, values: Tensor) -> Tensor:
             # Not every kernel sums no losses to 0.
             return total / count if values.numel() else torch.zeros_like(total)
 
         def run(values: Tensor, *args: Any, **kwargs: Any) -> Any:
-            result = _with_reduction(op, SUM, (values, *args), kwargs)
+            result = total_of(values, *args, **kwargs)
             if isinstance(result, Tensor):
                 return share(result, values)
             return (share(result[0], values), *result[1:])
@@ -148,10 +148,10 @@ def _local_mean_backward(count: int) -> LocalMaker:
         first = local.outputs[0]
         if first is None or not any(first.layout.splits):
             return None
-        op = local.call.op
+        of_total = with_argument(local.call.op, "reduction", SUM)
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            return _with_reduction(op, SUM, args, kwargs) / count
+            return of_total(*args, **kwargs) / count
 
         return run
 
@@ -163,20 +163,6 @@ def margin_loss_backward_meta(grad: Tensor, values: Tensor, *_: Any, **__: Any) 
     """Return an empty tensor like the values."""
     del grad
     return torch.empty_like(values)
-
-
-def _position(op: Op) -> int:
-    return [argument.name for argument in schema_of(op).arguments].index("reduction")
-
-
-def _with_reduction(
-    op: Op, reduction: int, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> Any:
-    """Return the result of ``op`` with another reduction."""
-    position = _position(op)
-    if len(args) > position:
-        return op(*args[:position], reduction, *args[position + 1 :], **kwargs)
-    return op(*args, **{**kwargs, "reduction": reduction})
 
 
 def _is_whole(*tensors: Tensor | None) -> bool:
@@ -192,12 +178,14 @@ def single_if_low(tensor: Any) -> Any:
 
 def _in_single(op: Op) -> Decomposition:
     """Return the loss of low precision values, reduced in single precision."""
-    position = _position(op)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         values, target = args[:2]
-        given = args[position] if len(args) > position else kwargs.get("reduction", MEAN)
-        if given == NONE or not is_low(values.dtype) or _is_whole(values, target):
+        if (
+            argument_of(op, args, kwargs, "reduction") == NONE
+            or not is_low(values.dtype)
+            or _is_whole(values, target)
+        ):
             return NotImplemented
         return op(*[single_if_low(arg) for arg in args], **kwargs).to(values.dtype)
 

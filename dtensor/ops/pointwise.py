@@ -12,6 +12,7 @@ from ..tensor.schemas import base_name
 from ..torch_private import schema_of
 from .engine.dims import all_dims, broadcast_dims
 from .engine.factors import FIRST, LINEAR_OPS, Factors
+from .engine.forms import operators
 from .engine.table import OpCall, Rule, rule
 
 aten = torch.ops.aten
@@ -39,82 +40,37 @@ _LINEAR_IN: dict[str, tuple[frozenset[int], ...]] = {
 }
 """Sets of tensors that others are linear in together."""
 
-_UNARY = frozenset(
-    {
-        "neg",
-        "positive",
-        "clone",
-        "detach",
-        "alias",
-        "zero",
-        "lift_fresh",
-        "conj_physical",
-        "_conj",
-        "_conj_copy",
-        "_neg_view",
-        "_neg_view_copy",
-        "alias_copy",
-        "detach_copy",
-        "lift",
-        "lift_fresh_copy",
-        "_foreach_neg",
-        "_foreach_zero",
-        "zeros_like",
-    }
+_UNARY_NAMES = (
+    "neg positive clone detach alias zero lift_fresh conj_physical _conj _conj_copy _neg_view"
+    " _neg_view_copy alias_copy detach_copy lift lift_fresh_copy _foreach_neg _foreach_zero"
+    " zeros_like"
 )
+_UNARY = frozenset(_UNARY_NAMES.split())
 """Linear in their tensor."""
 
 _EXTREMES = {"maximum": "max", "minimum": "min"}
 """Operators by the reduction that they are of two terms."""
 
-_COPIES = frozenset(
-    {
-        "clone",
-        "detach",
-        "detach_copy",
-        "alias",
-        "alias_copy",
-        "lift",
-        "lift_fresh",
-        "lift_fresh_copy",
-        "_to_copy",
-        "convert_element_type",
-    }
+_COPIES_NAMES = (
+    "clone detach detach_copy alias alias_copy lift lift_fresh lift_fresh_copy _to_copy"
+    " convert_element_type"
 )
+_COPIES = frozenset(_COPIES_NAMES.split())
 """They keep every kind of Partial that the dtype of the result allows."""
 
 _UNTAGGED = (
-    aten._add_relu.Scalar,
-    aten._add_relu.Tensor,
-    aten._conj.default,
-    aten._conj_copy.default,
-    aten._masked_scale.default,
-    aten._neg_view.default,
-    aten._neg_view_copy.default,
-    aten._prelu_kernel.default,
-    aten._prelu_kernel_backward.default,
-    aten.alias_copy.default,
-    aten.complex.default,
-    aten.detach_copy.default,
-    aten.elu_backward.default,
-    aten.floor_divide.Scalar,
-    aten.floor_divide.default,
-    aten.hardshrink_backward.default,
-    aten.hardsigmoid_backward.default,
-    aten.hardswish.default,
-    aten.hardswish_backward.default,
-    aten.hardtanh_backward.default,
-    aten.leaky_relu_backward.default,
-    aten.lift.default,
-    aten.lift_fresh_copy.default,
-    aten.log_sigmoid_backward.default,
-    aten.log_sigmoid_forward.default,
-    aten.polar.default,
-    aten.rsub.Tensor,
-    aten.softplus_backward.default,
-    aten.softshrink_backward.default,
+    "_add_relu.Scalar _add_relu.Tensor _conj.default _conj_copy.default _masked_scale.default"
+    " _neg_view.default _neg_view_copy.default _prelu_kernel.default"
+    " _prelu_kernel_backward.default _to_copy.default alias.default alias_copy.default"
+    " clone.default complex.default copy.default detach.default detach_copy.default"
+    " elu_backward.default fill.Scalar fill.Tensor floor_divide.Scalar floor_divide.default"
+    " hardshrink_backward.default hardsigmoid_backward.default hardswish.default"
+    " hardswish_backward.default hardtanh_backward.default leaky_relu_backward.default"
+    " lift.default lift_fresh.default lift_fresh_copy.default log_sigmoid_backward.default"
+    " log_sigmoid_forward.default masked_fill.Scalar masked_fill.Tensor polar.default rsub.Tensor"
+    " softplus_backward.default softshrink_backward.default zero.default"
 )
-"""Operators that torch has no tag for."""
+"""Operators that torch has no tag for, in every release or in some."""
 
 _PRIMS = (
     "acos acosh add asin asinh atan atan2 atanh bessel_i0 bessel_i0e bessel_i1 bessel_i1e bessel_j0"
@@ -126,21 +82,7 @@ _PRIMS = (
 """Names of what torch's own decompositions are made of, for which there are no tags either."""
 
 
-@rule(
-    aten.clone.default,
-    aten.detach.default,
-    aten.alias.default,
-    aten.lift_fresh.default,
-    aten._to_copy.default,
-    aten.copy.default,
-    aten.zero.default,
-    aten.fill.Scalar,
-    aten.fill.Tensor,
-    aten.masked_fill.Scalar,
-    aten.masked_fill.Tensor,
-    *_UNTAGGED,
-    *(getattr(torch.ops.prims, name).default for name in _PRIMS.split()),
-)
+@rule(*operators(aten, _UNTAGGED), *operators(torch.ops.prims, _PRIMS))
 def pointwise_rule(call: OpCall) -> Rule:
     """Return the rule of an operator whose inputs broadcast to its outputs."""
     shape = call.output_shape

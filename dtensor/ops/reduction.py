@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..tensor.schemas import base_name
 from .engine.dims import dims_of
 from .engine.dtypes import accumulator, is_inexact, is_low
+from .engine.forms import operators
 from .engine.gathered import on_gathered
 from .engine.primitives import cut_axes, has_terms
 from .engine.rules import named_dims, over_whole_dims, reducing
@@ -23,10 +25,31 @@ from .engine.table import Decomposition, LocalCall, OpCall, Rule, decomposition,
 aten, prims = torch.ops.aten, torch.ops.prims
 
 
-@rule(aten.sum.default, aten.sum.dim_IntList, prims.sum.default)
-def sum_rule(call: OpCall) -> Rule:
-    """Sum over all dims or some."""
-    return reducing(call, "sum")
+_REDUCE_OPS = {
+    "_is_all_true": "min",
+    "_is_any_true": "max",
+    "all": "min",
+    "any": "max",
+    "count_nonzero": "sum",
+    "nansum": "sum",
+    "prod": "product",
+    "sum": "sum",
+}
+"""By operator, what joins the results of parts."""
+
+
+@rule(
+    *operators(aten, "sum sum.dim_IntList prod prod.dim_int nansum"),
+    *operators(aten, "any any.dim any.dims _is_any_true all all.dim all.dims _is_all_true"),
+    *operators(aten, "count_nonzero count_nonzero.dim_IntList"),
+    *operators(prims, "sum prod"),
+)
+def reduction_rule(call: OpCall) -> Rule:
+    """A reduction over all dims or some."""
+    name, dtype = base_name(call.op), call.specs[0].dtype
+    # A maximum of numbers does not say what is true, and a term is another number than an element.
+    linear = name in ("sum", "prod") or (_REDUCE_OPS[name] != "sum" and dtype == torch.bool)
+    return reducing(call, _REDUCE_OPS[name], linear=linear)
 
 
 @rule(aten.mean.default, aten.mean.dim)
@@ -54,38 +77,6 @@ def mean_meta(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """Return the sum, which is as large, and sooner told."""
     same = aten.sum if is_inexact(tensor.dtype) else aten.mean
     return same(tensor, *args, **kwargs)
-
-
-@rule(aten.prod.default, aten.prod.dim_int, prims.prod.default)
-def prod_rule(call: OpCall) -> Rule:
-    """Product over all dims or one."""
-    return reducing(call, "product")
-
-
-@rule(aten.any.default, aten.any.dim, aten.any.dims, aten._is_any_true.default)
-def any_rule(call: OpCall) -> Rule:
-    """Whether any element is true."""
-    return reducing(call, "max", linear=_is_bool(call))
-
-
-@rule(aten.all.default, aten.all.dim, aten.all.dims, aten._is_all_true.default)
-def all_rule(call: OpCall) -> Rule:
-    """Whether all elements are true."""
-    return reducing(call, "min", linear=_is_bool(call))
-
-
-def _is_bool(call: OpCall) -> bool:
-    """Whether a maximum of the elements says what is true; of numbers it does not."""
-    return call.specs[0].dtype == torch.bool
-
-
-@rule(aten.count_nonzero.default, aten.count_nonzero.dim_IntList, aten.nansum.default)
-def terms_rule(call: OpCall) -> Rule:
-    """What is not zero, counted, and what is a number, added up.
-
-    Not linear: a term of an element is another number than the element.
-    """
-    return reducing(call, "sum", linear=False)
 
 
 rule(aten.hash_tensor.default, prims.xor_sum.default)(over_whole_dims)

@@ -52,27 +52,15 @@ SAMPLERS: dict[str, str | Form] = {
 }
 
 UPSAMPLES = (
-    "_upsample_bicubic2d_aa",
-    "_upsample_bilinear2d_aa",
-    "_upsample_lanczos2d_aa",
-    "_upsample_nearest_exact1d",
-    "_upsample_nearest_exact2d",
-    "_upsample_nearest_exact3d",
-    "upsample_bicubic2d",
-    "upsample_bilinear2d",
-    "upsample_linear1d",
-    "upsample_nearest1d",
-    "upsample_nearest2d",
-    "upsample_nearest3d",
-    "upsample_trilinear3d",
+    "_upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_lanczos2d_aa"
+    " _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d"
+    " upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d"
+    " upsample_nearest2d upsample_nearest3d upsample_trilinear3d"
 )
 
 for table in (SHUFFLES, SAMPLERS):
     register_forms(aten, table)
 
-register_forms(aten, dict.fromkeys(UPSAMPLES, linear("nc_ -> nc_")))
-
-register_forms(
-    aten,
-    {f"{name}_backward": linear("nc_ -> nc_", _to_input_size) for name in UPSAMPLES},
-)
+for name in UPSAMPLES.split():
+    backward = linear("nc_ -> nc_", _to_input_size)
+    register_forms(aten, {name: linear("nc_ -> nc_"), f"{name}_backward": backward})

@@ -24,16 +24,8 @@ aten = torch.ops.aten
 @rule(aten.slice.Tensor)
 def slice_rule(call: OpCall) -> Rule:
     """A range of a dim."""
-    source = call.specs[0]
-    dim = call.arg("dim") % source.ndim
-    window = _window(call, source.shape[dim])
-    dims = all_dims(source.ndim)
-    return moving(
-        call,
-        (dims,),
-        (_windowed(dims, dim, window, source.shape[dim]),),
-        _local_parts(dim, [window]),
-    )
+    dim, window, dims, part = _sliced(call, call.specs[0].shape)
+    return moving(call, (dims,), (part,), _local_parts(dim, [window]))
 
 
 @rule(
@@ -72,11 +64,8 @@ def select_rule(call: OpCall) -> Rule:
 @rule(aten.slice_backward.default)
 def slice_backward_rule(call: OpCall) -> Rule:
     """The gradient of a slice: zero elsewhere."""
-    shape = call.arg("input_sizes")
-    dim, dims = call.arg("dim") % len(shape), all_dims(len(shape))
-    window = _window(call, shape[dim])
-    grad = _windowed(dims, dim, window, shape[dim])
-    return moving(call, (grad,), (dims,), _local_backward(dim, window))
+    dim, window, dims, part = _sliced(call, call.arg("input_sizes"))
+    return moving(call, (part,), (dims,), _local_backward(dim, window))
 
 
 @rule(aten.select_backward.default)
@@ -89,11 +78,10 @@ def select_backward_rule(call: OpCall) -> Rule:
 @rule(aten.slice_scatter.default)
 def slice_scatter_rule(call: OpCall) -> Rule:
     """A tensor with another range of a dim."""
-    source = call.specs[0]
-    dim = call.arg("dim") % source.ndim
-    window, dims = _window(call, source.shape[dim]), all_dims(source.ndim)
-    part = _windowed(dims, dim, window, source.shape[dim])
-    if len(source.layout.splits[dim]) > 1:  # whose pieces have no placement: each takes its own
+    dim, window, dims, part = _sliced(call, call.specs[0].shape)
+    if (
+        len(call.specs[0].layout.splits[dim]) > 1
+    ):  # its pieces have no placement: each takes its own
         part = with_dim(dims, dim, None)
     return moving(call, (dims, part), (dims,), _local_scatter(dim, window))
 
@@ -111,19 +99,16 @@ def select_scatter_rule(call: OpCall) -> Rule:
 @rule(aten.slice_inverse.default)
 def slice_inverse_rule(call: OpCall) -> Rule:
     """The tensor that a slice was taken from, by its memory."""
-    source = call.specs[1]
-    dim = call.arg("dim") % source.ndim
-    window = _window(call, source.shape[dim])
-    dims = all_dims(source.ndim)
-    part = _windowed(dims, dim, window, source.shape[dim])
+    _, _, dims, part = _sliced(call, call.specs[1].shape)
     return Factors(call, (part, dims), (dims,), local=_local_inverse)
 
 
-def _window(call: OpCall, size: int) -> range:
-    """Return the elements of a dim that are in a slice."""
+def _sliced(call: OpCall, shape: Sequence[int]) -> tuple[int, range, Dims, Dims]:
+    """Return the dim of a slice of ``shape``, its elements, and the dims of tensor and slice."""
+    dim, dims = call.arg("dim") % len(shape), all_dims(len(shape))
     named = slice(call.arg("start"), call.arg("end"), call.arg("step"))
-    window = range(*named.indices(size))
-    return window if len(window) else range(0)
+    window = range(*named.indices(shape[dim])) or range(0)
+    return dim, window, dims, _windowed(dims, dim, window, shape[dim])
 
 
 def _windowed(dims: Dims, dim: int, window: range, size: int) -> Dims:
@@ -136,8 +121,12 @@ def _own(part: DTensorSpec, tensor: DTensorSpec, dim: int, window: range) -> sli
     if part.box is None or tensor.box is None or not part.box.sizes[dim]:
         return slice(0, 0)
     start = window[part.box.offsets[dim]] - tensor.box.offsets[dim]
-    count = part.box.sizes[dim]
-    return slice(start, start + (count - 1) * window.step + 1, window.step)
+    return _steps(start, part.box.sizes[dim], window.step)
+
+
+def _steps(start: int, count: int, step: int) -> slice:
+    """Return the slice of some elements, which are one at least."""
+    return slice(start, start + (count - 1) * step + 1, step)
 
 
 def _taken(tensor: Tensor, dim: int, own: slice) -> Tensor:
@@ -195,13 +184,9 @@ def _local_scatter(dim: int, window: range, *, is_select: bool = False) -> Any:
         if not tensor.layout.splits[dim] or tensor.box is None:
             return None
         start, end = tensor.box.offsets[dim], tensor.box.ends[dim]
-        skipped, count = num_below(start, window), 0
-        if end > start:
-            count = num_below(end, window) - skipped
-        own = slice(0, 0)
-        if count:
-            first = window[skipped] - start
-            own = slice(first, first + (count - 1) * window.step + 1, window.step)
+        skipped = num_below(start, window)
+        count = num_below(end, window) - skipped if end > start else 0
+        own = _steps(window[skipped] - start, count, window.step) if count else slice(0, 0)
         is_cut = not is_select and bool(part.layout.splits[dim])
 
         def run(whole: Tensor, source: Tensor, *_: Any, **__: Any) -> Tensor:

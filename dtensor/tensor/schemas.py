@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -58,6 +59,15 @@ def argument_place(op: Op, *names: str) -> tuple[int, str, Any] | None:
         if argument.name in names:
             return position, argument.name, argument.default_value
     return None
+
+
+def argument_of(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any], *names: str) -> Any:
+    """Return the argument that has one of these names, or its default; None without one."""
+    found = argument_place(op, *names)
+    if found is None:
+        return None
+    position, name, default = found
+    return args[position] if position < len(args) else kwargs.get(name, default)
 
 
 @remembered(MAX_OPERATORS)

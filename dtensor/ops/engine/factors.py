@@ -93,13 +93,8 @@ class Factors:
             for factor in self._factors()
             if (row := self._split(factor, axis, cuts)) is not None
         )
-        for op in self.linear_ops:
-            for chosen in self.linear:
-                if not self._keeps_terms(chosen, op):
-                    continue
-                ins = tuple(Partial(op) if i in chosen else Replicate() for i in range(count))
-                rows.append(Row(ins, (Partial(op),) * len(self.outputs)))
-        for chosen, given, made in self.ordered:
+        linear = [(chosen, op, op) for op in self.linear_ops for chosen in self.linear]
+        for chosen, given, made in (*linear, *self.ordered):
             if self._keeps_terms(chosen, given):
                 ins = tuple(Partial(given) if i in chosen else Replicate() for i in range(count))
                 rows.append(Row(ins, (Partial(made),) * len(self.outputs)))

@@ -96,9 +96,14 @@ def register_forms(namespace: Any, forms: Mapping[str, str | Form]) -> None:
     Names that this version of torch does not have are left out.
     """
     for name, given in forms.items():
-        op = operator(namespace, name)
-        if op is not None:
-            RULES.register([op], (Form(given) if isinstance(given, str) else given).rule)
+        made = Form(given) if isinstance(given, str) else given
+        RULES.register(operators(namespace, name), made.rule)
+
+
+def operators(namespace: Any, names: str) -> list[Op]:
+    """Return the operators of some names in a text, such as ``"mm mm.dtype"``, that torch has."""
+    found = [operator(namespace, name) for name in names.split()]
+    return [op for op in found if op is not None]
 
 
 def operator(namespace: Any, name: str) -> Op | None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...tensor.schemas import argument_place
+from ...tensor.schemas import Op, argument_place
 from .table import LocalCall, LocalMaker
 
 
@@ -16,17 +16,21 @@ def with_local_shape(name: str) -> LocalMaker:
     """Return a maker that gives an operator the local output shape in place of a global one."""
 
     def maker(local: LocalCall) -> Callable[..., Any]:
-        op, shape = local.call.op, local.output_shape
-        place = argument_place(op, name)
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            if place is not None and place[0] < len(args):
-                return op(*args[: place[0]], shape, *args[place[0] + 1 :], **kwargs)
-            return op(*args, **{**kwargs, name: shape})
-
-        return run
+        return with_argument(local.call.op, name, local.output_shape)
 
     return maker
+
+
+def with_argument(op: Op, name: str, value: Any) -> Callable[..., Any]:
+    """Return what runs an operator with a value in the place of one of its arguments."""
+    place = argument_place(op, name)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if place is not None and place[0] < len(args):
+            return op(*args[: place[0]], value, *args[place[0] + 1 :], **kwargs)
+        return op(*args, **{**kwargs, name: value})
+
+    return run
 
 
 def reshaped(local: LocalCall) -> Callable[..., Any]:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from ...geometry.placement import Placement
 from ...mesh.spec import DTensorSpec, TensorMeta
-from ...tensor.schemas import Op, argument_place, functional_of
+from ...tensor.schemas import Op, argument_of, functional_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +41,7 @@ class OpCall:
 
     def arg(self, *names: str) -> Any:
         """Return the argument that has one of these names, or its default; None without one."""
-        found = argument_place(self.op, *names)
-        if found is None:
-            return None
-        position, name, default = found
-        return self.args[position] if position < len(self.args) else self.kwargs.get(name, default)
+        return argument_of(self.op, self.args, self.kwargs, *names)
 
 
 @dataclass(frozen=True, slots=True)
