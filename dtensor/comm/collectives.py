@@ -165,17 +165,13 @@ def start_all_to_all(
     received: Tensor,
     receive_bytes: Sequence[int],
     peers: Peers,
-    *,
-    by_group_rank: bool = False,
 ) -> Work:
     """Start to send a part of one buffer to every rank and to receive theirs in parts of another.
 
-    Both are flat and uint8, and their parts lie in the order of the group ranks; the sizes are by
-    position, or ``by_group_rank``. Nothing is copied on the way. Every rank must call.
+    Both are flat and uint8, and their parts lie in the order of the group ranks, as their sizes do.
+    Nothing is copied on the way. Every rank must call.
     """
     outgoing, incoming = list(send_bytes), list(receive_bytes)
-    if not by_group_rank:
-        outgoing, incoming = peers.by_group_rank(outgoing), peers.by_group_rank(incoming)
     return issue(
         "all_to_all",
         peers,
@@ -190,7 +186,7 @@ def start_all_to_all(
 
 
 Message = tuple[int, Tensor]
-"""A position, and contiguous memory of a CPU that goes there or comes from there."""
+"""A group rank, and contiguous memory of a CPU that goes there or comes from there."""
 
 
 def start_messages(sends: Sequence[Message], receives: Sequence[Message], peers: Peers) -> Work:
@@ -201,16 +197,16 @@ def start_messages(sends: Sequence[Message], receives: Sequence[Message], peers:
     that nobody waits for would be taken for the next one.
     """
     sent_to, received_from = [0] * peers.size, [0] * peers.size
-    for position, memory in sends:
-        sent_to[position] = memory.nbytes
-    for position, memory in receives:
-        received_from[position] = memory.nbytes
-    ranks, group = peers.group_ranks, peers.group
+    for rank, memory in sends:
+        sent_to[rank] = memory.nbytes
+    for rank, memory in receives:
+        received_from[rank] = memory.nbytes
+    group = peers.group
 
     def call() -> Work:
         # Receives come first: what arrives then goes straight to its place.
-        works = [group.recv([_raw(m)], ranks[i], _TAG) for i, m in receives if m.nbytes]
-        works += [group.send([_raw(m)], ranks[i], _TAG) for i, m in sends if m.nbytes]
+        works = [group.recv([_raw(m)], rank, _TAG) for rank, m in receives if m.nbytes]
+        works += [group.send([_raw(m)], rank, _TAG) for rank, m in sends if m.nbytes]
         return _Works(works)
 
     return issue(
@@ -220,8 +216,8 @@ def start_messages(sends: Sequence[Message], receives: Sequence[Message], peers:
         lambda: Moved(
             sent_bytes=sum(sent_to),
             received_bytes=sum(received_from),
-            sent_to=peers.by_group_rank(sent_to),
-            received_from=peers.by_group_rank(received_from),
+            sent_to=sent_to,
+            received_from=received_from,
         ),
     )
 

@@ -17,27 +17,67 @@ from ..geometry.box import Box
 from .collectives import (
     Message,
     Peers,
+    Work,
     start_all_gather,
     start_all_to_all,
     start_messages,
 )
 from .collectives import broadcast as broadcast_bytes
 from .costs import CostModel
-from .parts import Incoming, Outgoing, ViewPart, num_bytes_of, pack, part_bytes, slice_of, unpack
+from .parts import Incoming, ViewPart, num_bytes_of, pack, part_bytes, slice_of, unpack
 
-_T = TypeVar("_T")
-_Slices = Sequence[Sequence[tuple[_T, Box]]]
+_P = TypeVar("_P", ViewPart, Incoming)
+_Boxes = Sequence[tuple[_P, Box]]
 
 Finish = Callable[[], list[BaseException]]
 """Waits for what was started. What fails on the sides of parts is returned, not raised: the other
 ranks wait for as many bytes as before, in this round and the next ones."""
 
 
+def start_packed(
+    parts: Sequence[Tensor],
+    like: Tensor,
+    send_numels: Sequence[int],
+    receive_numels: Sequence[int],
+    peers: Peers,
+    *,
+    into: Tensor | None = None,
+    as_it_lies: bool = False,
+) -> tuple[Tensor, Work]:
+    """Start to send parts, joined in the order of the group ranks, and to receive such ones.
+
+    All have the dtype and the device of ``like``; it is one that every kernel joins. What comes
+    lies in the tensor that is returned, once the work is waited for: flat, and ``into`` where that
+    is given. ``as_it_lies`` allows a single part to be sent from where it is. Sizes are by group
+    rank, in elements.
+    """
+    flat = [part.reshape(-1) for part in parts]
+    # One element may be contiguous with any stride, which bytes may not have.
+    if as_it_lies and len(flat) == 1 and flat[0].stride(0) == 1:
+        sent = flat[0]
+    else:
+        sent = torch.cat(flat) if flat else like.new_empty(0)
+    received = like.new_empty(sum(receive_numels)) if into is None else into
+    itemsize = like.element_size()
+    work = start_all_to_all(
+        sent.view(torch.uint8),
+        [itemsize * numel for numel in send_numels],
+        received.view(torch.uint8),
+        [itemsize * numel for numel in receive_numels],
+        peers,
+    )
+    return received, work
+
+
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """What one rank sends and receives, by the position that it goes to or comes from."""
+    """What one rank sends and receives, by the group rank that it goes to or comes from.
 
-    sends: Sequence[Sequence[Outgoing]]
+    For what is large, lies on several devices, or may fail where it is taken: in rounds, or from
+    rank to rank as it lies.
+    """
+
+    sends: Sequence[Sequence[ViewPart]]
     receives: Sequence[Sequence[Incoming]]
     peers: Peers
     device: torch.device
@@ -46,7 +86,7 @@ class Messages:
     def start(
         self, most_bytes: int, costs: CostModel, *, later: bool = False, in_rows: bool = False
     ) -> Callable[[], None]:
-        """Start to send to every position its parts; the result waits until all has come.
+        """Start to send every rank its parts; the result waits until all has come.
 
         All ranks of the group must call with the same ``most_bytes``, as many as any of them sends
         or receives. From it follow the number of rounds, of which all but the last are over when
@@ -65,45 +105,46 @@ class Messages:
         start = self._start_direct if direct else self._start_buffered
         return start(out, into)
 
-    def _start_buffered(self, out: _Slices[Outgoing], into: _Slices[Incoming]) -> Finish:
-        peers, failures = self.peers, list[BaseException]()
+    def _start_buffered(
+        self, out: Sequence[_Boxes[ViewPart]], into: Sequence[_Boxes[Incoming]]
+    ) -> Finish:
+        failures: list[BaseException] = []
         send_bytes, receive_bytes = list(map(num_bytes_of, out)), list(map(num_bytes_of, into))
-        sent = torch.empty(sum(send_bytes), dtype=torch.uint8, device=self.device)
-        for memory, parts in _by_rank(sent, send_bytes, out, peers):
-            pack(memory, parts, failures)
-        received = torch.empty(sum(receive_bytes), dtype=torch.uint8, device=self.device)
-        work = start_all_to_all(sent, send_bytes, received, receive_bytes, peers)
+        sent = self._buffer(sum(send_bytes))
+        pack(sent, [box for boxes in out for box in boxes], failures)
+        received, work = start_packed(
+            [sent], sent, send_bytes, receive_bytes, self.peers, as_it_lies=True
+        )
 
         def finish() -> list[BaseException]:
             work.wait()
-            for memory, parts in _by_rank(received, receive_bytes, into, peers):
-                unpack(memory, parts, failures)
+            unpack(received, [box for boxes in into for box in boxes], failures)
             return failures
 
         return finish
 
-    def _start_direct(self, out: _Slices[Outgoing], into: _Slices[Incoming]) -> Finish:
+    def _start_direct(
+        self, out: Sequence[_Boxes[ViewPart]], into: Sequence[_Boxes[Incoming]]
+    ) -> Finish:
         """Start to send what lies in one stretch as it lies, and to receive what will."""
-        device, failures = self.device, list[BaseException]()
+        failures: list[BaseException] = []
         outgoing: list[Message] = []
-        for position, parts in enumerate(out):
+        for rank, parts in enumerate(out):
             if parts:
-                view = parts[0][0].view(parts[0][1]) if len(parts) == 1 else None
-                memory = _stretch(view, device)
+                memory = self._stretch(parts[0][0].view(parts[0][1]) if len(parts) == 1 else None)
                 if memory is None:
-                    memory = torch.empty(num_bytes_of(parts), dtype=torch.uint8, device=device)
+                    memory = self._buffer(num_bytes_of(parts))
                     pack(memory, parts, failures)
-                outgoing.append((position, memory))
+                outgoing.append((rank, memory))
         incoming: list[Message] = []
-        packed: list[tuple[Tensor, Sequence[tuple[Incoming, Box]]]] = []
-        for position, parts in enumerate(into):
+        packed: list[tuple[Tensor, _Boxes[Incoming]]] = []
+        for rank, parts in enumerate(into):
             if parts:
-                view = parts[0][0].memory(parts[0][1]) if len(parts) == 1 else None
-                memory = _stretch(view, device)
+                memory = self._stretch(parts[0][0].memory(parts[0][1]) if len(parts) == 1 else None)
                 if memory is None:
-                    memory = torch.empty(num_bytes_of(parts), dtype=torch.uint8, device=device)
+                    memory = self._buffer(num_bytes_of(parts))
                     packed.append((memory, parts))
-                incoming.append((position, memory))
+                incoming.append((rank, memory))
         work = start_messages(outgoing, incoming, self.peers)
 
         def finish() -> list[BaseException]:
@@ -115,23 +156,14 @@ class Messages:
 
         return finish
 
+    def _buffer(self, num_bytes: int) -> Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
 
-def _stretch(view: Tensor | None, device: torch.device) -> Tensor | None:
-    """Return a view if it lies in one stretch of the memory of a device."""
-    if view is None or not view.is_contiguous() or view.device.type != device.type:
-        return None
-    return view
-
-
-def _by_rank(
-    memory: Tensor, num_bytes: Sequence[int], parts: Sequence[_T], peers: Peers
-) -> Iterator[tuple[Tensor, _T]]:
-    """Yield what of a buffer is for each rank that has a part in it; they lie by group rank."""
-    at = 0
-    for position in peers.by_group_rank(range(peers.size)):
-        if num_bytes[position]:
-            yield memory[at : at + num_bytes[position]], parts[position]
-            at += num_bytes[position]
+    def _stretch(self, view: Tensor | None) -> Tensor | None:
+        """Return a view if it lies in one stretch of the memory of the device."""
+        if view is None or not view.is_contiguous() or view.device.type != self.device.type:
+            return None
+        return view
 
 
 def broadcast(
@@ -155,15 +187,15 @@ def broadcast(
 
 
 def gather(
-    sends: Sequence[Outgoing],
+    sends: Sequence[ViewPart],
     receives: Sequence[Sequence[Incoming]],
     peers: Peers,
     device: torch.device,
     costs: CostModel,
 ) -> Callable[[], None]:
-    """Start to send the same parts to every position, by all-gathers.
+    """Start to send the same parts to every rank, by all-gathers.
 
-    ``receives`` has the parts of every position, this one included. As ``Messages`` are, in
+    ``receives`` has the parts of every group rank, this one included. As ``Messages`` are, in
     rounds of which all but the last are over when this returns.
     """
     widest = max(sum(map(part_bytes, parts)) for parts in receives)
@@ -189,7 +221,7 @@ def _in_rounds(rounds: int, start: Callable[[int], Finish]) -> Callable[[], None
 
 
 def _gather_round(
-    sends: Sequence[Outgoing],
+    sends: Sequence[ViewPart],
     receives: Sequence[Sequence[Incoming]],
     peers: Peers,
     device: torch.device,
@@ -206,7 +238,7 @@ def _gather_round(
 
     def finish() -> list[BaseException]:
         work.wait()
-        for rank, parts in enumerate(peers.by_group_rank(into)):
+        for rank, parts in enumerate(into):
             unpack(received[rank * width : (rank + 1) * width], parts, failures)
         return failures
 

@@ -20,6 +20,24 @@ _P = TypeVar("_P", bound="Part")
 
 _CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
+JOINABLE = frozenset(
+    {
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+        torch.complex64,
+        torch.complex128,
+    }
+)
+"""Those that every kernel copies and joins."""
+
 
 class Part(Protocol):
     """Elements of a tensor that go to another rank, or come from one."""
@@ -32,14 +50,6 @@ class Part(Protocol):
     @property
     def itemsize(self) -> int:
         """Bytes of an element."""
-        ...
-
-
-class Outgoing(Part, Protocol):
-    """A part that is sent."""
-
-    def view(self, box: Box) -> Tensor:
-        """Return the elements of a box of the part."""
         ...
 
 
@@ -135,7 +145,7 @@ def _stretches(memory: Tensor, boxes: Sequence[tuple[_P, Box]]) -> Iterator[tupl
 
 
 def pack(
-    memory: Tensor, boxes: Sequence[tuple[Outgoing, Box]], failures: list[BaseException]
+    memory: Tensor, boxes: Sequence[tuple[ViewPart, Box]], failures: list[BaseException]
 ) -> None:
     for stretch, part, box in _stretches(memory, boxes):
         try:
@@ -169,3 +179,8 @@ def carried(view: Tensor) -> Tensor:
     """Return elements as integers of their width, which share memory with them."""
     carrier = _CARRIERS[view.element_size()]
     return view if view.dtype == carrier else view.view(carrier)
+
+
+def joinable(view: Tensor) -> Tensor:
+    """Return elements in a dtype that every kernel copies and joins."""
+    return view if view.dtype in JOINABLE else carried(view)

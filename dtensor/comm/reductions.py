@@ -16,9 +16,9 @@ from torch import Tensor
 from dtckpt.errors import PlacementError
 
 from ..torch_private import scatter_reduced
-from .collectives import Moved, Peers, Work, issue, start_all_to_all, to_bytes
-from .packing import Messages
-from .parts import ViewPart
+from .collectives import Moved, Peers, Work, issue
+from .packing import Messages, start_packed
+from .parts import ViewPart, carried
 
 _c10d: Any = dist
 """torch's stubs leave out the option classes."""
@@ -63,8 +63,7 @@ def start_all_reduce(
     if few_bytes is None:
         few_bytes = peers.transport.costs.few_bytes
     if _sends_terms(local.nbytes, dtype, reduce_op, peers.size, few_bytes):
-        sent = to_bytes(local).repeat(peers.size)
-        return _start_terms(local, sent, [local.nbytes] * peers.size, reduce_op, peers)
+        return _start_terms([local] * peers.size, reduce_op, peers)
     wide = _to_wire(local, reduce_op).clone(memory_format=torch.contiguous_format)
     divides_first = _divides_first(wide.dtype, reduce_op)
     if divides_first:
@@ -157,8 +156,8 @@ def start_reduce_scatter(
         # All ranks hold terms of the same elements, and so agree on how many bytes those are.
         most_bytes = sum(term.nbytes for term in terms)
         if transport.costs.is_direct(most_bytes) and not later:
-            return _start_exchanged_directly(terms, reduce_op, peers, most_bytes)
-        return _start_exchanged(terms, reduce_op, peers)
+            return _start_terms_directly(terms, reduce_op, peers, most_bytes)
+        return _start_terms(terms, reduce_op, peers)
     flat = peers.by_group_rank([_to_wire(term.reshape(-1), reduce_op) for term in terms])
     divides_first = _divides_first(flat[0].dtype, reduce_op)
     may_be_written = divides_first or later
@@ -205,29 +204,20 @@ def _in_one_stretch(terms: Sequence[Tensor]) -> Tensor | None:
     return first.as_strided((at - first.storage_offset(),), (1,))
 
 
-def _start_exchanged(terms: Sequence[Tensor], reduce_op: str, peers: Peers) -> Callable[[], Tensor]:
-    """Start to send every rank its terms; the result reduces those of this one."""
-    ordered: list[Tensor] = peers.by_group_rank(terms)
-    if ordered[0].dtype in _BACKEND_DTYPES:
-        flat = [term.resolve_conj().resolve_neg().reshape(-1) for term in ordered]
-        sent = torch.cat(flat).view(torch.uint8)
-    else:  # which kernels may not join
-        sent = torch.cat([to_bytes(term) for term in ordered])
-    send_bytes = [term.nbytes for term in ordered]
-    return _start_terms(terms[peers.position], sent, send_bytes, reduce_op, peers)
-
-
-def _start_terms(
-    mine: Tensor, sent: Tensor, send_bytes: Sequence[int], reduce_op: str, peers: Peers
-) -> Callable[[], Tensor]:
-    """Start to send packed terms, whose sizes are by group rank, and to receive those of ``mine``.
+def _start_terms(terms: Sequence[Tensor], reduce_op: str, peers: Peers) -> Callable[[], Tensor]:
+    """Start to send every rank its term, by position; the result reduces those of this one.
 
     All ranks reduce in the order of the group ranks, so that equal terms have equal results.
     """
+    mine = terms[peers.position]
     size, shape, dtype = peers.size, mine.shape, mine.dtype
-    receive_bytes = [mine.nbytes] * size
-    received = torch.empty(sum(receive_bytes), dtype=torch.uint8, device=mine.device)
-    work = start_all_to_all(sent, send_bytes, received, receive_bytes, peers, by_group_rank=True)
+    ordered: list[Tensor] = [
+        term.resolve_conj().resolve_neg() for term in peers.by_group_rank(terms)
+    ]
+    if dtype not in _BACKEND_DTYPES:  # which kernels may not join
+        ordered = [carried(term) for term in ordered]
+    numels = [term.numel() for term in ordered]
+    received, work = start_packed(ordered, ordered[0], numels, [mine.numel()] * size, peers)
 
     def finish() -> Tensor:
         work.wait()
@@ -236,20 +226,17 @@ def _start_terms(
     return finish
 
 
-def _start_exchanged_directly(
+def _start_terms_directly(
     terms: Sequence[Tensor], reduce_op: str, peers: Peers, most_bytes: int
 ) -> Callable[[], Tensor]:
     """Do the same by messages from rank to rank, each term right to its place."""
-    here, mine = peers.position, terms[peers.position]
+    here, mine = peers.group_ranks[peers.position], terms[peers.position]
     received = mine.new_empty((peers.size, *mine.shape))
-    rows = [received[rank] for rank in peers.group_ranks]
-    rows[here].copy_(mine)
-    messages = Messages(
-        [[ViewPart(term)] if i != here else [] for i, term in enumerate(terms)],
-        [[ViewPart(row)] if i != here else [] for i, row in enumerate(rows)],
-        peers,
-        mine.device,
-    )
+    received[here].copy_(mine)
+    sends = [[ViewPart(term)] for term in peers.by_group_rank(terms)]
+    receives = [[ViewPart(row)] for row in received]
+    sends[here], receives[here] = [], []
+    messages = Messages(sends, receives, peers, mine.device)
     wait = messages.start(most_bytes, peers.transport.costs, in_rows=True)
 
     def finish() -> Tensor:

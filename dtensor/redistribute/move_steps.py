@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ..comm.collectives import Peers, start_all_gather, to_bytes
 from ..comm.costs import CostModel
-from ..comm.packing import Messages, gather
+from ..comm.exchanges import BoxExchange
+from ..comm.packing import gather
 from ..comm.parts import ViewPart
-from ..comm.prepared import PLAIN_DTYPES, PreparedExchange
 from ..geometry.box import Box
 from .steps import Needs, Result, Results, Step
 
@@ -22,15 +22,7 @@ from .steps import Needs, Result, Results, Step
 class Exchange(Step):
     """Any shards to any shards: each rank gets exactly the boxes that it lacks."""
 
-    peers: Peers
-    sends: tuple[Box | None, ...]
-    """What goes to each rank, by position, in coordinates of the old local tensor."""
-    receives: tuple[Box | None, ...]
-    """What comes from each rank, in coordinates of the new local tensor."""
-    kept: tuple[Box, Box] | None
-    """What this rank already has: where it was and where it goes."""
-    sizes: tuple[int, ...]
-    """Shape of the new local tensor."""
+    boxes: BoxExchange
     most_numel: int
     """The most elements that any rank sends or receives."""
     in_rows: bool
@@ -38,72 +30,52 @@ class Exchange(Step):
     contiguous."""
     costs: CostModel
     device: torch.device
-    prepared: PreparedExchange
-    """The same for one small tensor."""
 
     @property
     def key(self) -> Hashable:
         """All that goes between the same ranks goes at once."""
-        return (Exchange, self.peers)
+        return (Exchange, self.boxes.peers)
 
     def needs(self, local: Tensor) -> Needs:
         """Return the memory of the result and of one round."""
-        most = self.most_numel * local.element_size()
-        result = math.prod(self.sizes) * local.element_size()
+        itemsize = local.element_size()
+        most = self.most_numel * itemsize
+        result = math.prod(self.boxes.sizes) * itemsize
         if self.in_rows and self.costs.is_direct(most) and not local.is_contiguous():
             # No rows in this rank's memory: all that goes from it straight is packed at once.
-            sent = sum(box.numel for box in self.sends if box is not None) * local.element_size()
+            sent = self.boxes.given_numel * itemsize
         else:
             sent = min(most, self.costs.round_bytes)
-        return Needs(self.peers, most, (result, sent, min(most, self.costs.round_bytes)))
+        return Needs(self.boxes.peers, most, (result, sent, min(most, self.costs.round_bytes)))
 
     def start(self, local: Tensor, *, later: bool = False) -> Result:
         """Start the exchange."""
         num_bytes = self.most_numel * local.element_size()
-        is_small = num_bytes <= self.costs.round_bytes and not self.costs.is_direct(num_bytes)
-        if is_small and local.dtype in PLAIN_DTYPES:
-            finish = self.prepared.start(local, later=later)
+        if self._is_one_round(num_bytes):
+            finish = self.boxes.start(local, later=later)
             return lambda: self._placed(finish())
-        results = self._start([self], [local], later=later)
-        return lambda: results()[0]
+        finish_all = BoxExchange.start_in_rounds(
+            [self.boxes], [local], num_bytes, self.costs, later=later, in_rows=self.in_rows
+        )
+        return lambda: self._placed(finish_all()[0])
 
     def start_all(self, steps: Sequence[Step], locals_: Sequence[Tensor]) -> Results:
         """Start the exchanges of all in one."""
-        return self._start([step for step in steps if isinstance(step, Exchange)], locals_)
-
-    def _start(
-        self, steps: Sequence[Exchange], locals_: Sequence[Tensor], *, later: bool = False
-    ) -> Results:
-        pairs = list(zip(steps, locals_, strict=True))
-        made = [step._begun(local) for step, local in pairs]
-        sends: list[list[ViewPart]] = [[] for _ in self.sends]
-        receives: list[list[ViewPart]] = [[] for _ in self.sends]
-        for (step, local), new in zip(pairs, made, strict=True):
-            for position, box in enumerate(step.sends):
-                if box is not None:
-                    sends[position].append(ViewPart(local[box.slices]))
-            for position, box in enumerate(step.receives):
-                if box is not None:
-                    receives[position].append(ViewPart(new[box.slices]))
+        if len(locals_) == 1:
+            return super(Exchange, self).start_all(steps, locals_)
+        exchanges = [step for step in steps if isinstance(step, Exchange)]
+        boxes = [step.boxes for step in exchanges]
+        pairs = list(zip(exchanges, locals_, strict=True))
         most = sum(step.most_numel * local.element_size() for step, local in pairs)
-        device = locals_[0].device
-        in_rows = len(steps) == 1 and self.in_rows
-        messages = Messages(sends, receives, self.peers, device)
-        finish = messages.start(most, self.costs, later=later, in_rows=in_rows)
+        if self._is_one_round(most):
+            finish = BoxExchange.start_all(boxes, locals_)
+        else:
+            finish = BoxExchange.start_in_rounds(boxes, locals_, most, self.costs)
+        return lambda: [s._placed(new) for s, new in zip(exchanges, finish(), strict=True)]
 
-        def results() -> list[Tensor]:
-            finish()
-            return [step._placed(new) for step, new in zip(steps, made, strict=True)]
-
-        return results
-
-    def _begun(self, local: Tensor) -> Tensor:
-        """Return the new local tensor with what this rank has already."""
-        made = local.new_empty(self.sizes)
-        if self.kept is not None:
-            old, new = self.kept
-            made[new.slices] = local[old.slices]
-        return made
+    def _is_one_round(self, num_bytes: int) -> bool:
+        """Whether so much goes at once, through one buffer."""
+        return num_bytes <= self.costs.round_bytes and not self.costs.is_direct(num_bytes)
 
     def _placed(self, made: Tensor) -> Tensor:
         return made if made.device == self.device else made.to(self.device)
@@ -156,7 +128,7 @@ class Gather(Step):
         made = [local.new_empty(s.sizes) for s, local in zip(gathers, locals_, strict=True)]
         receives = [
             [ViewPart(new[step.boxes[i].slices]) for step, new in zip(gathers, made, strict=True)]
-            for i in range(self.peers.size)
+            for i in self.peers.by_group_rank(range(self.peers.size))
         ]
         if all(new.numel() == 0 for new in made):
             return lambda: made

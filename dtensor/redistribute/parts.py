@@ -173,16 +173,17 @@ class _Job:
         require_memory([Needs(peers, most_bytes, (*sizes, buffer, buffer))], device)
         made = {box: torch.empty(box.sizes, dtype=dtype, device=device) for box in boxes}
         given = {box: tensor.detach() for box, tensor in parts.items()}
-        position = {rank: i for i, rank in enumerate(self.mesh.layout_mesh.all_ranks())}
-        sends: list[list[ViewPart]] = [[] for _ in position]
-        receives: list[list[ViewPart]] = [[] for _ in position]
+        ranks = self.mesh.layout_mesh.all_ranks()
+        group_rank = dict(zip(ranks, peers.group_ranks, strict=True))
+        sends: list[list[ViewPart]] = [[] for _ in ranks]
+        receives: list[list[ViewPart]] = [[] for _ in ranks]
         for taker, held, common in self.given:
             view = given[held][common.relative_to(held).slices]
-            sends[position[taker]].append(ViewPart(view))
+            sends[group_rank[taker]].append(ViewPart(view))
         for giver, wanted, common in self.taken:
             view = made[wanted][common.relative_to(wanted).slices]
-            receives[position[giver]].append(ViewPart(view))
-        own = position[here]
+            receives[group_rank[giver]].append(ViewPart(view))
+        own = group_rank[here]
         for old, new in zip(sends[own], receives[own], strict=True):
             new.tensor.copy_(old.tensor)
         sends[own], receives[own] = [], []

@@ -13,8 +13,7 @@ from ..comm.caches import Cache
 from ..comm.collectives import Peers
 from ..comm.costs import CostModel
 from ..comm.own_copies import own_copy
-from ..comm.parts import carried
-from ..comm.prepared import PLAIN_DTYPES
+from ..comm.parts import joinable
 from ..comm.reductions import require_reducible
 from ..comm.transports import least_agree_bytes
 from ..geometry.layout import Layout
@@ -96,9 +95,7 @@ class RedistributePlan:
         if logs_redistributes():
             note_redistribute(self.source, self.target, self)
         local = local.resolve_conj().resolve_neg()  # the bytes are then the values
-        if local.dtype not in PLAIN_DTYPES and self.only_moves:
-            return carried(local)
-        return local
+        return joinable(local) if self.only_moves else local
 
     def ended(self, made: Tensor) -> Tensor:
         """Return what the last step made in its own dtype."""

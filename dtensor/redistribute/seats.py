@@ -11,7 +11,7 @@ from dtckpt.errors import PlacementError
 
 from ..comm.collectives import Peers
 from ..comm.costs import CostModel
-from ..comm.prepared import PreparedExchange
+from ..comm.exchanges import BoxExchange
 from ..geometry.box import Box
 from ..geometry.flows import Flows
 from ..geometry.layout import Layout
@@ -75,21 +75,12 @@ class Seat:
         for giver, wanted, box in flows.parts_into(self.rank):
             receives[position[giver]] = box.relative_to(wanted)
         sizes = next((box.sizes for box in hop.target.held_by(self.rank)), (0,))
-        here = position[self.rank]
-        old, new = sends[here], receives[here]
-        sends[here] = receives[here] = None
-        kept = None if old is None or new is None else (old, new)
         return Exchange(
-            peers=peers,
-            sends=tuple(sends),
-            receives=tuple(receives),
-            kept=kept,
-            sizes=sizes,
+            boxes=BoxExchange.prepare(peers, sends, receives, sizes),
             most_numel=hop.most_moved,
             in_rows=hop.moves_in_rows,
             costs=self.costs,
             device=self.device,
-            prepared=PreparedExchange.prepare(peers, sends, receives, kept, sizes),
         )
 
 
