@@ -22,7 +22,15 @@ if TYPE_CHECKING:
     from .geometry.irregular import IrregularLayout
     from .geometry.layout import Layout
     from .geometry.mesh import Mesh
-    from .geometry.placement import Partial, Placement, Ragged, Replicate, Shard, parse_placements
+    from .geometry.placement import (
+        Partial,
+        Placement,
+        Ragged,
+        Replicate,
+        Shard,
+        SplitPlacement,
+        parse_placements,
+    )
     from .mesh.device_mesh import DeviceMesh, init_device_mesh
     from .mesh.modes import implicit_replication, strict
     from .mesh.spec import DTensorSpec, TensorMeta
@@ -50,6 +58,7 @@ __all__ = [
     "Ragged",
     "Replicate",
     "Shard",
+    "SplitPlacement",
     "TensorMeta",
     "UnsupportedOp",
     "compute_local_shape_and_global_offset",
@@ -90,7 +99,9 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
             ".geometry.irregular": "IrregularLayout",
             ".geometry.layout": "Layout",
             ".geometry.mesh": "Mesh",
-            ".geometry.placement": "Partial Placement Ragged Replicate Shard parse_placements",
+            ".geometry.placement": (
+                "Partial Placement Ragged Replicate Shard SplitPlacement parse_placements"
+            ),
             ".mesh.device_mesh": "DeviceMesh init_device_mesh",
             ".mesh.modes": "implicit_replication strict",
             ".mesh.spec": "DTensorSpec TensorMeta",

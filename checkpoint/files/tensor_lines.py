@@ -8,7 +8,13 @@ from typing import Any
 from ...dtensor.geometry.irregular import IrregularLayout
 from ...dtensor.geometry.layout import Layout
 from ...dtensor.geometry.mesh import Mesh
-from ...dtensor.geometry.placement import Placement, parse_placement
+from ...dtensor.geometry.placement import (
+    Placement,
+    Ragged,
+    Shard,
+    SplitPlacement,
+    parse_placement,
+)
 from ..state.limits import (
     MAX_DIMS,
     MAX_RANKS,
@@ -26,6 +32,7 @@ from .stored_tensor import StoredTensor
 
 dump = json.JSONEncoder(allow_nan=False).encode  # made once: there is a call for every line
 
+_IN_FORMAT = (Shard, Ragged)
 _BOX_BYTES = 1 << 10
 _LAYOUT_BYTES = 4 << 10
 """What a box and a layout count for: less memory than that, but time to be checked."""
@@ -54,10 +61,24 @@ class TensorLines:
         key = (layout.mesh, layout.placements)
         place = self._places.get(key)
         if place is None:
+            stored = _in_format(layout)
             mesh = self.meshes.setdefault(layout.mesh, len(self.meshes))
-            placements = dump([str(placement) for placement in layout.placements])
-            place = self._places[key] = f'"mesh": {mesh}, "placements": {placements}'
+            placements = dump([str(placement) for placement in stored])
+            place = self._places[layout.mesh, stored] = (
+                f'"mesh": {mesh}, "placements": {placements}'
+            )
         return place
+
+
+def _in_format(layout: Layout) -> tuple[Placement, ...]:
+    """Return the placements, by their sizes those that the format does not have: files go where
+    nobody has their classes."""
+    return tuple(
+        Ragged(p.dim, p.sizes_over(layout.shape[p.dim], count))
+        if isinstance(p, SplitPlacement) and not isinstance(p, _IN_FORMAT)
+        else p
+        for p, count in zip(layout.placements, layout.mesh.shape, strict=True)
+    )
 
 
 def meshes_from_json(value: object) -> list[Mesh]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dtckpt.dtensor.geometry.layout import Layout
-from dtckpt.dtensor.geometry.placement import Ragged, Shard
+from dtckpt.dtensor.geometry.placement import Shard
 
 Array = np.ndarray[Any, Any]
 
@@ -24,16 +24,15 @@ def local_array(layout: Layout, coordinate: tuple[int, ...], whole: Array) -> Ar
 
 def _cutting_order(cut: tuple[int, Any]) -> tuple[int, int]:
     axis, placement = cut
-    if isinstance(placement, Ragged):
-        return (0, axis)
-    return (1, axis if placement.order is None else placement.order)
+    if isinstance(placement, Shard):
+        return (1, axis if placement.order is None else placement.order)
+    return (0, axis)
 
 
 def _cut(whole: Array, dim: int, placement: Any, count: int) -> list[Array]:
-    if isinstance(placement, Ragged):
-        bounds = np.cumsum(placement.sizes)[:-1]
-        return np.split(whole, bounds, axis=dim)
-    assert isinstance(placement, Shard)
+    if not isinstance(placement, Shard):
+        sizes = placement.sizes_over(whole.shape[dim], count)
+        return np.split(whole, np.cumsum(sizes)[:-1], axis=dim)
     chunk = -(-whole.shape[dim] // count)
     bounds = [min(i * chunk, whole.shape[dim]) for i in range(1, count)]
     return np.split(whole, bounds, axis=dim)
