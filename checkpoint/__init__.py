@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from .saving.background import SaveHandle, SaveProgress, async_save
     from .saving.job import SaveReport
     from .saving.saver import save
-    from .state.stateful import Stateful
-    from .state.tree import PerRank
+    from .state.tree import PerRank, Stateful
     from .state.values import register_enum
     from .steps import Step, committed_steps, latest
     from .verifying import Problem, VerifyReport, verify
@@ -105,8 +104,7 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
             ".saving.background": "SaveHandle SaveProgress async_save",
             ".saving.job": "SaveReport",
             ".saving.saver": "save",
-            ".state.stateful": "Stateful",
-            ".state.tree": "PerRank",
+            ".state.tree": "PerRank Stateful",
             ".state.values": "register_enum",
             ".steps": "Step committed_steps latest",
             ".verifying": "Problem VerifyReport verify",

@@ -31,7 +31,6 @@ from .manifest import (
     data_path,
     read_manifest_bytes,
 )
-from .stored_tensor import StoredTensor
 
 logger = logger_of("checkpoint")
 
@@ -46,24 +45,6 @@ def check_free(store: Store, *, overwrite: bool) -> None:
         raise AlreadyCommitted(
             f"{store.url}: a committed checkpoint is already here and nothing was changed. "
             "Choose another path, or pass overwrite=True to replace it"
-        )
-
-
-def check_files(
-    tensors: Sequence[StoredTensor], files: Sequence[FileRecord], borrowed_bytes: int
-) -> None:
-    """Raise CheckpointError unless the data files have room for exactly the bytes of all tensors.
-
-    The cost grows with tensors and files; which chunk lies where follows from the plan that every
-    writer derived alike, and is checked again from the file headers at each load.
-    """
-    expected = sum(tensor.stored_bytes for tensor in tensors)
-    written = sum(record.data_bytes for record in files) + borrowed_bytes
-    if len({record.rank for record in files}) != len(files) or written != expected:
-        raise CheckpointError(
-            f"the ranks report {written} bytes of data in {len(files)} files, expected {expected} "
-            "bytes; the checkpoint was not committed. The ranks seem to hold tensors of other "
-            "sizes than they announced"
         )
 
 
@@ -102,27 +83,30 @@ def missing_files(store: Store, manifest: Manifest) -> list[str]:
     return found
 
 
-def _check_present(store: Store, save_id: str, files: Sequence[FileRecord]) -> None:
-    """Raise CheckpointError unless the coordinator sees every file that a rank says it wrote.
+def check_complete(store: Store, manifest: Manifest, borrowed_bytes: int = 0) -> None:
+    """Raise CheckpointError unless the files of a finished save are all there, and hold it all.
 
-    Ranks that save to their own local disks write a checkpoint that nobody can load.
+    They have to have exactly the bytes of all tensors, but for ``borrowed_bytes``, which lie in
+    files of earlier checkpoints. Which chunk lies where follows from the plan that every writer
+    derived alike, and is checked again from the file headers at each load.
     """
-    for record, found in wrong_files(store, save_id, files):
+    files = manifest.files
+    expected = sum(tensor.stored_bytes for tensor in manifest.tensors.values())
+    written = sum(record.data_bytes for record in files) + borrowed_bytes
+    if len({record.rank for record in files}) != len(files) or written != expected:
         raise CheckpointError(
-            f"{store.url}/{data_path(save_id, record.rank)}: rank {record.rank} wrote this file of "
+            f"the ranks report {written} bytes of data in {len(files)} files, expected {expected} "
+            "bytes; the checkpoint was not committed. The ranks seem to hold tensors of other "
+            "sizes than they announced"
+        )
+    # Ranks that save to their own local disks write a checkpoint that nobody can load.
+    for record, found in wrong_files(store, manifest.save_id, files):
+        raise CheckpointError(
+            f"{store.url}/{manifest.path_of(record)}: rank {record.rank} wrote this file of "
             f"{record.size} bytes, but the coordinator finds "
             f"{'none' if found is None else f'{found} bytes'} there; the checkpoint was not "
             "committed. All ranks must save to storage that they share"
         )
-
-
-def check_complete(store: Store, manifest: Manifest, borrowed_bytes: int = 0) -> None:
-    """Raise CheckpointError unless the files of a finished save are all there, and hold it all.
-
-    ``borrowed_bytes`` are those that lie in files of earlier checkpoints.
-    """
-    check_files(tuple(manifest.tensors.values()), manifest.files, borrowed_bytes)
-    _check_present(store, manifest.save_id, manifest.files)
     manifest.validate()
 
 

@@ -103,7 +103,7 @@ class StoredData:
                         f"{rank}, which the manifest does not list"
                     )
                 record, save_id = self._records[rank], self.manifest.save_id
-                self._keep(rank, self._open(self.store, record, save_id, None))
+                self._files[rank] = self._open(self.store, record, save_id, None)
             return self._files[rank]
 
     def borrowed(self, file_id: str, needed_by: str) -> DataFile:
@@ -118,13 +118,12 @@ class StoredData:
                 file = self._borrowed[file_id]
                 store = self.store.sibling(file.source)
                 try:
-                    opened = self._open(store, file.record, file.save_id, file.source)
+                    self._files[file_id] = self._open(store, file.record, file.save_id, file.source)
                 except Corrupt as error:
                     raise Corrupt(
                         f"{self.store.url} is incremental and tensor {needed_by!r} has not changed "
                         f"since the checkpoint {file.source!r} beside it, which is needed: {error}"
                     ) from error
-                self._keep(file_id, opened)
             return self._files[file_id]
 
     def forget(self, rank: int) -> None:
@@ -138,11 +137,9 @@ class StoredData:
         """Open a file, unless the tables of all open ones take more memory than they may."""
         total = self._table_bytes + record.table_bytes
         check_metadata_bytes(total, f"the checksum tables of {self.store.url}")
-        return _open(store, record, save_id, source)
-
-    def _keep(self, key: int | str, file: DataFile) -> None:
-        self._files[key] = file
-        self._table_bytes += len(file.table)
+        file = _open(store, record, save_id, source)
+        self._table_bytes = total
+        return file
 
     def entry(self, rank: int, tensor: StoredTensor, chunk: Box) -> tuple[DataFile, Entry]:
         """Return where a chunk lies; Corrupt unless its file has it with dtype and sizes."""
@@ -167,13 +164,6 @@ class StoredData:
         return file, entry
 
 
-def _both(store: Store, name: str, stop: int, last: tuple[int, int]) -> tuple[bytes, bytes]:
-    """Return the first bytes of an object up to ``stop``, and its last ones, asked for at once."""
-    header, table = bytearray(stop), bytearray(last[1] - last[0])
-    store.read_into(name, [ReadRequest(0, header), ReadRequest(last[0], table)])
-    return bytes(header), bytes(table)
-
-
 def _open(store: Store, record: FileRecord, save_id: str, source: str | None) -> DataFile:
     name = data_path(save_id, record.rank)
     where = f"{store.url}/{name}"
@@ -191,7 +181,9 @@ def _open(store: Store, record: FileRecord, save_id: str, source: str | None) ->
         )
     check_metadata_bytes(2 * record.header_bytes, f"the header of {where}")
     table_start = record.size - record.table_bytes
-    header, table = _both(store, name, record.header_bytes, (table_start, record.size))
+    ends = bytearray(record.header_bytes), bytearray(record.table_bytes)
+    store.read_into(name, [ReadRequest(0, ends[0]), ReadRequest(table_start, ends[1])])
+    header, table = map(bytes, ends)
     if digest(header).hex() != record.header_digest:
         raise Corrupt(
             f"{where}: bytes 0 to {record.header_bytes} (header) are damaged or belong to "

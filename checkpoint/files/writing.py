@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -94,7 +94,16 @@ def write_file(
             block_bytes=block_bytes,
         )
     with store.create(data_path(save_id, rank), layout.size) as stream:
-        table = _write_chunks(stream, header, layout, ordered, contents.image, on_progress)
+        hasher = BlockHasher(layout.block_bytes)
+        with _output(stream, contents.image, layout) as output:
+            output.begin(header)
+            for chunk in ordered:
+                for piece in chunk.source.pieces(PIECE_BYTES):
+                    output.put(piece, hasher)
+                    on_progress(len(piece))
+                hasher.end_chunk()
+            table = hasher.table()
+            output.end(table)
     return FileRecord(
         rank=rank,
         size=layout.size,
@@ -105,35 +114,18 @@ def write_file(
     )
 
 
-def _write_chunks(
-    stream: WriteStream,
-    header: bytes,
-    layout: FileLayout,
-    chunks: Sequence[Chunk],
-    image: memoryview | None,
-    on_progress: Progress,
-) -> bytes:
-    hasher = BlockHasher(layout.block_bytes)
-    with _output(stream, image, layout) as output:
-        output.begin(header)
-        for chunk in chunks:
-            for piece in chunk.source.pieces(PIECE_BYTES):
-                output.put(piece, hasher)
-                on_progress(len(piece))
-            hasher.end_chunk()
-        table = hasher.table()
-        output.end(table)
-    return table
-
-
 class _Output(Protocol):
     """How bytes get to the stream."""
 
     def begin(self, header: bytes) -> None: ...
     def put(self, piece: memoryview, hasher: BlockHasher) -> None: ...
     def end(self, table: bytes) -> None: ...
-    def __enter__(self) -> _Output: ...
-    def __exit__(self, *exc: object) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        return None
 
 
 def _output(stream: WriteStream, image: memoryview | None, layout: FileLayout) -> _Output:
@@ -144,7 +136,7 @@ def _output(stream: WriteStream, image: memoryview | None, layout: FileLayout) -
     return _Buffered(stream)
 
 
-class _Plain:
+class _Plain(_Output):
     """Hands pieces on as they are; small ones are gathered into larger writes."""
 
     def __init__(self, stream: WriteStream) -> None:
@@ -173,14 +165,8 @@ class _Plain:
         self._flush()
         self._stream.write(table)
 
-    def __enter__(self) -> _Plain:
-        return self
 
-    def __exit__(self, *exc: object) -> None:
-        pass
-
-
-class _Buffered:
+class _Buffered(_Output):
     """Copies pieces into aligned buffers, which a thread writes while the next one fills."""
 
     def __init__(self, stream: WriteStream) -> None:
@@ -189,7 +175,7 @@ class _Buffered:
         self._free: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
         self._filled = 0
 
-    def __enter__(self) -> _Buffered:
+    def __enter__(self) -> Self:
         for buffer in self._borrowed.__enter__():
             self._free.put(buffer)
         self._writer = _Writer(self._stream)
@@ -239,7 +225,7 @@ class _Buffered:
         self._borrowed.__exit__(None, None, None)
 
 
-class _FromImage:
+class _FromImage(_Output):
     """Writes memory that is laid out as the file is, a few pieces behind the hashing of it."""
 
     def __init__(self, stream: WriteStream, image: memoryview) -> None:
@@ -270,9 +256,6 @@ class _FromImage:
         self._write(self._hashed)
         self._writer.write(memoryview(table), None)
         self._writer.finish()
-
-    def __enter__(self) -> _FromImage:
-        return self
 
     def __exit__(self, *exc: object) -> None:
         self._writer.stop()

@@ -24,7 +24,7 @@ from ..ranks.together import DEFAULT_TIMEOUT, Answers, Ranks, closing, ranks_of,
 from ..reading.read_once import Offer, why_alone
 from ..state.collector import paused_collector
 from ..state.renaming import Rename
-from ..state.stateful import Stateful
+from ..state.tree import Stateful
 from .casting import DTypePolicy, check_policy
 from .decision import Decision, Matched
 from .destinations import Destinations

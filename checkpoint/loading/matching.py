@@ -14,8 +14,7 @@ from dtckpt.errors import LayoutMismatch
 
 from ..files.manifest import Manifest
 from ..ranks.together import Ranks
-from ..state.stateful import Stateful, is_stateful
-from ..state.tree import dict_tag
+from ..state.tree import Stateful, dict_tag, is_stateful
 from .match import Match
 from .optimizer_matching import match_optimizer
 from .options import LoadOptions

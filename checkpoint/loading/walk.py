@@ -23,7 +23,6 @@ from ..optimizers.pairing import Tables
 from ..optimizers.param_names import ParamNames, plain_name
 from ..ranks.together import Ranks
 from ..state.names import index_component, key_component, rank_component
-from ..state.stateful import is_stateful
 from ..state.tree import (
     CONTAINERS,
     DICT_TAGS,
@@ -33,6 +32,7 @@ from ..state.tree import (
     PerRank,
     children,
     dict_tag,
+    is_stateful,
     same_values,
     tag_of,
     unflatten,

@@ -16,7 +16,7 @@ import struct
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 _MAGIC = b"dtckpt-2"
@@ -63,25 +63,13 @@ class Invitation:
     """Why the coordinator cannot be reached at all."""
 
     def to_bytes(self) -> bytes:
-        value = {
-            "addresses": self.addresses,
-            "token": self.token,
-            "welcome": self.welcome,
-            "generation": self.generation,
-            "problem": self.problem,
-        }
-        return json.dumps(value).encode()
+        return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Invitation:
         value: dict[str, Any] = json.loads(data)
-        return cls(
-            addresses=tuple((host, port) for host, port in value["addresses"]),
-            token=value["token"],
-            welcome=value["welcome"],
-            generation=value["generation"],
-            problem=value["problem"],
-        )
+        addresses = tuple((host, port) for host, port in value.pop("addresses"))
+        return cls(addresses=addresses, **value)
 
 
 class Greeting:

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import json
 import secrets
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 from dtckpt.errors import LayoutMismatch
 
+from ...dtensor.comm.caches import BoundedDict
 from ...dtensor.geometry.box import Box
 from ..files.stored_tensor import StoredTensor
 from ..ranks.text import ranks_text
@@ -31,8 +30,8 @@ from ..tensors.spec import (
     Values,
     fingerprint,
     specs_fingerprint,
-    specs_from_bytes,
-    specs_to_bytes,
+    specs_from_json,
+    specs_to_json,
 )
 from .merging import (
     ValueReport,
@@ -44,7 +43,8 @@ from .merging import (
 from .writers import assign_writers
 
 _SAVE_ID_BYTES = 8
-_MAX_PLANS = 8
+_MAX_PLANS = 16
+"""Of which the eight used last are always there."""
 _UNKNOWN = bytes(16)
 _TERM_BYTES = 8
 
@@ -72,28 +72,16 @@ class SharedPlan:
     """What this rank writes of them."""
 
 
-class PlanMemory:
-    """The last plans of a rank by what it had said of its tensors."""
+class PlanMemory(BoundedDict[bytes, SharedPlan]):
+    """The last plans of a rank by the fingerprint of what it had said of its tensors."""
 
     def __init__(self) -> None:
-        self._plans: OrderedDict[bytes, SharedPlan] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def find(self, specs: bytes) -> SharedPlan | None:
-        """Return the plan in which this rank's tensors had a given fingerprint."""
-        with self._lock:
-            plan = self._plans.get(specs)
-            if plan is not None:
-                self._plans.move_to_end(specs)
-            return plan
+        super().__init__(_MAX_PLANS)
 
     def keep(self, specs: bytes, plan: SharedPlan) -> None:
-        """Remember a plan, and forget the one that was not asked for the longest."""
-        with self._lock:
-            self._plans[specs] = plan
-            self._plans.move_to_end(specs)
-            if len(self._plans) > _MAX_PLANS:
-                self._plans.popitem(last=False)
+        """Remember a plan as the last one that was used."""
+        self.pop(specs, None)
+        self.put(specs, plan)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +124,7 @@ class _Agreeing:
             said = self.said = describe()
             self.specs = specs_fingerprint(said.specs)
             self.values = fingerprint(said.values.to_bytes())
-            self.known = self.memory.find(self.specs)
+            self.known = self.memory.get(self.specs)
             shared = self.known.agreement if self.known else self.specs
             return fingerprint(shared, self.values, json.dumps(said.terms).encode())
 
@@ -187,23 +175,21 @@ class _Agreeing:
         rank = self.ranks.rank
 
         def speak() -> bytes:
-            told: dict[str, str] = {}
+            told: dict[str, Any] = {}
             if rank in spec_groups:
-                told["specs"] = specs_to_bytes(self.said.specs).decode()
+                told["specs"] = specs_to_json(self.said.specs)
             if rank in value_groups:
                 told["values"] = self.said.values.to_bytes().decode()
             return json.dumps(told).encode() if told else b""
 
         def merge(answers: Answers) -> bytes:
-            told: dict[int, dict[str, str]] = {r: json.loads(a) for r, a in answers.items() if a}
+            told: dict[int, dict[str, Any]] = {r: json.loads(a) for r, a in answers.items() if a}
             values: list[ValueReport] = [
                 (group, Values.from_bytes(told[r]["values"].encode()))
                 for r, group in value_groups.items()
             ]
             specs = {r: told[r]["specs"] for r in spec_groups}
-            merge_tensors(
-                [(group, specs_from_bytes(specs[r].encode())) for r, group in spec_groups.items()]
-            )
+            merge_tensors([(group, specs_from_json(specs[r])) for r, group in spec_groups.items()])
             self.tree = merge_values(values)
             keep_own = any(True for _ in per_rank_nodes(self.tree))
             return json.dumps({"specs": specs, "keep_own": keep_own}).encode()
@@ -212,8 +198,7 @@ class _Agreeing:
         if not spec_groups:
             return cast(SharedPlan, self.known), merged["keep_own"]
         reports = [
-            (group, specs_from_bytes(merged["specs"][str(r)].encode()))
-            for r, group in spec_groups.items()
+            (group, specs_from_json(merged["specs"][str(r)])) for r, group in spec_groups.items()
         ]
         agreement = fingerprint(json.dumps(groups["specs"]).encode())
         return self.plan_of(reports, agreement), merged["keep_own"]

@@ -24,7 +24,7 @@ from dtckpt.logs import logger_of
 from ...dtensor.comm.traffic import observers_here, observing
 from ...storage.base import Store
 from ..ranks.together import DEFAULT_TIMEOUT, Ranks, ranks_of, together
-from ..state.stateful import Stateful
+from ..state.tree import Stateful
 from .exiting import AtExit, forget, remember
 from .job import CheckReplicas, SaveJob, SaveOptions, SaveReport
 from .staging import StagingArea, StagingPool

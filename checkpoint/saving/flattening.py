@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -14,9 +14,9 @@ from ..optimizers.named_state import named_state
 from ..optimizers.param_names import ParamNames
 from ..state.limits import MAX_NESTING
 from ..state.names import Path, index_component, is_encodable, join, key_component, rank_component
-from ..state.stateful import is_stateful
-from ..state.tree import DICTS, SEQUENCES, PerRank, container_node, dict_tag
+from ..state.tree import DICTS, SEQUENCES, PerRank, container_node, dict_tag, is_stateful
 from ..state.values import Node, encode_value
+from ..tensors.local_tensor import tensor_tag
 from ..tensors.visiting import Visited, visit
 
 
@@ -37,16 +37,14 @@ def flatten(
     state: Any,
     *,
     rank: int,
-    tensor_tag: Callable[[object], str | None],
     allow_pickle: bool,
     tell_alive: Callable[[], None] = lambda: None,
 ) -> Flattened:
     """Take a state dict, or an object that has one, apart into its structure and its tensors.
 
-    ``tensor_tag`` says "tensor" or "ndarray" for what is to be stored as a tensor. Objects with
-    ``state_dict()`` and ``load_state_dict()`` stand for their state dict; that of an optimizer goes
-    by the names of its parameters. ``tell_alive`` is called after each object was asked. Raises
-    Unsavable, with the name of the leaf, for what cannot be written.
+    Objects with ``state_dict()`` and ``load_state_dict()`` stand for their state dict; that of an
+    optimizer goes by the names of its parameters. ``tell_alive`` is called after each object was
+    asked. Raises Unsavable, with the name of the leaf, for what cannot be written.
     """
     if dict_tag(state) is None and not is_stateful(state):
         raise Unsavable(
@@ -55,7 +53,7 @@ def flatten(
         )
     visited = visit(state, rank, tell_alive=tell_alive)
     names = ParamNames(state, visited, rank)
-    return _Flattening(visited, names, rank, tensor_tag, allow_pickle).run(state)
+    return _Flattening(visited, names, rank, allow_pickle).run(state)
 
 
 def _check_depth(path: Path) -> None:
@@ -64,23 +62,15 @@ def _check_depth(path: Path) -> None:
         raise Unsavable(f"{join(path)}: lies in more than {MAX_NESTING} containers")
 
 
+@dataclass(slots=True)
 class _Flattening:
-    def __init__(
-        self,
-        visited: Visited,
-        names: ParamNames,
-        rank: int,
-        tensor_tag: Callable[[object], str | None],
-        allow_pickle: bool,
-    ) -> None:
-        self.visited = visited
-        self.names = names
-        self.rank = rank
-        self.tensor_tag = tensor_tag
-        self.allow_pickle = allow_pickle
-        self.tensors: dict[str, Any] = {}
-        self.has_own = False
-        self.groups: list[str] = []
+    visited: Visited
+    names: ParamNames
+    rank: int
+    allow_pickle: bool
+    tensors: dict[str, Any] = field(default_factory=dict[str, Any])
+    has_own: bool = False
+    groups: list[str] = field(default_factory=list[str])
 
     def run(self, state: Any) -> Flattened:
         return Flattened(self.node(state, ()), self.tensors, self.has_own, tuple(self.groups))
@@ -88,7 +78,7 @@ class _Flattening:
     def node(self, value: Any, path: Path) -> Node:
         if type(value) in DICTS:  # nothing else, and there may be very many
             return self.dict_node(value, path)
-        tag = self.tensor_tag(value)
+        tag = tensor_tag(value)
         if tag is not None:
             name = join(path)
             if not is_encodable(name):

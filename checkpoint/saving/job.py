@@ -26,15 +26,15 @@ from ..ranks.text import ranks_text
 from ..ranks.together import Answers, Ranks, Solo, together
 from ..state.collector import paused_collector
 from ..state.limits import MAX_JSON_NESTING, check_nesting
-from ..state.stateful import Stateful
-from ..tensors.local_tensor import LocalTensor, local_tensor, tensor_tag
+from ..state.tree import Stateful
+from ..tensors.local_tensor import LocalTensor, local_tensor
 from ..tensors.spec import OwnPart, TensorSpecs, Values, split_own
 from ..tensors.ties import find_ties
 from ..tensors.transfer import TensorSource
 from .agreeing import Agreement, Description, PlanMemory, agree
 from .copies import compare_copies
 from .flattening import flatten
-from .staging import StagingArea, TensorPart
+from .staging import StagingArea
 
 logger = logger_of("checkpoint")
 
@@ -138,7 +138,6 @@ class SaveJob:
             flat = flatten(
                 state,
                 rank=rank,
-                tensor_tag=tensor_tag,
                 allow_pickle=self.options.allow_pickle,
                 tell_alive=self.ranks.tell_alive,
             )
@@ -213,11 +212,8 @@ class SaveJob:
 
     def stage(self, area: StagingArea) -> bytes:
         """Copy what this rank writes, so that the tensors may change."""
-        parts = [
-            TensorPart(chunk=chunk, tensor=self.tensors[chunk.tensor.name].part(chunk.box))
-            for chunk in self.chunks
-        ]
-        self.chunks, self._image = area.stage(parts, self.ranks.tell_alive)
+        tensors = [self.tensors[chunk.tensor.name].part(chunk.box) for chunk in self.chunks]
+        self.chunks, self._image = area.stage(self.chunks, tensors, self.ranks.tell_alive)
         self.tensors = {}
         return b""
 

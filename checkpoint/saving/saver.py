@@ -9,7 +9,7 @@ from typing import Any
 
 from ...storage.base import Store
 from ..ranks.together import DEFAULT_TIMEOUT, Ranks, closing, ranks_of
-from ..state.stateful import Stateful
+from ..state.tree import Stateful
 from .job import CheckReplicas, SaveJob, SaveOptions, SaveReport
 
 

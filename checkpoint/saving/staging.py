@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,18 +29,6 @@ class _Staged:
             yield self.view[start : start + max_bytes]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorPart:
-    """A chunk that is to be staged, and the tensor that holds its elements."""
-
-    chunk: Chunk
-    tensor: torch.Tensor
-
-    @property
-    def num_bytes(self) -> int:
-        return self.tensor.numel() * self.tensor.element_size()
-
-
 class StagingArea:
     """Memory for the bytes that one save in the background writes; reused from save to save."""
 
@@ -49,28 +37,29 @@ class StagingArea:
         self._unpin: Callable[[], object] | None = None
 
     def stage(
-        self, parts: Sequence[TensorPart], on_progress: Callable[[], None]
+        self,
+        chunks: Sequence[Chunk],
+        tensors: Sequence[torch.Tensor],
+        on_progress: Callable[[], None],
     ) -> tuple[list[Chunk], memoryview]:
         """Copy chunks, given in file order, and return them as staged, with the memory's image.
 
-        The memory belongs to the caller until its save has ended.
+        ``tensors`` hold their elements. The memory belongs to the caller until its save has ended.
         """
-        size = sum(part.num_bytes for part in parts)
-        image = self._memory(size, pinned=any(part.tensor.is_cuda for part in parts))
+        size = sum(tensor.nbytes for tensor in tensors)
+        image = self._memory(size, pinned=any(tensor.is_cuda for tensor in tensors))
         whole = torch.frombuffer(image, dtype=torch.uint8) if size else torch.empty(0)
         staged: list[Chunk] = []
         start = 0
-        for part in parts:
-            end = start + part.num_bytes
+        for chunk, source in zip(chunks, tensors, strict=True):
+            end = start + source.nbytes
             if end > start:
-                source = part.tensor
                 target = whole[start:end].view(source.dtype).view(source.shape)
                 target.copy_(source, non_blocking=source.is_cuda)
                 on_progress()
-            source = _Staged(image[start:end])
-            staged.append(Chunk(tensor=part.chunk.tensor, box=part.chunk.box, source=source))
+            staged.append(replace(chunk, source=_Staged(image[start:end])))
             start = end
-        for device in {part.tensor.device for part in parts if part.tensor.is_cuda}:
+        for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
             torch.cuda.current_stream(device).synchronize()
         return staged, image
 

@@ -34,23 +34,13 @@ def assign_writers(tensors: Iterable[GlobalTensor]) -> tuple[StoredTensor, ...]:
         if isinstance(layout, Layout) and layout.num_replicas > 1 and tensor.same_as is None:
             group = groups.setdefault((layout.mesh, layout.replica_axes), [])
             group.append(_Cells.of(tensor, layout))
-    dealt: dict[str, tuple[int, tuple[int, ...]]] = {}
+    dealt: dict[str, tuple[tuple[int, ...], int]] = {}
     for (mesh, axes), members in groups.items():
         _deal(members, math.prod(mesh.shape[axis] for axis in axes), dealt)
     stored: list[StoredTensor] = []
-    for tensor in tensors:
-        cut, writers = dealt.get(tensor.same_as or tensor.name, (0, (0,)))
-        stored.append(
-            StoredTensor(
-                name=tensor.name,
-                dtype=tensor.dtype,
-                shape=tensor.shape,
-                layout=tensor.layout,
-                writers=writers,
-                cut=cut,
-                same_as=tensor.same_as,
-            )
-        )
+    for t in tensors:
+        writers, cut = dealt.get(t.same_as or t.name, ((0,), 0))
+        stored.append(StoredTensor(t.name, t.dtype, t.shape, t.layout, writers, cut, t.same_as))
     return tuple(stored)
 
 
@@ -80,9 +70,9 @@ class _Cells:
 
 
 def _deal(
-    members: list[_Cells], num_replicas: int, dealt: dict[str, tuple[int, tuple[int, ...]]]
+    members: list[_Cells], num_replicas: int, dealt: dict[str, tuple[tuple[int, ...], int]]
 ) -> None:
-    """Deal the tensors of a group out to its replicas; ``dealt`` gets dim and replicas by name."""
+    """Deal the tensors of a group out to its replicas; ``dealt`` gets replicas and dim by name."""
     fair = sum(cells.num_bytes for cells in members) / num_replicas
     granule = max(MIN_SLICE_BYTES, fair / _SLICES_PER_REPLICA)
     slices: list[tuple[int, str, int]] = []
@@ -99,4 +89,4 @@ def _deal(
         heapq.heapreplace(heap, (load + num_bytes, replica))
         replicas[name][number] = replica
     for name, found in replicas.items():
-        dealt[name] = (cuts[name], tuple(found))
+        dealt[name] = tuple(found), cuts[name]

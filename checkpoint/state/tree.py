@@ -12,7 +12,7 @@ import json
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, cast
 
 from dtckpt.errors import Corrupt
 
@@ -50,6 +50,27 @@ class PerRank:
     def __post_init__(self) -> None:
         if self.new_rank not in ("error", "keep"):
             raise ValueError(f"new_rank={self.new_rank!r}: expected 'error' or 'keep'")
+
+
+class Stateful(Protocol):
+    """What an object needs to be saved and loaded by its state dict."""
+
+    def state_dict(self) -> Any:
+        """Return the state; its tensors are written as they are, views of live ones included."""
+        ...
+
+    def load_state_dict(self, state_dict: Any) -> Any:
+        """Take over a state of the same structure."""
+        ...
+
+
+def is_stateful(value: object) -> bool:
+    """Whether ``value`` is an object (not a class) with both methods."""
+    return (
+        not isinstance(value, type)
+        and callable(getattr(value, "state_dict", None))
+        and callable(getattr(value, "load_state_dict", None))
+    )
 
 
 def dict_tag(value: object) -> str | None:
@@ -148,15 +169,6 @@ def tensor_names(node: Node) -> Iterator[str]:
         return
     for _, _, child in children(node):
         yield from tensor_names(child)
-
-
-def leaves(node: Node, path: Path = ()) -> Iterator[tuple[str, Node]]:
-    """Yield (name, node) of every leaf; empty containers are leaves too."""
-    inner = children(node)
-    if not inner:
-        yield join(path), node
-    for _, component, child in inner:
-        yield from leaves(child, (*path, component))
 
 
 def unflatten(

@@ -92,8 +92,7 @@ def _encode_numpy_scalar(value: Any) -> Node:
 
 
 def _decode_numpy_scalar(value: list[str]) -> Any:
-    import numpy as np
-
+    np = _numpy()
     code, text = value
     if not _NUMPY_SCALAR.fullmatch(code):
         raise ValueError("no dtype of a numpy scalar")
@@ -127,25 +126,17 @@ def _numpy() -> Any:
     return np
 
 
-def _torch_attribute(name: str) -> Any:
+def _torch() -> Any:
     import torch
 
-    value = getattr(torch, name)
-    if not isinstance(value, torch.dtype):
+    return torch
+
+
+def _decode_dtype(name: str) -> Any:
+    value = getattr(_torch(), name)
+    if not isinstance(value, _torch().dtype):
         raise Corrupt(f"torch.{name} is not a dtype")
     return value
-
-
-def _torch_device(text: str) -> Any:
-    import torch
-
-    return torch.device(text)
-
-
-def _torch_size(sizes: list[int]) -> Any:
-    import torch
-
-    return torch.Size(sizes)
 
 
 def _decode_enum(value: list[str]) -> enum.Enum:
@@ -189,9 +180,9 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "complex": lambda parts: complex(*(decode_value(p, "", allow_pickle=False) for p in parts)),
     "bytes": _from_base64,
     "numpy": _decode_numpy_scalar,
-    "dtype": _torch_attribute,
-    "device": _torch_device,
-    "size": _torch_size,
+    "dtype": _decode_dtype,
+    "device": lambda text: _torch().device(text),
+    "size": lambda sizes: _torch().Size(sizes),
     "enum": _decode_enum,
     "pickle": lambda text: pickle.loads(_from_base64(text)),
 }

@@ -8,9 +8,8 @@ change with every step and are described apart.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import xxhash
 
@@ -81,23 +80,13 @@ class OwnPart:
 
     def to_bytes(self) -> bytes:
         """Return JSON."""
-        return _dump({"nodes": self.nodes, "tensors": _specs_to_json(self.tensors)})
+        return _dump({"nodes": self.nodes, "tensors": specs_to_json(self.tensors)})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> OwnPart:
         """Return the part that ``to_bytes`` wrote."""
         value = json.loads(data)
-        return cls(value["nodes"], _specs_from_json(value["tensors"]))
-
-
-def specs_to_bytes(specs: TensorSpecs) -> bytes:
-    """Return the JSON form in which one rank tells the others of its tensors."""
-    return _dump(_specs_to_json(specs))
-
-
-def specs_from_bytes(data: bytes) -> TensorSpecs:
-    """Return the specs that ``specs_to_bytes`` wrote."""
-    return _specs_from_json(json.loads(data))
+        return cls(value["nodes"], specs_from_json(value["tensors"]))
 
 
 def fingerprint(*parts: bytes) -> bytes:
@@ -111,61 +100,45 @@ def fingerprint(*parts: bytes) -> bytes:
 
 def specs_fingerprint(specs: TensorSpecs) -> bytes:
     """Return the fingerprint of names, dtypes, shapes and layouts, and of the format's version."""
-    ways: dict[tuple[Mesh, tuple[Placement, ...]], int] = {}
-    lines: list[tuple[object, ...]] = []
+    return fingerprint(_dump([FORMAT_VERSION, specs_to_json(specs)]))
+
+
+def specs_to_json(specs: TensorSpecs) -> dict[str, Any]:
+    """Return the JSON form of specs, of which most share a layout, for other ranks."""
+    meshes: dict[Mesh, int] = {}
+    places: dict[tuple[Mesh, tuple[Placement, ...]], int] = {}
+    tensors: dict[str, tuple[object, ...]] = {}
     for name, spec in specs.items():
         where: object = None
         if spec.layout is not None:
-            where = ways.setdefault((spec.layout.mesh, spec.layout.placements), len(ways))
+            where = places.setdefault((spec.layout.mesh, spec.layout.placements), len(places))
         elif spec.boxes is not None:
             where = [str(box) for box in spec.boxes]
-        lines.append((name, spec.dtype.code, spec.shape, where, spec.same_as))
-    told = [[mesh.to_json(), [str(p) for p in placements]] for mesh, placements in ways]
-    return fingerprint(_dump([FORMAT_VERSION, told]), _dump(lines))
+        tensors[name] = (spec.dtype.code, spec.shape, where, spec.same_as)
+    told = [[meshes.setdefault(mesh, len(meshes)), list(map(str, ps))] for mesh, ps in places]
+    return {"meshes": [mesh.to_json() for mesh in meshes], "places": told, "tensors": tensors}
 
 
-def _specs_to_json(specs: TensorSpecs) -> dict[str, Any]:
-    meshes: dict[Mesh, int] = {}
-    tensors = {name: _tensor_json(spec, meshes) for name, spec in specs.items()}
-    return {"meshes": [mesh.to_json() for mesh in meshes], "tensors": tensors}
-
-
-def _specs_from_json(value: dict[str, Any]) -> TensorSpecs:
+def specs_from_json(value: dict[str, Any]) -> TensorSpecs:
+    """Return the specs that ``specs_to_json`` was given."""
     meshes = [Mesh.from_json(mesh) for mesh in value["meshes"]]
-    return {name: _tensor_from_json(t, meshes) for name, t in value["tensors"].items()}
+    places = [(meshes[mesh], tuple(map(parse_placement, ps))) for mesh, ps in value["places"]]
+    specs: TensorSpecs = {}
+    for name, (code, sizes, where, same_as) in value["tensors"].items():
+        shape = tuple(sizes)
+        is_placed = isinstance(where, int)
+        specs[name] = TensorSpec(
+            dtype=dtype_of_code(code, "state spec"),
+            shape=shape,
+            layout=Layout(*places[where], shape) if is_placed else None,
+            boxes=None if is_placed or where is None else tuple(map(Box.parse, where)),
+            same_as=same_as,
+        )
+    return specs
 
 
 def _dump(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
-
-
-def _tensor_json(spec: TensorSpec, meshes: dict[Mesh, int]) -> list[Any]:
-    where: Any = None
-    if spec.layout is not None:
-        mesh = meshes.setdefault(spec.layout.mesh, len(meshes))
-        where = [mesh, *(str(p) for p in spec.layout.placements)]
-    elif spec.boxes is not None:
-        where = {"boxes": [str(box) for box in spec.boxes]}
-    return [spec.dtype.code, list(spec.shape), where, spec.same_as]
-
-
-def _tensor_from_json(value: list[Any], meshes: Sequence[Mesh]) -> TensorSpec:
-    code, sizes, where, same_as = value
-    shape = tuple(sizes)
-    layout: Layout | None = None
-    boxes: tuple[Box, ...] | None = None
-    if isinstance(where, list):
-        mesh, *placements = cast(list[Any], where)
-        layout = Layout(meshes[mesh], tuple(parse_placement(p) for p in placements), shape)
-    elif where is not None:
-        boxes = tuple(Box.parse(text) for text in where["boxes"])
-    return TensorSpec(
-        dtype=dtype_of_code(code, "state spec"),
-        shape=shape,
-        layout=layout,
-        boxes=boxes,
-        same_as=same_as,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,11 +162,6 @@ class GlobalTensor:
         return (
             isinstance(self.layout, Layout) and self.layout.num_replicas > 1 and not self.is_plain
         )
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the global tensor."""
-        return Box.whole(self.shape).numel * self.dtype.itemsize
 
 
 def split_own(tree: Node, specs: TensorSpecs) -> tuple[Node, TensorSpecs, OwnPart]:

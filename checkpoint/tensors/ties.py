@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from .local_tensor import LocalTensor
+from .materialising import memory_key
 
 
 def find_ties(tensors: Mapping[str, LocalTensor]) -> dict[str, str]:
@@ -16,21 +17,12 @@ def find_ties(tensors: Mapping[str, LocalTensor]) -> dict[str, str]:
     Told by the storage that parts lie in, not by addresses: those of empty parts tell nothing, and
     ranks that hold nothing of a tensor must find the same ties as the others.
     """
-    from ...dtensor.torch_private import storage_id  # with torch, which numpy's arrays do not need
-
     first: dict[object, str] = {}
     ties: dict[str, str] = {}
     for name in _suspects(tensors):
         local = tensors[name]
         parts = tuple(
-            (
-                box,
-                storage_id(tensor),
-                tensor.storage_offset(),
-                tensor.stride(),
-                tensor.is_conj(),
-                tensor.is_neg(),
-            )
+            (box, memory_key(tensor), tensor.is_conj(), tensor.is_neg())
             for box, tensor in local.parts
         )
         key = (local.dtype, local.shape, local.layout, local.is_plain, parts)

@@ -17,8 +17,7 @@ from dtckpt.errors import Unsavable
 
 from ..state.limits import MAX_NESTING
 from ..state.names import index_component, key_component, rank_component
-from ..state.stateful import is_stateful
-from ..state.tree import DICTS, SEQUENCES, PerRank, dict_tag
+from ..state.tree import DICTS, SEQUENCES, PerRank, dict_tag, is_stateful
 from .local_tensor import tensor_tag
 
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes, torch.Tensor, torch.nn.Parameter})

@@ -21,8 +21,8 @@ from dtckpt.checkpoint.tensors.spec import (
     TensorSpecs,
     Values,
     specs_fingerprint,
-    specs_from_bytes,
-    specs_to_bytes,
+    specs_from_json,
+    specs_to_json,
 )
 from dtckpt.dtensor import Layout
 
@@ -67,7 +67,7 @@ class Scale:
 
 def simulate(saving: Job, loading: Job) -> Scale:
     """Plan a save by one job and a load of it by another one."""
-    told = [specs_to_bytes(stage.describe()) for stage in saving.stages]
+    told = [json.dumps(specs_to_json(stage.describe())).encode() for stage in saving.stages]
     # The rank whose stage has most to describe; all ranks of it do the same work.
     rank = max(range(len(told)), key=lambda s: len(told[s])) * saving.num_ranks // len(told)
     plan_seconds, stored = _timed(lambda: _plan(saving, told, rank))
@@ -116,7 +116,7 @@ def _plan(job: Job, told: list[bytes], rank: int) -> tuple[StoredTensor, ...]:
     reports: list[tuple[tuple[int, ...], TensorSpecs]] = [(everyone, own)]
     if len(told) > 1:
         reports = [
-            (everyone[number * size : (number + 1) * size], specs_from_bytes(text))
+            (everyone[number * size : (number + 1) * size], specs_from_json(json.loads(text)))
             for number, text in enumerate(told)
         ]
     stored = assign_writers(merge_tensors(reports))
