@@ -5,10 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 from contextlib import suppress
-from types import TracebackType
 from typing import Self, final
-
-__all__ = ["ARENA_UNIT", "Arena", "address_of"]
 
 ARENA_UNIT = 2 << 20
 """Arenas begin at a multiple of this and are a multiple of it long: a huge page, in bytes."""
@@ -75,12 +72,7 @@ class Arena:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
 

@@ -21,9 +21,8 @@ partial. The error's ``is_certain`` says that nothing came of it nor will.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
 from dtckpt.errors import ObjectNotFound, StorageError
@@ -33,16 +32,6 @@ from .names import join
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
-
-__all__ = [
-    "ObjectInfo",
-    "ReadRequest",
-    "Store",
-    "WriteStream",
-    "byte_view",
-    "check_range",
-    "is_before",
-]
 
 
 def byte_view(data: Buffer) -> memoryview:
@@ -188,12 +177,7 @@ class WriteStream(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is not None:
             self._abort_because(error)
         elif self._state != "aborted":
@@ -222,6 +206,25 @@ class WriteStream(ABC):
     @abstractmethod
     def _discard(self) -> None:
         """Remove every trace of the object; also called after ``_finish`` raised."""
+
+
+class WholeStream(WriteStream):
+    """Keeps the bytes and hands them to ``put`` on close."""
+
+    def __init__(self, where: str, size: int, put: Callable[[bytes], None]) -> None:
+        super().__init__(where, size)
+        self._put = put
+        self._data = bytearray()
+
+    def _append(self, view: memoryview) -> None:
+        self._data += view
+
+    def _finish(self) -> None:
+        # Drivers differ in what they accept; bytes is what they all do.
+        self._put(bytes(self._data))
+
+    def _discard(self) -> None:
+        self._data = bytearray()
 
 
 class Store(ABC):
@@ -349,12 +352,7 @@ class Store(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

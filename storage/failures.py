@@ -10,17 +10,6 @@ from contextlib import contextmanager
 
 from dtckpt.errors import CheckpointError, ObjectExists, ObjectNotFound, StorageError
 
-__all__ = [
-    "already_exists",
-    "changed",
-    "failing",
-    "not_found",
-    "out_of_range",
-    "reading",
-    "storage_error",
-    "translated",
-]
-
 
 def storage_error(action: str, where: str, cause: Exception) -> StorageError:
     """The error that says ``cannot {action} {where}`` for ``cause``, ready to be raised from it.

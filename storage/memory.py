@@ -9,11 +9,9 @@ from typing import final
 
 from dtckpt.errors import StorageError
 
-from .base import ObjectInfo, ReadRequest, Store, WriteStream, check_range
+from .base import ObjectInfo, ReadRequest, Store, WholeStream, WriteStream, check_range
 from .failures import already_exists, changed, failing, not_found, out_of_range
 from .names import check_component, check_name, check_prefix, join
-
-__all__ = ["MemoryStore"]
 
 _numbers = itertools.count(1)
 
@@ -51,9 +49,10 @@ class MemoryStore(Store):
             request.view[:] = data[request.offset : request.stop]
 
     def create(self, name: str, size: int) -> WriteStream:
-        stream = _MemoryStream(self, name, size)
+        where = join(self.url, check_name(name))
+        stream = WholeStream(where, size, lambda data: self.publish(name, data, overwrite=False))
         if self.exists(name):
-            raise already_exists(join(self.url, name))
+            raise already_exists(where)
         return stream
 
     def publish(self, name: str, data: bytes, *, overwrite: bool) -> None:
@@ -88,21 +87,19 @@ class MemoryStore(Store):
                 self._objects.pop(key, None)
 
     def substore(self, prefix: str) -> Store:
-        child = MemoryStore(self._objects)
-        child.url = join(self.url, prefix)
-        child._prefix = self._key(prefix)
-        child._lock = self._lock
-        return child
+        return self._other(join(self.url, prefix), self._key(prefix))
 
     def sibling(self, name: str) -> Store:
         parent, _, own = self._prefix.rpartition("/")
         if not own:
             raise StorageError(f"{self.url} is a root and has nothing beside it")
-        child = MemoryStore(self._objects)
-        child.url = join(self.url.rpartition("/")[0], check_component(name))
-        child._prefix = join(parent, name)
-        child._lock = self._lock
-        return child
+        url = join(self.url.rpartition("/")[0], check_component(name))
+        return self._other(url, join(parent, name))
+
+    def _other(self, url: str, prefix: str) -> MemoryStore:
+        other = MemoryStore(self._objects)
+        other.url, other._prefix, other._lock = url, prefix, self._lock
+        return other
 
     def _key(self, name: str) -> str:
         return join(self._prefix, check_name(name))
@@ -123,20 +120,3 @@ class MemoryStore(Store):
         if data is None:
             raise not_found(join(self.url, name))
         return data
-
-
-class _MemoryStream(WriteStream):
-    def __init__(self, store: MemoryStore, name: str, size: int) -> None:
-        super().__init__(join(store.url, check_name(name)), size)
-        self._store = store
-        self._name = name
-        self._data = bytearray()
-
-    def _append(self, view: memoryview) -> None:
-        self._data += view
-
-    def _finish(self) -> None:
-        self._store.publish(self._name, bytes(self._data), overwrite=False)
-
-    def _discard(self) -> None:
-        self._data = bytearray()

@@ -9,19 +9,6 @@ from __future__ import annotations
 import os
 import re
 
-__all__ = [
-    "UPLOAD_ID",
-    "check_component",
-    "check_name",
-    "check_prefix",
-    "is_reserved",
-    "is_valid",
-    "join",
-    "lock_name",
-    "reserved_name",
-    "target_of",
-]
-
 UPLOAD_ID = "?uploadId="
 """Stands between the name of an object and the id of an unfinished upload to it."""
 

@@ -10,8 +10,6 @@ from typing import Any
 from .base import Store
 from .local.store import LocalStore
 
-__all__ = ["open_store"]
-
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 

@@ -35,8 +35,6 @@ from .matching import match
 from .options import LoadOptions
 from .report import LoadReport
 
-__all__ = ["LoadReport", "load"]
-
 logger = logger_of("checkpoint")
 
 

@@ -15,8 +15,6 @@ import time
 from ..arena import Arena, address_of
 from .posix import preallocate, write_at
 
-__all__ = ["ALIGNMENT", "DirectWriter", "direct_io_pays"]
-
 ALIGNMENT = 4096
 """Memory, offset and length of direct writes are multiples of this; devices ask for no more."""
 

@@ -19,17 +19,6 @@ from typing import Any
 
 from ..names import lock_name
 
-__all__ = [
-    "fallocate",
-    "link_new",
-    "locked_directory",
-    "make_directories",
-    "preallocate",
-    "read_at",
-    "sync_directory",
-    "write_at",
-]
-
 _IOV_MAX = 1024
 _UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS})
 _NO_LOCKS = _UNSUPPORTED | {errno.EBADF, errno.ENOLCK}

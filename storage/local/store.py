@@ -33,8 +33,6 @@ from .posix import (
     write_at,
 )
 
-__all__ = ["LocalStore"]
-
 # A directory can be removed by another process between making it and using it.
 _OPEN_ATTEMPTS = 8
 

@@ -8,8 +8,6 @@ from typing import Any
 
 from dtckpt.errors import StorageError
 
-__all__ = ["Driver"]
-
 _S3 = frozenset({"s3", "s3a"})
 
 # Here an upload becomes visible when it is completed, in one step. Not every object store is among

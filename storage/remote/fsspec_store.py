@@ -9,7 +9,15 @@ from typing import Any, final
 
 from dtckpt.errors import ObjectNotFound, StorageError
 
-from ..base import ObjectInfo, ReadRequest, Store, WriteStream, check_range, is_before
+from ..base import (
+    ObjectInfo,
+    ReadRequest,
+    Store,
+    WholeStream,
+    WriteStream,
+    check_range,
+    is_before,
+)
 from ..failures import (
     already_exists,
     changed,
@@ -25,9 +33,7 @@ from .listing import find_files
 from .puts import only_new, only_same, put_whole, remove_same
 from .s3_requests import Requests, is_condition_failed
 from .s3_uploads import abort_upload, split_upload, unfinished_uploads, upload_name
-from .streams import PART_BYTES, MultipartStream, RenameStream, WholeStream, move
-
-__all__ = ["FsspecStore"]
+from .streams import PART_BYTES, MultipartStream, RenameStream, move
 
 # Reads are cut to this size, and this many are in flight: 128 MiB at most.
 _RANGE_BYTES = 8 << 20

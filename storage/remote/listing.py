@@ -6,8 +6,6 @@ from typing import Any
 
 from .s3_requests import server_code
 
-__all__ = ["find_files"]
-
 
 def find_files(fs: Any, top: str) -> dict[str, dict[str, Any]]:
     """Return what the driver tells of every file below ``top``, by path; none if it is not there.

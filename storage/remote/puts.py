@@ -10,8 +10,6 @@ from typing import Any
 
 from .s3_requests import Requests, server_code
 
-__all__ = ["only_new", "only_same", "put_whole", "remove_same"]
-
 _CONFLICT_ATTEMPTS = 8
 _CONFLICT_SECONDS = 0.05
 

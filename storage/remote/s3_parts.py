@@ -7,8 +7,6 @@ from collections import deque
 from contextlib import suppress
 from typing import Any, final
 
-__all__ = ["NUM_PARTS", "PartsFile"]
-
 NUM_PARTS = 4
 """Parts in flight; with the one that fills, an upload holds one part more than these in memory."""
 

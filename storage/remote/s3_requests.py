@@ -14,8 +14,6 @@ from typing import Any, final
 
 from dtckpt.errors import StorageError
 
-__all__ = ["Requests", "is_condition_failed", "server_code"]
-
 _counting: ContextVar[Requests | None] = ContextVar("dtckpt_counting", default=None)
 
 

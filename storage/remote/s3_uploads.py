@@ -11,8 +11,6 @@ from urllib.parse import quote, unquote
 
 from ..names import UPLOAD_ID
 
-__all__ = ["abort_upload", "split_upload", "unfinished_uploads", "upload_name"]
-
 
 def upload_name(name: str, upload_id: str) -> str:
     """Return the reserved name of an upload to the object ``name``."""

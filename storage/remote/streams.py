@@ -1,4 +1,4 @@
-"""Three ways to write a new object through fsspec, by what its file system promises."""
+"""Ways to write a large object through fsspec, by what its file system promises."""
 
 from __future__ import annotations
 
@@ -11,32 +11,11 @@ from ..base import WriteStream
 from ..failures import translated
 from .s3_parts import PartsFile
 
-__all__ = ["PART_BYTES", "MultipartStream", "RenameStream", "WholeStream", "move"]
-
 PART_BYTES = 16 << 20
 """Objects up to this size go out in one request, larger ones in parts of it or more."""
 
 # Object stores take 10,000 parts at most.
 _MAX_PARTS = 9_000
-
-
-class WholeStream(WriteStream):
-    """Keeps the bytes and hands them to ``put`` on close."""
-
-    def __init__(self, where: str, size: int, put: Callable[[bytes], None]) -> None:
-        super().__init__(where, size)
-        self._put = put
-        self._data = bytearray()
-
-    def _append(self, view: memoryview) -> None:
-        self._data += view
-
-    def _finish(self) -> None:
-        # Drivers differ in what they accept; bytes is what they all do.
-        self._put(bytes(self._data))
-
-    def _discard(self) -> None:
-        self._data = bytearray()
 
 
 class MultipartStream(WriteStream):

@@ -10,20 +10,6 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
-__all__ = [
-    "Call",
-    "Delay",
-    "Fault",
-    "FlipBit",
-    "Kill",
-    "Op",
-    "Plan",
-    "RaiseError",
-    "Rule",
-    "ShortRead",
-    "TornWrite",
-]
-
 Op = Literal[
     "stat", "read", "read_into", "create", "write", "close", "abort", "publish", "list", "delete"
 ]

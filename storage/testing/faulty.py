@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TypeVar, final
 
 from ..base import ObjectInfo, ReadRequest, Store, WriteStream, byte_view, check_range
 from ..names import check_name, check_prefix, join
 from .faults import Call, Fault, Op, Plan, Rule
-
-__all__ = ["FaultyStore"]
 
 _T = TypeVar("_T")
 _NO_FAULT = Fault()
@@ -81,17 +80,15 @@ class FaultyStore(Store):
         return _FaultyStream(where, size, stream, lambda op, n: self._next(op, name, n))
 
     def publish(self, name: str, data: bytes, *, overwrite: bool) -> None:
-        fault = self._next("publish", name, len(data))
-        fault.before()
-        data = bytes(fault.sent(memoryview(data)))
-        self._inner.publish(name, data, overwrite=overwrite)
-        fault.after()
+        self._publish(name, data, lambda sent: self._inner.publish(name, sent, overwrite=overwrite))
 
     def replace(self, name: str, data: bytes, *, expected: bytes) -> None:
+        self._publish(name, data, lambda sent: self._inner.replace(name, sent, expected=expected))
+
+    def _publish(self, name: str, data: bytes, effect: Callable[[bytes], None]) -> None:
         fault = self._next("publish", name, len(data))
         fault.before()
-        data = bytes(fault.sent(memoryview(data)))
-        self._inner.replace(name, data, expected=expected)
+        effect(bytes(fault.sent(memoryview(data))))
         fault.after()
 
     def remove(self, name: str, *, expected: bytes) -> None:
@@ -105,7 +102,7 @@ class FaultyStore(Store):
 
     def delete(self, names: Iterable[str]) -> None:
         for name in [check_name(name, reserved=True) for name in names]:
-            self._delete_one(name)
+            self._run("delete", name, 0, partial(self._inner.delete, [name]))
 
     def substore(self, prefix: str) -> Store:
         child = FaultyStore(self._inner.substore(prefix))
@@ -121,9 +118,6 @@ class FaultyStore(Store):
 
     def close(self) -> None:
         self._inner.close()
-
-    def _delete_one(self, name: str) -> None:
-        self._run("delete", name, 0, lambda: self._inner.delete([name]))
 
     def _next(self, op: Op, name: str, size: int) -> Fault:
         checked = check_prefix(name) if op == "list" else check_name(name, reserved=op == "delete")

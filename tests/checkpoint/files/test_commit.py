@@ -397,9 +397,8 @@ def test_a_swallowed_manifest_is_told_as_such(
     if overwrite:
         dcp.save(state(1.0), store)
     with monkeypatch.context() as patch:
-        patch.setattr(MemoryStore, "publish", lambda *_, **__: None)  # pyright: ignore
+        patch.setattr(MemoryStore, "publish", all_but_the_manifest)
         patch.setattr(MemoryStore, "replace", lambda *_, **__: None)  # pyright: ignore
-        patch.setattr("dtckpt.storage.memory._MemoryStream._finish", finish_as_before)
         what = "what was there before still is" if overwrite else "nothing is there"
         with pytest.raises(StorageError, match=f"{what} although the store has confirmed"):
             dcp.save(state(2.0), store, overwrite=overwrite)
@@ -409,6 +408,10 @@ def test_a_swallowed_manifest_is_told_as_such(
         assert into["t0"][0] == 1.0
 
 
-def finish_as_before(stream: Any) -> None:
-    """Complete a data file of a ``MemoryStore``, by another way than ``publish``."""
-    stream._store._objects[stream._store._key(stream._name)] = bytes(stream._data)
+PUBLISH = MemoryStore.publish
+
+
+def all_but_the_manifest(store: MemoryStore, name: str, data: bytes, *, overwrite: bool) -> None:
+    """Publish as a ``MemoryStore`` does, but swallow the manifest."""
+    if name != MANIFEST:
+        PUBLISH(store, name, data, overwrite=overwrite)
