@@ -25,10 +25,10 @@ from .state_dicts import teach_state_dicts
 from .tensor.arguments import collect_tensors
 from .tensor.autograd import (
     FromLocal,
+    Goal,
     Redistribute,
     RedistributeMany,
     ToLocal,
-    Way,
     gradient_spec,
     moved,
     moved_together,
@@ -36,14 +36,13 @@ from .tensor.autograd import (
 from .tensor.awaited import Awaited
 from .tensor.compilers import opaque
 from .tensor.copied_view import LINKS, CopiedView, forget_viewed
-from .tensor.foreach_default import use_lists
 from .tensor.leaf_gradients import PlacedGradients, follow_leaf, place_gradient
 from .tensor.local_parts import brought, check_replicas, kind_of, require_plain, spec_of_local
 from .tensor.protocol import Checkpointable
 from .tensor.scattering import agree_on_source, scatter_from
 from .tensor.setitem import set_item
 from .tensor.wrapper import Wrapper
-from .torch_private import no_torch_function
+from .torch_private import lists_by_default, no_torch_function
 
 AnyMesh = DeviceMesh | TorchDeviceMesh
 
@@ -166,8 +165,8 @@ class DTensor(PlacedGradients, Checkpointable):  # pyright: ignore[reportIncompa
         if mesh.same_ranks_as(own):
             mesh = own
         ours = resolve_placements(placements, mesh, self.ndim)
-        way = Way(mesh, ours, forward_dtype, is_awaited=async_op)
-        target = way.of(self.spec)  # impossible ones are refused before autograd
+        goal = Goal(mesh, ours, forward_dtype, is_awaited=async_op)
+        target = goal.of(self.spec)  # impossible ones are refused before autograd
         casts = any(dtype not in (None, self.dtype) for dtype in (forward_dtype, backward_dtype))
         stays = target is self.spec or (
             mesh is own and not self.is_meta and moves_nothing(self.spec, target)
@@ -180,8 +179,8 @@ class DTensor(PlacedGradients, Checkpointable):  # pyright: ignore[reportIncompa
             same.spec = target
             return same
         if self.requires_grad and torch.is_grad_enabled():
-            return cast(DTensor, Redistribute.apply(self, way, backward_dtype))
-        return cast(DTensor, moved(self, way))
+            return cast(DTensor, Redistribute.apply(self, goal, backward_dtype))
+        return cast(DTensor, moved(self, goal))
 
     @property
     def device_mesh(self) -> DeviceMesh:
@@ -333,7 +332,9 @@ DTensor.copied_view = CopiedDTensor
 DTensor.awaited = AwaitedDTensor
 
 
-use_lists(DTensor)
+# Clipping and, on accelerators, optimizers then take lists of them without ``foreach=True``: all
+# norms are one reduction, and a step some dozen operators instead of some dozen a parameter.
+lists_by_default().append(DTensor)
 
 
 @opaque
@@ -389,7 +390,7 @@ def redistribute_many(
         each = list(placements)
     if len(each) != len(tensors):
         raise PlacementError(f"{len(tensors)} tensors need as many placements, got {len(each)}")
-    ways: list[Way] = []
+    goals: list[Goal] = []
     for tensor, wanted in zip(tensors, each, strict=True):
         if not isinstance(tensor, Wrapper):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise PlacementError(
@@ -399,12 +400,12 @@ def redistribute_many(
         own = tensor.spec.mesh
         mesh = own if device_mesh is None else resolve_mesh(device_mesh)
         mesh = own if mesh.same_ranks_as(own) else mesh
-        way = Way(mesh, resolve_placements(wanted, mesh, tensor.ndim))
-        way.of(tensor.spec)  # impossible ones are refused before anything moves
-        ways.append(way)
+        goal = Goal(mesh, resolve_placements(wanted, mesh, tensor.ndim))
+        goal.of(tensor.spec)  # impossible ones are refused before anything moves
+        goals.append(goal)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        return list(cast("tuple[DTensor, ...]", RedistributeMany.apply(tuple(ways), *tensors)))
-    return cast("list[DTensor]", moved_together(tensors, ways))
+        return list(cast("tuple[DTensor, ...]", RedistributeMany.apply(tuple(goals), *tensors)))
+    return cast("list[DTensor]", moved_together(tensors, goals))
 
 
 def resolve_placements(

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from dtckpt.errors import PlacementError
 
-from ..geometry.placement import Replicate
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.plain_tensors import may_be_plain
-from ..mesh.spec import DTensorSpec, spec_of
+from ..mesh.spec import DTensorSpec, replicated_spec, spec_of
 from ..tensor.schemas import Op, is_foreach
 from ..tensor.wrapper import Wrapper
 from .call import Call
@@ -116,11 +115,6 @@ def spec_on(
             "placements) if it is a local part"
         )
     return replicated_spec(mesh, leaf)
-
-
-def replicated_spec(mesh: DeviceMesh, leaf: Tensor) -> DTensorSpec:
-    """Return the spec of a plain tensor that is equal on all ranks."""
-    return spec_of(mesh, (Replicate(),) * mesh.ndim, leaf.shape, leaf.stride(), leaf.dtype)
 
 
 def _described(leaf: Tensor) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..tensor.arguments import collect_tensors, substituted
@@ -35,3 +36,10 @@ class Call:
     def replaced(self, values: Iterable[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments with ``values`` in the places of the tensors, in order."""
         return substituted(self.args, self.kwargs, values)
+
+    def without_data(self, tensors: Iterable[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments with tensors of the meta device, and that in place of any other."""
+        args, kwargs = self.replaced(tensors)
+        if kwargs.get("device") is not None:
+            kwargs["device"] = torch.device("meta")
+        return args, kwargs

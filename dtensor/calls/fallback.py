@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from functools import partial
 from logging import DEBUG, INFO
 from typing import Any
 
@@ -17,15 +17,15 @@ from dtckpt.logs import logger_of
 from ..comm.traffic import call_site
 from ..geometry.placement import Replicate
 from ..mesh.modes import implicit_replication, is_strict
-from ..mesh.spec import DTensorSpec, spec_of
+from ..mesh.spec import DTensorSpec, replicated_spec, spec_of
 from ..redistribute import redistribute_local, redistribute_locals
 from ..tensor.arguments import map_tensors
 from ..tensor.copied_view import CopiedView, mark_copied, refuse_lost_writes, write_past
 from ..tensor.inplace_views import change_shape, changes_shape, resize
-from ..tensor.schemas import Op, functional_of, is_random
+from ..tensor.schemas import Op, functional_of, is_random, is_written
 from ..tensor.wrapper import Wrapper
 from ..torch_private import decompositions, is_composite, schema_of
-from .binding import Bound, replicated_spec
+from .binding import Bound
 from .call import Call
 from .metas import output_metas
 
@@ -51,8 +51,12 @@ def run_without_rule(bound: Bound) -> Any:
     functional = functional_of(op)
     if functional is not None and functional is not op:
         return _via_functional(call, functional)
-    _refuse_fallback(bound)
-    decomposition = _decomposition_of(op)
+    if is_strict():
+        raise UnsupportedOp(
+            f"{op}({_listed(bound)}) has no sharding rule and strict mode allows no fallback; "
+            "write one with register_sharding, or redistribute and use to_local()"
+        )
+    decomposition = None if schema_of(op).is_mutable else decompositions().get(op)
     if decomposition is not None:
         try:
             with implicit_replication():
@@ -61,7 +65,7 @@ def run_without_rule(bound: Bound) -> Any:
             result = NotImplemented
         if result is not NotImplemented:
             _log(bound, "decomposed as torch does it")
-            return _all_wrapped(bound, result)
+            return map_tensors(partial(_wrapped, bound), result)
     _log(bound, "gathered and run whole on every rank")
     return _run_whole(bound)
 
@@ -71,15 +75,6 @@ def _log(bound: Bound, how: str) -> None:
         inputs = ", ".join(map(str, bound.specs))
         where = f" at {call_site()}" if _logger.isEnabledFor(DEBUG) else ""
         _logger.info("%s(%s): %s%s", bound.call.op, inputs, how, where)
-
-
-def _all_wrapped(bound: Bound, result: Any) -> Any:
-    if isinstance(result, Tensor):
-        return _wrapped(bound, result)
-    if isinstance(result, list | tuple):
-        made = [_all_wrapped(bound, item) for item in result]
-        return made if isinstance(result, list) else tuple(made)
-    return result
 
 
 def _wrapped(bound: Bound, tensor: Tensor) -> Tensor:
@@ -118,14 +113,6 @@ def _listed(bound: Bound) -> str:
     return ", ".join(str(spec) for spec in bound.specs[:4])
 
 
-def _refuse_fallback(bound: Bound) -> None:
-    if is_strict():
-        raise UnsupportedOp(
-            f"{bound.call.op}({_listed(bound)}) has no sharding rule and strict mode allows no "
-            "fallback; write one with register_sharding, or redistribute and use to_local()"
-        )
-
-
 def _via_functional(call: Call, functional: Op) -> Any:
     op, args, kwargs = call.op, call.args, call.kwargs
     outs = {arg.name for arg in schema_of(op).arguments if arg.is_out}
@@ -134,7 +121,7 @@ def _via_functional(call: Call, functional: Op) -> Any:
     targets = [
         kwargs[argument.name] if argument.name in kwargs else args[position]
         for position, argument in enumerate(schema_of(op).arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
+        if is_written(argument)
     ]
     _copy_into(op, targets, [result] if len(targets) == 1 else result)
     if not schema_of(op).returns:
@@ -158,12 +145,6 @@ def _copy_into(op: Op, targets: Any, values: Any) -> None:
                 f"to has {list(target.shape)}; make that one of the shape of the result"
             )
         # A plain tensor without elements is what operators make for results they do not return.
-
-
-def _decomposition_of(op: Op) -> Callable[..., Any] | None:
-    if schema_of(op).is_mutable:
-        return None
-    return decompositions().get(op)
 
 
 def _run_whole(bound: Bound) -> Any:

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from ..geometry.placement import Replicate
 from ..mesh.device_mesh import DeviceMesh
-from ..mesh.spec import DTensorSpec, spec_of
+from ..mesh.spec import DTensorSpec, replicated_spec, spec_of
 from ..ops.engine.choice import Choice
 from ..ops.engine.table import OpCall
 from ..tensor.schemas import Op
 from ..tensor.wrapper import Wrapper
-from .binding import Bound, replicated_spec, spec_on
+from .binding import Bound, spec_on
 from .metas import Metas
 from .numbers import require_here, require_known
 

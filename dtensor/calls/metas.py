@@ -67,9 +67,7 @@ def _find_metas(bound: Bound) -> Metas | None:
         else:  # a number in a tensor takes part in type promotion as what it is
             stays = leaf.ndim == 0 and (is_pointwise(op) or is_foreach(op))
             empties.append(leaf if stays else leaf.to("meta"))
-    meta_args, meta_kwargs = bound.call.replaced(empties)
-    if meta_kwargs.get("device") is not None:
-        meta_kwargs["device"] = torch.device("meta")
+    meta_args, meta_kwargs = bound.call.without_data(empties)
     try:
         result = run_without_data(op, meta_args, meta_kwargs)
     except NotImplementedError:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -36,8 +34,9 @@ def require_local_shapes(call: Call, choice: Choice) -> None:
             torch.empty(shape or (), dtype=spec.dtype, device="meta")
             for shape, spec in zip(given, choice.inputs, strict=True)
         ]
+        local_args, local_kwargs = call.without_data(empties)
         try:
-            result = _called(call, empties)
+            result = call.op(*local_args, **local_kwargs)
         except NotImplementedError:
             return
         except (RuntimeError, ValueError, IndexError) as error:
@@ -48,13 +47,6 @@ def require_local_shapes(call: Call, choice: Choice) -> None:
             raise _broken(
                 call.op, choice, at, given, f"it gives {list(found)}, expected {list(wanted)}"
             )
-
-
-def _called(call: Call, empties: list[Tensor]) -> Any:
-    local_args, local_kwargs = call.replaced(empties)
-    if local_kwargs.get("device") is not None:
-        local_kwargs["device"] = torch.device("meta")
-    return call.op(*local_args, **local_kwargs)
 
 
 def _broken(

@@ -102,6 +102,12 @@ class DTensorSpec:
         meta = self.tensor_meta
         return spec_of(self.mesh, tuple(placements), meta.shape, meta.stride, meta.dtype)
 
+    def with_dtype(self, dtype: torch.dtype | None) -> DTensorSpec:
+        """Return the spec of the same tensor in another dtype; None keeps its own."""
+        if dtype is None or dtype == self.dtype:
+            return self
+        return spec_of(self.mesh, self.placements, self.shape, self.stride, dtype)
+
     def replicated(self) -> DTensorSpec:
         """Return the spec of the same tensor, whole on every rank."""
         return self.with_placements((Replicate(),) * self.mesh.ndim)
@@ -123,12 +129,7 @@ MAX_KEPT = 4096
 Key = tuple[tuple[Placement, ...], tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
-class _Interned:
-    """The live specs of one mesh."""
-
-    def __init__(self) -> None:
-        self.lock = threading.RLock()  # signal handlers and finalizers may come in between
-        self.specs: WeakValueDictionary[Key, DTensorSpec] = WeakValueDictionary()
+_LOCK = threading.RLock()  # signal handlers and finalizers may come in between
 
 
 def spec_of(
@@ -154,9 +155,9 @@ def spec_of(
     layout = Layout(mesh.layout_mesh, tuple(placements), given)
     normal: Key = (layout.placements, given, strides, dtype)
     made = DTensorSpec(mesh, layout, TensorMeta(torch.Size(given), strides, dtype))
-    interned = mesh.state("specs", _Interned)
-    with interned.lock:
-        found = interned.specs.setdefault(normal, made)
+    interned = mesh.state("specs", WeakValueDictionary[Key, DTensorSpec])
+    with _LOCK:
+        found = interned.setdefault(normal, made)
     kept.put(key, found)
     return found
 
@@ -168,6 +169,11 @@ def _of_bools(placement: Placement) -> Placement:
             {"sum": "max", "product": "min"}.get(placement.reduce_op, placement.reduce_op)
         )
     return placement
+
+
+def replicated_spec(mesh: DeviceMesh, tensor: torch.Tensor) -> DTensorSpec:
+    """Return the spec of a plain tensor that is equal on all ranks."""
+    return spec_of(mesh, (Replicate(),) * mesh.ndim, tensor.shape, tensor.stride(), tensor.dtype)
 
 
 def contiguous_spec(spec: DTensorSpec) -> DTensorSpec:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from ..comm.own_copies import own_copy
-from ..geometry.placement import Placement, Replicate
+from ..geometry.placement import Placement
 from ..mesh.device_mesh import DeviceMesh
-from ..mesh.spec import DTensorSpec, contiguous_spec, spec_of
+from ..mesh.spec import DTensorSpec, contiguous_spec, replicated_spec, spec_of
 from ..redistribute import redistribute_local, redistribute_locals, start_redistribute
 from .awaited import awaited
 from .compilers import opaque
@@ -25,13 +25,7 @@ from .wrapper import Wrapper
 
 def gradient_spec(spec: DTensorSpec, dtype: torch.dtype | None = None) -> DTensorSpec:
     """Return the spec that gradients of a tensor of ``spec`` have: no axis of them is Partial."""
-    return _typed(spec.reduced(), dtype)
-
-
-def _typed(spec: DTensorSpec, dtype: torch.dtype | None) -> DTensorSpec:
-    if dtype is None or dtype == spec.dtype:
-        return spec
-    return spec_of(spec.mesh, spec.placements, spec.shape, spec.stride, dtype)
+    return spec.reduced().with_dtype(dtype)
 
 
 @opaque
@@ -62,7 +56,7 @@ class FromLocal(torch.autograd.Function):
         else:
             target = spec.with_placements(ctx.grad_placements)
         if torch.is_grad_enabled():  # the gradient will have one: that of the way there
-            made = Redistribute.apply(grad, Way(target.mesh, target.placements), None)
+            made = Redistribute.apply(grad, Goal(target.mesh, target.placements), None)
             return ToLocal.apply(made, spec.placements), None, None, None
         local = redistribute_local(grad.local, grad.spec, target)
         return own_copy(local) if local is grad.local else local, None, None, None
@@ -89,7 +83,7 @@ class ToLocal(torch.autograd.Function):
         if ctx.grad_placements is None:
             target = gradient_spec(spec, grad.dtype)
         else:
-            target = _typed(spec.with_placements(ctx.grad_placements), grad.dtype)
+            target = spec.with_placements(ctx.grad_placements).with_dtype(grad.dtype)
         # Autograd adds to gradients in place, and cannot see that memory inside of a wrapper is
         # shared with the gradient of another tensor, or is one number expanded.
         own = own_copy(grad)
@@ -107,22 +101,22 @@ class Redistribute(torch.autograd.Function):
     def forward(
         ctx: Any,
         tensor: Wrapper,
-        way: Way,
+        goal: Goal,
         backward_dtype: torch.dtype | None,
     ) -> Wrapper:
-        """Return the tensor where ``way`` leads to."""
+        """Return the tensor at its goal."""
         ctx.cls = type(tensor)
         ctx.spec = tensor.spec
         ctx.backward_dtype = backward_dtype
-        ctx.target = way.of(tensor.spec)
-        return moved(tensor, way)
+        ctx.target = goal.of(tensor.spec)
+        return moved(tensor, goal)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         """Return the gradient with the mesh and the placements of the input, in its dtype."""
         spec: DTensorSpec = ctx.spec
         grad = distributed(grads[0], ctx.cls, ctx.target)
-        back = Way(spec.mesh, gradient_spec(spec).placements, ctx.backward_dtype)
+        back = Goal(spec.mesh, gradient_spec(spec).placements, ctx.backward_dtype)
         if torch.is_grad_enabled():
             made = Redistribute.apply(grad, back, None)
             return cast(Wrapper, made).to(spec.dtype), None, None
@@ -134,13 +128,13 @@ class RedistributeMany(torch.autograd.Function):
     """Changes mesh and placements of several tensors in common collectives, and so back."""
 
     @staticmethod
-    def forward(ctx: Any, ways: tuple[Way, ...], *tensors: Wrapper) -> tuple[Wrapper, ...]:
-        """Return the tensors where their ways lead to."""
+    def forward(ctx: Any, goals: tuple[Goal, ...], *tensors: Wrapper) -> tuple[Wrapper, ...]:
+        """Return the tensors at their goals."""
         ctx.classes = [type(tensor) for tensor in tensors]
         ctx.specs = [tensor.spec for tensor in tensors]
-        ctx.targets = [way.of(tensor.spec) for way, tensor in zip(ways, tensors, strict=True)]
+        ctx.targets = [goal.of(tensor.spec) for goal, tensor in zip(goals, tensors, strict=True)]
         ctx.set_materialize_grads(False)
-        made = tuple(moved_together(tensors, ways))
+        made = tuple(moved_together(tensors, goals))
         needed = ctx.needs_input_grad[1:]
         ctx.mark_non_differentiable(
             *[m for m, is_needed in zip(made, needed, strict=True) if not is_needed]
@@ -153,14 +147,14 @@ class RedistributeMany(torch.autograd.Function):
         there = [i for i, grad in enumerate(grads) if grad is not None]
         given = [distributed(grads[i], ctx.classes[i], ctx.targets[i]) for i in there]
         specs: list[DTensorSpec] = [ctx.specs[i] for i in there]
-        ways = tuple(Way(spec.mesh, gradient_spec(spec).placements, None) for spec in specs)
+        goals = tuple(Goal(spec.mesh, gradient_spec(spec).placements, None) for spec in specs)
         found: list[Tensor | None] = [None] * len(grads)
         if torch.is_grad_enabled():
-            several = cast("tuple[Wrapper, ...]", RedistributeMany.apply(ways, *given))
+            several = cast("tuple[Wrapper, ...]", RedistributeMany.apply(goals, *given))
             for i, back, spec in zip(there, several, specs, strict=True):
                 found[i] = back.to(spec.dtype)
         else:
-            for i, back, spec in zip(there, moved_together(given, ways), specs, strict=True):
+            for i, back, spec in zip(there, moved_together(given, goals), specs, strict=True):
                 found[i] = _in_dtype(back, spec.dtype)
         return None, *found
 
@@ -168,21 +162,18 @@ class RedistributeMany(torch.autograd.Function):
 def _in_dtype(tensor: Wrapper, dtype: torch.dtype) -> Wrapper:
     if tensor.dtype == dtype:
         return tensor
-    return type(tensor)(tensor.local.to(dtype), _typed(tensor.spec, dtype))
+    return type(tensor)(tensor.local.to(dtype), tensor.spec.with_dtype(dtype))
 
 
 def distributed(grad: Tensor, cls: type[Wrapper], spec: DTensorSpec) -> Wrapper:
     """Return a gradient of a tensor of ``spec``; torch's formulas make some constants plain."""
     if isinstance(grad, Wrapper):
         return grad
-    whole = spec_of(
-        spec.mesh, (Replicate(),) * spec.mesh.ndim, grad.shape, grad.stride(), grad.dtype
-    )
-    return cast(Wrapper, FromLocal.apply(grad, cls, whole, None))
+    return cast(Wrapper, FromLocal.apply(grad, cls, replicated_spec(spec.mesh, grad), None))
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Goal:
     """Where a tensor is redistributed to, and how."""
 
     mesh: DeviceMesh
@@ -198,11 +189,11 @@ class Way:
         return spec_of(self.mesh, self.placements, spec.shape, spec.stride, dtype)
 
 
-def moved(tensor: Wrapper, way: Way) -> Wrapper:
+def moved(tensor: Wrapper, goal: Goal) -> Wrapper:
     """Return the tensor elsewhere or in another dtype, outside of autograd."""
-    source, target = _typed(tensor.spec, way.dtype), way.of(tensor.spec)
-    local = tensor.local if way.dtype is None else tensor.local.to(way.dtype)
-    if way.is_awaited:
+    source, target = tensor.spec.with_dtype(goal.dtype), goal.of(tensor.spec)
+    local = tensor.local if goal.dtype is None else tensor.local.to(goal.dtype)
+    if goal.is_awaited:
         finish = start_redistribute(local, source, target)
         if finish is not None:
             return awaited(type(tensor), finish, contiguous_spec(target), source.mesh.device)
@@ -211,24 +202,21 @@ def moved(tensor: Wrapper, way: Way) -> Wrapper:
 
 def placed(tensor: Wrapper, placements: tuple[Placement, ...]) -> Wrapper:
     """Return the tensor with other placements, outside of autograd."""
-    return moved(tensor, Way(tensor.spec.mesh, placements))
+    return moved(tensor, Goal(tensor.spec.mesh, placements))
 
 
-def moved_together(tensors: Sequence[Wrapper], ways: Sequence[Way]) -> list[Wrapper]:
-    """Return every tensor where its way leads to, outside of autograd, by packed collectives."""
-    pairs = list(zip(tensors, ways, strict=True))
-    targets = [way.of(tensor.spec) for tensor, way in pairs]
-    moves = [
-        (_typed(tensor.spec, way.dtype), target)
-        for (tensor, way), target in zip(pairs, targets, strict=True)
-    ]
+def moved_together(tensors: Sequence[Wrapper], goals: Sequence[Goal]) -> list[Wrapper]:
+    """Return every tensor at its goal, outside of autograd, by packed collectives."""
+    pairs = list(zip(tensors, goals, strict=True))
+    moves = [(tensor.spec.with_dtype(goal.dtype), goal.of(tensor.spec)) for tensor, goal in pairs]
     locals_ = [
-        tensor.local if way.dtype is None else tensor.local.to(way.dtype) for tensor, way in pairs
+        tensor.local if goal.dtype is None else tensor.local.to(goal.dtype)
+        for tensor, goal in pairs
     ]
     results = redistribute_locals(locals_, moves)
     return [
         _rewrapped(tensor, local, result, target)
-        for tensor, local, result, target in zip(tensors, locals_, results, targets, strict=True)
+        for tensor, local, result, (_, target) in zip(tensors, locals_, results, moves, strict=True)
     ]
 
 

@@ -20,7 +20,7 @@ from ..mesh.plain_tensors import may_be_plain
 from ..mesh.spec import DTensorSpec, contiguous_spec
 from ..redistribute import redistribute_local
 from ..torch_private import hooks_of
-from .autograd import Redistribute, Way, distributed, gradient_spec, moved
+from .autograd import Goal, Redistribute, distributed, gradient_spec, moved
 from .compilers import opaque
 from .copied_view import CopiedView
 from .wrapper import Wrapper, new_wrapper
@@ -76,10 +76,10 @@ class _Placing:
             return None
         elif not torch.is_grad_enabled():
             return self._moved(grad)
-        way = Way(self._spec.mesh, placements)
+        goal = Goal(self._spec.mesh, placements)
         if torch.is_grad_enabled() and grad.requires_grad:
-            return cast(Tensor, Redistribute.apply(grad, way, None))
-        return moved(grad, way)
+            return cast(Tensor, Redistribute.apply(grad, goal, None))
+        return moved(grad, goal)
 
     def _moved(self, grad: Wrapper) -> Wrapper:
         """Do what ``moved`` does to what lies elsewhere; this runs for every parameter."""

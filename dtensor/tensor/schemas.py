@@ -74,7 +74,7 @@ def argument_of(op: Op, args: Sequence[Any], kwargs: Mapping[str, Any], *names: 
 def is_in_place(op: Op) -> bool:
     """Whether the operator writes its first argument and returns it."""
     schema = schema_of(op)
-    return schema.is_mutable and schema.name.endswith("_") and _is_written(schema.arguments[0])
+    return schema.is_mutable and schema.name.endswith("_") and is_written(schema.arguments[0])
 
 
 @remembered(MAX_OPERATORS)
@@ -96,5 +96,6 @@ def is_random(op: Op) -> bool:
     return takes_generator or torch.Tag.nondeterministic_seeded in op.tags
 
 
-def _is_written(argument: Any) -> bool:
+def is_written(argument: Any) -> bool:
+    """Whether the operator writes an argument of its schema."""
     return argument.alias_info is not None and argument.alias_info.is_write

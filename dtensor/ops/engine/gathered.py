@@ -9,8 +9,7 @@ from torch import Tensor
 
 from dtckpt.errors import PlacementError
 
-from ...geometry.placement import Replicate
-from ...mesh.spec import spec_of
+from ...mesh.spec import replicated_spec
 from ...tensor.arguments import collect_tensors, map_tensors, substituted
 from ...tensor.schemas import Op
 from ...tensor.wrapper import Wrapper
@@ -32,8 +31,7 @@ def run_gathered(op: Op, *args: Any, **kwargs: Any) -> Any:
     whole_args, whole_kwargs = substituted(args, kwargs, wholes)
 
     def wrap(made: Tensor) -> Tensor:
-        placements = (Replicate(),) * mesh.ndim
-        return cls(made, spec_of(mesh, placements, made.shape, made.stride(), made.dtype))
+        return cls(made, replicated_spec(mesh, made))
 
     return map_tensors(wrap, op(*whole_args, **whole_kwargs))
 
