@@ -101,10 +101,7 @@ class DTensor(PlacedGradients, Checkpointable):  # pyright: ignore[reportIncompa
         spec = spec_of_local(local_tensor, mesh, ours, shape, stride, compare=run_check)
         if run_check:
             check_replicas(local_tensor, spec)
-        grads = None
-        if grad_placements is not None:
-            grads = resolve_placements(grad_placements, mesh, local_tensor.ndim)
-            grads = spec.with_placements(grads).placements  # refused here, not in the backward pass
+        grads = _gradient_placements(grad_placements, spec)
         if local_tensor.requires_grad and torch.is_grad_enabled():
             return cast(DTensor, FromLocal.apply(local_tensor, DTensor, spec, grads))
         given = local_tensor.detach() if local_tensor.requires_grad else local_tensor
@@ -118,11 +115,7 @@ class DTensor(PlacedGradients, Checkpointable):  # pyright: ignore[reportIncompa
         """
         if not torch.is_grad_enabled():
             return self.local
-        grads = None
-        if grad_placements is not None:
-            grads = resolve_placements(grad_placements, self.device_mesh, self.ndim)
-            grads = self.spec.with_placements(grads).placements  # as in from_local
-        return cast(Tensor, ToLocal.apply(self, grads))
+        return cast(Tensor, ToLocal.apply(self, _gradient_placements(grad_placements, self.spec)))
 
     def full_tensor(self, *, grad_placements: Sequence[AnyPlacement] | None = None) -> Tensor:
         """Return the whole tensor on every rank of the mesh; differentiable.
@@ -160,16 +153,13 @@ class DTensor(PlacedGradients, Checkpointable):  # pyright: ignore[reportIncompa
         Raises PlacementError where placements do not fit, and for a mesh taken by name from a
         larger one where that would be another mesh on other ranks.
         """
-        own = self.spec.mesh
-        mesh = own if device_mesh is None else resolve_mesh(device_mesh)
-        if mesh.same_ranks_as(own):
-            mesh = own
+        mesh = _goal_mesh(self, device_mesh)
         ours = resolve_placements(placements, mesh, self.ndim)
         goal = Goal(mesh, ours, forward_dtype, is_awaited=async_op)
         target = goal.of(self.spec)  # impossible ones are refused before autograd
         casts = any(dtype not in (None, self.dtype) for dtype in (forward_dtype, backward_dtype))
         stays = target is self.spec or (
-            mesh is own and not self.is_meta and moves_nothing(self.spec, target)
+            mesh is self.spec.mesh and not self.is_meta and moves_nothing(self.spec, target)
         )
         if stays and not casts:
             # A view that autograd knows of, so that writes to either are noticed.
@@ -291,6 +281,7 @@ class DTensor(PlacedGradients, Checkpointable):  # pyright: ignore[reportIncompa
         )
 
 
+@opaque
 class _Converted(DTensor):
     """A DTensor that another one became, by a change of its class."""
 
@@ -300,16 +291,15 @@ class _Converted(DTensor):
         """Return a DTensor: what is made in the likeness of such a one is ordinary."""
         return DTensor(local_tensor, spec, requires_grad=requires_grad)
 
-
-@opaque
-class CopiedDTensor(CopiedView, _Converted):  # pyright: ignore[reportIncompatibleVariableOverride]
-    """A view that had to be copied; see ``DTensor``."""
-
     @classmethod
     def __torch_dispatch__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         return dispatch(DTensor, func, types, args, kwargs)
+
+
+class CopiedDTensor(CopiedView, _Converted):  # pyright: ignore[reportIncompatibleVariableOverride]
+    """A view that had to be copied; see ``DTensor``."""
 
 
 @opaque
@@ -325,7 +315,7 @@ class AwaitedDTensor(Awaited, _Converted):  # pyright: ignore[reportIncompatible
         for tensor in found:
             if isinstance(tensor, Awaited):
                 _ = tensor.local
-        return dispatch(DTensor, func, types, args, kwargs)
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
 
 DTensor.copied_view = CopiedDTensor
@@ -397,15 +387,30 @@ def redistribute_many(
                 f"redistribute_many takes DTensors of dtckpt, got {kind_of(tensor)}; make it one "
                 "with distribute_tensor, DTensor.from_local or from_torch"
             )
-        own = tensor.spec.mesh
-        mesh = own if device_mesh is None else resolve_mesh(device_mesh)
-        mesh = own if mesh.same_ranks_as(own) else mesh
+        mesh = _goal_mesh(tensor, device_mesh)
         goal = Goal(mesh, resolve_placements(wanted, mesh, tensor.ndim))
         goal.of(tensor.spec)  # impossible ones are refused before anything moves
         goals.append(goal)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return list(cast("tuple[DTensor, ...]", RedistributeMany.apply(tuple(goals), *tensors)))
     return cast("list[DTensor]", moved_together(tensors, goals))
+
+
+def _goal_mesh(tensor: DTensor, device_mesh: AnyMesh | None) -> DeviceMesh:
+    """Return the mesh that a tensor is redistributed to: its own where that has the same ranks."""
+    own = tensor.spec.mesh
+    mesh = own if device_mesh is None else resolve_mesh(device_mesh)
+    return own if mesh.same_ranks_as(own) else mesh
+
+
+def _gradient_placements(
+    placements: Sequence[AnyPlacement] | None, spec: DTensorSpec
+) -> tuple[Placement, ...] | None:
+    """Return the placements of a gradient; what does not fit is refused before the backward."""
+    if placements is None:
+        return None
+    ours = resolve_placements(placements, spec.mesh, spec.ndim)
+    return spec.with_placements(ours).placements
 
 
 def resolve_placements(

@@ -102,8 +102,7 @@ def rand(
     """Return uniform numbers in [0, 1), the same on every mesh (see ``dtckpt.dtensor.random``)."""
     spec = _spec("rand", size, dtype, layout, device_mesh, placements)
     check_parameters("uniform_", spec.dtype)
-    sampler = samplers.complex_uniform() if spec.dtype.is_complex else samplers.uniform()
-    return _drawn(spec, sampler, requires_grad)
+    return _drawn(spec, samplers.uniform_of(spec.dtype), requires_grad)
 
 
 @opaque
@@ -118,8 +117,7 @@ def randn(
     """Return normal numbers, the same on every mesh (see ``dtckpt.dtensor.random``)."""
     spec = _spec("randn", size, dtype, layout, device_mesh, placements)
     check_parameters("normal_", spec.dtype)
-    sampler = samplers.complex_normal() if spec.dtype.is_complex else samplers.normal()
-    return _drawn(spec, sampler, requires_grad)
+    return _drawn(spec, samplers.normal_of(spec.dtype), requires_grad)
 
 
 @opaque

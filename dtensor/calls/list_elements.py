@@ -16,6 +16,7 @@ from ..geometry.placement import Replicate
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.spec import DTensorSpec, replicated_spec, spec_of
 from ..ops.engine.choice import Choice
+from ..ops.engine.primitives import Move
 from ..ops.engine.table import OpCall
 from ..tensor.schemas import Op
 from ..tensor.wrapper import Wrapper
@@ -46,7 +47,7 @@ class Element:
         specs = tuple(spec.reduced() for spec in self.call.specs)
         return choose(replace(self.call, args=tuple(args), specs=specs))
 
-    def inputs(self, choice: Choice) -> list[tuple[int, DTensorSpec, DTensorSpec]]:
+    def inputs(self, choice: Choice) -> list[Move]:
         """Return the members, how they lie on the mesh of the element, and what they become."""
         call_specs = () if self.call is None else self.call.specs
         pairs = enumerate(zip(call_specs, choice.inputs, strict=True))
@@ -93,7 +94,7 @@ def elements(bound: Bound, functional: Op, metas: Metas) -> list[Element]:
     return places
 
 
-def shared_moves(bound: Bound) -> list[tuple[int, DTensorSpec, DTensorSpec]]:
+def shared_moves(bound: Bound) -> list[Move]:
     """Return the moves that make whole the tensors that all elements share."""
     numbered, _ = bound.call.replaced(range(len(bound.leaves)))
     pairs = zip(numbered, bound.call.args, strict=True)

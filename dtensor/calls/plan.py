@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..mesh.spec import DTensorSpec
-from ..redistribute import redistribute_locals
+from ..ops.engine.primitives import Move, move
 from ..tensor.arguments import collect_tensors
 from ..tensor.copied_view import (
     CopiedView,
@@ -32,14 +32,14 @@ class LocalPlan:
 
     op: Op
     run_local: Callable[..., Any]
-    moves: tuple[tuple[int, DTensorSpec, DTensorSpec], ...]
-    """Inputs that are redistributed: index, present spec, wanted spec."""
+    moves: tuple[Move, ...]
+    """Inputs that are redistributed."""
     outputs: tuple[DTensorSpec | None, ...]
     """None where the output is no tensor, or plain as all that it comes from is."""
     written: tuple[int, ...] = ()
     """Inputs that are written in place, in the order of the outputs."""
-    written_back: tuple[tuple[int, DTensorSpec, DTensorSpec], ...] = ()
-    """Those of them that had to be redistributed for it: index, spec of the values, own spec."""
+    written_back: tuple[Move, ...] = ()
+    """Those of them that had to be redistributed for it, from there to where they lie."""
     is_view: bool = False
     copies: bool = False
     """Whether a view is a copy on some ranks, and so counts as one on all of them."""
@@ -54,12 +54,7 @@ class LocalPlan:
             refuse_lost_writes(self.op, leaves[index])
         locals_ = [leaf.local if isinstance(leaf, Wrapper) else leaf for leaf in leaves]
         if self.moves:
-            moved = redistribute_locals(
-                [locals_[index] for index, _, _ in self.moves],
-                [(source, target) for _, source, target in self.moves],
-            )
-            for (index, _, _), local in zip(self.moves, moved, strict=True):
-                locals_[index] = local
+            move(locals_, self.moves)
         local_args, local_kwargs = call.replaced(locals_)
         result = self.run_local(*local_args, **local_kwargs)
         if self.written:
@@ -97,14 +92,11 @@ class LocalPlan:
 
     def _write_back(self, leaves: Sequence[Tensor], locals_: list[Tensor]) -> None:
         """Bring new values to where the tensors lie: other views of their memory see them too."""
-        back = redistribute_locals(
-            [locals_[index] for index, _, _ in self.written_back],
-            [(computed, own) for _, computed, own in self.written_back],
-        )
-        for (index, _, _), local in zip(self.written_back, back, strict=True):
+        move(locals_, self.written_back)
+        for index, _, _ in self.written_back:
             leaf = leaves[index]
             if isinstance(leaf, Wrapper):
-                leaf.local.copy_(local)
+                leaf.local.copy_(locals_[index])
 
     def _wrapped(self, cls: type[Wrapper], result: Any) -> Any:
         outputs = self.outputs

@@ -16,6 +16,7 @@ from ..geometry.layout import Layout
 from ..mesh.spec import DTensorSpec
 from ..ops import find_rule, rule_maker
 from ..ops.engine.choice import Choice, choose
+from ..ops.engine.primitives import Move
 from ..ops.engine.table import RULES, LocalCall, OpCall, Rule
 from ..tensor.inplace_views import changes_shape
 from ..tensor.schemas import Op, functional_of, is_foreach, is_in_place
@@ -130,9 +131,7 @@ def _writes_to(choice: Choice, layout: Layout) -> bool:
     return choice.inputs[0].layout == layout and output is not None and output.layout == layout
 
 
-def _moves(
-    specs: Sequence[DTensorSpec], wanted: Sequence[DTensorSpec]
-) -> tuple[tuple[int, DTensorSpec, DTensorSpec], ...]:
+def _moves(specs: Sequence[DTensorSpec], wanted: Sequence[DTensorSpec]) -> tuple[Move, ...]:
     return tuple(
         (index, spec, target)
         for index, (spec, target) in enumerate(zip(specs, wanted, strict=True))
@@ -166,7 +165,7 @@ def _foreach_plan(bound: Bound, functional: Op, metas: Metas) -> LocalPlan | Non
     in_place = is_in_place(op)
     sources, targets = list(bound.specs), list(bound.specs)
     outputs: list[DTensorSpec | None] = []
-    written_back: list[tuple[int, DTensorSpec, DTensorSpec]] = []
+    written_back: list[Move] = []
     for element in elements(bound, functional, metas):
         if element.call is None:
             outputs.append(None)

@@ -19,9 +19,9 @@ from ..comm.collectives import Peers
 from ..comm.reductions import all_reduce
 from ..geometry.placement import Placement, Replicate, Shard
 from ..mesh.spec import DTensorSpec, spec_of
-from ..redistribute import redistribute_locals
 from ..tensor.wrapper import Wrapper, new_wrapper
 from ..torch_private import called
+from .engine.primitives import Move, move
 from .engine.table import across_meshes
 
 aten = torch.ops.aten
@@ -33,11 +33,10 @@ MAX_PLANS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Plan:
+class _NormPlan:
     """How the norms of a list are taken: what follows from its specs and dtypes."""
 
-    moves: tuple[tuple[int, DTensorSpec, DTensorSpec], ...]
-    """Tensors that are redistributed: index, present spec, wanted spec."""
+    moves: tuple[Move, ...]
     missing: tuple[int, ...]
     """Tensors that have elements, but none here."""
     kinds: tuple[tuple[torch.dtype | None, tuple[int, ...]], ...]
@@ -58,12 +57,7 @@ def foreach_norm(
     plan = _plan(tensors, dtype)
     locals_ = [t.local if isinstance(t, Wrapper) else t for t in tensors]
     if plan.moves:
-        moved = redistribute_locals(
-            [locals_[index] for index, _, _ in plan.moves],
-            [(source, target) for _, source, target in plan.moves],
-        )
-        for (index, _, _), local in zip(plan.moves, moved, strict=True):
-            locals_[index] = local
+        move(locals_, plan.moves)
     for index in plan.missing:  # what is in no part changes no norm
         locals_[index] = locals_[index].new_full((1,), 0.0 if ord >= 0 else math.inf)
     norms = _local_norms(locals_, ord, plan)
@@ -79,11 +73,11 @@ def _chosen(items: list[Tensor], indices: tuple[int, ...]) -> list[Tensor]:
     return items if len(indices) == len(items) else [items[i] for i in indices]
 
 
-def _plan(tensors: Sequence[Tensor], dtype: torch.dtype | None) -> _Plan:
+def _plan(tensors: Sequence[Tensor], dtype: torch.dtype | None) -> _NormPlan:
     """Return the plan of a list, made once for lists of the same specs."""
     key = (dtype, *[t.spec if isinstance(t, Wrapper) else t.dtype for t in tensors])
     mesh = next(t.spec.mesh for t in tensors if isinstance(t, Wrapper))
-    plans: Cache[Any, _Plan] = mesh.cache("list_norms", MAX_PLANS)
+    plans: Cache[Any, _NormPlan] = mesh.cache("list_norms", MAX_PLANS)
     plan = plans.get(key)
     if plan is None:
         plan = _make_plan(tensors, dtype)
@@ -91,7 +85,7 @@ def _plan(tensors: Sequence[Tensor], dtype: torch.dtype | None) -> _Plan:
     return plan
 
 
-def _make_plan(tensors: Sequence[Tensor], dtype: torch.dtype | None) -> _Plan:
+def _make_plan(tensors: Sequence[Tensor], dtype: torch.dtype | None) -> _NormPlan:
     given = [t.spec if isinstance(t, Wrapper) else None for t in tensors]
     wanted = [spec and _summed(spec) for spec in given]
     pairs = enumerate(zip(given, wanted, strict=True))
@@ -99,7 +93,7 @@ def _make_plan(tensors: Sequence[Tensor], dtype: torch.dtype | None) -> _Plan:
     waiting = sorted({index for _, indices in groups for index in indices})
     positions = {index: position for position, index in enumerate(waiting)}
     dtypes = [_result_dtype(tensor, dtype) for tensor in tensors]
-    return _Plan(
+    return _NormPlan(
         moves=tuple((i, a, b) for i, (a, b) in pairs if a is not None and b is not None and a != b),
         missing=tuple(i for i, spec in enumerate(wanted) if spec is not None and _is_missing(spec)),
         kinds=_kinds(tensors, dtype),
@@ -143,7 +137,7 @@ def _kinds(
     )
 
 
-def _local_norms(locals_: list[Tensor], ord: float, plan: _Plan) -> list[Tensor]:
+def _local_norms(locals_: list[Tensor], ord: float, plan: _NormPlan) -> list[Tensor]:
     """Return the norms of local tensors."""
     norms: list[Tensor] = list(locals_)
     for computed, indices in plan.kinds:
@@ -168,7 +162,7 @@ def _groups(specs: list[DTensorSpec | None]) -> list[tuple[Peers, list[int]]]:
     return list(found.values())
 
 
-def _reduced(norms: Tensor, ord: float, plan: _Plan) -> Tensor:
+def _reduced(norms: Tensor, ord: float, plan: _NormPlan) -> Tensor:
     """Return the norms of the tensors from those of their parts on all ranks."""
     has_root = not math.isinf(ord) and ord not in (0, 1)
     values = norms.pow(ord) if has_root else norms
@@ -197,7 +191,7 @@ def _result_dtype(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
     return found.to_real() if found.is_complex else found
 
 
-def _wrapped(tensors: Sequence[Tensor], norms: list[Tensor], plan: _Plan) -> list[Tensor]:
+def _wrapped(tensors: Sequence[Tensor], norms: list[Tensor], plan: _NormPlan) -> list[Tensor]:
     made: list[Tensor] = []
     for tensor, norm, dtype, spec in zip(tensors, norms, plan.dtypes, plan.outputs, strict=True):
         if norm.dtype != dtype:

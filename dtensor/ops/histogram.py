@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -59,11 +59,7 @@ def histogram(
 ) -> Any:
     """Return a histogram and the edges of its bins, between bounds of all values if not given."""
     low_high = _bounds(values) if range is None else tuple(range)
-
-    def count(local: Tensor, weight: Tensor | None = None) -> Sequence[Tensor]:
-        return torch.histogram(local, bins, range=low_high, weight=weight)
-
-    return _histogram(values, weight, count, bins, density=density)
+    return _histogram(values, weight, density, bins, bins=bins, range=low_high)
 
 
 @decomposition(aten.histogram.bins_tensor)
@@ -72,20 +68,11 @@ def histogram_between(
 ) -> Any:
     """Return a histogram between given edges, and the edges."""
     edges = gathered_local(aten.histogram.bins_tensor, bins)
-
-    def count(local: Tensor, weight: Tensor | None = None) -> Sequence[Tensor]:
-        return torch.histogram(local, edges, weight=weight)
-
-    return _histogram(values, weight, count, edges.numel() - 1, density=density)
+    return _histogram(values, weight, density, edges.numel() - 1, bins=edges)
 
 
 def _histogram(
-    values: Tensor,
-    weight: Tensor | None,
-    count: Callable[..., Sequence[Tensor]],
-    bins: int,
-    *,
-    density: bool,
+    values: Tensor, weight: Tensor | None, density: bool, count: int, **how: Any
 ) -> tuple[Tensor, Tensor]:
     """Return the sum of the histograms of the parts."""
     source = reduced(values)
@@ -94,10 +81,14 @@ def _histogram(
     sums = [Partial() if p.is_shard() else p for p in own.placements]
     whole = (Replicate(),) * own.mesh.ndim
     outputs = [
-        spec_of(own.mesh, sums, [bins], None, own.dtype),
-        spec_of(own.mesh, whole, [bins + 1], None, own.dtype),
+        spec_of(own.mesh, sums, [count], None, own.dtype),
+        spec_of(own.mesh, whole, [count + 1], None, own.dtype),
     ]
-    counts, edges = on_locals(count, inputs, outputs)
+
+    def counted(local: Tensor, weight: Tensor | None = None) -> Sequence[Tensor]:
+        return torch.histogram(local, weight=weight, **how)
+
+    counts, edges = on_locals(counted, inputs, outputs)
     if density:
         counts = reduced(counts)
         return counts / counts.sum() / (edges[1:] - edges[:-1]), edges

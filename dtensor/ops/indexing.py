@@ -223,22 +223,12 @@ def take(tensor: Tensor, index: Tensor) -> Tensor:
     return aten.index.Tensor(tensor.reshape(-1), [index])
 
 
-def _put(tensor: Tensor, index: Tensor, source: Tensor, accumulate: bool) -> Tensor:
-    flat = tensor.reshape(-1)
-    made = flat.index_put([index.reshape(-1)], source.reshape(-1), accumulate)
-    return made.reshape(tensor.shape)
-
-
 @decomposition(aten.put.default)
 def put(tensor: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
     """Return a tensor with other elements at places in the flat tensor."""
-    return _put(tensor, index, source, accumulate)
-
-
-@decomposition(aten.put_.default)
-def put_in_place(tensor: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
-    """Write elements at places in the flat tensor."""
-    return tensor.copy_(_put(tensor, index, source, accumulate))
+    flat = tensor.reshape(-1)
+    made = flat.index_put([index.reshape(-1)], source.reshape(-1), accumulate)
+    return made.reshape(tensor.shape)
 
 
 def _is_mask(index: Tensor | DTensorSpec | None) -> bool:

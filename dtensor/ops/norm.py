@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..geometry.placement import Partial
+from ..tensor.wrapper import Wrapper
 from .engine.dims import dims_of, only
 from .engine.dtypes import accumulator, is_inexact
 from .engine.primitives import cut_axes, on_locals, reduced, reduced_spec
@@ -44,11 +45,9 @@ def vector_norm(
     return root.to(result.to_real())
 
 
-def _powers(source: Tensor, ord: float, dims: tuple[int, ...], keepdim: bool) -> Tensor:
+def _powers(source: Wrapper, ord: float, dims: tuple[int, ...], keepdim: bool) -> Tensor:
     """Return the sum of the powers of all values, from the norms of the parts."""
-    out = reduced_spec(
-        reduced(source), dims, Partial(), keepdim=keepdim, dtype=source.dtype.to_real()
-    )
+    out = reduced_spec(source, dims, Partial(), keepdim=keepdim, dtype=source.dtype.to_real())
 
     def powers(local: Tensor) -> list[Tensor]:
         if any(local.shape[d] == 0 for d in dims):

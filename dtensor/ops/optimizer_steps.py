@@ -17,7 +17,7 @@ from torch.autograd.graph import increment_version
 from dtckpt.errors import PlacementError
 
 from ..comm.reductions import all_reduce
-from ..mesh.spec import DTensorSpec, spec_of
+from ..mesh.spec import DTensorSpec
 from ..redistribute import redistribute_local, redistribute_locals
 from ..tensor.copied_view import refuse_lost_writes
 from ..tensor.schemas import Op
@@ -111,8 +111,7 @@ def _wanted(op: Op, parameter: Tensor, tensor: Tensor) -> DTensorSpec | None:
         and lead.mesh.same_ranks_as(tensor.spec.mesh)
         and lead.shape == tensor.shape
     ):
-        own, placements = tensor.spec, lead.reduced().placements
-        return spec_of(own.mesh, placements, own.shape, own.stride, own.dtype)
+        return tensor.spec.with_placements(lead.reduced().placements)
     raise PlacementError(
         f"{op}: a gradient or state of {_described(parameter)} is {_described(tensor)}; it must be "
         "distributed where the parameter is, on the same mesh and with the same shape"
@@ -127,11 +126,9 @@ def _described(tensor: Tensor) -> str:
 
 def _number(value: Any) -> Any:
     """Return a setting of a step; a tensor of one element may be distributed, too."""
-    return _local_number(value) if isinstance(value, Wrapper) else value
-
-
-def _local_number(tensor: Wrapper) -> Tensor:
-    return redistribute_local(tensor.local, tensor.spec, tensor.spec.replicated())
+    if not isinstance(value, Wrapper):
+        return value
+    return redistribute_local(value.local, value.spec, value.spec.replicated())
 
 
 def _is_elsewhere(spec: DTensorSpec) -> bool:

@@ -27,15 +27,6 @@ from .engine.table import LocalCall, LocalMaker, OpCall, Rule, decomposition, ru
 aten = torch.ops.aten
 
 
-def _normal(dtype: torch.dtype, mean: float = 0, std: float = 1) -> Sampler:
-    make = samplers.complex_normal if dtype.is_complex else samplers.normal
-    return make(mean, std)
-
-
-def _uniform(dtype: torch.dtype, low: float = 0, high: float = 1) -> Sampler:
-    return (samplers.complex_uniform if dtype.is_complex else samplers.uniform)(low, high)
-
-
 def _integers(dtype: torch.dtype, *bounds: int | None) -> Sampler:
     low, high = (0, *bounds) if len(bounds) == 1 else (*bounds, 0, None)[:2]
     return samplers.integers(low or 0, _end(dtype, low or 0) if high is None else high)
@@ -57,9 +48,9 @@ def _of_any_dtype(make: Callable[..., Sampler]) -> Callable[..., Sampler]:
     return made
 
 
-_UNIFORM = ("uniform_", _uniform)
+_UNIFORM = ("uniform_", samplers.uniform_of)
 
-_NORMAL = ("normal_", _normal)
+_NORMAL = ("normal_", samplers.normal_of)
 
 _INTEGERS = ("random_", _integers)
 
@@ -154,22 +145,12 @@ def dropout_rule(call: OpCall) -> Rule:
 @decomposition(aten.bernoulli.default)
 def bernoulli(p: Tensor, *, generator: Any = None) -> Tensor:
     """Return 1 with the probability that each element names."""
-    return _bernoulli(p, p, generator)
+    return bernoulli_as(p, p, generator=generator)
 
 
 @decomposition(aten.bernoulli.Tensor)
 def bernoulli_as(tensor: Tensor, p: Tensor, *, generator: Any = None) -> Tensor:
     """Return 1 with probability ``p``, in the dtype of another tensor."""
-    return _bernoulli(tensor, p, generator)
-
-
-@decomposition(aten.bernoulli_.Tensor)
-def bernoulli_in_place(tensor: Tensor, p: Tensor, *, generator: Any = None) -> Tensor:
-    """Write 1 with probability ``p``."""
-    return tensor.copy_(_bernoulli(tensor, p, generator))
-
-
-def _bernoulli(tensor: Tensor, p: Tensor, generator: Any) -> Tensor:
     refuse_generator(aten.bernoulli.Tensor, {"generator": generator})
     chance = torch.rand_like(tensor, dtype=torch.float64)
     p = without_terms(p)

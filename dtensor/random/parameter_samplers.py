@@ -8,6 +8,7 @@ the words of that attempt; what an element gets does not depend on the others.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -63,21 +64,19 @@ def _many_events(words: Words, mean: Tensor) -> Tensor:
 
 
 def _attempt_events(words: Words, mean: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    a = (b * 0.02483).sub_(0.059)
-    u, height, distance = _place(words)
-    count = _hat(u, distance, a, b).add_(mean).add_(0.43).floor_()
+    hat = _Hat.drawn(words, (b * 0.02483).sub_(0.059), b)
+    count = hat.number().add_(mean).add_(0.43).floor_()
     bound = (b - 2).reciprocal_().mul_(-3.6224).add_(0.9277)
-    possible = (count >= 0) & ((distance >= 0.013) | (height <= distance))
+    possible = (count >= 0) & ((hat.distance >= 0.013) | (hat.height <= hat.distance))
 
-    def test(
-        count: Tensor, mean: Tensor, a: Tensor, b: Tensor, height: Tensor, distance: Tensor
-    ) -> Tensor:
-        inverse = (b - 3.4).reciprocal_().mul_(1.1328).add_(1.1239)
-        lift = _lift(height, distance, a, b).add_(log(inverse))
-        return lift <= log(mean).mul_(count).sub_(mean).sub_(log_gamma(count + 1))
+    def test(at: Tensor) -> Tensor:
+        here, k, center = hat.at(at), count[at], mean[at]
+        inverse = (here.b - 3.4).reciprocal_().mul_(1.1328).add_(1.1239)
+        lift = here.lift().add_(log(inverse))
+        return lift <= log(center).mul_(k).sub_(center).sub_(log_gamma(k + 1))
 
-    sure = (distance >= 0.07) & (height <= bound)
-    return count, _settled(sure, possible, test, count, mean, a, b, height, distance)
+    sure = (hat.distance >= 0.07) & (hat.height <= bound)
+    return count, _settled(sure, possible, test)
 
 
 def binomial(words: Words, out: Tensor, count: Tensor, prob: Tensor) -> None:
@@ -117,32 +116,22 @@ def _attempt_successes(
     words: Words, trials: Tensor, p: Tensor, deviation: Tensor
 ) -> tuple[Tensor, Tensor]:
     b = (deviation * 2.53).add_(1.15)
-    a = (b * 0.0248).sub_(0.0873).add_(p * 0.01)
-    u, height, distance = _place(words)
-    count = _hat(u, distance, a, b).add_(trials * p).add_(0.5).floor_()
+    hat = _Hat.drawn(words, (b * 0.0248).sub_(0.0873).add_(p * 0.01), b)
+    count = hat.number().add_(trials * p).add_(0.5).floor_()
     possible = (count >= 0) & (count <= trials)
 
-    def test(
-        count: Tensor,
-        trials: Tensor,
-        p: Tensor,
-        deviation: Tensor,
-        a: Tensor,
-        b: Tensor,
-        height: Tensor,
-        distance: Tensor,
-    ) -> Tensor:
-        alpha = b.reciprocal().mul_(5.1).add_(2.83).mul_(deviation)
-        mode = ((trials + 1) * p).floor_()
-        level = (count - mode).mul_(log(p / (1 - p)))
-        level.add_(log_gamma(mode + 1)).add_(log_gamma(trials - mode + 1))
-        level.sub_(log_gamma(count + 1)).sub_(log_gamma(trials - count + 1))
-        return _lift(height, distance, a, b).add_(log(alpha)) <= level
+    def test(at: Tensor) -> Tensor:
+        here, k, n, chance = hat.at(at), count[at], trials[at], p[at]
+        alpha = here.b.reciprocal().mul_(5.1).add_(2.83).mul_(deviation[at])
+        mode = ((n + 1) * chance).floor_()
+        level = (k - mode).mul_(log(chance / (1 - chance)))
+        level.add_(log_gamma(mode + 1)).add_(log_gamma(n - mode + 1))
+        level.sub_(log_gamma(k + 1)).sub_(log_gamma(n - k + 1))
+        return here.lift().add_(log(alpha)) <= level
 
     bound = b.reciprocal().mul_(-4.2).add_(0.92)
-    sure = possible & (distance >= 0.07) & (height <= bound)
-    given = (count, trials, p, deviation, a, b, height, distance)
-    return count, _settled(sure, possible, test, *given)
+    sure = possible & (hat.distance >= 0.07) & (hat.height <= bound)
+    return count, _settled(sure, possible, test)
 
 
 def standard_gamma(words: Words, out: Tensor, alpha: Tensor) -> None:
@@ -175,10 +164,11 @@ def _attempt_gamma(words: Words, d: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
     chance = _fraction(words.stream(2))
     sure = possible & (chance < (square * square).mul_(-0.0331).add_(1))
 
-    def test(chance: Tensor, cube: Tensor, square: Tensor, d: Tensor) -> Tensor:
-        return log(chance) < (1 - cube).add_(log(cube)).mul_(d).add_(square.mul_(0.5))
+    def test(at: Tensor) -> Tensor:
+        level = (1 - cube[at]).add_(log(cube[at])).mul_(d[at])
+        return log(chance[at]) < level.add_(square[at].mul_(0.5))
 
-    return cube * d, _settled(sure, possible, test, chance, cube, square, d)
+    return cube * d, _settled(sure, possible, test)
 
 
 def _two_ways(
@@ -224,26 +214,41 @@ def _fraction(words: Words) -> Tensor:
     return scaled(word, 0.5, 0, out).mul_(constant(2.0**-52, out.dtype)).add_(0.5)
 
 
-def _place(words: Words) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a number from -1/2 to 1/2, one from 0 to 1, and how far the first is from its ends."""
-    u = _fraction(words).sub_(0.5)
-    return u, _fraction(words.stream(1)), 0.5 - u.abs()
+class _Hat(NamedTuple):
+    """Places under the hats of some distributions, whose forms are ``a`` and ``b``."""
+
+    across: Tensor
+    """From -1/2 to 1/2."""
+    height: Tensor
+    """From 0 to 1."""
+    distance: Tensor
+    """How far the first number is from its ends."""
+    a: Tensor
+    b: Tensor
+
+    @classmethod
+    def drawn(cls, words: Words, a: Tensor, b: Tensor) -> _Hat:
+        """Return random places."""
+        across = _fraction(words).sub_(0.5)
+        return cls(across, _fraction(words.stream(1)), 0.5 - across.abs(), a, b)
+
+    def at(self, elements: Tensor) -> _Hat:
+        """Return those of some of the elements."""
+        return _Hat(*[tensor[elements] for tensor in self])
+
+    def number(self) -> Tensor:
+        """Return numbers that have about the wanted distribution, but for its mean."""
+        return (self.a * 2).div_(self.distance).add_(self.b).mul_(self.across)
+
+    def lift(self) -> Tensor:
+        """Return the logarithms of the heights, and of what the hat is stretched by there."""
+        stretch = self.a.div(self.distance * self.distance).add_(self.b)
+        return log(self.height).sub_(log(stretch))
 
 
-def _hat(u: Tensor, distance: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Return a number that has about the wanted distribution, but for its mean."""
-    return (a * 2).div_(distance).add_(b).mul_(u)
-
-
-def _lift(height: Tensor, distance: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    return log(height).sub_(log(a.div(distance * distance).add_(b)))
-
-
-def _settled(
-    sure: Tensor, possible: Tensor, test: Callable[..., Tensor], *tensors: Tensor
-) -> Tensor:
-    """Return what is accepted: what is sure, and of the rest what passes the test."""
+def _settled(sure: Tensor, possible: Tensor, test: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return what is accepted: what is sure, and of the other elements what passes the test."""
     at = (possible & ~sure).nonzero().squeeze(1)
     if at.numel():
-        sure[at] = test(*[tensor[at] for tensor in tensors])
+        sure[at] = test(at)
     return sure

@@ -95,14 +95,14 @@ def _point(distances: Words, angles: Words | None, work: Tensor) -> Tensor:
     return torch.mul(sine_of_turns(angle, scratch), square.sqrt_(), out=work)
 
 
-def complex_normal(mean: float = 0, std: float = 1) -> Sampler:
-    """Return what samples complex numbers whose two parts have half of the variance each."""
-    return _of_parts(normal(mean, std / math.sqrt(2)))
+def normal_of(dtype: torch.dtype, mean: float = 0, std: float = 1) -> Sampler:
+    """Return what samples normal numbers; the parts of complex ones have half of the variance."""
+    return _of_parts(normal(mean, std / math.sqrt(2))) if dtype.is_complex else normal(mean, std)
 
 
-def complex_uniform(low: float = 0, high: float = 1) -> Sampler:
-    """Return what samples complex numbers whose two parts are uniform."""
-    return _of_parts(uniform(low, high))
+def uniform_of(dtype: torch.dtype, low: float = 0, high: float = 1) -> Sampler:
+    """Return what samples [low, high), and both parts of complex numbers."""
+    return _of_parts(uniform(low, high)) if dtype.is_complex else uniform(low, high)
 
 
 def _of_parts(sample_part: Sampler) -> Sampler:

@@ -11,8 +11,21 @@ from torch import Tensor
 
 from ...geometry.placement import Placement, Replicate, SplitPlacement
 from ...mesh.spec import DTensorSpec, spec_of
+from ...redistribute import redistribute_locals
 from ...tensor.autograd import placed
 from ...tensor.wrapper import Wrapper
+
+Move = tuple[int, DTensorSpec, DTensorSpec]
+"""Which tensor of a list is redistributed, how it lies, and how it is to lie."""
+
+
+def move(locals_: list[Tensor], moves: Sequence[Move]) -> None:
+    """Redistribute some local tensors together, each in its place in the list."""
+    moved = redistribute_locals(
+        [locals_[index] for index, _, _ in moves], [(source, to) for _, source, to in moves]
+    )
+    for (index, _, _), local in zip(moves, moved, strict=True):
+        locals_[index] = local
 
 
 def spec_of_dtensor(tensor: Tensor) -> DTensorSpec:

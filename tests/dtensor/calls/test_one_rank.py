@@ -22,7 +22,7 @@ from dtckpt.dtensor import (
     distribute_tensor,
     redistribute_many,
 )
-from dtckpt.dtensor.calls import plan
+from dtckpt.dtensor.ops.engine import primitives
 from dtckpt.dtensor.redistribute import redistribute_locals
 from dtckpt.errors import PlacementError
 
@@ -205,7 +205,7 @@ def test_operators_on_one_rank_move_nothing(monkeypatch: pytest.MonkeyPatch) -> 
         moved.extend(moves)
         return redistribute_locals(locals_, moves)
 
-    monkeypatch.setattr(plan, "redistribute_locals", noted)
+    monkeypatch.setattr(primitives, "redistribute_locals", noted)
     for call in (
         lambda: rows + columns,
         lambda: torch.relu(terms),

@@ -200,7 +200,7 @@ def test_ends_of_ranges() -> None:
 
 
 def test_complex_normal_numbers_have_independent_parts() -> None:
-    drawn = sample(samplers.complex_normal(), 100_000, dtype=torch.complex64)
+    drawn = sample(samplers.normal_of(torch.complex64), 100_000, dtype=torch.complex64)
     for part in (drawn.real, drawn.imag):
         assert p_value(normal_cdf(part * math.sqrt(2))) > 1e-3
     assert abs((drawn.real * drawn.imag).mean().item()) < 0.01
