@@ -8,7 +8,6 @@ from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 from torch.distributed.tensor.placement_types import Placement as TorchPlacement
 
 from dtckpt.errors import PlacementError
@@ -17,7 +16,7 @@ from .calls.dispatch import dispatch
 from .geometry.layout import Layout
 from .geometry.placement import Placement, Replicate, format_placements
 from .mesh.device_mesh import DeviceMesh
-from .mesh.resolving import resolve_mesh
+from .mesh.resolving import AnyMesh, resolve_mesh
 from .mesh.spec import DTensorSpec, spec_of
 from .mesh.torch_layouts import AnyPlacement, placements_from_torch
 from .redistribute import moves_nothing, redistribute_local, require_commuting
@@ -43,8 +42,6 @@ from .tensor.scattering import agree_on_source, scatter_from
 from .tensor.setitem import set_item
 from .tensor.wrapper import Wrapper
 from .torch_private import lists_by_default, no_torch_function
-
-AnyMesh = DeviceMesh | TorchDeviceMesh
 
 # torch's setter knows the wrapper only, not the local tensor in it.
 _DATA: Any = Tensor.data

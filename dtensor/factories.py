@@ -16,9 +16,9 @@ from torch import Tensor
 
 from dtckpt.errors import PlacementError
 
-from .dtensor import AnyMesh, DTensor, resolve_placements
+from .dtensor import DTensor, resolve_placements
 from .geometry.integers import ints
-from .mesh.resolving import resolve_mesh
+from .mesh.resolving import AnyMesh, resolve_mesh
 from .mesh.spec import DTensorSpec, spec_of
 from .mesh.torch_layouts import AnyPlacement
 from .random import samplers

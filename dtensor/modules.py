@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from dtckpt.errors import PlacementError
 
-from .dtensor import AnyMesh, distribute_tensor
+from .dtensor import distribute_tensor
 from .mesh.device_mesh import DeviceMesh
-from .mesh.resolving import resolve_mesh
+from .mesh.resolving import AnyMesh, resolve_mesh
 from .tensor.compilers import opaque
 from .tensor.wrapper import Wrapper
 

@@ -67,7 +67,13 @@ def _is_reshaped_self(target: Tensor, source: Tensor) -> bool:
 
 
 def _item(tensor: Wrapper) -> Any:
-    return _whole(tensor).item()
+    spec = tensor.spec
+    if spec.box is None:
+        raise PlacementError(
+            f"{spec} has no values on this rank, which is not in its mesh {spec.mesh.layout_mesh}; "
+            "ask for them on a rank of the mesh"
+        )
+    return redistribute_local(tensor.local, spec, spec.replicated()).item()
 
 
 def _equal(left: Tensor, right: Tensor) -> bool:
@@ -79,16 +85,6 @@ def _equal(left: Tensor, right: Tensor) -> bool:
 
 def _is_same_size(left: Tensor, right: Tensor) -> bool:
     return left.shape == right.shape
-
-
-def _whole(tensor: Wrapper) -> Tensor:
-    spec = tensor.spec
-    if spec.box is None:
-        raise PlacementError(
-            f"{spec} has no values on this rank, which is not in its mesh {spec.mesh.layout_mesh}; "
-            "ask for them on a rank of the mesh"
-        )
-    return redistribute_local(tensor.local, spec, spec.replicated())
 
 
 _SPECIAL: dict[Op, Callable[..., Any]] = {

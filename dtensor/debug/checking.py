@@ -13,7 +13,6 @@ come in time.
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import threading
@@ -73,7 +72,7 @@ def checking_collectives(*, store: Any = None, timeout: timedelta | None = None)
             "there is no store over which to compare collectives: initialise torch.distributed, or "
             "pass store="
         )
-    checker = CollectiveChecker(shared, timeout or _timeout_of_environment())
+    checker = CollectiveChecker(shared, timeout or timeout_of_environment())
     mark_thread()
     add_observer(checker)
     try:
@@ -94,7 +93,8 @@ def default_store() -> Any:
     return _c10d.group.WORLD.get_group_store() if dist.is_initialized() else None
 
 
-def _timeout_of_environment() -> timedelta:
+def timeout_of_environment() -> timedelta:
+    """Return the timeout that the environment names, or the default."""
     given = os.environ.get(SECONDS_VARIABLE)
     if not given:
         return DEFAULT_TIMEOUT
@@ -311,28 +311,3 @@ def _lane(collective: Collective) -> str:
     """Return a short name for a group, the same on all of its ranks, which may be thousands."""
     facts = f"{name_of(collective.group)} of {','.join(map(str, collective.ranks))}"
     return blake2b(facts.encode(), digest_size=12).hexdigest()
-
-
-class EnvironmentChecker(Observer):
-    """Checks all threads of a process, from the time on at which its job has a store."""
-
-    def __init__(self) -> None:
-        self._timeout = _timeout_of_environment()
-        self._checkers: dict[int, CollectiveChecker] = {}
-        self._lock = threading.Lock()
-        atexit.register(self._leave)
-
-    def _leave(self) -> None:
-        for checker in self._checkers.values():
-            with suppress(Exception):  # the store may have gone with the job
-                checker.leave("ended")
-
-    def before(self, collective: Collective) -> None:
-        """Compare a collective, by the rank that this one has in its group."""
-        store = default_store()
-        if store is None:  # ranks that are threads, without a job
-            return
-        rank = collective.ranks[collective.rank]
-        with self._lock:
-            checker = self._checkers.setdefault(rank, CollectiveChecker(store, self._timeout))
-        checker.before(collective)

@@ -6,44 +6,32 @@ from typing import Any
 
 from ..torch_private import name_of_operator
 
-_NAMES: dict[str, tuple[str, ...]] = {
+_NAMES = {
     "all_gather": (
-        "all_gather_into_tensor",
-        "all_gather_into_tensor_out",
-        "all_gather_into_tensor_coalesced",
-        "allgather_",
-        "_allgather_base_",
-        "allgather_coalesced_",
-        "allgather_into_tensor_coalesced_",
+        "all_gather_into_tensor all_gather_into_tensor_out all_gather_into_tensor_coalesced"
+        " allgather_ _allgather_base_ allgather_coalesced_ allgather_into_tensor_coalesced_"
     ),
     "all_reduce": (
-        "all_reduce_",
-        "all_reduce_coalesced",
-        "all_reduce_coalesced_",
-        "allreduce_",
-        "allreduce_coalesced_",
+        "all_reduce_ all_reduce_coalesced all_reduce_coalesced_ allreduce_ allreduce_coalesced_"
     ),
-    "all_to_all": ("all_to_all_single", "alltoall_", "alltoall_base_", "shard_dim_alltoall"),
+    "all_to_all": "all_to_all_single alltoall_ alltoall_base_ shard_dim_alltoall",
     "reduce_scatter": (
-        "reduce_scatter_tensor",
-        "reduce_scatter_tensor_out",
-        "reduce_scatter_tensor_coalesced",
-        "reduce_scatter_",
-        "_reduce_scatter_base_",
-        "reduce_scatter_tensor_coalesced_",
+        "reduce_scatter_tensor reduce_scatter_tensor_out reduce_scatter_tensor_coalesced"
+        " reduce_scatter_ _reduce_scatter_base_ reduce_scatter_tensor_coalesced_"
     ),
-    "broadcast": ("broadcast_",),
-    "reduce": ("reduce_",),
-    "scatter": ("scatter_",),
-    "gather": ("gather_",),
-    "send": (),
-    "receive": ("recv_", "recv_any_source_"),
-    "barrier": ("monitored_barrier_",),
-    "agreement": (),
+    "broadcast": "broadcast_",
+    "reduce": "reduce_",
+    "scatter": "scatter_",
+    "gather": "gather_",
+    "send": "",
+    "receive": "recv_ recv_any_source_",
+    "barrier": "monitored_barrier_",
+    "agreement": "",
 }
+"""Of every kind, what torch calls its operators besides."""
 KINDS = tuple(_NAMES)
 """Every kind of collective there is."""
-_KIND_OF_NAME = {name: kind for kind, names in _NAMES.items() for name in (kind, *names)}
+_KIND_OF_NAME = {name: kind for kind, names in _NAMES.items() for name in (kind, *names.split())}
 _NAMESPACES = frozenset(
     {"c10d", "c10d_functional", "_c10d_functional", "_c10d_functional_autograd", "_dtensor"}
 )
@@ -79,7 +67,13 @@ class CommCounts(dict[str, int]):
     """
 
     def __getitem__(self, key: Any) -> int:
-        return super().get(_required(key), 0)
+        kind = kind_of(key)
+        if kind is None:
+            raise KeyError(
+                f"{key!r} is no kind of collective and no operator of torch that is one; there are "
+                f"{', '.join(KINDS)}"
+            )
+        return super().get(kind, 0)
 
     def __contains__(self, key: object) -> bool:
         return super().__contains__(kind_of(key))
@@ -88,13 +82,3 @@ class CommCounts(dict[str, int]):
         """Return the number of a kind, ``default`` where there was none."""
         kind = kind_of(key)
         return default if kind is None else super().get(kind, default)
-
-
-def _required(key: Any) -> str:
-    kind = kind_of(key)
-    if kind is None:
-        raise KeyError(
-            f"{key!r} is no kind of collective and no operator of torch that is one; there are "
-            f"{', '.join(KINDS)}"
-        )
-    return kind

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -156,16 +156,11 @@ class CommDebugMode:
         phase: Phase | None,
     ) -> CommCounts:
         sums = CommCounts()
-        for seen in self._chosen(module, phase):
-            kind = seen.collective.kind
-            sums[kind] = sums[kind] + number(seen)
-        return sums
-
-    def _chosen(self, module: str | None, phase: Phase | None) -> Iterator[SeenCollective]:
         for seen in list(self._recording.collectives):
             is_there = module is None or module in with_parents(seen.place.module)
             if is_there and phase in (None, seen.place.phase):
-                yield seen
+                sums[seen.collective.kind] += number(seen)
+        return sums
 
     def _rank(self) -> int | None:
         rank = rank_of_job()

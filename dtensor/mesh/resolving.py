@@ -9,8 +9,11 @@ from dtckpt.errors import PlacementError
 from .device_mesh import DeviceMesh
 from .modes import active_mesh
 
+AnyMesh = DeviceMesh | TorchDeviceMesh
+"""A mesh of ours or of torch."""
 
-def resolve_mesh(mesh: DeviceMesh | TorchDeviceMesh | None) -> DeviceMesh:
+
+def resolve_mesh(mesh: AnyMesh | None) -> DeviceMesh:
     """Return the mesh given, a wrapped torch mesh, or the active one for None."""
     if isinstance(mesh, DeviceMesh):
         return mesh

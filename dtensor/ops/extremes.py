@@ -16,14 +16,7 @@ from torch import Tensor
 from ..geometry.placement import Replicate, Shard
 from ..tensor.schemas import base_name
 from .engine.dims import dims_of
-from .engine.primitives import (
-    cut_axes,
-    on_locals,
-    reduced,
-    reduced_spec,
-    replicated,
-    spec_of_dtensor,
-)
+from .engine.primitives import cut_axes, on_locals, reduced, reduced_spec, replicated
 from .engine.rules import named_dims, over_whole_dims, reducing
 from .engine.table import Decomposition, LocalCall, OpCall, Rule, decomposition, rule
 
@@ -86,7 +79,7 @@ def _best(
     """Return extreme values and their first places, which count over all of ``dims``."""
     source = reduced(tensor)
     axes = cut_axes(source, dims)
-    own = spec_of_dtensor(source)
+    own = source.spec
     lead = math.prod(own.mesh.shape[axis] for axis in axes)
     dtypes = (own.dtype, torch.int64)
     stacks = [

@@ -13,7 +13,7 @@ from ..mesh.spec import spec_of
 from .engine.dims import all_dims, dims_of
 from .engine.factors import Dims, Factors
 from .engine.gathered import gathered_local, on_gathered
-from .engine.primitives import cut_axes, on_locals, reduced, spec_of_dtensor
+from .engine.primitives import cut_axes, on_locals, reduced
 from .engine.table import OpCall, Rule, decomposition, rule
 
 aten = torch.ops.aten
@@ -76,7 +76,7 @@ def _histogram(
 ) -> tuple[Tensor, Tensor]:
     """Return the sum of the histograms of the parts."""
     source = reduced(values)
-    own = spec_of_dtensor(source)
+    own = source.spec
     inputs = [source] if weight is None else [source, _like(weight, own.placements)]
     sums = [Partial() if p.is_shard() else p for p in own.placements]
     whole = (Replicate(),) * own.mesh.ndim
@@ -102,7 +102,7 @@ def bincount(values: Tensor, weights: Tensor | None = None, minlength: int = 0) 
     low, high = _bounds(source)
     if low < 0 or source.ndim != 1:
         raise RuntimeError("bincount: expected a tensor of one dim without negative numbers")
-    own = spec_of_dtensor(source)
+    own = source.spec
     size = max(minlength, int(high) + 1 if source.numel() else 0)
     dtype = torch.int64
     inputs: list[Tensor] = [source]

@@ -37,7 +37,7 @@ NONE, MEAN, SUM = 0, 1, 2
 """What torch's enumeration of reductions says."""
 
 
-@rule(
+_OF_ELEMENTS = (
     aten.mse_loss.default,
     aten.huber_loss.default,
     aten.smooth_l1_loss.default,
@@ -45,6 +45,9 @@ NONE, MEAN, SUM = 0, 1, 2
     aten.binary_cross_entropy.default,
     aten.binary_cross_entropy_with_logits.default,
 )
+
+
+@rule(*_OF_ELEMENTS)
 def of_elements_rule(call: OpCall) -> Rule:
     """Losses of single elements."""
     shape = tuple(torch.broadcast_shapes(*[spec.shape for spec in call.specs]))
@@ -192,14 +195,7 @@ def _in_single(op: Op) -> Decomposition:
     return run
 
 
-for _op in (
-    aten.mse_loss.default,
-    aten.huber_loss.default,
-    aten.smooth_l1_loss.default,
-    aten.soft_margin_loss.default,
-    aten.binary_cross_entropy.default,
-    aten.binary_cross_entropy_with_logits.default,
-):
+for _op in _OF_ELEMENTS:
     decomposition(_op)(_in_single(_op))
 
 on_gathered(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -16,17 +16,11 @@ from torch import Tensor
 from ..geometry.placement import Shard
 from ..mesh.spec import DTensorSpec, spec_of
 from ..tensor.schemas import base_name
+from ..tensor.wrapper import Wrapper
 from .engine.dims import dims_of, without
 from .engine.dtypes import accumulator, is_inexact
 from .engine.factors import FIRST
-from .engine.primitives import (
-    cut_axes,
-    on_locals,
-    reduced,
-    reduced_spec,
-    replicated,
-    spec_of_dtensor,
-)
+from .engine.primitives import cut_axes, on_locals, reduced, reduced_spec, replicated
 from .engine.rules import alike
 from .engine.table import Decomposition, OpCall, Rule, decomposition, rule
 
@@ -82,7 +76,7 @@ def _scan(
     if not cut_axes(tensor, dims):
         return None
     source = reduced(tensor)
-    own, axes, (at,) = spec_of_dtensor(source), cut_axes(source, dims), dims
+    own, axes, (at,) = source.spec, cut_axes(source, dims), dims
     lead = math.prod(own.mesh.shape[axis] for axis in axes)
     scans = [spec_of(own.mesh, own.placements, own.shape, None, dtype) for dtype in dtypes]
     stacks = [
@@ -148,7 +142,7 @@ def _extremes(reduce_op: str) -> Decomposition:
 
     def run(tensor: Tensor, dim: int) -> Any:
         dims = dims_of(tensor, dim)
-        box = spec_of_dtensor(tensor).box
+        box = cast(Wrapper, tensor).spec.box
         start = box.offsets[dims[0]] if box and dims else 0
 
         def scan(local: Tensor) -> list[Tensor]:

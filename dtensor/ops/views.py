@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..tensor.arguments import map_tensors
 from ..tensor.schemas import Op, base_name
 from .engine.dims import all_dims, broadcast_dims, without
 from .engine.factors import LINEAR_OPS, Dim, Dims
@@ -206,15 +207,12 @@ _VIEWS = (
 )
 
 
-def _copied(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.clone(memory_format=torch.contiguous_format)
-    return [_copied(item) for item in value]
-
-
 def _copy_of(view: Op) -> Decomposition:
     def run(*args: Any, **kwargs: Any) -> Any:
-        return _copied(view(*args, **kwargs))
+        return map_tensors(copied, view(*args, **kwargs))
+
+    def copied(part: Tensor) -> Tensor:
+        return part.clone(memory_format=torch.contiguous_format)
 
     return run
 

@@ -6,15 +6,10 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TypedDict, TypeGuard
 
-from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
-
 from dtckpt.errors import PlacementError
 
-from ..mesh.device_mesh import DeviceMesh
-from ..mesh.resolving import resolve_mesh
+from ..mesh.resolving import AnyMesh, resolve_mesh
 from .draws import Noted, draws_of
-
-AnyMesh = DeviceMesh | TorchDeviceMesh
 
 
 class RngState(TypedDict):

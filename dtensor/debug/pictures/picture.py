@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from ...geometry.box import Box
 from ...geometry.irregular import IrregularLayout
@@ -93,22 +93,6 @@ class Limits:
             raise ValueError(f"a picture shows at least 3 rows, columns and panels, got {self}")
 
 
-class _Cells(Protocol):
-    """A layout as a grid of cells."""
-
-    def counts(self) -> tuple[int, ...]:
-        """Return the number of pieces of every dim."""
-        ...
-
-    def band(self, dim: int, index: int) -> Band:
-        """Return a piece of a dim."""
-        ...
-
-    def holders(self, cell: Cell) -> tuple[str, int | None]:
-        """Return who holds a cell, and the first rank of them."""
-        ...
-
-
 def picture_of(layout: Layout | IrregularLayout, limits: Limits) -> Picture:
     """Return the picture of a layout."""
     if isinstance(layout, Layout):
@@ -149,7 +133,7 @@ def _title(layout: Layout) -> str:
 
 
 def _panel(
-    cells: _Cells,
+    cells: _Regular | _Irregular,
     lead: tuple[int, ...],
     rows: Sequence[int | None],
     columns: Sequence[int | None],
@@ -188,7 +172,7 @@ def _shown(count: int, limit: int) -> list[int | None]:
 
 
 class _Regular:
-    """The cells of a layout on a mesh."""
+    """The cells of a layout on a mesh: how many pieces each dim has, a piece, who holds a cell."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -203,6 +187,7 @@ class _Regular:
         return Band(box.offsets[dim], box.offsets[dim] + box.sizes[dim])
 
     def holders(self, cell: Cell) -> tuple[str, int | None]:
+        """Return who holds a cell, and the first rank of them."""
         layout = self._layout
         at = list(layout.coordinate(cell))
         first = layout.mesh.rank(tuple(at))

@@ -28,11 +28,6 @@ def move(locals_: list[Tensor], moves: Sequence[Move]) -> None:
         locals_[index] = local
 
 
-def spec_of_dtensor(tensor: Tensor) -> DTensorSpec:
-    """Return the spec of a distributed tensor."""
-    return cast(Wrapper, tensor).spec
-
-
 def cut_axes(tensor: Tensor, dims: Iterable[int]) -> tuple[int, ...]:
     """Return the axes of the mesh that split one of ``dims``."""
     wanted = set(dims)

@@ -52,7 +52,7 @@ def register_sharding(
 
     def register(function: Callable[..., Shardings]) -> Callable[..., Shardings]:
         def maker(call: OpCall) -> Rule:
-            listed = [_replicated(call)]
+            listed = [Row((Replicate(),) * len(call.specs), (Replicate(),) * len(call.outputs))]
             for outputs, inputs in function(*call.args, **call.kwargs):
                 tensors = [p for p in inputs if p is not None]
                 _require_one_each(call, outputs, inputs)
@@ -113,10 +113,6 @@ def _fits(given: list[bool], places: list[bool], defaults: int) -> bool:
     """Whether tensors are where they must be; arguments left to their defaults may be listed."""
     rest = given[len(places) :]
     return given[: len(places)] == places and not any(rest) and len(rest) <= max(0, defaults)
-
-
-def _replicated(call: OpCall) -> Row:
-    return Row((Replicate(),) * len(call.specs), (Replicate(),) * len(call.outputs))
 
 
 def _one(placement: AnyPlacement, ndim: int) -> Placement:
