@@ -7,8 +7,9 @@ layout is compared without the state that was saved.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -52,17 +53,72 @@ def _weights(hidden: int, layers: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "norm", (hidden,)
 
 
+class State(Protocol):
+    """What is saved and loaded again."""
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        """DTensors, or plain ones, by name."""
+        ...
+
+    @property
+    def group(self) -> Any:
+        """The ranks that have it together; None for this process alone."""
+        ...
+
+    @property
+    def rank(self) -> int:
+        """The number of this process among them."""
+        ...
+
+    @property
+    def locals(self) -> dict[str, Tensor]:
+        """What this process holds, by name."""
+        ...
+
+    def clear(self) -> None:
+        """Overwrite what this process holds, so that what is found afterwards was loaded."""
+        ...
+
+    def check(self) -> None:
+        """Raise ValueError unless all elements are what they were filled with."""
+        ...
+
+
+class SmallState:
+    """Very many small plain tensors of one process."""
+
+    group, rank = None, 0
+
+    def __init__(self, number: int, elements: int) -> None:
+        self.tensors = {f"block.{i}": torch.full((elements,), float(i)) for i in range(number)}
+
+    @property
+    def locals(self) -> dict[str, Tensor]:
+        return self.tensors
+
+    def clear(self) -> None:
+        for tensor in self.tensors.values():
+            tensor.zero_()
+
+    def check(self) -> None:
+        for i, tensor in enumerate(self.tensors.values()):
+            if tensor[0] != i or tensor[-1] != i:
+                raise ValueError(f"tensor {i} was loaded with other values than those saved")
+
+
 class ShardedState:
     """A state on a mesh of one axis, each tensor a torch DTensor."""
 
     def __init__(self, mesh: DeviceMesh, shapes: Iterator[Shape], dim: int, *, fill: bool) -> None:
         """Make all tensors, cut along ``dim`` (vectors along 0); not filled they are all zero."""
-        self.mesh = mesh
+        self.group: Any = mesh.get_group()
+        self.rank = mesh.get_local_rank()
         self.tensors: dict[str, DTensor] = {}
         self._starts: dict[str, tuple[int, int]] = {}
         for shape in shapes:
             cut = min(dim, len(shape.shape) - 1)
-            start, count = _piece(shape.shape[cut], mesh.size(), mesh.get_local_rank())
+            start, count = _piece(shape.shape[cut], mesh.size(), self.rank)
             local_shape = list(shape.shape)
             local_shape[cut] = count
             local = torch.zeros(local_shape, dtype=shape.dtype)
@@ -80,7 +136,6 @@ class ShardedState:
 
     @property
     def locals(self) -> dict[str, Tensor]:
-        """This rank's shards by name."""
         return {name: tensor.to_local() for name, tensor in self.tensors.items()}
 
     @property
@@ -94,12 +149,10 @@ class ShardedState:
         return sum(t.numel() * t.element_size() for t in self.tensors.values())
 
     def clear(self) -> None:
-        """Overwrite this rank's shards, so that what is found afterwards was loaded."""
         for tensor in self.locals.values():
             tensor.fill_(-1)
 
     def check(self) -> None:
-        """Raise ValueError unless all elements are what they were filled with."""
         for name, tensor in self.locals.items():
             if not torch.equal(tensor, self._expected(name, tensor)):
                 raise ValueError(f"{name}: other values than those that were saved")

@@ -11,21 +11,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ...dtensor.debug.pictures.printable import printable
 
-__all__ = [
-    "BROKEN_PIPE",
-    "OnProgress",
-    "count",
-    "iec",
-    "layout_text",
-    "mesh_text",
-    "placements_text",
-    "printable",
-    "progress",
-    "silence_stdout",
-    "stdout_console",
-    "tensor_text",
-]
-
 if TYPE_CHECKING:
     from rich.console import Console
 

@@ -13,8 +13,6 @@ import os
 import sys
 from typing import Any
 
-__all__ = ["NAMES", "VARIABLE", "levels_of", "logger_of", "rank_of_job"]
-
 VARIABLE = "DTCKPT_LOGS"
 NAMES = {
     "checkpoint": "what a save or load moves, per rank, and how long it takes",

@@ -6,36 +6,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from torch import Tensor
-
-from ..state import ShardedState
+from ..state import State
 
 
-class System(Protocol):
-    """Saves a state into a directory and loads it from there; all ranks call it together."""
+class Saver(Protocol):
+    """Saves a state into a directory, by all ranks that have it."""
 
     name: str
 
-    def save(self, state: ShardedState, path: Path) -> None:
+    def save(self, state: State, path: Path) -> None:
         """Return when the state is durable."""
         ...
 
-    def load(self, state: ShardedState, path: Path) -> None:
+
+class System(Saver, Protocol):
+    """Loads it from there, too."""
+
+    def load(self, state: State, path: Path) -> None:
         """Fill the tensors of a state in place, the layout being that of the save."""
-        ...
-
-
-class Plain(Protocol):
-    """Saves and loads tensors of one process that are not distributed."""
-
-    name: str
-
-    def save_plain(self, tensors: dict[str, Tensor], path: Path) -> None:
-        """Return when the tensors are durable."""
-        ...
-
-    def load_plain(self, tensors: dict[str, Tensor], path: Path) -> None:
-        """Fill the tensors in place."""
         ...
 
 
@@ -51,7 +39,7 @@ class Pending(Protocol):
         ...
 
 
-StartSave = Callable[[ShardedState, Path], Pending]
+StartSave = Callable[[State, Path], Pending]
 
 
 class Missing(Exception):

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed.checkpoint as _dcp
-from torch import Tensor
 
-from ..state import ShardedState
+from ..state import State
 from .base import Pending
 
 # Its functions are annotated in part.
@@ -26,25 +25,17 @@ class Dcp:
         logging.getLogger("torch.distributed.checkpoint").setLevel(logging.ERROR)
         warnings.filterwarnings("ignore", module=r"torch\.distributed\.checkpoint")
 
-    def save(self, state: ShardedState, path: Path) -> None:
-        """Save with the ranks of the state's mesh."""
-        _api.save(dict(state.tensors), checkpoint_id=path, process_group=state.mesh.get_group())
+    def save(self, state: State, path: Path) -> None:
+        _api.save(dict(state.tensors), checkpoint_id=path, **_ranks(state))
 
-    def load(self, state: ShardedState, path: Path) -> None:
-        """Load with the ranks of the state's mesh."""
-        _api.load(dict(state.tensors), checkpoint_id=path, process_group=state.mesh.get_group())
-
-    def save_plain(self, tensors: dict[str, Tensor], path: Path) -> None:
-        """Save from this process alone."""
-        _api.save(dict(tensors), checkpoint_id=path, no_dist=True)
-
-    def load_plain(self, tensors: dict[str, Tensor], path: Path) -> None:
-        """Load in this process alone."""
-        _api.load(dict(tensors), checkpoint_id=path, no_dist=True)
+    def load(self, state: State, path: Path) -> None:
+        _api.load(dict(state.tensors), checkpoint_id=path, **_ranks(state))
 
 
-def start_save(state: ShardedState, path: Path) -> Pending:
+def start_save(state: State, path: Path) -> Pending:
     """Start a save in the background."""
-    return _api.async_save(
-        dict(state.tensors), checkpoint_id=path, process_group=state.mesh.get_group()
-    )
+    return _api.async_save(dict(state.tensors), checkpoint_id=path, process_group=state.group)
+
+
+def _ranks(state: State) -> dict[str, Any]:
+    return {"process_group": state.group, "no_dist": state.group is None}

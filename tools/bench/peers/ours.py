@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from torch import Tensor
-
 from dtckpt import checkpoint
 
 from ..frame.row import OURS
-from ..state import ShardedState
+from ..state import State
 from .base import Pending
 
 
@@ -18,34 +16,29 @@ class Ours:
 
     name = OURS
 
-    def save(self, state: ShardedState, path: Path) -> None:
-        """Save with the ranks of the state's mesh."""
-        checkpoint.save(state.tensors, path, process_group=state.mesh.get_group())
+    read_once: bool | None = None
 
-    def load(self, state: ShardedState, path: Path) -> None:
-        """Load with the ranks of the state's mesh."""
-        checkpoint.load(state.tensors, path, process_group=state.mesh.get_group())
+    def save(self, state: State, path: Path) -> None:
+        no_dist = state.group is None
+        checkpoint.save(state.tensors, path, process_group=state.group, no_dist=no_dist)
 
-    def save_plain(self, tensors: dict[str, Tensor], path: Path) -> None:
-        """Save from this process alone."""
-        checkpoint.save(tensors, path, no_dist=True)
-
-    def load_plain(self, tensors: dict[str, Tensor], path: Path) -> None:
-        """Load in this process alone."""
-        checkpoint.load(tensors, path, no_dist=True)
+    def load(self, state: State, path: Path) -> None:
+        checkpoint.load(
+            state.tensors,
+            path,
+            process_group=state.group,
+            no_dist=state.group is None,
+            read_once=self.read_once,
+        )
 
 
 class OursOnce(Ours):
     """The same, but ranks that load read each block once and exchange what it holds."""
 
     name = f"{OURS}, read once"
-
-    def load(self, state: ShardedState, path: Path) -> None:
-        """Load with the ranks of the state's mesh."""
-        group = state.mesh.get_group()
-        checkpoint.load(state.tensors, path, process_group=group, read_once=True)
+    read_once = True
 
 
-def start_save(state: ShardedState, path: Path) -> Pending:
+def start_save(state: State, path: Path) -> Pending:
     """Start a save in the background."""
-    return checkpoint.async_save(state.tensors, path, process_group=state.mesh.get_group())
+    return checkpoint.async_save(state.tensors, path, process_group=state.group)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..folders import sync_files
-from ..state import ShardedState
+from ..state import State
 
 _MAX_BUFFERS = 512
 _CHUNK_BYTES = 16 << 20
@@ -25,17 +25,15 @@ class Raw:
 
     name = "raw"
 
-    def save(self, state: ShardedState, path: Path) -> None:
-        """Write this rank's shards back to back."""
+    def save(self, state: State, path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
         file = _file(state, path)
         with _opened(file, os.O_CREAT | os.O_TRUNC | os.O_WRONLY) as descriptor:
-            os.posix_fallocate(descriptor, 0, max(state.local_bytes, 1))
+            os.posix_fallocate(descriptor, 0, max(_num_bytes(state), 1))
             _move(os.pwritev, descriptor, state.locals.values())
         sync_files(file)
 
-    def load(self, state: ShardedState, path: Path) -> None:
-        """Read this rank's shards."""
+    def load(self, state: State, path: Path) -> None:
         with _opened(_file(state, path), os.O_RDONLY) as descriptor:
             _move(os.preadv, descriptor, state.locals.values())
 
@@ -50,11 +48,11 @@ class RawDirect:
         self._arena.madvise(mmap.MADV_HUGEPAGE)
         self._arena.write(os.urandom(_CHUNK_BYTES))
 
-    def save(self, state: ShardedState, path: Path) -> None:
+    def save(self, state: State, path: Path) -> None:
         """Write as many bytes as this rank holds, rounded up to whole pages."""
         path.mkdir(parents=True, exist_ok=True)
         file = _file(state, path)
-        size = -(-state.local_bytes // _PAGE_BYTES) * _PAGE_BYTES
+        size = -(-_num_bytes(state) // _PAGE_BYTES) * _PAGE_BYTES
         flags = os.O_CREAT | os.O_TRUNC | os.O_WRONLY | os.O_DIRECT
         with _opened(file, flags) as descriptor, memoryview(self._arena) as view:
             os.posix_fallocate(descriptor, 0, max(size, _PAGE_BYTES))
@@ -64,8 +62,12 @@ class RawDirect:
         sync_files(file)
 
 
-def _file(state: ShardedState, path: Path) -> Path:
-    return path / f"{state.mesh.get_local_rank()}.bin"
+def _num_bytes(state: State) -> int:
+    return sum(tensor.nbytes for tensor in state.locals.values())
+
+
+def _file(state: State, path: Path) -> Path:
+    return path / f"{state.rank}.bin"
 
 
 @contextmanager

@@ -6,10 +6,9 @@ from pathlib import Path
 
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor
 
 from ..folders import sync_files
-from ..state import ShardedState
+from ..state import State
 
 
 class SafetensorsFiles:
@@ -17,31 +16,13 @@ class SafetensorsFiles:
 
     name = "safetensors"
 
-    def save(self, state: ShardedState, path: Path) -> None:
-        """Write this rank's shards to its own file."""
-        _save(state.locals, path, state.mesh.get_local_rank())
+    def save(self, state: State, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        file = path / f"{state.rank}.safetensors"
+        save_file(state.locals, file)
+        sync_files(file)
 
-    def load(self, state: ShardedState, path: Path) -> None:
-        """Read this rank's shards from its own file."""
-        _load(state.locals, path, state.mesh.get_local_rank())
-
-    def save_plain(self, tensors: dict[str, Tensor], path: Path) -> None:
-        """Write one file."""
-        _save(tensors, path, 0)
-
-    def load_plain(self, tensors: dict[str, Tensor], path: Path) -> None:
-        """Read one file."""
-        _load(tensors, path, 0)
-
-
-def _save(tensors: dict[str, Tensor], path: Path, rank: int) -> None:
-    path.mkdir(parents=True, exist_ok=True)
-    file = path / f"{rank}.safetensors"
-    save_file(tensors, file)
-    sync_files(file)
-
-
-def _load(tensors: dict[str, Tensor], path: Path, rank: int) -> None:
-    with safe_open(path / f"{rank}.safetensors", framework="pt") as file:
-        for name, tensor in tensors.items():
-            tensor.copy_(file.get_tensor(name))
+    def load(self, state: State, path: Path) -> None:
+        with safe_open(path / f"{state.rank}.safetensors", framework="pt") as file:
+            for name, tensor in state.locals.items():
+                tensor.copy_(file.get_tensor(name))

@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ..folders import sync_files
-from ..state import ShardedState
+from ..state import State
 from .base import Missing
 
 NAME = "torch_checkpointing"
@@ -37,12 +37,12 @@ class TorchCheckpointing:
         )
         self._manager: Any = package.CheckpointManager(config)
 
-    def save(self, state: ShardedState, path: Path) -> None:
+    def save(self, state: State, path: Path) -> None:
         """Save this rank's shards and sync them, once the first rank has put them in place."""
         self._manager.save(str(path), {"state": state.tensors})
-        dist.barrier(state.mesh.get_group())
-        sync_files(path / f"state_{state.mesh.get_rank()}.pt")
+        dist.barrier(state.group)
+        sync_files(path / f"state_{dist.get_rank()}.pt")
 
-    def load(self, state: ShardedState, path: Path) -> None:
+    def load(self, state: State, path: Path) -> None:
         """Load this rank's shards into their tensors."""
         self._manager.load(str(path), into={"state": state.tensors})

@@ -14,8 +14,8 @@ from ..frame.setting import Setting
 from ..frame.team import Team
 from ..peers import dcp, ours
 from ..peers.base import Pending, StartSave
-from ..state import ShardedState, transformer
-from ..systems import line_mesh
+from ..state import ShardedState
+from ..systems import sharded_state
 
 _STARTERS: dict[str, StartSave] = {OURS: ours.start_save, "DCP": dcp.start_save}
 _BASE_SECONDS = 1.0
@@ -44,9 +44,7 @@ class _Background:
 
 
 def _run_stall(team: Team, setting: Setting) -> Outcome:
-    state = ShardedState(
-        line_mesh(team.size), transformer(setting.size, setting.layers), 0, fill=True
-    )
+    state = sharded_state(team, setting)
     sources = list(state.locals.values())
     copies = [tensor.clone() for tensor in sources]
 
@@ -116,9 +114,7 @@ class _Busy:
 
 
 def _run_busy(team: Team, setting: Setting) -> Outcome:
-    state = ShardedState(
-        line_mesh(team.size), transformer(setting.size, setting.layers), 0, fill=True
-    )
+    state = sharded_state(team, setting)
     training = _Training()
     loops: dict[str, _Busy] = {}
     contestants: list[Contestant] = []

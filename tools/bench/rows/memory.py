@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..folders import fresh
-from ..frame.contest import Contestant, compete
+from ..frame.contest import compete
 from ..frame.row import OURS, Bar, Column, Outcome, Row
 from ..frame.setting import Setting
 from ..frame.team import Team
-from ..state import ShardedState, transformer
-from ..systems import line_mesh, sharded_systems
+from ..systems import sharded_state, sharded_systems
+from .contestants import loads, saves
 
 _BUDGET = 256 << 20
 
@@ -35,28 +34,11 @@ def memory_row(name: str, factor: float) -> Row:
 
 
 def _run(factor: float, team: Team, setting: Setting) -> Outcome:
-    size = int(setting.size * factor)
-    state = ShardedState(line_mesh(team.size), transformer(size, setting.layers), 0, fill=True)
+    state = sharded_state(team, setting, factor=factor)
     systems, missing = sharded_systems()
-    saves = [
-        Contestant(
-            name=system.name,
-            before=partial(fresh, team, team.folder / system.name),
-            call=partial(system.save, state, team.folder / system.name),
-        )
-        for system in systems
-    ]
-    loads = [
-        Contestant(
-            name=system.name,
-            before=state.clear,
-            call=partial(system.load, state, team.folder / system.name),
-            after=state.check,
-        )
-        for system in systems
-    ]
-    saved = compete(team, saves, 1, warm_up=False, skipped=missing)
-    loaded = compete(team, loads, 1, warm_up=False, skipped=saved.skipped)
+    saving, loading = saves(team, state, systems), loads(team, state, systems, is_warm=False)
+    saved = compete(team, saving, 1, warm_up=False, skipped=missing)
+    loaded = compete(team, loading, 1, warm_up=False, skipped=saved.skipped)
     outcome = Outcome(skipped=loaded.skipped)
     for name in loaded.values:
         outcome.values[name] = {

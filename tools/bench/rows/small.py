@@ -2,90 +2,42 @@
 
 from __future__ import annotations
 
-from functools import partial
-
-import torch
-from torch import Tensor
-
-from ..folders import fresh, warm
-from ..frame.contest import Contestant, compete, prepare
+from ..frame.contest import compete
 from ..frame.row import OURS, Bar, Column, Outcome, Row
 from ..frame.setting import Setting
 from ..frame.team import Team
-from ..peers.base import Plain
+from ..peers.base import System
 from ..peers.dcp import Dcp
 from ..peers.ours import Ours
 from ..peers.safetensors_files import SafetensorsFiles
+from ..state import SmallState
+from .contestants import TIMES, loads, save_all, saves
 
 _ELEMENTS = 256
-_DCP_ROUNDS = 2
+_FEW_ROUNDS = {"DCP": 2}
 _SYSTEMS = (OURS, "safetensors", "DCP")
 _COLUMNS = (
     Column(metric="cpu_per_tensor", heading="CPU per tensor", kind="microseconds"),
-    Column(metric="seconds", heading="time"),
-    Column(metric="seconds", heading="range", kind="range"),
+    *TIMES,
 )
 _BARS = (Bar(metric="cpu_per_tensor", against="safetensors", limit=2.0),)
 
 
+def _systems() -> tuple[System, ...]:
+    return Ours(), SafetensorsFiles(), Dcp()
+
+
 def _run_save(team: Team, setting: Setting) -> Outcome:
-    tensors = _make(setting.small_tensors)
-    contestants = [
-        Contestant(
-            name=system.name,
-            before=partial(fresh, team, team.folder / system.name),
-            call=partial(system.save_plain, tensors, team.folder / system.name),
-            max_rounds=_rounds(system, setting),
-        )
-        for system in _systems()
-    ]
+    state = SmallState(setting.small_tensors, _ELEMENTS)
+    contestants = saves(team, state, _systems(), _FEW_ROUNDS)
     return _per_tensor(compete(team, contestants, setting.rounds), setting)
 
 
 def _run_load(team: Team, setting: Setting) -> Outcome:
-    tensors = _make(setting.small_tensors)
-    steps = {system.name: partial(_save, team, tensors, system) for system in _systems()}
-    failed = prepare(team, steps)
-    contestants = [
-        Contestant(
-            name=system.name,
-            before=partial(_prepare, team, tensors, system.name),
-            call=partial(system.load_plain, tensors, team.folder / system.name),
-            after=partial(_check, tensors),
-            max_rounds=_rounds(system, setting),
-        )
-        for system in _systems()
-    ]
+    state, systems = SmallState(setting.small_tensors, _ELEMENTS), _systems()
+    failed = save_all(team, state, systems)
+    contestants = loads(team, state, systems, _FEW_ROUNDS)
     return _per_tensor(compete(team, contestants, setting.rounds, skipped=failed), setting)
-
-
-def _save(team: Team, tensors: dict[str, Tensor], system: Plain) -> None:
-    fresh(team, team.folder / system.name)
-    system.save_plain(tensors, team.folder / system.name)
-
-
-def _systems() -> tuple[Plain, ...]:
-    return Ours(), SafetensorsFiles(), Dcp()
-
-
-def _rounds(system: Plain, setting: Setting) -> int:
-    return min(_DCP_ROUNDS, setting.rounds) if isinstance(system, Dcp) else setting.rounds
-
-
-def _make(number: int) -> dict[str, Tensor]:
-    return {f"block.{i}": torch.full((_ELEMENTS,), float(i)) for i in range(number)}
-
-
-def _prepare(team: Team, tensors: dict[str, Tensor], name: str) -> None:
-    for tensor in tensors.values():
-        tensor.zero_()
-    warm(team, team.folder / name)
-
-
-def _check(tensors: dict[str, Tensor]) -> None:
-    for i, tensor in enumerate(tensors.values()):
-        if tensor[0] != i or tensor[-1] != i:
-            raise ValueError(f"tensor {i} was loaded with other values than those saved")
 
 
 def _per_tensor(outcome: Outcome, setting: Setting) -> Outcome:
