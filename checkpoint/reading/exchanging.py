@@ -7,9 +7,8 @@ all-to-all exchanges as keep what a rank sends and receives in each within EXCHA
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,10 @@ import torch
 from ...dtensor.comm.caches import remembered
 from ...dtensor.comm.collectives import Peers
 from ...dtensor.comm.packing import Messages
+from ...dtensor.comm.parts import ViewPart
 from ...dtensor.geometry.box import Box
-from ...dtensor.geometry.flows import Flow, holders
+from ...dtensor.geometry.flows import Flows, PartFlow
+from ...dtensor.geometry.irregular import IrregularLayout
 from ...dtensor.geometry.layout import Layout
 from ..files.stored_data import StoredData
 from ..files.stored_tensor import StoredTensor
@@ -62,13 +63,14 @@ class StripeExchange:
         """
         self._peers = Peers(group, tuple(range(len(all_ranks))))
         self._position: int = group.rank()
-        self._positions = {rank: position for position, rank in enumerate(all_ranks)}
-        self._held = {id(s): s.layout.held_by(all_ranks[self._position]) for s in spreads}
+        self._all_ranks = all_ranks
         self._rounds = deal(spreads, len(all_ranks))
         mine = [[s for s in stripes if s.reader == self._position] for stripes in self._rounds]
         self._stage = _Stage(mine)
         self._reads = [plan_reads(data, self._stage.wants(stripes)) for stripes in mine]
-        self._messages = _Messages(self._peers.size)
+        self._own: list[tuple[StoredTensor, Box, Array]] = []
+        """What this rank has read for itself in a round."""
+        self._messages = Messages((), (), self._peers, device_of(group))
         self._destinations: Mapping[str, Destination] = {}
         self._touched: dict[str, None] = {}
         self._failure: BaseException | None = None
@@ -85,28 +87,26 @@ class StripeExchange:
     def prepare(self, number: int) -> int:
         """Find what goes where in a round and return how many exchanges this rank needs for it."""
         self.finish()
-        self._messages = messages = _Messages(self._peers.size)
-        stripes = self._rounds[number]
-        for stripe, box, array in self._stage.arrays(s for s in stripes if self._is_mine(s)):
-            for rank, common in _holders(stripe.spread.layout, box):
-                items = array[(*common.relative_to(box).slices, ...)]
-                sent = _Sent(stripe.spread.stored, common, items)
-                position = self._positions[rank]
-                if position == self._position:
-                    messages.own.append(sent)
+        stripes, rank = self._rounds[number], self._all_ranks[self._position]
+        mine = self._stage.arrays(s for s in stripes if s.reader == self._position)
+        arrays = {(id(stripe.spread), box): array for stripe, box, array in mine}
+        positions = {rank: position for position, rank in enumerate(self._all_ranks)}
+        sends: list[list[ViewPart]] = [[] for _ in positions]
+        receives: list[list[_Received]] = [[] for _ in positions]
+        self._own = []
+        for spread, readers in _by_spread(stripes, self._all_ranks):
+            sent, received = _flows(readers, spread.layout, rank)
+            for taker, box, common in sent:
+                array = arrays[id(spread), box][(*common.relative_to(box).slices, ...)]
+                if taker == rank:
+                    self._own.append((spread.stored, common, array))
                 else:
-                    messages.outgoing[position].append(sent)
-        for stripe in stripes:
-            held = () if self._is_mine(stripe) else self._held[id(stripe.spread)]
-            for box, part in itertools.product(stripe.boxes, held):
-                common = box.intersect(part)
-                if common is not None:
-                    found = _Received(stripe.spread.stored, common, self)
-                    messages.incoming[stripe.reader].append(found)
-        return -(-messages.num_bytes() // EXCHANGE_BYTES)
-
-    def _is_mine(self, stripe: Stripe) -> bool:
-        return stripe.reader == self._position
+                    sends[positions[taker]].append(_view(array))
+            for giver, _, common in received:
+                if giver != rank:
+                    receives[positions[giver]].append(_Received(spread.stored, common, self))
+        self._messages = replace(self._messages, sends=sends, receives=receives)
+        return -(-self._messages.num_bytes // EXCHANGE_BYTES)
 
     def send(
         self,
@@ -120,16 +120,14 @@ class StripeExchange:
         Collective. Never raises; ``touched`` collects the names of tensors that were changed.
         """
         self._destinations, self._touched = destinations, touched
-        device = device_of(self._peers.group)
-        moved = Messages(self._messages.outgoing, self._messages.incoming, self._peers, device)
         try:
-            for sent in self._messages.own:
-                self.put(sent.stored, sent.box, sent.array)
+            for stored, box, array in self._own:
+                self.put(stored, box, array)
         except BaseException as error:  # told to the others where they expect it
             self._failure = error
         for number in range(count):
             try:
-                failures = moved.start_round(number, count)()
+                failures = self._messages.start_round(number, count)()
             except BaseException as error:  # the group is of no use any more
                 self._failure = self._failure or error
                 return
@@ -153,11 +151,12 @@ class StripeExchange:
 
 
 @dataclass(frozen=True, slots=True)
-class _Elements:
-    """A box of a stored tensor on its way between ranks."""
+class _Received:
+    """A box of a stored tensor that this rank wants, from the one that has read it."""
 
     stored: StoredTensor
     box: Box
+    owner: StripeExchange
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -166,24 +165,6 @@ class _Elements:
     @property
     def itemsize(self) -> int:
         return self.stored.dtype.itemsize
-
-
-@dataclass(frozen=True, slots=True)
-class _Sent(_Elements):
-    """What this rank has read, for a rank that wants it."""
-
-    array: Array
-
-    def view(self, box: Box) -> torch.Tensor:
-        signed = self.array if self.itemsize == 1 else self.array.view(f"i{self.itemsize}")
-        return torch.from_numpy(signed[(*box.slices, ...)])
-
-
-@dataclass(frozen=True, slots=True)
-class _Received(_Elements):
-    """What this rank wants, from the one that has read it."""
-
-    owner: StripeExchange
 
     def memory(self, box: Box) -> None:
         """Return None: a sink may take elements in another way than as memory."""
@@ -194,20 +175,36 @@ class _Received(_Elements):
         self.owner.bytes_received += self.owner.put(self.stored, part, array)
 
 
-class _Messages:
-    """What moves in one round, by the position that it goes to or comes from."""
+def _view(array: Array) -> ViewPart:
+    """Return elements of any dtype as torch takes them."""
+    itemsize = array.dtype.itemsize
+    return ViewPart(torch.from_numpy(array if itemsize == 1 else array.view(f"i{itemsize}")))
 
-    def __init__(self, num_ranks: int) -> None:
-        self.own: list[_Sent] = []
-        """What this rank has read for itself."""
-        self.outgoing: list[list[_Sent]] = [[] for _ in range(num_ranks)]
-        self.incoming: list[list[_Received]] = [[] for _ in range(num_ranks)]
 
-    def num_bytes(self) -> int:
-        """Return how much this rank sends or receives, whichever is more."""
-        sent = sum(part.box.numel * part.itemsize for parts in self.outgoing for part in parts)
-        received = sum(part.box.numel * part.itemsize for parts in self.incoming for part in parts)
-        return max(sent, received)
+_Readers = tuple[tuple[int, Box], ...]
+"""Who reads which boxes of a tensor in a round."""
+
+
+def _by_spread(
+    stripes: Iterable[Stripe], all_ranks: Sequence[int]
+) -> Iterator[tuple[Spread, _Readers]]:
+    """Yield every tensor of which something is read in a round, with who reads it."""
+    spreads: dict[int, Spread] = {}
+    readers: dict[int, list[tuple[int, Box]]] = {}
+    for stripe in stripes:
+        key = id(stripe.spread)
+        spreads[key] = stripe.spread
+        rank = all_ranks[stripe.reader]
+        readers.setdefault(key, []).extend((rank, box) for box in stripe.boxes)
+    for key, spread in spreads.items():
+        yield spread, tuple(readers[key])
+
+
+@remembered(64)  # many tensors have the same layout
+def _flows(readers: _Readers, layout: Layout, rank: int) -> tuple[list[PartFlow], list[PartFlow]]:
+    """Return what a rank sends of what it has read, and what it receives."""
+    flows = Flows(IrregularLayout(layout.shape, readers), layout)
+    return flows.sent_by(rank), flows.received_by(rank)
 
 
 class _Stage:
@@ -236,8 +233,3 @@ class _Stage:
 
 def _room(stripe: Stripe) -> int:
     return -(-stripe.num_bytes // ALIGNMENT) * ALIGNMENT
-
-
-@remembered(64)  # many tensors have the same layout
-def _holders(layout: Layout, box: Box) -> tuple[Flow, ...]:
-    return tuple(holders(layout, box))

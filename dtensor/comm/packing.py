@@ -83,6 +83,12 @@ class Messages:
     device: torch.device
     """Where buffers lie."""
 
+    @property
+    def num_bytes(self) -> int:
+        """How much this rank sends or receives, whichever is more."""
+        ways = (self.sends, self.receives)
+        return max(sum(part_bytes(part) for parts in way for part in parts) for way in ways)
+
     def start(
         self, most_bytes: int, costs: CostModel, *, later: bool = False, in_rows: bool = False
     ) -> Callable[[], None]:

@@ -73,6 +73,14 @@ class Flows:
                     if self._giver(givers, held, taker, wanted) == rank:
                         yield taker, held, common
 
+    def sent_by(self, rank: int) -> list[PartFlow]:
+        """Return what ``parts_out_of`` yields, for every taker in the order that it expects."""
+        return sorted(self.parts_out_of(rank), key=_place)
+
+    def received_by(self, rank: int) -> list[PartFlow]:
+        """Return what ``parts_into`` yields, from every giver in the order in which that sends."""
+        return sorted(self.parts_into(rank), key=_place)
+
     def _on_mesh(self) -> tuple[Layout, Layout] | None:
         """Return both layouts if they are on one mesh."""
         source, target = self.source, self.target
@@ -87,6 +95,10 @@ class Flows:
         count = len(givers)
         number = self.target.giver_number(held, taker, wanted, count) if count > 1 else 0
         return givers[number]
+
+
+def _place(part: PartFlow) -> tuple[tuple[int, ...], int]:
+    return part[2].offsets, part[0]
 
 
 # Between layouts of one mesh everybody takes from the rank with its own index along all axes that
@@ -125,13 +137,6 @@ def _replaced(layout: Layout, cell: Cell, at: Coordinate) -> Coordinate:
             for split, digit in zip(cuts, digits, strict=True):
                 coordinate[split.axis] = digit
     return tuple(coordinate)
-
-
-def holders(layout: Holding, box: Box) -> Iterator[Flow]:
-    """Yield (rank, common box) of every rank that holds elements of a box."""
-    for ranks, _, common in layout.pieces_meeting(box):
-        for rank in ranks:
-            yield rank, common
 
 
 def numel_lacking(layout: Holding, wanted: Holding, rank: int) -> int:

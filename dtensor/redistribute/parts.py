@@ -14,7 +14,7 @@ from ..comm.collectives import Peers, all_gather
 from ..comm.packing import Messages
 from ..comm.parts import ViewPart
 from ..geometry.box import Box
-from ..geometry.flows import Flows
+from ..geometry.flows import Flows, PartFlow
 from ..geometry.irregular import IrregularLayout
 from ..geometry.layout import Layout
 from ..mesh.device_mesh import DeviceMesh
@@ -62,9 +62,9 @@ class _Job:
     source: Layout | IrregularLayout
     target: Layout | IrregularLayout
     mesh: DeviceMesh
-    given: list[tuple[int, Box, Box]] = field(default_factory=list)
+    given: list[PartFlow] = field(default_factory=list)
     """Who gets what of which box that is held here."""
-    taken: list[tuple[int, Box, Box]] = field(default_factory=list)
+    taken: list[PartFlow] = field(default_factory=list)
     """Who gives what of which box that is to be held here."""
     dtype: torch.dtype | None = None
     """Of the parts; None where there are none."""
@@ -93,9 +93,7 @@ class _Job:
         here = self.mesh.get_rank()
         self._check_parts(parts, self.source.held_by(here))
         flows = Flows(self.source, self.target)
-        # What goes from one rank to another lies in the same order for both.
-        self.given = sorted(flows.parts_out_of(here), key=_place)
-        self.taken = sorted(flows.parts_into(here), key=_place)
+        self.given, self.taken = flows.sent_by(here), flows.received_by(here)
 
     def _check_parts(self, parts: Mapping[Box, Tensor], held: Sequence[Box]) -> None:
         lacking = [box for box in held if box not in parts and not box.is_empty]
@@ -145,7 +143,7 @@ class _Job:
         dtype = _DTYPES[next(iter(dtypes))] if dtypes else torch.get_default_dtype()
         return dtype, max(row[3] for row in rows.values()) * dtype.itemsize
 
-    def _moved(self, parts: Sequence[tuple[int, Box, Box]]) -> int:
+    def _moved(self, parts: Sequence[PartFlow]) -> int:
         here = self.mesh.get_rank()
         return sum(common.numel for other, _, common in parts if other != here)
 
@@ -193,10 +191,6 @@ class _Job:
 
     def _peers(self) -> Peers:
         return self.mesh.peers(tuple(range(self.mesh.ndim)))
-
-
-def _place(part: tuple[int, Box, Box]) -> tuple[tuple[int, ...], int]:
-    return part[2].offsets, part[0]
 
 
 def _listed(boxes: Sequence[Box]) -> str:

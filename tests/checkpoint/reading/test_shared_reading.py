@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint.files.stored_tensor import StoredTensor
 from dtckpt.checkpoint.reading import exchanging, stripes
+from dtckpt.checkpoint.reading.exchanging import StripeExchange
 from dtckpt.checkpoint.reading.stripes import Spread, deal, times_read
 from dtckpt.checkpoint.tensors.dtypes import DTYPES
 from dtckpt.dtensor import (
@@ -31,6 +32,7 @@ from dtckpt.dtensor import (
     Shard,
 )
 from dtckpt.dtensor.comm import collectives, packing
+from dtckpt.dtensor.comm.parts import ViewPart
 from dtckpt.dtensor.geometry.box import run_boxes
 from dtckpt.errors import CheckpointError, Corrupt, StorageError
 from dtckpt.storage import FaultyStore, FlipBit, MemoryStore, RaiseError, Rule, Store, open_store
@@ -417,17 +419,17 @@ def test_a_damaged_file_is_found_before_anything_changes(victim: int) -> None:
 @pytest.mark.parametrize(
     ("cls", "step", "nth"),
     [
-        ("_Sent", "view", 1),
-        ("_Sent", "view", 5),
-        ("StripeExchange", "put", 1),
-        ("StripeExchange", "put", 20),
+        (ViewPart, "view", 1),
+        (ViewPart, "view", 5),
+        (StripeExchange, "put", 1),
+        (StripeExchange, "put", 20),
     ],
 )
 def test_a_rank_that_fails_while_it_sends_lets_nobody_wait(
-    monkeypatch: pytest.MonkeyPatch, victim: int, cls: str, step: str, nth: int
+    monkeypatch: pytest.MonkeyPatch, victim: int, cls: type, step: str, nth: int
 ) -> None:
     store = saved(w=("F32", flat(1, Shard(0), (200, 12))))
-    original = getattr(getattr(exchanging, cls), step)
+    original = getattr(cls, step)
     ranks: dict[int, int] = {}
     calls = itertools.count(1)
 
@@ -436,7 +438,7 @@ def test_a_rank_that_fails_while_it_sends_lets_nobody_wait(
             raise MemoryError("no more")
         return original(*args)
 
-    monkeypatch.setattr(getattr(exchanging, cls), step, fail)
+    monkeypatch.setattr(cls, step, fail)
     wanted = flat(SIZE, Shard(1), (200, 12))
 
     def load(rank: int, group: Any) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dtckpt.dtensor import Box, IrregularLayout, Layout, Mesh, Replicate, Shard
-from dtckpt.dtensor.geometry.flows import Flows, holders, numel_lacking
+from dtckpt.dtensor.geometry.flows import Flows, numel_lacking
 from dtckpt.dtensor.geometry.holding import Holding
 
 from ..redistribute.test_redistribute import random_placements
@@ -95,13 +95,14 @@ def range_of(start: int, stop: int) -> tuple[int, ...]:
     return tuple(range(start, stop))
 
 
-def test_holders_are_all_that_have_some_of_a_box() -> None:
+def test_pieces_that_meet_a_box_are_told_with_all_that_hold_them() -> None:
     rng = random.Random(5)
     mesh = Mesh((2, 3))
     for _ in range(100):
         source, target = random_layouts(rng, (mesh, mesh))
         box = target.box((1, 0))
-        found = {(rank, common) for rank, common in holders(source, box)}
+        meeting = source.pieces_meeting(box)
+        found = {(rank, common) for ranks, _, common in meeting for rank in ranks}
         expected = {
             (rank, common)
             for rank in mesh.all_ranks()
