@@ -6,10 +6,13 @@ The groups are passed to the code under test; there is no default group.
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from functools import cache
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -31,9 +34,49 @@ def gloo_group(
     """Return rank ``rank``'s end of a Gloo group that is registered nowhere."""
     options = _c10d.ProcessGroupGloo._Options()
     options._timeout = timeout
-    options._devices = [_c10d.ProcessGroupGloo.create_device(interface="lo")]
+    options._devices = [_device(os.getpid())]
     options._threads = 1
-    return _c10d.ProcessGroupGloo(store, rank, size, options)
+    group = _c10d.ProcessGroupGloo(store, rank, size, options)
+    getattr(_of_this_rank, "groups", []).append(group)
+    return group
+
+
+@cache
+def _device(_process: int) -> object:
+    """Return the sockets and the thread that serves them, of all ranks of a process."""
+    return _c10d.ProcessGroupGloo.create_device(interface="lo")
+
+
+_of_this_rank = threading.local()
+"""Its ``groups`` are those that the thread of a rank of ``run_ranks`` has made."""
+
+
+class _Ending:
+    """Groups whose ranks have ended: each connection waits up to 10 ms for the thread of Gloo."""
+
+    def __init__(self) -> None:
+        self._threads: list[threading.Thread] = []
+        atexit.register(self.wait)
+
+    def end(self, groups: list[dist.ProcessGroup]) -> None:
+        """End groups, each in a thread of its own; nobody else may hold them."""
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        while groups:
+            thread = threading.Thread(target=_drop, args=([groups.pop()],), daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def wait(self) -> None:
+        """Wait until all have ended."""
+        for thread in self._threads:
+            thread.join(60)
+
+
+def _drop(groups: list[dist.ProcessGroup]) -> None:
+    groups.clear()
+
+
+_ending = _Ending()
 
 
 def axis_groups(
@@ -71,10 +114,9 @@ def run_ranks(
     groups: list[dist.ProcessGroup] = []
 
     def run(rank: int) -> None:
+        _of_this_rank.groups = groups
         try:
-            group = gloo_group(store, rank, size, timeout)
-            groups.append(group)
-            results[rank] = body(rank, group)
+            results[rank] = body(rank, gloo_group(store, rank, size, timeout))
         except BaseException as error:
             errors[rank] = error
 
@@ -86,10 +128,10 @@ def run_ranks(
             thread.join(timeout=180)
             if thread.is_alive():
                 raise TimeoutError(f"rank {rank} hangs; errors so far: {errors}")
+    for error in errors.values():
+        _let_go(error)
+    _ending.end(groups)
     if errors:
-        groups.clear()
-        for error in errors.values():
-            _let_go(error)
         raise RanksFailed(errors)
     return [results[rank] for rank in range(size)]
 
