@@ -9,14 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from .cases import Case, NotWritten, forward_backward, in_place, into_out, without_fallback
+from .cases import NO_RULE, Case, NotWritten, by_rules, forward_backward, in_place, into_out
 from .choices import choices_of
 from .database import samples_of
 from .expected import NOT_OUT, VALUES, Expected, Untestable, expect
 from .outcome import RIGHT, Example, Failure, OpResult
 from .team import Team
 
-_FALLBACK = " has no sharding rule"
 _WRITING_CHOICES = 3
 
 
@@ -73,15 +72,15 @@ class _Tally:
     needs_fallback: bool = False
 
     def add(self, case: Case, failure: Failure | None, shape: tuple[int, ...]) -> None:
-        if case.is_strict:
-            self.needs_fallback |= failure is not None and _FALLBACK in failure.text
-            return
         kind = RIGHT if failure is None else failure.kind
         self.counts[kind] = self.counts.get(kind, 0) + 1
         self.writing[kind] = self.writing.get(kind, 0) + case.writes
         if failure is not None and kind not in self.examples:
             label = f"mesh {'x'.join(map(str, shape))}, {case.label}"
             self.examples[kind] = Example(case=label, text=failure.text, where=failure.where)
+
+    def note_fallback(self) -> None:
+        self.needs_fallback = True
 
     def way(self, gathered: set[str]) -> str:
         if not self.counts.get(RIGHT):
@@ -113,9 +112,10 @@ def _cases(
         ndims = [tensor.ndim for tensor in one.sample.tensors]
         choices = choices_of(ndims, axes, limit, seed=index)
         label = f"sample {index} {_shapes(one)}"
-        step = None
         for number, choice in enumerate(choices):
             step = forward_backward(info, one, choice, number)
+            if number == len(choices) - 1:
+                step = by_rules(step, tally.note_fallback)
             cases.append(Case(f"{label} {_text(choice)}", step))
         if one.compared == VALUES:
             cases.extend(_in_place_cases(info, one, choices, label))
@@ -123,8 +123,6 @@ def _cases(
                 cases.extend(_out_cases(info, one, choices, label))
             except NotWritten:
                 tally.compared.add(NOT_OUT)
-        if step is not None:
-            cases.append(Case("", without_fallback(step), is_strict=True))
     return cases
 
 
@@ -164,7 +162,7 @@ def _fallbacks() -> Generator[set[str]]:
     found: set[str] = set()
 
     def show(message: Any, *_: Any, **__: Any) -> None:
-        name, mark, _rest = str(message).partition(_FALLBACK)
+        name, mark, _rest = str(message).partition(NO_RULE)
         if mark:
             found.add(name.removeprefix("aten.").removesuffix(".default"))
 

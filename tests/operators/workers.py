@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .database import load
+from .database import DATABASE, load
 from .outcome import CRASH, DIVERGENT, HANG, Example, OpResult
 from .team import Team
 from .trial import Setting, try_operator
@@ -74,7 +74,9 @@ class _Worker:
     """A process that tries one operator at a time."""
 
     def __init__(self, setting: Setting, find: Find) -> None:
-        context = multiprocessing.get_context("spawn")
+        # One process imports torch and its operators, all others are forked from that one.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__, DATABASE])
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_work, args=(theirs, setting, find), daemon=True)
         self._process.start()
