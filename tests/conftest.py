@@ -64,7 +64,19 @@ class S3:
 
 
 @pytest.fixture(scope="session")
-def s3_endpoint() -> Iterator[str]:
+def short_pauses() -> Iterator[None]:
+    """Drivers of S3 ask again as often as ever, but after milliseconds instead of many seconds."""
+
+    def pause(attempts: int, **_: object) -> float:
+        return 0.01 * attempts
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("botocore.retryhandler.delay_exponential", pause)
+        yield
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint(short_pauses: None) -> Iterator[str]:
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)

@@ -268,6 +268,7 @@ def test_errors_of_the_server(s3: S3) -> None:
         nowhere.publish("y", b"1", overwrite=True)
 
 
+@pytest.mark.usefixtures("short_pauses")
 def test_unreachable_server(monkeypatch: pytest.MonkeyPatch) -> None:
     # The driver's own retries take long.
     monkeypatch.setattr("s3fs.S3FileSystem.retries", 1)
