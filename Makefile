@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
 CODE := dtensor checkpoint storage tools tests
+# Tests start some hundred processes, which find all modules compiled.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help install check format test mutants demo bench bench-scale bench-dispatch bench-redistribute bench-random operators test-matrix gpu-check clean
 
