@@ -15,7 +15,8 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -301,18 +302,8 @@ def lists_by_default() -> list[type]:
     return [] if known is None else known
 
 
-class _NoMode:
-    """Stands for a dispatch mode where torch has none: the operators of torch are not seen."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
-DispatchMode: Any = found("utils._python_dispatch.TorchDispatchMode") or _NoMode
-"""The base of modes, which see the operators of a thread."""
+DispatchMode: Any = found("utils._python_dispatch.TorchDispatchMode") or nullcontext
+"""The base of modes, which see the operators of a thread; none where torch has no such class."""
 
 # Autograd
 

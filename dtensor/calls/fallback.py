@@ -192,13 +192,11 @@ def _run_outside(bound: Bound) -> Any:
             "returns depends on values that it does not have; call it on ranks of the mesh only"
         )
     placements = (Replicate(),) * bound.mesh.ndim
-    made: list[Any] = []
-    for meta in metas:
-        if meta is not None:
-            spec = spec_of(bound.mesh, placements, meta.shape, meta.stride, meta.dtype)
-            made.append(bound.call.cls(torch.empty(0, dtype=meta.dtype), spec))
-        else:
-            made.append(None)
+    specs = [
+        None if m is None else spec_of(bound.mesh, placements, m.shape, m.stride, m.dtype)
+        for m in metas
+    ]
+    made = [s and bound.call.cls(torch.empty(0, dtype=s.dtype), s) for s in specs]
     returns = schema_of(op).returns
     if len(returns) != 1:
         return tuple(made)

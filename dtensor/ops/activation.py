@@ -51,7 +51,7 @@ def rrelu_with_noise_functional(
     generator: Any = None,
 ) -> tuple[Tensor, Tensor]:
     """Return negative elements times a slope, random in training, and the slopes."""
-    refuse_generator(aten.rrelu_with_noise.default, {"generator": generator})
+    refuse_generator(aten.rrelu_with_noise.default, generator)
     if not training:
         return torch.nn.functional.leaky_relu(tensor, (lower + upper) / 2), noise
     tensor = without_terms(tensor)

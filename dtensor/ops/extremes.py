@@ -16,7 +16,7 @@ from torch import Tensor
 from ..geometry.placement import Replicate, Shard
 from ..tensor.schemas import base_name
 from .engine.dims import dims_of
-from .engine.primitives import cut_axes, on_locals, reduced, reduced_spec, replicated
+from .engine.primitives import cut_axes, is_cut, on_locals, reduced, reduced_spec, replicated
 from .engine.rules import named_dims, over_whole_dims, reducing
 from .engine.table import Decomposition, LocalCall, OpCall, Rule, decomposition, rule
 
@@ -133,7 +133,7 @@ def _of_part(
 def _with_place(reduce_op: str) -> Decomposition:
     def run(tensor: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
         dims = dims_of(tensor, dim)
-        if not cut_axes(tensor, dims) or any(tensor.shape[d] == 0 for d in dims):
+        if not is_cut(tensor, dims):
             return NotImplemented
         return _best(tensor, dims, reduce_op, keepdim=keepdim)
 
@@ -162,7 +162,7 @@ for _reduce_op, _pair, _place in (
 def aminmax(tensor: Tensor, *, dim: int | None = None, keepdim: bool = False) -> Any:
     """Return smallest and largest."""
     dims = dims_of(tensor, dim)
-    if not cut_axes(tensor, dims) or any(tensor.shape[d] == 0 for d in dims):
+    if not is_cut(tensor, dims):
         return NotImplemented
     return tensor.amin(dims, keepdim), tensor.amax(dims, keepdim)
 

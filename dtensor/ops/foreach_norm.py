@@ -21,6 +21,7 @@ from ..geometry.placement import Placement, Replicate, Shard
 from ..mesh.spec import DTensorSpec, spec_of
 from ..tensor.wrapper import Wrapper, new_wrapper
 from ..torch_private import called
+from .engine.dtypes import is_low
 from .engine.primitives import Move, move
 from .engine.table import across_meshes
 
@@ -92,7 +93,7 @@ def _make_plan(tensors: Sequence[Tensor], dtype: torch.dtype | None) -> _NormPla
     groups = _groups(wanted)
     waiting = sorted({index for _, indices in groups for index in indices})
     positions = {index: position for position, index in enumerate(waiting)}
-    dtypes = [_result_dtype(tensor, dtype) for tensor in tensors]
+    dtypes = [(dtype or tensor.dtype).to_real() for tensor in tensors]
     return _NormPlan(
         moves=tuple((i, a, b) for i, (a, b) in pairs if a is not None and b is not None and a != b),
         missing=tuple(i for i, spec in enumerate(wanted) if spec is not None and _is_missing(spec)),
@@ -132,7 +133,7 @@ def _kinds(
     for index, tensor in enumerate(tensors):
         by_dtype.setdefault(dtype or tensor.dtype, []).append(index)
     return tuple(
-        (torch.float32 if wanted.is_floating_point and wanted.itemsize < 4 else dtype, tuple(found))
+        (torch.float32 if is_low(wanted) else dtype, tuple(found))
         for wanted, found in by_dtype.items()
     )
 
@@ -184,11 +185,6 @@ def _combined(values: Tensor, ord: float, peers: Peers) -> Tensor:
     # one reduction instead of one for the numbers and one for what are none.
     bits = torch.where(values.isnan(), math.nan, values).view(torch.int64)
     return all_reduce(bits, "max", peers).view(torch.float64)
-
-
-def _result_dtype(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    found = dtype or tensor.dtype
-    return found.to_real() if found.is_complex else found
 
 
 def _wrapped(tensors: Sequence[Tensor], norms: list[Tensor], plan: _NormPlan) -> list[Tensor]:

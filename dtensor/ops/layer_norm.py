@@ -36,10 +36,8 @@ def norm_rule(call: OpCall) -> Rule:
 def norm_backward_rule(call: OpCall) -> Rule:
     """Their gradients: those of weight and bias sum over the leading dims."""
     ndim, normalised = call.specs[0].ndim, len(call.arg("normalized_shape"))
-    lead, num_values = (
-        ndim - normalised,
-        4 if call.op is aten.native_layer_norm_backward.default else 3,
-    )
+    lead = ndim - normalised
+    num_values = 4 if call.op is aten.native_layer_norm_backward.default else 3
     dims, whole = leading(ndim, lead), (None,) * normalised
     weights = (whole,) * (len(call.specs) - num_values)
     return Factors(

@@ -33,7 +33,7 @@ def multinomial(
     weights: Tensor, num_samples: int, replacement: bool = False, *, generator: Any = None
 ) -> Tensor:
     """Return the indices of categories, for every row drawn where it lies."""
-    refuse_generator(aten.multinomial.default, {"generator": generator})
+    refuse_generator(aten.multinomial.default, generator)
     _check_multinomial(weights, num_samples, replacement)
     axes = cut_axes(weights, [weights.ndim - 1])
     terms = [

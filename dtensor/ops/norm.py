@@ -90,7 +90,12 @@ def dist(tensor: Tensor, other: Tensor, p: float = 2) -> Tensor:
     return torch.linalg.vector_norm(tensor - other, p)
 
 
-@decomposition(aten.norm.Scalar, aten.norm.ScalarOpt_dim, aten.norm.ScalarOpt_dim_dtype)
+@decomposition(
+    aten.norm.Scalar,
+    aten.norm.ScalarOpt_dim,
+    aten.norm.ScalarOpt_dim_dtype,
+    aten.norm.ScalarOpt_dtype,
+)
 def norm(
     tensor: Tensor,
     p: float | None = 2,
@@ -103,12 +108,6 @@ def norm(
     return torch.linalg.vector_norm(
         tensor, 2 if p is None else p, dim or None, keepdim, dtype=dtype
     )
-
-
-@decomposition(aten.norm.ScalarOpt_dtype)
-def norm_as(tensor: Tensor, p: float | None, *, dtype: torch.dtype) -> Tensor:
-    """Return the norm over all dims in another dtype."""
-    return norm(tensor, p, dtype=dtype)
 
 
 @rule(aten.renorm.default)

@@ -80,7 +80,7 @@ _SAMPLERS: Mapping[Op, tuple[str, Callable[..., Sampler]]] = {
 @rule(*_SAMPLERS)
 def sampled_rule(call: OpCall) -> Rule:
     """Any layout, with Replicate for Partial."""
-    refuse_generator(call.op, call.kwargs)
+    refuse_generator(call.op, call.kwargs.get("generator"))
     spec, output = call.specs[0], call.outputs[0]
     dtype = spec.dtype if output is None else output.dtype
     method, make = _SAMPLERS[call.op]
@@ -92,9 +92,9 @@ def sampled_rule(call: OpCall) -> Rule:
     return Factors(call, (dims,), (dims,), ignores_values=is_new, local=local)
 
 
-def refuse_generator(op: Op, kwargs: Mapping[str, Any]) -> None:
+def refuse_generator(op: Op, generator: object) -> None:
     """Raise UnsupportedOp for a ``generator=`` argument."""
-    if kwargs.get("generator") is not None:
+    if generator is not None:
         raise UnsupportedOp(
             f"{op}: a generator= is one rank's, and the ranks of a DTensor need the same numbers; "
             "leave it out, and seed the mesh with dtckpt.dtensor.random.manual_seed"
@@ -151,7 +151,7 @@ def bernoulli(p: Tensor, *, generator: Any = None) -> Tensor:
 @decomposition(aten.bernoulli.Tensor)
 def bernoulli_as(tensor: Tensor, p: Tensor, *, generator: Any = None) -> Tensor:
     """Return 1 with probability ``p``, in the dtype of another tensor."""
-    refuse_generator(aten.bernoulli.Tensor, {"generator": generator})
+    refuse_generator(aten.bernoulli.Tensor, generator)
     chance = torch.rand_like(tensor, dtype=torch.float64)
     p = without_terms(p)
     local = _local(p)
@@ -167,7 +167,7 @@ def _local(tensor: Tensor) -> Tensor:
 @decomposition(aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.Tensor_Tensor)
 def normal(mean: Tensor | float, std: Tensor | float = 1, *, generator: Any = None) -> Tensor:
     """Return normal numbers around ``mean``."""
-    refuse_generator(aten.normal.Tensor_Tensor, {"generator": generator})
+    refuse_generator(aten.normal.Tensor_Tensor, generator)
     if not isinstance(std, Tensor) and std < 0:
         raise RuntimeError(f"normal expects std >= 0.0, but found std {std}")
     mean, std = without_terms(mean), without_terms(std)
@@ -187,6 +187,5 @@ def without_terms(value: Any) -> Any:
 @decomposition(aten.randint_like.Tensor, aten.randint_like.Tensor_generator)
 def randint_like(tensor: Tensor, high: Tensor, **kwargs: Any) -> Tensor:
     """Return integers below the value of a tensor of one element."""
-    refuse_generator(aten.randint_like.Tensor_generator, kwargs)
-    kwargs.pop("generator", None)
+    refuse_generator(aten.randint_like.Tensor_generator, kwargs.pop("generator", None))
     return torch.randint_like(tensor, int(high.item()), **kwargs)

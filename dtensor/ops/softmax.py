@@ -12,7 +12,7 @@ from torch import Tensor
 from .engine.dims import dims_of, without
 from .engine.dtypes import accumulator, is_inexact
 from .engine.factors import Factors
-from .engine.primitives import cut_axes, reduced, replicated
+from .engine.primitives import cut_axes, is_cut, reduced, replicated
 from .engine.rules import alike, over_whole_dims
 from .engine.table import OpCall, Rule, decomposition, meta, rule
 
@@ -54,11 +54,6 @@ def masked_softmax_meta(tensor: Tensor, *_: Any, **__: Any) -> Tensor:
 rule(aten.logsumexp.default)(over_whole_dims)
 
 
-def _is_cut(tensor: Tensor, dims: tuple[int, ...]) -> bool:
-    """Whether parts have to be combined; of nothing there is no maximum."""
-    return bool(cut_axes(tensor, dims)) and all(tensor.shape[d] for d in dims)
-
-
 def _maximum(tensor: Tensor, dims: tuple[int, ...]) -> Tensor:
     """Return the maximum on all ranks."""
     return replicated(tensor.amax(dims, keepdim=True), cut_axes(tensor, dims))
@@ -74,7 +69,7 @@ def _exponentials(tensor: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor
 def logsumexp(tensor: Tensor, dim: Sequence[int], keepdim: bool = False) -> Any:
     """Return the logarithm of a sum of exponentials."""
     dims = dims_of(tensor, dim)
-    if not _is_cut(tensor, dims):
+    if not is_cut(tensor, dims):
         return NotImplemented
     result = tensor.dtype if is_inexact(tensor.dtype) else torch.get_default_dtype()
     if result.is_complex:
@@ -90,7 +85,7 @@ def logsumexp(tensor: Tensor, dim: Sequence[int], keepdim: bool = False) -> Any:
 def softmax(tensor: Tensor, dim: int, half_to_float: bool, *, is_log: bool) -> Any:
     """Return the softmax or its logarithm; every rank keeps its part."""
     dims = dims_of(tensor, dim)
-    if not _is_cut(tensor, dims) or not tensor.is_floating_point():
+    if not is_cut(tensor, dims) or not tensor.is_floating_point():
         return NotImplemented
     values = reduced(tensor.to(accumulator(tensor.dtype)))
     shifted = values - _maximum(values, dims)
@@ -116,7 +111,7 @@ def softmax_backward(
 ) -> Any:
     """Return the gradient of the input of a softmax or its logarithm."""
     dims = dims_of(output, dim)
-    if not (_is_cut(output, dims) or _is_cut(grad, dims)):
+    if not (is_cut(output, dims) or is_cut(grad, dims)):
         return NotImplemented
     wide = accumulator(output.dtype)
     output, grad = output.to(wide), grad.to(wide)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, NoReturn
 
-from ...dtensor.debug.pictures.printable import printable
+from ...dtensor.debug.pictures.picture import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -299,3 +299,14 @@ def first_and_last(items: Sequence[str], limit: int) -> str:
     """Return texts with commas between them, of many the first ones and the number of the rest."""
     shown = ", ".join(itertools.islice(items, limit))
     return shown if len(items) <= limit else f"{shown} and {len(items) - limit:,} more"
+
+
+def printable(text: str) -> str:
+    r"""Return text that cannot steer a terminal.
+
+    >>> printable("a\x1b[31mb")
+    'a\\x1b[31mb'
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

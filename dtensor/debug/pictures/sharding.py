@@ -14,8 +14,7 @@ from ...geometry.irregular import IrregularLayout
 from ...geometry.layout import Layout
 from ...geometry.mesh import Mesh
 from ...geometry.placement import Placement, parse_placements
-from .picture import Limits, Picture, caption, first_and_last, grouped, picture_of
-from .printable import printable
+from .picture import Limits, Picture, caption, first_and_last, grouped, picture_of, printable
 from .rendering import as_rich, as_svg, as_text
 
 AnyLayout = Layout | IrregularLayout

@@ -40,6 +40,11 @@ def cut_axes(tensor: Tensor, dims: Iterable[int]) -> tuple[int, ...]:
     )
 
 
+def is_cut(tensor: Tensor, dims: Sequence[int]) -> bool:
+    """Whether parts along ``dims`` have to be combined; of nothing there are no extremes."""
+    return bool(cut_axes(tensor, dims)) and all(tensor.shape[d] for d in dims)
+
+
 def has_terms(tensor: Tensor) -> bool:
     """Whether some axis holds terms that are still to be reduced."""
     return isinstance(tensor, Wrapper) and tensor.spec.layout.is_partial
