@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
+from contextlib import suppress
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
+from runpy import run_module
+from typing import NoReturn
 
 import torch.distributed as dist
 
@@ -18,58 +25,88 @@ ROOT = Path(__file__).parents[1]
 def run_processes(module: str, size: int, *args: str, timeout: float = 180) -> list[str]:
     """Run ``python -m module`` once per rank and return what each printed.
 
-    The module calls ``join_group`` first and ``leave_group`` last. Raises AssertionError with the
-    output of the ranks that fail.
+    One process imports the module and what it needs, and all ranks are forked from it. The module
+    calls ``join_group`` first and ``leave_group`` last. Raises AssertionError with the output of
+    the ranks that fail.
     """
     with tempfile.TemporaryDirectory() as folder:
-        outputs = [Path(folder) / f"rank{rank}.txt" for rank in range(size)]
-        processes = [
-            _start(module, args, rank, size, f"file://{folder}/rendezvous", outputs[rank])
-            for rank in range(size)
-        ]
+        launcher = subprocess.Popen(
+            [sys.executable, "-m", __name__, folder, str(size), str(timeout), module, *args],
+            cwd=ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
         try:
-            _wait(processes, timeout)
+            told = launcher.communicate(timeout=timeout + 60)[0].decode()
         finally:
-            for process in processes:
-                process.kill()
-                process.wait()
-        texts = [output.read_text() for output in outputs]
-    failed = [rank for rank, process in enumerate(processes) if process.returncode != 0]
+            with suppress(ProcessLookupError):  # of none that has not ended
+                os.killpg(launcher.pid, signal.SIGKILL)
+            launcher.wait()
+        assert launcher.returncode == 0, told
+        texts = [_output(folder, rank).read_text() for rank in range(size)]
+    failed = [rank for rank, code in enumerate(json.loads(told)) if code != 0]
     told = "\n".join(f"rank {rank}:\n{texts[rank][-3000:]}" for rank in failed)
     assert not failed, told
     return texts
 
 
-def _start(
-    module: str, args: tuple[str, ...], rank: int, size: int, init: str, output: Path
-) -> subprocess.Popen[bytes]:
-    env = {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(size),
-        "DTCKPT_TEST_INIT": init,
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
+def _output(folder: str, rank: int) -> Path:
+    return Path(folder) / f"rank{rank}.txt"
+
+
+def _launch(folder: str, size: int, timeout: float, module: str) -> list[int]:
+    """Fork all ranks and return the status of each."""
+    import_module(module)  # and all that it imports
+    sys.modules.pop(module)
+    ranks: dict[int, int] = {}
+    for rank in range(size):
+        pid = os.fork()
+        if pid == 0:
+            os.environ |= {
+                "RANK": str(rank),
+                "WORLD_SIZE": str(size),
+                "DTCKPT_TEST_INIT": f"file://{folder}/rendezvous",
+            }
+            _become_rank(module, _output(folder, rank))
+        ranks[pid] = rank
+    codes = _wait(set(ranks), timeout)
+    return [codes[pid] for pid in ranks]
+
+
+def _become_rank(module: str, output: Path) -> NoReturn:
     with output.open("wb") as file:
-        return subprocess.Popen(
-            [sys.executable, "-m", module, *args],
-            cwd=ROOT,
-            env=os.environ | env,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-        )
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    code = 1
+    try:
+        run_module(module, run_name="__main__", alter_sys=True)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], timeout: float) -> None:
-    """Return when all have ended; once one has failed the others get a few seconds more."""
+def _wait(running: set[int], timeout: float) -> dict[int, int]:
+    """Return how all have ended; once one has failed the others get a few seconds more."""
     deadline = time.monotonic() + timeout
-    while time.monotonic() < deadline:
-        codes = [process.poll() for process in processes]
-        if None not in codes:
-            return
-        if any(codes):
+    codes: dict[int, int] = {}
+    while running:
+        late = time.monotonic() > deadline
+        for pid in sorted(running):
+            if late:
+                os.kill(pid, signal.SIGKILL)
+            ended, status = os.waitpid(pid, 0 if late else os.WNOHANG)
+            if ended:
+                codes[pid] = os.waitstatus_to_exitcode(status)
+                running.discard(pid)
+        if any(codes.values()):
             deadline = min(deadline, time.monotonic() + 5)
         time.sleep(0.05)
+    return codes
 
 
 def join_group() -> int:
@@ -94,3 +131,8 @@ def leave_group() -> None:
     dist.destroy_process_group()
     print("ok", flush=True)
     os._exit(0)
+
+
+if __name__ == "__main__":
+    _folder, _size, _timeout, _module, *sys.argv[1:] = sys.argv[1:]
+    print(json.dumps(_launch(_folder, int(_size), float(_timeout), _module)))
