@@ -17,7 +17,7 @@ from .files.stored_data import StoredData
 from .files.stored_tensor import StoredTensor
 from .lazy_index import resolve
 from .reading.execution import ReadCache, execute
-from .reading.plan import plan_reads
+from .reading.read_plan import plan_reads
 from .reading.wants import Want
 from .state.tree import unflatten
 

@@ -25,7 +25,7 @@ from .files.stored_tensor import StoredTensor
 from .files.writing import Chunk, Contents, write_file
 from .placing import Rule, place
 from .reading.execution import execute
-from .reading.plan import plan_reads
+from .reading.read_plan import plan_reads
 from .reading.wants import Array, ArraySink, Want
 from .saving.writers import assign_writers
 from .tensors.source import PIECE_BYTES

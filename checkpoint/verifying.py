@@ -17,7 +17,7 @@ from ..storage.open import open_store
 from .files.datafile import Entry
 from .files.manifest import FileRecord, Manifest, read_manifest
 from .files.stored_data import Damage, DataFile, StoredData
-from .reading.cuts import READ_BYTES
+from .reading import limits
 
 _MOST_PROBLEMS = 10_000
 _MOST_LOOKUPS = 200_000
@@ -226,12 +226,12 @@ class _Span(NamedTuple):
 
 def _batches(entries: Iterable[Entry], block_bytes: int) -> Iterator[list[_Span]]:
     """Yield chunks in spans that are read together."""
-    step = max(READ_BYTES // block_bytes, 1) * block_bytes
+    step = max(limits.READ_BYTES // block_bytes, 1) * block_bytes
     batch: list[_Span] = []
     for entry in entries:
         for start in range(entry.start, entry.end, step):
             end = min(start + step, entry.end)
-            if batch and end - batch[0].start > READ_BYTES:
+            if batch and end - batch[0].start > limits.READ_BYTES:
                 yield batch
                 batch = []
             batch.append(_Span(entry, start, end))

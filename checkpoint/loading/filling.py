@@ -16,7 +16,6 @@ from ..ranks.together import Answers, Ranks, together
 from ..reading.broadcasting import Broadcasts
 from ..reading.exchanging import Destination, StripeExchange
 from ..reading.execution import execute
-from ..reading.plan import Read, plan_reads
 from ..reading.read_once import (
     MIN_REPLICAS,
     MIN_TIMES,
@@ -27,6 +26,7 @@ from ..reading.read_once import (
     find_spread,
     fingerprint,
 )
+from ..reading.read_plan import Read, plan_reads
 from ..reading.stripes import Spread
 from .destinations import Destinations
 

@@ -11,13 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...dtensor.geometry.box import Box, row_major_strides
-
-READ_BYTES = 16 << 20
-"""Most bytes that are read in one go."""
-PAGE_BYTES = 4 << 10
-"""Gaps up to this are read over: the system reads pages anyway."""
-DIRECT_BYTES = 64 << 10
-"""Runs of fewer bytes are copied: that costs less than a buffer of their own in a read."""
+from . import limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +32,7 @@ class Cut:
     """The elements in the coordinates of the wanted box; of a run, those it is taken from."""
     strides: tuple[int, ...]
     """Bytes between neighbours in the chunk, in every dim."""
-    is_direct: bool
+    is_in_place: bool
     """Whether the blocks can be read straight to where they belong."""
 
 
@@ -60,7 +54,7 @@ class Geometry:
         if common is None:
             return
         strides = tuple(s * self.itemsize for s in row_major_strides(self.chunk.sizes))
-        widest = max(self.block_bytes, PAGE_BYTES)
+        widest = max(self.block_bytes, limits.PAGE_BYTES)
         for part in _without_wide_gaps(common, strides, widest, self.itemsize):
             is_run = _is_contiguous(part.sizes, self.chunk.sizes) and _is_contiguous(
                 part.sizes, self.wanted.sizes
@@ -81,15 +75,15 @@ class Geometry:
         if end == self._chunk_bytes:
             high = end  # the last block may be short
         edges = [start, end]
-        if low < high and end - start >= DIRECT_BYTES:
-            step = max(READ_BYTES // block, 1) * block
+        if low < high and end - start >= limits.IN_PLACE_BYTES:
+            step = max(limits.READ_BYTES // block, 1) * block
             edges = sorted({start, *range(low, high, step), high, end})
         for a, b in itertools.pairwise(edges):
             yield self._cut(a, b, a + target, part, strides)
 
     def _cut_box(self, part: Box, strides: tuple[int, ...]) -> Iterator[Cut]:
         start, end = self._span(part, strides)
-        most = max(READ_BYTES - 2 * self.block_bytes, self.block_bytes)
+        most = max(limits.READ_BYTES - 2 * self.block_bytes, self.block_bytes)
         if part.numel > 1 and end - start > most:
             for half in part.halves():
                 yield from self._cut_box(half, strides)
@@ -111,7 +105,7 @@ class Geometry:
             target=target,
             part=part.relative_to(self.wanted),
             strides=strides,
-            is_direct=is_whole and target is not None and end - start >= DIRECT_BYTES,
+            is_in_place=is_whole and target is not None and end - start >= limits.IN_PLACE_BYTES,
         )
 
     @property

@@ -2,7 +2,8 @@
 
 Works in rounds. In each a rank reads its stripes into memory of its own, at most ROUND_BYTES, and
 all agree that every read has succeeded. Then what was read goes to its destinations, by as many
-all-to-all exchanges as keep what a rank sends and receives in each within EXCHANGE_BYTES.
+all-to-all exchanges as keep what a rank sends and receives in each as small as the backend wants
+it (``CostModel.round_bytes``).
 """
 
 from __future__ import annotations
@@ -25,12 +26,10 @@ from ...dtensor.geometry.layout import Layout
 from ..files.stored_data import StoredData
 from ..files.stored_tensor import StoredTensor
 from ..ranks.boards import device_of
-from .plan import Read, plan_reads
-from .stripes import ALIGNMENT, Spread, Stripe, deal
+from . import limits
+from .read_plan import Read, plan_reads
+from .stripes import Spread, Stripe, deal
 from .wants import Array, ArraySink, Sink, Want
-
-EXCHANGE_BYTES = 16 << 20
-"""About as much does a rank send, and receive, in one exchange."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,8 @@ class StripeExchange:
 
         ``all_ranks`` are the global numbers of the members of the group.
         """
-        self._peers = Peers(group, tuple(range(len(all_ranks))))
+        device = device_of(group)
+        self._peers = Peers(group, tuple(range(len(all_ranks))), device_type=device.type)
         self._position: int = group.rank()
         self._all_ranks = all_ranks
         self._rounds = deal(spreads, len(all_ranks))
@@ -70,7 +70,7 @@ class StripeExchange:
         self._reads = [plan_reads(data, self._stage.wants(stripes)) for stripes in mine]
         self._own: list[tuple[StoredTensor, Box, Array]] = []
         """What this rank has read for itself in a round."""
-        self._messages = Messages((), (), self._peers, device_of(group))
+        self._messages = Messages((), (), self._peers, device)
         self._destinations: Mapping[str, Destination] = {}
         self._touched: dict[str, None] = {}
         self._failure: BaseException | None = None
@@ -106,7 +106,8 @@ class StripeExchange:
                 if giver != rank:
                     receives[positions[giver]].append(_Received(spread.stored, common, self))
         self._messages = replace(self._messages, sends=sends, receives=receives)
-        return -(-self._messages.num_bytes // EXCHANGE_BYTES)
+        most = self._messages.num_bytes
+        return self._peers.transport.costs.num_rounds(most) if most else 0
 
     def send(
         self,
@@ -232,4 +233,4 @@ class _Stage:
 
 
 def _room(stripe: Stripe) -> int:
-    return -(-stripe.num_bytes // ALIGNMENT) * ALIGNMENT
+    return -(-stripe.num_bytes // limits.ALIGNMENT) * limits.ALIGNMENT

@@ -14,17 +14,11 @@ from dtckpt.errors import Corrupt, LayoutMismatch
 
 from ...storage.base import ReadRequest
 from ..files.stored_data import Damage, DataFile
-from .cuts import READ_BYTES
-from .plan import Piece, Range, Read
-
-NUM_READERS = 4
-"""Reads in flight; each has at most one buffer of READ_BYTES, which bounds the memory of a load."""
+from . import limits
+from .read_plan import Piece, Range, Read
 
 Check = Callable[[], list[Damage]]
 """Compares bytes that have been read with their digests, and returns what is damaged."""
-
-_VERIFY_BYTES = 1 << 20
-"""Bytes that are hashed at once after they were read; less than a processor's own cache."""
 
 
 class ReadCache:
@@ -74,8 +68,8 @@ def execute(
             stop.set()
             raise
 
-    with ThreadPoolExecutor(NUM_READERS, thread_name_prefix="dtckpt-read") as pool:
-        futures = [pool.submit(work) for _ in range(min(NUM_READERS, len(reads)))]
+    with ThreadPoolExecutor(limits.NUM_READERS, thread_name_prefix="dtckpt-read") as pool:
+        futures = [pool.submit(work) for _ in range(min(limits.NUM_READERS, len(reads)))]
         try:
             return sum(future.result() for future in futures)
         except BaseException:
@@ -112,17 +106,17 @@ class _Reader:
         if self._on_progress is not None:
             self._on_progress()
         file, base = read.file, read.file.layout.data_start
-        direct = [(piece, _memory_of(piece)) for piece in read.direct]
+        in_place = [(piece, _memory_of(piece)) for piece in read.in_place]
         known = [None if self._cache is None else self._cache.find(file, r) for r in read.ranges]
         views = self._buffers(read.ranges, known)
         fresh = [(r, views[i]) for i, r in enumerate(read.ranges) if known[i] is None]
         damaged: list[Damage] = []
         checks: dict[ReadRequest, Check] = {}
-        for piece, memory in direct:
-            checks.update(_direct_requests(file, piece, memory))
+        for piece, memory in in_place:
+            checks.update(_requests_in_place(file, piece, memory))
         for r, view in fresh:
             checks[ReadRequest(base + r.start, view)] = partial(_damaged, file, r, view)
-        for piece, _ in direct:
+        for piece, _ in in_place:
             self._touched[piece.want.tensor.name] = None
         num_bytes = sum([request.view.nbytes for request in checks])
         if checks:
@@ -149,7 +143,8 @@ class _Reader:
         rooms = [_room(r) if view is None else 0 for r, view in zip(ranges, known, strict=True)]
         starts = list(accumulate(rooms, initial=0))
         if starts[-1] > len(self._buffer):
-            least = READ_BYTES if self._cache is None else 0  # what is cached should be small
+            # What is cached should be small.
+            least = limits.READ_BYTES if self._cache is None else 0
             self._buffer = np.empty(max(starts[-1], least), dtype=np.uint8).data
         return [
             self._buffer[start : start + r.end - r.start] if view is None else view
@@ -157,7 +152,7 @@ class _Reader:
         ]
 
 
-def _direct_requests(
+def _requests_in_place(
     file: DataFile, piece: Piece, memory: memoryview
 ) -> Iterator[tuple[ReadRequest, Check]]:
     """Yield requests for a few blocks of a run each, to be verified as soon as they are there.
@@ -165,7 +160,7 @@ def _direct_requests(
     Hashing what is in the processor's cache costs a fraction of fetching it again from memory.
     """
     start = file.layout.data_start + piece.start
-    step = max(_VERIFY_BYTES // file.layout.block_bytes, 1) * file.layout.block_bytes
+    step = max(limits.VERIFY_BYTES // file.layout.block_bytes, 1) * file.layout.block_bytes
     for low in range(0, len(memory), step):
         blocks = memory[low : low + step]
         check = partial(file.damaged, piece.entry, piece.cut.low + low, blocks)
@@ -174,7 +169,7 @@ def _direct_requests(
 
 def _room(r: Range) -> int:
     """Return the bytes of a buffer for a range: items are aligned in it as in the file."""
-    return -(-(r.end - r.start) // 64) * 64
+    return -(-(r.end - r.start) // limits.ALIGNMENT) * limits.ALIGNMENT
 
 
 def _memory_of(piece: Piece) -> memoryview:

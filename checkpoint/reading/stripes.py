@@ -14,18 +14,9 @@ from dataclasses import dataclass
 from ...dtensor.geometry.box import Box, run_boxes
 from ...dtensor.geometry.layout import Layout
 from ...dtensor.geometry.mesh import unravel
-from ..files.blocks import DEFAULT_BLOCK_BYTES
 from ..files.stored_tensor import StoredTensor
+from . import limits
 from .cuts import Geometry
-
-STRIPE_BYTES = 16 << 20
-"""Most bytes of a stripe."""
-ROUND_BYTES = 64 << 20
-"""Most bytes that a rank reads in one round."""
-BLOCK_BYTES = DEFAULT_BLOCK_BYTES
-"""Stripes begin at multiples of this. In files with other blocks some are read twice."""
-ALIGNMENT = 64
-"""Stripes begin at multiples of this in the memory of a round."""
 
 _STRIPES_PER_RANK = 8
 """As many at least, so that all have about as much to read."""
@@ -61,18 +52,18 @@ def deal(spreads: Sequence[Spread], num_ranks: int) -> list[list[Stripe]]:
     across a border. In a round a rank reads at most ROUND_BYTES.
     """
     total = sum(spread.stored.num_bytes for spread in spreads)
-    stripe_bytes = min(total // (num_ranks * _STRIPES_PER_RANK), STRIPE_BYTES)
+    stripe_bytes = min(total // (num_ranks * _STRIPES_PER_RANK), limits.STRIPE_BYTES)
     rounds: list[list[Stripe]] = []
     loads = [0] * num_ranks  # bytes of each rank in its last round
     lasts = [0] * num_ranks
     before = 0
     for spread in sorted(spreads, key=lambda s: -s.stored.dtype.itemsize):
-        step = max(stripe_bytes // BLOCK_BYTES, 1) * BLOCK_BYTES
+        step = max(stripe_bytes // limits.BLOCK_BYTES, 1) * limits.BLOCK_BYTES
         for boxes, num_bytes in _runs(spread.stored, step):
             reader = (2 * before + num_bytes) * num_ranks // (2 * total)
             before += num_bytes
-            room = -(-num_bytes // ALIGNMENT) * ALIGNMENT
-            if loads[reader] + room > ROUND_BYTES:
+            room = -(-num_bytes // limits.ALIGNMENT) * limits.ALIGNMENT
+            if loads[reader] + room > limits.ROUND_BYTES:
                 lasts[reader] += 1
                 loads[reader] = 0
             loads[reader] += room
@@ -108,7 +99,7 @@ def times_read(spread: Spread) -> float:
                 chunk=chunk,
                 wanted=box,
                 itemsize=spread.stored.dtype.itemsize,
-                block_bytes=BLOCK_BYTES,
+                block_bytes=limits.BLOCK_BYTES,
             )
             end = 0
             for cut in itertools.islice(geometry.cuts(runs=False), _SAMPLED_CUTS):

@@ -14,9 +14,9 @@ from dtckpt.checkpoint.files.committing import check_complete, commit
 from dtckpt.checkpoint.files.manifest import FileRecord, Manifest, read_manifest
 from dtckpt.checkpoint.files.stored_data import StoredData
 from dtckpt.checkpoint.files.writing import Chunk, Contents, write_file
-from dtckpt.checkpoint.reading import cuts
+from dtckpt.checkpoint.reading import limits
 from dtckpt.checkpoint.reading.execution import execute
-from dtckpt.checkpoint.reading.plan import plan_reads
+from dtckpt.checkpoint.reading.read_plan import plan_reads
 from dtckpt.checkpoint.reading.wants import Want
 from dtckpt.checkpoint.saving.writers import assign_writers
 from dtckpt.checkpoint.tensors.dtypes import DTYPES
@@ -135,7 +135,7 @@ def load_box(store: Store, name: str, box: Box) -> Array:
     execute(reads)
     assert (count == 1).all()
     straight = np.zeros_like(array)
-    with mock.patch.object(cuts, "DIRECT_BYTES", 1):  # so that small boxes take this way too
+    with mock.patch.object(limits, "IN_PLACE_BYTES", 1):  # so that small boxes take this way too
         reads = plan_reads(data, [Want(tensor=tensor, box=box, sink=MemorySink(straight))])
     execute(reads)
     assert np.array_equal(straight, array)

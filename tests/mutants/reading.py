@@ -57,8 +57,8 @@ MUTANTS = (
     Mutant(
         name="blocks read straight into place are not told as touched",
         file="checkpoint/reading/execution.py",
-        old="in direct:\n            self._touched[piece.want.tensor.name] = None",
-        new="in direct:\n            pass",
+        old="in in_place:\n            self._touched[piece.want.tensor.name] = None",
+        new="in in_place:\n            pass",
         tests=("tests/checkpoint/reading/test_reading.py", "tests/checkpoint/files/test_damage.py"),
     ),
     Mutant(
@@ -78,7 +78,7 @@ MUTANTS = (
     Mutant(
         name="buffers do not keep the alignment of the file",
         file="checkpoint/reading/execution.py",
-        old="    return -(-(r.end - r.start) // 64) * 64",
+        old="    return -(-(r.end - r.start) // limits.ALIGNMENT) * limits.ALIGNMENT",
         new="    return r.end - r.start",
         equivalent="numpy takes items that are not aligned, only slower",
     ),

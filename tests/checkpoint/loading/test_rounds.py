@@ -14,7 +14,7 @@ import torch.distributed as dist
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint.loading import filling
 from dtckpt.checkpoint.loading.destinations import Destinations
-from dtckpt.checkpoint.reading.plan import plan_reads
+from dtckpt.checkpoint.reading.read_plan import plan_reads
 from dtckpt.dtensor import DeviceMesh, DTensor, Replicate, Shard
 from dtckpt.errors import CheckpointError, LayoutMismatch
 from dtckpt.storage import FaultyStore, MemoryStore, Store

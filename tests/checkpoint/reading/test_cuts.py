@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtckpt.checkpoint.reading import cuts
-from dtckpt.checkpoint.reading.cuts import DIRECT_BYTES, READ_BYTES, Geometry
+from dtckpt.checkpoint.reading import limits
+from dtckpt.checkpoint.reading.cuts import Geometry
 from dtckpt.checkpoint.state.limits import MIN_BLOCK_BYTES
 from dtckpt.dtensor import Box
 
@@ -69,9 +69,9 @@ def copied(geometry: Geometry, *, runs: bool) -> tuple[Array, set[int]]:
 
 
 @settings(max_examples=300, deadline=None)
-@given(geometries(), st.booleans(), st.sampled_from([1, 40, DIRECT_BYTES]))
+@given(geometries(), st.booleans(), st.sampled_from([1, 40, limits.IN_PLACE_BYTES]))
 def test_cuts_copy_the_common_elements_and_read_their_blocks_only(
-    geometry: Geometry, runs: bool, direct_bytes: int
+    geometry: Geometry, runs: bool, in_place_bytes: int
 ) -> None:
     chunk, size = geometry.chunk, geometry.itemsize
     numbers = np.arange(1, chunk.numel + 1, dtype=f"u{size}").reshape(chunk.sizes)
@@ -85,7 +85,7 @@ def test_cuts_copy_the_common_elements_and_read_their_blocks_only(
         for first in positions[common.relative_to(chunk).slices].reshape(-1) * size:
             last = first + size - 1
             needed |= set(range(first // geometry.block_bytes, last // geometry.block_bytes + 1))
-    with mock.patch.multiple(cuts, DIRECT_BYTES=direct_bytes, READ_BYTES=300, PAGE_BYTES=1):
+    with mock.patch.multiple(limits, IN_PLACE_BYTES=in_place_bytes, READ_BYTES=300, PAGE_BYTES=1):
         wanted, blocks = copied(geometry, runs=runs)
     assert np.array_equal(wanted, expected)
     assert blocks == needed
@@ -95,8 +95,8 @@ def test_a_whole_chunk_goes_straight_in_large_parts() -> None:
     whole = Box.whole((1000, 10_001))
     geometry = Geometry(chunk=whole, wanted=whole, itemsize=4, block_bytes=1 << 20)
     parts = list(geometry.cuts(runs=True))
-    assert all(cut.is_direct for cut in parts)
-    assert len(parts) == -(-whole.numel * 4 // READ_BYTES)
+    assert all(cut.is_in_place for cut in parts)
+    assert len(parts) == -(-whole.numel * 4 // limits.READ_BYTES)
     assert all(a.end == b.start for a, b in pairwise(parts))
 
 
@@ -105,17 +105,17 @@ def test_only_the_edges_of_rows_pass_through_a_buffer() -> None:
     chunk = Box.whole((100, 1 << 14))
     wanted = Box((3, 0), (90, 1 << 14))
     geometry = Geometry(chunk=chunk, wanted=wanted, itemsize=4, block_bytes=1 << 20)
-    direct = [cut.is_direct for cut in geometry.cuts(runs=True)]
-    assert direct == [False, True, False]
-    buffered = sum(cut.end - cut.start for cut in geometry.cuts(runs=True) if not cut.is_direct)
+    in_place = [cut.is_in_place for cut in geometry.cuts(runs=True)]
+    assert in_place == [False, True, False]
+    buffered = sum(cut.end - cut.start for cut in geometry.cuts(runs=True) if not cut.is_in_place)
     assert buffered < 2 << 20
 
 
 def test_small_runs_are_copied() -> None:
-    whole = Box.whole((DIRECT_BYTES - 1,))
+    whole = Box.whole((limits.IN_PLACE_BYTES - 1,))
     geometry = Geometry(chunk=whole, wanted=whole, itemsize=1, block_bytes=1 << 10)
     (cut,) = geometry.cuts(runs=True)
-    assert not cut.is_direct
+    assert not cut.is_in_place
 
 
 def test_what_is_not_memory_comes_in_bounded_parts() -> None:
@@ -123,7 +123,7 @@ def test_what_is_not_memory_comes_in_bounded_parts() -> None:
     geometry = Geometry(chunk=whole, wanted=whole, itemsize=4, block_bytes=1 << 20)
     parts = list(geometry.cuts(runs=False))
     assert sum(cut.part.numel for cut in parts) == whole.numel
-    assert all(cut.high - cut.low <= cuts.READ_BYTES for cut in parts)
+    assert all(cut.high - cut.low <= limits.READ_BYTES for cut in parts)
     assert len(parts) <= 8
 
 
@@ -133,7 +133,7 @@ def test_columns_of_long_rows_come_without_the_rest_of_the_rows() -> None:
     geometry = Geometry(chunk=chunk, wanted=wanted, itemsize=4, block_bytes=1 << 20)
     parts = list(geometry.cuts(runs=True))
     assert sum(cut.high - cut.low for cut in parts) == 8 * (1 << 20)
-    assert all(cut.is_direct for cut in parts), "and each row's part is a run"
+    assert all(cut.is_in_place for cut in parts), "and each row's part is a run"
 
 
 @pytest.mark.parametrize("block_bytes", [MIN_BLOCK_BYTES, 4 << 10, 1 << 20, 8 << 20, 16 << 20])
@@ -145,4 +145,4 @@ def test_columns_come_in_few_parts_whatever_the_length_of_blocks(block_bytes: in
         parts = list(geometry.cuts(runs=True))
         assert sum(cut.part.numel for cut in parts) == wanted.numel
         assert len(parts) <= 8
-        assert max(cut.high - cut.low for cut in parts) <= READ_BYTES + 2 * block_bytes
+        assert max(cut.high - cut.low for cut in parts) <= limits.READ_BYTES + 2 * block_bytes

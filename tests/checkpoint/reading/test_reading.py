@@ -15,10 +15,9 @@ import torch
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint.files.manifest import read_manifest
 from dtckpt.checkpoint.files.stored_data import DataFile, StoredData
-from dtckpt.checkpoint.reading import cuts, execution, plan
-from dtckpt.checkpoint.reading.cuts import READ_BYTES
+from dtckpt.checkpoint.reading import execution, limits, read_plan
 from dtckpt.checkpoint.reading.execution import ReadCache, execute
-from dtckpt.checkpoint.reading.plan import plan_reads
+from dtckpt.checkpoint.reading.read_plan import plan_reads
 from dtckpt.checkpoint.reading.wants import Want
 from dtckpt.checkpoint.tensors.transfer import TensorSink
 from dtckpt.dtensor import Box
@@ -155,7 +154,7 @@ def test_small_gaps_are_read_over_and_wide_ones_are_not(
     into = torch.zeros(len(names), 2, wanted_bytes, dtype=torch.uint8)[:, 0]
     whole = Box.whole((wanted_bytes,))
     wanted = [(name, whole, into[i]) for i, name in enumerate(names)]
-    with mock.patch.object(cuts, "DIRECT_BYTES", MIB):
+    with mock.patch.object(limits, "IN_PLACE_BYTES", MIB):
         done = read(recorder, wanted)
     ranges = sum(map(len, recorder.calls))
     assert done == recorder.num_bytes
@@ -201,7 +200,7 @@ def test_columns_of_short_rows_read_every_block_once() -> None:
     recorder = recorded({"w": whole})
     into = torch.zeros(20_000, 100)
     size = whole.nbytes
-    assert size > READ_BYTES, "so there are several reads, which may share a block"
+    assert size > limits.READ_BYTES, "so there are several reads, which may share a block"
     assert read(recorder, [("w", Box((0, 57), (20_000, 100)), into)]) <= size + 2 * MIB
     assert torch.equal(into, whole[:, 57:157])
 
@@ -222,8 +221,7 @@ def test_destinations_of_any_strides() -> None:
 
 
 def test_memory_is_bounded_whatever_the_destination(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (cuts, plan, execution):
-        monkeypatch.setattr(module, "READ_BYTES", 4 * MIB)
+    monkeypatch.setattr(limits, "READ_BYTES", 4 * MIB)
     whole = torch.randn(4096, 4096)
     recorder = recorded({"w": whole})
     into = torch.zeros(4096, 4096).T
@@ -232,9 +230,9 @@ def test_memory_is_bounded_whatever_the_destination(monkeypatch: pytest.MonkeyPa
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert torch.equal(into, whole)
-    assert len(recorder.calls) > 2 * execution.NUM_READERS
-    assert recorder.most_in_flight <= execution.NUM_READERS * 4 * MIB
-    assert peak <= (execution.NUM_READERS * 4 + 1) * MIB
+    assert len(recorder.calls) > 2 * limits.NUM_READERS
+    assert recorder.most_in_flight <= limits.NUM_READERS * 4 * MIB
+    assert peak <= (limits.NUM_READERS * 4 + 1) * MIB
 
 
 def test_one_tensor_may_be_wanted_twice() -> None:
@@ -283,7 +281,7 @@ def test_the_cache_knows_one_range_of_one_file() -> None:
     cache.keep(file, 100, memoryview(bytes(range(50))))
 
     def found(where: DataFile, start: int, end: int) -> bytes | None:
-        view = cache.find(where, plan.Range(start, end, []))
+        view = cache.find(where, read_plan.Range(start, end, []))
         return None if view is None else bytes(view)
 
     assert found(file, 110, 120) == bytes(range(10, 20))
@@ -295,7 +293,7 @@ def test_the_cache_knows_one_range_of_one_file() -> None:
 
 def test_what_another_thread_has_found_is_not_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may still copy out of what one read has left for it while the next one is under way."""
-    monkeypatch.setattr(execution, "NUM_READERS", 1)
+    monkeypatch.setattr(limits, "NUM_READERS", 1)
     left: list[tuple[memoryview, bytes]] = []
     keep = ReadCache.keep
 
@@ -360,7 +358,7 @@ def test_no_read_begins_after_one_has_failed(monkeypatch: pytest.MonkeyPatch) ->
     reads: Any = range(100)
     with pytest.raises(Corrupt, match="the second read"):
         execute(reads)
-    assert len(begun) <= execution.NUM_READERS
+    assert len(begun) <= limits.NUM_READERS
 
 
 def test_reads_go_through_the_files_in_order() -> None:
@@ -376,6 +374,6 @@ def test_reads_go_through_the_files_in_order() -> None:
         for name in "0213"
     ]
     reads = plan_reads(data, wants)
-    starts = [piece.start for r in reads for piece in r.direct]
+    starts = [piece.start for r in reads for piece in r.in_place]
     assert starts == sorted(starts)
-    assert all(r.num_bytes <= READ_BYTES for r in reads)
+    assert all(r.num_bytes <= limits.READ_BYTES for r in reads)

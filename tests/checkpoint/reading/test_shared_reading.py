@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint.files.stored_tensor import StoredTensor
-from dtckpt.checkpoint.reading import exchanging, stripes
+from dtckpt.checkpoint.reading import exchanging, limits
 from dtckpt.checkpoint.reading.exchanging import StripeExchange
 from dtckpt.checkpoint.reading.stripes import Spread, deal, times_read
 from dtckpt.checkpoint.tensors.dtypes import DTYPES
@@ -31,7 +32,7 @@ from dtckpt.dtensor import (
     Replicate,
     Shard,
 )
-from dtckpt.dtensor.comm import collectives, packing
+from dtckpt.dtensor.comm import collectives, packing, transports
 from dtckpt.dtensor.comm.parts import ViewPart
 from dtckpt.dtensor.geometry.box import run_boxes
 from dtckpt.errors import CheckpointError, Corrupt, StorageError
@@ -46,14 +47,20 @@ from ..test_together import SIZE, same_error
 BLOCK = 64
 
 
+def gloo_rounds(round_bytes: int) -> transports.Transport:
+    """Gloo, of which a round moves so much."""
+    costs = replace(transports.GLOO.costs, round_bytes=round_bytes)
+    return replace(transports.GLOO, costs=costs)
+
+
 @pytest.fixture(autouse=True)
 def tiny_units() -> Iterator[None]:
     """Stripes, rounds and exchanges so small that there are many of each."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stripes, "BLOCK_BYTES", BLOCK)
-        patch.setattr(stripes, "STRIPE_BYTES", 4 * BLOCK)
-        patch.setattr(stripes, "ROUND_BYTES", 8 * BLOCK)
-        patch.setattr(exchanging, "EXCHANGE_BYTES", 3 * BLOCK)
+        patch.setattr(limits, "BLOCK_BYTES", BLOCK)
+        patch.setattr(limits, "STRIPE_BYTES", 4 * BLOCK)
+        patch.setattr(limits, "ROUND_BYTES", 8 * BLOCK)
+        patch.setattr(transports, "GLOO", gloo_rounds(3 * BLOCK))
         yield
 
 
@@ -156,10 +163,10 @@ def test_stripes_are_whole_blocks_and_evenly_dealt() -> None:
                 for o, s in zip(first, np.cumprod((1, *chunk.sizes[:0:-1]))[::-1], strict=False)
             )
             assert at * tensor.dtype.itemsize % BLOCK == 0
-        assert max(in_round) <= stripes.ROUND_BYTES
+        assert max(in_round) <= limits.ROUND_BYTES
     assert all((n == 1).all() for n in count.values()), "every element is read by one rank"
     assert sum(read) == total
-    assert max(read) - min(read) <= 4 * stripes.STRIPE_BYTES
+    assert max(read) - min(read) <= 4 * limits.STRIPE_BYTES
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -245,9 +252,9 @@ def test_exchanges_and_rounds_are_bounded(
     monkeypatch: pytest.MonkeyPatch, mesh: tuple[int, ...], placements: tuple[Placement, ...]
 ) -> None:
     """Also where several ranks want all that one reads, or one rank most of what all read."""
-    monkeypatch.setattr(stripes, "STRIPE_BYTES", 16 * BLOCK)
-    monkeypatch.setattr(stripes, "ROUND_BYTES", 64 * BLOCK)
-    monkeypatch.setattr(exchanging, "EXCHANGE_BYTES", 16 * BLOCK)
+    monkeypatch.setattr(limits, "STRIPE_BYTES", 16 * BLOCK)
+    monkeypatch.setattr(limits, "ROUND_BYTES", 64 * BLOCK)
+    monkeypatch.setattr(transports, "GLOO", gloo_rounds(16 * BLOCK))
     moved: list[int] = []
     staged: list[int] = []
     all_to_all = collectives.start_all_to_all
@@ -270,8 +277,8 @@ def test_exchanges_and_rounds_are_bounded(
     load_all(saved(w=("F32", flat(5, Shard(0), shape))), {"w": layout})
     rounded_up = 4 * 3  # an item for each of the other ranks
     assert len(moved) > 4 * 2 * 2
-    assert 8 * BLOCK < max(moved) <= exchanging.EXCHANGE_BYTES + rounded_up
-    assert 0 < max(staged) <= stripes.ROUND_BYTES
+    assert 8 * BLOCK < max(moved) <= transports.GLOO.costs.round_bytes + rounded_up
+    assert 0 < max(staged) <= limits.ROUND_BYTES
 
 
 def test_incremental_checkpoints_and_other_block_sizes() -> None:

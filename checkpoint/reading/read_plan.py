@@ -13,11 +13,9 @@ from ...dtensor.geometry.box import Box
 from ..files.datafile import Entry
 from ..files.stored_data import DataFile, StoredData
 from ..files.stored_tensor import StoredTensor
-from .cuts import PAGE_BYTES, READ_BYTES, Cut, Geometry
+from . import limits
+from .cuts import Cut, Geometry
 from .wants import Want
-
-GAP_BYTES = 64 << 10
-"""Gaps up to this are read over as long as all of them are an eighth of what is wanted."""
 
 
 class Piece(NamedTuple):
@@ -55,15 +53,15 @@ class Read:
     """What is read from a file in one go: at most about READ_BYTES."""
 
     file: DataFile
-    direct: tuple[Piece, ...]
+    in_place: tuple[Piece, ...]
     """Whole blocks that go straight to their destination."""
     ranges: tuple[Range, ...]
 
     @property
     def num_bytes(self) -> int:
         """Bytes that are read."""
-        direct = sum(piece.end - piece.start for piece in self.direct)
-        return direct + sum(r.end - r.start for r in self.ranges)
+        in_place = sum(piece.end - piece.start for piece in self.in_place)
+        return in_place + sum(r.end - r.start for r in self.ranges)
 
 
 def plan_reads(data: StoredData, wants: Iterable[Want]) -> list[Read]:
@@ -185,7 +183,7 @@ class _Builder:
 
     def __init__(self, file: DataFile) -> None:
         self._file = file
-        self._direct: list[Piece] = []
+        self._in_place: list[Piece] = []
         self._ranges: list[Range] = []
         self._members: list[Piece] = []
         """Pieces of the range that still grows."""
@@ -196,17 +194,17 @@ class _Builder:
 
     def is_full(self, piece: Piece) -> bool:
         """Whether the read has something and no room for ``piece``."""
-        return self._num_bytes > 0 and self._num_bytes + piece.end - piece.start > READ_BYTES
+        return self._num_bytes > 0 and self._num_bytes + piece.end - piece.start > limits.READ_BYTES
 
     def add(self, piece: Piece) -> None:
         """Take a piece."""
         start, end, cut, *_ = piece
-        if cut.is_direct:
-            self._direct.append(piece)
+        if cut.is_in_place:
+            self._in_place.append(piece)
             self._num_bytes += end - start
             return
         gap = start - self._end
-        if not self._members or (gap > PAGE_BYTES and not self._may_read_over(gap)):
+        if not self._members or (gap > limits.PAGE_BYTES and not self._may_read_over(gap)):
             self._close_range()
             self._start = self._end = start
         elif gap > 0:
@@ -218,7 +216,7 @@ class _Builder:
 
     def _may_read_over(self, gap: int) -> bool:
         wanted = self._num_bytes - self._gap_bytes
-        return gap <= GAP_BYTES and 8 * (self._gap_bytes + gap) <= wanted
+        return gap <= limits.GAP_BYTES and 8 * (self._gap_bytes + gap) <= wanted
 
     def _close_range(self) -> None:
         if self._members:
@@ -228,4 +226,4 @@ class _Builder:
     def build(self) -> Read:
         """Return the read."""
         self._close_range()
-        return Read(file=self._file, direct=tuple(self._direct), ranges=tuple(self._ranges))
+        return Read(file=self._file, in_place=tuple(self._in_place), ranges=tuple(self._ranges))

@@ -1,0 +1,31 @@
+"""How much is read, verified, staged and dealt out at once.
+
+One place for all that reads, looked up when it is needed, so that a test can make it small. What
+goes between ranks at once depends on their backend: ``CostModel.round_bytes``.
+"""
+
+from __future__ import annotations
+
+from ..files.blocks import DEFAULT_BLOCK_BYTES
+
+READ_BYTES = 16 << 20
+"""Most bytes that are read in one go."""
+NUM_READERS = 4
+"""Reads in flight; each has at most one buffer of READ_BYTES, which bounds the memory of a load."""
+PAGE_BYTES = 4 << 10
+"""Gaps up to this are read over: the system reads pages anyway."""
+GAP_BYTES = 64 << 10
+"""Gaps up to this are read over as long as all of them are an eighth of what is wanted."""
+IN_PLACE_BYTES = 64 << 10
+"""Runs of fewer bytes are copied: that costs less than a buffer of their own in a read."""
+VERIFY_BYTES = 1 << 20
+"""Bytes that are hashed at once after they were read; less than a processor's own cache."""
+
+STRIPE_BYTES = 16 << 20
+"""Most bytes of a stripe."""
+ROUND_BYTES = 64 << 20
+"""Most bytes that a rank reads in one round of stripes."""
+BLOCK_BYTES = DEFAULT_BLOCK_BYTES
+"""Stripes begin at multiples of this. In files with other blocks some are read twice."""
+ALIGNMENT = 64
+"""Buffers of reads, and stripes in the memory of a round, begin at multiples of this."""
