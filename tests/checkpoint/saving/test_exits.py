@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from dtckpt.storage import LocalStore
 from dtckpt.storage.local import direct
 
 from ...conftest import S3
+from ...forked import Ended, run_forked
 
 # What a script ends with is run while its save has not ended: the storage waits for the exit.
 SCRIPT = """
@@ -78,12 +77,9 @@ dcp.async_save(STATE, store)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a script ended."""
+class Outcome(Ended):
+    """How a script ended, and where it saved."""
 
-    code: int
-    out: str
-    errors: str
     path: Path
 
 
@@ -93,32 +89,14 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, s3_endpoint: str) -> dict
     root = tmp_path_factory.mktemp("exits")
     url = "s3://dtckpt-tests/exits"
     endpoint = s3_endpoint.replace("127.0.0.1", "localhost")  # a name has to be looked up
-
-    def start(name: str) -> subprocess.Popen[bytes]:
-        script = SCRIPT + ENDS[name]
-        with (root / f"{name}.out").open("w") as out, (root / f"{name}.err").open("w") as errors:
-            return subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-c", script, root / name, url, endpoint],
-                env=os.environ | {"OMP_NUM_THREADS": "1"},  # its threads do not survive a fork
-                stdout=out,
-                stderr=errors,
-            )
-
-    running = {name: start(name) for name in ENDS}
-    try:
-        return {
-            name: Outcome(
-                process.wait(timeout=180),
-                (root / f"{name}.out").read_text(),
-                (root / f"{name}.err").read_text(),
-                root / name,
-            )
-            for name, process in running.items()
-        }
-    finally:
-        for process in running.values():
-            process.kill()
-            process.wait()
+    ended = run_forked(
+        {name: (SCRIPT + end, str(root / name), url, endpoint) for name, end in ENDS.items()},
+        tmp_path_factory.mktemp("outputs"),
+        imports="import torch, dtckpt.checkpoint as dcp; dcp.async_save",
+    )
+    return {
+        name: Outcome(end.code, end.out, end.errors, root / name) for name, end in ended.items()
+    }
 
 
 @pytest.fixture(scope="module", autouse=True)

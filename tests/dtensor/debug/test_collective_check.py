@@ -26,6 +26,7 @@ from dtckpt.dtensor.comm.reductions import all_reduce
 from dtckpt.dtensor.debug import checking_collectives
 from dtckpt.dtensor.debug.checking import CollectiveChecker
 from dtckpt.errors import CollectiveMismatch
+from tests.forked import Ended, run_forked
 from tests.ranks import RanksFailed, run_ranks
 
 from ..rank_meshes import rank_mesh, scattered
@@ -343,27 +344,31 @@ print("done", rank)
 """
 
 
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ended]:
+    """Two ranks for each way in which a job goes."""
+    folder = tmp_path_factory.mktemp("jobs")
+    return run_forked(
+        {
+            f"{how}-{rank}": (PROGRAM, str(rank), str(folder / f"{how}-store"), how)
+            for how in ("agree", "diverge", "threads")
+            for rank in range(2)
+        },
+        folder,
+        imports="import torch.distributed, dtckpt.dtensor as d; d.DTensor, d.init_device_mesh",
+        env={"DTCKPT_CHECK_COLLECTIVES": "1", "DTCKPT_CHECK_SECONDS": "60"},
+    )
+
+
 @pytest.mark.parametrize("how", ["agree", "diverge", "threads"])
-def test_environment_checks_a_whole_job(tmp_path: Path, how: str) -> None:
-    env = {**os.environ, "DTCKPT_CHECK_COLLECTIVES": "1", "DTCKPT_CHECK_SECONDS": "60"}
-    command = [sys.executable, "-c", PROGRAM]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(tmp_path / "store"), how],
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    outputs = [rank.communicate(timeout=120) for rank in ranks]
+def test_environment_checks_a_whole_job(jobs: dict[str, Ended], how: str) -> None:
+    ranks = [jobs[f"{how}-{rank}"] for rank in range(2)]
     if how != "diverge":
-        assert [out.strip() for out, _ in outputs] == ["done 0", "done 1"], outputs
+        assert [rank.out.strip() for rank in ranks] == ["done 0", "done 1"], ranks
         return
-    assert ranks[1].returncode != 0
-    assert "CollectiveMismatch" in outputs[1][1], outputs
-    assert "<string>:12 in <module>" in outputs[1][1]
+    assert ranks[1].code != 0
+    assert "CollectiveMismatch" in ranks[1].errors, ranks
+    assert "<string>:12 in <module>" in ranks[1].errors
 
 
 def test_environment_takes_only_yes_and_no() -> None:

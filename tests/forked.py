@@ -1,0 +1,81 @@
+"""Programs that end as Python ends, forked from one process that has imported what they need."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+# Of the names that are used here the programs see those that begin with an underscore.
+_LAUNCHER = """
+import json as _json, os as _os, sys as _sys
+_folder, _imports, _programs = _json.loads(_sys.argv[1])
+exec(_imports, {})
+_pids = {}
+for _name, (_text, *_arguments) in _programs.items():
+    _pid = _os.fork()
+    if _pid == 0:
+        for _fd, _kind in ((1, "out"), (2, "err")):
+            with open(f"{_folder}/{_name}.{_kind}", "w") as _file:
+                _os.dup2(_file.fileno(), _fd)
+        _sys.argv[1:] = _arguments
+        break
+    _pids[_name] = _pid
+else:
+    _codes = {name: _os.waitpid(pid, 0)[1] for name, pid in _pids.items()}
+    print(_json.dumps({name: _os.waitstatus_to_exitcode(code) for name, code in _codes.items()}))
+    _sys.exit()
+exec(_text)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a program ended."""
+
+    code: int
+    out: str
+    errors: str
+
+
+def run_forked(
+    programs: Mapping[str, Sequence[str]],
+    folder: Path,
+    *,
+    imports: str,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 180,
+) -> dict[str, Ended]:
+    """Run programs at the same time, each given as its text and arguments, and return their ends.
+
+    ``imports`` is run before any of them is forked.
+    """
+    given = json.dumps([str(folder), imports, {n: list(p) for n, p in programs.items()}])
+    launcher = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", _LAUNCHER, given],
+        cwd=ROOT,
+        # Threads of before a fork would be missing after it.
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | dict(env or {}),
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        told = launcher.communicate(timeout=timeout)[0]
+    finally:
+        with suppress(ProcessLookupError):  # of none that has not ended
+            os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.wait()
+    return {
+        name: Ended(
+            code, (folder / f"{name}.out").read_text(), (folder / f"{name}.err").read_text()
+        )
+        for name, code in json.loads(told).items()
+    }
