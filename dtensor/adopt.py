@@ -26,17 +26,13 @@ def from_torch(tensor: torch_tensor.DTensor) -> DTensor:
     layout = layout_from_torch(tensor)
     mesh = DeviceMesh.from_torch(tensor.device_mesh)
     spec = spec_of(mesh, layout.placements, layout.shape, tensor.stride(), tensor.dtype)
-    local = _local_of(tensor)
+    local = local_of_torch(tensor)
+    if hasattr(local, "trigger_wait"):  # a collective still writes to it
+        local = local.trigger_wait()
     if spec.box is not None and spec.box.is_empty and local.numel() == 0:
         local = local.detach().view(spec.box.sizes)  # FSDP2 makes it empty along other dims too
     check_local_shape(local, spec)
     return DTensor(local, spec, requires_grad=tensor.requires_grad)
-
-
-def _local_of(tensor: torch_tensor.DTensor) -> Any:
-    """Return the local memory; a collective that still writes to it is waited for."""
-    local = local_of_torch(tensor)
-    return local.trigger_wait() if hasattr(local, "trigger_wait") else local
 
 
 def _require(caller: str, tensor: object, cls: type[Any], whose: str) -> None:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..comm.caches import Cache
+from ..ops.engine.forms import operators
 from ..tensor.arguments import collect_tensors, map_tensors, substituted
 from ..tensor.schemas import Op, base_name, is_foreach
 from ..tensor.wrapper import Wrapper
@@ -137,13 +138,10 @@ def _without_data(arg: Any, calls: list[Any]) -> Any:
     return [_without_data(item, calls) for item in arg] if isinstance(arg, list) else arg
 
 
-_BY_TENSOR: dict[str, Op] = {
-    "_foreach_add": aten._foreach_add.List,
-    "_foreach_add_": aten._foreach_add_.List,
-    "_foreach_mul": aten._foreach_mul.List,
-    "_foreach_mul_": aten._foreach_mul_.List,
-    "_foreach_div": aten._foreach_div.List,
-    "_foreach_div_": aten._foreach_div_.List,
+_BY_TENSOR = {
+    base_name(op): op
+    for name in ("add", "mul", "div")
+    for op in operators(aten, f"_foreach_{name}.List _foreach_{name}_.List")
 }
 """Operators that take a list of tensors, too."""
 

@@ -7,22 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .engine.dims import without
-from .engine.rules import alike, named_dims
-from .engine.table import OpCall, Rule, decomposition, rule
+from .engine.rules import along_whole_dims
+from .engine.table import decomposition, rule
 from .pointwise import pointwise_rule
 from .random import refuse_generator, without_terms
 
 aten = torch.ops.aten
 
 
-@rule(
+rule(
     aten.glu.default, aten.glu_backward.default, aten.glu_jvp.default, aten.glu_backward_jvp.default
-)
-def glu_rule(call: OpCall) -> Rule:
-    """One half of a dim, which must be whole, gates the other."""
-    return alike(call, without(call.specs[0].ndim, *named_dims(call))[0])
-
+)(along_whole_dims)
 
 rule(aten.rrelu_with_noise_backward.default)(pointwise_rule)
 

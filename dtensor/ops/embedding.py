@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -72,20 +72,21 @@ def embedding_renorm_rule(call: OpCall) -> Rule:
 @rule(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
 def embedding_bag_rule(call: OpCall) -> Rule:
     """Sums, means or maxima of rows; the columns pass through."""
-    column = Dim(0)
-    is_max = call.arg("mode") == MAX_MODE
-    others = tuple((None,) * spec.ndim for spec in call.specs[1:])
-    outputs: list[Dims] = [(None,) * len(meta.shape) if meta else () for meta in call.outputs]
-    outputs[0] = (None, column)
-    untouched = [frozenset[int](), *[frozenset({0})] * 3]
-    if is_max:
-        outputs[3] = (None, column)
+    wide = (0, 3) if call.arg("mode") == MAX_MODE else (0,)
     return Factors(
         call,
-        inputs=((None, column), *others),
-        outputs=tuple(outputs),
-        untouched=tuple(untouched),
+        inputs=_with_columns([spec.shape for spec in call.specs], 0),
+        outputs=_with_columns([meta.shape if meta else () for meta in call.outputs], *wide),
+        untouched=(frozenset(), *[frozenset({0})] * 3),
         local=_local_bags,
+    )
+
+
+def _with_columns(shapes: Sequence[Sequence[int]], *wide: int) -> tuple[Dims, ...]:
+    """Return the dims of tensors of which some have columns, which are factor 0, as second dim."""
+    return tuple(
+        (None, Dim(0)) if index in wide else (None,) * len(shape)
+        for index, shape in enumerate(shapes)
     )
 
 
@@ -95,23 +96,17 @@ def embedding_bag_backward_rule(call: OpCall) -> Rule | None:
     if call.arg("sparse"):  # a sparse gradient
         return None
     is_dense = call.op is aten._embedding_bag_dense_backward.default
-    column = Dim(0)
-    inputs: list[Dims] = [(None,) * spec.ndim for spec in call.specs]
-    inputs[0] = (None, column)
-    if call.arg("mode") == MAX_MODE:
-        inputs[4 if is_dense else 5] = (None, column)
-    return Factors(call, tuple(inputs), ((None, column),))
+    wide = (0, 4 if is_dense else 5) if call.arg("mode") == MAX_MODE else (0,)
+    inputs = _with_columns([spec.shape for spec in call.specs], *wide)
+    return Factors(call, inputs, ((None, Dim(0)),))
 
 
 @rule(aten._embedding_bag_per_sample_weights_backward.default)
 def per_sample_weights_backward_rule(call: OpCall) -> Rule:
     """The gradient of the weights of single samples: a sum over the columns."""
-    column = Dim(0)
-    inputs: list[Dims] = [(None,) * spec.ndim for spec in call.specs]
-    inputs[0] = inputs[1] = (None, column)
     return Factors(
         call,
-        inputs=tuple(inputs),
+        inputs=_with_columns([spec.shape for spec in call.specs], 0, 1),
         outputs=((None,),),
         reduce={0: "sum"},
         linear=(frozenset({0}), frozenset({1})),

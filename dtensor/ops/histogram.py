@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from ..geometry.placement import Partial, Placement, Replicate
+from ..geometry.placement import Partial, Replicate
 from ..mesh.spec import spec_of
+from ..tensor.autograd import placed
+from ..tensor.wrapper import Wrapper
 from .engine.dims import all_dims, dims_of
 from .engine.factors import Dims, Factors
 from .engine.gathered import gathered_local, on_gathered
@@ -77,7 +79,7 @@ def _histogram(
     """Return the sum of the histograms of the parts."""
     source = reduced(values)
     own = source.spec
-    inputs = [source] if weight is None else [source, _like(weight, own.placements)]
+    inputs = [source] if weight is None else [source, placed(cast(Wrapper, weight), own.placements)]
     sums = [Partial() if p.is_shard() else p for p in own.placements]
     whole = (Replicate(),) * own.mesh.ndim
     outputs = [
@@ -108,7 +110,7 @@ def bincount(values: Tensor, weights: Tensor | None = None, minlength: int = 0) 
     inputs: list[Tensor] = [source]
     if weights is not None:
         dtype = torch.float32 if weights.dtype == torch.float32 else torch.float64
-        inputs.append(_like(weights, own.placements))
+        inputs.append(placed(cast(Wrapper, weights), own.placements))
     cut = cut_axes(source, (0,))
     placements = [Partial() if a in cut else p for a, p in enumerate(own.placements)]
 
@@ -116,11 +118,6 @@ def bincount(values: Tensor, weights: Tensor | None = None, minlength: int = 0) 
         return [torch.bincount(local, weights, size).to(dtype)]  # nothing counts as int64
 
     return on_locals(count, inputs, [spec_of(own.mesh, placements, [size], None, dtype)])[0]
-
-
-def _like(tensor: Tensor, placements: tuple[Placement, ...]) -> Tensor:
-    whole: Any = tensor
-    return whole.redistribute(placements=placements)
 
 
 on_gathered(

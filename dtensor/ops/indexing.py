@@ -21,15 +21,7 @@ from .engine.factors import LINEAR_OPS, Dim, Dims, Factors
 from .engine.gathered import on_gathered
 from .engine.local_indices import Span, never_empty, span_of
 from .engine.rules import needs_whole, picking
-from .engine.table import (
-    DECOMPOSITIONS,
-    Decomposition,
-    LocalCall,
-    OpCall,
-    Rule,
-    decomposition,
-    rule,
-)
+from .engine.table import Decomposition, LocalCall, OpCall, Rule, decomposition, rule
 
 aten = torch.ops.aten
 
@@ -214,7 +206,7 @@ for _op in (
     aten._index_put_impl_.default,
     aten._unsafe_index_put.default,
 ):
-    DECOMPOSITIONS[_op] = _index_put(_op)
+    decomposition(_op)(_index_put(_op))
 
 
 @decomposition(aten.take.default)

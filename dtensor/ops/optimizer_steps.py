@@ -38,20 +38,21 @@ class LocalLists:
         self._copies: list[tuple[Wrapper, Tensor, DTensorSpec]] = []
         self._written: list[Wrapper] = []
 
-    def take(
-        self, tensors: Sequence[Wrapper], specs: Sequence[DTensorSpec], written: Sequence[bool]
-    ) -> list[Tensor]:
-        """Return this rank's parts under ``specs``, contiguous, as the kernels take them to be."""
-        for tensor in tensors:
+    def take(self, wanted: Sequence[tuple[Wrapper, DTensorSpec, bool]]) -> list[Tensor]:
+        """Return this rank's parts of tensors under other specs, contiguous, as kernels take them.
+
+        The third value is whether the tensor is written.
+        """
+        for tensor, _, _ in wanted:
             refuse_lost_writes(self._op, tensor)
-        own = [tensor.local for tensor in tensors]
-        moves = [(tensor.spec, spec) for tensor, spec in zip(tensors, specs, strict=True)]
-        found = [local.contiguous() for local in redistribute_locals(own, moves)]
-        for i, tensor in enumerate(tensors):
-            if written[i]:
+        own = [tensor.local for tensor, _, _ in wanted]
+        moved = redistribute_locals(own, [(tensor.spec, spec) for tensor, spec, _ in wanted])
+        found = [local.contiguous() for local in moved]
+        for (tensor, spec, is_written), here, local in zip(wanted, own, found, strict=True):
+            if is_written:
                 self._written.append(tensor)
-                if found[i] is not own[i]:
-                    self._copies.append((tensor, found[i], specs[i]))
+                if local is not here:
+                    self._copies.append((tensor, local, spec))
         return found
 
     def write_back(self) -> None:
@@ -73,9 +74,7 @@ def fused_step(op: Op, *args: Sequence[Tensor], **kwargs: Any) -> None:
     taken = LocalLists(op)
     lists: list[list[Tensor]] = [[] for _ in args]
     places: list[tuple[list[Tensor], int]] = []
-    tensors: list[Wrapper] = []
-    specs: list[DTensorSpec] = []
-    written: list[bool] = []
+    wanted: list[tuple[Wrapper, DTensorSpec, bool]] = []
     for index, parameter in enumerate(args[0]):
         if isinstance(parameter, Wrapper) and _is_elsewhere(parameter.spec):
             continue
@@ -86,12 +85,11 @@ def fused_step(op: Op, *args: Sequence[Tensor], **kwargs: Any) -> None:
             spec = _wanted(op, parameter, tensor)
             if isinstance(tensor, Wrapper) and spec is not None:
                 places.append((out, len(out)))
-                tensors.append(tensor)
-                specs.append(spec)
                 # Gradients are written only to be unscaled.
-                written.append(place != GRADIENTS or kwargs.get("grad_scale") is not None)
+                is_written = place != GRADIENTS or kwargs.get("grad_scale") is not None
+                wanted.append((tensor, spec, is_written))
             out.append(tensor)
-    for (out, i), local in zip(places, taken.take(tensors, specs, written), strict=True):
+    for (out, i), local in zip(places, taken.take(wanted), strict=True):
         out[i] = local
     if lists[0]:
         op(*lists, **{name: _number(value) for name, value in kwargs.items()})
@@ -144,7 +142,7 @@ def check_and_unscale(
     taken = LocalLists(op)
     ours = [g for g in gradients if isinstance(g, Wrapper)]
     here = [g for g in ours if not _is_elsewhere(g.spec)]
-    locals_ = taken.take(here, [g.spec.reduced() for g in here], [True] * len(here))
+    locals_ = taken.take([(g, g.spec.reduced(), True) for g in here])
     locals_ += [g for g in gradients if not isinstance(g, Wrapper)]
     found = _number(found_inf)
     if locals_:

@@ -15,30 +15,30 @@ from torch import Tensor
 
 from ..geometry.placement import Shard
 from ..mesh.spec import DTensorSpec, spec_of
-from ..tensor.schemas import base_name
 from ..tensor.wrapper import Wrapper
 from .engine.dims import dims_of, without
 from .engine.dtypes import accumulator, is_inexact
 from .engine.factors import FIRST
 from .engine.primitives import cut_axes, on_locals, reduced, reduced_spec, replicated
-from .engine.rules import alike
+from .engine.rules import alike, along_whole_dims
 from .engine.table import Decomposition, OpCall, Rule, decomposition, rule
 
 aten = torch.ops.aten
 
 
-@rule(
+rule(
     aten._logcumsumexp.default,
     aten.cummax.default,
     aten.cummin.default,
     aten.cumprod.default,
-    aten.cumsum.default,
     aten.logcumsumexp.default,
-)
-def scan_rule(call: OpCall) -> Rule:
-    """Scans along one dim, which must be whole."""
-    linear = FIRST if base_name(call.op) == "cumsum" else ()
-    return alike(call, without(call.specs[0].ndim, call.arg("dim"))[0], linear=linear)
+)(along_whole_dims)
+
+
+@rule(aten.cumsum.default)
+def cumsum_rule(call: OpCall) -> Rule:
+    """Sums along one dim, which must be whole; terms of it have sums of their own."""
+    return alike(call, without(call.specs[0].ndim, call.arg("dim"))[0], linear=FIRST)
 
 
 def _parts_before(own: DTensorSpec, axes: Sequence[int], dim: int) -> list[int]:

@@ -13,22 +13,18 @@ from .engine.dims import dims_of, without
 from .engine.dtypes import accumulator, is_inexact
 from .engine.factors import Factors
 from .engine.primitives import cut_axes, is_cut, reduced, replicated
-from .engine.rules import alike, over_whole_dims
+from .engine.rules import along_whole_dims, over_whole_dims
 from .engine.table import OpCall, Rule, decomposition, meta, rule
 
 aten = torch.ops.aten
 
 
-@rule(
+rule(
     aten._softmax.default,
     aten._softmax_backward_data.default,
     aten._log_softmax.default,
     aten._log_softmax_backward_data.default,
-)
-def softmax_rule(call: OpCall) -> Rule:
-    """Softmax along one dim, which must be whole, and its gradient."""
-    return alike(call, without(call.specs[0].ndim, call.arg("dim"))[0])
-
+)(along_whole_dims)
 
 meta(aten._log_softmax.default)(aten._softmax.default)
 

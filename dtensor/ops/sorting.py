@@ -8,21 +8,17 @@ from __future__ import annotations
 import torch
 
 from ..mesh.spec import DTensorSpec
-from .engine.dims import all_dims, without
+from .engine.dims import all_dims
 from .engine.factors import Dim, Dims, Factors
 from .engine.gathered import on_gathered
-from .engine.rules import alike, named_dims, over_whole_dims
+from .engine.rules import along_whole_dims, over_whole_dims
 from .engine.table import OpCall, Rule, rule
 from .pointwise import pointwise_rule
 
 aten = torch.ops.aten
 
 
-@rule(aten.sort.default, aten.sort.stable, aten.topk.default)
-def sort_rule(call: OpCall) -> Rule:
-    """Elements along one dim in order, all or the first."""
-    return alike(call, without(call.specs[0].ndim, *named_dims(call))[0])
-
+rule(aten.sort.default, aten.sort.stable, aten.topk.default)(along_whole_dims)
 
 rule(
     aten.kthvalue.default,

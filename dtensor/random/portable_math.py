@@ -18,16 +18,6 @@ from torch import Tensor
 
 from .kept import Scratch, constant, kept
 
-__all__ = [
-    "exp",
-    "exponential_",
-    "log",
-    "log_gamma",
-    "logarithm_of_negative",
-    "sine_of_turns",
-    "tangent_of_turns",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Format:

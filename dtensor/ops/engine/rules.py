@@ -94,6 +94,11 @@ def over_whole_dims(call: OpCall) -> Rule:
     return Factors(call, (kept,), outputs, local=zeros_if_some_empty)
 
 
+def along_whole_dims(call: OpCall) -> Rule:
+    """Return the rule of an operator along dims that must be whole; all tensors have the same."""
+    return alike(call, without(call.specs[0].ndim, *named_dims(call))[0])
+
+
 def reducing(
     call: OpCall, reduce_op: str, *, linear: bool = True, local: LocalMaker | None = None
 ) -> Rule:
