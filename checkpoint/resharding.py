@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -73,20 +73,14 @@ def reshard(
     return made
 
 
+@dataclass(slots=True)
 class _Reshard:
-    def __init__(
-        self,
-        data: StoredData,
-        target: Store,
-        on_progress: Callable[[int, int], None] | None,
-        total: int,
-    ) -> None:
-        self.data = data
-        self.target = target
-        self.on_progress = on_progress
-        self.total = total
-        self.done = 0
-        self.save_id = secrets.token_hex(8)
+    data: StoredData
+    target: Store
+    on_progress: Callable[[int, int], None] | None
+    total: int
+    done: int = 0
+    save_id: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def write_all(self, tensors: Sequence[StoredTensor]) -> list[FileRecord]:
         ranks = sorted({rank for tensor in tensors for rank, _ in tensor.chunks()})
@@ -130,33 +124,35 @@ class _Reshard:
         return arrays
 
 
+@dataclass(slots=True)
 class _Batch:
     """Neighbouring chunks of a new file that are read from the old files in one go."""
 
-    def __init__(self, job: _Reshard) -> None:
-        self._job = job
-        self._members: dict[tuple[str, Box], StoredTensor] = {}
-        self._num_bytes = 0
-        self._arrays: dict[tuple[str, Box], Array] | None = None
+    job: _Reshard
+    members: dict[tuple[str, Box], StoredTensor] = field(
+        default_factory=dict[tuple[str, Box], StoredTensor]
+    )
+    num_bytes: int = 0
+    arrays: dict[tuple[str, Box], Array] | None = None
 
     def has_room(self, tensor: StoredTensor, box: Box) -> bool:
         num_bytes = box.numel * tensor.dtype.itemsize
-        return not self._members or self._num_bytes + num_bytes <= PIECE_BYTES
+        return not self.members or self.num_bytes + num_bytes <= PIECE_BYTES
 
     def add(self, tensor: StoredTensor, box: Box) -> None:
-        self._members[(tensor.name, box)] = tensor
-        self._num_bytes += box.numel * tensor.dtype.itemsize
+        self.members[(tensor.name, box)] = tensor
+        self.num_bytes += box.numel * tensor.dtype.itemsize
 
     def pieces(self, tensor: StoredTensor, box: Box, max_bytes: int) -> Iterator[Array]:
-        if self._num_bytes > max_bytes:  # one chunk larger than a batch: in parts
+        if self.num_bytes > max_bytes:  # one chunk larger than a batch: in parts
             for part in box.parts(max_bytes // tensor.dtype.itemsize):
-                yield self._job.read([(tensor, part)])[0]
+                yield self.job.read([(tensor, part)])[0]
             return
-        if self._arrays is None:
-            wanted = [(t, box) for (_, box), t in self._members.items()]
-            arrays = self._job.read(wanted)
-            self._arrays = dict(zip(self._members, arrays, strict=True))
-        yield self._arrays.pop((tensor.name, box))
+        if self.arrays is None:
+            wanted = [(t, box) for (_, box), t in self.members.items()]
+            arrays = self.job.read(wanted)
+            self.arrays = dict(zip(self.members, arrays, strict=True))
+        yield self.arrays.pop((tensor.name, box))
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,19 +176,13 @@ class Destinations:
         }
 
     def resharded(self, rank: int) -> list[str]:
-        """Return the tensors of which this rank, number ``rank``, holds another part."""
+        """Return the tensors of which the rank of this number held another part at the save."""
+        laid_out = [(n, t, self._stored[n].layout) for n, t in self.tensors.items() if t.layout]
         return [
             name
-            for name, local in self.tensors.items()
-            if local.layout is not None and self._is_resharded(name, local, rank)
+            for name, local, saved in laid_out
+            if saved != local.layout and list(saved.held_by(rank)) != [b for b, _ in local.parts]
         ]
-
-    def _is_resharded(self, name: str, local: LocalTensor, rank: int) -> bool:
-        """Whether this rank holds other boxes now than the rank of its number held at the save."""
-        layout = self._stored[name].layout
-        if layout == local.layout:
-            return False
-        return list(layout.held_by(rank)) != [box for box, _ in local.parts]
 
 
 def _unfit(

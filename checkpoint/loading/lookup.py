@@ -9,7 +9,7 @@ from ..files.manifest import Manifest
 from ..files.stored_tensor import StoredTensor
 from ..state.renaming import Renaming
 from ..state.selecting import Selection, selection_of
-from ..state.tree_index import TreeIndex, index_tree
+from ..state.tree import TreeIndex, index_tree
 from .options import LoadOptions
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,8 +26,7 @@ from ..optimizers.pairing import LiveParam, Pairing, pair
 from ..optimizers.param_names import ParamLabel, params_of, plain_name
 from ..optimizers.wrappers import inner_name
 from ..state.names import key_component
-from ..state.tree import children
-from ..state.tree_index import ABSENT, below
+from ..state.tree import ABSENT, below, children
 from .match import Rebuild
 from .scheduler_matching import check_schedulers
 from .walk import Walk
@@ -58,25 +58,23 @@ def match_optimizer(
     return lambda replaced: load_optimizer(optimizer, filled(), replaced)
 
 
+@dataclass(slots=True)
 class _OptimizerMatch:
     """One optimizer whose state dict and saved state both have the usual form."""
 
-    def __init__(
-        self,
-        walk: Walk,
-        optimizer: torch.optim.Optimizer,
-        name: str,
-        state: dict[Any, Any],
-        saved: SavedOptimizer,
-    ) -> None:
-        self.walk = walk
-        self.optimizer = optimizer
-        self.name = name
-        self.state = state
-        self.saved = saved
-        self.labels: list[ParamLabel] = walk.names.labels(optimizer)
+    walk: Walk
+    optimizer: torch.optim.Optimizer
+    name: str
+    state: dict[Any, Any]
+    saved: SavedOptimizer
+    labels: list[ParamLabel] = field(init=False)
+    fresh: FreshState = field(init=False)
+    partners: tuple[SavedParam | None, ...] = ()
+
+    def __post_init__(self) -> None:
+        walk = self.walk
+        self.labels = walk.names.labels(self.optimizer)
         self.fresh = FreshState(walk.index, walk.stored, walk.is_selected)
-        self.partners: tuple[SavedParam | None, ...] = ()
 
     def run(self) -> Callable[[], dict[Any, Any]]:
         """Return what makes the state dict to be loaded, by the optimizer's own numbers."""

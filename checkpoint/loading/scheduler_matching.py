@@ -9,20 +9,11 @@ import torch
 from ..optimizers.named_state import SavedOptimizer
 from ..optimizers.param_names import plain_name
 from ..state.names import rank_component
-from ..state.tree import Node, children, tag_of
-from ..state.tree_index import ABSENT, TreeIndex
+from ..state.tree import ABSENT, Node, TreeIndex, children, tag_of
 from .walk import Walk
 
 _PER_GROUP = frozenset(
-    {
-        "_last_lr",
-        "base_lrs",
-        "base_momentums",
-        "lr_lambdas",
-        "max_lrs",
-        "max_momentums",
-        "min_lrs",
-    }
+    ["_last_lr", "base_lrs", "base_momentums", "lr_lambdas", "max_lrs", "max_momentums", "min_lrs"]
 )
 """What schedulers of torch keep for each group."""
 _OF_TIME = frozenset({"_milestones", "milestones"})

@@ -24,12 +24,14 @@ from ..optimizers.param_names import ParamNames, plain_name
 from ..ranks.together import Ranks
 from ..state.names import index_component, key_component, rank_component
 from ..state.tree import (
+    ABSENT,
     CONTAINERS,
     DICT_TAGS,
     DICTS,
     SEQUENCES,
     TENSORS,
     PerRank,
+    below,
     children,
     dict_tag,
     is_stateful,
@@ -37,7 +39,6 @@ from ..state.tree import (
     tag_of,
     unflatten,
 )
-from ..state.tree_index import ABSENT, below
 from ..tensors.local_tensor import tensor_tag
 from ..tensors.materialising import adopt, foreign_tensors, has_meta_tensors
 from ..tensors.visiting import visit

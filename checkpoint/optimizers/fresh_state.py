@@ -9,31 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from ..files.stored_tensor import StoredTensor
-from ..state.tree import Node, children, tag_of
-from ..state.tree_index import ABSENT, TreeIndex, below
+from ..state.tree import ABSENT, Node, TreeIndex, below, children, tag_of
 from ..tensors.materialising import Replaced
 from .param_names import params_of
 
-_OF_PARAM_SHAPE = frozenset(
-    {
-        "acc_delta",
-        "ax",
-        "exp_avg",
-        "exp_avg_sq",
-        "exp_inf",
-        "grad_avg",
-        "max_exp_avg_sq",
-        "momentum_buffer",
-        "prev",
-        "square_avg",
-        "sum",
-    }
+_PARAM_SHAPED_NAMES = (
+    "acc_delta ax exp_avg exp_avg_sq exp_inf grad_avg max_exp_avg_sq momentum_buffer prev "
+    "square_avg sum"
 )
+_OF_PARAM_SHAPE = frozenset(_PARAM_SHAPED_NAMES.split())
 """State that always has the shape of its parameter. The destination then gets that shape, so that
 state of another model is found out; other state takes the shape that was saved."""
 _FACTORS = frozenset({"row_var", "col_var"})
@@ -112,25 +102,22 @@ def flat_state(index: TreeIndex, stored: Mapping[str, StoredTensor], at: str) ->
     return 0
 
 
+@dataclass(slots=True)
 class FreshState:
     """Builds state of the saved form for parameters that have none; only what is selected."""
 
-    def __init__(
-        self,
-        index: TreeIndex,
-        stored: Mapping[str, StoredTensor],
-        is_selected: Callable[[str], bool],
-    ) -> None:
-        self._index = index
-        self._stored = stored
-        self._is_selected = is_selected
-        self._made: dict[int, tuple[str, torch.Tensor]] = {}
-        self.problems: list[str] = []
-        """Parameters of which only a part of the state would be there after the load."""
+    index: TreeIndex
+    stored: Mapping[str, StoredTensor]
+    is_selected: Callable[[str], bool]
+    problems: list[str] = field(default_factory=list[str])
+    """Parameters of which only a part of the state would be there after the load."""
+    _made: dict[int, tuple[str, torch.Tensor]] = field(
+        default_factory=dict[int, tuple[str, torch.Tensor]]
+    )
 
     def entry(self, existing: dict[Any, Any], at: str, param: torch.Tensor) -> dict[Any, Any]:
         """Return the state of a parameter: its tensors where it has them, new ones elsewhere."""
-        node = self._index.find(at)
+        node = self.index.find(at)
         if node is ABSENT:
             return existing
         built: dict[Any, Any] = {}
@@ -140,13 +127,13 @@ class FreshState:
             is_tensor = tag_of(child) == "tensor"
             if is_tensor and isinstance(held, torch.Tensor):
                 built[key] = held
-            elif not any(map(self._is_selected, self._index.leaves_of(name))):
+            elif not any(map(self.is_selected, self.index.leaves_of(name))):
                 if key in existing:
                     built[key] = held
                 else:
                     left_out.append(name)
-            elif is_tensor and key in _OF_PARAM_SHAPE and child["tensor"] in self._stored:
-                dtype = getattr(torch, self._stored[child["tensor"]].dtype.torch_name)
+            elif is_tensor and key in _OF_PARAM_SHAPE and child["tensor"] in self.stored:
+                dtype = getattr(torch, self.stored[child["tensor"]].dtype.torch_name)
                 built[key] = self._note(name, _empty_like(param, dtype))
             else:
                 built[key] = self._build(child, name, param)
@@ -175,8 +162,8 @@ class FreshState:
 
     def _build(self, node: Node, name: str, param: torch.Tensor) -> Any:
         tag = tag_of(node)
-        if tag == "tensor" and node["tensor"] in self._stored:
-            return self._note(name, self._tensor(self._stored[node["tensor"]], param))
+        if tag == "tensor" and node["tensor"] in self.stored:
+            return self._note(name, self._tensor(self.stored[node["tensor"]], param))
         items = {
             key: self._build(child, below(name, component), param)
             for key, component, child in children(node)

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from ..state.names import key_component, key_of
-from ..state.tree import DICT_TAGS, Node, children, tag_of
-from ..state.tree_index import ABSENT, TreeIndex, below
+from ..state.tree import ABSENT, DICT_TAGS, Node, TreeIndex, below, children, tag_of
 from .param_names import ParamLabel, given_names
 
 _PARAMS = ("params", "param_names")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ..files.stored_tensor import StoredTensor
-from ..state.tree_index import below
+from ..state.tree import below
 from .named_state import SavedOptimizer, SavedParam
 from .param_names import ParamNames, plain_name
 from .wrappers import TensorNames, inner_name, without_wrappers
@@ -44,29 +44,24 @@ class LiveParam:
         return [*map(inner_name, self.names), *([] if self.given is None else [self.given])]
 
 
+@dataclass
 class Tables:
     """The names of all tensors on both sides, without the marks of ranks; made when asked for."""
 
-    def __init__(
-        self,
-        names: ParamNames,
-        rename: Callable[[str], str] | None,
-        stored: Mapping[str, StoredTensor],
-    ) -> None:
-        self._names = names
-        self._rename = rename
-        self.stored = stored
-        """The tensors of the checkpoint, but for those of other ranks alone."""
+    names: ParamNames
+    rename: Callable[[str], str] | None
+    stored: Mapping[str, StoredTensor]
+    """The tensors of the checkpoint, but for those of other ranks alone."""
 
     @property
     def state(self) -> TensorNames[torch.Tensor]:
         """The state, as named in it."""
-        return self._names.apart
+        return self.names.apart
 
     @cached_property
     def renamed(self) -> TensorNames[torch.Tensor]:
         """The state, as named in the checkpoint."""
-        return self.state if self._rename is None else self._names.renamed(self._rename)
+        return self.state if self.rename is None else self.names.renamed(self.rename)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from ..state.names import key_component
-from ..state.tree_index import below
+from ..state.tree import below
 from ..tensors.materialising import Key, memory_key
 from ..tensors.visiting import Visited, tensors_in
 from .wrappers import TensorNames, without_wrappers

@@ -25,7 +25,7 @@ from ..ranks.together import Answers, Ranks, together
 from ..state.tree import Node, per_rank_nodes
 from ..tensors.spec import (
     GlobalTensor,
-    OwnPart,
+    PerRankPart,
     TensorSpecs,
     Values,
     fingerprint,
@@ -37,8 +37,8 @@ from .merging import (
     ValueReport,
     merge_tensors,
     merge_values,
-    own_tensors,
-    with_own_parts,
+    per_rank_tensors,
+    with_per_rank_parts,
 )
 from .writers import assign_writers
 
@@ -55,7 +55,7 @@ class Description:
 
     specs: TensorSpecs
     values: Values
-    own: OwnPart
+    own: PerRankPart
     terms: Mapping[str, str]
     """Arguments that all ranks must have given alike, where they save to among them."""
 
@@ -117,7 +117,7 @@ class _Agreeing:
     values: bytes = field(init=False)
     known: SharedPlan | None = field(init=False)
     tree: Node = None
-    parts: list[OwnPart] = field(default_factory=list[OwnPart])
+    parts: list[PerRankPart] = field(default_factory=list[PerRankPart])
 
     def run(self, describe: Callable[[], Description]) -> Agreement:
         def token() -> bytes:
@@ -139,11 +139,11 @@ class _Agreeing:
         if verdict["equal"]:
             plan = self.known or self.plan_of([(self.ranks.all, self.said.specs)], self.specs)
             self.tree = self.said.values.tree
-            keep_own = bool(self.said.own.nodes)
+            has_per_rank = bool(self.said.own.nodes)
         else:
-            plan, keep_own = self.settle()
+            plan, has_per_rank = self.settle()
         self.memory.keep(self.specs, plan)
-        own = self.stored_own(keep_own)
+        own = self.stored_per_rank(has_per_rank)
         return Agreement(
             save_id=verdict["save_id"],
             tensors=plan.tensors,
@@ -191,17 +191,17 @@ class _Agreeing:
             specs = {r: told[r]["specs"] for r in spec_groups}
             merge_tensors([(group, specs_from_json(specs[r])) for r, group in spec_groups.items()])
             self.tree = merge_values(values)
-            keep_own = any(True for _ in per_rank_nodes(self.tree))
-            return json.dumps({"specs": specs, "keep_own": keep_own}).encode()
+            has_per_rank = any(True for _ in per_rank_nodes(self.tree))
+            return json.dumps({"specs": specs, "has_per_rank": has_per_rank}).encode()
 
         merged = json.loads(together(self.ranks, "save: agree", speak, merge))
         if not spec_groups:
-            return cast(SharedPlan, self.known), merged["keep_own"]
+            return cast(SharedPlan, self.known), merged["has_per_rank"]
         reports = [
             (group, specs_from_json(merged["specs"][str(r)])) for r, group in spec_groups.items()
         ]
         agreement = fingerprint(json.dumps(groups["specs"]).encode())
-        return self.plan_of(reports, agreement), merged["keep_own"]
+        return self.plan_of(reports, agreement), merged["has_per_rank"]
 
     def record(self) -> bytes:
         """Return 16 + 16 + 16 bytes and 8 for each term: what the token was made of, and more."""
@@ -222,19 +222,19 @@ class _Agreeing:
             specs = {}
         return json.dumps({"specs": specs, "values": values}).encode()
 
-    def stored_own(self, keep_own: bool) -> tuple[StoredTensor, ...]:
+    def stored_per_rank(self, has_per_rank: bool) -> tuple[StoredTensor, ...]:
         """Return the tensors that ranks keep for themselves, and put their values into the tree."""
-        if not keep_own:
+        if not has_per_rank:
             return ()
-        parts: dict[int, OwnPart] = {self.ranks.rank: self.said.own}
+        parts: dict[int, PerRankPart] = {self.ranks.rank: self.said.own}
 
         def collect(answers: Answers) -> bytes:
-            parts.update({r: OwnPart.from_bytes(answer) for r, answer in answers.items()})
-            self.tree = with_own_parts(self.tree, parts.values())
+            parts.update({r: PerRankPart.from_bytes(answer) for r, answer in answers.items()})
+            self.tree = with_per_rank_parts(self.tree, parts.values())
             return b""
 
         together(self.ranks, "save: values of each rank", self.said.own.to_bytes, collect)
-        found = [tensor for rank, part in parts.items() for tensor in own_tensors(rank, part)]
+        found = [tensor for rank, part in parts.items() for tensor in per_rank_tensors(rank, part)]
         return assign_writers(found)
 
 

@@ -74,13 +74,11 @@ class SaveHandle:
         Timeout if it has not ended in time, in which case it goes on.
         """
         self._wait(timeout)
-        self._see()
         return self._future.result()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait as ``result`` does, and return the error, or None where the save succeeded."""
         self._wait(timeout)
-        self._see()
         return self._future.exception()
 
     def _wait(self, timeout: float | None) -> None:
@@ -90,6 +88,7 @@ class SaveHandle:
             raise Timeout(
                 f"{self.url}: the save has not ended within {timeout:g} s; it goes on"
             ) from None
+        self._see()
 
     def _see(self) -> None:
         """Note that somebody knows how it ended."""
@@ -236,13 +235,9 @@ def async_save(
     pool: StagingPool = ranks.memory.setdefault("staging", StagingPool())
     area: StagingArea | None = None
     job = SaveJob(ranks, options)
-
-    def make_way() -> None:
-        _make_way(before, if_busy, at_exit, timeout, ranks)
-
+    make_way = partial(_make_way, before, if_busy, at_exit, timeout, ranks)
     try:
         job.plan(state_dict, checkpoint_id, first=make_way)
-
         area = pool.take()
         together(ranks, "save: stage", partial(job.stage, area))
     except BaseException as error:

@@ -27,7 +27,7 @@ class Flattened:
     tree: Node
     tensors: dict[str, Any]
     """Every tensor and numpy array by name, in order of appearance."""
-    has_own: bool
+    has_per_rank: bool
     """Whether something is kept for this rank alone."""
     groups: tuple[str, ...]
     """Lists of groups of optimizers whose parameters have names, which ranks bring together."""
@@ -69,11 +69,11 @@ class _Flattening:
     rank: int
     allow_pickle: bool
     tensors: dict[str, Any] = field(default_factory=dict[str, Any])
-    has_own: bool = False
+    has_per_rank: bool = False
     groups: list[str] = field(default_factory=list[str])
 
     def run(self, state: Any) -> Flattened:
-        return Flattened(self.node(state, ()), self.tensors, self.has_own, tuple(self.groups))
+        return Flattened(self.node(state, ()), self.tensors, self.has_per_rank, tuple(self.groups))
 
     def node(self, value: Any, path: Path) -> Node:
         if type(value) in DICTS:  # nothing else, and there may be very many
@@ -89,7 +89,7 @@ class _Flattening:
             self.tensors[name] = value
             return {tag: name}
         if isinstance(value, PerRank):
-            self.has_own = True
+            self.has_per_rank = True
             child = self.node(value.value, (*path, rank_component(self.rank)))
             return {"per_rank": {str(self.rank): child}}
         if is_stateful(value):

@@ -28,7 +28,7 @@ from ..state.collector import paused_collector
 from ..state.limits import MAX_JSON_NESTING, check_nesting
 from ..state.tree import Stateful
 from ..tensors.local_tensor import LocalTensor, local_tensor
-from ..tensors.spec import OwnPart, TensorSpecs, Values, split_own
+from ..tensors.spec import PerRankPart, TensorSpecs, Values, split_per_rank
 from ..tensors.ties import find_ties
 from ..tensors.transfer import TensorSource
 from .agreeing import Agreement, Description, PlanMemory, agree
@@ -146,9 +146,9 @@ class SaveJob:
                 tensor.check_rank(rank)
             ties = find_ties(self.tensors)
             specs = {name: tensor.spec(ties.get(name)) for name, tensor in self.tensors.items()}
-            tree, shared, own = flat.tree, specs, OwnPart({}, {})
-            if flat.has_own:
-                tree, shared, own = split_own(flat.tree, specs)
+            tree, shared, own = flat.tree, specs, PerRankPart({}, {})
+            if flat.has_per_rank:
+                tree, shared, own = split_per_rank(flat.tree, specs)
         values = Values(tree, self.digests_of(shared), flat.groups)
         if self.options.base is not None:
             self.base = open_base(self.options.base, self.store, storage_options)

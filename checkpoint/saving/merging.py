@@ -19,7 +19,7 @@ from ...dtensor.geometry.placement import Replicate
 from ..ranks.text import ranks_text
 from ..state.names import Path, index_component, join, key_component
 from ..state.tree import DICT_TAGS, Node, children, container_node, per_rank_nodes, tag_of
-from ..tensors.spec import GlobalTensor, OwnPart, TensorSpec, TensorSpecs, Values
+from ..tensors.spec import GlobalTensor, PerRankPart, TensorSpec, TensorSpecs, Values
 from .merging_groups import NodeOfRanks, differ, merge_groups
 
 SpecReport = tuple[tuple[int, ...], TensorSpecs]
@@ -190,7 +190,7 @@ def _where(spec: TensorSpec) -> str:
     return f"{spec.layout} over {ranks_text(spec.layout.mesh.all_ranks())}"
 
 
-def own_tensors(rank: int, part: OwnPart) -> list[GlobalTensor]:
+def per_rank_tensors(rank: int, part: PerRankPart) -> list[GlobalTensor]:
     """Return the tensors that a rank keeps for itself."""
     mesh = Mesh((1,), ("rank",), (rank,))
     return [
@@ -201,7 +201,7 @@ def own_tensors(rank: int, part: OwnPart) -> list[GlobalTensor]:
     ]
 
 
-def with_own_parts(tree: Node, parts: Iterable[OwnPart]) -> Node:
+def with_per_rank_parts(tree: Node, parts: Iterable[PerRankPart]) -> Node:
     """Return the tree with what every rank keeps for itself put into its place."""
     whole = json.loads(json.dumps(tree))
     parts = list(parts)

@@ -118,12 +118,12 @@ def local_tensor(name: str, value: Any) -> LocalTensor:
         return _plain(name, value)
     if type(value) in _ARRAYS:
         return _plain(name, _tensor_of_array(name, value))
-    if _is_dtensor(value):
+    if any(isinstance(value, cls) for cls in _dtensor_classes()):
         layout = _layout_of(name, value)  # refuses what is partial, whoever tells of boxes
         local = getattr(value, "_local_tensor", None)  # private in torch
         if local is not None and announces(local):
             return _announced(name, local, value, local)
-        if layout is not None and not _has_own_way(value):
+        if layout is not None and not any(overrides(value, cls) for cls in _dtensor_classes()):
             return _distributed(name, value, layout)
     if announces(value):
         return _announced(name, value, value, value)
@@ -191,17 +191,8 @@ def _announced(name: str, teller: Any, value: Any, local: Any) -> LocalTensor:
     )
 
 
-def _is_dtensor(value: Any) -> bool:
-    """Whether a value is a DTensor, of ours or of torch."""
-    return any(isinstance(value, cls) for cls in _dtensor_classes())
-
-
-def _has_own_way(value: Any) -> bool:
-    """Whether the class of a DTensor tells of boxes in another way than DTensors do."""
-    return any(overrides(value, cls) for cls in _dtensor_classes())
-
-
 def _dtensor_classes() -> list[Any]:
+    """Return the classes of DTensors, ours and torch's, as far as they are loaded."""
     modules = (sys.modules.get(m) for m in ("dtckpt.dtensor.dtensor", "torch.distributed.tensor"))
     return [module.DTensor for module in modules if module is not None]
 
@@ -221,9 +212,6 @@ def _named_layout(name: str, value: Any) -> Layout | None:
     ours = sys.modules.get("dtckpt.dtensor.dtensor")
     if ours is not None and isinstance(value, ours.DTensor):
         return value.global_layout
-    torchs = sys.modules.get("torch.distributed.tensor")
-    if torchs is None or not isinstance(value, torchs.DTensor):
-        return None
     from ...dtensor.mesh import torch_layouts as interop  # loads all of torch.distributed.tensor
 
     try:

@@ -71,7 +71,7 @@ class Values:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnPart:
+class PerRankPart:
     """What a rank keeps for itself (PerRank), which no other rank has to agree with."""
 
     nodes: dict[str, Node]
@@ -83,7 +83,7 @@ class OwnPart:
         return _dump({"nodes": self.nodes, "tensors": specs_to_json(self.tensors)})
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> OwnPart:
+    def from_bytes(cls, data: bytes) -> PerRankPart:
         """Return the part that ``to_bytes`` wrote."""
         value = json.loads(data)
         return cls(value["nodes"], specs_from_json(value["tensors"]))
@@ -164,10 +164,10 @@ class GlobalTensor:
         )
 
 
-def split_own(tree: Node, specs: TensorSpecs) -> tuple[Node, TensorSpecs, OwnPart]:
+def split_per_rank(tree: Node, specs: TensorSpecs) -> tuple[Node, TensorSpecs, PerRankPart]:
     """Return tree and specs without what the rank keeps for itself, and that part alone."""
     own: dict[str, Node] = {}
-    shared = _without_own(tree, (), own)
+    shared = _without_per_rank(tree, (), own)
     mine = {tensor for node in own.values() for tensor in tensor_names(node)}
     for name in mine:
         if not specs[name].is_plain:
@@ -175,13 +175,13 @@ def split_own(tree: Node, specs: TensorSpecs) -> tuple[Node, TensorSpecs, OwnPar
                 f"tensor {name!r} is distributed; PerRank is for plain tensors and values"
             )
     if not mine:
-        return shared, specs, OwnPart(own, {})
+        return shared, specs, PerRankPart(own, {})
     kept = {name: spec for name, spec in specs.items() if name in mine}
     rest = {name: spec for name, spec in specs.items() if name not in mine}
-    return shared, rest, OwnPart(own, kept)
+    return shared, rest, PerRankPart(own, kept)
 
 
-def _without_own(node: Node, path: Path, own: dict[str, Node]) -> Node:
+def _without_per_rank(node: Node, path: Path, own: dict[str, Node]) -> Node:
     tag = tag_of(node)
     if tag == "per_rank":
         own[join(path)] = node
@@ -189,7 +189,7 @@ def _without_own(node: Node, path: Path, own: dict[str, Node]) -> Node:
     if tag not in CONTAINERS:
         return node
     inner = [
-        (key, _without_own(child, (*path, component), own))
+        (key, _without_per_rank(child, (*path, component), own))
         for key, component, child in children(node)
     ]
     return container_node(tag, inner)

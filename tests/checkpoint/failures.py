@@ -15,7 +15,8 @@ import pytest
 
 import dtckpt.checkpoint
 from dtckpt.checkpoint.ranks import together as together_module
-from dtckpt.checkpoint.ranks.together import Ranks, nothing, together
+from dtckpt.checkpoint.ranks.base import Ranks
+from dtckpt.checkpoint.ranks.together import nothing, together
 from dtckpt.errors import (
     AlreadyCommitted,
     Cancelled,
