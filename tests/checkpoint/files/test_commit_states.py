@@ -8,6 +8,7 @@ success without one having replaced the other; a failure called certain whose ch
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations
 from unittest.mock import patch
 
@@ -67,11 +68,18 @@ OLD, FIRST, SECOND, NEXT, DEAD = (manifest(number * 16) for number in "0123d")
 LENT = manifest("a" * 16)
 BORROWING = manifest("b" * 16, of=LENT)
 TEXTS = {m.to_bytes(): m for m in (OLD, FIRST, SECOND, NEXT, LENT, BORROWING)}
+TEXT_OF = {made.save_id: text for text, made in TEXTS.items()}
+
+
+@cache
+def header_of(save_id: str) -> bytes:
+    """Return the whole of a data file without data."""
+    return lay_out([], save_id=save_id)[1]
 
 
 def data_of(place: str, of: Manifest) -> set[tuple[str, bytes]]:
     """Return the data files of a save."""
-    _, header = lay_out([], save_id=of.save_id)
+    header = header_of(of.save_id)
     return {(f"{place}/{of.path_of(file)}", header) for file in of.files}
 
 
@@ -376,7 +384,7 @@ class Law:
     def _is_taken_away(self, state: State, place: str, made: Manifest) -> bool:
         """Whether somebody who may has asked for this very one to be replaced or deleted."""
         return any(
-            op in ("remove", "replace") and expected == made.to_bytes()
+            op in ("remove", "replace") and expected == TEXT_OF[made.save_id]
             for actor in state.actors
             if actor.name not in self._creators
             for op, target, expected in self._requests(state, actor.name)
