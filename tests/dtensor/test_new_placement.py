@@ -324,5 +324,17 @@ def test_sizes_that_do_not_add_up_are_refused() -> None:
 
     with pytest.raises(PlacementError, match=r"Short\(0\) on axis .* needs 2 sizes that sum to 5"):
         Layout(Mesh((2,)), (Short(0),), (5,))
+
+    @dataclass(frozen=True)
+    class Halved(SplitPlacement):
+        form: ClassVar[str] = "Halved(dim)"
+
+        def sizes_over(self, size: int, count: int) -> tuple[int, ...]:
+            return (size / 2,) * 2  # pyright: ignore[reportReturnType]
+
+    with pytest.raises(PlacementError, match=r"must be cut into a tuple of ints, got \(2.0, 2.0\)"):
+        Layout(Mesh((2,)), (Halved(0),), (4,))
+    with pytest.raises(PlacementError, match=r"Aligned\(0:0\) needs a multiple"):
+        parse_placement("Aligned(0:0)")
     with pytest.raises(PlacementError, match="only one axis may cut dim 0"):
         Layout(Mesh((2, 2)), (Aligned(0, 2), Growing(0)), (5,))

@@ -106,6 +106,8 @@ class SplitPlacement(Placement):
     def misfit(self, size: int, count: int) -> str:
         """Return why so many indices cannot be cut so over so many coordinates; else nothing."""
         sizes = self.sizes_over(size, count)
+        if type(sizes) is not tuple or {*map(type, sizes)} != {int}:
+            return f"must be cut into a tuple of ints, got {sizes!r}"
         if len(sizes) == count and sum(sizes) == size and min(sizes) >= 0:
             return ""
         return f"needs {count} sizes that sum to {size}, got {len(sizes)} that sum to {sum(sizes)}"
