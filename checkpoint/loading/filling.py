@@ -23,11 +23,11 @@ from ..reading.read_once import (
     Offer,
     Shareable,
     find_shareable,
-    find_spread,
+    find_striped,
     fingerprint,
 )
 from ..reading.read_plan import Read, plan_reads
-from ..reading.stripes import Spread
+from ..reading.stripes import StripedTensor
 from .destinations import Destinations
 
 
@@ -43,7 +43,7 @@ class Filling:
         self._ranks = ranks
         self._group = group
         self._shareable: list[Shareable] = []
-        self._spread: dict[str, Spread] = {}
+        self._striped: dict[str, StripedTensor] = {}
         self._broadcasts: Broadcasts | None = None
         self._stripes: StripeExchange | None = None
         self._received: dict[str, Destination] = {}
@@ -68,7 +68,7 @@ class Filling:
         shareable = find_shareable(
             untied, self._destinations.held, ranks.all, 2 if asked else MIN_REPLICAS
         )
-        self._spread, times = find_spread(
+        self._striped, times = find_striped(
             untied,
             self._data.manifest.tensors,
             ranks.all,
@@ -76,10 +76,10 @@ class Filling:
             shareable,
             MIN_TIMES_ASKED if asked else MIN_TIMES,
         )
-        self._shareable = [item for item in shareable if item.name not in self._spread]
+        self._shareable = [item for item in shareable if item.name not in self._striped]
         return replace(
             offer,
-            fingerprint=fingerprint(common, self._shareable, self._spread, sorted(tied)),
+            fingerprint=fingerprint(common, self._shareable, self._striped, sorted(tied)),
             times=times,
             has_replicas=bool(self._shareable),
         )
@@ -90,10 +90,10 @@ class Filling:
         Raises Corrupt or LayoutMismatch where a file or a part of a tensor is not there.
         """
         elsewhere: set[str] = set()
-        if share and self._spread:
-            spreads = list(self._spread.values())
-            self._stripes = StripeExchange(self._data, spreads, self._group, self._ranks.all)
-            elsewhere |= self._spread.keys()
+        if share and self._striped:
+            striped = list(self._striped.values())
+            self._stripes = StripeExchange(self._data, striped, self._group, self._ranks.all)
+            elsewhere |= self._striped.keys()
         if share and self._shareable:
             tensors = self._destinations.tensors
             self._broadcasts = Broadcasts(self._shareable, tensors, self._group)
@@ -127,7 +127,7 @@ class Filling:
         if number == 0:
             self._destinations.materialise()
             if self._stripes is not None:  # now: once all have read, the others are in a collective
-                self._received = self._destinations.received(self._spread)
+                self._received = self._destinations.received(self._striped)
             tell_alive = self._ranks.tell_alive
             self.bytes_read = execute(self._reads, touched=self._touched, on_progress=tell_alive)
             self.bytes_read += execute(self._comparisons, on_progress=tell_alive)

@@ -28,7 +28,7 @@ from ..files.stored_tensor import StoredTensor
 from ..ranks.boards import device_of
 from . import limits
 from .read_plan import Read, plan_reads
-from .stripes import Spread, Stripe, deal
+from .stripes import Stripe, StripedTensor, deal
 from .wants import Array, ArraySink, Sink, Want
 
 
@@ -54,7 +54,11 @@ class StripeExchange:
     """Bytes of destinations that other ranks have read."""
 
     def __init__(
-        self, data: StoredData, spreads: Sequence[Spread], group: Any, all_ranks: tuple[int, ...]
+        self,
+        data: StoredData,
+        tensors: Sequence[StripedTensor],
+        group: Any,
+        all_ranks: tuple[int, ...],
     ) -> None:
         """Plan all reads of this rank; Corrupt where a file or an entry is not what it must be.
 
@@ -64,7 +68,7 @@ class StripeExchange:
         self._peers = Peers(group, tuple(range(len(all_ranks))), device_type=device.type)
         self._position: int = group.rank()
         self._all_ranks = all_ranks
-        self._rounds = deal(spreads, len(all_ranks))
+        self._rounds = deal(tensors, len(all_ranks))
         mine = [[s for s in stripes if s.reader == self._position] for stripes in self._rounds]
         self._stage = _Stage(mine)
         self._reads = [plan_reads(data, self._stage.wants(stripes)) for stripes in mine]
@@ -89,22 +93,22 @@ class StripeExchange:
         self.finish()
         stripes, rank = self._rounds[number], self._all_ranks[self._position]
         mine = self._stage.arrays(s for s in stripes if s.reader == self._position)
-        arrays = {(id(stripe.spread), box): array for stripe, box, array in mine}
+        arrays = {(id(stripe.tensor), box): array for stripe, box, array in mine}
         positions = {rank: position for position, rank in enumerate(self._all_ranks)}
         sends: list[list[ViewPart]] = [[] for _ in positions]
         receives: list[list[_Received]] = [[] for _ in positions]
         self._own = []
-        for spread, readers in _by_spread(stripes, self._all_ranks):
-            sent, received = _flows(readers, spread.layout, rank)
+        for tensor, readers in _by_tensor(stripes, self._all_ranks):
+            sent, received = _flows(readers, tensor.layout, rank)
             for taker, box, common in sent:
-                array = arrays[id(spread), box][(*common.relative_to(box).slices, ...)]
+                array = arrays[id(tensor), box][(*common.relative_to(box).slices, ...)]
                 if taker == rank:
-                    self._own.append((spread.stored, common, array))
+                    self._own.append((tensor.stored, common, array))
                 else:
                     sends[positions[taker]].append(_view(array))
             for giver, _, common in received:
                 if giver != rank:
-                    receives[positions[giver]].append(_Received(spread.stored, common, self))
+                    receives[positions[giver]].append(_Received(tensor.stored, common, self))
         self._messages = replace(self._messages, sends=sends, receives=receives)
         most = self._messages.num_bytes
         return self._peers.transport.costs.num_rounds(most) if most else 0
@@ -186,19 +190,19 @@ _Readers = tuple[tuple[int, Box], ...]
 """Who reads which boxes of a tensor in a round."""
 
 
-def _by_spread(
+def _by_tensor(
     stripes: Iterable[Stripe], all_ranks: Sequence[int]
-) -> Iterator[tuple[Spread, _Readers]]:
+) -> Iterator[tuple[StripedTensor, _Readers]]:
     """Yield every tensor of which something is read in a round, with who reads it."""
-    spreads: dict[int, Spread] = {}
+    tensors: dict[int, StripedTensor] = {}
     readers: dict[int, list[tuple[int, Box]]] = {}
     for stripe in stripes:
-        key = id(stripe.spread)
-        spreads[key] = stripe.spread
+        key = id(stripe.tensor)
+        tensors[key] = stripe.tensor
         rank = all_ranks[stripe.reader]
         readers.setdefault(key, []).extend((rank, box) for box in stripe.boxes)
-    for key, spread in spreads.items():
-        yield spread, tuple(readers[key])
+    for key, tensor in tensors.items():
+        yield tensor, tuple(readers[key])
 
 
 @remembered(64)  # many tensors have the same layout
@@ -219,7 +223,7 @@ class _Stage:
         """Yield the boxes of the stripes of a round, and where their elements are."""
         at = 0
         for stripe in stripes:
-            start, itemsize = at, stripe.spread.stored.dtype.itemsize
+            start, itemsize = at, stripe.tensor.stored.dtype.itemsize
             for box in stripe.boxes:
                 data = self._memory.data
                 yield stripe, box, np.ndarray(box.sizes, f"u{itemsize}", data, start)
@@ -229,7 +233,7 @@ class _Stage:
     def wants(self, stripes: Iterable[Stripe]) -> Iterator[Want]:
         """Yield what is to be read in a round."""
         for stripe, box, array in self.arrays(stripes):
-            yield Want(tensor=stripe.spread.stored, box=box, sink=ArraySink(array))
+            yield Want(tensor=stripe.tensor.stored, box=box, sink=ArraySink(array))
 
 
 def _room(stripe: Stripe) -> int:

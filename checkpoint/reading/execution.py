@@ -15,7 +15,7 @@ from dtckpt.errors import Corrupt, LayoutMismatch
 from ...storage.base import ReadRequest
 from ..files.stored_data import Damage, DataFile
 from . import limits
-from .read_plan import Piece, Range, Read
+from .read_plan import Extent, Range, Read
 
 Check = Callable[[], list[Damage]]
 """Compares bytes that have been read with their digests, and returns what is damaged."""
@@ -106,18 +106,18 @@ class _Reader:
         if self._on_progress is not None:
             self._on_progress()
         file, base = read.file, read.file.layout.data_start
-        in_place = [(piece, _memory_of(piece)) for piece in read.in_place]
+        in_place = [(extent, _memory_of(extent)) for extent in read.in_place]
         known = [None if self._cache is None else self._cache.find(file, r) for r in read.ranges]
         views = self._buffers(read.ranges, known)
         fresh = [(r, views[i]) for i, r in enumerate(read.ranges) if known[i] is None]
         damaged: list[Damage] = []
         checks: dict[ReadRequest, Check] = {}
-        for piece, memory in in_place:
-            checks.update(_requests_in_place(file, piece, memory))
+        for extent, memory in in_place:
+            checks.update(_requests_in_place(file, extent, memory))
         for r, view in fresh:
             checks[ReadRequest(base + r.start, view)] = partial(_damaged, file, r, view)
-        for piece, _ in in_place:
-            self._touched[piece.want.tensor.name] = None
+        for extent, _ in in_place:
+            self._touched[extent.want.tensor.name] = None
         num_bytes = sum([request.view.nbytes for request in checks])
         if checks:
             for request in file.store.read_each(file.name, list(checks)):
@@ -128,9 +128,9 @@ class _Reader:
         if damaged:
             raise Corrupt("; ".join(map(str, damaged)))
         for r, view in zip(read.ranges, views, strict=True):
-            for piece in r.pieces:
-                self._touched[piece.want.tensor.name] = None
-                _store(piece, view, r.start)
+            for extent in r.extents:
+                self._touched[extent.want.tensor.name] = None
+                _store(extent, view, r.start)
         if self._cache is not None and fresh and not fresh[-1][0].has_gaps:
             self._cache.keep(file, fresh[-1][0].start, fresh[-1][1])
             self._buffer = memoryview(b"")  # it belongs to the cache now, where others find it
@@ -153,17 +153,17 @@ class _Reader:
 
 
 def _requests_in_place(
-    file: DataFile, piece: Piece, memory: memoryview
+    file: DataFile, extent: Extent, memory: memoryview
 ) -> Iterator[tuple[ReadRequest, Check]]:
     """Yield requests for a few blocks of a run each, to be verified as soon as they are there.
 
     Hashing what is in the processor's cache costs a fraction of fetching it again from memory.
     """
-    start = file.layout.data_start + piece.start
+    start = file.layout.data_start + extent.start
     step = max(limits.VERIFY_BYTES // file.layout.block_bytes, 1) * file.layout.block_bytes
     for low in range(0, len(memory), step):
         blocks = memory[low : low + step]
-        check = partial(file.damaged, piece.entry, piece.cut.low + low, blocks)
+        check = partial(file.damaged, extent.entry, extent.cut.low + low, blocks)
         yield ReadRequest(start + low, blocks), check
 
 
@@ -172,22 +172,22 @@ def _room(r: Range) -> int:
     return -(-(r.end - r.start) // limits.ALIGNMENT) * limits.ALIGNMENT
 
 
-def _memory_of(piece: Piece) -> memoryview:
+def _memory_of(extent: Extent) -> memoryview:
     """Return where the bytes of a run go."""
-    memory, target = piece.want.sink.memory(), piece.cut.target
+    memory, target = extent.want.sink.memory(), extent.cut.target
     if memory is None or target is None:
         raise LayoutMismatch(
-            f"tensor {piece.want.tensor.name!r}: its destination offered memory when the reads "
+            f"tensor {extent.want.tensor.name!r}: its destination offered memory when the reads "
             "were planned, and none when they were made; it must not change meanwhile"
         )
-    return memory[target : target + piece.cut.end - piece.cut.start]
+    return memory[target : target + extent.cut.end - extent.cut.start]
 
 
 def _damaged(file: DataFile, r: Range, data: memoryview) -> list[Damage]:
-    """Verify the blocks of all pieces of a range, each once; gaps between them are of no use."""
+    """Verify the blocks of all extents of a range, each once; gaps between them are of no use."""
     damaged: list[Damage] = []
     done = r.start
-    for start, end, _, entry, *_ in r.pieces:
+    for start, end, _, entry, *_ in r.extents:
         if end > done:
             start = max(start, done)
             found = file.damaged(entry, start - entry.start, data[start - r.start : end - r.start])
@@ -196,12 +196,12 @@ def _damaged(file: DataFile, r: Range, data: memoryview) -> list[Damage]:
     return damaged
 
 
-def _store(piece: Piece, data: memoryview, data_start: int) -> None:
-    """Store a piece out of a buffer that holds the data region from ``data_start`` on."""
-    _, _, cut, entry, want = piece
+def _store(extent: Extent, data: memoryview, data_start: int) -> None:
+    """Store an extent out of a buffer that holds the data region from ``data_start`` on."""
+    _, _, cut, entry, want = extent
     offset = entry.start + cut.start - data_start
     if cut.target is not None:
-        _memory_of(piece)[:] = data[offset : offset + cut.end - cut.start]
+        _memory_of(extent)[:] = data[offset : offset + cut.end - cut.start]
         return
     items = np.ndarray(
         cut.part.sizes,

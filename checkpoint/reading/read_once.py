@@ -26,7 +26,7 @@ from ...dtensor.mesh.device_mesh import DeviceMesh
 from ...storage.base import Store
 from ..files.stored_tensor import StoredTensor
 from ..tensors.local_tensor import LocalTensor
-from .stripes import Spread, times_read
+from .stripes import StripedTensor, times_read
 
 MIN_REPLICAS = 4
 """From so many replicas on, reading once is chosen where reading is expensive."""
@@ -133,14 +133,14 @@ def _has_group(mesh: Any, axis: int) -> bool:
     return True
 
 
-def find_spread(
+def find_striped(
     tensors: Mapping[str, LocalTensor],
     stored: Mapping[str, StoredTensor],
     all_ranks: tuple[int, ...],
     rank: int,
     shareable: Sequence[Shareable],
     min_times: float,
-) -> tuple[dict[str, Spread], float]:
+) -> tuple[dict[str, StripedTensor], float]:
     """Return what is to be exchanged by name, and how many times it would be read otherwise.
 
     These are tensors that would be read at least ``min_times``: for replicas that are ``shareable``
@@ -150,7 +150,7 @@ def find_spread(
     among_replicas = {item.name for item in shareable}
     everyone = sorted(all_ranks)
     known: dict[tuple[object, ...], tuple[float, bool]] = {}
-    spread: dict[str, Spread] = {}
+    striped: dict[str, StripedTensor] = {}
     stored_bytes = read_bytes = 0.0
     for name, local in tensors.items():
         layout, saved = local.layout, stored[name]
@@ -160,15 +160,15 @@ def find_spread(
         key = (*rule, layout)
         if key not in known:
             is_usable = sorted(layout.mesh.all_ranks()) == everyone
-            known[key] = (times_read(Spread(saved, layout)) if is_usable else 0.0), is_usable
+            known[key] = (times_read(StripedTensor(saved, layout)) if is_usable else 0.0), is_usable
         times, is_usable = known[key]
         all_times = times * layout.num_replicas
         enough = times if name in among_replicas else all_times
         if is_usable and enough >= min_times and _holds_its_part(local, layout, rank):
-            spread[name] = Spread(saved, layout)
+            striped[name] = StripedTensor(saved, layout)
             stored_bytes += saved.num_bytes
             read_bytes += all_times * saved.num_bytes
-    return spread, read_bytes / stored_bytes if spread else 0.0
+    return striped, read_bytes / stored_bytes if striped else 0.0
 
 
 def _holds_its_part(local: LocalTensor, layout: Layout, rank: int) -> bool:
@@ -180,11 +180,11 @@ def _holds_its_part(local: LocalTensor, layout: Layout, rank: int) -> bool:
 def fingerprint(
     tensors: Mapping[str, LocalTensor],
     shareable: Sequence[Shareable],
-    spread: Mapping[str, Spread],
+    striped: Mapping[str, StripedTensor],
     rest: object,
 ) -> str:
     """Return a hash that is equal on ranks with equal destinations, or "" if none is shared."""
-    if not shareable and not spread:
+    if not shareable and not striped:
         return ""
     meshes: dict[Mesh, int] = {}
     texts: dict[Layout, str] = {}
@@ -199,7 +199,7 @@ def fingerprint(
         if group != "everyone":
             group = [meshes.setdefault(group[0], len(meshes)), group[1]]
         told.append([item.name, group])
-    for name, item in spread.items():
+    for name, item in striped.items():
         told.append([name, meshes.setdefault(item.layout.mesh, len(meshes))])
     told.append([mesh.to_json() for mesh in meshes])
     return xxhash.xxh3_128_hexdigest(json.dumps(told).encode())

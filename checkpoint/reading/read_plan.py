@@ -18,7 +18,7 @@ from .cuts import Cut, Geometry
 from .wants import Want
 
 
-class Piece(NamedTuple):
+class Extent(NamedTuple):
     """Elements of one chunk that are stored in one go. A tuple, because there are so many."""
 
     start: int
@@ -34,17 +34,17 @@ class Range(NamedTuple):
 
     start: int
     end: int
-    pieces: list[Piece]
+    extents: list[Extent]
     """By their first byte; their blocks may overlap."""
 
     @property
     def has_gaps(self) -> bool:
         """Whether there are bytes that are read over, and so never verified."""
         end = self.start
-        for piece in self.pieces:
-            if piece.start > end:
+        for extent in self.extents:
+            if extent.start > end:
                 return True
-            end = max(end, piece.end)
+            end = max(end, extent.end)
         return False
 
 
@@ -53,14 +53,14 @@ class Read:
     """What is read from a file in one go: at most about READ_BYTES."""
 
     file: DataFile
-    in_place: tuple[Piece, ...]
+    in_place: tuple[Extent, ...]
     """Whole blocks that go straight to their destination."""
     ranges: tuple[Range, ...]
 
     @property
     def num_bytes(self) -> int:
         """Bytes that are read."""
-        in_place = sum(piece.end - piece.start for piece in self.in_place)
+        in_place = sum(extent.end - extent.start for extent in self.in_place)
         return in_place + sum(r.end - r.start for r in self.ranges)
 
 
@@ -71,19 +71,19 @@ def plan_reads(data: StoredData, wants: Iterable[Want]) -> list[Read]:
     all files are checked here, before any element is read.
     """
     chunks = _Chunks(data)
-    pieces: dict[DataFile, list[Piece]] = {}
+    extents: dict[DataFile, list[Extent]] = {}
     for want in wants:
         tensor = want.tensor
         for cell in chunks.meeting(want):
             file, entry = data.find(cell.rank, tensor, tensor.stored_name + cell.suffix, cell.shape)
-            found = pieces.get(file)
+            found = extents.get(file)
             if found is None:
-                found = pieces[file] = []
+                found = extents[file] = []
             start = entry.start
             for cut in cell.cuts(file.layout.block_bytes):
-                found.append(Piece(start + cut.low, start + cut.high, cut, entry, want))
-    files = sorted(pieces, key=lambda file: file.name)
-    return [read for file in files for read in _merge(file, pieces[file])]
+                found.append(Extent(start + cut.low, start + cut.high, cut, entry, want))
+    files = sorted(extents, key=lambda file: file.name)
+    return [read for file in files for read in _merge(file, extents[file])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,42 +165,44 @@ class _Chunks:
         self._known[key] = cells
 
 
-def _merge(file: DataFile, pieces: list[Piece]) -> Iterator[Read]:
-    """Yield reads of neighbouring pieces, bounded in size."""
-    pieces.sort(key=attrgetter("start", "end"))
+def _merge(file: DataFile, extents: list[Extent]) -> Iterator[Read]:
+    """Yield reads of neighbouring extents, bounded in size."""
+    extents.sort(key=attrgetter("start", "end"))
     builder = _Builder(file)
-    for piece in pieces:
-        if builder.is_full(piece):
+    for extent in extents:
+        if builder.is_full(extent):
             yield builder.build()
             builder = _Builder(file)
-        builder.add(piece)
-    if pieces:
+        builder.add(extent)
+    if extents:
         yield builder.build()
 
 
 class _Builder:
-    """A read that grows; pieces come by their first byte."""
+    """A read that grows; extents come by their first byte."""
 
     def __init__(self, file: DataFile) -> None:
         self._file = file
-        self._in_place: list[Piece] = []
+        self._in_place: list[Extent] = []
         self._ranges: list[Range] = []
-        self._members: list[Piece] = []
+        self._members: list[Extent] = []
         """Pieces of the range that still grows."""
         self._start = 0
         self._end = 0
         self._num_bytes = 0
         self._gap_bytes = 0
 
-    def is_full(self, piece: Piece) -> bool:
-        """Whether the read has something and no room for ``piece``."""
-        return self._num_bytes > 0 and self._num_bytes + piece.end - piece.start > limits.READ_BYTES
+    def is_full(self, extent: Extent) -> bool:
+        """Whether the read has something and no room for ``extent``."""
+        return (
+            self._num_bytes > 0 and self._num_bytes + extent.end - extent.start > limits.READ_BYTES
+        )
 
-    def add(self, piece: Piece) -> None:
-        """Take a piece."""
-        start, end, cut, *_ = piece
+    def add(self, extent: Extent) -> None:
+        """Take an extent."""
+        start, end, cut, *_ = extent
         if cut.is_in_place:
-            self._in_place.append(piece)
+            self._in_place.append(extent)
             self._num_bytes += end - start
             return
         gap = start - self._end
@@ -209,7 +211,7 @@ class _Builder:
             self._start = self._end = start
         elif gap > 0:
             self._gap_bytes += gap
-        self._members.append(piece)
+        self._members.append(extent)
         if end > self._end:
             self._num_bytes += end - self._end
             self._end = end

@@ -26,7 +26,7 @@ _SAMPLED_CUTS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class StripedTensor:
     """A stored tensor and the layout in which ranks want it."""
 
     stored: StoredTensor
@@ -37,7 +37,7 @@ class Spread:
 class Stripe:
     """Neighbouring elements of one stored chunk, which one rank reads for all."""
 
-    spread: Spread
+    tensor: StripedTensor
     boxes: tuple[Box, ...]
     """The elements, as boxes that follow each other in the chunk."""
     num_bytes: int
@@ -45,21 +45,21 @@ class Stripe:
     """Position of the rank that reads them."""
 
 
-def deal(spreads: Sequence[Spread], num_ranks: int) -> list[list[Stripe]]:
+def deal(tensors: Sequence[StripedTensor], num_ranks: int) -> list[list[Stripe]]:
     """Return the stripes of every round, each with its reader.
 
     Neighbours fall to the same reader, whose share is a row of them, so that only few blocks lie
     across a border. In a round a rank reads at most ROUND_BYTES.
     """
-    total = sum(spread.stored.num_bytes for spread in spreads)
+    total = sum(tensor.stored.num_bytes for tensor in tensors)
     stripe_bytes = min(total // (num_ranks * _STRIPES_PER_RANK), limits.STRIPE_BYTES)
     rounds: list[list[Stripe]] = []
     loads = [0] * num_ranks  # bytes of each rank in its last round
     lasts = [0] * num_ranks
     before = 0
-    for spread in sorted(spreads, key=lambda s: -s.stored.dtype.itemsize):
+    for tensor in sorted(tensors, key=lambda s: -s.stored.dtype.itemsize):
         step = max(stripe_bytes // limits.BLOCK_BYTES, 1) * limits.BLOCK_BYTES
-        for boxes, num_bytes in _runs(spread.stored, step):
+        for boxes, num_bytes in _runs(tensor.stored, step):
             reader = (2 * before + num_bytes) * num_ranks // (2 * total)
             before += num_bytes
             room = -(-num_bytes // limits.ALIGNMENT) * limits.ALIGNMENT
@@ -69,7 +69,7 @@ def deal(spreads: Sequence[Spread], num_ranks: int) -> list[list[Stripe]]:
             loads[reader] += room
             while lasts[reader] >= len(rounds):
                 rounds.append([])
-            stripe = Stripe(spread=spread, boxes=boxes, num_bytes=num_bytes, reader=reader)
+            stripe = Stripe(tensor=tensor, boxes=boxes, num_bytes=num_bytes, reader=reader)
             rounds[lasts[reader]].append(stripe)
     return rounds
 
@@ -85,20 +85,20 @@ def _runs(stored: StoredTensor, stripe_bytes: int) -> Iterator[tuple[tuple[Box, 
             yield tuple(run_boxes(chunk, start, stop)), (stop - start) * itemsize
 
 
-def times_read(spread: Spread) -> float:
+def times_read(tensor: StripedTensor) -> float:
     """Return how many bytes ranks would read of a tensor, each for itself, for one byte of it.
 
     Without what replicas read once more. An estimate from a few boxes and chunks; 0 where the
     tensor has no elements.
     """
     wanted_bytes = read_bytes = 0
-    for box in _some_boxes(spread.layout):
-        chunks = itertools.islice(spread.stored.chunks_meeting(box), _SAMPLED_CHUNKS)
+    for box in _some_boxes(tensor.layout):
+        chunks = itertools.islice(tensor.stored.chunks_meeting(box), _SAMPLED_CHUNKS)
         for _, chunk, _ in chunks:
             geometry = Geometry(
                 chunk=chunk,
                 wanted=box,
-                itemsize=spread.stored.dtype.itemsize,
+                itemsize=tensor.stored.dtype.itemsize,
                 block_bytes=limits.BLOCK_BYTES,
             )
             end = 0

@@ -57,12 +57,12 @@ MUTANTS = (
     Mutant(
         name="blocks read straight into place are not told as touched",
         file="checkpoint/reading/execution.py",
-        old="in in_place:\n            self._touched[piece.want.tensor.name] = None",
+        old="in in_place:\n            self._touched[extent.want.tensor.name] = None",
         new="in in_place:\n            pass",
         tests=("tests/checkpoint/reading/test_reading.py", "tests/checkpoint/files/test_damage.py"),
     ),
     Mutant(
-        name="a block that two pieces share is verified for the first one only as far as it goes",
+        name="a block that two extents share is verified for the first one only as far as it goes",
         file="checkpoint/reading/execution.py",
         old="            start = max(start, done)",
         new="            start = done",
@@ -71,8 +71,8 @@ MUTANTS = (
     Mutant(
         name="runs are verified against the blocks before them",
         file="checkpoint/reading/execution.py",
-        old="check = partial(file.damaged, piece.entry, piece.cut.low + low, blocks)",
-        new="check = partial(file.damaged, piece.entry, low, blocks)",
+        old="check = partial(file.damaged, extent.entry, extent.cut.low + low, blocks)",
+        new="check = partial(file.damaged, extent.entry, low, blocks)",
         tests=("tests/checkpoint/reading/test_reading.py", "tests/checkpoint/files/test_damage.py"),
     ),
     Mutant(

@@ -18,7 +18,7 @@ import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint.files.stored_tensor import StoredTensor
 from dtckpt.checkpoint.reading import exchanging, limits
 from dtckpt.checkpoint.reading.exchanging import StripeExchange
-from dtckpt.checkpoint.reading.stripes import Spread, deal, times_read
+from dtckpt.checkpoint.reading.stripes import StripedTensor, deal, times_read
 from dtckpt.checkpoint.tensors.dtypes import DTYPES
 from dtckpt.dtensor import (
     Box,
@@ -144,14 +144,14 @@ def test_stripes_are_whole_blocks_and_evenly_dealt() -> None:
         StoredTensor(name="c", dtype=DTYPES["F64"], shape=(), layout=flat(3, Replicate(), ())),
     ]
     total = sum(tensor.num_bytes for tensor in stored)
-    rounds = deal([Spread(t, flat(5, Replicate(), t.shape)) for t in stored], 5)
+    rounds = deal([StripedTensor(t, flat(5, Replicate(), t.shape)) for t in stored], 5)
     assert len(rounds) > 2
     read = [0] * 5
     count = {tensor.name: np.zeros(tensor.shape, dtype=int) for tensor in stored}
     for dealt in rounds:
         in_round = [0] * 5
         for stripe in dealt:
-            tensor = stripe.spread.stored
+            tensor = stripe.tensor.stored
             read[stripe.reader] += stripe.num_bytes
             in_round[stripe.reader] += stripe.num_bytes
             for box in stripe.boxes:
@@ -216,8 +216,8 @@ def test_replicas_of_column_shards_cost_no_more_reads() -> None:
 
 def test_what_is_read_about_once_anyway_is_not_exchanged() -> None:
     layout = flat(4, Shard(0), (256, 16))
-    assert times_read(Spread(stored_as(layout), layout)) == 1
-    assert times_read(Spread(stored_as(layout), flat(4, Shard(1), (256, 16)))) == 4
+    assert times_read(StripedTensor(stored_as(layout), layout)) == 1
+    assert times_read(StripedTensor(stored_as(layout), flat(4, Shard(1), (256, 16)))) == 4
     store = saved(w=("F32", layout))
     assert not load_all(store, {"w": layout})[0].read_once
     reports = load_all(store, {"w": flat(3, Shard(0), (256, 16))})
