@@ -23,20 +23,38 @@ BUCKET = "dtckpt-tests"
 SLOW = (
     "operators/test_sweep.py",
     "operators/test_coverage.py",
-    "checkpoint/test_kill.py",
-    "tools/bench/test_redistribute.py",
-    "dtensor/test_compile.py",
-    "tools/bench/test_rows.py",
-    "checkpoint/test_fsdp.py",
-    "test_readme.py",
     "tools/bench/test_dispatch.py",
+    "tools/bench/test_rows.py",
+    "checkpoint/test_busy_server.py",
+    "dtensor/ops/test_reductions.py",
     "dtensor/debug/test_collective_check.py",
-    "checkpoint/test_stop.py",
+    "checkpoint/ranks/test_calls.py",
+    "dtensor/random/test_random.py",
+    "checkpoint/test_failures.py",
+    "dtensor/test_compile.py",
+    "dtensor/mesh/test_device_mesh.py",
     "dtensor/mesh/test_interop.py",
+    "storage/remote/test_s3.py",
+    "dtensor/ops/test_ragged.py",
+    "dtensor/random/test_portable_random.py",
+    "checkpoint/saving/test_exits.py",
+    "checkpoint/saving/test_save_hazards.py",
+    "checkpoint/ranks/test_wires.py",
+    "checkpoint/files/test_hostile.py",
+    "dtensor/comm/test_traffic.py",
+    "tools/bench/test_redistribute.py",
+    "checkpoint/test_kill.py",
+    "checkpoint/test_leaks.py",
+    "dtensor/ops/test_indexing.py",
+    "dtensor/ops/test_ops.py",
     "checkpoint/tensors/test_meta_modules.py",
+    "checkpoint/test_fsdp.py",
+    "checkpoint/files/test_commit_states.py",
+    "checkpoint/test_fault_table.py",
+    "test_readme.py",
 )
-"""Files with a test of 10 s and more: processes that share the tests take them first, or one of
-them would be at such a file long after the others are done."""
+"""Files of some 10 s and more, the longest first: processes that share the tests take them first, or
+one of them would be at such a file long after the others are done."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
