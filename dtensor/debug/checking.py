@@ -30,6 +30,7 @@ from dtckpt.errors import CollectiveMismatch
 
 from ..comm.groups import name_of
 from ..comm.traffic import Collective, Observer, add_observer, call_site, remove_observer
+from ..torch_private import job_store
 from .module_tracker import mark_thread
 from .pending import Pending, told_divergence
 
@@ -42,8 +43,6 @@ _LOOK_SECONDS = 0.5
 """How long a rank waits before it looks what the missing ones do, and between such looks."""
 _LONGEST_NAP = 0.01
 _TO_TELL = timedelta(seconds=10)
-
-_c10d: Any = dist
 
 Told = tuple[str, tuple[int, ...]]
 """What is wrong, and the ranks that it is about."""
@@ -66,7 +65,7 @@ def checking_collectives(*, store: Any = None, timeout: timedelta | None = None)
 
     ``DTCKPT_CHECK_COLLECTIVES=1`` in the environment does the same for a whole job.
     """
-    shared = store if store is not None else default_store()
+    shared = store if store is not None else job_store()
     if shared is None:
         raise ValueError(
             "there is no store over which to compare collectives: initialise torch.distributed, or "
@@ -86,11 +85,6 @@ def checking_collectives(*, store: Any = None, timeout: timedelta | None = None)
             checker.raise_if_aborted()
     finally:
         remove_observer(checker)
-
-
-def default_store() -> Any:
-    """Return the store of the job; None where torch.distributed is not initialised."""
-    return _c10d.group.WORLD.get_group_store() if dist.is_initialized() else None
 
 
 def timeout_of_environment() -> timedelta:

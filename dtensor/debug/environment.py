@@ -29,9 +29,10 @@ class _EnvironmentChecker(Observer):
 
     def before(self, collective: Collective) -> None:
         """Compare a collective, by the rank that this one has in its group."""
-        from .checking import CollectiveChecker, default_store, timeout_of_environment
+        from ..torch_private import job_store
+        from .checking import CollectiveChecker, timeout_of_environment
 
-        timeout, store = timeout_of_environment(), default_store()
+        timeout, store = timeout_of_environment(), job_store()
         if store is None:  # ranks that are threads, without a job
             return
         rank = collective.ranks[collective.rank]

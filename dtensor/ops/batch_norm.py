@@ -17,6 +17,7 @@ from torch import Tensor
 from ..tensor.schemas import Op
 from ..torch_private import schema_of
 from .engine.dtypes import accumulator
+from .engine.forms import operators
 from .engine.primitives import reduced
 from .engine.rules import needs_whole
 from .engine.table import Decomposition, OpCall, Rule, decomposition, rule
@@ -168,13 +169,13 @@ def _backward(op: Op) -> Decomposition:
     return run
 
 
-for _op in (
-    aten.native_batch_norm.default,
-    aten._native_batch_norm_legit.default,
-    aten._native_batch_norm_legit.no_stats,
-    aten._native_batch_norm_legit_functional.default,
-    aten.cudnn_batch_norm.default,
-):
+_FORWARD = (
+    "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit.no_stats"
+    " _native_batch_norm_legit_functional cudnn_batch_norm"
+)
+"""Operators that are told whether they train."""
+
+for _op in operators(aten, _FORWARD):
     decomposition(_op)(_forward(_op))
 
 for _op, _training in (
@@ -184,9 +185,7 @@ for _op, _training in (
 ):
     decomposition(_op)(_forward(_op, training=_training))
 
-for _op in (
-    aten.native_batch_norm_backward.default,
-    aten.batch_norm_backward.default,
-    aten.cudnn_batch_norm_backward.default,
+for _op in operators(
+    aten, "native_batch_norm_backward batch_norm_backward cudnn_batch_norm_backward"
 ):
     decomposition(_op)(_backward(_op))

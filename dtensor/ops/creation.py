@@ -10,29 +10,20 @@ from torch import Tensor
 
 from .engine.dims import all_dims
 from .engine.factors import Dims, Factors
+from .engine.forms import operators
 from .engine.local_kernels import with_local_shape
 from .engine.table import LocalCall, LocalMaker, OpCall, Rule, rule
 
 aten = torch.ops.aten
 
 
-@rule(
-    aten.empty_like.default,
-    aten.zeros_like.default,
-    aten.ones_like.default,
-    aten.full_like.default,
-)
+@rule(*operators(aten, "empty_like zeros_like ones_like full_like"))
 def like_rule(call: OpCall) -> Rule:
     """The same shape: the same layout, with Replicate for Partial."""
     return _following(call)
 
 
-@rule(
-    aten.new_empty.default,
-    aten.new_zeros.default,
-    aten.new_ones.default,
-    aten.new_full.default,
-)
+@rule(*operators(aten, "new_empty new_zeros new_ones new_full"))
 def new_rule(call: OpCall) -> Rule:
     """A given shape: the layout of the other tensor where that has this shape."""
     return _following(call, with_local_shape("size"))

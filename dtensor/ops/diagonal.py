@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .engine.dims import all_dims, without
 from .engine.factors import FIRST, Factors
+from .engine.forms import operators
 from .engine.local_kernels import with_local_shape
 from .engine.rules import moving
 from .engine.table import LocalCall, OpCall, Rule, decomposition, rule
@@ -17,12 +18,7 @@ from .engine.table import LocalCall, OpCall, Rule, decomposition, rule
 aten = torch.ops.aten
 
 
-@rule(
-    aten.diagonal.default,
-    aten.diagonal_backward.default,
-    aten.diagonal_scatter.default,
-    aten.diag_embed.default,
-)
+@rule(*operators(aten, "diagonal diagonal_backward diagonal_scatter diag_embed"))
 def diagonal_rule(call: OpCall) -> Rule:
     """The diagonal of two dims, which must be whole, as a last dim: taken, placed or replaced."""
     shapes = [*(spec.shape for spec in call.specs), call.output_shape]

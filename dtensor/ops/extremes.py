@@ -16,6 +16,7 @@ from torch import Tensor
 from ..geometry.placement import Replicate, Shard
 from ..tensor.schemas import base_name
 from .engine.dims import dims_of
+from .engine.forms import operators
 from .engine.primitives import cut_axes, is_cut, on_locals, reduced, reduced_spec, replicated
 from .engine.rules import named_dims, over_whole_dims, reducing
 from .engine.table import Decomposition, LocalCall, OpCall, Rule, decomposition, rule
@@ -26,12 +27,8 @@ _REDUCE_OPS = {"max": "max", "amax": "max", "min": "min", "amin": "min"}
 
 
 @rule(
-    aten.amax.default,
-    aten.amin.default,
-    aten.max.default,
-    aten.min.default,
-    prims.amax.default,
-    prims.amin.default,
+    *operators(aten, "amax amin max min"),
+    *operators(prims, "amax amin"),
 )
 def extremes_rule(call: OpCall) -> Rule:
     """Largest and smallest over some dims or all."""

@@ -17,6 +17,7 @@ from ..mesh.spec import DTensorSpec
 from ..tensor.schemas import base_name, is_in_place
 from .engine.dims import all_dims, with_dim
 from .engine.factors import LINEAR_OPS, Dim, Dims, Factors
+from .engine.forms import operators
 from .engine.local_indices import Span, never_empty, span_of
 from .engine.rules import needs_whole, picking
 from .engine.table import LocalCall, OpCall, Rule, rule
@@ -38,12 +39,8 @@ def gather_rule(call: OpCall) -> Rule:
 
 
 @rule(
-    aten.scatter.src,
-    aten.scatter.value,
-    aten.scatter.reduce,
-    aten.scatter.value_reduce,
-    aten.scatter_add.default,
-    aten.scatter_reduce.two,
+    *operators(aten, "scatter.src scatter.value scatter.reduce scatter.value_reduce"),
+    *operators(aten, "scatter_add scatter_reduce.two"),
 )
 def scatter_rule(call: OpCall) -> Rule:
     """Elements that are placed, each by the rank that has its place."""
@@ -130,11 +127,8 @@ def index_select_rule(call: OpCall) -> Rule:
 
 
 @rule(
-    aten.index_add.default,
-    aten.index_copy.default,
-    aten.index_reduce.default,
-    aten.index_fill.int_Scalar,
-    aten.index_fill.int_Tensor,
+    *operators(aten, "index_add index_copy index_reduce"),
+    *operators(aten, "index_fill.int_Scalar index_fill.int_Tensor"),
 )
 def index_write_rule(call: OpCall) -> Rule:
     """One dim written at indices into it."""

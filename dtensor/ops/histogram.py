@@ -14,6 +14,7 @@ from ..tensor.autograd import placed
 from ..tensor.wrapper import Wrapper
 from .engine.dims import all_dims, dims_of
 from .engine.factors import Dims, Factors
+from .engine.forms import operators
 from .engine.gathered import gathered_local, on_gathered
 from .engine.primitives import cut_axes, on_locals, reduced
 from .engine.table import OpCall, Rule, decomposition, rule
@@ -121,7 +122,7 @@ def bincount(values: Tensor, weights: Tensor | None = None, minlength: int = 0) 
 
 
 on_gathered(
-    aten._histogramdd_bin_edges.default,
-    aten._histogramdd_from_bin_cts.default,
-    aten._histogramdd_from_bin_tensors.default,
+    *operators(
+        aten, "_histogramdd_bin_edges _histogramdd_from_bin_cts _histogramdd_from_bin_tensors"
+    ),
 )

@@ -18,6 +18,7 @@ from ..mesh.spec import DTensorSpec
 from ..tensor.schemas import Op, is_in_place
 from .engine.dims import all_dims, without
 from .engine.factors import LINEAR_OPS, Dim, Dims, Factors
+from .engine.forms import operators
 from .engine.gathered import on_gathered
 from .engine.local_indices import Span, never_empty, span_of
 from .engine.rules import needs_whole, picking
@@ -38,11 +39,7 @@ def index_rule(call: OpCall) -> Rule | None:
     return picking(call, inputs, (*rest[:at], *block, *rest[at:]), picked, _local_index)
 
 
-@rule(
-    aten.index_put.default,
-    aten._index_put_impl.default,
-    aten._unsafe_index_put.default,
-)
+@rule(*operators(aten, "index_put _index_put_impl _unsafe_index_put"))
 def index_put_rule(call: OpCall) -> Rule | None:
     """Elements replaced or added to at tensors of indices for some dims."""
     if _has_masks(call.specs[1:-1]):
@@ -78,11 +75,7 @@ def index_put_rule(call: OpCall) -> Rule | None:
     )
 
 
-@rule(
-    aten.masked_scatter.default,
-    aten.masked_scatter_backward.default,
-    aten.nonzero_static.default,
-)
+@rule(*operators(aten, "masked_scatter masked_scatter_backward nonzero_static"))
 def in_order_rule(call: OpCall) -> Rule:
     """Elements in the order of those that a mask selects: everything must be whole."""
     return needs_whole(call)

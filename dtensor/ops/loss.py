@@ -17,6 +17,7 @@ from ..tensor.schemas import Op, argument_of
 from .engine.dims import all_dims, broadcast_dims, leading
 from .engine.dtypes import is_low
 from .engine.factors import FIRST, Dims, Factors
+from .engine.forms import operators
 from .engine.gathered import on_gathered
 from .engine.local_kernels import with_argument
 from .engine.primitives import cut_axes, has_terms
@@ -37,13 +38,10 @@ NONE, MEAN, SUM = 0, 1, 2
 """What torch's enumeration of reductions says."""
 
 
-_OF_ELEMENTS = (
-    aten.mse_loss.default,
-    aten.huber_loss.default,
-    aten.smooth_l1_loss.default,
-    aten.soft_margin_loss.default,
-    aten.binary_cross_entropy.default,
-    aten.binary_cross_entropy_with_logits.default,
+_OF_ELEMENTS = operators(
+    aten,
+    "mse_loss huber_loss smooth_l1_loss soft_margin_loss binary_cross_entropy"
+    " binary_cross_entropy_with_logits",
 )
 
 
@@ -56,11 +54,8 @@ def of_elements_rule(call: OpCall) -> Rule:
 
 
 @rule(
-    aten.mse_loss_backward.default,
-    aten.huber_loss_backward.default,
-    aten.smooth_l1_loss_backward.default,
-    aten.soft_margin_loss_backward.default,
-    aten.binary_cross_entropy_backward.default,
+    *operators(aten, "mse_loss_backward huber_loss_backward smooth_l1_loss_backward"),
+    *operators(aten, "soft_margin_loss_backward binary_cross_entropy_backward"),
 )
 def of_elements_backward_rule(call: OpCall) -> Rule:
     """Their gradients: elements again, scaled by the number of all."""
@@ -199,8 +194,5 @@ for _op in _OF_ELEMENTS:
     decomposition(_op)(_in_single(_op))
 
 on_gathered(
-    aten._ctc_loss.Tensor,
-    aten._ctc_loss.default,
-    aten._ctc_loss_backward.Tensor,
-    aten._ctc_loss_backward.default,
+    *operators(aten, "_ctc_loss.Tensor _ctc_loss _ctc_loss_backward.Tensor _ctc_loss_backward"),
 )

@@ -12,6 +12,7 @@ from ..geometry.placement import Partial
 from ..tensor.wrapper import Wrapper
 from .engine.dims import dims_of, only
 from .engine.dtypes import accumulator, is_inexact
+from .engine.forms import operators
 from .engine.primitives import cut_axes, on_locals, reduced, reduced_spec
 from .engine.rules import alike, over_whole_dims
 from .engine.table import OpCall, Rule, decomposition, rule
@@ -91,10 +92,9 @@ def dist(tensor: Tensor, other: Tensor, p: float = 2) -> Tensor:
 
 
 @decomposition(
-    aten.norm.Scalar,
-    aten.norm.ScalarOpt_dim,
-    aten.norm.ScalarOpt_dim_dtype,
-    aten.norm.ScalarOpt_dtype,
+    *operators(
+        aten, "norm.Scalar norm.ScalarOpt_dim norm.ScalarOpt_dim_dtype norm.ScalarOpt_dtype"
+    ),
 )
 def norm(
     tensor: Tensor,

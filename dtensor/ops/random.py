@@ -20,6 +20,7 @@ from ..tensor.schemas import Op, base_name, is_in_place
 from ..tensor.wrapper import Wrapper
 from .engine.dims import all_dims
 from .engine.factors import Factors
+from .engine.forms import operators
 from .engine.primitives import reduced
 from .engine.rules import alike
 from .engine.table import LocalCall, LocalMaker, OpCall, Rule, decomposition, rule
@@ -48,11 +49,10 @@ def _of_any_dtype(make: Callable[..., Sampler]) -> Callable[..., Sampler]:
     return made
 
 
-_UNIFORM = ("uniform_", samplers.uniform_of)
-
-_NORMAL = ("normal_", samplers.normal_of)
-
-_INTEGERS = ("random_", _integers)
+_INTEGERS = (
+    "randint_like randint_like.generator randint_like.low_dtype randint_like.low_generator_dtype"
+    " random random.from random.to"
+)
 
 _SAMPLERS: Mapping[Op, tuple[str, Callable[..., Sampler]]] = {
     aten.bernoulli.p: ("bernoulli_", _of_any_dtype(samplers.bernoulli)),
@@ -60,19 +60,14 @@ _SAMPLERS: Mapping[Op, tuple[str, Callable[..., Sampler]]] = {
     aten.exponential.default: ("exponential_", _of_any_dtype(samplers.exponential)),
     aten.geometric.default: ("geometric_", _of_any_dtype(samplers.geometric)),
     aten.log_normal.default: ("log_normal_", _of_any_dtype(samplers.log_normal)),
-    aten.normal_functional.default: _NORMAL,
-    aten.rand_like.default: _UNIFORM,
-    aten.rand_like.generator: _UNIFORM,
-    aten.randint_like.default: _INTEGERS,
-    aten.randint_like.generator: _INTEGERS,
-    aten.randint_like.low_dtype: _INTEGERS,
-    aten.randint_like.low_generator_dtype: _INTEGERS,
-    aten.randn_like.default: _NORMAL,
-    aten.randn_like.generator: _NORMAL,
-    aten.random.default: _INTEGERS,
-    getattr(aten.random, "from"): _INTEGERS,
-    aten.random.to: _INTEGERS,
-    aten.uniform.default: _UNIFORM,
+    **dict.fromkeys(
+        operators(aten, "normal_functional randn_like randn_like.generator"),
+        ("normal_", samplers.normal_of),
+    ),
+    **dict.fromkeys(
+        operators(aten, "rand_like rand_like.generator uniform"), ("uniform_", samplers.uniform_of)
+    ),
+    **dict.fromkeys(operators(aten, _INTEGERS), ("random_", _integers)),
 }
 """By functional operator, the method that does the same in place, and what makes its sampler."""
 

@@ -19,6 +19,7 @@ from ..tensor.wrapper import Wrapper
 from .engine.dims import dims_of, without
 from .engine.dtypes import accumulator, is_inexact
 from .engine.factors import FIRST
+from .engine.forms import operators
 from .engine.primitives import cut_axes, on_locals, reduced, reduced_spec, replicated
 from .engine.rules import alike, along_whole_dims
 from .engine.table import Decomposition, OpCall, Rule, decomposition, rule
@@ -26,13 +27,7 @@ from .engine.table import Decomposition, OpCall, Rule, decomposition, rule
 aten = torch.ops.aten
 
 
-rule(
-    aten._logcumsumexp.default,
-    aten.cummax.default,
-    aten.cummin.default,
-    aten.cumprod.default,
-    aten.logcumsumexp.default,
-)(along_whole_dims)
+rule(*operators(aten, "_logcumsumexp cummax cummin cumprod logcumsumexp"))(along_whole_dims)
 
 
 @rule(aten.cumsum.default)

@@ -13,6 +13,7 @@ from dtckpt.errors import PlacementError
 from ..mesh.spec import DTensorSpec
 from .engine.dims import all_dims, with_dim, without
 from .engine.factors import Dim, Dims, Factors
+from .engine.forms import operators
 from .engine.local_kernels import with_local_shape
 from .engine.rules import moving, picking
 from .engine.table import LocalCall, OpCall, Rule, rule
@@ -29,10 +30,7 @@ def slice_rule(call: OpCall) -> Rule:
 
 
 @rule(
-    aten.split.Tensor,
-    aten.split_with_sizes.default,
-    aten.unsafe_split.Tensor,
-    aten.unsafe_split_with_sizes.default,
+    *operators(aten, "split.Tensor split_with_sizes unsafe_split.Tensor unsafe_split_with_sizes"),
 )
 def split_rule(call: OpCall) -> Rule:
     """A dim in consecutive parts."""

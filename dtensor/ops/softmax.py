@@ -12,6 +12,7 @@ from torch import Tensor
 from .engine.dims import dims_of, without
 from .engine.dtypes import accumulator, is_inexact
 from .engine.factors import Factors
+from .engine.forms import operators
 from .engine.primitives import cut_axes, is_cut, reduced, replicated
 from .engine.rules import along_whole_dims, over_whole_dims
 from .engine.table import OpCall, Rule, decomposition, meta, rule
@@ -19,12 +20,9 @@ from .engine.table import OpCall, Rule, decomposition, meta, rule
 aten = torch.ops.aten
 
 
-rule(
-    aten._softmax.default,
-    aten._softmax_backward_data.default,
-    aten._log_softmax.default,
-    aten._log_softmax_backward_data.default,
-)(along_whole_dims)
+rule(*operators(aten, "_softmax _softmax_backward_data _log_softmax _log_softmax_backward_data"))(
+    along_whole_dims
+)
 
 meta(aten._log_softmax.default)(aten._softmax.default)
 

@@ -10,6 +10,7 @@ import torch
 from ..mesh.spec import DTensorSpec
 from .engine.dims import all_dims
 from .engine.factors import Dim, Dims, Factors
+from .engine.forms import operators
 from .engine.gathered import on_gathered
 from .engine.rules import along_whole_dims, over_whole_dims
 from .engine.table import OpCall, Rule, rule
@@ -20,14 +21,7 @@ aten = torch.ops.aten
 
 rule(aten.sort.default, aten.sort.stable, aten.topk.default)(along_whole_dims)
 
-rule(
-    aten.kthvalue.default,
-    aten.median.default,
-    aten.median.dim,
-    aten.mode.default,
-    aten.nanmedian.default,
-    aten.nanmedian.dim,
-)(over_whole_dims)
+rule(*operators(aten, "kthvalue median median.dim mode nanmedian nanmedian.dim"))(over_whole_dims)
 
 
 @rule(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
@@ -72,9 +66,5 @@ def isin_rule(call: OpCall) -> Rule:
 
 
 on_gathered(
-    aten._unique.default,
-    aten._unique2.default,
-    aten.unique_consecutive.default,
-    aten.unique_dim.default,
-    aten.unique_dim_consecutive.default,
+    *operators(aten, "_unique _unique2 unique_consecutive unique_dim unique_dim_consecutive"),
 )

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..geometry.placement import Partial
 from .engine.dims import dims_of
 from .engine.dtypes import accumulator, is_inexact
+from .engine.forms import operators
 from .engine.primitives import cut_axes, on_locals, reduced, reduced_spec, replicated
 from .engine.rules import over_whole_dims
 from .engine.table import Decomposition, decomposition, rule
@@ -19,11 +20,8 @@ from .engine.table import Decomposition, decomposition, rule
 aten, prims = torch.ops.aten, torch.ops.prims
 
 rule(
-    aten.std.correction,
-    aten.std_mean.correction,
-    aten.var.correction,
-    aten.var_mean.correction,
-    prims.var.default,
+    *operators(aten, "std.correction std_mean.correction var.correction var_mean.correction"),
+    *operators(prims, "var"),
 )(over_whole_dims)
 
 

@@ -12,6 +12,7 @@ from ..tensor.arguments import map_tensors
 from ..tensor.schemas import Op, base_name
 from .engine.dims import all_dims, broadcast_dims, without
 from .engine.factors import LINEAR_OPS, Dim, Dims
+from .engine.forms import operators
 from .engine.local_kernels import reshaped, with_local_shape
 from .engine.rules import moving
 from .engine.table import DECOMPOSITIONS, Decomposition, LocalCall, OpCall, Rule, rule
@@ -42,13 +43,7 @@ def unsqueeze_rule(call: OpCall) -> Rule:
 
 
 @rule(
-    aten.view.default,
-    aten._unsafe_view.default,
-    aten.reshape.default,
-    aten._reshape_alias.default,
-    aten.squeeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
+    *operators(aten, "view _unsafe_view reshape _reshape_alias squeeze squeeze.dim squeeze.dims"),
 )
 def reshape_rule(call: OpCall) -> Rule:
     """Dims joined and split; a group of them may be cut along its first dim."""
