@@ -53,8 +53,8 @@ SLOW = (
     "checkpoint/test_fault_table.py",
     "test_readme.py",
 )
-"""Files of some 10 s and more, the longest first: processes that share the tests begin with them, or
-one would be at such a file long after the others are done."""
+"""Files of some 10 s and more, the longest first: processes that share the tests begin with them,
+or one would be at such a file long after the others are done."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
