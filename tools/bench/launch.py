@@ -6,7 +6,6 @@ import json
 import multiprocessing
 import os
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Generator
@@ -86,7 +85,7 @@ def _wait(processes: list[ForkServerProcess]) -> list[int | None]:
 
 @contextmanager
 def _environment() -> Generator[None]:
-    """Let ranks inherit an environment with one thread each, in which nothing leaves the machine.
+    """Let ranks inherit an environment with one thread each.
 
     They inherit it from the fork server, which starts with the first of them.
     """
@@ -94,9 +93,6 @@ def _environment() -> Generator[None]:
     os.environ["OMP_NUM_THREADS"] = "1"
     paths = (str(ROOT), os.environ.get("PYTHONPATH", ""))  # where `tools` is found
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    loopback = {name for _, name in socket.if_nameindex()} & {"lo", "lo0"}
-    if loopback:
-        os.environ["GLOO_SOCKET_IFNAME"] = loopback.pop()
     try:
         yield
     finally:
