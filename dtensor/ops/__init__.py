@@ -44,7 +44,6 @@ from . import softmax as softmax
 from . import sorting as sorting
 from . import variance as variance
 from . import views as views
-from . import weight_norm as weight_norm
 from .engine.table import RULES, OpCall, Rule, RuleMaker
 
 NOT_ELEMENTWISE = frozenset({"_foreach_norm", "_foreach_max", "_foreach_powsum"})
