@@ -87,11 +87,7 @@ def _check_places(call: Call) -> None:
 
 
 def spec_on(
-    mesh: DeviceMesh,
-    leaf: Tensor,
-    index: int,
-    op: Op,
-    leaves: Sequence[Tensor],
+    mesh: DeviceMesh, leaf: Tensor, index: int, op: Op, leaves: Sequence[Tensor]
 ) -> DTensorSpec:
     """Return the spec of one of the tensors of an operator on the mesh of the others."""
     if isinstance(leaf, Wrapper):

@@ -150,10 +150,7 @@ class CommDebugMode:
         return self._write(file_name, json.dumps(chrome_trace(self._recording, self._rank() or 0)))
 
     def _sums(
-        self,
-        number: Callable[[SeenCollective], int],
-        module: str | None,
-        phase: Phase | None,
+        self, number: Callable[[SeenCollective], int], module: str | None, phase: Phase | None
     ) -> CommCounts:
         sums = CommCounts()
         for seen in list(self._recording.collectives):

@@ -53,9 +53,7 @@ class SubMeshes(MeshGroups):
         return self._taken(parts, wanted)
 
     def flatten(
-        self,
-        mesh_dim_name: str | None = None,
-        backend_override: BackendOverride | None = None,
+        self, mesh_dim_name: str | None = None, backend_override: BackendOverride | None = None
     ) -> Self:
         """Return the 1-d mesh of all ranks in row-major order.
 

@@ -26,10 +26,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 _REDUCE_OPS = {"max": "max", "amax": "max", "min": "min", "amin": "min"}
 
 
-@rule(
-    *operators(aten, "amax amin max min"),
-    *operators(prims, "amax amin"),
-)
+@rule(*operators(aten, "amax amin max min"), *operators(prims, "amax amin"))
 def extremes_rule(call: OpCall) -> Rule:
     """Largest and smallest over some dims or all."""
     reduce_op = _REDUCE_OPS[base_name(call.op)]
@@ -104,11 +101,7 @@ def _best(
 
 
 def _of_part(
-    local: Tensor,
-    dims: Sequence[int],
-    reduce_op: str,
-    offsets: Sequence[int],
-    shape: Sequence[int],
+    local: Tensor, dims: Sequence[int], reduce_op: str, offsets: Sequence[int], shape: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
     """Return the best of a part, which starts at ``offsets`` of ``shape``, and where it is."""
     kept = [size for d, size in enumerate(local.shape) if d not in dims]

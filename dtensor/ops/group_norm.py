@@ -69,12 +69,7 @@ def _local_backward(local: LocalCall) -> Callable[..., Any]:
     empties = zeros(local)
 
     def run(
-        grad: Tensor,
-        values: Tensor,
-        mean: Tensor,
-        scale: Tensor,
-        weight: Tensor | None,
-        *rest: Any,
+        grad: Tensor, values: Tensor, mean: Tensor, scale: Tensor, weight: Tensor | None, *rest: Any
     ) -> Any:
         if values.numel() == 0:
             return empties(values)

@@ -124,5 +124,5 @@ def bincount(values: Tensor, weights: Tensor | None = None, minlength: int = 0) 
 on_gathered(
     *operators(
         aten, "_histogramdd_bin_edges _histogramdd_from_bin_cts _histogramdd_from_bin_tensors"
-    ),
+    )
 )

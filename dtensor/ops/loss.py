@@ -194,5 +194,5 @@ for _op in _OF_ELEMENTS:
     decomposition(_op)(_in_single(_op))
 
 on_gathered(
-    *operators(aten, "_ctc_loss.Tensor _ctc_loss _ctc_loss_backward.Tensor _ctc_loss_backward"),
+    *operators(aten, "_ctc_loss.Tensor _ctc_loss _ctc_loss_backward.Tensor _ctc_loss_backward")
 )

@@ -94,9 +94,7 @@ def dist(tensor: Tensor, other: Tensor, p: float = 2) -> Tensor:
 
 
 @decomposition(
-    *operators(
-        aten, "norm.Scalar norm.ScalarOpt_dim norm.ScalarOpt_dim_dtype norm.ScalarOpt_dtype"
-    ),
+    *operators(aten, "norm.Scalar norm.ScalarOpt_dim norm.ScalarOpt_dim_dtype norm.ScalarOpt_dtype")
 )
 def norm(
     tensor: Tensor,

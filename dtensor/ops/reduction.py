@@ -110,11 +110,7 @@ for _op in (aten.sum.dim_IntList, aten.mean.dim, aten.nansum.default, aten.prod.
 
 @decomposition(aten.allclose.default)
 def allclose(
-    tensor: Tensor,
-    other: Tensor,
-    rtol: float = 1e-05,
-    atol: float = 1e-08,
-    equal_nan: bool = False,
+    tensor: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
 ) -> bool:
     """Return whether all elements are close, on every rank."""
     return bool(torch.isclose(tensor, other, rtol, atol, equal_nan).all().item())

@@ -29,9 +29,7 @@ def slice_rule(call: OpCall) -> Rule:
     return moving(call, (dims,), (part,), _local_parts(dim, [window]))
 
 
-@rule(
-    *operators(aten, "split.Tensor split_with_sizes unsafe_split.Tensor unsafe_split_with_sizes"),
-)
+@rule(*operators(aten, "split.Tensor split_with_sizes unsafe_split.Tensor unsafe_split_with_sizes"))
 def split_rule(call: OpCall) -> Rule:
     """A dim in consecutive parts."""
     source = call.specs[0]

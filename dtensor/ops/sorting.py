@@ -66,5 +66,5 @@ def isin_rule(call: OpCall) -> Rule:
 
 
 on_gathered(
-    *operators(aten, "_unique _unique2 unique_consecutive unique_dim unique_dim_consecutive"),
+    *operators(aten, "_unique _unique2 unique_consecutive unique_dim unique_dim_consecutive")
 )

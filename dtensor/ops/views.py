@@ -42,9 +42,7 @@ def unsqueeze_rule(call: OpCall) -> Rule:
     return moving(call, (all_dims(ndim),), (tuple(out),))
 
 
-@rule(
-    *operators(aten, "view _unsafe_view reshape _reshape_alias squeeze squeeze.dim squeeze.dims"),
-)
+@rule(*operators(aten, "view _unsafe_view reshape _reshape_alias squeeze squeeze.dim squeeze.dims"))
 def reshape_rule(call: OpCall) -> Rule:
     """Dims joined and split; a group of them may be cut along its first dim."""
     source = call.specs[0]

@@ -14,12 +14,7 @@ from torch import Tensor
 
 from .counter_rng import Sampler, Words, scaled
 from .kept import constant, kept
-from .portable_math import (
-    exponential_,
-    logarithm_of_negative,
-    sine_of_turns,
-    tangent_of_turns,
-)
+from .portable_math import exponential_, logarithm_of_negative, sine_of_turns, tangent_of_turns
 
 _BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 """Digits of a random number in [0, 1), such that all of them are kept."""

@@ -99,10 +99,7 @@ class Redistribute(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        tensor: Wrapper,
-        goal: Goal,
-        backward_dtype: torch.dtype | None,
+        ctx: Any, tensor: Wrapper, goal: Goal, backward_dtype: torch.dtype | None
     ) -> Wrapper:
         """Return the tensor at its goal."""
         ctx.cls = type(tensor)

@@ -70,10 +70,7 @@ def _settle(tensor: Any, local: Tensor) -> None:
 
 
 def awaited(
-    cls: type[Wrapper],
-    finish: Callable[[], Tensor],
-    spec: DTensorSpec,
-    begun_on: torch.device,
+    cls: type[Wrapper], finish: Callable[[], Tensor], spec: DTensorSpec, begun_on: torch.device
 ) -> Wrapper:
     """Return a wrapper of a class whose local tensor is what ``finish`` returns, later.
 

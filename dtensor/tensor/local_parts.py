@@ -155,9 +155,7 @@ def _require_one_ndim(reported: dict[Coordinate, tuple[int, ...]]) -> None:
 
 
 def _with_sizes(
-    placements: Sequence[Placement],
-    mesh: DeviceMesh,
-    reported: dict[Coordinate, tuple[int, ...]],
+    placements: Sequence[Placement], mesh: DeviceMesh, reported: dict[Coordinate, tuple[int, ...]]
 ) -> tuple[Placement, ...]:
     """Return placements in which a Ragged without sizes has those that the ranks reported."""
     found = list(placements)

@@ -285,9 +285,7 @@ def caption(text: str) -> Picture:
     return Picture(title=text, notes=(), dims=("", ""), panels=(), left_out="")
 
 
-def grouped(
-    layouts: Sequence[tuple[str, T]],
-) -> list[tuple[T, list[str]]]:
+def grouped(layouts: Sequence[tuple[str, T]]) -> list[tuple[T, list[str]]]:
     """Return every different layout once, with the names of those that have it."""
     found: dict[T, list[str]] = {}
     for name, layout in layouts:

@@ -100,9 +100,7 @@ def reduced_spec(
 
 
 def on_locals(
-    run: Callable[..., Sequence[Tensor]],
-    inputs: Sequence[Tensor],
-    outputs: Sequence[DTensorSpec],
+    run: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], outputs: Sequence[DTensorSpec]
 ) -> list[Wrapper]:
     """Return what ``run`` makes of the local tensors, which have the local shapes of ``outputs``.
 
