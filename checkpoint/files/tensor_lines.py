@@ -8,13 +8,7 @@ from typing import Any
 from ...dtensor.geometry.irregular import IrregularLayout
 from ...dtensor.geometry.layout import Layout
 from ...dtensor.geometry.mesh import Mesh
-from ...dtensor.geometry.placement import (
-    Placement,
-    Ragged,
-    Shard,
-    SplitPlacement,
-    parse_placement,
-)
+from ...dtensor.geometry.placement import Placement, Ragged, Shard, SplitPlacement, parse_placement
 from ..state.limits import (
     MAX_DIMS,
     MAX_RANKS,

@@ -11,14 +11,7 @@ from typing import cast
 from dtckpt.errors import PlacementError
 
 from .mesh import Mesh
-from .placement import (
-    Partial,
-    Placement,
-    Replicate,
-    Shard,
-    SplitPlacement,
-    format_placements,
-)
+from .placement import Partial, Placement, Replicate, Shard, SplitPlacement, format_placements
 
 _KNOWN = (SplitPlacement, Replicate, Partial)
 """A placement that is none of these would be taken for replicated."""
