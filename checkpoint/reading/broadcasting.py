@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ...dtensor.comm.collectives import Peers
+from ...dtensor.comm.message_parts import ViewPart
 from ...dtensor.comm.packing import broadcast
-from ...dtensor.comm.parts import ViewPart
 from ...dtensor.mesh.device_mesh import DeviceMesh
 from ..ranks.boards import device_of
 from ..tensors.local_tensor import LocalTensor

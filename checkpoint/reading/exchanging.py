@@ -17,8 +17,8 @@ import torch
 
 from ...dtensor.comm.caches import remembered
 from ...dtensor.comm.collectives import Peers
+from ...dtensor.comm.message_parts import ViewPart
 from ...dtensor.comm.packing import Messages
-from ...dtensor.comm.parts import ViewPart
 from ...dtensor.geometry.box import Box
 from ...dtensor.geometry.flows import Flows, PartFlow
 from ...dtensor.geometry.irregular import IrregularLayout

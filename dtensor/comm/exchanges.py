@@ -18,8 +18,8 @@ from torch import Tensor
 from ..geometry.box import Box
 from .collectives import Peers, from_bytes, to_bytes
 from .costs import CostModel
+from .message_parts import JOINABLE, ViewPart, carried, joinable
 from .packing import Messages, start_packed
-from .parts import JOINABLE, ViewPart, carried, joinable
 
 Slices = tuple[slice, ...]
 _T = TypeVar("_T")
@@ -116,8 +116,8 @@ class BoxExchange:
             work.wait()
             if made is not None:
                 return made
-            boxes = [box for box in self.receives if box is not None]
             pieces = received.split_with_sizes([numel for numel in self.receive_numels if numel])
+            boxes = filter(None, self.receives)
             came = [piece.view(box.sizes) for piece, box in zip(pieces, boxes, strict=True)]
             return self._join(came, kept, like=received)
 

@@ -24,7 +24,7 @@ from .collectives import (
 )
 from .collectives import broadcast as broadcast_bytes
 from .costs import CostModel
-from .parts import Incoming, ViewPart, num_bytes_of, pack, part_bytes, slice_of, unpack
+from .message_parts import Incoming, ViewPart, num_bytes_of, pack, part_bytes, slice_of, unpack
 
 _P = TypeVar("_P", ViewPart, Incoming)
 _Boxes = Sequence[tuple[_P, Box]]

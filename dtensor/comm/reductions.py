@@ -17,8 +17,8 @@ from dtckpt.errors import PlacementError
 
 from ..torch_private import scatter_reduced
 from .collectives import Moved, Peers, Work, issue
+from .message_parts import ViewPart, carried
 from .packing import Messages, start_packed
-from .parts import ViewPart, carried
 
 _c10d: Any = dist
 """torch's stubs leave out the option classes."""

@@ -12,8 +12,8 @@ from torch import Tensor
 from ..comm.collectives import Peers, start_all_gather, to_bytes
 from ..comm.costs import CostModel
 from ..comm.exchanges import BoxExchange
+from ..comm.message_parts import ViewPart
 from ..comm.packing import gather
-from ..comm.parts import ViewPart
 from ..geometry.box import Box
 from .steps import Needs, Result, Results, Step
 

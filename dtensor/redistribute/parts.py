@@ -11,8 +11,8 @@ from torch import Tensor
 from dtckpt.errors import PlacementError
 
 from ..comm.collectives import Peers, all_gather
+from ..comm.message_parts import ViewPart
 from ..comm.packing import Messages
-from ..comm.parts import ViewPart
 from ..geometry.box import Box
 from ..geometry.flows import Flows, PartFlow
 from ..geometry.irregular import IrregularLayout

@@ -12,8 +12,8 @@ from torch import Tensor
 from ..comm.caches import Cache
 from ..comm.collectives import Peers
 from ..comm.costs import CostModel
+from ..comm.message_parts import joinable
 from ..comm.own_copies import own_copy
-from ..comm.parts import joinable
 from ..comm.reductions import require_reducible
 from ..comm.transports import least_agree_bytes
 from ..geometry.layout import Layout

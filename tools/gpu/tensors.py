@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 
 from dtckpt.dtensor import DeviceMesh, DTensor, Replicate, Shard, rand, random, strict, zeros
 from dtckpt.dtensor.comm.collectives import Peers, all_gather, broadcast
+from dtckpt.dtensor.comm.message_parts import ViewPart
 from dtckpt.dtensor.comm.packing import Messages
-from dtckpt.dtensor.comm.parts import ViewPart
 from dtckpt.dtensor.comm.reductions import all_reduce, start_reduce_scatter
 from dtckpt.dtensor.comm.streams import Origin
 from dtckpt.dtensor.mesh.modes import active_mesh, is_strict

@@ -14,7 +14,7 @@ from dtckpt.checkpoint.loading import filling
 from dtckpt.checkpoint.reading import broadcasting
 from dtckpt.checkpoint.reading.read_once import Offer, decide
 from dtckpt.dtensor import DeviceMesh, DTensor, Mesh, Replicate, Shard
-from dtckpt.dtensor.comm import parts, transports
+from dtckpt.dtensor.comm import message_parts, transports
 from dtckpt.errors import CheckpointError, Corrupt
 from dtckpt.storage import MemoryStore, Store, open_store
 
@@ -276,7 +276,7 @@ def test_a_rank_that_fails_while_it_sends_lets_nobody_wait(
     monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     store = saved({f"t{i}": torch.ones(100) for i in range(SIZE)})
-    original = getattr(parts.ViewPart, step)
+    original = getattr(message_parts.ViewPart, step)
     threads: dict[int, int] = {}
 
     def fail(*args: Any) -> Any:
@@ -284,7 +284,7 @@ def test_a_rank_that_fails_while_it_sends_lets_nobody_wait(
             raise MemoryError("no more")
         return original(*args)
 
-    monkeypatch.setattr(parts.ViewPart, step, fail)
+    monkeypatch.setattr(message_parts.ViewPart, step, fail)
 
     def load(rank: int, group: Any) -> None:
         threads[threading.get_ident()] = rank

@@ -33,7 +33,7 @@ from dtckpt.dtensor import (
     Shard,
 )
 from dtckpt.dtensor.comm import collectives, packing, transports
-from dtckpt.dtensor.comm.parts import ViewPart
+from dtckpt.dtensor.comm.message_parts import ViewPart
 from dtckpt.dtensor.geometry.box import run_boxes
 from dtckpt.errors import CheckpointError, Corrupt, StorageError
 from dtckpt.storage import FaultyStore, FlipBit, MemoryStore, RaiseError, Rule, Store, open_store

@@ -1,4 +1,4 @@
-"""Parts of tensors, and how they become messages: slices of these, packed and unpacked.
+"""Parts of messages: views of tensors, and how slices of them are packed and unpacked.
 
 What goes from one rank to another is a message: parts one after the other, which both ends list
 alike. Elements move as integers of their width, which every dtype has and every kernel copies.
@@ -16,7 +16,7 @@ from torch import Tensor
 from ..geometry.box import Box, run_boxes
 from .collectives import to_bytes
 
-_P = TypeVar("_P", bound="Part")
+_P = TypeVar("_P", bound="MessagePart")
 
 _CARRIERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 
@@ -39,7 +39,7 @@ JOINABLE = frozenset(
 """Those that every kernel copies and joins."""
 
 
-class Part(Protocol):
+class MessagePart(Protocol):
     """Elements of a tensor that go to another rank, or come from one."""
 
     @property
@@ -53,7 +53,7 @@ class Part(Protocol):
         ...
 
 
-class Incoming(Part, Protocol):
+class Incoming(MessagePart, Protocol):
     """A part that is received."""
 
     def memory(self, box: Box) -> Tensor | None:
@@ -124,14 +124,14 @@ def slice_of(parts: Sequence[_P], number: int, rounds: int) -> Iterator[tuple[_P
                 yield part, box
 
 
-def part_bytes(part: Part) -> int:
+def part_bytes(part: MessagePart) -> int:
     numel = part.itemsize
     for size in part.sizes:
         numel *= size
     return numel
 
 
-def num_bytes_of(boxes: Sequence[tuple[Part, Box]]) -> int:
+def num_bytes_of(boxes: Sequence[tuple[MessagePart, Box]]) -> int:
     return sum(part.itemsize * box.numel for part, box in boxes)
 
 
@@ -170,7 +170,7 @@ def unpack(
             failures.append(error)
 
 
-def _items(stretch: Tensor, part: Part, box: Box) -> Tensor:
+def _items(stretch: Tensor, part: MessagePart, box: Box) -> Tensor:
     """Return bytes as integers of their width, in the shape of a box."""
     return stretch.view(_CARRIERS[part.itemsize]).view(box.sizes)
 
