@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from click.testing import CliRunner
 from torch import Tensor
@@ -65,8 +67,19 @@ class Info:
         return self.run(*args, **kwargs)
 
 
+@cache
+def team(seconds: float) -> Team:
+    return Team((4,), seconds)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def teams() -> Generator[None]:
+    yield
+    team.cache_clear()
+
+
 def tried(info: Info, seconds: float = QUICK.seconds) -> OpResult:
-    return try_operator(info.name, info, "even", QUICK, {(4,): Team((4,), seconds)})
+    return try_operator(info.name, info, "even", QUICK, {(4,): team(seconds)})
 
 
 @contextmanager
