@@ -22,7 +22,7 @@ from .call import Call, CallNumbers, Refuse, Signs, Waiting, lost_of
 from .frames import END, MESSAGE, SIGN, end, message, read_sign, sign
 from .greeting import Hello, Listener
 from .link import Link
-from .loop import Loop
+from .loop import Loop, Owner
 
 _LOOK_SECONDS = 0.5
 """How often a wait looks around, though nothing has arrived."""
@@ -36,7 +36,7 @@ PULSE_SECONDS = 5.0
 """Signs of life come at least so often."""
 
 
-class Wire:
+class Wire(Owner):
     """The connections of one rank: the coordinator's to all members, a member's to it alone.
 
     Jobs go by the number of the call, which is the same on all ranks.
@@ -113,7 +113,6 @@ class Wire:
             return self._instances.setdefault(hello.rank, hello.instance) == hello.instance
 
     def meet(self, hello: Hello, connection: socket.socket) -> None:
-        """Take a member that has come to a call."""
         rank, call = hello.rank, hello.call
         link = Link(rank, connection, call=call, purpose=hello.purpose)
         with self._changed:
@@ -251,7 +250,6 @@ class Wire:
             self._loop.look_at(link)
 
     def beat(self) -> float | None:
-        """Show the signs of life that are due; return the seconds until the next one."""
         while self._abandoned:
             self.end_call(self._abandoned.popleft(), "it has given up")
         now = time.monotonic()
@@ -271,7 +269,6 @@ class Wire:
         return pause
 
     def lose(self, link: Link, reason: str) -> None:
-        """Note that nothing more can come from a peer."""
         with self._changed:
             link.lost = link.lost or reason
             if link.part_of is not None:
@@ -279,7 +276,6 @@ class Wire:
                 self._changed.notify_all()
 
     def take(self, link: Link) -> None:
-        """Keep what has arrived for the call that waits for it, or will."""
         frames = link.read()
         with self._changed:
             for frame in frames:
@@ -356,7 +352,6 @@ class Wire:
         self._loop.ring()
 
     def fail(self, reason: str) -> None:
-        """Note that nothing can come from anybody any more."""
         with self._changed:
             self._failure = reason
             self._changed.notify_all()

@@ -51,14 +51,6 @@ def paused_collector() -> Generator[None]:
         pauses.end()
 
 
-def _hold() -> None:
-    _pauses.lock.acquire()
-
-
-def _let_go() -> None:
-    _pauses.lock.release()
-
-
 def _forget_in_child() -> None:
     global _pauses
     parent, _pauses = _pauses, _Pauses()
@@ -71,4 +63,8 @@ def _forget_in_child() -> None:
 
 
 # Held while a process is forked, the lock keeps the count and the collector in step.
-os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_forget_in_child)
+os.register_at_fork(
+    before=lambda: _pauses.lock.acquire(),
+    after_in_parent=lambda: _pauses.lock.release(),
+    after_in_child=_forget_in_child,
+)

@@ -79,13 +79,10 @@ class TensorSink:
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
         self._stream = _stream_of(tensor)
+        self.is_memory = tensor.is_contiguous() and _is_plain_memory(tensor)
+        """Whether this is a contiguous CPU tensor."""
         self._memory: memoryview | None = None
         self._items: Array | None = None
-
-    @property
-    def is_memory(self) -> bool:
-        """Whether this is a contiguous CPU tensor."""
-        return self._tensor.is_contiguous() and _is_plain_memory(self._tensor)
 
     def memory(self) -> memoryview | None:
         """Return the bytes of a contiguous CPU tensor."""

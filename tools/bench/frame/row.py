@@ -33,8 +33,6 @@ class Bar:
     limit: float
     against: str | None = None
     """The system whose median of ``metric`` is the unit; None for an absolute limit."""
-    against_metric: str | None = None
-    """The metric of ``against`` that is the unit, if it is another one."""
 
     def holds(self, values: Values) -> bool | None:
         """Return whether the limit is kept; None if one of the systems was not measured."""
@@ -48,7 +46,7 @@ class Bar:
             return None
         if self.against is None:
             return median(ours)
-        unit = values.get(self.against, {}).get(self.against_metric or self.metric)
+        unit = values.get(self.against, {}).get(self.metric)
         return median(ours) / median(unit) if unit and median(unit) else None
 
 
