@@ -7,7 +7,7 @@ A call goes down this list until something answers it:
 * Everything else is a ``call``, a value. ``special`` ones need no mesh.
 * ``binding`` finds its mesh, with numbers of other meshes (``numbers``) and plain tensors beside.
 * A decomposition of ours, unless a rule of the user's goes before it.
-* A ``plan``, made once for the key by ``planning`` from what the operator's rule says. That needs
+* A ``local_plan``, made once for the key by ``planning``, as the operator's rule says. That needs
   ``metas``, the global shapes of results; for operators on lists ``list_elements``; for rules of
   the user what ``user_rules`` checks.
 * ``fallback``: torch's decomposition, or the operator on gathered tensors, with a warning.

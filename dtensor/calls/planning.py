@@ -24,8 +24,8 @@ from ..torch_private import schema_of
 from .binding import Bound
 from .keys import Key
 from .list_elements import elements, shared_moves
+from .local_plan import LocalPlan
 from .metas import Metas, output_metas
-from .plan import LocalPlan
 from .user_rules import require_local_shapes
 
 MAX_PLANS = 4096

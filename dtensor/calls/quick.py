@@ -20,7 +20,7 @@ from .binding import Bound
 from .call import Call
 from .fastest import fastest
 from .keys import key_of
-from .plan import LocalPlan
+from .local_plan import LocalPlan
 
 NOT_QUICK: Any = object()
 """In the place of a result: nothing is remembered."""

@@ -47,7 +47,7 @@ def _along_channels(channels: Tensor, tensor: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Call:
+class _Arguments:
     """The arguments of one call, by the names that most of the operators have for them."""
 
     input: Tensor
@@ -152,7 +152,7 @@ def _forward(op: Op, *, training: bool | None = None) -> Decomposition:
         if num_results == 5:  # new running values, in place of updated ones
             new = given["running_mean"].clone(), given["running_var"].clone()
             given["running_mean"], given["running_var"] = new
-        call = _Call(**given)
+        call = _Arguments(**given)
         if num_results == 4:  # a reserve, of which there is none
             new = (call.input.new_empty([0], dtype=torch.uint8),)
         return *call.forward(), *new
@@ -163,7 +163,7 @@ def _forward(op: Op, *, training: bool | None = None) -> Decomposition:
 def _backward(op: Op) -> Decomposition:
     def run(*args: Any) -> Any:
         given: dict[str, Any] = {"training": True, **_named(op, args)}
-        call = _Call(**given)
+        call = _Arguments(**given)
         return NotImplemented if call.grad_out is None else call.backward(call.grad_out)
 
     return run

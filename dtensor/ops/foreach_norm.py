@@ -55,7 +55,7 @@ def foreach_norm(
     tensors: Sequence[Tensor], ord: float = 2, dtype: torch.dtype | None = None
 ) -> list[Tensor]:
     """Return the norm of every tensor, replicated on the mesh of that tensor."""
-    plan = _plan(tensors, dtype)
+    plan = _plan_of(tensors, dtype)
     locals_ = [t.local if isinstance(t, Wrapper) else t for t in tensors]
     if plan.moves:
         move(locals_, plan.moves)
@@ -74,7 +74,7 @@ def _chosen(items: list[Tensor], indices: tuple[int, ...]) -> list[Tensor]:
     return items if len(indices) == len(items) else [items[i] for i in indices]
 
 
-def _plan(tensors: Sequence[Tensor], dtype: torch.dtype | None) -> _NormPlan:
+def _plan_of(tensors: Sequence[Tensor], dtype: torch.dtype | None) -> _NormPlan:
     """Return the plan of a list, made once for lists of the same specs."""
     key = (dtype, *[t.spec if isinstance(t, Wrapper) else t.dtype for t in tensors])
     mesh = next(t.spec.mesh for t in tensors if isinstance(t, Wrapper))
