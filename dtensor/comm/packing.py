@@ -135,21 +135,22 @@ class Messages:
         """Start to send what lies in one stretch as it lies, and to receive what will."""
         failures: list[BaseException] = []
         outgoing: list[Message] = []
-        for rank, parts in enumerate(out):
+        incoming: list[Message] = []
+        packed: list[tuple[Tensor, _Boxes[Incoming]]] = []
+        for rank, (parts, wanted) in enumerate(zip(out, into, strict=True)):
             if parts:
                 memory = self._stretch(parts[0][0].view(parts[0][1]) if len(parts) == 1 else None)
                 if memory is None:
                     memory = self._buffer(num_bytes_of(parts))
                     pack(memory, parts, failures)
                 outgoing.append((rank, memory))
-        incoming: list[Message] = []
-        packed: list[tuple[Tensor, _Boxes[Incoming]]] = []
-        for rank, parts in enumerate(into):
-            if parts:
-                memory = self._stretch(parts[0][0].memory(parts[0][1]) if len(parts) == 1 else None)
+            if wanted:
+                memory = self._stretch(
+                    wanted[0][0].memory(wanted[0][1]) if len(wanted) == 1 else None
+                )
                 if memory is None:
-                    memory = self._buffer(num_bytes_of(parts))
-                    packed.append((memory, parts))
+                    memory = self._buffer(num_bytes_of(wanted))
+                    packed.append((memory, wanted))
                 incoming.append((rank, memory))
         work = start_messages(outgoing, incoming, self.peers)
 
@@ -206,9 +207,25 @@ def gather(
     """
     widest = max(sum(map(part_bytes, parts)) for parts in receives)
     rounds = costs.num_rounds(peers.size * widest)
-    return _in_rounds(
-        rounds, lambda number: _gather_round(sends, receives, peers, device, number, rounds)
-    )
+
+    def start(number: int) -> Finish:
+        failures: list[BaseException] = []
+        into = [list(slice_of(parts, number, rounds)) for parts in receives]
+        width = max(map(num_bytes_of, into))
+        sent = torch.empty(width, dtype=torch.uint8, device=device)
+        pack(sent, list(slice_of(sends, number, rounds)), failures)
+        received = torch.empty(width * peers.size, dtype=torch.uint8, device=device)
+        work = start_all_gather(received, sent, peers)
+
+        def finish() -> list[BaseException]:
+            work.wait()
+            for rank, parts in enumerate(into):
+                unpack(received[rank * width : (rank + 1) * width], parts, failures)
+            return failures
+
+        return finish
+
+    return _in_rounds(rounds, start)
 
 
 def _in_rounds(rounds: int, start: Callable[[int], Finish]) -> Callable[[], None]:
@@ -224,28 +241,3 @@ def _in_rounds(rounds: int, start: Callable[[int], Finish]) -> Callable[[], None
             raise failures[0]
 
     return last
-
-
-def _gather_round(
-    sends: Sequence[ViewPart],
-    receives: Sequence[Sequence[Incoming]],
-    peers: Peers,
-    device: torch.device,
-    number: int,
-    rounds: int,
-) -> Finish:
-    failures: list[BaseException] = []
-    into = [list(slice_of(parts, number, rounds)) for parts in receives]
-    width = max(map(num_bytes_of, into))
-    sent = torch.empty(width, dtype=torch.uint8, device=device)
-    pack(sent, list(slice_of(sends, number, rounds)), failures)
-    received = torch.empty(width * peers.size, dtype=torch.uint8, device=device)
-    work = start_all_gather(received, sent, peers)
-
-    def finish() -> list[BaseException]:
-        work.wait()
-        for rank, parts in enumerate(into):
-            unpack(received[rank * width : (rank + 1) * width], parts, failures)
-        return failures
-
-    return finish

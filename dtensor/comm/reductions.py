@@ -17,7 +17,7 @@ from dtckpt.errors import PlacementError
 
 from ..torch_private import scatter_reduced
 from .collectives import Moved, Peers, Work, issue
-from .message_parts import ViewPart, carried
+from .message_parts import JOINABLE, ViewPart, joinable
 from .packing import Messages, start_packed
 
 _c10d: Any = dist
@@ -25,20 +25,7 @@ _c10d: Any = dist
 
 _TOP_BIT = -(2**63)
 
-_BACKEND_DTYPES = frozenset(
-    {
-        torch.float64,
-        torch.float32,
-        torch.float16,
-        torch.bfloat16,
-        torch.int64,
-        torch.int32,
-        torch.int8,
-        torch.uint8,
-        torch.complex64,
-        torch.complex128,
-    }
-)
+_BACKEND_DTYPES = JOINABLE - {torch.int16, torch.bool}
 
 
 def all_reduce(local: Tensor, reduce_op: str, peers: Peers) -> Tensor:
@@ -211,11 +198,8 @@ def _start_terms(terms: Sequence[Tensor], reduce_op: str, peers: Peers) -> Calla
     """
     mine = terms[peers.position]
     size, shape, dtype = peers.size, mine.shape, mine.dtype
-    ordered: list[Tensor] = [
-        term.resolve_conj().resolve_neg() for term in peers.by_group_rank(terms)
-    ]
-    if dtype not in _BACKEND_DTYPES:  # which kernels may not join
-        ordered = [carried(term) for term in ordered]
+    given: list[Tensor] = peers.by_group_rank(terms)
+    ordered = [joinable(term.resolve_conj().resolve_neg()) for term in given]
     numels = [term.numel() for term in ordered]
     received, work = start_packed(ordered, ordered[0], numels, [mine.numel()] * size, peers)
 
