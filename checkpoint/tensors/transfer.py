@@ -81,15 +81,16 @@ class TensorSink:
         self._stream = _stream_of(tensor)
         self.is_memory = tensor.is_contiguous() and _is_plain_memory(tensor)
         """Whether this is a contiguous CPU tensor."""
-        self._memory: memoryview | None = None
         self._items: Array | None = None
 
     def memory(self) -> memoryview | None:
-        """Return the bytes of a contiguous CPU tensor."""
+        """Return the bytes of a contiguous CPU tensor.
+
+        A new view each time: those of ten thousand tensors, kept, would let the garbage collector
+        look through all objects of the job while it is read.
+        """
         tensor = self._tensor
-        if self._memory is None and self.is_memory:
-            self._memory = _host_memory(tensor.data_ptr(), tensor.nbytes)
-        return self._memory
+        return _host_memory(tensor.data_ptr(), tensor.nbytes) if self.is_memory else None
 
     def put(self, part: Box, items: Array) -> None:
         """Store ``items`` at ``part``; parts of several threads do not overlap."""
