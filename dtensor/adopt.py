@@ -12,7 +12,7 @@ from .dtensor import DTensor
 from .mesh.device_mesh import DeviceMesh
 from .mesh.spec import spec_of
 from .mesh.torch_layouts import layout_from_torch, placements_to_torch
-from .tensor.local_parts import check_local_shape
+from .tensor.local_parts import check_local_shape, waited
 from .torch_private import local_of_torch
 
 
@@ -26,9 +26,7 @@ def from_torch(tensor: torch_tensor.DTensor) -> DTensor:
     layout = layout_from_torch(tensor)
     mesh = DeviceMesh.from_torch(tensor.device_mesh)
     spec = spec_of(mesh, layout.placements, layout.shape, tensor.stride(), tensor.dtype)
-    local = local_of_torch(tensor)
-    if hasattr(local, "trigger_wait"):  # a collective still writes to it
-        local = local.trigger_wait()
+    local = waited(local_of_torch(tensor))
     if spec.box is not None and spec.box.is_empty and local.numel() == 0:
         local = local.detach().view(spec.box.sizes)  # FSDP2 makes it empty along other dims too
     check_local_shape(local, spec)

@@ -42,13 +42,13 @@ def distribute_module(
     out in different ways.
     """
     mesh = resolve_mesh(device_mesh)
-    before = list(_slots(module))
+    before = list(slots(module))
     if partition_fn is not None:
         for name, submodule in module.named_modules():
             partition_fn(name, submodule, mesh)
-    _keep_tied(before)
+    keep_tied("distribute_module", before)
     replicas: dict[int, Tensor] = {}
-    for owner, name, tensor in list(_slots(module)):
+    for owner, name, tensor in list(slots(module)):
         if not isinstance(tensor, Wrapper):
             if id(tensor) not in replicas:
                 replicas[id(tensor)] = _replicated(tensor, mesh)
@@ -73,7 +73,7 @@ def _of_three(function: Callable[..., Any]) -> HookFn:
     return function
 
 
-def _slots(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+def slots(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
     """Yield every place of a parameter or buffer, those of tied ones too."""
     for submodule in module.modules():
         for name, tensor in submodule.named_parameters(recurse=False, remove_duplicate=False):
@@ -82,7 +82,7 @@ def _slots(module: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
             yield submodule, name, tensor
 
 
-def _keep_tied(before: list[tuple[nn.Module, str, Tensor]]) -> None:
+def keep_tied(caller: str, before: list[tuple[nn.Module, str, Tensor]]) -> None:
     """Put what was made of a tensor in all the places where that was."""
     made: dict[int, tuple[str, Wrapper]] = {}
     for owner, name, tensor in before:
@@ -92,7 +92,7 @@ def _keep_tied(before: list[tuple[nn.Module, str, Tensor]]) -> None:
         other, chosen = made.setdefault(id(tensor), (name, now))
         if chosen.spec.layout != now.spec.layout:
             raise PlacementError(
-                f"distribute_module: one tied parameter became {chosen.spec} as {other!r} and "
+                f"{caller}: one tied parameter became {chosen.spec} as {other!r} and "
                 f"{now.spec} as {name!r}; give both the same placements"
             )
     for owner, name, tensor in before:

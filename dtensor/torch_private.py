@@ -14,7 +14,7 @@ import importlib
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -341,6 +341,64 @@ def skip_strategy() -> tuple[Callable[[Any, Any], None], Any] | None:
         return None
     skip = module._FrameAction.SKIP
     return module.set_code_exec_strategy, module._FrameExecStrategy(skip, skip)
+
+
+# Trees of values
+
+
+def flatten_tree(value: Any) -> tuple[list[Any], Callable[[Iterable[Any]], Any]]:
+    """Return what stands in nested containers, in order, and what puts others in their places.
+
+    torch's trees know the containers that users have registered, too, such as the outputs of
+    transformers; here they are tuples, lists and dicts.
+    """
+    flatten, unflatten = found("utils._pytree.tree_flatten"), found("utils._pytree.tree_unflatten")
+    if flatten is None or unflatten is None:
+        leaves: list[Any] = []
+        rebuild = _flatten(value, leaves)
+        return leaves, lambda others: rebuild(iter(others))
+    leaves, form = flatten(value)
+    return leaves, lambda others: unflatten(list(others), form)
+
+
+def _flatten(value: Any, leaves: list[Any]) -> Callable[[Iterator[Any]], Any]:
+    if isinstance(value, dict):
+        mapping: dict[Any, Any] = value
+        parts = {key: _flatten(item, leaves) for key, item in mapping.items()}
+        return lambda others: {key: part(others) for key, part in parts.items()}
+    if isinstance(value, list | tuple):
+        kind: Any = type(value)
+        items = [_flatten(item, leaves) for item in value]
+        make = kind._make if hasattr(kind, "_make") else kind  # named tuples
+        return lambda others: make([item(others) for item in items])
+    leaves.append(value)
+    return next
+
+
+# Modules and backward passes
+
+
+def parameters_of(module: torch.nn.Module) -> dict[str, Any]:
+    """Return the parameters of a module by name, to be replaced by what need be no parameter."""
+    return module._parameters
+
+
+def saved_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]] | None:
+    """Return what packs and unpacks the tensors that autograd saves here.
+
+    None where nothing does, or where torch does not say: hooks that are set then replace others.
+    """
+    top = found("_C._autograd._top_saved_tensors_default_hooks")
+    return None if top is None else top(False)
+
+
+def when_backward_ends(callback: Callable[[], None]) -> bool:
+    """Call something when the backward pass that runs is over; return whether torch can."""
+    engine = found("autograd.Variable._execution_engine")
+    if engine is None or not hasattr(engine, "queue_callback"):
+        return False
+    engine.queue_callback(callback)
+    return True
 
 
 # Process groups

@@ -42,6 +42,8 @@ FLOORS = {
         "calls",
         "debug",
         "",
+        "parallel",
+        "experimental",
     ),
     "storage": (
         "names",

@@ -67,17 +67,21 @@ def _local_loss(local: LocalCall) -> Callable[..., Any] | None:
     start = _own_classes(local.inputs[0])
     if start is None:
         return None
+    classes = local.inputs[0].shape[_class_dim(local.inputs[0].ndim)]
 
     def run(
         values: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int
     ) -> tuple[Tensor, Tensor]:
         at = _class_dim(values.ndim)
         mine, index, weights = _targets(values, target, weight, start, ignored)
+        is_class = (target >= 0) & (target < classes) | (target == ignored)
         if values.shape[at] == 0:
             picked = values.new_zeros(target.shape)
         else:
             picked = values.gather(at, index.unsqueeze(at)).squeeze(at)
         losses = torch.where(mine, -picked * weights, 0)
+        # Where others hold the classes, nobody alone may raise as one device does.
+        losses = torch.where(is_class, losses, torch.nan)
         return losses if reduction == NONE else losses.sum(), weights.sum()
 
     return run
@@ -101,9 +105,10 @@ def _local_backward(local: LocalCall) -> Callable[..., Any] | None:
         made = torch.zeros_like(values)
         if values.shape[at] == 0:
             return made
-        _, index, weights = _targets(values, target, weight, start, ignored)
+        mine, index, weights = _targets(values, target, weight, start, ignored)
         scale = grad / total_weight if reduction == MEAN else grad
-        return made.scatter_(at, index.unsqueeze(at), (-weights * scale).unsqueeze(at))
+        slopes = torch.where(mine, -weights * scale, 0)  # the scale is infinite if none counts
+        return made.scatter_(at, index.unsqueeze(at), slopes.unsqueeze(at))
 
     return run
 

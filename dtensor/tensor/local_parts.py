@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,11 +49,22 @@ def kind_of(value: object) -> str:
     return f"{type(value).__name__} of {type(value).__module__}"
 
 
+def waited(local: Tensor) -> Tensor:
+    """Return a tensor of which the values have come: torch's functional collectives do not wait."""
+    wait: Any = getattr(local, "trigger_wait", None)
+    if wait is None:
+        return local
+    return local.clone() if local.requires_grad else wait()  # a copy waits, and autograd knows it
+
+
 def brought(local: Tensor, mesh: DeviceMesh) -> Tensor:
     """Return a local tensor on the mesh's device, itself if it is there; meta tensors stay.
 
+    A collective that still writes to it is waited for.
+
     Raises PlacementError where this machine has no such device.
     """
+    local = waited(local)
     if local.device == mesh.device or local.is_meta:
         return local
     try:

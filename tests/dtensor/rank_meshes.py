@@ -31,19 +31,23 @@ T = TypeVar("T")
 _c10d: Any = dist
 
 
-def run_on_mesh(shape: tuple[int, ...], body: Callable[[DeviceMesh], T]) -> list[T]:
+def run_on_mesh(
+    shape: tuple[int, ...], body: Callable[[DeviceMesh], T], names: tuple[str, ...] = ()
+) -> list[T]:
     """Run ``body(mesh)`` in one thread per rank of a mesh of ``shape``; results by rank."""
     store = _c10d.HashStore()
 
     def run(rank: int, world: dist.ProcessGroup) -> T:
-        return body(rank_mesh(store, shape, rank, world))
+        return body(rank_mesh(store, shape, rank, world, names))
 
     return run_ranks(math.prod(shape), run)
 
 
-def rank_mesh(store: object, shape: tuple[int, ...], rank: int, world: Any) -> DeviceMesh:
+def rank_mesh(
+    store: object, shape: tuple[int, ...], rank: int, world: Any, names: tuple[str, ...] = ()
+) -> DeviceMesh:
     """Return one rank's mesh with its own ends of the groups."""
-    mesh = Mesh(shape)
+    mesh = Mesh(shape, names) if names else Mesh(shape)
     groups = axis_groups(store, mesh, rank)
     return DeviceMesh("cpu", mesh, groups=groups, world_group=world)
 

@@ -1,0 +1,24 @@
+"""Models trained on several ranks; what torch has under ``torch.distributed.tensor.parallel``."""
+
+from __future__ import annotations
+
+from .linear import ColwiseParallel, RowwiseParallel
+from .loss import loss_parallel, parallel_cross_entropy
+from .parallelize import parallelize_module, placement_rules
+from .prepare import PrepareModuleInput, PrepareModuleInputOutput, PrepareModuleOutput
+from .sequence import SequenceParallel
+from .style import ParallelStyle
+
+__all__ = [
+    "ColwiseParallel",
+    "ParallelStyle",
+    "PrepareModuleInput",
+    "PrepareModuleInputOutput",
+    "PrepareModuleOutput",
+    "RowwiseParallel",
+    "SequenceParallel",
+    "loss_parallel",
+    "parallel_cross_entropy",
+    "parallelize_module",
+    "placement_rules",
+]

@@ -1,0 +1,192 @@
+"""``parallelize_module``: styles for the parts of a model, by name."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from torch import Tensor, nn
+
+from dtckpt.errors import PlacementError
+
+from ..dtensor import AnyMesh
+from ..geometry.placement import Placement, format_placements
+from ..mesh.device_mesh import DeviceMesh
+from ..mesh.resolving import resolve_mesh
+from ..modules import keep_tied, slots
+from ..tensor.compilers import opaque
+from ..tensor.wrapper import Wrapper
+from .style import ParallelStyle
+
+Plan = ParallelStyle | Mapping[str, ParallelStyle]
+
+
+@opaque
+def parallelize_module(
+    module: nn.Module,
+    device_mesh: AnyMesh | None = None,
+    parallelize_plan: Plan | None = None,
+    *,
+    src_data_rank: int | None = 0,
+    mesh_dim: str | None = None,
+    strict: bool = True,
+) -> nn.Module:
+    """Treat a module, or parts of it, with parallel styles, in place; return it.
+
+    ``parallelize_plan`` is a style for ``module`` itself, or styles by the names of parts:
+    ``{"layers.*.wq": ColwiseParallel()}``. ``*``, ``?`` and ``[...]`` stand for characters of one
+    name between two dots, ``""`` for ``module`` itself. Where several names match a part, their
+    styles are applied in the order of the plan. ``mesh_dim`` names the axis of ``device_mesh``
+    along which to work, if that has several.
+
+    Parameters get the values of the rank ``src_data_rank`` along the axis; with None each rank
+    has the whole already and keeps its part. Tied parameters stay tied, also where a name of the
+    plan is for one of them only. Parameters on the meta device stay there.
+
+    Raises PlacementError before anything is changed or sent: for a mesh of several axes, a name
+    that matches nothing (unless ``strict`` is false), a module that a style is not for, a tensor
+    for which two styles want different placements.
+    """
+    mesh = _one_axis(resolve_mesh(device_mesh), mesh_dim)
+    if parallelize_plan is None:
+        warnings.warn("parallelize_module: no parallelize_plan, nothing is done", stacklevel=2)
+        return module
+    steps = _steps(module, parallelize_plan, strict=strict)
+    _check(mesh, steps)
+    tied = _tied(module)
+    for step in steps:
+        step.style.src_data_rank = src_data_rank
+        made = step.style._apply(step.module, mesh)  # pyright: ignore[reportPrivateUsage]
+        keep_tied("parallelize_module", tied)
+        if made is not step.module:
+            if step.module is module:
+                module = made
+            else:
+                module.set_submodule(step.name, made)
+    return module
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A part of the model and its style."""
+
+    name: str
+    module: nn.Module
+    style: ParallelStyle
+
+
+def _one_axis(mesh: DeviceMesh, mesh_dim: str | None) -> DeviceMesh:
+    if mesh_dim is not None:
+        return mesh[mesh_dim]
+    if mesh.ndim != 1:
+        names = mesh.layout_mesh.axis_names
+        raise PlacementError(
+            f"parallelize_module works along one axis, mesh {mesh.layout_mesh} has {mesh.ndim}: "
+            f"pass mesh_dim= (one of {', '.join(names)}), or a part of the mesh: "
+            f"mesh[{names[-1]!r}]"
+        )
+    return mesh
+
+
+def _steps(module: nn.Module, plan: Plan, *, strict: bool) -> list[_Step]:
+    """Return what to do, in order."""
+    named: dict[str, ParallelStyle] = dict(plan) if isinstance(plan, Mapping) else {"": plan}
+    modules = dict(module.named_modules(remove_duplicate=False))
+    steps: list[_Step] = []
+    for pattern, style in named.items():
+        if not isinstance(style, ParallelStyle):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise PlacementError(
+                f"parallelize_module: the style of {pattern!r} is a {type(style).__name__} of "
+                f"{type(style).__module__}, expected a ParallelStyle of dtckpt.dtensor.parallel"
+            )
+        found = list(_matching(pattern, modules))
+        if not found and strict:
+            raise PlacementError(
+                f"parallelize_module: no part of a {type(module).__name__} is called {pattern!r}; "
+                f"there are {_some(modules)} (strict=False leaves such names out)"
+            )
+        # A module that stands under several names is one.
+        once = {id(modules[name]): name for name in reversed(found)}
+        steps += [_Step(name, modules[name], style) for name in found if name in once.values()]
+    return steps
+
+
+def _matching(pattern: str, names: Mapping[str, object]) -> Iterator[str]:
+    parts = pattern.split(".")
+    for name in names:
+        own = name.split(".")
+        if len(own) == len(parts) and all(map(fnmatchcase, own, parts)):
+            yield name
+
+
+def _some(names: Mapping[str, object]) -> str:
+    found = [repr(name) for name in names if name]
+    return ", ".join(found[:8]) + (f" and {len(found) - 8} more" if len(found) > 8 else "")
+
+
+def _tied(module: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
+    """Return the places of plain tensors that stand at several."""
+    every = [slot for slot in slots(module) if not isinstance(slot[2], Wrapper)]
+    count = Counter(id(tensor) for _, _, tensor in every)
+    return [slot for slot in every if count[id(slot[2])] > 1]
+
+
+def _check(mesh: DeviceMesh, steps: list[_Step]) -> None:
+    """Raise PlacementError unless the styles fit the modules, and each other."""
+    wanted: dict[int, tuple[str, Placement]] = {}
+    for step in steps:
+        where = f"{step.name}." if step.name else ""
+        try:
+            placements = step.style.placements(step.module)
+        except PlacementError as error:
+            raise PlacementError(f"{step.name or 'the module'}: {error}") from error
+        for own, placement in placements.items():
+            tensor = getattr(step.module, own)
+            name = where + own
+            other, before = wanted.setdefault(id(tensor), (name, placement))
+            if placement != before:
+                raise PlacementError(
+                    f"parallelize_module: {name!r} and {other!r} are one tensor, for which the "
+                    f"plan wants {placement} and {before}; give both styles that agree, as "
+                    "RowwiseParallel for an embedding and ColwiseParallel for its head"
+                )
+            if isinstance(tensor, Wrapper) and not (
+                tensor.spec.mesh.same_ranks_as(mesh) and tensor.spec.placements == (placement,)
+            ):
+                raise PlacementError(
+                    f"parallelize_module: {name!r} is distributed already, as {tensor.spec}; apply "
+                    "tensor parallel styles before fully_shard, and once"
+                )
+
+
+def placement_rules(module: nn.Module, prefix: str = "model") -> str:
+    """Return how the distributed tensors of a module lie, as ``dtckpt reshard`` takes it.
+
+    One rule for each name in the module's state dict that is a DTensor, under ``prefix`` as in
+    a checkpoint of ``{prefix: module}``: ``model/wq.weight=S(0)``. All must lie on one mesh.
+
+    Raises PlacementError where they do not.
+
+    >>> from dtckpt.dtensor import init_device_mesh
+    >>> from dtckpt.dtensor.parallel import ColwiseParallel
+    >>> mesh = init_device_mesh("cpu", (1,))
+    >>> model = parallelize_module(nn.Linear(4, 8), mesh, ColwiseParallel())
+    >>> placement_rules(model)
+    'model/weight=S(0); model/bias=S(0)'
+    """
+    rules: list[str] = []
+    mesh: DeviceMesh | None = None
+    for name, tensor in module.state_dict().items():
+        if not isinstance(tensor, Wrapper):
+            continue
+        mesh = mesh or tensor.spec.mesh
+        if not mesh.same_ranks_as(tensor.spec.mesh):
+            raise PlacementError(
+                f"{name!r} lies on mesh {tensor.spec.mesh.layout_mesh} and others on "
+                f"{mesh.layout_mesh}; a checkpoint is resharded to one mesh"
+            )
+        rules.append(f"{prefix}/{name}={format_placements(tensor.spec.placements)}")
+    return "; ".join(rules)

@@ -1,0 +1,67 @@
+"""What every parallel style is: how the parameters of one module lie, and what goes in and out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from dtckpt.errors import PlacementError
+
+from ..dtensor import distribute_tensor
+from ..geometry.placement import Placement
+from ..mesh.device_mesh import DeviceMesh
+from ..tensor.wrapper import Wrapper
+
+
+class ParallelStyle:
+    """How a module runs on the ranks of a mesh with one axis.
+
+    A style of your own overrides ``apply``, or ``placements`` and ``hook``. Those of torch's
+    documentation that override ``_apply`` work, too.
+    """
+
+    src_data_rank: int | None = 0
+    """The rank whose values parameters get; None where every rank has them. ``parallelize_module``
+    sets it."""
+
+    def placements(self, module: nn.Module) -> Mapping[str, Placement]:
+        """Return how the parameters and buffers of ``module`` itself lie; those not named stay.
+
+        Asked of all modules before anything changes or is sent. Raises PlacementError for a module
+        that the style is not for.
+        """
+        del module
+        return {}
+
+    def hook(self, module: nn.Module, mesh: DeviceMesh) -> None:
+        """Register what brings inputs and outputs of ``module`` to where they must lie."""
+
+    def apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        """Treat one module, in place, and return it."""
+        for name, placement in self.placements(module).items():
+            _distribute(module, name, mesh, placement, self.src_data_rank)
+        self.hook(module, mesh)
+        return module
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        return self.apply(module, device_mesh)
+
+
+def _distribute(
+    module: nn.Module, name: str, mesh: DeviceMesh, placement: Placement, source: int | None
+) -> None:
+    tensor: Tensor | None = getattr(module, name)
+    if tensor is None:
+        return
+    if isinstance(tensor, Wrapper):
+        if tensor.spec.mesh.same_ranks_as(mesh) and tensor.spec.placements == (placement,):
+            return  # tied to one that was treated before
+        raise PlacementError(
+            f"{name!r} of a {type(module).__name__} is distributed already, as {tensor.spec}; "
+            "apply tensor parallel styles before fully_shard, and one of them to each module"
+        )
+    made = distribute_tensor(tensor.detach(), mesh, [placement], src_data_rank=source)
+    if isinstance(tensor, nn.Parameter):
+        made = nn.Parameter(made, requires_grad=tensor.requires_grad)
+    setattr(module, name, made)
