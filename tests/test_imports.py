@@ -43,6 +43,7 @@ FLOORS = {
         "debug",
         "",
         "parallel",
+        "fsdp",
         "experimental",
     ),
     "storage": (

@@ -160,7 +160,10 @@ class Destinations:
     def note_change(self) -> None:
         """Tell autograd that tensors were filled past it, which must not trust what it kept."""
         parts = [tensor for local in self.tensors.values() for _, tensor in local.parts]
-        torch.autograd.graph.increment_version(parts)
+        # A DTensor counts for itself what is written to its local tensor. By its real class: what
+        # only passes for a tensor ends the process.
+        whole = [value for value in self.held.values() if issubclass(type(value), torch.Tensor)]
+        torch.autograd.graph.increment_version([*parts, *whole])
 
     @property
     def num_bytes(self) -> int:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import gc
 import sys
 import warnings
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from dtckpt.dtensor import torch_private as private
 from dtckpt.dtensor.comm import groups
 from dtckpt.dtensor.debug import CommDebugMode, recording
 from dtckpt.dtensor.debug.coverage import op_coverage
+from dtckpt.dtensor.fsdp import fully_shard
 from dtckpt.dtensor.mesh import resolving as mesh_setup
 from dtckpt.dtensor.mesh import torch_layouts as interop
 from dtckpt.dtensor.mesh import torch_mesh
@@ -416,3 +418,58 @@ def test_operators_of_torch_are_not_seen_without_modes() -> None:
     without = type("Operators", (nullcontext,), {"__torch_dispatch__": None})
     with without():  # as where torch has no modes: nothing calls it
         assert (replicated(torch.ones(2)) + 1).sum().item() == 4
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+@pytest.mark.parametrize("torchs", [True, False])
+def test_trees_are_taken_apart_and_put_together(
+    monkeypatch: pytest.MonkeyPatch, torchs: bool
+) -> None:
+    if not torchs:
+        monkeypatch.setattr(private, "found", lambda path: None)
+    tree = {"a": [1, (2, None)], "b": Pair(3, {"c": ()})}
+    leaves, rebuild = private.flatten_tree(tree)
+    assert leaves == [1, 2, None, 3]
+    made = rebuild(value and value * 10 for value in leaves)
+    assert made == {"a": [10, (20, None)], "b": Pair(30, {"c": ()})}
+    assert type(made["b"]) is Pair
+    assert private.flatten_tree(7)[1]([8]) == 8
+
+
+def test_sharded_modules_train_where_torch_tells_nothing_of_backward_passes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hidden = ("_top_saved_tensors_default_hooks", "_execution_engine")
+    found = private.found
+    monkeypatch.setattr(
+        private, "found", lambda path: None if path.endswith(hidden) else found(path)
+    )
+    assert private.saved_hooks() is None
+    assert not private.when_backward_ends(lambda: None)
+    start = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3))
+    start[0].requires_grad_(False)  # so that nothing tells when it may be freed
+    x = torch.randn(4, 3)
+    whole = copy.deepcopy(start)
+
+    def step(model: Any, batch: Tensor) -> None:
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.1)
+        for _ in range(2):
+            model(batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    step(whole, x)
+
+    def body(mesh: DeviceMesh) -> None:
+        model: Any = copy.deepcopy(start)
+        fully_shard(model[0], mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        step(model, x.chunk(2)[mesh.get_local_rank()])
+        for made, wanted in zip(model.parameters(), whole.parameters(), strict=True):
+            torch.testing.assert_close(made.full_tensor(), wanted.data)
+
+    run_on_mesh((2,), body)

@@ -1,0 +1,152 @@
+"""Where one parameter lies when it is sharded, and when it is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from dtckpt.errors import PlacementError
+
+from ..dtensor import DTensor
+from ..geometry.placement import Partial, Placement, Replicate, Shard
+from ..mesh.device_mesh import DeviceMesh
+from ..mesh.spec import DTensorSpec, spec_of
+from ..mesh.torch_layouts import AnyPlacement
+from ..redistribute import redistribute_local
+from ..tensor.wrapper import Wrapper
+
+ShardPlacementFn = Callable[[nn.Parameter], AnyPlacement | None]
+
+
+@dataclass(frozen=True, slots=True)
+class DataAxes:
+    """The axes of a mesh over which parameters are sharded, or repeated (HSDP)."""
+
+    mesh: DeviceMesh
+
+    def __post_init__(self) -> None:
+        if self.mesh.ndim not in (1, 2):
+            raise PlacementError(
+                "fully_shard takes a mesh of one axis, over which parameters are sharded, or of "
+                f"two (HSDP), over the first of which they are repeated; got {self.mesh}: "
+                "pass a part of it, as mesh['dp']"
+            )
+
+    @property
+    def count(self) -> int:
+        """How many ranks the batch is split over."""
+        return self.mesh.size()
+
+    def placements(self, shard: Placement) -> tuple[Placement, ...]:
+        """Return how a parameter lies that the last axis shards."""
+        return (Replicate(),) * (self.mesh.ndim - 1) + (shard,)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedParameter:
+    """One parameter: its specs on the mesh of data and, where it lies on one already, model."""
+
+    name: str
+    sharded: DTensorSpec
+    whole: DTensorSpec
+    """The same over the axes of data; the axes of the model stay."""
+    model: DTensorSpec | None
+    """The spec of the whole parameter on its own mesh, where it is a DTensor by itself."""
+    data_axes: int
+
+    @classmethod
+    def of(
+        cls, name: str, parameter: nn.Parameter, data: DataAxes, choose: ShardPlacementFn | None
+    ) -> ShardedParameter:
+        """Return where a parameter is to lie; PlacementError where it cannot."""
+        dim = _dim_of(name, parameter, choose)
+        if not isinstance(parameter, Wrapper):
+            mesh, model, own = data.mesh, None, ()
+        else:
+            model = parameter.spec
+            mesh = _with_model(name, data.mesh, model.mesh)
+            own = model.placements
+            if model.layout.is_partial:
+                raise PlacementError(f"fully_shard: {name!r} has terms to be reduced: {model}")
+        shard: Placement = Replicate() if dim is None else Shard(dim)
+        cuts = [axis for axis, placement in enumerate(own) if placement.is_shard(dim)]
+        if dim is not None and cuts:  # the model cuts first
+            own, shard = _after(own, cuts, dim)
+        meta = parameter.shape, parameter.stride(), parameter.dtype
+        repeated = (Replicate(),) * data.mesh.ndim
+        return cls(
+            name,
+            spec_of(mesh, (*data.placements(shard), *own), *meta),
+            spec_of(mesh, (*repeated, *(parameter.spec.placements if model else ())), *meta),  # pyright: ignore[reportAttributeAccessIssue]
+            model,
+            data.mesh.ndim,
+        )
+
+    def shard(self, parameter: nn.Parameter) -> nn.Parameter:
+        """Return the sharded parameter, of the values that this rank has; nothing is sent."""
+        local = parameter.local if isinstance(parameter, Wrapper) else parameter
+        local = local.detach()
+        if not local.is_meta:
+            local = local.to(self.sharded.mesh.device)
+            part = redistribute_local(local, self.whole, self.sharded)
+            local = part.clone(memory_format=torch.contiguous_format)
+        else:
+            local = local.new_empty(self.sharded.local_shape)
+        made = DTensor(local, self.sharded)
+        return nn.Parameter(made, requires_grad=parameter.requires_grad)
+
+    def gradient(self, grad: Tensor) -> Tensor:
+        """Return the local gradient of the whole parameter, one of the terms of all ranks."""
+        if self.model is None:
+            return grad
+        return redistribute_local(grad.local, grad.spec, self.model.with_dtype(grad.dtype))  # pyright: ignore[reportAttributeAccessIssue]
+
+    def terms(self, op: str, dtype: torch.dtype) -> DTensorSpec:
+        """Return the spec of the gradients that ranks have of their parts of the batch."""
+        own = self.whole.placements[self.data_axes :]
+        terms = (Partial(op),) * self.data_axes
+        return self.whole.with_dtype(dtype).with_placements((*terms, *own))
+
+
+def _dim_of(name: str, parameter: nn.Parameter, choose: ShardPlacementFn | None) -> int | None:
+    """Return the dim to shard; None for a scalar, which is repeated."""
+    if parameter.ndim == 0:
+        return None
+    chosen: Any = Shard(0) if choose is None else choose(parameter)
+    chosen = Shard(0) if chosen is None else chosen
+    if not chosen.is_shard() or not -parameter.ndim <= chosen.dim < parameter.ndim:
+        raise PlacementError(
+            f"fully_shard: shard_placement_fn must return Shard(dim) or None, got {chosen!r} for "
+            f"{name!r} of shape {list(parameter.shape)}"
+        )
+    return chosen.dim % parameter.ndim
+
+
+def _with_model(name: str, data: DeviceMesh, model: DeviceMesh) -> DeviceMesh:
+    """Return the mesh of both axes."""
+    try:
+        return DeviceMesh.concat([data, model])
+    except (PlacementError, ValueError) as error:
+        raise PlacementError(
+            f"fully_shard: {name!r} lies on mesh {model.layout_mesh}, which is no part of one mesh "
+            f"with {data.layout_mesh}: make one mesh of all axes and pass parts of it, as "
+            "mesh['dp'] here and mesh['tp'] to parallelize_module"
+        ) from error
+
+
+def _after(
+    own: tuple[Placement, ...], cuts: list[int], dim: int
+) -> tuple[tuple[Placement, ...], Placement]:
+    """Return placements in which axes of the model cut a dim before the axis of data does."""
+    cutting: list[Any] = [own[axis] for axis in cuts]
+    if any(not isinstance(placement, Shard) for placement in cutting):
+        return own, Shard(dim)  # a Ragged cuts first anyhow
+    ordered = sorted(cuts, key=lambda axis: (cast(Any, own[axis]).order or 0, axis))
+    changed = list(own)
+    for order, axis in enumerate(ordered):
+        changed[axis] = Shard(dim, order=order)
+    return tuple(changed), Shard(dim, order=len(cuts))
