@@ -7,7 +7,7 @@ CODE := dtensor checkpoint storage tools tests
 # Tests start some hundred processes, which find all modules compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install check format test mutants demo bench bench-scale bench-dispatch bench-redistribute bench-random operators test-matrix gpu-check clean
+.PHONY: help install check format test mutants demo bench bench-scale bench-dispatch bench-redistribute bench-training bench-random operators test-matrix gpu-check clean
 
 help:
 	@echo "make demo    train, kill a rank during a save, resume on another mesh, prove the losses"
@@ -15,6 +15,7 @@ help:
 	@echo "make bench-scale   planning for up to 16,384 ranks, simulated"
 	@echo "make bench-dispatch   one operator call beside torch's DTensor"
 	@echo "make bench-redistribute   redistribute: bytes, memory, plans, wall time on Gloo"
+	@echo "make bench-training   a training step beside torch's parallelisms"
 	@echo "make bench-random   random numbers beside torch's own generator"
 	@echo "make operators     every operator against one device; writes docs/operators.md"
 	@echo "make test    the whole test suite"
@@ -82,6 +83,9 @@ bench-dispatch: install
 
 bench-redistribute: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.bench.redistribute $(BENCH)
+
+bench-training: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.bench.training $(BENCH)
 
 bench-random: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.bench.random_numbers $(BENCH)
