@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import wraps
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -182,6 +183,32 @@ def states_below(module: nn.Module) -> Iterator[State]:
         found = _STATES.get(part)
         if found is not None:
             yield found
+
+
+def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
+    """Let another method of a sharded module have its parameters whole, as ``forward`` has them.
+
+    Nothing is done to a module that is not sharded. Raises PlacementError where there is no such
+    method.
+    """
+    state = state_of(module)
+    if state is None:
+        return
+    method: Any = getattr(module, method_name, None)
+    if not callable(method):
+        raise PlacementError(f"a {type(module).__name__} has no method {method_name!r}")
+
+    @wraps(method)
+    def sharded(*args: Any, **kwargs: Any) -> Any:
+        try:
+            args, kwargs = state.before_forward(module, args, kwargs) or (args, kwargs)
+            output = method(*args, **kwargs)
+        except BaseException:
+            state.after_forward(module, args, None)
+            raise
+        return state.after_forward(module, args, output)
+
+    setattr(module, method_name, sharded)
 
 
 class UnshardHandle:

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 import dtckpt.checkpoint as ckpt
 from dtckpt.dtensor import DeviceMesh, DTensor, PlacementError, Replicate, distribute_tensor
-from dtckpt.dtensor.fsdp import fully_shard
+from dtckpt.dtensor.fsdp import fully_shard, register_fsdp_forward_method
 from dtckpt.dtensor.fsdp.module import states_below
 from tests.dtensor.rank_meshes import run_on_mesh
 
@@ -407,3 +407,39 @@ def test_state_dicts_are_sharded_at_any_time() -> None:
         assert all(isinstance(value, DTensor) for value in model.seen.values())
 
     run_on_mesh((1,), body)
+
+
+def test_other_methods_may_have_whole_parameters() -> None:
+    class Encodes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lin = linear()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.encode(x).square()
+
+        def encode(self, x: Tensor, *, fails: bool = False) -> Tensor:
+            """The layer alone."""
+            if fails:
+                raise ValueError("on purpose")
+            return self.lin(x)
+
+    start = Encodes()
+    whole = copy.deepcopy(start)
+    (whole.encode(X).mean() + whole(X).mean()).backward()
+
+    def body(mesh: DeviceMesh) -> None:
+        model: Any = copy.deepcopy(start)
+        register_fsdp_forward_method(model, "encode")  # not sharded: nothing is done
+        fully_shard(model, mesh=mesh)
+        with pytest.raises(PlacementError, match="has no method 'decode'"):
+            register_fsdp_forward_method(model, "decode")
+        register_fsdp_forward_method(model, "encode")
+        assert model.encode.__doc__ == "The layer alone."
+        with pytest.raises(ValueError, match="on purpose"):
+            model.encode(X, fails=True)
+        assert isinstance(model.lin.weight, DTensor)
+        (model.encode(half(X, mesh)).mean() + model(half(X, mesh)).mean()).backward()
+        assert_same_gradients(model, whole)
+
+    run_on_mesh((2,), body)
