@@ -321,3 +321,37 @@ def test_one_plan_warns_that_there_is_none() -> None:
             parallelize_module(made(Mlp), mesh)
 
     run_on_mesh((1,), body)
+
+
+def test_a_module_under_two_names_is_treated_once() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        shared = nn.Tanh()
+        model = nn.ModuleDict({"a": shared, "b": shared})
+        style = PrepareModuleInput(
+            input_layouts=Shard(0), desired_input_layouts=Replicate(), use_local_output=True
+        )
+        parallelize_module(model, mesh, {"*": style})
+        assert model["b"](torch.ones(2, 3)).shape == (4, 3)
+
+    run_on_mesh((2,), body)
+
+
+def test_inputs_may_be_given_by_name() -> None:
+    whole = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 6))
+
+    def body(mesh: DeviceMesh) -> None:
+        plan = {"0": SequenceParallel(sequence_dim=0), "1": ColwiseParallel(input_layouts=Shard(0))}
+        model: Any = parallelize_module(fresh(whole), mesh, plan)
+        x = torch.arange(12.0).view(3, 4)
+        mine = x.chunk(2)[mesh.get_local_rank()]
+        normed = model[0](input=mine)
+        assert normed.placements == (Shard(0),)
+        found = model[1](input=normed.to_local())
+        wanted = whole(x).chunk(2, dim=1)[mesh.get_local_rank()]
+        torch.testing.assert_close(found, wanted)
+        with pytest.raises(
+            PlacementError, match=r"input of Linear: the call has none, got \['x'\]"
+        ):
+            model[1](x=mine)
+
+    run_on_mesh((2,), body)
