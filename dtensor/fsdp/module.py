@@ -82,12 +82,10 @@ class State:
                     state_dict[name] = one.parameter.detach()
 
     def _become_root(self, module: nn.Module) -> None:
-        self.below = list(states_below(module))
-        for state in self.below:
-            state.is_root = False
-            state.below = []
-        self.is_root = True
-        self.below = list(states_below(module))
+        below = list(states_below(module))
+        for state in below:
+            state.is_root, state.below = False, []
+        self.is_root, self.below = True, below
 
     def after_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Put the sharded parameters back; the backward pass begins with the output."""

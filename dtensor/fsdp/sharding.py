@@ -36,11 +36,6 @@ class DataAxes:
                 "pass a part of it, as mesh['dp']"
             )
 
-    @property
-    def count(self) -> int:
-        """How many ranks the batch is split over."""
-        return self.mesh.size()
-
     def placements(self, shard: Placement) -> tuple[Placement, ...]:
         """Return how a parameter lies that the last axis shards."""
         return (Replicate(),) * (self.mesh.ndim - 1) + (shard,)
@@ -81,7 +76,7 @@ class ShardedParameter:
         return cls(
             name,
             spec_of(mesh, (*data.placements(shard), *own), *meta),
-            spec_of(mesh, (*repeated, *(parameter.spec.placements if model else ())), *meta),  # pyright: ignore[reportAttributeAccessIssue]
+            spec_of(mesh, (*repeated, *(model.placements if model else ())), *meta),
             model,
             data.mesh.ndim,
         )

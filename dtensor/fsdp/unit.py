@@ -237,8 +237,10 @@ class Unit:
         for i in trained:
             self.held[i].waiting = None
         *locals_, votes = redistribute_locals([*sent, votes], [*moves, specs])
-        for i, local, vote in zip(trained, locals_, votes.tolist(), strict=True):
-            if vote:
+        # Read only where this rank does not know it: a GPU is waited for then.
+        has_all = all(used)
+        for number, (i, local) in enumerate(zip(trained, locals_, strict=True)):
+            if has_all or votes[number].item():
                 spec = self.held[i].sharded.spec
                 made = local.to(spec.dtype).contiguous().view(spec.local_shape)
                 found[i] = DTensor(made, spec)

@@ -108,9 +108,10 @@ def _steps(module: nn.Module, plan: Plan, *, strict: bool) -> list[_Step]:
                 f"parallelize_module: no part of a {type(module).__name__} is called {pattern!r}; "
                 f"there are {_some(modules)} (strict=False leaves such names out)"
             )
-        # A module that stands under several names is one.
-        once = {id(modules[name]): name for name in reversed(found)}
-        steps += [_Step(name, modules[name], style) for name in found if name in once.values()]
+        once: dict[int, _Step] = {}  # a module may stand under several names
+        for name in found:
+            once.setdefault(id(modules[name]), _Step(name, modules[name], style))
+        steps += once.values()
     return steps
 
 

@@ -301,6 +301,8 @@ def test_what_does_not_say_what_it_cuts_is_refused() -> None:
         class Silent(SplitPlacement):  # pyright: ignore[reportUnusedClass]
             form: ClassVar[str] = "Silent(dim)"
 
+    with pytest.raises(PlacementError, match="does not say how it splits"):
+        SplitPlacement(0).sizes_over(8, 2)
     with pytest.raises(PlacementError, match=r"text form S\(dim\): S is that of .*shard\.Shard"):
 
         class Other(Growing):  # pyright: ignore[reportUnusedClass]

@@ -101,7 +101,10 @@ class SplitPlacement(Placement):
 
         They follow from the fields, ``size`` and ``count`` alone; any of them may be 0.
         """
-        raise NotImplementedError
+        raise PlacementError(
+            "a SplitPlacement does not say how it splits; use Shard, Ragged or a class of your own "
+            f"with sizes_over(size, count), to cut {size} over {count}"
+        )
 
     def misfit(self, size: int, count: int) -> str:
         """Return why so many indices cannot be cut so over so many coordinates; else nothing."""
