@@ -1,0 +1,1 @@
+"""Whole models under all parallelisms at once, beside one device."""
