@@ -7,10 +7,11 @@ CODE := dtensor checkpoint storage tools tests
 # Tests start some hundred processes, which find all modules compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install check format test mutants demo bench bench-scale bench-dispatch bench-redistribute bench-training bench-random operators test-matrix gpu-check clean
+.PHONY: help install check format test mutants demo demo-parallel bench bench-scale bench-dispatch bench-redistribute bench-training bench-random operators test-matrix gpu-check clean
 
 help:
 	@echo "make demo    train, kill a rank during a save, resume on another mesh, prove the losses"
+	@echo "make demo-parallel   the same by dtckpt's own FSDP and tensor parallelism, beside one device"
 	@echo "make bench   checkpoints beside their peers and the machine's limits (BENCH=--help)"
 	@echo "make bench-scale   planning for up to 16,384 ranks, simulated"
 	@echo "make bench-dispatch   one operator call beside torch's DTensor"
@@ -70,6 +71,9 @@ mutants: install
 demo: install
 	$(BIN)/python -m tools.demo
 
+demo-parallel: install
+	$(BIN)/python -m tools.demo_parallel
+
 bench: install
 	@$(PIP) install --quiet --constraint constraints.txt torch_checkpointing==0.1.1 \
 		|| echo "torch_checkpointing cannot be installed; its rows will be skipped"
@@ -94,4 +98,4 @@ operators: install
 	$(BIN)/python -m tests.operators --write docs/operators.md $(OPERATORS)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info demo-output
+	rm -rf $(VENV) build dist *.egg-info demo-output demo-output-parallel

@@ -188,7 +188,14 @@ def test_kill_halfway() -> None:
 
 def test_worker_arguments_leave_out_what_is_not_given() -> None:
     job = Training(
-        name="x", checkpoints=Path("c"), ranks=2, mesh="dp=2", steps=4, save_every=2, kill_rank=0
+        name="x",
+        worker="w",
+        checkpoints=Path("c"),
+        ranks=2,
+        mesh="dp=2",
+        steps=4,
+        save_every=2,
+        kill_rank=0,
     )
     arguments = job.arguments()
     assert arguments[arguments.index("--kill-rank") + 1] == "0"

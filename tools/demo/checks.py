@@ -9,9 +9,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor as TorchDTensor
 
 from dtckpt.checkpoint import Checkpoint, LazyTensor
+from dtckpt.dtensor import DTensor
 
 
 class Claims:
@@ -57,7 +58,7 @@ def state_differences(live: Any, saved: Any, where: str = "") -> list[str]:
     Distributed tensors are gathered, so all ranks call this alike.
     """
     if isinstance(saved, LazyTensor):
-        whole = live.full_tensor() if isinstance(live, DTensor) else live
+        whole = live.full_tensor() if is_distributed(live) else live
         return [] if same_bits(whole, saved[...]) else [where]
     if isinstance(saved, Mapping) and isinstance(live, Mapping):
         if live.keys() != saved.keys():
@@ -95,7 +96,12 @@ def count_dtensors(state: Any) -> int:
         return sum(count_dtensors(value) for value in state.values())
     if isinstance(state, list | tuple):
         return sum(count_dtensors(value) for value in state)
-    return int(isinstance(state, DTensor))
+    return int(is_distributed(state))
+
+
+def is_distributed(value: Any) -> bool:
+    """Return whether a value is a DTensor, torch's or ours."""
+    return isinstance(value, DTensor | TorchDTensor)
 
 
 def checkpoint_differences(one: Checkpoint, other: Checkpoint) -> list[str]:

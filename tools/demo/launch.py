@@ -36,6 +36,8 @@ class Training:
     """A training job: who takes part, how far it goes, and who dies on the way."""
 
     name: str
+    worker: str
+    """The module that every rank runs."""
     checkpoints: Path
     ranks: int
     mesh: str
@@ -92,7 +94,7 @@ class Launcher:
         """Run a training job to its end; unless a rank is to die, it must end well."""
         log, events = self._logs / f"{job.name}.log", self._logs / f"{job.name}.events"
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += ["--nproc-per-node", str(job.ranks), "-m", "tools.demo.worker"]
+        command += ["--nproc-per-node", str(job.ranks), "-m", job.worker]
         command += ["--corpus", str(self._corpus), "--events", str(events), *job.arguments()]
         with log.open("w") as output, _child(command, output) as process:
             found = self._follow(process, job, events)

@@ -84,9 +84,16 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(config.width)
         self.head = nn.Linear(config.width, config.vocabulary, bias=False)
 
-    def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Return the mean cross entropy of ``targets``, (rows, positions) like ``inputs``."""
-        x = self.tokens(inputs) + self.positions(torch.arange(inputs.shape[1]))
+    def forward(
+        self, inputs: torch.Tensor, targets: torch.Tensor, places: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the mean cross entropy of ``targets``, (rows, positions) like ``inputs``.
+
+        ``places`` are the positions in a passage, all of them by default.
+        """
+        if places is None:
+            places = torch.arange(inputs.shape[1])
+        x = self.tokens(inputs) + self.positions(places)
         for block in self.blocks:
             x = block(x)
         logits = self.head(self.norm(x))

@@ -7,7 +7,7 @@ from dtckpt.dtensor import Layout
 
 from .checks import checkpoint_differences
 from .s3 import Bucket
-from .setting import SAVES, STEPS, Setting
+from .setting import Setting
 
 _ON_DISK = (
     "dp=3,tp=2",
@@ -18,8 +18,8 @@ _IN_S3 = ("fsdp=5", "*=S(0)")
 
 def reshard(demo: Setting, bucket: Bucket) -> list[str]:
     """Rewrite the final checkpoint on disk and into S3, compare, and return where both are."""
-    source, local = str(demo.step(STEPS)), str(demo.output / "resharded")
-    remote = f"{bucket.url}/step-{STEPS}"
+    source, local = str(demo.step(demo.plan.steps)), str(demo.output / "resharded")
+    remote = f"{bucket.url}/step-{demo.plan.steps}"
     for target, (mesh, rules) in ((local, _ON_DISK), (remote, _IN_S3)):
         arguments = ("reshard", source, target, "--mesh", mesh, "--placements", rules)
         demo.say(demo.launcher.command(*arguments, secrets=bucket.environment()))
@@ -58,13 +58,14 @@ def look(demo: Setting, bucket: Bucket, resharded: list[str]) -> None:
     listed = run("inspect", str(demo.run))
     demo.say(listed)
     demo.claims.check(
-        "inspect lists every committed step", all(f"step-{number}" in listed for number in SAVES)
+        "inspect lists every committed step",
+        all(f"step-{number}" in listed for number in demo.plan.saves),
     )
     for url in resharded:
         shown = run("inspect", url, "--name", "model/*blocks.0*", "--no-values")
         demo.say(shown)
         demo.claims.check("inspect shows the tensors and their layouts", _shows_layouts(shown))
-    for url in (*(str(demo.step(number)) for number in SAVES), *resharded):
+    for url in (*(str(demo.step(number)) for number in demo.plan.saves), *resharded):
         demo.claims.check("verify: " + run("verify", url).strip(), holds=True)
 
 

@@ -11,23 +11,13 @@ from dtckpt.storage import open_store
 from dtckpt.tools.cli.console import iec
 
 from .launch import Outcome
-from .setting import (
-    KILL_RANK,
-    KILL_STEP,
-    MESH,
-    MESH_RESUMED,
-    NEWEST,
-    RANKS,
-    RANKS_RESUMED,
-    SAVES,
-    Setting,
-)
+from .setting import Setting
 from .worker import TIMEOUT
 
 
 def train_uninterrupted(demo: Setting) -> Outcome:
     """Train to the end: what the other runs are compared with."""
-    outcome = demo.train("uninterrupted", demo.reference, MESH, RANKS)
+    outcome = demo.train("uninterrupted", demo.reference, demo.plan.uninterrupted)
     losses = list(outcome.losses().values())
     last = sum(losses[-5:]) / 5
     _check_all_committed(demo, demo.reference, "all its saves are committed")
@@ -41,10 +31,11 @@ def train_uninterrupted(demo: Setting) -> Outcome:
 
 def train_until_killed(demo: Setting) -> Outcome:
     """Train again, until a rank dies in the middle of a save."""
-    outcome = demo.train("killed", demo.run, MESH, RANKS, is_killed=True)
-    died = rf"rank +: {KILL_RANK} .*\n *exitcode +: -9 "
+    plan = demo.plan
+    outcome = demo.train("killed", demo.run, plan.killed, is_killed=True)
+    died = rf"rank +: {plan.kill_rank} .*\n *exitcode +: -9 "
     demo.claims.check(
-        f"rank {KILL_RANK} was ended by SIGKILL, and the job with it",
+        f"rank {plan.kill_rank} was ended by SIGKILL, and the job with it",
         outcome.exit_code != 0 and re.search(died, outcome.log) is not None,
         f"torchrun ended with {outcome.exit_code}",
     )
@@ -54,12 +45,12 @@ def train_until_killed(demo: Setting) -> Outcome:
     _check_not_committed(demo)
     newest = ck.latest(demo.run)
     demo.claims.check(
-        f"the newest committed checkpoint is the one before, step {NEWEST}",
-        newest is not None and newest.number == NEWEST,
+        f"the newest committed checkpoint is the one before, step {plan.newest}",
+        newest is not None and newest.number == plan.newest,
     )
-    report = ck.verify(demo.step(NEWEST))
+    report = ck.verify(demo.step(plan.newest))
     demo.claims.check(
-        f"step {NEWEST} is intact to the last byte",
+        f"step {plan.newest} is intact to the last byte",
         not report.problems,
         f"{iec(report.bytes_checked)} checked",
     )
@@ -67,12 +58,13 @@ def train_until_killed(demo: Setting) -> Outcome:
 
 
 def train_resumed(demo: Setting) -> Outcome:
-    """Go on from the newest checkpoint on half the ranks, with another mesh."""
-    outcome = demo.train("resumed", demo.run, MESH_RESUMED, RANKS_RESUMED)
+    """Go on from the newest checkpoint on fewer ranks, with another mesh."""
+    plan = demo.plan
+    outcome = demo.train("resumed", demo.run, plan.resumed)
     told = outcome.resumed()
-    demo.claims.check(f"it resumed from step {NEWEST}", told["step"] == NEWEST)
+    demo.claims.check(f"it resumed from step {plan.newest}", told["step"] == plan.newest)
     demo.claims.check(
-        "on both ranks every tensor and value was then, bit for bit, what the checkpoint holds",
+        "on all ranks every tensor and value was then, bit for bit, what the checkpoint holds",
         told["tensors"] > 0 and not told["differences"],
         f"{told['tensors']} tensors of parameters and optimizer gathered and compared, and all "
         f"values; differences: {', '.join(told['differences']) or 'none'}",
@@ -80,29 +72,30 @@ def train_resumed(demo: Setting) -> Outcome:
     demo.claims.check(
         "every sharded tensor lies on these ranks in other parts than it was saved",
         told["resharded"] == told["sharded"] > 0,
-        f"{told['resharded']} tensors: on {MESH} before, on {MESH_RESUMED} now",
+        f"{told['resharded']} tensors: on {plan.killed.mesh} before, on {plan.resumed.mesh} now",
     )
-    text = f"step {KILL_STEP} was saved again in the same place; now all saves are committed"
+    text = f"step {plan.kill_step} was saved again in the same place; now all saves are committed"
     _check_all_committed(demo, demo.run, text)
     return outcome
 
 
 def _check_all_committed(demo: Setting, root: Path, text: str) -> None:
     committed = tuple(step.number for step in ck.committed_steps(root))
-    demo.claims.check(text, committed == SAVES, f"steps {', '.join(map(str, committed))}")
+    demo.claims.check(text, committed == demo.plan.saves, f"steps {', '.join(map(str, committed))}")
 
 
 def _check_going_on(demo: Setting, outcome: Outcome) -> None:
-    meanwhile = [step for step in outcome.losses() if step > KILL_STEP]
+    kill_step = demo.plan.kill_step
+    meanwhile = [step for step in outcome.losses() if step > kill_step]
     demo.claims.check(
-        f"the training went on while step {KILL_STEP} was being saved, until the rank died",
+        f"the training went on while step {kill_step} was being saved, until the rank died",
         bool(meanwhile),
         f"steps made meanwhile: {', '.join(map(str, meanwhile)) or 'none'}",
     )
 
 
 def _check_survivors(demo: Setting, outcome: Outcome) -> None:
-    survivors = [rank for rank in range(RANKS) if rank != KILL_RANK]
+    survivors = [rank for rank in range(demo.plan.killed.count) if rank != demo.plan.kill_rank]
     told = [error for rank, error in outcome.errors.items() if rank in survivors]
     longest = max((error["seconds"] for error in told), default=float("inf"))
     message = told[0]["message"].partition(" This is typically")[0] if told else ""
@@ -116,21 +109,22 @@ def _check_survivors(demo: Setting, outcome: Outcome) -> None:
 
 
 def _check_leftovers(demo: Setting) -> None:
-    store = open_store(demo.step(KILL_STEP))
+    plan = demo.plan
+    store = open_store(demo.step(plan.kill_step))
     leftovers = [Path(store.url) / name for name in store.leftovers()]
-    (whole,) = (demo.reference / f"step-{KILL_STEP}").glob(f"data/*/{KILL_RANK:05}.safetensors")
+    (whole,) = demo.step(plan.newest).glob(f"data/*/{plan.kill_rank:05}.safetensors")
     for path in leftovers:
         written = len(path.read_bytes().rstrip(b"\0"))  # the rest is reserved space
         demo.claims.check(
-            f"it died in the middle of a write: about half of the data file of rank {KILL_RANK} is "
-            "there",
+            "it died in the middle of a write: about half of the data file of rank "
+            f"{plan.kill_rank} is there",
             whole.stem in path.name and 0.4 < written / whole.stat().st_size < 0.9,
             f"{path.name}: {iec(written)} written of {iec(whole.stat().st_size)}",
         )
     finished = [Path(info.name).stem for info in store.list()]
-    others = {f"{rank:05}" for rank in range(4) if rank != KILL_RANK}
+    others = {f"{rank:05}" for rank in range(plan.killed.count) if rank != plan.kill_rank}
     demo.claims.check(
-        f"step {KILL_STEP} has no manifest: what the other ranks had finished is never read",
+        f"step {plan.kill_step} has no manifest: what the other ranks had finished is never read",
         len(leftovers) == 1 and set(finished) <= others,
         f"finished data files: {', '.join(finished) or 'none'}",
     )
@@ -139,8 +133,8 @@ def _check_leftovers(demo: Setting) -> None:
 def _check_not_committed(demo: Setting) -> None:
     error = None
     try:
-        ck.load({"step": 0}, demo.step(KILL_STEP))
+        ck.load({"step": 0}, demo.step(demo.plan.kill_step))
     except DtckptError as found:
         error = found
-    text = f"loading step {KILL_STEP} raises NotCommitted"
+    text = f"loading step {demo.plan.kill_step} raises NotCommitted"
     demo.claims.check(text, isinstance(error, NotCommitted), str(error or ""))

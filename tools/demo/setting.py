@@ -10,18 +10,48 @@ from rich.console import Console
 from .checks import Claims
 from .launch import Launcher, Outcome, Training
 
-STEPS = 36
-SAVE_EVERY = 6
-SAVES = tuple(range(SAVE_EVERY, STEPS + 1, SAVE_EVERY))
-KILL_STEP = 24
-KILL_RANK = 2
-NEWEST = KILL_STEP - SAVE_EVERY
-"""The newest committed step once a rank has died in the save of ``KILL_STEP``."""
 
-RANKS = 4
-MESH = "dp=2,tp=2"
-RANKS_RESUMED = 2
-MESH_RESUMED = "dp=2"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """Who trains."""
+
+    count: int
+    mesh: str
+    """Names and sizes of its axes, as "dp=2,tp=2"; "" for one device without any."""
+
+    def __str__(self) -> str:
+        if not self.mesh:
+            return "one device"
+        return f"{self.count} rank{'s' * (self.count > 1)} on {self.mesh}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Which jobs train what, for how long, and who dies on the way."""
+
+    worker: str
+    """The module that every rank runs."""
+    uninterrupted: Ranks
+    killed: Ranks
+    resumed: Ranks
+    steps: int
+    save_every: int
+    kill_step: int
+    """The save in which a rank is killed."""
+    kill_rank: int
+    parameter_tolerance: float
+    """Largest absolute difference of final parameters from those of the uninterrupted run."""
+
+    @property
+    def saves(self) -> tuple[int, ...]:
+        """The steps that are saved."""
+        return tuple(range(self.save_every, self.steps + 1, self.save_every))
+
+    @property
+    def newest(self) -> int:
+        """The newest committed step once a rank has died in the save of ``kill_step``."""
+        return self.kill_step - self.save_every
+
 
 _SHOWN_LINES = 40
 
@@ -34,6 +64,7 @@ class Setting:
     claims: Claims
     launcher: Launcher
     output: Path
+    plan: Plan
 
     @property
     def reference(self) -> Path:
@@ -50,18 +81,20 @@ class Setting:
         return self.run / f"step-{number}"
 
     def train(
-        self, name: str, checkpoints: Path, mesh: str, ranks: int, *, is_killed: bool = False
+        self, name: str, checkpoints: Path, ranks: Ranks, *, is_killed: bool = False
     ) -> Outcome:
         """Run a training job; ``is_killed`` says that a rank is to die in it."""
+        plan = self.plan
         job = Training(
             name=name,
+            worker=plan.worker,
             checkpoints=checkpoints,
-            ranks=ranks,
-            mesh=mesh,
-            steps=STEPS,
-            save_every=SAVE_EVERY,
-            kill_rank=KILL_RANK if is_killed else None,
-            kill_step=KILL_STEP if is_killed else None,
+            ranks=ranks.count,
+            mesh=ranks.mesh,
+            steps=plan.steps,
+            save_every=plan.save_every,
+            kill_rank=plan.kill_rank if is_killed else None,
+            kill_step=plan.kill_step if is_killed else None,
         )
         return self.launcher.train(job)
 

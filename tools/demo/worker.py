@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 
 import dtckpt.checkpoint as ck
 from dtckpt.errors import CheckpointError
@@ -27,8 +27,8 @@ from dtckpt.storage import FaultyStore, Store, open_store
 
 from .checks import count_dtensors, state_by_names, state_differences
 from .ending import KillHalfway, Stop
-from .model import make_model, parallelize
-from .text import Corpus
+from .model import GPT, make_model, parallelize
+from .text import Batch, Corpus
 
 ROWS = 8
 """Passages in a batch, all data-parallel ranks together."""
@@ -54,11 +54,10 @@ class Saving:
 class Job:
     """Model, optimizer, schedule and data on one rank, and their checkpoints."""
 
-    def __init__(self, options: argparse.Namespace, mesh: DeviceMesh) -> None:
+    def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.mesh = mesh
         self.corpus = Corpus(Path(options.corpus).read_bytes())
-        self.model = parallelize(make_model(_SEED), mesh)
+        self.model = self.spread(make_model(_SEED))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=2e-3, weight_decay=0.1)
         self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, options.steps)
         self.state: dict[str, Any] = {
@@ -69,6 +68,24 @@ class Job:
         }
         self.saving: Saving | None = None
         self.may_die = threading.Event()
+
+    def spread(self, model: GPT) -> GPT:
+        """Return a model, which all ranks have alike, spread over the mesh."""
+        axes = dict(axis.split("=") for axis in self.options.mesh.split(","))
+        sizes = tuple(int(size) for size in axes.values())
+        self.mesh = init_device_mesh("cpu", sizes, mesh_dim_names=tuple(axes))
+        return parallelize(model, self.mesh)
+
+    def backward(self, batch: Batch) -> torch.Tensor:
+        """Make the passes of this rank's part of a batch and return its loss.
+
+        The mean of the losses of all ranks is that of the batch.
+        """
+        mine = batch.share(self.mesh.get_local_rank("dp"), self.mesh["dp"].size())
+        # Ranks of one tensor-parallel group have the same rows.
+        loss = self.model(mine.inputs, mine.targets)
+        loss.backward()
+        return loss.detach()
 
     def train(self, stop: Stop) -> None:
         """Load the newest checkpoint, if there is one, and train to the last step."""
@@ -124,15 +141,11 @@ class Job:
     def step(self, step: int) -> float:
         """Make one step and return the mean loss of the whole batch."""
         batch = self.corpus.batch(step, rows=ROWS, context=self.model.config.context)
-        mine = batch.share(self.mesh.get_local_rank("dp"), self.mesh["dp"].size())
-        loss = self.model(mine.inputs, mine.targets)
-        loss.backward()
+        total = self.backward(batch).double()
         self.optimizer.step()
         self.schedule.step()
         self.optimizer.zero_grad()
         self.state["step"] = step
-        # Ranks of one tensor-parallel group have the same rows, so this is the mean over all rows.
-        total = loss.detach().double()
         dist.all_reduce(total)
         return float(total) / dist.get_world_size()
 
@@ -191,17 +204,17 @@ def _of_any_rank(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(name for names in found for name in names))
 
 
-def main() -> None:
+def main(job: type[Job] = Job) -> None:
     """Run one rank."""
     options = _options()
     stop = Stop()
     dist.init_process_group("gloo", timeout=TIMEOUT)
-    axes = dict(axis.split("=") for axis in options.mesh.split(","))
-    sizes = tuple(int(size) for size in axes.values())
-    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=tuple(axes))
-    Job(options, mesh).train(stop)
+    job(options).train(stop)
     dist.barrier()
     dist.destroy_process_group()
+    # Everything is on disk and the groups are gone. Threads of theirs that outlive the interpreter
+    # now and then abort its regular end ("terminate called without an active exception").
+    os._exit(0)
 
 
 def _options() -> argparse.Namespace:
@@ -209,7 +222,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--checkpoints", required=True, help="directory of all steps")
     parser.add_argument("--corpus", required=True, help="text to train on")
     parser.add_argument("--events", required=True, help="file of events, one JSON line each")
-    parser.add_argument("--mesh", required=True, help="for instance dp=2,tp=2")
+    parser.add_argument("--mesh", required=True, help="for instance dp=2,tp=2, or none")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--save-every", type=int, required=True)
     parser.add_argument("--kill-step", type=int, help="the save in which a rank is to die")
@@ -219,6 +232,3 @@ def _options() -> argparse.Namespace:
 
 if __name__ == "__main__":
     main()
-    # Everything is on disk and the groups are gone. Threads of theirs that outlive the interpreter
-    # now and then abort its regular end ("terminate called without an active exception").
-    os._exit(0)

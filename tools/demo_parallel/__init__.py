@@ -1,0 +1,1 @@
+"""The demonstration of dtckpt's own parallelisms behind ``make demo-parallel``."""
