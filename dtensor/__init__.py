@@ -27,8 +27,9 @@ if TYPE_CHECKING:
         SplitPlacement,
         parse_placements,
     )
+    from .gradients import reduce_gradients
     from .mesh.device_mesh import DeviceMesh, init_device_mesh
-    from .mesh.modes import implicit_replication, strict
+    from .mesh.modes import implicit_replication, partial_gradients, strict
     from .mesh.spec import DTensorSpec, TensorMeta
     from .mesh.torch_layouts import layout_from_torch, mesh_from_torch, placements_from_torch
     from .modules import distribute_module
@@ -70,6 +71,7 @@ __all__ = [
     "mesh_from_torch",
     "ones",
     "parse_placements",
+    "partial_gradients",
     "placements_from_torch",
     "rand",
     "randint",
@@ -77,6 +79,7 @@ __all__ = [
     "randperm",
     "redistribute_many",
     "redistribute_parts",
+    "reduce_gradients",
     "register_sharding",
     "strict",
     "to_torch",
@@ -99,7 +102,8 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
                 "Partial Placement Ragged Replicate Shard SplitPlacement parse_placements"
             ),
             ".mesh.device_mesh": "DeviceMesh init_device_mesh",
-            ".mesh.modes": "implicit_replication strict",
+            ".gradients": "reduce_gradients",
+            ".mesh.modes": "implicit_replication partial_gradients strict",
             ".mesh.spec": "DTensorSpec TensorMeta",
             ".mesh.torch_layouts": "layout_from_torch mesh_from_torch placements_from_torch",
             ".modules": "distribute_module",

@@ -143,12 +143,17 @@ class BoxExchange:
 
     @classmethod
     def start_all(
-        cls, exchanges: Sequence[BoxExchange], locals_: Sequence[Tensor]
+        cls, exchanges: Sequence[BoxExchange], locals_: Sequence[Tensor], *, later: bool = False
     ) -> Callable[[], list[Tensor]]:
-        """Start those of several tensors between the same ranks as one, as bytes."""
+        """Start those of several tensors between the same ranks as one, as bytes.
+
+        With ``later`` the old ones may be written before the result is called.
+        """
         olds = [joinable(local) for local in locals_]
         like = olds[0].new_empty(0, dtype=torch.uint8)
         kept = [e._kept(old) for e, old in zip(exchanges, olds, strict=True)]
+        if later:
+            kept = [None if one is None else one.clone() for one in kept]
         received, work = start_packed(
             [to_bytes(olds[i][slices]) for i, slices in _by_rank([e.sends for e in exchanges])],
             like,

@@ -37,11 +37,17 @@ def all_reduce(local: Tensor, reduce_op: str, peers: Peers) -> Tensor:
 
 
 def start_all_reduce(
-    local: Tensor, reduce_op: str, peers: Peers, few_bytes: int | None = None
+    local: Tensor,
+    reduce_op: str,
+    peers: Peers,
+    few_bytes: int | None = None,
+    *,
+    is_own: bool = False,
 ) -> Callable[[], Tensor]:
     """Start an ``all_reduce``; the result waits for it and returns it.
 
-    ``few_bytes`` is as of the cost model; None for that of the backend.
+    ``few_bytes`` is as of the cost model; None for that of the backend. ``is_own`` says that
+    ``local``, which is contiguous then, may be written.
     """
     dtype = local.dtype
     require_reducible(dtype, reduce_op)
@@ -51,7 +57,9 @@ def start_all_reduce(
         few_bytes = peers.transport.costs.few_bytes
     if _sends_terms(local.nbytes, dtype, reduce_op, peers.size, few_bytes):
         return _start_terms([local] * peers.size, reduce_op, peers)
-    wide = _to_wire(local, reduce_op).clone(memory_format=torch.contiguous_format)
+    wide = _to_wire(local, reduce_op)
+    if not is_own:
+        wide = wide.clone(memory_format=torch.contiguous_format)
     divides_first = _divides_first(wide.dtype, reduce_op)
     if divides_first:
         wide.div_(peers.size)

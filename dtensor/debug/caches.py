@@ -10,8 +10,9 @@ def cache_sizes(mesh: DeviceMesh | None = None) -> dict[str, int]:
     """Return how many entries every cache of a mesh has, by name; without one, all in the process.
 
     Of a mesh, ``quick_calls`` are calls of operators, ``plans`` what was found out for their kinds,
-    ``redistribute_plans`` ways from one layout to another, ``list_norms`` what is done for lists of
-    gradients, and ``specs`` layouts that tensors had. Caches without entries are left out.
+    ``redistribute_plans`` ways from one layout to another, ``joint_plans`` those of several tensors
+    together, ``list_norms`` what is done for lists of gradients, ``gradient_targets`` where they
+    go, and ``specs`` layouts that tensors had. Caches without entries are left out.
     """
     found: dict[str, int] = {}
     for cache in caches() if mesh is None else mesh.caches():

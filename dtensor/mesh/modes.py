@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 class _Settings:
     is_strict: bool = False
     replicates: bool = False
+    leaves_partial: bool = False
     meshes: tuple[TorchMesh, ...] = ()
 
 
@@ -112,6 +113,25 @@ def implicit_replication() -> Generator[None]:
 def replicates_plain_tensors() -> bool:
     """Return whether all plain tensors are taken as replicated."""
     return _now().replicates
+
+
+@contextmanager
+def partial_gradients() -> Generator[None]:
+    """Within it, the gradients of leaves stay as operators leave them, often Partial.
+
+    Backward passes then add terms up and send nothing for leaves; `reduce_gradients` reduces what
+    has come together. The block counts while ``backward`` runs, not while the loss is computed.
+    """
+    before = _set(replace(_now(), leaves_partial=True))
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
+def leaves_partial_gradients() -> bool:
+    """Return whether gradients of leaves stay as they come."""
+    return _now().leaves_partial
 
 
 def enter_mesh(mesh: TorchMesh) -> None:

@@ -1,7 +1,8 @@
 """Redistribute: from one layout to another, on the same mesh or on another one.
 
 ``route`` chooses the way, by ``hops``; ``seats`` says which of the ``steps`` a rank takes for each;
-``plans`` remembers and runs. ``parts`` is for tensors that no mesh describes.
+``plans`` remembers and runs, ``together`` those of several tensors. ``parts`` is for tensors that
+no mesh describes.
 """
 
 from .explain import Explanation, explain
@@ -10,12 +11,11 @@ from .plans import (
     moves_nothing,
     plan_redistribute,
     redistribute_local,
-    redistribute_locals,
-    run_together,
     scatter_local,
     start_redistribute,
 )
 from .route import require_commuting
+from .together import redistribute_locals, run_together, start_redistribute_locals
 
 __all__ = [
     "Explanation",
@@ -29,4 +29,5 @@ __all__ = [
     "run_together",
     "scatter_local",
     "start_redistribute",
+    "start_redistribute_locals",
 ]

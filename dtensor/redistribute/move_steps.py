@@ -59,18 +59,20 @@ class Exchange(Step):
         )
         return lambda: self._placed(finish_all()[0])
 
-    def start_all(self, steps: Sequence[Step], locals_: Sequence[Tensor]) -> Results:
+    def start_all(
+        self, steps: Sequence[Step], locals_: Sequence[Tensor], *, later: bool = False
+    ) -> Results:
         """Start the exchanges of all in one."""
         if len(locals_) == 1:
-            return super(Exchange, self).start_all(steps, locals_)
+            return super(Exchange, self).start_all(steps, locals_, later=later)
         exchanges = [step for step in steps if isinstance(step, Exchange)]
         boxes = [step.boxes for step in exchanges]
         pairs = list(zip(exchanges, locals_, strict=True))
         most = sum(step.most_numel * local.element_size() for step, local in pairs)
         if self._is_one_round(most):
-            finish = BoxExchange.start_all(boxes, locals_)
+            finish = BoxExchange.start_all(boxes, locals_, later=later)
         else:
-            finish = BoxExchange.start_in_rounds(boxes, locals_, most, self.costs)
+            finish = BoxExchange.start_in_rounds(boxes, locals_, most, self.costs, later=later)
         return lambda: [s._placed(new) for s, new in zip(exchanges, finish(), strict=True)]
 
     def _is_one_round(self, num_bytes: int) -> bool:
@@ -122,7 +124,9 @@ class Gather(Step):
 
         return finish
 
-    def start_all(self, steps: Sequence[Step], locals_: Sequence[Tensor]) -> Results:
+    def start_all(
+        self, steps: Sequence[Step], locals_: Sequence[Tensor], *, later: bool = False
+    ) -> Results:
         """Start the all-gathers of all in one."""
         gathers = [step for step in steps if isinstance(step, Gather)]
         made = [local.new_empty(s.sizes) for s, local in zip(gathers, locals_, strict=True)]

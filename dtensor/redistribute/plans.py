@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -44,8 +44,12 @@ class RedistributePlan:
     """As many on every rank, those of other ranks too; none where nothing moves."""
     is_nothing: bool
     """Whether the layouts are equal, and not only what every rank holds in them."""
+    most_bytes: int
+    """A bound of what any step takes of all ranks together."""
     is_small: bool
     """Whether no step can be so large that memory for it is agreed on."""
+    only_moves: bool
+    """Whether no step computes anything, so that all dtypes may be taken for integers."""
 
     def run(self, local: Tensor) -> Tensor:
         """Return the local tensor of the target; ``local`` itself where nothing moves."""
@@ -100,11 +104,6 @@ class RedistributePlan:
     def ended(self, made: Tensor) -> Tensor:
         """Return what the last step made in its own dtype."""
         return made if made.dtype == self.target.dtype else made.view(self.target.dtype)
-
-    @property
-    def only_moves(self) -> bool:
-        """Whether no step computes anything, so that all dtypes may be taken for integers."""
-        return all(hop.kind in ("slice", "gather", "exchange") for hop in self.route.hops)
 
     def __str__(self) -> str:
         return "; ".join(str(hop) for hop in self.route.hops) or "nothing to do"
@@ -168,27 +167,6 @@ def start_redistribute(
     return plan.start(local)
 
 
-def redistribute_locals(
-    locals_: Sequence[Tensor], moves: Sequence[tuple[DTensorSpec, DTensorSpec]]
-) -> list[Tensor]:
-    """Return this rank's local tensors under the second spec of each move.
-
-    One that every rank has as it is to be stays what it is. What goes between the same ranks goes
-    in one collective. Every rank must call with the same moves in the same order.
-    """
-    made = list(locals_)
-    plans: list[tuple[int, RedistributePlan]] = []
-    for i, (source, target) in enumerate(moves):
-        if source is target or (source.box is None and target.box is None):
-            continue
-        if made[i].is_meta:  # also where there is no group to make a plan with
-            made[i] = without_values(made[i], source, target)
-        else:
-            plans.append((i, plan_redistribute(source, target)))
-    run_together(plans, made)
-    return made
-
-
 def without_values(local: Tensor, source: DTensorSpec, target: DTensorSpec) -> Tensor:
     """Return what a local tensor on the meta device becomes: nothing is sent, and nothing known.
 
@@ -198,32 +176,6 @@ def without_values(local: Tensor, source: DTensorSpec, target: DTensorSpec) -> T
     if source.layout.lies_as(target.layout):
         return local
     return local.new_empty(target.local_shape)
-
-
-def run_together(plans: Sequence[tuple[int, RedistributePlan]], locals_: list[Tensor]) -> None:
-    """Run the plans of tensors, given by their place in a list in which the results are put."""
-    for i, plan in plans:
-        if locals_[i].is_meta:
-            locals_[i] = plan.run(locals_[i])
-    plans = [(i, plan) for i, plan in plans if plan.steps and not locals_[i].is_meta]
-    for i, plan in plans:
-        locals_[i] = plan.begun(locals_[i])
-    waiting = [(i, plan.steps) for i, plan in plans]
-    while waiting:
-        together: dict[object, list[tuple[int, Step]]] = {}
-        for i, (step, *_) in waiting:
-            key = step.key if step.key is not None else ("local", i)
-            together.setdefault(key, []).append((i, step))
-        for members in together.values():
-            first = members[0][1]
-            steps, given = [step for _, step in members], [locals_[i] for i, _ in members]
-            agree_on_memory(steps, given)
-            results = first.start_all(steps, given)
-            for (i, _), result in zip(members, results(), strict=True):
-                locals_[i] = result
-        waiting = [(i, steps[1:]) for i, steps in waiting if len(steps) > 1]
-    for i, plan in plans:
-        locals_[i] = plan.ended(locals_[i])
 
 
 def plan_redistribute(source: DTensorSpec, target: DTensorSpec) -> RedistributePlan:
@@ -250,10 +202,20 @@ def _plan(source: DTensorSpec, target: DTensorSpec) -> RedistributePlan:
     if is_here and mesh.device != target.mesh.device:
         steps.append(Bring(target.mesh.device))
     is_nothing = source.layout == target.layout and not steps
-    num_bytes = source.layout.numel * source.dtype.itemsize
     # No step brings more than all of the tensor to each rank.
-    is_small = num_bytes * max(mesh.size(), target.mesh.size()) < least_agree_bytes()
-    return RedistributePlan(source, target, route, tuple(steps), is_nothing, is_small)
+    num_ranks = max(mesh.size(), target.mesh.size())
+    most_bytes = source.layout.numel * source.dtype.itemsize * num_ranks
+    only_moves = all(hop.kind in ("slice", "gather", "exchange") for hop in route.hops)
+    return RedistributePlan(
+        source=source,
+        target=target,
+        route=route,
+        steps=tuple(steps),
+        is_nothing=is_nothing,
+        most_bytes=most_bytes,
+        is_small=most_bytes < least_agree_bytes(),
+        only_moves=only_moves,
+    )
 
 
 def _require_possible(source: DTensorSpec, target: DTensorSpec) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,9 @@ from torch import Tensor
 from ..comm.collectives import Peers
 from ..comm.reductions import start_all_reduce, start_reduce_scatter
 from ..geometry.box import Box
+
+_split_copies: Any = torch.split_with_sizes_copy
+"""torch's stubs say that it returns nothing."""
 
 Result = Callable[[], Tensor]
 Results = Callable[[], list[Tensor]]
@@ -52,9 +56,13 @@ class Step(ABC):
         del local
         return None
 
-    def start_all(self, steps: Sequence[Step], locals_: Sequence[Tensor]) -> Results:
-        """Start steps of this one's key together, each on its tensor."""
-        results = [step.start(local) for step, local in zip(steps, locals_, strict=True)]
+    def start_all(
+        self, steps: Sequence[Step], locals_: Sequence[Tensor], *, later: bool = False
+    ) -> Results:
+        """Start steps of this one's key together, each on its tensor; ``later`` as in ``start``."""
+        results = [
+            step.start(local, later=later) for step, local in zip(steps, locals_, strict=True)
+        ]
         return lambda: [result() for result in results]
 
 
@@ -129,22 +137,29 @@ class AllReduce(Step):
         """Start the reduction."""
         return start_all_reduce(local, self.reduce_op, self.peers, self.few_bytes)
 
-    def start_all(self, steps: Sequence[Step], locals_: Sequence[Tensor]) -> Results:
+    def start_all(
+        self, steps: Sequence[Step], locals_: Sequence[Tensor], *, later: bool = False
+    ) -> Results:
         """Start the reduction of all, those of each dtype in one."""
         if len(locals_) == 1:
-            return super(AllReduce, self).start_all(steps, locals_)
-        rows = [(places, self.start(_flat_row(locals_, places))) for places in _by_dtype(locals_)]
+            return super(AllReduce, self).start_all(steps, locals_, later=later)
+        rows = [(places, self._start_row(locals_, places)) for places in _by_dtype(locals_)]
 
         def finish() -> list[Tensor]:
             made = list(locals_)
             for places, reduced in rows:
-                parts = reduced().split([locals_[i].numel() for i in places])
+                # Each in memory of its own: none is kept alive, or written, through another.
+                sizes = [locals_[i].numel() for i in places]
+                parts = _split_copies(reduced(), sizes)
                 for i, part in zip(places, parts, strict=True):
-                    # Each in memory of its own: none is kept alive, or written, through another.
-                    made[i] = part.clone().view(locals_[i].shape)
+                    made[i] = part.view(locals_[i].shape)
             return made
 
         return finish
+
+    def _start_row(self, locals_: Sequence[Tensor], places: Sequence[int]) -> Result:
+        row = _flat_row(locals_, places)
+        return start_all_reduce(row, self.reduce_op, self.peers, self.few_bytes, is_own=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +185,12 @@ class ReduceScatter(Step):
         terms = [local[box.slices] for box in self.boxes]
         return start_reduce_scatter(terms, self.reduce_op, self.peers, later=later)
 
-    def start_all(self, steps: Sequence[Step], locals_: Sequence[Tensor]) -> Results:
+    def start_all(
+        self, steps: Sequence[Step], locals_: Sequence[Tensor], *, later: bool = False
+    ) -> Results:
         """Start the reduction of all, those of each dtype in one."""
         if len(locals_) == 1:
-            return super(ReduceScatter, self).start_all(steps, locals_)
+            return super(ReduceScatter, self).start_all(steps, locals_, later=later)
         boxes = [step.boxes for step in steps if isinstance(step, ReduceScatter)]
         here = self.peers.position
         rows: list[tuple[list[int], Result]] = []
@@ -182,15 +199,16 @@ class ReduceScatter(Step):
                 _flat_row([locals_[i][boxes[i][position].slices] for i in places])
                 for position in range(self.peers.size)
             ]
-            rows.append((places, start_reduce_scatter(terms, self.reduce_op, self.peers)))
+            reduced = start_reduce_scatter(terms, self.reduce_op, self.peers, later=later)
+            rows.append((places, reduced))
 
         def finish() -> list[Tensor]:
             made = list(locals_)
             for places, reduced in rows:
                 own = [boxes[i][here] for i in places]
-                parts = reduced().split([box.numel for box in own])
+                parts = _split_copies(reduced(), [box.numel for box in own])
                 for i, box, part in zip(places, own, parts, strict=True):
-                    made[i] = part.clone().view(box.sizes)
+                    made[i] = part.view(box.sizes)
             return made
 
         return finish

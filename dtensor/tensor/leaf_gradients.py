@@ -2,7 +2,8 @@
 
 An operator gives a gradient as it came out, often Partial and as large as the whole. Nothing later
 would reduce it for good: it would stay that large, optimizers would lay out their state alike, and
-every reading of it would communicate.
+every reading of it would communicate. Programs that reduce gradients themselves say so
+(``partial_gradients``).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 from dtckpt.errors import PlacementError
 
 from ..comm.caches import BoundedDict
+from ..mesh.modes import leaves_partial_gradients
 from ..mesh.plain_tensors import may_be_plain
 from ..mesh.spec import DTensorSpec, contiguous_spec
 from ..redistribute import redistribute_local
@@ -72,7 +74,7 @@ class _Placing:
             grad = distributed(grad, self._cls, self._spec)
         elif isinstance(grad, CopiedView):
             pass  # a gradient of its own, even if it lies right
-        elif grad.spec.placements == placements:
+        elif grad.spec.placements == placements or leaves_partial_gradients():
             return None
         elif not torch.is_grad_enabled():
             return self._moved(grad)

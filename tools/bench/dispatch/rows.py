@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dtckpt.dtensor import partial_gradients, reduce_gradients
+
 from ..fake_job import RANKS
-from ..frame.timing import Call
+from ..frame.timing import OURS, Call
 from .sides import ALONE, MESHES, Side
 
 WARM, MOVES, COLD, OPTIMIZER, ONE_RANK = 0.9, 0.4, 0.3, 0.6, 0.7
@@ -115,8 +117,14 @@ def _leaf(side: Side, shape: tuple[int, ...], *cuts: int | None) -> Tensor:
     return side.put(torch.randn(shape) / WIDTH, *cuts).detach().requires_grad_()
 
 
-def _data_parallel(side: Side, *, reduces: bool = False, rows: int = SIZE) -> Call:
-    """Return a training step; its gradients are reduced if torch's are, which stay Partial."""
+def _data_parallel(
+    side: Side, *, reduces: bool = False, stays: bool = False, rows: int = SIZE
+) -> Call:
+    """Return a training step, whose gradients torch leaves Partial, and ours reduces.
+
+    With ``reduces`` torch's are reduced, too. With ``stays`` ours stay Partial while the backward
+    pass runs, and are reduced after it.
+    """
     weights = [_leaf(side, (WIDTH, WIDTH), None) for _ in range(4)]
     biases = [_leaf(side, (WIDTH,), None) for _ in range(4)]
     inputs = side.put(torch.randn(rows, WIDTH), 0)
@@ -125,7 +133,12 @@ def _data_parallel(side: Side, *, reduces: bool = False, rows: int = SIZE) -> Ca
         hidden = inputs
         for weight, bias in zip(weights, biases, strict=True):
             hidden = F.relu(F.linear(hidden, weight, bias))
-        hidden.sum().backward()
+        if stays and side.name == OURS:
+            with partial_gradients():
+                hidden.sum().backward()
+            reduce_gradients((*weights, *biases))
+        else:
+            hidden.sum().backward()
         for leaf in (*weights, *biases):
             if reduces and leaf.grad is not None:
                 side.move(leaf.grad, None)
@@ -188,6 +201,10 @@ WARM_ROWS = (
     WarmRow(name="MLP of 4 layers, forward and backward", make=_data_parallel),
     WarmRow(
         name="the same, gradients reduced", make=lambda side: _data_parallel(side, reduces=True)
+    ),
+    WarmRow(
+        name="the same, reduced after it by ours only",
+        make=lambda side: _data_parallel(side, stays=True),
     ),
     WarmRow(name="tensor-parallel MLP, forward and backward", make=_tensor_parallel),
     WarmRow(name="AdamW foreach, 100 tensors", make=_adamw, bar=OPTIMIZER),
