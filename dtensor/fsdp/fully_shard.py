@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 from weakref import ref
 
-from torch import nn
+from torch import Tensor, nn
 
 from dtckpt.errors import PlacementError
 
@@ -53,8 +53,8 @@ def fully_shard(
     that is sharded already or has no ``forward``, and where a parameter has no such dim.
     """
     data = DataAxes(resolve_mesh(mesh))
-    _check(module)
-    ignored = {id(parameter) for parameter in ignored_params or ()}
+    _check(module, reshard_after_forward, mp_policy)
+    ignored = {id(parameter) for parameter in _tensors(ignored_params or ())}
     places: dict[int, list[Place]] = {}
     parameters: dict[int, tuple[str, nn.Parameter]] = {}
     names = {id(part): name for name, part in module.named_modules()}
@@ -87,13 +87,39 @@ def fully_shard(
     return module
 
 
-def _check(module: nn.Module) -> None:
+def _check(module: object, reshard_after_forward: object, mp_policy: object) -> None:
+    if not isinstance(module, nn.Module):
+        raise PlacementError(
+            f"fully_shard takes a module, got a {type(module).__name__}; call it for each"
+        )
+    if not isinstance(reshard_after_forward, int | None):
+        raise PlacementError(
+            f"fully_shard: reshard_after_forward is True, False or None, got "
+            f"{reshard_after_forward!r}"
+        )
+    if not hasattr(mp_policy, "param_dtype"):
+        raise PlacementError(
+            f"fully_shard: mp_policy must be a MixedPrecisionPolicy, got {mp_policy!r}; as "
+            "MixedPrecisionPolicy(param_dtype=torch.bfloat16)"
+        )
     if state_of(module) is not None:
         raise PlacementError(f"fully_shard: this {type(module).__name__} is sharded already")
     if isinstance(module, nn.ModuleList | nn.ModuleDict):
         raise PlacementError(
             f"fully_shard: a {type(module).__name__} has no forward; shard the modules in it"
         )
+
+
+def _tensors(ignored: Iterable[object]) -> list[Tensor]:
+    """Return what is to be left as it is; PlacementError for what is no parameter, as a name."""
+    given = list(ignored)
+    for one in given:
+        if not isinstance(one, Tensor):
+            raise PlacementError(
+                f"fully_shard: ignored_params has {one!r} of type {type(one).__name__}; pass the "
+                "parameters themselves"
+            )
+    return cast("list[Tensor]", given)
 
 
 def _check_ties(module: nn.Module, parameters: dict[int, tuple[str, nn.Parameter]]) -> None:

@@ -22,3 +22,11 @@ class MixedPrecisionPolicy:
     """To which floating-point outputs of the module are cast."""
     cast_forward_inputs: bool = True
     """Whether floating-point inputs of the module are cast to ``param_dtype``."""
+
+    def __post_init__(self) -> None:
+        for name in ("param_dtype", "reduce_dtype", "output_dtype"):
+            given: object = getattr(self, name)
+            if given is not None and not isinstance(given, torch.dtype):
+                raise ValueError(
+                    f"MixedPrecisionPolicy: {name} must be a torch.dtype or None, got {given!r}"
+                )

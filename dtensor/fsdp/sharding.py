@@ -15,7 +15,7 @@ from ..dtensor import DTensor
 from ..geometry.placement import Partial, Placement, Replicate, Shard
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.spec import DTensorSpec, spec_of
-from ..mesh.torch_layouts import AnyPlacement
+from ..mesh.torch_layouts import AnyPlacement, is_placement
 from ..redistribute import redistribute_local
 from ..tensor.wrapper import Wrapper
 
@@ -113,7 +113,8 @@ def _dim_of(name: str, parameter: nn.Parameter, choose: ShardPlacementFn | None)
         return None
     chosen: Any = Shard(0) if choose is None else choose(parameter)
     chosen = Shard(0) if chosen is None else chosen
-    if not chosen.is_shard() or not -parameter.ndim <= chosen.dim < parameter.ndim:
+    is_shard = is_placement(chosen) and chosen.is_shard()
+    if not is_shard or not -parameter.ndim <= chosen.dim < parameter.ndim:
         raise PlacementError(
             f"fully_shard: shard_placement_fn must return Shard(dim) or None, got {chosen!r} for "
             f"{name!r} of shape {list(parameter.shape)}"

@@ -17,8 +17,13 @@ def resolve_mesh(mesh: AnyMesh | None) -> DeviceMesh:
     """Return the mesh given, a wrapped torch mesh, or the active one for None."""
     if isinstance(mesh, DeviceMesh):
         return mesh
-    if mesh is not None:
+    if isinstance(mesh, TorchDeviceMesh):
         return DeviceMesh.from_torch(mesh)
+    if mesh is not None:
+        raise PlacementError(
+            f"expected a DeviceMesh, got {mesh!r} of type {type(mesh).__name__}; make one by "
+            'init_device_mesh, and take a part of it by the names of its axes: mesh["tp"]'
+        )
     found = active_mesh()
     if not isinstance(found, DeviceMesh):
         raise PlacementError("no mesh: pass device_mesh, or enter one with 'with mesh:'")

@@ -44,6 +44,11 @@ AnyPlacement = Placement | torch_placements.Placement
 """A placement of ours or of torch."""
 
 
+def is_placement(value: object) -> bool:
+    """Whether a value is a placement, ours or torch's."""
+    return isinstance(value, Placement | torch_placements.Placement)
+
+
 def mesh_from_torch(torch_mesh: TorchDeviceMesh) -> Mesh:
     """Return the shape, ranks and axis names of a torch mesh; no process group is touched."""
     ours = getattr(torch_mesh, "layout_mesh", None)
@@ -94,6 +99,11 @@ def _one_from_torch(placement: AnyPlacement, tensor_ndim: int) -> Placement:
         return Replicate()
     if type(placement) is torch_tensor.Partial:
         return Partial(placement.reduce_op)
+    if not is_placement(placement):
+        raise PlacementError(
+            f"expected a placement, as Shard(0) or Replicate(), got {placement!r} of type "
+            f"{type(placement).__name__}"
+        )
     raise PlacementError(
         f"torch's internal placement {placement!r} does not say what a rank holds; "
         "redistribute the tensor to Shard or Replicate first"

@@ -6,14 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
-from torch.distributed.tensor.placement_types import Placement as TorchPlacement
 
 from dtckpt.errors import PlacementError
 
 from ..dtensor import DTensor, resolve_placements
-from ..geometry.placement import Placement
 from ..mesh.device_mesh import DeviceMesh
-from ..mesh.torch_layouts import AnyPlacement
+from ..mesh.torch_layouts import AnyPlacement, is_placement
 from ..tensor.wrapper import Wrapper
 
 Layouts = Any
@@ -52,9 +50,17 @@ def distributed(
             given = list(value.shape)
             given[size[0]] = size[1]
             shape = tuple(given)
-        tensor = DTensor.from_local(value, mesh, [now], shape=shape)
-    target = resolve_placements([wanted], mesh, tensor.ndim)
-    return tensor if tensor.placements == target else tensor.redistribute(placements=target)
+        try:
+            tensor = DTensor.from_local(value, mesh, [now], shape=shape)
+        except PlacementError as error:
+            raise PlacementError(
+                f"{where}, a plain tensor taken to lie as {now}: {error}"
+            ) from error
+    try:
+        target = resolve_placements([wanted], mesh, tensor.ndim)
+        return tensor if tensor.placements == target else tensor.redistribute(placements=target)
+    except PlacementError as error:
+        raise PlacementError(f"{where}, which must lie as {wanted}: {error}") from error
 
 
 def on_input(module: nn.Module, bring: Callable[[Any], DTensor]) -> None:
@@ -71,9 +77,13 @@ def on_input(module: nn.Module, bring: Callable[[Any], DTensor]) -> None:
     module.register_forward_pre_hook(hook, with_kwargs=True)
 
 
-def is_placement(value: object) -> bool:
-    """Whether a value is a placement, ours or torch's."""
-    return isinstance(value, Placement | TorchPlacement)
+def require_placement(value: object, what: str) -> None:
+    """Raise PlacementError for what is no placement, as a class or a text is."""
+    if not is_placement(value):
+        kind = f"the class {value.__name__}" if isinstance(value, type) else repr(value)
+        raise PlacementError(
+            f"{what} must be a placement, as Shard(1) or Replicate(), or None, got {kind}"
+        )
 
 
 def prepare(

@@ -15,7 +15,7 @@ from ..dtensor import DTensor
 from ..geometry.placement import Placement, Replicate, Shard
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.torch_layouts import AnyPlacement
-from .inputs import distributed, on_input
+from .inputs import distributed, on_input, require_placement
 from .style import ParallelStyle
 
 
@@ -69,6 +69,10 @@ class _SplitLayer(ParallelStyle):
         output_layouts: AnyPlacement | None = None,
         use_local_output: bool = True,
     ) -> None:
+        given = {"input_layouts": input_layouts, "output_layouts": output_layouts}
+        for what, layout in given.items():
+            if layout is not None:
+                require_placement(layout, f"{what} of {type(self).__name__}")
         self.input_layouts = input_layouts
         self.output_layouts = output_layouts
         self.use_local_output = use_local_output

@@ -92,16 +92,23 @@ def parallel_cross_entropy(
         raise PlacementError(
             f"logits must be floating point of at least one dim, got {logits.spec}"
         )
+    if not -logits.ndim <= dim < logits.ndim:
+        raise PlacementError(f"dim {dim} is none of logits of shape {list(logits.shape)}")
+    dim %= logits.ndim
+    if weight is not None and weight.shape != logits.shape[dim : dim + 1]:
+        raise PlacementError(
+            f"the weight must have one number for each of {logits.shape[dim]} classes, got shape "
+            f"{list(weight.shape)}"
+        )
     if logits.spec.layout.is_partial:
         logits = logits.redistribute(placements=logits.spec.reduced().placements)
-    dim = range(logits.ndim)[dim]
     spec = _without(logits.spec, dim)
     told = _target_of(target, logits, spec)
     given = _Given(
         dim=dim,
         classes=logits.shape[dim],
         of_batch=spec,
-        weight=None if weight is None else _whole_weight(weight, logits, dim),
+        weight=None if weight is None else _whole_weight(weight, logits),
         ignore_index=ignore_index,
         smoothing=label_smoothing,
     )
@@ -174,12 +181,7 @@ def _laid_out(tensor: Tensor, what: str, spec: DTensorSpec) -> Wrapper:
     return DTensor.from_local(tensor, spec.mesh, whole).redistribute(placements=spec.placements)
 
 
-def _whole_weight(weight: Tensor, logits: Wrapper, dim: int) -> Tensor:
-    if weight.shape != logits.shape[dim : dim + 1]:
-        raise PlacementError(
-            f"the weight must have one number for each of {logits.shape[dim]} classes, got shape "
-            f"{list(weight.shape)}"
-        )
+def _whole_weight(weight: Tensor, logits: Wrapper) -> Tensor:
     mesh = logits.spec.mesh
     dtype = torch.promote_types(logits.dtype, torch.float32)
     spec = spec_of(mesh, (Replicate(),) * mesh.ndim, weight.shape, None, weight.dtype)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -80,6 +81,11 @@ class _Step:
 
 def _one_axis(mesh: DeviceMesh, mesh_dim: str | None) -> DeviceMesh:
     if mesh_dim is not None:
+        if not isinstance(mesh_dim, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise PlacementError(
+                f"parallelize_module: mesh_dim is the name of an axis of {mesh.layout_mesh}, got "
+                f"{mesh_dim!r}"
+            )
         return mesh[mesh_dim]
     if mesh.ndim != 1:
         names = mesh.layout_mesh.axis_names
@@ -93,14 +99,28 @@ def _one_axis(mesh: DeviceMesh, mesh_dim: str | None) -> DeviceMesh:
 
 def _steps(module: nn.Module, plan: Plan, *, strict: bool) -> list[_Step]:
     """Return what to do, in order."""
+    if not isinstance(plan, Mapping | ParallelStyle):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise PlacementError(
+            "parallelize_module: the plan must be a style, or styles by the names of parts, got a "
+            f"{type(plan).__name__}"
+        )
     named: dict[str, ParallelStyle] = dict(plan) if isinstance(plan, Mapping) else {"": plan}
     modules = dict(module.named_modules(remove_duplicate=False))
     steps: list[_Step] = []
     for pattern, style in named.items():
-        if not isinstance(style, ParallelStyle):  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(pattern, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise PlacementError(
-                f"parallelize_module: the style of {pattern!r} is a {type(style).__name__} of "
-                f"{type(style).__module__}, expected a ParallelStyle of dtckpt.dtensor.parallel"
+                f"parallelize_module: the plan goes by the names of parts, got {pattern!r}; a part "
+                f"of a Sequential is called {str(pattern)!r}"
+            )
+        if not isinstance(style, ParallelStyle):  # pyright: ignore[reportUnnecessaryIsInstance]
+            given: Any = style
+            is_class = isinstance(given, type)
+            kind: Any = given if is_class else type(given)
+            got = f"{'the class' if is_class else 'a'} {kind.__name__} of {kind.__module__}"
+            raise PlacementError(
+                f"parallelize_module: the style of {pattern!r} is {got}, expected a ParallelStyle "
+                "of dtckpt.dtensor.parallel, as ColwiseParallel()"
             )
         found = list(_matching(pattern, modules))
         if not found and strict:

@@ -11,8 +11,8 @@ from torch import nn
 from dtckpt.errors import PlacementError
 
 from ..mesh.device_mesh import DeviceMesh
-from ..mesh.torch_layouts import AnyPlacement
-from .inputs import Layouts, check_pairs, is_placement, prepare
+from ..mesh.torch_layouts import AnyPlacement, is_placement
+from .inputs import Layouts, check_pairs, prepare
 from .style import ParallelStyle
 
 

@@ -29,7 +29,7 @@ class SequenceParallel(ParallelStyle):
     """
 
     def __init__(self, *, sequence_dim: int = 1, use_local_output: bool = False) -> None:
-        self.sequence_dim = sequence_dim
+        self.sequence = Shard(sequence_dim)
         self.use_local_output = use_local_output
 
     def placements(self, module: nn.Module) -> Mapping[str, Placement]:
@@ -49,7 +49,7 @@ class SequenceParallel(ParallelStyle):
 
     def hook(self, module: nn.Module, mesh: DeviceMesh) -> None:
         """Register what brings the input to its place."""
-        sequence, name = Shard(self.sequence_dim), type(module).__name__
+        sequence, name = self.sequence, type(module).__name__
 
         def bring(value: Any) -> DTensor:
             return distributed(value, sequence, sequence, mesh, f"input of {name}")
