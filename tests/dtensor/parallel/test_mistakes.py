@@ -37,6 +37,8 @@ from dtckpt.dtensor.parallel import (
 from tests.dtensor.rank_meshes import collectives, run_on_mesh
 
 Try = Callable[[], object]
+Prepare = Callable[[DeviceMesh], Try]
+OnMesh = Callable[[DeviceMesh], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class Mistake:
     """What a user got wrong, and what is to be said of it."""
 
     name: str
-    prepare: Callable[[DeviceMesh], Try]
+    prepare: Prepare
     """Does what is right, and returns what is not; the mesh has the axes "dp" and "tp"."""
     told: str
     sends: int = 0
@@ -68,25 +70,23 @@ class Tied(nn.Module):
         self.b.weight = self.a.weight
 
 
-def planned(plan: Any, model: Callable[[], nn.Module] = mlp, **options: Any) -> Any:
+def planned(plan: Any, model: Callable[[], nn.Module] = mlp, **options: Any) -> Prepare:
     """Parallelise along "tp"."""
     return lambda mesh: lambda: parallelize_module(model(), mesh["tp"], plan, **options)
 
 
-def called(
-    style: Any, *inputs: Any, model: Callable[[], nn.Module] = lambda: nn.Linear(4, 6), **names: Any
-) -> Any:
+def called(style: Any, *inputs: Tensor | list[float] | OnMesh) -> Prepare:
     """Call a parallel module; an input may be made on the mesh."""
 
     def prepare(mesh: DeviceMesh) -> Try:
-        module = parallelize_module(model(), mesh["tp"], style, src_data_rank=None)
+        module = parallelize_module(nn.Linear(4, 6), mesh["tp"], style, src_data_rank=None)
         given = [x if isinstance(x, list | Tensor) else x(mesh) for x in inputs]
-        return lambda: module(*given, **names)
+        return lambda: module(*given)
 
     return prepare
 
 
-def sharded(model: Callable[[], Any] = mlp, **options: Any) -> Any:
+def sharded(model: Callable[[], Any] = mlp, **options: Any) -> Prepare:
     """Shard along "dp"."""
     return lambda mesh: lambda: fully_shard(model(), mesh=mesh["dp"], **options)
 
@@ -98,7 +98,7 @@ def laid_out(whole: Tensor, mesh: DeviceMesh, *placements: Any) -> DTensor:
 X, LOGITS, TARGET = torch.ones(2, 4), torch.randn(4, 6), torch.randint(6, (4,))
 
 
-def entropy(target: Any = TARGET, **options: Any) -> Any:
+def entropy(target: Tensor | OnMesh = TARGET, **options: Any) -> Prepare:
     """Take the loss of logits that are sharded by class."""
 
     def prepare(mesh: DeviceMesh) -> Try:
@@ -109,20 +109,39 @@ def entropy(target: Any = TARGET, **options: Any) -> Any:
     return prepare
 
 
-def mapped(function: Any, out: Any, into: Any, *placements: Any, **options: Any) -> Any:
+def mapped(
+    function: Callable[..., Any], out: Any, into: Any, *placements: Any, **options: str
+) -> Prepare:
     """Map a function over tensors with placements along "tp", or another axis that they name."""
 
     def prepare(mesh: DeviceMesh) -> Try:
         axes = [p if isinstance(p, tuple) else (p, "tp") for p in placements]
         given = [laid_out(LOGITS, mesh[axis], placement) for placement, axis in axes]
-        chosen = {key: mesh[axis] for key, axis in options.items()}
-        return lambda: local_map(function, out, into, **chosen)(*given)
+        chosen: dict[str, Any] = {key: mesh[axis] for key, axis in options.items()}
+        mapping: Any = local_map(function, out, into, **chosen)
+        return lambda: mapping(*given)
 
     return prepare
 
 
-def same(x: Any, *_: Any) -> Any:
+def same(x: Tensor, *_: Tensor) -> Tensor:
     return x
+
+
+def pair(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x, x
+
+
+def with_number(x: Tensor) -> tuple[Tensor, int]:
+    return x, 3
+
+
+def fifth(_: nn.Parameter) -> Shard:
+    return Shard(5)
+
+
+def zero(_: nn.Parameter) -> Any:
+    return 0
 
 
 def treated_twice(mesh: DeviceMesh) -> Try:
@@ -322,8 +341,8 @@ MISTAKES = [
     Mistake("a list of modules", sharded(lambda: [mlp()]), "takes a module, got a list"),
     Mistake("a ModuleList", sharded(lambda: nn.ModuleList([mlp()])), "has no forward; shard the"),
     Mistake("tied over two units", sharded_apart, "'a.weight' is tied to 'weight' of a part"),
-    Mistake("no such dim", sharded(shard_placement_fn=lambda p: Shard(5)), r"Shard\(dim\) or None"),
-    Mistake("a dim alone", sharded(shard_placement_fn=lambda p: 0), r"got 0 for '0.weight'"),
+    Mistake("no such dim", sharded(shard_placement_fn=fifth), r"Shard\(dim\) or None"),
+    Mistake("a dim alone", sharded(shard_placement_fn=zero), r"got 0 for '0.weight'"),
     Mistake("a text for a flag", sharded(reshard_after_forward="no"), "reshard_after_forward is"),
     Mistake(
         "names of ignored ones", sharded(ignored_params=["0.bias"]), "has '0.bias' of type str"
@@ -376,12 +395,12 @@ MISTAKES = [
     ),
     Mistake(
         "placements of one result for two",
-        mapped(lambda x: (x, x), ([Replicate()],), ([Replicate()],), Replicate()),
+        mapped(pair, ([Replicate()],), ([Replicate()],), Replicate()),
         "out_placements are for 1 results, but there are 2",
     ),
     Mistake(
         "placements of a number",
-        mapped(lambda x: (x, 3), ([Replicate()], [Replicate()]), ([Replicate()],), Replicate()),
+        mapped(with_number, ([Replicate()], [Replicate()]), ([Replicate()],), Replicate()),
         "result 1 of type int is no tensor",
     ),
     Mistake(
