@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .geometry.layout import Layout
     from .geometry.mesh import Mesh
     from .geometry.placement import (
+        Packed,
         Partial,
         Placement,
         Ragged,
@@ -49,6 +50,7 @@ __all__ = [
     "IrregularLayout",
     "Layout",
     "Mesh",
+    "Packed",
     "Partial",
     "Placement",
     "PlacementError",
@@ -99,7 +101,7 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
             ".geometry.layout": "Layout",
             ".geometry.mesh": "Mesh",
             ".geometry.placement": (
-                "Partial Placement Ragged Replicate Shard SplitPlacement parse_placements"
+                "Packed Partial Placement Ragged Replicate Shard SplitPlacement parse_placements"
             ),
             ".mesh.device_mesh": "DeviceMesh init_device_mesh",
             ".gradients": "reduce_gradients",

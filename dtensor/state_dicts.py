@@ -15,6 +15,8 @@ import torch
 import torch.distributed.tensor as torch_tensor
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
+from dtckpt.errors import PlacementError
+
 from .geometry.layout import Layout
 from .mesh.device_mesh import DeviceMesh
 from .mesh.torch_layouts import AnyPlacement, mesh_from_torch, placements_from_torch
@@ -31,11 +33,17 @@ def compute_local_shape_and_global_offset(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the sizes and the offsets of what this rank holds of a tensor.
 
-    A rank outside of the mesh holds nothing: sizes (0,) and no offsets.
+    A rank outside of the mesh holds nothing: sizes (0,) and no offsets. PlacementError where ranks
+    hold several boxes.
     """
     own = mesh.layout_mesh if isinstance(mesh, DeviceMesh) else mesh_from_torch(mesh)
     ours = placements_from_torch(placements, own.shape, len(global_shape))
     layout = Layout(own, ours, tuple(global_shape))
+    if layout.is_dealt:
+        raise PlacementError(
+            f"{layout}: a rank holds several boxes, which no offset tells; Layout.held_by(rank) "
+            "lists them"
+        )
     here = mesh.get_coordinate()
     if here is None:
         return (0,), ()

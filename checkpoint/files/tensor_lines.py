@@ -8,7 +8,7 @@ from typing import Any
 from ...dtensor.geometry.irregular import IrregularLayout
 from ...dtensor.geometry.layout import Layout
 from ...dtensor.geometry.mesh import Mesh
-from ...dtensor.geometry.placement import Placement, Ragged, Shard, SplitPlacement, parse_placement
+from ...dtensor.geometry.placement import Placement, Ragged, SplitPlacement, parse_placement
 from ..state.limits import (
     MAX_DIMS,
     MAX_RANKS,
@@ -22,11 +22,11 @@ from ..state.limits import (
     text_of,
 )
 from ..tensors.dtypes import dtype_of_code
+from ..tensors.stored_placements import IN_FORMAT, require_storable
 from .stored_tensor import StoredTensor
 
 dump = json.JSONEncoder(allow_nan=False).encode  # made once: there is a call for every line
 
-_IN_FORMAT = (Shard, Ragged)
 _BOX_BYTES = 1 << 10
 _LAYOUT_BYTES = 4 << 10
 """What a box and a layout count for: less memory than that, but time to be checked."""
@@ -67,9 +67,10 @@ class TensorLines:
 def _in_format(layout: Layout) -> tuple[Placement, ...]:
     """Return the placements, by their sizes those that the format does not have: files go where
     nobody has their classes."""
+    require_storable(layout)
     return tuple(
         Ragged(p.dim, p.sizes_over(layout.shape[p.dim], count))
-        if isinstance(p, SplitPlacement) and not isinstance(p, _IN_FORMAT)
+        if isinstance(p, SplitPlacement) and not isinstance(p, IN_FORMAT)
         else p
         for p, count in zip(layout.placements, layout.mesh.shape, strict=True)
     )

@@ -173,8 +173,7 @@ def find_striped(
 
 def _holds_its_part(local: LocalTensor, layout: Layout, rank: int) -> bool:
     """Whether the mesh numbers ranks as the load does."""
-    coordinate = layout.mesh.coordinate(rank)
-    return coordinate is not None and [box for box, _ in local.parts] == [layout.box(coordinate)]
+    return bool(local.parts) and tuple(box for box, _ in local.parts) == layout.held_by(rank)
 
 
 def fingerprint(

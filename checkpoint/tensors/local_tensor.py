@@ -31,6 +31,7 @@ from .announced import (
 from .dtypes import BY_TORCH_NAME, DType
 from .source import PIECE_BYTES
 from .spec import TensorSpec
+from .stored_placements import require_storable
 from .transfer import TensorSource
 
 Array = np.ndarray[Any, Any]
@@ -76,7 +77,7 @@ class LocalTensor:
         if self.layout is None:
             return
         coordinate = self.layout.mesh.coordinate(rank)
-        held = [] if coordinate is None else [self.layout.box(coordinate)]
+        held = [] if coordinate is None else list(self.layout.held_by(rank))
         if [box for box, _ in self.parts] != held:
             raise LayoutMismatch(
                 f"tensor {self.name!r}: rank {rank} of the process group would hold "
@@ -158,7 +159,11 @@ def _distributed(name: str, value: Any, layout: Layout) -> LocalTensor:
                 f"box {box}, but its local shard has the shape {tuple(local.shape)}. Say how the "
                 "tensor really is split, for instance with a Ragged placement"
             )
-        parts = ((box, local),)
+        if layout.is_dealt:
+            own = layout.parts(tuple(coordinate))
+            parts = tuple((held, local[place.slices]) for held, place in own)
+        else:
+            parts = ((box, local),)
     return LocalTensor(
         name=name,
         dtype=_check(name, local),
@@ -205,6 +210,11 @@ def _layout_of(name: str, value: Any) -> Layout | None:
             f"tensor {name!r} is laid out as {layout}: its ranks hold terms of a reduction that "
             "is still to be done. Redistribute it to Shard or Replicate before saving or loading"
         )
+    if layout is not None and layout.is_dealt:
+        try:
+            require_storable(layout)
+        except Unsavable as error:
+            raise Unsavable(f"tensor {name!r}: {error}") from error
     return layout
 
 

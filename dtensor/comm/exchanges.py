@@ -27,22 +27,22 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class BoxExchange:
-    """What one rank sends and receives of one tensor, by group rank; None where it is nothing."""
+    """What one rank sends and receives of one tensor, by group rank: any number of boxes each."""
 
     peers: Peers
-    sends: tuple[Slices | None, ...]
+    sends: tuple[tuple[Slices, ...], ...]
     """What goes out, in the old local tensor."""
     is_one: bool
     """Whether the same goes to all who get something."""
     send_numels: tuple[int, ...]
-    receives: tuple[Box | None, ...]
+    receives: tuple[tuple[Box, ...], ...]
     """Where what comes goes, in the new local tensor."""
     receive_numels: tuple[int, ...]
-    kept: tuple[Slices, Slices] | None
+    kept: tuple[tuple[Slices, Slices], ...]
     """What this rank has already: where it was and where it goes."""
     joined: tuple[int, int] | None
     """The dim along which all that comes, and what is kept, follows each other in this order, and
-    the place of what is kept among it."""
+    the place of what is kept among it, which is one box then."""
     lands: bool
     """Whether all that comes lies in memory as it came. What is kept is then sent too, by this rank
     to itself."""
@@ -53,31 +53,33 @@ class BoxExchange:
     def prepare(
         cls,
         peers: Peers,
-        sends: Sequence[Box | None],
-        receives: Sequence[Box | None],
+        sends: Sequence[Sequence[Box]],
+        receives: Sequence[Sequence[Box]],
         sizes: tuple[int, ...],
     ) -> BoxExchange:
         """Return the exchange of boxes given by position, of local coordinates, none of them empty.
 
-        What a rank keeps is what it sends to itself.
+        Boxes that one rank sends another are in one order in both. What a rank keeps is what it
+        sends to itself.
         """
-        outgoing, incoming = peers.by_group_rank(sends), peers.by_group_rank(receives)
+        outgoing = [tuple(boxes) for boxes in peers.by_group_rank(sends)]
+        incoming = [tuple(boxes) for boxes in peers.by_group_rank(receives)]
         here = peers.group_ranks[peers.position]
         old, new = outgoing[here], incoming[here]
-        ordered = [box for box in incoming if box is not None]
-        dim = _joining_dim(ordered, sizes)
+        ordered = [box for boxes in incoming for box in boxes]
+        dim = _joining_dim(ordered, sizes) if len(new) <= 1 else None
         lands = dim is not None and all(size == 1 for size in sizes[:dim])
         if not lands:
-            outgoing[here] = incoming[here] = None
+            outgoing[here] = incoming[here] = ()
         return cls(
             peers=peers,
-            sends=tuple(None if box is None else box.slices for box in outgoing),
-            is_one=len({box for box in outgoing if box is not None}) == 1,
-            send_numels=tuple(0 if box is None else box.numel for box in outgoing),
+            sends=tuple(tuple(box.slices for box in boxes) for boxes in outgoing),
+            is_one=len({boxes for boxes in outgoing if boxes}) == 1,
+            send_numels=tuple(sum(box.numel for box in boxes) for boxes in outgoing),
             receives=tuple(incoming),
-            receive_numels=tuple(0 if box is None else box.numel for box in incoming),
-            kept=None if old is None or new is None else (old.slices, new.slices),
-            joined=None if dim is None else (dim, -1 if new is None else ordered.index(new)),
+            receive_numels=tuple(sum(box.numel for box in boxes) for boxes in incoming),
+            kept=tuple((a.slices, b.slices) for a, b in zip(old, new, strict=True)),
+            joined=None if dim is None else (dim, ordered.index(new[0]) if new else -1),
             lands=lands,
             sizes=sizes,
         )
@@ -97,10 +99,13 @@ class BoxExchange:
             wait = self.start(carried(local), later=later)
             return lambda: wait().view(local.dtype)
         kept = self._kept(local)
-        if kept is not None and later:
-            kept = kept.clone()
-        gone = [slices for slices in self.sends if slices is not None]
-        parts = [local[gone[0]]] * len(gone) if self.is_one else [local[s] for s in gone]
+        if later:
+            kept = [part.clone() for part in kept]
+        gone = [row for row in self.sends if row]
+        if self.is_one:
+            parts = [local[slices] for slices in gone[0]] * len(gone)
+        else:
+            parts = [local[slices] for row in gone for slices in row]
         made = local.new_empty(self.sizes) if self.lands else None
         received, work = start_packed(
             parts,
@@ -116,29 +121,30 @@ class BoxExchange:
             work.wait()
             if made is not None:
                 return made
-            pieces = received.split_with_sizes([numel for numel in self.receive_numels if numel])
-            boxes = filter(None, self.receives)
+            boxes = [box for row in self.receives for box in row]
+            pieces = received.split_with_sizes([box.numel for box in boxes])
             came = [piece.view(box.sizes) for piece, box in zip(pieces, boxes, strict=True)]
             return self._join(came, kept, like=received)
 
         return finish
 
-    def _kept(self, local: Tensor) -> Tensor | None:
+    def _kept(self, local: Tensor) -> list[Tensor]:
         """Return what is kept and not sent."""
-        return None if self.kept is None or self.lands else local[self.kept[0]]
+        return [] if self.lands else [local[old] for old, _ in self.kept]
 
-    def _join(self, came: list[Tensor], kept: Tensor | None, like: Tensor) -> Tensor:
+    def _join(self, came: list[Tensor], kept: list[Tensor], like: Tensor) -> Tensor:
         """Return the new local tensor of what came, in the order of the group ranks."""
         if self.joined is not None:
             dim, place = self.joined
-            if kept is not None:
-                came.insert(place, kept)
+            if kept:
+                came.insert(place, kept[0])
             return torch.cat(came, dim)
         made = like.new_empty(self.sizes)
-        for piece, box in zip(came, filter(None, self.receives), strict=True):
+        boxes = (box for row in self.receives for box in row)
+        for piece, box in zip(came, boxes, strict=True):
             made[box.slices] = piece
-        if kept is not None and self.kept is not None:
-            made[self.kept[1]] = kept
+        for part, (_, new) in zip(kept, self.kept, strict=False):
+            made[new] = part
         return made
 
     @classmethod
@@ -197,15 +203,13 @@ class BoxExchange:
         receives: list[list[ViewPart]] = [[] for _ in range(peers.size)]
         for exchange, old in zip(exchanges, locals_, strict=True):
             new = old.new_empty(exchange.sizes)
-            if exchange.kept is not None:
-                new[exchange.kept[1]] = old[exchange.kept[0]]
+            for was, goes in exchange.kept:
+                new[goes] = old[was]
             news.append(new)
             for rank in range(peers.size):
-                slices, box = exchange.sends[rank], exchange.receives[rank]
-                if slices is not None and rank != here:
-                    sends[rank].append(ViewPart(old[slices]))
-                if box is not None and rank != here:
-                    receives[rank].append(ViewPart(new[box.slices]))
+                if rank != here:
+                    sends[rank] += (ViewPart(old[slices]) for slices in exchange.sends[rank])
+                    receives[rank] += (ViewPart(new[b.slices]) for b in exchange.receives[rank])
         messages = Messages(sends, receives, peers, locals_[0].device)
         wait = messages.start(most_bytes, costs, later=later, in_rows=in_rows)
 
@@ -216,10 +220,10 @@ class BoxExchange:
         return finish
 
 
-def _by_rank(rows: Sequence[Sequence[_T | None]]) -> list[tuple[int, _T]]:
+def _by_rank(rows: Sequence[Sequence[Sequence[_T]]]) -> list[tuple[int, _T]]:
     """Return what there is for every rank, one after the other, with the place of its tensor."""
     columns = zip(*rows, strict=True)
-    return [(i, one) for column in columns for i, one in enumerate(column) if one is not None]
+    return [(i, one) for column in columns for i, several in enumerate(column) for one in several]
 
 
 def _sum_bytes(numels: Sequence[Sequence[int]], tensors: Sequence[Tensor]) -> list[int]:

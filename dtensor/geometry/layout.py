@@ -19,7 +19,8 @@ from dtckpt.errors import PlacementError
 from .box import Box
 from .integers import ints
 from .mesh import Mesh, unravel
-from .placement import Placement, Replicate, Shard, format_placements, parse_placement
+from .order import Order
+from .placement import Placement, Ragged, Replicate, Shard, format_placements, parse_placement
 from .splits import Split, cut_by
 
 Coordinate = tuple[int, ...]
@@ -45,6 +46,12 @@ class Layout:
     """For every tensor dim the axes that cut it, in cutting order."""
     replica_axes: tuple[int, ...] = field(init=False, repr=False, compare=False)
     """Axes that cut nothing."""
+    orders: tuple[Order | None, ...] = field(init=False, repr=False, compare=False)
+    """For every tensor dim the order in which ranks hold its indices; None where they ascend."""
+    is_dealt: bool = field(init=False, repr=False, compare=False)
+    """Whether there is such a dim, so that a rank may hold several boxes. What is said of cells is
+    then said of places (``order.py``); ``held_by``, ``parts`` and ``cells_meeting`` tell boxes of
+    the tensor."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", ints(self.shape, "the shape of a tensor"))
@@ -55,6 +62,9 @@ class Layout:
         object.__setattr__(self, "placements", placements)
         object.__setattr__(self, "splits", splits)
         object.__setattr__(self, "replica_axes", replica_axes)
+        orders = tuple(cuts[0].order if cuts else None for cuts in splits)
+        object.__setattr__(self, "orders", orders)
+        object.__setattr__(self, "is_dealt", any(orders))
 
     @classmethod
     def replicated(cls, mesh: Mesh, shape: Sequence[int]) -> Layout:
@@ -109,9 +119,73 @@ class Layout:
                 placements[axis] = Shard(dim, order)
         return Layout(self.mesh, tuple(placements), self.shape)
 
+    def in_places(self) -> Layout:
+        """Return the layout of the places: the same local tensors, each a single box.
+
+        >>> from .placement import Packed
+        >>> print(Layout(Mesh((2,)), (Packed(0, (4, 2)),), (6,)).in_places())
+        [6] (Ragged(0:3,3)) on axis0=2
+        """
+        if not self.is_dealt:
+            return self
+        placements = list(self.placements)
+        for dim, order in enumerate(self.orders):
+            if order is not None:
+                first = self.splits[dim][0]
+                sizes = [first.piece(i, self.shape[dim])[1] for i in range(first.num_pieces)]
+                placements[first.axis] = Ragged(dim, tuple(sizes))
+        return Layout(self.mesh, tuple(placements), self.shape)
+
     def box(self, coordinate: Coordinate) -> Box:
-        """Return what a coordinate holds; its sizes are the shape of the local tensor."""
+        """Return what a coordinate holds; its sizes are the shape of the local tensor.
+
+        Of a dealt layout in places, of which ``parts`` are the indices.
+        """
         return self.cell_box(self.cell(coordinate))
+
+    def parts(self, coordinate: Coordinate) -> tuple[tuple[Box, Box], ...]:
+        """Return the boxes that a coordinate holds, each with where its local tensor has it.
+
+        >>> from .placement import Packed
+        >>> for held, local in Layout(Mesh((2,)), (Packed(0, (4, 2)),), (6,)).parts((1,)):
+        ...     print(held, local)
+        [2:4] [0:2]
+        [5:6] [2:3]
+        """
+        return self._parts_of(self.cell(coordinate))
+
+    def _parts_of(self, cell: Cell) -> tuple[tuple[Box, Box], ...]:
+        box = self.cell_box(cell)
+        if not self.is_dealt or box.is_empty:
+            return ((box, Box.whole(box.sizes)),)
+        return tuple(self._indexed(box))
+
+    def _indexed(self, box: Box) -> Iterator[tuple[Box, Box]]:
+        """Yield the boxes of the tensor that a box of places holds, and where in it."""
+        dims: list[list[tuple[int, int, int]]] = []
+        for order, start, size in zip(self.orders, box.offsets, box.sizes, strict=True):
+            spans, at = [(start, size)] if order is None else order.indices(start, size), 0
+            found: list[tuple[int, int, int]] = []
+            for index, length in spans:
+                found.append((index, at, length))
+                at += length
+            dims.append(found)
+        for chosen in itertools.product(*dims):
+            indices, within, sizes = zip(*chosen, strict=True)
+            yield Box(indices, sizes), Box(within, sizes)
+
+    def placed(self, box: Box) -> Iterator[Box]:
+        """Yield the boxes of places that hold a box of the tensor, which is not empty."""
+        if not self.is_dealt:
+            yield box
+            return
+        spans = (
+            [(start, size)] if order is None else order.places(start, size)
+            for order, start, size in zip(self.orders, box.offsets, box.sizes, strict=True)
+        )
+        for chosen in itertools.product(*spans):
+            places, sizes = zip(*chosen, strict=True)
+            yield Box(places, sizes)
 
     def cell(self, coordinate: Coordinate) -> Cell:
         """Return the grid index of the cell that a coordinate holds."""
@@ -125,7 +199,7 @@ class Layout:
         return tuple(index)
 
     def cell_box(self, cell: Cell) -> Box:
-        """Return the box of a cell, which may be empty."""
+        """Return the box of a cell, in places, which may be empty."""
         spans = [self.interval(dim, index) for dim, index in enumerate(cell)]
         return Box(tuple(start for start, _ in spans), tuple(size for _, size in spans))
 
@@ -144,7 +218,7 @@ class Layout:
         return tuple(sizes)
 
     def interval(self, dim: int, index: int) -> tuple[int, int]:
-        """Return start and size of what an index of the grid has of a dim."""
+        """Return start and size, in places, of what an index of the grid has of a dim."""
         cuts = self.splits[dim]
         start, extent = 0, self.shape[dim]
         if not cuts:
@@ -164,13 +238,23 @@ class Layout:
         """Yield every cell that shares elements with ``box``, with the box of those elements.
 
         The cost grows with the number of such cells and of axes, not with the size of the mesh.
+        A dealt layout yields a cell several times, with other elements.
         """
         if box.ndim != len(self.shape) or not Box.whole(self.shape).contains(box):
             raise PlacementError(f"box {box} does not lie in a tensor of shape {self.shape}")
         if box.is_empty:
             return
+        if not self.is_dealt:
+            yield from self._cells_at(box)
+            return
+        for places in self.placed(box):  # of one range each
+            for cell, common in self._cells_at(places):
+                yield from ((cell, part) for part, _ in self._indexed(common))
+
+    def _cells_at(self, box: Box) -> Iterator[tuple[Cell, Box]]:
+        """Yield the cells that meet a box of places, which is not empty, with what they share."""
         dims: list[list[tuple[int, int, int]]] = []
-        for dim, indices in enumerate(self.grid_ranges(box)):
+        for dim, indices in enumerate(self._grid_ranges(box)):
             low, high = box.offsets[dim], box.offsets[dim] + box.sizes[dim]
             spans: list[tuple[int, int, int]] = []
             for index in indices:
@@ -186,8 +270,8 @@ class Layout:
             else:
                 yield (), box
 
-    def grid_ranges(self, box: Box) -> list[range]:
-        """Return for every dim which indices of the grid meet a box, which is not empty.
+    def _grid_ranges(self, box: Box) -> list[range]:
+        """Return for every dim which indices of the grid meet a box of places, not an empty one.
 
         There may be cells between them that are empty.
         """
@@ -233,19 +317,25 @@ class Layout:
         return self.mesh.all_ranks()
 
     def held_by(self, rank: int, replicas: Container[int] | None = None) -> tuple[Box, ...]:
-        """Return the box that a rank holds, which may be empty; none outside of the mesh.
+        """Return the boxes that a rank holds, the only one of which may be empty.
 
-        Nor where the rank has none of some ``replicas`` of it.
+        There is one, of a dealt layout perhaps several; none outside of the mesh, nor where the
+        rank has none of some ``replicas`` of it.
         """
         at = self.mesh.coordinate(rank)
         if at is None or (replicas is not None and self.replica(at) not in replicas):
             return ()
+        if self.is_dealt:
+            return tuple(held for held, _ in self.parts(at))
         return (self.box(at),)
 
     def pieces_meeting(self, box: Box) -> Iterator[tuple[Sequence[int], Box, Box]]:
         """Yield (its ranks, held box, common box) of every held box that meets ``box``."""
         for cell, common in self.cells_meeting(box):
-            yield ReplicaRanks(self, cell), self.cell_box(cell), common
+            held = self.cell_box(cell)
+            if self.is_dealt:
+                held = next(part for part, _ in self._parts_of(cell) if part.contains(common))
+            yield ReplicaRanks(self, cell), held, common
 
     def replica_ranks(self, held: Box) -> Sequence[int]:
         """Return the ranks that hold a box of some rank, by number of replica.
@@ -254,7 +344,8 @@ class Layout:
         """
         if held.is_empty:
             return ReplicaRanks(self, (0,) * held.ndim)
-        return ReplicaRanks(self, tuple(map(self._find, range(held.ndim), held.offsets)))
+        first = next(self.placed(held))
+        return ReplicaRanks(self, tuple(map(self._find, range(held.ndim), first.offsets)))
 
     def replica_of(self, rank: int, held: Box) -> int:
         """Return which replica of the box that it holds a rank has."""
@@ -267,7 +358,11 @@ class Layout:
         """
         at = self._coordinate_of(taker)
         number, count = 0, 1
-        for index, indices in zip(self.cell(at), self.grid_ranges(box), strict=True):
+        if self.is_dealt:
+            for index, size in zip(at, self.mesh.shape, strict=True):
+                number, count = number * size + index, count * size
+            return number * num_givers // count
+        for index, indices in zip(self.cell(at), self._grid_ranges(box), strict=True):
             number = number * len(indices) + index - indices.start
             count *= len(indices)
         replicas = self.num_replicas
@@ -286,8 +381,11 @@ class Layout:
         >>> list(layout.holders(Box((2,), (1,))))
         [(1, 0), (1, 1)]
         """
+        shared: dict[Cell, int] = {}
         for cell, common in self.cells_meeting(box):
-            if common == box:
+            shared[cell] = shared.get(cell, 0) + common.numel
+        for cell, numel in shared.items():
+            if numel == box.numel:
                 for replica in range(self.num_replicas):
                     yield self.coordinate(cell, replica)
 

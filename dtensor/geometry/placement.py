@@ -1,9 +1,10 @@
 """Placements: how a tensor lies along one axis of a mesh.
 
-A tensor has one placement per mesh axis. ``Shard`` and ``Ragged`` split a tensor dim over the axis,
-``Replicate`` repeats the tensor along it, ``Partial`` holds terms that are still to be reduced over
-it. They are plain frozen values that know nothing of torch, with a short text form that manifests
-and the command line share: ``S(0)``, ``S(0)@1``, ``R``, ``P(sum)``, ``Ragged(0:3,1,4)``.
+A tensor has one placement per mesh axis. ``Shard``, ``Ragged`` and ``Packed`` split a dim over the
+axis, ``Replicate`` repeats the tensor along it, ``Partial`` holds terms that are still to be
+reduced over it. They are plain frozen values that know nothing of torch, with a short text form
+that manifests and the command line share: ``S(0)``, ``S(0)@1``, ``R``, ``P(sum)``,
+``Ragged(0:3,1,4)``, ``Packed(0:8,4,4)``.
 
 ``placements/`` has a file for each; a new one has a line here.
 """
@@ -16,6 +17,7 @@ from collections.abc import Sequence
 from dtckpt.errors import PlacementError
 
 from .placements.base import KINDS, Placement, SplitPlacement
+from .placements.packed import Packed
 from .placements.partial import REDUCE_OPS, Partial, reductions
 from .placements.ragged import Ragged
 from .placements.replicate import Replicate
@@ -23,6 +25,7 @@ from .placements.shard import Shard
 
 __all__ = [
     "REDUCE_OPS",
+    "Packed",
     "Partial",
     "Placement",
     "Ragged",
@@ -35,7 +38,7 @@ __all__ = [
     "reductions",
 ]
 
-_FIRST = (Shard, Replicate, Partial, Ragged)
+_FIRST = (Shard, Replicate, Partial, Ragged, Packed)
 """In the order in which errors name their forms; those of users follow."""
 
 _TOO_LONG = re.compile(r"\d{19}")

@@ -11,6 +11,7 @@ from typing import cast
 from dtckpt.errors import PlacementError
 
 from .mesh import Mesh
+from .order import Order, order_of
 from .placement import Partial, Placement, Replicate, Shard, SplitPlacement, format_placements
 
 _KNOWN = (SplitPlacement, Replicate, Partial)
@@ -26,6 +27,9 @@ class Split:
     starts: tuple[int, ...] | None
     """First index of every piece and the end of the last; None for the even chunks of a Shard,
     which may cut pieces of any extent."""
+    order: Order | None = None
+    """Where the pieces are several ranges each: the order of the indices in them. ``starts`` are
+    places then."""
 
     def piece(self, index: int, extent: int) -> tuple[int, int]:
         """Return start and size of piece ``index`` of ``extent`` indices."""
@@ -117,13 +121,16 @@ def _splits(
         shards.sort(key=lambda item: item[1].order or 0)
     counts = mesh.shape
     return tuple(
-        [Split(axis, counts[axis], _starts(p.sizes_over(size, counts[axis]))) for axis, p in first]
+        [_first_split(axis, p, size, counts[axis]) for axis, p in first]
         + [Split(axis, counts[axis], None) for axis, _ in shards]
     )
 
 
-def _starts(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(itertools.accumulate(sizes, initial=0))
+def _first_split(axis: int, placement: SplitPlacement, size: int, count: int) -> Split:
+    starts = tuple(itertools.accumulate(placement.sizes_over(size, count), initial=0))
+    return Split(
+        axis, count, starts, order_of(itertools.chain(*placement.ranges_over(size, count)))
+    )
 
 
 def _without_default_order(

@@ -43,7 +43,8 @@ class DTensorSpec:
     tensor_meta: TensorMeta
     placements: tuple[Placement, ...] = field(init=False)
     box: Box | None = field(init=False)
-    """What this rank holds; None where the process has no rank or is not in the mesh."""
+    """What this rank holds, in places of dims that are dealt out (``parts``); None where the
+    process has no rank or is not in the mesh."""
 
     def __post_init__(self) -> None:
         here = self.mesh.get_coordinate() if self.mesh.has_rank else None
@@ -92,10 +93,17 @@ class DTensorSpec:
         return (0,) if self.box is None else self.box.sizes
 
     def own_box(self) -> Box:
-        """Return what this rank holds; PlacementError where it is not in the mesh."""
+        """Return what this rank holds; PlacementError where that is nothing or several boxes."""
         if self.box is None:
             raise PlacementError(f"this rank is not in mesh {self.mesh.layout_mesh} of {self}")
+        if self.layout.is_dealt:
+            raise PlacementError(f"{self}: a rank holds several boxes; redistribute it to Shard")
         return self.box
+
+    def parts(self) -> tuple[tuple[Box, Box], ...]:
+        """Return the boxes of the tensor that this rank holds, each with where it has it."""
+        here = self.mesh.get_coordinate() if self.mesh.has_rank else None
+        return () if here is None else self.layout.parts(here)
 
     def with_placements(self, placements: Sequence[Placement]) -> DTensorSpec:
         """Return the spec of the same tensor with other placements."""

@@ -12,7 +12,7 @@ from .engine.dims import all_dims, broadcast_dims
 from .engine.factors import Dim, Dims, Factors
 from .engine.forms import Form, register_forms
 from .engine.local_kernels import lacks_elements, zeros_if_empty, zeros_of_nothing
-from .engine.table import LocalCall, OpCall, Rule, meta, rule
+from .engine.table import LocalCall, OpCall, Rule, in_any_order, meta, rule
 
 aten = torch.ops.aten
 
@@ -20,6 +20,7 @@ _EITHER = ("0", "1")
 _WITH_ADDEND = ("01", "02")
 
 
+@in_any_order
 def _columns_inside(local: LocalCall) -> Callable[..., Any] | None:
     """Return what runs a product whose second matrix must have its columns in order."""
     empty = zeros_of_nothing(local)

@@ -78,7 +78,9 @@ def _sampled(op: Op, generator: Any, sampler: Callable[..., None], *parameters: 
     def run(*locals_: Tensor) -> Sequence[Tensor]:
         out = torch.empty_like(locals_[0])
         if not has_no_values(out):
-            fill(out, tuple(spec.shape), spec.own_box(), keys, sampler, *locals_)
+            for held, place in spec.parts():
+                given = [local[place.slices] for local in locals_]
+                fill(out[place.slices], tuple(spec.shape), held, keys, sampler, *given)
         return [out]
 
     return on_locals(run, owned, [spec])[0]

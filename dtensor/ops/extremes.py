@@ -17,9 +17,17 @@ from ..geometry.placement import Replicate, Shard
 from ..tensor.schemas import base_name
 from .engine.dims import dims_of
 from .engine.forms import operators
-from .engine.primitives import cut_axes, is_cut, on_locals, reduced, reduced_spec, replicated
+from .engine.primitives import (
+    ascending,
+    cut_axes,
+    is_cut,
+    on_locals,
+    reduced,
+    reduced_spec,
+    replicated,
+)
 from .engine.rules import named_dims, over_whole_dims, reducing
-from .engine.table import Decomposition, LocalCall, OpCall, Rule, decomposition, rule
+from .engine.table import Decomposition, LocalCall, OpCall, Rule, decomposition, in_any_order, rule
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -36,6 +44,7 @@ def extremes_rule(call: OpCall) -> Rule:
     return reducing(call, reduce_op, local=_or_identity)
 
 
+@in_any_order
 def _or_identity(local: LocalCall) -> Callable[..., Any] | None:
     """Return what a rank without elements gives: the number that changes no extreme."""
     source = local.inputs[0]
@@ -71,7 +80,7 @@ def _best(
     tensor: Tensor, dims: Sequence[int], reduce_op: str, *, keepdim: bool
 ) -> tuple[Tensor, Tensor]:
     """Return extreme values and their first places, which count over all of ``dims``."""
-    source = reduced(tensor)
+    source = reduced(ascending(tensor, dims))
     axes = cut_axes(source, dims)
     own = source.spec
     lead = math.prod(own.mesh.shape[axis] for axis in axes)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .engine.factors import Dim, Dims, Factors
 from .engine.local_kernels import zeros
-from .engine.table import LocalCall, OpCall, Rule, rule
+from .engine.table import LocalCall, OpCall, Rule, in_any_order, rule
 
 aten = torch.ops.aten
 
@@ -51,6 +51,7 @@ def _dims(call: OpCall, index: int) -> tuple[Dims, Dims]:
     return values, (Dim(_SAMPLE), Dim(_CHANNEL, unit))
 
 
+@in_any_order
 def _local_forward(local: LocalCall) -> Callable[..., Any]:
     unit = local.call.specs[0].shape[1] // local.call.arg("group")
     empties = zeros(local)
@@ -64,6 +65,7 @@ def _local_forward(local: LocalCall) -> Callable[..., Any]:
     return run
 
 
+@in_any_order
 def _local_backward(local: LocalCall) -> Callable[..., Any]:
     unit = local.call.specs[1].shape[1] // local.call.arg("group")
     empties = zeros(local)

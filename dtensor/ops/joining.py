@@ -9,15 +9,20 @@ from .engine.dims import all_dims, with_dim, without
 from .engine.factors import Dim, Dims, Factors
 from .engine.rules import moving
 from .engine.table import OpCall, Rule, rule
+from .packed import join_parts
 
 aten = torch.ops.aten
 
 
 @rule(aten.cat.default)
 def cat_rule(call: OpCall) -> Rule:
-    """Parts of a dim, which is cut into even chunks: each rank gets what it lacks of its own."""
+    """Parts of a dim, packed where all are sharded alike there; else it is cut into even chunks, of
+    which each rank gets what it lacks."""
     out = all_dims(len(call.output_shape))
     dim, start = call.arg("dim") % len(out), 0
+    packed = join_parts(call, dim)
+    if packed is not None:
+        return packed
     inputs: list[Dims] = []
     for spec in call.specs:
         if spec.ndim != len(out):  # a tensor of shape (0,), which stands for nothing

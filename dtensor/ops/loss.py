@@ -28,6 +28,7 @@ from .engine.table import (
     OpCall,
     Rule,
     decomposition,
+    in_any_order,
     meta,
     rule,
 )
@@ -110,6 +111,7 @@ def _loss(call: OpCall, inputs: tuple[Dims, ...], outputs: tuple[Dims, ...], cou
 def _local_sum(count: int) -> LocalMaker:
     """Return what sums the losses of a part and divides them by ``count``, the number of all."""
 
+    @in_any_order
     def maker(local: LocalCall) -> Callable[..., Any] | None:
         first = local.outputs[0]
         if first is None or not first.layout.is_partial:
@@ -142,6 +144,7 @@ def _loss_backward(call: OpCall, inputs: tuple[Dims, ...], output: Dims, count: 
 
 
 def _local_mean_backward(count: int) -> LocalMaker:
+    @in_any_order
     def maker(local: LocalCall) -> Callable[..., Any] | None:
         first = local.outputs[0]
         if first is None or not any(first.layout.splits):

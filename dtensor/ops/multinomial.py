@@ -51,10 +51,13 @@ def multinomial(
         _check_weights(local)
         if not replacement:
             race = torch.empty(local.shape, dtype=torch.float64, device=local.device)
-            fill(race, tuple(source.shape), source.own_box(), keys, samplers.exponential())
+            for held, place in source.parts():
+                part = race[place.slices]
+                fill(part, tuple(source.shape), held, keys, samplers.exponential())
             return [_first_ones(local, race, num_samples)]
         words = torch.empty(spec.local_shape, dtype=torch.int64, device=local.device)
-        fill(words, shape, spec.own_box(), keys, samplers.positive_words)
+        for held, place in spec.parts():
+            fill(words[place.slices], shape, held, keys, samplers.positive_words)
         return [_chosen(local, words)]
 
     return on_locals(run, [rows], [spec])[0]

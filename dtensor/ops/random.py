@@ -23,7 +23,7 @@ from .engine.factors import Factors
 from .engine.forms import operators
 from .engine.primitives import reduced
 from .engine.rules import alike
-from .engine.table import LocalCall, LocalMaker, OpCall, Rule, decomposition, rule
+from .engine.table import LocalCall, LocalMaker, OpCall, Rule, decomposition, in_any_order, rule
 
 aten = torch.ops.aten
 
@@ -120,6 +120,7 @@ def dropout_rule(call: OpCall) -> Rule:
     p, train = call.arg("p"), call.arg("train")
     check_parameters("bernoulli_", call.specs[0].dtype, 1 - p)
 
+    @in_any_order
     def maker(local: LocalCall) -> Callable[..., tuple[Tensor, Tensor]] | None:
         mask_spec = local.outputs[1]
         if train is False or mask_spec is None:

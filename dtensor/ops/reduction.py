@@ -20,7 +20,16 @@ from .engine.forms import operators
 from .engine.gathered import on_gathered
 from .engine.primitives import cut_axes, has_terms
 from .engine.rules import named_dims, over_whole_dims, reducing
-from .engine.table import Decomposition, LocalCall, OpCall, Rule, decomposition, meta, rule
+from .engine.table import (
+    Decomposition,
+    LocalCall,
+    OpCall,
+    Rule,
+    decomposition,
+    in_any_order,
+    meta,
+    rule,
+)
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -58,6 +67,7 @@ def mean_rule(call: OpCall) -> Rule:
     return reducing(call, "sum", local=_local_mean)
 
 
+@in_any_order
 def _local_mean(local: LocalCall) -> Callable[..., Any] | None:
     source, output, dims = local.inputs[0], local.outputs[0], named_dims(local.call)
     if output is None or not any(source.layout.splits[dim] for dim in dims):

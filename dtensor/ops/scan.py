@@ -20,7 +20,7 @@ from .engine.dims import dims_of, without
 from .engine.dtypes import accumulator, is_inexact
 from .engine.factors import FIRST
 from .engine.forms import operators
-from .engine.primitives import cut_axes, on_locals, reduced, reduced_spec, replicated
+from .engine.primitives import ascending, cut_axes, on_locals, reduced, reduced_spec, replicated
 from .engine.rules import alike, along_whole_dims
 from .engine.table import Decomposition, OpCall, Rule, decomposition, rule
 
@@ -70,7 +70,7 @@ def _scan(
     dims = dims_of(tensor, dim)
     if not cut_axes(tensor, dims):
         return None
-    source = reduced(tensor)
+    source = reduced(ascending(tensor, dims))
     own, axes, (at,) = source.spec, cut_axes(source, dims), dims
     lead = math.prod(own.mesh.shape[axis] for axis in axes)
     scans = [spec_of(own.mesh, own.placements, own.shape, None, dtype) for dtype in dtypes]
@@ -137,6 +137,7 @@ def _extremes(reduce_op: str) -> Decomposition:
 
     def run(tensor: Tensor, dim: int) -> Any:
         dims = dims_of(tensor, dim)
+        tensor = ascending(tensor, dims)
         box = cast(Wrapper, tensor).spec.box
         start = box.offsets[dims[0]] if box and dims else 0
 

@@ -16,8 +16,9 @@ from .engine.factors import Dim, Dims, Factors
 from .engine.forms import operators
 from .engine.local_kernels import with_local_shape
 from .engine.rules import moving, picking
-from .engine.table import LocalCall, OpCall, Rule, rule
+from .engine.table import LocalCall, OpCall, Rule, in_any_order, rule
 from .engine.windows import num_below
+from .packed import split_parts
 
 aten = torch.ops.aten
 
@@ -26,6 +27,9 @@ aten = torch.ops.aten
 def slice_rule(call: OpCall) -> Rule:
     """A range of a dim."""
     dim, window, dims, part = _sliced(call, call.specs[0].shape)
+    packed = split_parts(call, dim, [window])
+    if packed is not None:
+        return packed
     return moving(call, (dims,), (part,), _local_parts(dim, [window]))
 
 
@@ -38,6 +42,9 @@ def split_rule(call: OpCall) -> Rule:
     for meta in call.outputs:
         windows.append(range(start, start + (meta.shape[dim] if meta else 0)))
         start = windows[-1].stop
+    packed = split_parts(call, dim, windows)
+    if packed is not None:
+        return packed
     outputs = tuple(_windowed(dims, dim, window, source.shape[dim]) for window in windows)
     return moving(call, (dims,), outputs, _local_parts(dim, windows))
 
@@ -130,6 +137,7 @@ def _taken(tensor: Tensor, dim: int, own: slice) -> Tensor:
 
 
 def _local_parts(dim: int, windows: Sequence[range]) -> Any:
+    @in_any_order
     def maker(local: LocalCall) -> Callable[..., Any] | None:
         if not local.inputs[0].layout.splits[dim]:
             return None
@@ -158,6 +166,7 @@ def _local_select(local: LocalCall) -> Callable[..., Any] | None:
 
 
 def _local_backward(dim: int, window: range) -> Any:
+    @in_any_order
     def maker(local: LocalCall) -> Callable[..., Any] | None:
         grad, output = local.inputs[0], local.outputs[0]
         if output is None or not output.layout.splits[dim]:

@@ -15,7 +15,7 @@ from .engine.factors import LINEAR_OPS, Dim, Dims
 from .engine.forms import operators
 from .engine.local_kernels import reshaped, with_local_shape
 from .engine.rules import moving
-from .engine.table import DECOMPOSITIONS, Decomposition, LocalCall, OpCall, Rule, rule
+from .engine.table import DECOMPOSITIONS, Decomposition, LocalCall, OpCall, Rule, in_any_order, rule
 
 aten = torch.ops.aten
 
@@ -138,6 +138,7 @@ def view_dtype_rule(call: OpCall) -> Rule:
     return moving(call, (ins,), (outs,), _empty_or_view, ())
 
 
+@in_any_order
 def _empty_or_view(local: LocalCall) -> Callable[..., Any] | None:
     """Return what views other strides than the whole tensor has, or nothing, which may have any."""
     shape, first = local.output_shape, local.outputs[0]
@@ -160,6 +161,7 @@ def complex_parts_rule(call: OpCall) -> Rule:
     return moving(call, ((*rest, None),), (rest,), _empty_or_view, LINEAR_OPS)
 
 
+@in_any_order
 def _resolved(local: LocalCall) -> Callable[..., Any]:
     """Return what takes a local tensor that is conjugate in name only, as the whole one is not."""
     op = local.op

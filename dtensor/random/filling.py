@@ -32,8 +32,8 @@ def check_parameters(method: str, dtype: torch.dtype, *parameters: Any) -> None:
 
 def drawer(spec: DTensorSpec, sampler: Sampler) -> Callable[[Tensor], None]:
     """Return what fills this rank's part of a tensor of ``spec``: one draw a call."""
-    mesh, shape, box = spec.mesh, tuple(spec.shape), spec.box
-    draws, kept = draws_of(mesh), None
+    mesh, shape, parts = spec.mesh, tuple(spec.shape), spec.parts()
+    draws, kept, box = draws_of(mesh), None, parts[0][0] if len(parts) == 1 else None
     if mesh.device_type == "cpu" and box is not None and 0 < box.numel <= MAX_KEPT:
         kept = _scattered(shape, box)
 
@@ -45,6 +45,9 @@ def drawer(spec: DTensorSpec, sampler: Sampler) -> Callable[[Tensor], None]:
             sampler(Words(kept, keys, scratch_of(box.sizes)), local)
         elif box is not None:
             fill(local, shape, box, keys, sampler)
+        else:
+            for held, place in parts:
+                fill(local[place.slices], shape, held, keys, sampler)
 
     return draw
 
@@ -58,16 +61,18 @@ def _scattered(shape: tuple[int, ...], box: Box) -> Tensor | None:
 
 def permuter(spec: DTensorSpec) -> Callable[[Tensor], None]:
     """Return what writes this rank's part of a random order of all indices: one draw a call."""
-    mesh, (count,), box = spec.mesh, spec.shape, spec.box
+    mesh, (count,), parts = spec.mesh, spec.shape, spec.parts()
 
     def draw(local: Tensor) -> None:
         if has_no_values(local):
             return
         keys = draws_of(mesh).next(mesh)
-        if box is None or box.is_empty:
+        if not local.numel():
             return
         words = torch.empty(count, dtype=torch.int64, device=local.device)
         fill(words, (count,), Box.whole((count,)), keys, samplers.words)
-        local.copy_(order_of(words)[box.slices])
+        order = order_of(words)
+        for held, place in parts:
+            local[place.slices].copy_(order[held.slices])
 
     return draw

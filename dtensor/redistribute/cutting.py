@@ -62,6 +62,8 @@ def scattered(layout: Layout, target: Layout, axes: Axes) -> Layout:
     """
 
     def may_cut(axis: int) -> bool:
+        if _is_dealt(target, axis):  # terms are cut as they lie
+            return False
         return axis in axes or layout.placements[axis].is_replicate()
 
     cuts = next_cuts(layout, target, may_cut)
@@ -75,6 +77,11 @@ def scattered(layout: Layout, target: Layout, axes: Axes) -> Layout:
         else:  # what is no Shard is the first to cut its dim
             cuts.append((axis, Replicate()))
     return cut(layout, cuts)
+
+
+def _is_dealt(layout: Layout, axis: int) -> bool:
+    """Whether an axis gives its ranks several ranges of a dim."""
+    return any(split.axis == axis and split.order for cuts in layout.splits for split in cuts)
 
 
 def cuts_further(source: Layout, target: Layout) -> bool:
@@ -95,7 +102,8 @@ def same_cells(source: Layout, target: Layout) -> bool:
     """
     for dim, (old, new) in enumerate(zip(source.splits, target.splits, strict=True)):
         if old != new:
-            if [split.axis for split in old] != [split.axis for split in new]:
+            axes = [split.axis for split in old] == [split.axis for split in new]
+            if not axes or source.orders[dim] != target.orders[dim]:
                 return False
             count = source.grid[dim]
             if count > _FEW_CELLS or any(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..geometry.layout import Layout
@@ -23,6 +23,12 @@ class Hop:
     axes: Axes = ()
     """Axes along which ranks talk to each other; none where a step is local. An exchange between
     two meshes has none either: all of their ranks take part."""
+
+    def in_places(self) -> Hop:
+        """Return the step between layouts of one order by places, of which each rank has a box."""
+        if not self.source.is_dealt:
+            return self
+        return replace(self, source=self.source.in_places(), target=self.target.in_places())
 
     @property
     def is_across(self) -> bool:

@@ -150,7 +150,7 @@ class Planner:
         has_group = self.may_group(axes)
         everyone = tuple(range(source.mesh.ndim))
         ways: list[tuple[Hop, ...]] = []
-        if has_group and cuts_further(target, source):
+        if has_group and cuts_further(target, source) and source.orders == target.orders:
             ways.append((Hop("gather", source, target, axes),))
         ways.append((Hop("exchange", source, target, axes if has_group else everyone),))
         if self.costs.ranks_per_host:

@@ -100,6 +100,24 @@ class Slice(Step):
 
 
 @dataclass(frozen=True, slots=True)
+class Collect(Step):
+    """A slice of several boxes, which are put together in another order."""
+
+    boxes: tuple[Box, ...]
+    places: tuple[Box, ...]
+    """Where they go, in the new local tensor."""
+    sizes: tuple[int, ...]
+    """Shape of the new local tensor."""
+
+    def start(self, local: Tensor, *, later: bool = False) -> Result:
+        """Return copies of the boxes in their places."""
+        made = local.new_empty(self.sizes)
+        for box, place in zip(self.boxes, self.places, strict=True):
+            made[place.slices] = local[box.slices]
+        return lambda: made
+
+
+@dataclass(frozen=True, slots=True)
 class SpreadTerm(Step):
     """Replicate to Partial: values that reduce to what they were."""
 

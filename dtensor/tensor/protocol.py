@@ -28,20 +28,21 @@ class Checkpointable(Wrapper):
     """
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
-        """Return the box that this rank holds, or nothing where it is empty.
+        """Return the boxes that this rank holds, one in most layouts, without empty ones.
 
         Raises PlacementError where an axis is Partial: such a tensor has no values yet.
         """
         from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
         _require_values(self)
-        box = self.spec.box
-        if box is None or box.is_empty:
-            return []
-        return [ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes))]
+        return [
+            ChunkStorageMetadata(torch.Size(box.offsets), torch.Size(box.sizes))
+            for box, _ in self.spec.parts()
+            if not box.is_empty
+        ]
 
     def __create_write_items__(self, fqn: str, object: Any) -> list[WriteItem]:
-        """Return one item for the box that this rank holds; replicas write equal items."""
+        """Return one item for each box that this rank holds; replicas write equal items."""
         from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
         from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
@@ -59,15 +60,18 @@ class Checkpointable(Wrapper):
         ]
 
     def __get_tensor_shard__(self, index: MetadataIndex) -> torch.Tensor:
-        """Return the local tensor, which torch reads from or writes to."""
+        """Return the elements of a chunk in local memory, which torch reads from or writes to."""
         _require_values(self)
-        box = self.spec.box
-        if box is None or index.offset not in (None, torch.Size(box.offsets)):
-            raise PlacementError(
-                f"{index.fqn!r}: this rank holds {box} of shape {tuple(self.shape)}, and no chunk "
-                f"at offset {index.offset}"
-            )
-        return self.local.detach()
+        parts = self.spec.parts()
+        for box, place in parts:
+            is_only = index.offset is None and len(parts) == 1
+            if is_only or index.offset == torch.Size(box.offsets):
+                return self.local.detach()[place.slices]
+        held = ", ".join(str(box) for box, _ in parts) or "nothing"
+        raise PlacementError(
+            f"{index.fqn!r}: this rank holds {held} of shape {tuple(self.shape)}, and no chunk at "
+            f"offset {index.offset}"
+        )
 
 
 def _require_values(tensor: Wrapper) -> None:

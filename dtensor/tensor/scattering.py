@@ -78,9 +78,12 @@ def scatter_from(tensor: Tensor, spec: DTensorSpec, source: Coordinate | None) -
         return redistribute_local(_send_parts(tensor.detach(), values, source), values, spec)
     if not tensor.is_leaf:
         raise PlacementError(_NO_LEAF)
-    part = tensor.detach()[spec.box.slices]
-    local = torch.empty(part.shape, dtype=part.dtype, device="meta" if part.is_meta else device)
-    return redistribute_local(local.copy_(part), values, spec)
+    whole = tensor.detach()
+    on = "meta" if whole.is_meta else device
+    local = torch.empty(spec.local_shape, dtype=whole.dtype, device=on)
+    for held, place in spec.parts():
+        local[place.slices].copy_(whole[held.slices])
+    return redistribute_local(local, values, spec)
 
 
 def _source(mesh: DeviceMesh, source_rank: int) -> tuple[int, ...]:

@@ -79,7 +79,8 @@ def set_item(tensor: Wrapper, index: Any, value: Any) -> bool:
         set_item(tensor, basic, aten.index_put(part, indices, given.to(part.dtype)))
         return True
     box = place.box(tensor.shape)
-    is_view = all(len(cuts) <= 1 for cuts in tensor.spec.layout.splits)
+    layout = tensor.spec.layout
+    is_view = all(len(cuts) <= 1 for cuts in layout.splits) and not layout.is_dealt
     if is_view and not follows:
         view = tensor[tuple(box)]
         # After x[i] += y it is the very place. Kernels refuse that for some strides, which may be

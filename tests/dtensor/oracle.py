@@ -31,8 +31,9 @@ def _cutting_order(cut: tuple[int, Any]) -> tuple[int, int]:
 
 def _cut(whole: Array, dim: int, placement: Any, count: int) -> list[Array]:
     if not isinstance(placement, Shard):
-        sizes = placement.sizes_over(whole.shape[dim], count)
-        return np.split(whole, np.cumsum(sizes)[:-1], axis=dim)
+        ranges = placement.ranges_over(whole.shape[dim], count)
+        indices = [[i for start, n in held for i in range(start, start + n)] for held in ranges]
+        return [whole.take(np.array(chosen, dtype=int), axis=dim) for chosen in indices]
     chunk = -(-whole.shape[dim] // count)
     bounds = [min(i * chunk, whole.shape[dim]) for i in range(1, count)]
     return np.split(whole, bounds, axis=dim)

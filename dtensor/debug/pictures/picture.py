@@ -96,7 +96,8 @@ class Limits:
 def picture_of(layout: Layout | IrregularLayout, limits: Limits) -> Picture:
     """Return the picture of a layout."""
     if isinstance(layout, Layout):
-        cells, title, notes = _Regular(layout), _title(layout), tuple(_notes(layout))
+        cells = _Irregular(_pieces_of(layout)) if layout.is_dealt else _Regular(layout)
+        title, notes = _title(layout), tuple(_notes(layout))
     else:
         cells = _Irregular(layout)
         title = f"{list(layout.shape)} in {len(layout.boxes()):,} boxes"
@@ -250,6 +251,13 @@ def _said(layout: Layout, axis: int, placement: Placement) -> str:
             sizes = [*sizes[: _MAX_SIZES - 1], "...", sizes[-1]]
         text += f" into {', '.join(sizes)}"
     return text if len(cuts) == 1 else f"{text}, as number {cuts.index(axis) + 1} of {len(cuts)}"
+
+
+def _pieces_of(layout: Layout) -> IrregularLayout:
+    """Return the boxes of a layout of which a rank may hold several."""
+    ranks = layout.all_ranks()
+    pieces = ((rank, box) for rank in ranks for box in layout.held_by(rank))
+    return IrregularLayout(layout.shape, tuple(pieces))
 
 
 class _Irregular:

@@ -6,6 +6,7 @@ any other, which would be taken for replicated.
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass, fields
 from typing import ClassVar, Self
@@ -13,6 +14,7 @@ from typing import ClassVar, Self
 from dtckpt.errors import PlacementError
 
 from ..integers import integer
+from ..order import Span, covers
 
 KINDS: dict[str, type[Placement]] = {}
 """Every class with a text form, by the name that this begins with."""
@@ -79,7 +81,8 @@ class SplitPlacement(Placement):
 
     A new one states ``form`` and ``sizes_over``; it is a frozen dataclass whose other fields are
     numbers of 0 or more. All but ``Shard`` are the first to cut their dim, whatever their place in
-    the mesh; axes of ``Shard`` may cut their pieces further.
+    the mesh; axes of ``Shard`` may cut their pieces further. One that gives a coordinate several
+    ranges states ``ranges_over``, too.
     """
 
     dim: int
@@ -106,13 +109,27 @@ class SplitPlacement(Placement):
             f"with sizes_over(size, count), to cut {size} over {count}"
         )
 
+    def ranges_over(self, size: int, count: int) -> tuple[tuple[Span, ...], ...]:
+        """Return (start, size) of the ranges of ``size`` indices that each coordinate holds.
+
+        In the order in which its local tensor has them; they may be empty. Like ``sizes_over``, and
+        to the same sums, they follow from the fields and the arguments alone. By default each has
+        one, and indices ascend.
+        """
+        starts = itertools.accumulate(sizes := self.sizes_over(size, count), initial=0)
+        return tuple(((start, length),) for start, length in zip(starts, sizes, strict=False))
+
     def misfit(self, size: int, count: int) -> str:
         """Return why so many indices cannot be cut so over so many coordinates; else nothing."""
         sizes = self.sizes_over(size, count)
         if type(sizes) is not tuple or {*map(type, sizes)} != {int}:
             return f"must be cut into a tuple of ints, got {sizes!r}"
         if len(sizes) == count and sum(sizes) == size and min(sizes) >= 0:
-            return ""
+            ranges = self.ranges_over(size, count)
+            sums = tuple(sum(length for _, length in held) for held in ranges)
+            if sums == sizes and covers(itertools.chain(*ranges), size):
+                return ""
+            return f"must deal out {size} indices, each once, as {sizes}, got the ranges {ranges}"
         return f"needs {count} sizes that sum to {size}, got {len(sizes)} that sum to {sum(sizes)}"
 
     @property

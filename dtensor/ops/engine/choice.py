@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
 
+from ...geometry.order import Order, order_of
 from ...geometry.placement import Placement, Ragged, Shard, SplitPlacement, reductions
 from ...mesh.spec import DTensorSpec, contiguous_spec, spec_of
 from .factors import Dim, Dims, Factors, dim_of
@@ -169,6 +171,8 @@ class _Pieces:
             dim = dim_of(dims, factor)
             if dim is None or sorted(s.axis for s in spec.layout.splits[dim]) != wanted:
                 continue
+            if spec.layout.orders[dim] is not None and not self.factors.takes_any_order(factor):
+                continue  # this one is brought to even chunks
             if index == 0 and self.cuts.first_leads:
                 return 0
             if best is None or math.prod(spec.shape) > math.prod(specs[best].shape):
@@ -207,7 +211,15 @@ class _Pieces:
                 bounds = bounds_of_pieces(sizes, source.steps.steps(extent), extent)
             scaled = sizes_between(bounds, target.steps.steps(extent))
         # The leader's own goes before even chunks: it is to lie as its output.
+        order = _order(current, source.size, count)
         for placement in (replace(current, dim=target.dim), Shard(target.dim)):
-            if placement.sizes_over(target.size, count) == scaled:
+            sizes = placement.sizes_over(target.size, count)
+            if sizes == scaled and _order(placement, target.size, count) == order:
                 return placement
         return Ragged(target.dim, scaled)
+
+
+def _order(placement: SplitPlacement, size: int, count: int) -> Order | None:
+    if isinstance(placement, Shard):
+        return None
+    return order_of(itertools.chain(*placement.ranges_over(size, count)))

@@ -16,7 +16,7 @@ import torch
 
 from ...geometry.placement import REDUCE_OPS, Partial, Placement, Replicate, Shard
 from .dtypes import carries, keeps_order
-from .table import Cuts, LocalMaker, OpCall, Row
+from .table import IN_ANY_ORDER, Cuts, LocalMaker, OpCall, Row
 from .windows import even_bounds
 
 
@@ -74,6 +74,9 @@ class Factors:
     reduce_bytes: Mapping[int, Sequence[float]] = field(default_factory=dict[int, Sequence[float]])
     """Bytes, by factor and axis, that it costs later to reduce outputs where the factor is split.
     Said where splitting a factor competes with making its dim whole."""
+    positions: frozenset[int] | None = None
+    """Factors along which the local kernel looks at where its part begins; None for one that may
+    look along all of them, unless it is one of ``IN_ANY_ORDER``."""
     is_joined: bool = field(init=False)
     """Whether some dim makes several steps of its factor, so that not every cut is between two."""
 
@@ -153,6 +156,19 @@ class Factors:
             return None
         return max(size if dim.window is None else dim.window.stop for dim, size in found)
 
+    def takes_any_order(self, factor: int) -> bool:
+        """Whether a factor may be split into indices that are no neighbours: all are on their own.
+
+        Not where dims make several steps of it or have a window, nor where the local kernel may
+        look at where its part begins.
+        """
+        looks = self.positions is None or factor in self.positions
+        if self.local is not None and looks and self.local not in IN_ANY_ORDER:
+            return False
+        if factor in self.blocks or factor in self.even:
+            return False
+        return all(dim.unit == 1 and dim.window is None for dim, _ in self._dims_of(factor))
+
     def _dims_of(self, factor: int) -> list[tuple[Dim, int]]:
         """Return the dims of all tensors that have a factor, with their sizes."""
         shapes = [spec.shape for spec in self.call.specs]
@@ -196,7 +212,7 @@ class Factors:
     def _has_ragged(self, factor: int) -> bool:
         """Whether some input is cut into pieces of given sizes there."""
         return any(
-            split.starts is not None
+            split.starts is not None and split.order is None
             for spec, dims in zip(self.call.specs, self.inputs, strict=True)
             if (position := dim_of(dims, factor)) is not None
             for split in spec.layout.splits[position]
@@ -213,7 +229,8 @@ class Factors:
             position = dim_of(dims, factor)
             if position is not None:
                 splits = self.call.specs[index].layout.splits[position]
-                is_cut = [split.axis for split in splits] == [axis]  # else it cannot lead
+                # Else it cannot lead.
+                is_cut = [split.axis for split in splits] == [axis] and splits[0].order is None
                 starts = splits[0].starts if is_cut else None
                 bounds = self._bounds_of(index, position, starts, cuts.mesh_shape[axis])
                 present.append((not is_cut, bounds))

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from ...tensor.schemas import Op, argument_place
-from .table import LocalCall, LocalMaker
+from .table import LocalCall, LocalMaker, in_any_order
 
 
 def with_local_shape(name: str) -> LocalMaker:
     """Return a maker that gives an operator the local output shape in place of a global one."""
 
+    @in_any_order
     def maker(local: LocalCall) -> Callable[..., Any]:
         return with_argument(local.call.op, name, local.output_shape)
 
@@ -33,6 +34,7 @@ def with_argument(op: Op, name: str, value: Any) -> Callable[..., Any]:
     return run
 
 
+@in_any_order
 def reshaped(local: LocalCall) -> Callable[..., Any]:
     """Return a reshape to the local output shape, for views of all kinds."""
     shape = local.output_shape
@@ -51,6 +53,7 @@ def zeros(local: LocalCall) -> Callable[..., Any]:
     return run
 
 
+@in_any_order
 def zeros_of_nothing(local: LocalCall) -> Callable[..., Any] | None:
     """Return what makes zeros where this rank's part of an input is empty, else None.
 
@@ -59,6 +62,7 @@ def zeros_of_nothing(local: LocalCall) -> Callable[..., Any] | None:
     return zeros(local) if lacks_elements(local) else None
 
 
+@in_any_order
 def zeros_if_empty(local: LocalCall) -> Callable[..., Any] | None:
     """Return zeros where all outputs of this rank are empty.
 
@@ -68,6 +72,7 @@ def zeros_if_empty(local: LocalCall) -> Callable[..., Any] | None:
     return zeros_of_nothing(local) if made else None
 
 
+@in_any_order
 def zeros_if_some_empty(local: LocalCall) -> Callable[..., Any] | None:
     """Return zeros where some output of this rank is empty, of which kernels warn or raise."""
     is_empty = any(spec is not None and 0 in spec.local_shape for spec in local.outputs)

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ...geometry.placement import Placement, Replicate, SplitPlacement
+from ...geometry.placement import Placement, Replicate, Shard, SplitPlacement
 from ...mesh.spec import DTensorSpec, spec_of
 from ...redistribute import redistribute_locals
 from ...tensor.autograd import placed
@@ -38,6 +38,17 @@ def cut_axes(tensor: Tensor, dims: Iterable[int]) -> tuple[int, ...]:
         for axis, p in enumerate(tensor.spec.placements)
         if isinstance(p, SplitPlacement) and p.dim in wanted
     )
+
+
+def ascending(tensor: Tensor, dims: Sequence[int]) -> Tensor:
+    """Return a tensor whose ranks hold neighbouring indices of ``dims``, the same if they do."""
+    if not isinstance(tensor, Wrapper) or not any(tensor.spec.layout.orders[d] for d in dims):
+        return tensor
+    placements = tuple(
+        Shard(p.dim) if isinstance(p, SplitPlacement) and p.dim in dims else p
+        for p in tensor.spec.placements
+    )
+    return placed(tensor, placements)
 
 
 def is_cut(tensor: Tensor, dims: Sequence[int]) -> bool:

@@ -58,6 +58,7 @@ def picking(
         linear=FIRST,
         linear_ops=REDUCE_OPS,
         local=local,
+        positions=frozenset(picked),
     )
 
 

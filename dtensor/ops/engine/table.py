@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from weakref import WeakSet
 
 from ...geometry.placement import Placement
 from ...mesh.spec import DTensorSpec, TensorMeta
@@ -86,6 +87,15 @@ class LocalCall:
 
 
 LocalMaker = Callable[[LocalCall], Callable[..., Any] | None]
+
+IN_ANY_ORDER: WeakSet[LocalMaker] = WeakSet()
+"""Those for which the indices of a part may be any: they do not ask where it begins."""
+
+
+def in_any_order(maker: LocalMaker) -> LocalMaker:
+    """Mark what makes local kernels as one of ``IN_ANY_ORDER``."""
+    IN_ANY_ORDER.add(maker)
+    return maker
 
 
 class Rule(Protocol):
