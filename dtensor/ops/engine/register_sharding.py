@@ -6,13 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from dtckpt.errors import PlacementError
 
 from ...geometry.placement import Placement, Replicate
 from ...mesh.spec import DTensorSpec
 from ...mesh.torch_layouts import AnyPlacement, placements_from_torch
 from ...tensor.schemas import Op
-from ...torch_private import OpOverloadPacket, schema_of
+from ...torch_private import OpOverloadPacket, outside_modes, schema_of
+from .rule_checks import check_rows
 from .table import RULES, Cuts, OpCall, Row, Rule
 
 
@@ -34,6 +37,8 @@ Shardings = Sequence[tuple[Sequence[AnyPlacement], Sequence[AnyPlacement | None]
 
 def register_sharding(
     op: Op | OpOverloadPacket | Sequence[Op | OpOverloadPacket],
+    *,
+    check: bool = False,
 ) -> Callable[[Callable[..., Shardings]], Callable[..., Shardings]]:
     """Register the decorated function as the rule of one operator or several.
 
@@ -43,12 +48,24 @@ def register_sharding(
     not be listed. A rule of the user replaces the one of the library. An operator is named with its
     overload, as ``torch.ops.my.smooth.default``, which may be left out where there is one only.
 
+    With ``check`` the first call of a kind tries every sharding that is listed, without
+    communication: every rank runs the operator on random values of the call's shapes, whole and cut
+    for 2 and 3 ranks or more, so for tests rather than for large tensors. One that gives anything
+    else is a PlacementError that names it, the ranks and the largest difference, alike on all
+    ranks. What draws random numbers cannot be checked.
+
     Raises PlacementError for what is no such operator. The first call of a kind raises it, alike on
     all ranks, where the function lists too few placements or too many, or a sharding in which local
     tensors give results of other shapes than they must.
     """
     given: list[Any] = list(op) if isinstance(op, list | tuple) else [op]
     ops = [_overload(one) for one in given]
+    random = [op for op in ops if torch.Tag.nondeterministic_seeded in op.tags]
+    if check and random:
+        raise PlacementError(
+            f"register_sharding: {random[0]} draws random numbers, so that check=True has nothing "
+            "to compare; leave it out"
+        )
 
     def register(function: Callable[..., Shardings]) -> Callable[..., Shardings]:
         def maker(call: OpCall) -> Rule:
@@ -64,6 +81,9 @@ def register_sharding(
                         tuple(_one(p, len(m.shape) if m else 0) for p, m in outs),
                     )
                 )
+            if check:
+                with outside_modes():
+                    check_rows(call, listed[1:])
             return ListedRows(tuple(listed))
 
         RULES.register(ops, maker, by_user=True)

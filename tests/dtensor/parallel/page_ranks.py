@@ -7,10 +7,31 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from dtckpt.dtensor import Replicate, Shard, distribute_tensor, init_device_mesh
+from dtckpt.dtensor import (
+    DTensor,
+    Replicate,
+    Shard,
+    distribute_module,
+    distribute_tensor,
+    empty,
+    full,
+    ones,
+    rand,
+    randn,
+    zeros,
+)
+from dtckpt.dtensor.debug import CommDebugMode
+from dtckpt.dtensor.device_mesh import init_device_mesh
 from dtckpt.dtensor.experimental import local_map, register_sharding
+from dtckpt.dtensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    loss_parallel,
+    parallelize_module,
+)
 from tests.processes import join_group, leave_group
 
 aten = torch.ops.aten
@@ -72,12 +93,84 @@ def check_register_sharding() -> None:
         torch.testing.assert_close(found.full_tensor(), torch.softmax(x, dim))
 
 
+def check_comm_debug_mode() -> None:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    mod = distribute_tensor(torch.ones(4, 3), mesh, [Shard(0)]).requires_grad_()
+    comm_mode = CommDebugMode()
+    with comm_mode:
+        mod.sum().backward()
+    assert comm_mode.get_comm_counts() == {}, "nothing asked for the value of the sum"
+    with comm_mode:
+        print(mod.sum().item())
+    assert comm_mode.get_total_counts() == 1
+
+
+def check_creation() -> None:
+    """The ways to make a DTensor, with the mesh of a context and its default placements."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    with mesh:
+        assert distribute_tensor(torch.ones(3)).placements == (Replicate(),)
+        assert DTensor.from_local(torch.ones(3)).placements == (Replicate(),)
+    rows = DTensor.from_local(torch.ones(2, 3), mesh, [Shard(0)], run_check=True)
+    assert rows.shape == (2 * dist.get_world_size(), 3)
+    with mesh:
+        made = [
+            zeros(4, 3),
+            ones((4, 3)),
+            empty([4, 3]),
+            full((4, 3), 2.0),
+            rand(4, 3),
+            randn(4, 3),
+        ]
+    assert all(tensor.shape == (4, 3) for tensor in made)
+    parameters: Any = distribute_module(nn.Linear(3, 2), mesh).parameters()
+    assert all(p.placements == (Replicate(),) for p in parameters)
+
+
+def check_parallelize_module() -> None:
+    """As in the documentation of the parallel styles: a block by columns, then by rows."""
+    tp_mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    m = nn.Sequential()
+    m.w1, m.w2 = nn.Linear(6, 5), nn.Linear(5, 6)
+    x = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
+    m = parallelize_module(m, tp_mesh, {"w1": ColwiseParallel(), "w2": RowwiseParallel()})
+    parameters: Any = m.parameters()
+    whole = [p.full_tensor() for p in parameters]
+    found = m(x)
+    expected = F.linear(F.linear(x, *whole[:2]), *whole[2:])
+    torch.testing.assert_close(found, expected)
+
+
+def check_loss_parallel() -> None:
+    device_mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    input = torch.randn(4, 15, requires_grad=True, generator=torch.Generator().manual_seed(0))
+    dist_input: Any = distribute_tensor(input.detach(), device_mesh, placements=[Shard(1)])
+    dist_input.requires_grad_()
+    target = torch.arange(4)
+    with loss_parallel():
+        loss = F.cross_entropy(dist_input, target, reduction="mean")
+        loss.backward()
+    F.cross_entropy(input, target).backward()
+    torch.testing.assert_close(dist_input.grad.full_tensor(), input.grad)
+
+
 def main() -> None:
     """Run the examples on this rank."""
     join_group()
-    check_local_map()
-    check_register_sharding()
+    for check in EXAMPLES:
+        check()
     leave_group()
+
+
+EXAMPLES = (
+    check_local_map,
+    check_register_sharding,
+    check_comm_debug_mode,
+    check_creation,
+    check_parallelize_module,
+    check_loss_parallel,
+)
+"""Those of context_parallel have a test of their own."""
 
 
 if __name__ == "__main__":
