@@ -44,6 +44,7 @@ FLOORS = {
         "",
         "parallel",
         "fsdp",
+        "elastic",
         "experimental",
     ),
     "storage": (

@@ -24,6 +24,7 @@ from ..geometry.placement import Partial, Placement, Shard
 from ..mesh.spec import DTensorSpec, spec_of
 from ..redistribute import redistribute_locals
 from ..tensor.compilers import opaque
+from ..tensor.local_parts import is_aligned
 from ..tensor.wrapper import Wrapper
 from ..torch_private import num_writes, parameters_of, saved_hooks, storage_id
 from .policies import MixedPrecisionPolicy
@@ -85,6 +86,8 @@ class Unit:
     reduces: bool = True
     """Whether a backward pass reduces gradients; else they wait."""
     divide_factor: float | None = None
+    take: Callable[[Sequence[Tensor | None]], None] | None = None
+    """What gets the gradients of a backward pass in place of their mean over the ranks."""
     versions: Versions | None = None
     """Counts of writes to the sharded parameters when they were gathered; None while not whole."""
     shown: list[Tensor] = field(default_factory=list)
@@ -117,7 +120,7 @@ class Unit:
             sources: list[Tensor] = []
             moves: list[tuple[DTensorSpec, DTensorSpec]] = []
             for one in self.held:
-                dtype = self._dtype(one)
+                dtype = self.dtype_of(one)
                 sources.append(one.sharded.local.detach().to(dtype))
                 moves.append(
                     (one.about.sharded.with_dtype(dtype), one.about.whole.with_dtype(dtype))
@@ -125,9 +128,11 @@ class Unit:
             for one, source, found in zip(
                 self.held, sources, redistribute_locals(sources, moves), strict=True
             ):
-                # Memory of its own: nothing that is written to it is to reach the parameter.
+                # Memory of its own: nothing that is written to it is to reach the parameter. And as
+                # aligned as new memory is: products of matrices may round by where those begin.
                 shares = storage_id(found) in (storage_id(source), storage_id(one.sharded.local))
-                one.whole = found.clone() if shares and not found.is_meta else found
+                made = found if found.is_meta or not shares else found.clone()
+                one.whole = made if is_aligned(made) else made.clone()
             self.versions = versions
 
     def free(self) -> None:
@@ -208,6 +213,9 @@ class Unit:
         A parameter that only some ranks have used counts as zero on the others. Where it was asked
         for, gradients wait instead, and are reduced with those of a later pass.
         """
+        if self.take is not None:
+            self.take(grads)
+            return [None] * len(self.held)
         for one, grad in zip(self.held, grads, strict=True):
             if grad is not None:
                 self._add(one, grad)
@@ -220,7 +228,7 @@ class Unit:
         moves: list[tuple[DTensorSpec, DTensorSpec]] = []
         for i in trained:
             one = self.held[i]
-            dtype = self._reduce_dtype(one)
+            dtype = self.sum_dtype_of(one)
             terms, sums = one.about.terms(op, dtype), one.about.sharded.with_dtype(dtype)
             local = one.waiting
             if local is None:
@@ -263,18 +271,20 @@ class Unit:
         return copies, cast("tuple[DTensorSpec, DTensorSpec]", tuple(specs))
 
     def _add(self, one: Held, grad: Tensor) -> None:
-        local = one.about.gradient(grad).to(self._reduce_dtype(one))
+        local = one.about.gradient(grad).to(self.sum_dtype_of(one))
         if one.waiting is not None:
             one.waiting = one.waiting + local
         else:
             one.waiting = local if self.reduces else local.clone()
 
-    def _dtype(self, one: Held) -> torch.dtype:
+    def dtype_of(self, one: Held) -> torch.dtype:
+        """Return the dtype of the whole parameter, and so of its gradients."""
         own = one.sharded.dtype
         return self.precision.param_dtype or own if own.is_floating_point else own
 
-    def _reduce_dtype(self, one: Held) -> torch.dtype:
-        return self.precision.reduce_dtype or self._dtype(one)
+    def sum_dtype_of(self, one: Held) -> torch.dtype:
+        """Return the dtype in which its gradients are summed."""
+        return self.precision.reduce_dtype or self.dtype_of(one)
 
 
 @dataclass(frozen=True, slots=True)

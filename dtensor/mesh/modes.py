@@ -13,6 +13,10 @@ from contextvars import ContextVar, Token
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import torch
+
+from dtckpt.errors import PlacementError
+
 from ..torch_private import hand_to_autograd, handed_to_autograd
 
 if TYPE_CHECKING:
@@ -24,6 +28,7 @@ class _Settings:
     is_strict: bool = False
     replicates: bool = False
     leaves_partial: bool = False
+    is_mesh_independent: bool = False
     meshes: tuple[TorchMesh, ...] = ()
 
 
@@ -132,6 +137,34 @@ def partial_gradients() -> Generator[None]:
 def leaves_partial_gradients() -> bool:
     """Return whether gradients of leaves stay as they come."""
     return _now().leaves_partial
+
+
+@contextmanager
+def mesh_independent() -> Generator[None]:
+    """Within it, sums over ranks that are rounded in an order which depends on the mesh are errors.
+
+    ``dtckpt.dtensor.elastic`` has the sums that are not.
+    """
+    before = _set(replace(_now(), is_mesh_independent=True))
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
+def require_order_free(dtype: torch.dtype, reduce_op: str) -> None:
+    """Raise PlacementError within ``mesh_independent`` where the bits depend on who has the terms.
+
+    Those of integers, and of maxima and minima, do not.
+    """
+    if reduce_op in ("max", "min") or not (dtype.is_floating_point or dtype.is_complex):
+        return
+    if _now().is_mesh_independent:
+        raise PlacementError(
+            f"within a step of ElasticSteps, {str(dtype).removeprefix('torch.')} terms of several "
+            f"ranks were to be reduced ({reduce_op}), whose rounding depends on the mesh: use the "
+            "backward, mean_loss and clip_grad_norm_ of ElasticSteps, or do it outside of the step"
+        )
 
 
 def enter_mesh(mesh: TorchMesh) -> None:

@@ -40,7 +40,7 @@ def _is_same_everywhere(tensor: Tensor, mesh: DeviceMesh) -> bool:
     if mesh.is_silent or mesh.get_coordinate() is None:
         return True
     device = mesh.device
-    value = _fingerprint(tensor)
+    value = fingerprint(tensor)
     both = torch.tensor([value, ~value], dtype=torch.int64, device=device)
     for axis in range(mesh.ndim):
         if mesh.shape[axis] > 1:
@@ -49,7 +49,7 @@ def _is_same_everywhere(tensor: Tensor, mesh: DeviceMesh) -> bool:
     return highest == ~lowest
 
 
-def _fingerprint(tensor: Tensor) -> int:
+def fingerprint(tensor: Tensor) -> int:
     """Return a signed 64-bit number for dtype, shape and bits; of a meta tensor without bits."""
     kind = f"{tensor.dtype} {tuple(tensor.shape)}".encode()
     start = int.from_bytes(hashlib.sha256(kind).digest()[:8], signed=True)

@@ -18,6 +18,7 @@ from ..comm.caches import Cache
 from ..comm.collectives import Peers
 from ..comm.reductions import all_reduce
 from ..geometry.placement import Placement, Replicate, Shard
+from ..mesh.modes import require_order_free
 from ..mesh.spec import DTensorSpec, spec_of
 from ..tensor.wrapper import Wrapper, new_wrapper
 from ..torch_private import called
@@ -178,6 +179,7 @@ def _reduced(norms: Tensor, ord: float, plan: _NormPlan) -> Tensor:
 
 def _combined(values: Tensor, ord: float, peers: Peers) -> Tensor:
     if not math.isinf(ord):
+        require_order_free(values.dtype, "sum")
         return all_reduce(values, "sum", peers)
     if ord < 0:
         return all_reduce(values, "min", peers)

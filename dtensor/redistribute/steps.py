@@ -17,6 +17,7 @@ from torch import Tensor
 from ..comm.collectives import Peers
 from ..comm.reductions import start_all_reduce, start_reduce_scatter
 from ..geometry.box import Box
+from ..mesh.modes import require_order_free
 
 _split_copies: Any = torch.split_with_sizes_copy
 """torch's stubs say that it returns nothing."""
@@ -153,6 +154,7 @@ class AllReduce(Step):
 
     def start(self, local: Tensor, *, later: bool = False) -> Result:
         """Start the reduction."""
+        require_order_free(local.dtype, self.reduce_op)
         return start_all_reduce(local, self.reduce_op, self.peers, self.few_bytes)
 
     def start_all(
@@ -200,6 +202,7 @@ class ReduceScatter(Step):
 
     def start(self, local: Tensor, *, later: bool = False) -> Result:
         """Start the reduction."""
+        require_order_free(local.dtype, self.reduce_op)
         terms = [local[box.slices] for box in self.boxes]
         return start_reduce_scatter(terms, self.reduce_op, self.peers, later=later)
 
@@ -213,6 +216,7 @@ class ReduceScatter(Step):
         here = self.peers.position
         rows: list[tuple[list[int], Result]] = []
         for places in _by_dtype(locals_):
+            require_order_free(locals_[places[0]].dtype, self.reduce_op)
             terms = [
                 _flat_row([locals_[i][boxes[i][position].slices] for i in places])
                 for position in range(self.peers.size)

@@ -44,6 +44,15 @@ def require_plain(caller: str, tensor: object) -> None:
         raise PlacementError(f"{caller} takes a torch.Tensor, got {type(tensor).__name__}")
 
 
+ALIGNMENT = 64
+"""Bytes at a multiple of which new memory begins, on every device."""
+
+
+def is_aligned(tensor: Tensor) -> bool:
+    """Return whether a tensor begins where one in memory of its own would."""
+    return tensor.is_meta or tensor.data_ptr() % ALIGNMENT == 0
+
+
 def kind_of(value: object) -> str:
     """Return the class of a value, and where that comes from, for messages."""
     return f"{type(value).__name__} of {type(value).__module__}"
