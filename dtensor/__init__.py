@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .mesh.spec import DTensorSpec, TensorMeta
     from .mesh.torch_layouts import layout_from_torch, mesh_from_torch, placements_from_torch
     from .modules import distribute_module
-    from .ops.engine.register_sharding import register_sharding
+    from .ops.user_rules.register_sharding import register_sharding
     from .redistribute.explain import Explanation, explain
     from .redistribute.parts import redistribute_parts
     from .state_dicts import compute_local_shape_and_global_offset
@@ -109,7 +109,7 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
             ".mesh.spec": "DTensorSpec TensorMeta",
             ".mesh.torch_layouts": "layout_from_torch mesh_from_torch placements_from_torch",
             ".modules": "distribute_module",
-            ".ops.engine.register_sharding": "register_sharding",
+            ".ops.user_rules.register_sharding": "register_sharding",
             ".redistribute.explain": "Explanation explain",
             ".redistribute.parts": "redistribute_parts",
             ".state_dicts": "compute_local_shape_and_global_offset",

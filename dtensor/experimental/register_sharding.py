@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ..ops.engine.register_sharding import register_sharding
+from ..ops.user_rules.register_sharding import register_sharding
 
 __all__ = ["register_sharding"]

@@ -15,8 +15,8 @@ from ...mesh.spec import DTensorSpec
 from ...mesh.torch_layouts import AnyPlacement, placements_from_torch
 from ...tensor.schemas import Op
 from ...torch_private import OpOverloadPacket, outside_modes, schema_of
-from .rule_checks import check_rows
-from .table import RULES, Cuts, OpCall, Row, Rule
+from ..engine.table import RULES, Cuts, OpCall, Row, Rule
+from .checks import check_rows
 
 
 @dataclass(frozen=True, slots=True)

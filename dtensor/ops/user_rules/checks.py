@@ -20,7 +20,7 @@ from ...geometry.layout import Layout
 from ...geometry.mesh import Mesh
 from ...geometry.placement import Partial, Placement, format_placements
 from ...mesh.spec import DTensorSpec
-from .table import OpCall, Row
+from ..engine.table import OpCall, Row
 
 _COUNTS = (2, 3)
 _SEED = 20

@@ -1,0 +1,1 @@
+"""Rules of users: functions that list shardings, and what tries these out."""
