@@ -29,6 +29,7 @@ from dtckpt.errors import LayoutMismatch, Unsavable
 
 from ..dtensor.job_ranks import PublicOnly
 from ..processes import join_group, leave_group
+from .crossing import check_crossings
 
 Full = dict[str, torch.Tensor]
 
@@ -261,6 +262,7 @@ def main(folder: str) -> None:
     check_empty_parts(f"{folder}/empty")
     check_blocks_in_turn(f"{folder}/blocks")
     check_announced_boxes(f"{folder}/announced")
+    check_crossings(f"{folder}/crossings")
     leave_group()
 
 

@@ -1,4 +1,4 @@
-"""The DTensors people have today: FSDP2, tensor parallel, HSDP, in real processes."""
+"""The DTensors people have today: FSDP2, tensor parallel, HSDP, and ours, in real processes."""
 
 from __future__ import annotations
 
