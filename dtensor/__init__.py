@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .geometry.layout import Layout
     from .geometry.mesh import Mesh
     from .geometry.placement import (
+        HeadTail,
         Packed,
         Partial,
         Placement,
@@ -47,6 +48,7 @@ __all__ = [
     "DTensorSpec",
     "DeviceMesh",
     "Explanation",
+    "HeadTail",
     "IrregularLayout",
     "Layout",
     "Mesh",
@@ -101,7 +103,8 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
             ".geometry.layout": "Layout",
             ".geometry.mesh": "Mesh",
             ".geometry.placement": (
-                "Packed Partial Placement Ragged Replicate Shard SplitPlacement parse_placements"
+                "HeadTail Packed Partial Placement Ragged Replicate Shard SplitPlacement "
+                "parse_placements"
             ),
             ".mesh.device_mesh": "DeviceMesh init_device_mesh",
             ".gradients": "reduce_gradients",

@@ -42,6 +42,7 @@ FLOORS = {
         "calls",
         "debug",
         "",
+        "attention",
         "parallel",
         "fsdp",
         "elastic",
@@ -60,7 +61,7 @@ FLOORS = {
 }
 """The folders of a package from the lowest one up; "" stands for the modules beside them, which are
 what users import. A folder may import those before it."""
-MAX_FILES = 14
+MAX_FILES = 15
 """In a folder, but for one with the families of operators."""
 
 

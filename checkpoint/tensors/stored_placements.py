@@ -5,9 +5,9 @@ from __future__ import annotations
 from dtckpt.errors import Unsavable
 
 from ...dtensor.geometry.layout import Layout
-from ...dtensor.geometry.placement import Packed, Ragged, Shard, format_placements
+from ...dtensor.geometry.placement import HeadTail, Packed, Ragged, Shard, format_placements
 
-IN_FORMAT = (Shard, Ragged, Packed)
+IN_FORMAT = (Shard, Ragged, Packed, HeadTail)
 """Those that cut a dim. A class of anybody's own is stored as the ``Ragged`` of its sizes."""
 
 

@@ -1,10 +1,10 @@
 """Placements: how a tensor lies along one axis of a mesh.
 
-A tensor has one placement per mesh axis. ``Shard``, ``Ragged`` and ``Packed`` split a dim over the
-axis, ``Replicate`` repeats the tensor along it, ``Partial`` holds terms that are still to be
-reduced over it. They are plain frozen values that know nothing of torch, with a short text form
-that manifests and the command line share: ``S(0)``, ``S(0)@1``, ``R``, ``P(sum)``,
-``Ragged(0:3,1,4)``, ``Packed(0:8,4,4)``.
+A tensor has one placement per mesh axis. ``Shard``, ``Ragged``, ``Packed`` and ``HeadTail`` split a
+dim over the axis, ``Replicate`` repeats the tensor along it, ``Partial`` holds terms that are still
+to be reduced over it. They are plain frozen values that know nothing of torch, with a short text
+form that manifests and the command line share: ``S(0)``, ``S(0)@1``, ``R``, ``P(sum)``,
+``Ragged(0:3,1,4)``, ``Packed(0:8,4,4)``, ``HeadTail(1)``.
 
 ``placements/`` has a file for each; a new one has a line here.
 """
@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dtckpt.errors import PlacementError
 
 from .placements.base import KINDS, Placement, SplitPlacement
+from .placements.head_tail import HeadTail
 from .placements.packed import Packed
 from .placements.partial import REDUCE_OPS, Partial, reductions
 from .placements.ragged import Ragged
@@ -25,6 +26,7 @@ from .placements.shard import Shard
 
 __all__ = [
     "REDUCE_OPS",
+    "HeadTail",
     "Packed",
     "Partial",
     "Placement",
@@ -38,7 +40,7 @@ __all__ = [
     "reductions",
 ]
 
-_FIRST = (Shard, Replicate, Partial, Ragged, Packed)
+_FIRST = (Shard, Replicate, Partial, Ragged, Packed, HeadTail)
 """In the order in which errors name their forms; those of users follow."""
 
 _TOO_LONG = re.compile(r"\d{19}")

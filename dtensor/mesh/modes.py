@@ -7,11 +7,11 @@ there, too: the settings are handed on beside the context variable that other co
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -30,6 +30,7 @@ class _Settings:
     leaves_partial: bool = False
     is_mesh_independent: bool = False
     meshes: tuple[TorchMesh, ...] = ()
+    attention: Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +166,21 @@ def require_order_free(dtype: torch.dtype, reduce_op: str) -> None:
             f"ranks were to be reduced ({reduce_op}), whose rounding depends on the mesh: use the "
             "backward, mean_loss and clip_grad_norm_ of ElasticSteps, or do it outside of the step"
         )
+
+
+@contextmanager
+def attending_by(attention: Callable[..., Any]) -> Generator[None]:
+    """Within it, ``attention`` is what ``plain_attention`` returns: it stands for torch's."""
+    before = _set(replace(_now(), attention=attention))
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
+def plain_attention() -> Callable[..., Any] | None:
+    """Return what stands for torch's attention of plain tensors, if anything does."""
+    return _now().attention
 
 
 def enter_mesh(mesh: TorchMesh) -> None:

@@ -22,7 +22,7 @@ from ..torch_private import schema_of
 from .engine.factors import FIRST, Dim, Dims, Factors
 from .engine.forms import operators
 from .engine.local_kernels import zeros_of_nothing
-from .engine.table import RULES, LocalCall, OpCall, Rule, decomposition
+from .engine.table import RULES, LocalCall, OpCall, Rule, decomposition, in_any_order
 
 aten = torch.ops.aten
 
@@ -108,6 +108,7 @@ def _named(call: OpCall) -> dict[str, Any]:
     return {name: call.arg(name) for name in (a.name for a in schema_of(call.op).arguments)}
 
 
+@in_any_order
 def _local(local: LocalCall) -> Callable[..., Any]:
     """Return the kernel with lengths that are those of the local query, and global in results."""
     call = local.call

@@ -41,6 +41,7 @@ def embedding_rule(call: OpCall) -> Rule:
         linear=FIRST,
         linear_ops=REDUCE_OPS,
         local=_local_rows,
+        positions=frozenset({row.factor}),
     )
 
 

@@ -31,6 +31,7 @@ def nll_loss_rule(call: OpCall) -> Rule:
         outputs=(samples if call.arg("reduction") == NONE else (), ()),
         reduce=dict.fromkeys(range(len(classes)), "sum"),
         local=_local_loss,
+        positions=frozenset({_class_dim(len(classes))}),
     )
 
 
@@ -41,7 +42,14 @@ def nll_loss_backward_rule(call: OpCall) -> Rule:
     grad = samples if call.arg("reduction") == NONE else ()
     has_weight = call.arg("weight") is not None
     inputs = (grad, classes, samples, weight, ()) if has_weight else (grad, classes, samples, ())
-    return Factors(call, inputs, (classes,), linear=FIRST, local=_local_backward)
+    return Factors(
+        call,
+        inputs,
+        (classes,),
+        linear=FIRST,
+        local=_local_backward,
+        positions=frozenset({_class_dim(len(classes))}),
+    )
 
 
 def _dims(source: DTensorSpec) -> tuple[Dims, Dims, Dims]:

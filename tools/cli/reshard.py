@@ -76,6 +76,7 @@ def reshard(
       Ragged(dim:n,n)  split along a dim into these sizes, one per rank
       Packed(dim:n,n)  a dim that consists of parts of these sizes, each of
                        them split as by S: fused weights
+      HeadTail(dim)    a chunk from either end of the dim: sequences
 
     The first rule that matches places a tensor. Tensors that none matches, and those without
     dims, are replicated. A rule that matches none is refused. What a rank kept for itself

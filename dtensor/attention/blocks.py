@@ -1,0 +1,153 @@
+"""Which blocks of the scores a rank computes, where each rank has some ranges of the sequence.
+
+Rows of the scores are positions of queries, columns those of keys. A rank has its own rows, and
+sees the columns of one rank after the other. All of it follows from who has which ranges, so every
+rank knows what the others compute, and need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+Ranges = tuple[tuple[int, int], ...]
+"""Start and size of ranges of positions, ascending: what a rank has, one after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Some of a rank's queries with some of the keys that it sees at a time.
+
+    Bounds are indices of what ranks hold, not positions.
+    """
+
+    rows: tuple[int, int]
+    """First query and end of the queries."""
+    columns: tuple[int, int]
+    """First key and end of the keys."""
+    diagonal: int | None
+    """Query i sees the keys up to i + diagonal, counted from the first of both; None sees all."""
+
+    @property
+    def num_scores(self) -> int:
+        """How many scores are not masked.
+
+        >>> Block((0, 3), (0, 4), 0).num_scores, Block((0, 3), (0, 4), None).num_scores
+        (6, 12)
+        """
+        height, width = self.rows[1] - self.rows[0], self.columns[1] - self.columns[0]
+        if self.diagonal is None:
+            return height * width
+        return sum(min(max(row + self.diagonal + 1, 0), width) for row in range(height))
+
+
+def blocks_of(queries: Ranges, keys: Ranges, *, is_causal: bool) -> tuple[Block, ...]:
+    """Return the blocks of the queries of one rank and the keys of one, without those masked whole.
+
+    Causal: the query at a position sees keys at this and earlier ones, counted from the beginning
+    of both sequences, as torch does. Blocks are as few as they can be.
+
+    >>> head_tail = (((0, 2), (6, 2)), ((2, 4),))
+    >>> blocks_of(head_tail[0], head_tail[1], is_causal=True)
+    (Block(rows=(2, 4), columns=(0, 4), diagonal=None),)
+    >>> blocks_of(head_tail[1], head_tail[0], is_causal=True)
+    (Block(rows=(0, 4), columns=(0, 2), diagonal=None),)
+    """
+    height, width = _total(queries), _total(keys)
+    if not height or not width:
+        return ()
+    if not is_causal:
+        return (Block((0, height), (0, width), None),)
+    if queries == keys:  # in order on both sides: a triangle, whatever is missing between
+        return (Block((0, height), (0, width), 0),)
+    found: list[Block] = []
+    for row, first, size in _placed(queries):
+        seen = 0
+        for column, start, count in _placed(keys):
+            if start + count - 1 <= first:
+                seen = column + count
+        rows = (row, row + size)
+        if seen:
+            last = found[-1] if found else None
+            if last is not None and last.rows[1] == row and _is_whole(last, seen):
+                found[-1] = Block((last.rows[0], row + size), (0, seen), None)
+            else:
+                found.append(Block(rows, (0, seen), None))
+        for column, start, count in _placed(keys):
+            if first < start + count - 1 and start <= first + size - 1:
+                found.append(Block(rows, (column, column + count), first - start))
+    return tuple(found)
+
+
+def _is_whole(block: Block, width: int) -> bool:
+    return block.diagonal is None and block.columns == (0, width)
+
+
+def _placed(ranges: Ranges) -> Iterator[tuple[int, int, int]]:
+    """Yield (index of its first in what the rank holds, its position, size) of every range."""
+    at = 0
+    for start, size in ranges:
+        if size:
+            yield at, start, size
+        at += size
+
+
+def _total(ranges: Ranges) -> int:
+    return sum(size for _, size in ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """Which positions the ranks have, and what each of them computes."""
+
+    queries: tuple[Ranges, ...]
+    """By position of the rank among those that share the sequence."""
+    keys: tuple[Ranges, ...]
+    is_causal: bool
+    _blocks: tuple[tuple[tuple[Block, ...], ...], ...] = field(
+        init=False, repr=False, compare=False
+    )
+    """By rank that computes, and rank whose keys it sees."""
+
+    def __post_init__(self) -> None:
+        found = tuple(
+            tuple(blocks_of(rows, columns, is_causal=self.is_causal) for columns in self.keys)
+            for rows in self.queries
+        )
+        object.__setattr__(self, "_blocks", found)
+
+    @property
+    def num_ranks(self) -> int:
+        """How many ranks share the sequence."""
+        return len(self.queries)
+
+    def num_keys(self, rank: int) -> int:
+        """Return how many keys a rank has."""
+        return _total(self.keys[rank])
+
+    def blocks(self, rank: int, source: int) -> tuple[Block, ...]:
+        """Return the blocks that a rank computes of the keys of another, or its own."""
+        return self._blocks[rank][source]
+
+    def num_scores(self, rank: int) -> int:
+        """Return how many scores a rank computes: its work."""
+        blocks = (self.blocks(rank, source) for source in range(self.num_ranks))
+        return sum(block.num_scores for some in blocks for block in some)
+
+    def last_stop(self, source: int) -> int:
+        """Return how far the keys of a rank have to go round, in steps: 0 if nobody else sees them.
+
+        >>> rows = (((0, 2),), ((2, 2),), ((4, 2),))
+        >>> causal = Sequences(rows, rows, is_causal=True)
+        >>> [causal.last_stop(source) for source in range(3)]
+        [2, 1, 0]
+        """
+        return max(self._stops(source), default=0)
+
+    def first_stop(self, source: int) -> int:
+        """Return after how many steps the first other rank sees the keys of one; 0 if none does."""
+        return min(self._stops(source), default=0)
+
+    def _stops(self, source: int) -> list[int]:
+        count = self.num_ranks
+        return [n for n in range(1, count) if self.blocks((source + n) % count, source)]

@@ -1,0 +1,82 @@
+"""Which scores are computed where, against the mask of the whole sequence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dtckpt.dtensor import HeadTail, Ragged, Shard, SplitPlacement
+from dtckpt.dtensor.attention.blocks import Sequences
+
+LENGTHS = [(24, 24), (13, 13), (7, 12), (12, 5), (3, 3), (0, 4), (4, 0)]
+
+
+def sequences(
+    placement: SplitPlacement, lengths: tuple[int, int], count: int, *, is_causal: bool
+) -> Sequences:
+    queries, keys = (placement.ranges_over(length, count) for length in lengths)
+    return Sequences(queries, keys, is_causal)
+
+
+def positions(ranges: tuple[tuple[int, int], ...]) -> np.ndarray:
+    return np.concatenate([np.arange(start, start + size) for start, size in ranges])
+
+
+@pytest.mark.parametrize("placement", [HeadTail(0), Shard(0)])
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_blocks_are_the_scores_that_the_mask_leaves(
+    placement: SplitPlacement, is_causal: bool
+) -> None:
+    for lengths in LENGTHS:
+        for count in (1, 2, 3, 4):
+            divided = sequences(placement, lengths, count, is_causal=is_causal)
+            for rank in range(count):
+                own = positions(divided.queries[rank])
+                for source in range(count):
+                    others = positions(divided.keys[source])
+                    computed = np.zeros((len(own), len(others)), dtype=int)
+                    for block in divided.blocks(rank, source):
+                        rows, columns = slice(*block.rows), slice(*block.columns)
+                        part = computed[rows, columns]
+                        seen = np.ones(part.shape, dtype=int)
+                        if block.diagonal is not None:
+                            seen = np.tril(seen, block.diagonal)
+                        assert seen.sum() == block.num_scores > 0
+                        part += seen
+                    expected = np.ones(computed.shape, dtype=int)
+                    if is_causal:
+                        expected = (own[:, None] >= others[None]).astype(int)
+                    assert (computed == expected).all()
+
+
+def test_under_head_tail_every_rank_computes_as_much_of_what_is_causal() -> None:
+    for count in (2, 3, 4, 8):
+        length = 2 * count * 16
+        even = sequences(HeadTail(0), (length, length), count, is_causal=True)
+        work = [even.num_scores(rank) for rank in range(count)]
+        assert len(set(work)) == 1
+        assert sum(work) == length * (length + 1) // 2
+        chunks = sequences(Shard(0), (length, length), count, is_causal=True)
+        uneven = [chunks.num_scores(rank) for rank in range(count)]
+        assert max(uneven) > (2 - 1 / count) * 0.95 * max(work)
+
+
+def test_work_differs_by_little_where_lengths_do_not_divide() -> None:
+    divided = sequences(HeadTail(0), (1003, 1003), 4, is_causal=True)
+    work = [divided.num_scores(rank) for rank in range(4)]
+    assert max(work) < 1.01 * min(work)
+
+
+def test_a_rank_needs_one_or_two_blocks_of_another() -> None:
+    divided = sequences(HeadTail(0), (64, 64), 4, is_causal=True)
+    for rank in range(4):
+        for source in range(4):
+            assert len(divided.blocks(rank, source)) == 1
+
+
+def test_keys_stop_where_nobody_sees_them() -> None:
+    causal = sequences(Shard(0), (12, 12), 4, is_causal=True)
+    assert [causal.last_stop(source) for source in range(4)] == [3, 2, 1, 0]
+    assert [causal.first_stop(source) for source in range(4)] == [1, 1, 1, 0]
+    ragged = sequences(Ragged(0, (0, 12)), (12, 12), 2, is_causal=False)
+    assert [ragged.last_stop(source) for source in range(2)] == [0, 0]
