@@ -96,9 +96,12 @@ class ShardedParameter:
 
     def gradient(self, grad: Tensor) -> Tensor:
         """Return the local gradient of the whole parameter, one of the terms of all ranks."""
-        if self.model is None:
+        if not isinstance(grad, Wrapper):
             return grad
-        return redistribute_local(grad.local, grad.spec, self.model.with_dtype(grad.dtype))  # pyright: ignore[reportAttributeAccessIssue]
+        # A whole parameter that is plain has a distributed gradient beside distributed inputs.
+        spec = grad.spec
+        target = self.model or spec.with_placements((Replicate(),) * spec.mesh.ndim)
+        return redistribute_local(grad.local, spec, target.with_dtype(grad.dtype))
 
     def terms(self, op: str, dtype: torch.dtype) -> DTensorSpec:
         """Return the spec of the gradients that ranks have of their parts of the batch."""

@@ -15,7 +15,7 @@ from dtckpt.dtensor.random import replayed
 from tools.demo.model import Attention, Config
 
 # Sizes that neither two nor three ranks share evenly.
-CONFIG = Config(vocabulary=11, context=7, width=12, heads=4, hidden=7, blocks=2)
+CONFIG = Config(vocabulary=11, context=7, width=12, heads=4, hidden=7)
 ROWS = 5
 """Of a batch."""
 
@@ -24,6 +24,7 @@ ROWS = 5
 class Kind:
     """What a model has beside its layers."""
 
+    blocks: int = 1
     dropout: float = 0.0
     is_tied: bool = False
     is_frozen: bool = False
@@ -85,7 +86,7 @@ class Gpt(nn.Module):
         self.kind = kind
         self.tokens = nn.Embedding(CONFIG.vocabulary, CONFIG.width)
         self.positions = nn.Embedding(CONFIG.context, CONFIG.width)
-        self.blocks = nn.ModuleList(Block(kind) for _ in range(CONFIG.blocks))
+        self.blocks = nn.ModuleList(Block(kind) for _ in range(kind.blocks))
         self.norm = nn.LayerNorm(CONFIG.width)
         self.head = nn.Linear(CONFIG.width, CONFIG.vocabulary, bias=False)
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))

@@ -27,7 +27,7 @@ DROPOUT = Recipe(name="dropout", kind=Kind(dropout=0.3, is_tied=True))
 REMADE = Recipe(name="dropout made anew", kind=Kind(dropout=0.3, remakes=False))
 FROZEN = Recipe(
     name="frozen, accumulated, made anew by a reentrant pass",
-    kind=Kind(is_frozen=True, is_tied=True, remakes=True),
+    kind=Kind(blocks=2, is_frozen=True, is_tied=True, remakes=True),
     max_norm=0.5,
     accumulates=2,
 )
@@ -100,7 +100,7 @@ def test_the_same_batch_on_all_ranks_gives_the_same_bits(
     """Gathered parameters are those of one device, and the mean of 2 or 4 equal terms is exact."""
     recipe = Recipe(
         name="alike",
-        kind=Kind(dropout=0.3, is_tied=True, is_frozen=True, remakes=False),
+        kind=Kind(blocks=2, dropout=0.3, is_tied=True, is_frozen=True, remakes=False),
         repeats=True,
         accumulates=2,
         computes_in=computes_in,

@@ -12,9 +12,17 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import dtckpt.checkpoint as ckpt
-from dtckpt.dtensor import DeviceMesh, DTensor, PlacementError, Replicate, distribute_tensor
+from dtckpt.dtensor import (
+    DeviceMesh,
+    DTensor,
+    PlacementError,
+    Replicate,
+    Shard,
+    distribute_tensor,
+)
 from dtckpt.dtensor.fsdp import fully_shard, register_fsdp_forward_method
 from dtckpt.dtensor.fsdp.module import states_below
+from dtckpt.dtensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from tests.dtensor.rank_meshes import run_on_mesh
 
 X = torch.randn(4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -443,3 +451,28 @@ def test_other_methods_may_have_whole_parameters() -> None:
         assert_same_gradients(model, whole)
 
     run_on_mesh((2,), body)
+
+
+def test_inputs_may_be_distributed() -> None:
+    """A plain whole parameter has a distributed gradient then."""
+    start = nn.Sequential(linear(), nn.LayerNorm(4, dtype=torch.float64), linear())
+    whole = copy.deepcopy(start)
+    whole(X).square().mean().backward()
+
+    def along_data(mesh: DeviceMesh) -> None:
+        model: Any = fully_shard(copy.deepcopy(start), mesh=mesh)
+        model(distribute_tensor(X, mesh, [Shard(0)])).square().mean().backward()
+        assert_same_gradients(model, whole)
+
+    def along_the_layers(mesh: DeviceMesh) -> None:
+        model: Any = copy.deepcopy(start)
+        row = RowwiseParallel(input_layouts=Shard(-1), use_local_output=False)
+        plan = {"0": ColwiseParallel(use_local_output=False), "2": row}
+        parallelize_module(model, mesh["tp"], plan)
+        fully_shard(model, mesh=mesh["dp"])
+        part = X.chunk(2)[mesh.get_local_rank("dp")]
+        model(part).square().mean().backward()
+        assert_same_gradients(model, whole)
+
+    run_on_mesh((2,), along_data)
+    run_on_mesh((2, 2), along_the_layers, ("dp", "tp"))
