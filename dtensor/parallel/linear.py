@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from torch import nn
 
 from dtckpt.errors import PlacementError
 
 from ..dtensor import DTensor
-from ..geometry.placement import Placement, Replicate, Shard
+from ..geometry.placement import Packed, Placement, Replicate, Shard
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.torch_layouts import AnyPlacement
+from .heads import (
+    from_copies,
+    has_copies,
+    require_heads,
+    split_between,
+    to_copies,
+    with_copies,
+)
 from .inputs import distributed, on_input, require_placement
 from .style import ParallelStyle
 
@@ -68,6 +76,7 @@ class _SplitLayer(ParallelStyle):
         input_layouts: AnyPlacement | None = None,
         output_layouts: AnyPlacement | None = None,
         use_local_output: bool = True,
+        heads: int | None = None,
     ) -> None:
         given = {"input_layouts": input_layouts, "output_layouts": output_layouts}
         for what, layout in given.items():
@@ -76,21 +85,22 @@ class _SplitLayer(ParallelStyle):
         self.input_layouts = input_layouts
         self.output_layouts = output_layouts
         self.use_local_output = use_local_output
+        self.heads = heads
 
     @abstractmethod
-    def needed(self, kind: _Kind) -> Placement:
+    def needed(self, module: nn.Module, mesh: DeviceMesh) -> Placement:
         """Return how the input of the layer must lie."""
 
     @abstractmethod
-    def made(self, kind: _Kind) -> Placement:
+    def made(self, module: nn.Module, mesh: DeviceMesh) -> Placement:
         """Return how the output goes out where nothing else is asked for."""
 
     def hook(self, module: nn.Module, mesh: DeviceMesh) -> None:
         """Register what moves input and output."""
-        kind = _kind_of(module, type(self).__name__)
-        needed = self.needed(kind)
+        kind = self._kind_of(module)
+        needed = self.needed(module, mesh)
         now = needed if self.input_layouts is None else self.input_layouts
-        wanted = self.made(kind) if self.output_layouts is None else self.output_layouts
+        wanted = self.made(module, mesh) if self.output_layouts is None else self.output_layouts
         name = type(module).__name__
         size = self._whole_input(module, kind, now)
 
@@ -103,6 +113,16 @@ class _SplitLayer(ParallelStyle):
 
         on_input(module, bring)
         module.register_forward_hook(hand_on)
+
+    def _kind_of(self, module: nn.Module) -> _Kind:
+        """Return the kind of a layer; PlacementError where the style is not for it."""
+        style = type(self).__name__
+        kind = _kind_of(module, style)
+        if self.heads is not None and not isinstance(module, nn.Linear):
+            raise PlacementError(
+                f"{style}(heads=...) is for Linear, got a {type(module).__name__}; leave it out"
+            )
+        return kind
 
     def _whole_input(
         self, module: nn.Module, kind: _Kind, now: AnyPlacement
@@ -122,24 +142,115 @@ class ColwiseParallel(_SplitLayer):
     ``Replicate()`` by default. The output is sharded along the features (the channels of a
     convolution) unless ``output_layouts`` says otherwise. It is a local tensor, or with
     ``use_local_output=False`` a DTensor.
+
+    Of a ``Linear`` whose outputs are several in one, such as queries, keys and values, ``parts``
+    are their sizes: each is sharded by itself (``Packed``). A local output has this rank's share
+    of the first, then of the second, and so on; of a DTensor ``torch.split`` gives them without
+    communication.
+
+    With ``heads``, so many of equal size that the outputs of a ``Linear`` consist of, no head is
+    split. Where there are fewer than ranks, as of grouped keys and values, each is on several
+    neighbouring ranks: the weight is replicated among these, and its gradient summed. The output
+    is then a local tensor. With ``parts``, ``heads`` has a number for each.
     """
 
-    def placements(self, module: nn.Module) -> Mapping[str, Placement]:
+    def __init__(
+        self,
+        *,
+        input_layouts: AnyPlacement | None = None,
+        output_layouts: AnyPlacement | None = None,
+        use_local_output: bool = True,
+        parts: Sequence[int] | None = None,
+        heads: int | Sequence[int] | None = None,
+    ) -> None:
+        of_parts = () if heads is None or isinstance(heads, int) else tuple(heads)
+        if of_parts and (parts is None or len(of_parts) != len(parts)):
+            raise PlacementError(
+                f"ColwiseParallel: heads={heads!r} has a number for each of parts, got {parts!r}"
+            )
+        if parts is not None and isinstance(heads, int):
+            raise PlacementError(
+                f"ColwiseParallel: parts={parts!r} need a number of heads each, got {heads!r}"
+            )
+        super().__init__(
+            input_layouts=input_layouts,
+            output_layouts=output_layouts,
+            use_local_output=use_local_output,
+            heads=heads if isinstance(heads, int) else None,
+        )
+        self.parts = None if parts is None else Packed(0, tuple(parts))
+        self.heads_of_parts = of_parts
+
+    def placements(self, module: nn.Module, mesh: DeviceMesh) -> Mapping[str, Placement]:
         """Return how weight and bias lie; PlacementError for other modules."""
-        kind = _kind_of(module, type(self).__name__)
-        found: dict[str, Placement] = {"weight": Shard(kind.output)}
+        kind = self._kind_of(module)
+        found: dict[str, Placement] = {"weight": self._split(module, kind.output, mesh)}
         if getattr(module, "bias", None) is not None:
-            found["bias"] = Shard(0)
+            found["bias"] = self._split(module, 0, mesh)
+        if has_copies(self.heads, mesh) and (
+            self.output_layouts is not None or not self.use_local_output
+        ):
+            raise PlacementError(
+                f"ColwiseParallel: {self.heads} heads on {mesh.size()} ranks are copied, so that "
+                "the output has no placement on the mesh; leave output_layouts and "
+                "use_local_output=False out"
+            )
         return found
 
-    def needed(self, kind: _Kind) -> Placement:
+    def mesh_of(self, mesh: DeviceMesh) -> DeviceMesh:
+        """Return the mesh, with an axis of copies where there are fewer heads than ranks."""
+        if self.heads is None or not has_copies(self.heads, mesh):
+            return mesh
+        return with_copies(self.heads, mesh)
+
+    def needed(self, module: nn.Module, mesh: DeviceMesh) -> Placement:
         """Return Replicate."""
-        del kind
+        del module, mesh
         return Replicate()
 
-    def made(self, kind: _Kind) -> Placement:
+    def made(self, module: nn.Module, mesh: DeviceMesh) -> Placement:
         """Return a split of the features."""
-        return Shard(kind.channel)
+        return self._split(module, self._kind_of(module).channel, mesh)
+
+    def hook(self, module: nn.Module, mesh: DeviceMesh) -> None:
+        """Register what moves input and output."""
+        if not has_copies(self.heads, mesh):
+            super().hook(module, mesh)
+            return
+        lies, name = self.mesh_of(mesh), type(module).__name__
+        now = Replicate() if self.input_layouts is None else self.input_layouts
+        on_input(module, lambda value: to_copies(value, now, mesh, lies, f"input of {name}"))
+        module.register_forward_hook(lambda _, __, output: from_copies(output))
+
+    def _kind_of(self, module: nn.Module) -> _Kind:
+        kind = super()._kind_of(module)
+        if self.parts is not None and not isinstance(module, nn.Linear):
+            raise PlacementError(
+                f"ColwiseParallel(parts=...) is for Linear, got a {type(module).__name__}; give "
+                "the parts layers of their own"
+            )
+        return kind
+
+    def _split(self, module: nn.Module, dim: int, mesh: DeviceMesh) -> Placement:
+        if self.parts is None and self.heads is None:
+            return Shard(dim)
+        layer = cast(nn.Linear, module)
+        size = layer.out_features
+        if self.parts is None:
+            require_heads(self.heads, size, "a Linear")
+            return split_between(dim, size, self.heads, mesh)
+        problem = self.parts.misfit(size, mesh.size())
+        if problem:
+            raise PlacementError(f"ColwiseParallel: {self.parts} for {layer} {problem}")
+        for part, heads in zip(self.parts.sizes, self.heads_of_parts, strict=False):
+            require_heads(heads, part, "a part")
+            if heads % mesh.size():
+                raise PlacementError(
+                    f"ColwiseParallel: a part of {heads} heads cannot be dealt out to "
+                    f"{mesh.size()} ranks without splitting one; give it a Linear of its own, with "
+                    f"ColwiseParallel(heads={heads}), or use ranks that divide {heads}"
+                )
+        return replace(self.parts, dim=dim)
 
 
 class RowwiseParallel(_SplitLayer):
@@ -151,21 +262,37 @@ class RowwiseParallel(_SplitLayer):
     of an ``Embedding`` as ``Replicate()``. The output is added up and ``Replicate()`` unless
     ``output_layouts`` says otherwise: ``Shard(1)`` leaves each rank a part of the sequence. It is a
     local tensor, or with ``use_local_output=False`` a DTensor.
+
+    With ``heads``, so many of equal size that the inputs of a ``Linear`` consist of, no head is
+    split.
     """
 
-    def placements(self, module: nn.Module) -> Mapping[str, Placement]:
+    def placements(self, module: nn.Module, mesh: DeviceMesh) -> Mapping[str, Placement]:
         """Return how weight and bias lie; PlacementError for other modules."""
-        kind = _kind_of(module, type(self).__name__)
-        found: dict[str, Placement] = {"weight": Shard(kind.input)}
+        kind = self._kind_of(module)
+        found: dict[str, Placement] = {"weight": self._split(module, kind.input, mesh)}
         if getattr(module, "bias", None) is not None:
             found["bias"] = Replicate()
         return found
 
-    def needed(self, kind: _Kind) -> Placement:
+    def needed(self, module: nn.Module, mesh: DeviceMesh) -> Placement:
         """Return a split of the features; indices are whole."""
-        return Replicate() if kind.takes_indices else Shard(kind.channel)
+        kind = self._kind_of(module)
+        return Replicate() if kind.takes_indices else self._split(module, kind.channel, mesh)
 
-    def made(self, kind: _Kind) -> Placement:
+    def made(self, module: nn.Module, mesh: DeviceMesh) -> Placement:
         """Return Replicate."""
-        del kind
+        del module, mesh
         return Replicate()
+
+    def _split(self, module: nn.Module, dim: int, mesh: DeviceMesh) -> Placement:
+        if self.heads is None:
+            return Shard(dim)
+        size = cast(nn.Linear, module).in_features
+        require_heads(self.heads, size, "the input of a Linear")
+        if has_copies(self.heads, mesh):
+            raise PlacementError(
+                f"RowwiseParallel: {self.heads} heads on {mesh.size()} ranks would be added up "
+                f"several times; use no more ranks than heads"
+            )
+        return split_between(dim, size, self.heads, mesh)

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from dtckpt.errors import PlacementError
 
 from ..dtensor import AnyMesh
+from ..geometry.layout import Layout
 from ..geometry.placement import Placement, format_placements
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.resolving import resolve_mesh
 from ..modules import keep_tied, slots
 from ..tensor.compilers import opaque
 from ..tensor.wrapper import Wrapper
-from .style import ParallelStyle
+from .style import ParallelStyle, on_axes
 
 Plan = ParallelStyle | Mapping[str, ParallelStyle]
 
@@ -161,7 +162,8 @@ def _check(mesh: DeviceMesh, steps: list[_Step]) -> None:
     for step in steps:
         where = f"{step.name}." if step.name else ""
         try:
-            placements = step.style.placements(step.module)
+            placements = step.style.placements(step.module, mesh)
+            lies = step.style.mesh_of(mesh) if placements else mesh
         except PlacementError as error:
             raise PlacementError(f"{step.name or 'the module'}: {error}") from error
         for own, placement in placements.items():
@@ -175,7 +177,8 @@ def _check(mesh: DeviceMesh, steps: list[_Step]) -> None:
                     "RowwiseParallel for an embedding and ColwiseParallel for its head"
                 )
             if isinstance(tensor, Wrapper) and not (
-                tensor.spec.mesh.same_ranks_as(mesh) and tensor.spec.placements == (placement,)
+                tensor.spec.mesh.same_ranks_as(lies)
+                and tensor.spec.placements == on_axes(placement, lies)
             ):
                 raise PlacementError(
                     f"parallelize_module: {name!r} is distributed already, as {tensor.spec}; apply "
@@ -187,7 +190,9 @@ def placement_rules(module: nn.Module, prefix: str = "model") -> str:
     """Return how the distributed tensors of a module lie, as ``dtckpt reshard`` takes it.
 
     One rule for each name in the module's state dict that is a DTensor, under ``prefix`` as in
-    a checkpoint of ``{prefix: module}``: ``model/wq.weight=S(0)``. All must lie on one mesh.
+    a checkpoint of ``{prefix: module}``: ``model/wq.weight=S(0)``. All must lie on one mesh, or
+    on one axis of ranks that is an axis of heads and one of copies for some; the rules are for
+    these two then.
 
     Raises PlacementError where they do not.
 
@@ -198,16 +203,30 @@ def placement_rules(module: nn.Module, prefix: str = "model") -> str:
     >>> placement_rules(model)
     'model/weight=S(0); model/bias=S(0)'
     """
+    tensors = {n: t for n, t in module.state_dict().items() if isinstance(t, Wrapper)}
+    meshes = [tensor.spec.mesh for tensor in tensors.values()]
+    mesh = max(meshes, key=lambda mesh: mesh.ndim, default=None)
     rules: list[str] = []
-    mesh: DeviceMesh | None = None
-    for name, tensor in module.state_dict().items():
-        if not isinstance(tensor, Wrapper):
-            continue
-        mesh = mesh or tensor.spec.mesh
-        if not mesh.same_ranks_as(tensor.spec.mesh):
+    for name, tensor in tensors.items():
+        placements = None if mesh is None else _on_mesh(tensor, mesh)
+        if mesh is None or placements is None:
             raise PlacementError(
-                f"{name!r} lies on mesh {tensor.spec.mesh.layout_mesh} and others on "
-                f"{mesh.layout_mesh}; a checkpoint is resharded to one mesh"
+                f"{name!r} lies on mesh {tensor.spec.mesh.layout_mesh} as "
+                f"({format_placements(tensor.spec.placements)}) and others on "
+                f"{mesh and mesh.layout_mesh}; a checkpoint is resharded to one mesh"
             )
-        rules.append(f"{prefix}/{name}={format_placements(tensor.spec.placements)}")
+        rules.append(f"{prefix}/{name}={format_placements(placements)}")
     return "; ".join(rules)
+
+
+def _on_mesh(tensor: Wrapper, mesh: DeviceMesh) -> tuple[Placement, ...] | None:
+    """Return how a tensor lies on a mesh of the same ranks, which may have an axis as several."""
+    spec = tensor.spec
+    if mesh.same_ranks_as(spec.mesh):
+        return spec.placements
+    if spec.mesh.ndim > 1 or mesh.layout_mesh.all_ranks() != spec.mesh.layout_mesh.all_ranks():
+        return None
+    found = spec.placements * mesh.ndim
+    layout = Layout(mesh.layout_mesh, found, tuple(spec.shape))
+    held = [layout.held_by(rank) for rank in layout.all_ranks()]
+    return found if held == [spec.layout.held_by(rank) for rank in layout.all_ranks()] else None

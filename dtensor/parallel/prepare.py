@@ -58,8 +58,9 @@ class PrepareModuleInputOutput(ParallelStyle):
             now, wanted = getattr(self, f"{what}_layouts"), getattr(self, f"desired_{what}_layouts")
             check_pairs(now, wanted, f"{what}_layouts", f"desired_{what}_layouts")
 
-    def placements(self, module: nn.Module) -> Mapping[str, Any]:
+    def placements(self, module: nn.Module, mesh: DeviceMesh) -> Mapping[str, Any]:
         """Return none; PlacementError where ``forward`` has no argument of a name in a layout."""
+        del mesh
         parameters = inspect.signature(module.forward).parameters
         takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         unknown = [name for name in self.input_kwarg_layouts if name not in parameters]

@@ -32,8 +32,9 @@ class SequenceParallel(ParallelStyle):
         self.sequence = Shard(sequence_dim)
         self.use_local_output = use_local_output
 
-    def placements(self, module: nn.Module) -> Mapping[str, Placement]:
+    def placements(self, module: nn.Module, mesh: DeviceMesh) -> Mapping[str, Placement]:
         """Return Replicate for all parameters; PlacementError for what is no such module."""
+        del mesh
         tensors: dict[str, Tensor] = {
             **dict(module.named_parameters()),
             **dict(module.named_buffers()),

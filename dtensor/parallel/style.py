@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from dtckpt.errors import PlacementError
 
 from ..dtensor import distribute_tensor
-from ..geometry.placement import Placement
+from ..geometry.placement import Placement, Replicate
 from ..mesh.device_mesh import DeviceMesh
 from ..tensor.wrapper import Wrapper
 
@@ -25,22 +25,30 @@ class ParallelStyle:
     """The rank whose values parameters get; None where every rank has them. ``parallelize_module``
     sets it."""
 
-    def placements(self, module: nn.Module) -> Mapping[str, Placement]:
+    def placements(self, module: nn.Module, mesh: DeviceMesh) -> Mapping[str, Placement]:
         """Return how the parameters and buffers of ``module`` itself lie; those not named stay.
 
         Asked of all modules before anything changes or is sent. Raises PlacementError for a module
         that the style is not for.
         """
-        del module
+        del module, mesh
         return {}
+
+    def mesh_of(self, mesh: DeviceMesh) -> DeviceMesh:
+        """Return the mesh on which parameters lie: ``mesh``, or its ranks along several axes.
+
+        They lie along the first of these as ``placements`` says, and are copies along the others.
+        """
+        return mesh
 
     def hook(self, module: nn.Module, mesh: DeviceMesh) -> None:
         """Register what brings inputs and outputs of ``module`` to where they must lie."""
 
     def apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         """Treat one module, in place, and return it."""
-        for name, placement in self.placements(module).items():
-            _distribute(module, name, mesh, placement, self.src_data_rank)
+        for name, placement in self.placements(module, mesh).items():
+            lies = self.mesh_of(mesh)
+            _distribute(module, name, lies, on_axes(placement, lies), self.src_data_rank)
         self.hook(module, mesh)
         return module
 
@@ -48,20 +56,29 @@ class ParallelStyle:
         return self.apply(module, device_mesh)
 
 
+def on_axes(placement: Placement, mesh: DeviceMesh) -> tuple[Placement, ...]:
+    """Return a placement along the first axis of a mesh, and copies along the others."""
+    return (placement, *[Replicate()] * (mesh.ndim - 1))
+
+
 def _distribute(
-    module: nn.Module, name: str, mesh: DeviceMesh, placement: Placement, source: int | None
+    module: nn.Module,
+    name: str,
+    mesh: DeviceMesh,
+    placements: tuple[Placement, ...],
+    source: int | None,
 ) -> None:
     tensor: Tensor | None = getattr(module, name)
     if tensor is None:
         return
     if isinstance(tensor, Wrapper):
-        if tensor.spec.mesh.same_ranks_as(mesh) and tensor.spec.placements == (placement,):
+        if tensor.spec.mesh.same_ranks_as(mesh) and tensor.spec.placements == placements:
             return  # tied to one that was treated before
         raise PlacementError(
             f"{name!r} of a {type(module).__name__} is distributed already, as {tensor.spec}; "
             "apply tensor parallel styles before fully_shard, and one of them to each module"
         )
-    made = distribute_tensor(tensor.detach(), mesh, [placement], src_data_rank=source)
+    made = distribute_tensor(tensor.detach(), mesh, placements, src_data_rank=source)
     if isinstance(tensor, nn.Parameter):
         made = nn.Parameter(made, requires_grad=tensor.requires_grad)
     setattr(module, name, made)
