@@ -211,8 +211,7 @@ def placement_rules(module: nn.Module, prefix: str = "model") -> str:
         placements = None if mesh is None else _on_mesh(tensor, mesh)
         if mesh is None or placements is None:
             raise PlacementError(
-                f"{name!r} lies on mesh {tensor.spec.mesh.layout_mesh} as "
-                f"({format_placements(tensor.spec.placements)}) and others on "
+                f"{name!r} lies on mesh {tensor.spec.mesh.layout_mesh} and others on "
                 f"{mesh and mesh.layout_mesh}; a checkpoint is resharded to one mesh"
             )
         rules.append(f"{prefix}/{name}={format_placements(placements)}")
