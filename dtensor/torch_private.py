@@ -419,6 +419,15 @@ def scatter_reduced(group: Any, received: Tensor, sent: Tensor, options: Any) ->
     return group.reduce_scatter([received], [parts], options)
 
 
+def allocator_of(group: Any, device: torch.device) -> Any:
+    """Return what allocates memory for a group's backend; None where it does not."""
+    backend_of = getattr(group, "_get_backend", None)
+    try:
+        return None if backend_of is None else backend_of(device).mem_allocator
+    except (AttributeError, RuntimeError):  # no such backend, or none that allocates
+        return None
+
+
 def group_named(name: str) -> Any:
     """Return the process group of a name; None where torch has no look-up, or no such group."""
     resolve = found("distributed.distributed_c10d._resolve_process_group")

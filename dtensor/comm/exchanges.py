@@ -159,7 +159,7 @@ class BoxExchange:
         like = olds[0].new_empty(0, dtype=torch.uint8)
         kept = [e._kept(old) for e, old in zip(exchanges, olds, strict=True)]
         if later:
-            kept = [None if one is None else one.clone() for one in kept]
+            kept = [[part.clone() for part in parts] for parts in kept]
         received, work = start_packed(
             [to_bytes(olds[i][slices]) for i, slices in _by_rank([e.sends for e in exchanges])],
             like,

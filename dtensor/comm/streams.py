@@ -7,7 +7,8 @@ stream would write to them again while another one still reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -41,6 +42,55 @@ class Origin:
         if made.device == self._device:
             made.record_stream(current)
         return made
+
+
+class SideStream:
+    """A stream for communication beside computation; on devices without streams there is none."""
+
+    __slots__ = ("_device", "_stream")
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: Any = None
+
+    @contextmanager
+    def queued(self, after: Any = None) -> Generator[None]:
+        """Queue here what the block does, once what the current stream has now is done.
+
+        ``after`` is an event to wait for instead of that. Without streams the event is waited for.
+        """
+        current = _current(self._device)
+        if current is None:
+            if after is not None:
+                after.synchronize()
+            yield
+            return
+        module = module_of(self._device)
+        if self._stream is None:
+            self._stream = module.Stream(self._device)
+        if after is None:
+            self._stream.wait_stream(current)
+        else:
+            self._stream.wait_event(after)
+        with module.stream(self._stream):
+            yield
+
+    @contextmanager
+    def resumed(self, made: Callable[[], Iterable[Tensor]]) -> Generator[None]:
+        """Queue here what the block does, without a wait; the current stream waits for its end.
+
+        The memory of what it has ``made`` stays until both streams are done with it.
+        """
+        current = _current(self._device)
+        if current is None or self._stream is None:
+            yield
+            return
+        with module_of(self._device).stream(self._stream):
+            yield
+        current.wait_stream(self._stream)
+        for tensor in made():
+            if tensor.device == self._device:
+                tensor.record_stream(current)
 
 
 def _current(device: torch.device) -> Any:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from dtckpt.errors import PlacementError
 
-from ..fsdp.module import states_below
+from ..fsdp.state import states_below
 from ..mesh.modes import mesh_independent
 from ..mesh.resolving import AnyMesh
 from ..mesh.rows import gather_rows

@@ -48,13 +48,13 @@ class UnitGradients:
     def end_round(self) -> None:
         """Add the gradients of a group that wait for its end."""
         now, self._now = self._now, None
-        if now is not None and self._held and not self._unit.reduces:
+        if now is not None and self._held and not self._unit.gradients.reduces:
             self._sums.add(self._waiting, now)
             self._waiting = []
 
     def deliver(self, num_groups: int) -> None:
         """Let the parameters have the mean over the groups, added to what gradients they have."""
-        divisor = self._unit.divide_factor or num_groups
+        divisor = self._unit.gradients.divide_factor or num_groups
         totals = self._sums.totals([divisor] * len(self._held))
         for one, total in zip(self._held, totals, strict=True):
             if total is not None:
@@ -74,7 +74,7 @@ class UnitGradients:
                 "parts: run forward and backward pass of each part in the loop"
             )
         mine = [grads[i] for i in self._trained]
-        if not self._unit.reduces:
+        if not self._unit.gradients.reduces:
             # In the order in which autograd brings them, which is the same wherever the group runs.
             for i, grad in enumerate(mine):
                 if grad is not None:

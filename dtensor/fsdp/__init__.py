@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from .data_axes import DataParallelMeshDims
 from .fully_shard import fully_shard
+from .gradient_states import gradient_state_dict, load_gradient_state_dict
 from .module import FSDPModule, UnshardHandle, register_fsdp_forward_method
-from .policies import MixedPrecisionPolicy
+from .policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 
 __all__ = [
+    "CPUOffloadPolicy",
+    "DataParallelMeshDims",
     "FSDPModule",
     "MixedPrecisionPolicy",
+    "OffloadPolicy",
     "UnshardHandle",
     "fully_shard",
+    "gradient_state_dict",
+    "load_gradient_state_dict",
     "register_fsdp_forward_method",
 ]

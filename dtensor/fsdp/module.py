@@ -1,186 +1,20 @@
-"""What a sharded module is: its hooks, and what may be asked of it."""
+"""What may be asked of a sharded module."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import wraps
-from typing import Any, cast
-from weakref import WeakKeyDictionary
+import copy
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any, Self, cast
 
-import torch
-from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
+from torch import nn
 
-from dtckpt.errors import PlacementError
+from dtckpt.errors import PlacementError, UnsupportedOp
 
-from ..torch_private import flatten_tree, in_backward, when_backward_ends
+from .gradients import Hook
+from .pool import memory_of_group
+from .state import ForwardMethod, State, state_of, states_below
 from .unit import Unit
-
-
-class State:
-    """A sharded module while it runs."""
-
-    def __init__(self, module: nn.Module, unit: Unit) -> None:
-        self.unit = unit
-        self.is_root: bool | None = None
-        """None before the first forward pass."""
-        self.below: list[State] = []
-        """All states of the root and in it; of the root only."""
-        self.saving: list[saved_tensors_hooks | None] = []
-        """One for each forward pass that runs, the innermost last."""
-        self.is_in_backward = False
-        self.was_asked_for = False
-        """Whether the user has gathered the parameters for the next forward pass."""
-        module.register_forward_pre_hook(self.before_forward, prepend=True, with_kwargs=True)
-        # Also where the forward pass raises: the sharded parameters have to be back.
-        module.register_forward_hook(self.after_forward, always_call=True)
-
-        def note(part: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:
-            self.after_state_dict(part, state_dict, prefix)
-
-        module.register_state_dict_post_hook(note)  # a function: torch marks it
-
-    def before_forward(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Make the parameters whole, and cast the inputs."""
-        if self.is_root is None:
-            self._become_root(module)
-        if self.is_root and not in_backward():
-            for state in self.below:
-                if state.is_in_backward:  # which an exception has ended
-                    state.end_unit()
-        unit = self.unit
-        is_inner = bool(self.saving) or self.is_in_backward
-        self.saving.append(None)  # also where what follows raises: ``after_forward`` is called
-        keeps = self.was_asked_for or not unit.reshards_after_backward
-        unit.gather(anew=not (keeps or is_inner))
-        self.was_asked_for = False
-        if not is_inner:
-            unit.show(when_reduced=self.end_unit)
-        self.saving[-1] = hooks = unit.saving()
-        hooks.__enter__()
-        wanted = unit.precision.param_dtype
-        if wanted is None or not unit.precision.cast_forward_inputs:
-            return None
-        leaves, rebuild = flatten_tree((args, kwargs))
-        cast_leaves = [_cast(leaf, wanted) for leaf in leaves]
-        if all(new is old for new, old in zip(cast_leaves, leaves, strict=True)):
-            return None  # a list that the module is to change stays the caller's
-        return rebuild(cast_leaves)
-
-    def after_state_dict(self, module: nn.Module, state_dict: dict[str, Any], prefix: str) -> None:
-        """Put the sharded parameters into a state dict that was asked for while they are whole."""
-        if not self.unit.shown:
-            return
-        names = {id(part): name for name, part in module.named_modules()}
-        for one in self.unit.held:
-            for part, own in one.places:
-                outer = names[id(part)]
-                name = f"{prefix}{outer}.{own}" if outer else prefix + own
-                if name in state_dict:
-                    state_dict[name] = one.parameter.detach()
-
-    def _become_root(self, module: nn.Module) -> None:
-        below = list(states_below(module))
-        for state in below:
-            state.is_root, state.below = False, []
-        self.is_root, self.below = True, below
-
-    def after_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
-        """Put the sharded parameters back; the backward pass begins with the output."""
-        del module, args
-        unit = self.unit
-        hooks = self.saving.pop() if self.saving else None
-        if hooks is not None:
-            hooks.__exit__(None, None, None)
-        if self.saving:
-            return output
-        leaves, rebuild = flatten_tree(output)
-        changed = list(leaves)
-        wanted = unit.precision.output_dtype
-        for number, leaf in enumerate(leaves):
-            if not isinstance(leaf, Tensor):
-                continue
-            made = leaf if wanted is None else _cast(leaf, wanted)
-            if made.requires_grad and torch.is_grad_enabled():
-                made.register_hook(self.before_backward)
-            changed[number] = made
-        # A forward pass within a backward one is made anew for that, as by checkpointing.
-        if not self.is_in_backward:
-            unit.hide()
-            is_root = bool(self.is_root)
-            if unit.reshards_after_forward(is_root=is_root) or not torch.is_grad_enabled():
-                unit.free()
-        is_same = all(new is old for new, old in zip(changed, leaves, strict=True))
-        return output if is_same else rebuild(changed)
-
-    def before_backward(self, grad: Tensor) -> None:
-        """Make the parameters whole again; ``grad`` is that of some output."""
-        del grad
-        if self.is_in_backward:
-            return
-        self.unit.gather()
-        with torch.enable_grad():  # what is made anew is to save what was saved before
-            self.unit.show()
-        self.is_in_backward = True
-        when_backward_ends(self.end_backward)
-
-    def end_unit(self) -> None:
-        """Put the sharded parameters back, and free the whole ones, once all gradients have come.
-
-        Whoever still needs one gathers them again.
-        """
-        if self.is_in_backward:
-            self.is_in_backward = False
-            self.unit.hide()
-        if self.unit.reshards_after_backward:
-            self.unit.free()
-
-    def end_backward(self) -> None:
-        """End a backward pass; the root also reduces what still waits in all units."""
-        self.end_unit()
-        for state in self.below:
-            state.reduce_what_waits()
-
-    def reduce_what_waits(self) -> None:
-        """Reduce gradients of earlier passes that no parameter of this pass took along."""
-        unit = self.unit
-        if not unit.reduces or all(one.waiting is None for one in unit.held):
-            return
-        with torch.no_grad():
-            grads = unit.reduced([None] * len(unit.held))
-            for one, grad in zip(unit.held, grads, strict=True):
-                if grad is not None:
-                    before = one.parameter.grad
-                    one.parameter.grad = grad if before is None else before + grad
-
-
-def _cast(value: Any, dtype: torch.dtype) -> Any:
-    if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != dtype:
-        return value.to(dtype)
-    return value
-
-
-_STATES: WeakKeyDictionary[nn.Module, State] = WeakKeyDictionary()
-
-
-def state_of(module: nn.Module) -> State | None:
-    """Return the state of a sharded module; None for others."""
-    return _STATES.get(module)
-
-
-def set_state(module: nn.Module, state: State) -> None:
-    """Let a module be a sharded one."""
-    _STATES[module] = state
-
-
-def states_below(module: nn.Module) -> Iterator[State]:
-    """Yield the states of a module and of all sharded ones in it."""
-    for part in module.modules():
-        found = _STATES.get(part)
-        if found is not None:
-            yield found
 
 
 def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
@@ -195,33 +29,26 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
     method: Any = getattr(module, method_name, None)
     if not callable(method):
         raise PlacementError(f"a {type(module).__name__} has no method {method_name!r}")
-
-    @wraps(method)
-    def sharded(*args: Any, **kwargs: Any) -> Any:
-        try:
-            args, kwargs = state.before_forward(module, args, kwargs) or (args, kwargs)
-            output = method(*args, **kwargs)
-        except BaseException:
-            state.after_forward(module, args, None)
-            raise
-        return state.after_forward(module, args, output)
-
-    setattr(module, method_name, sharded)
+    setattr(module, method_name, ForwardMethod(state, module, method))
 
 
 class UnshardHandle:
     """What ``FSDPModule.unshard(async_op=True)`` returns."""
 
-    def __init__(self, unit: Unit) -> None:
-        self._unit = unit
+    def __init__(self, units: Sequence[Unit]) -> None:
+        self._units = units
 
     def wait(self) -> None:
         """Wait until the parameters are whole."""
-        self._unit.gather()
+        for unit in self._units:
+            unit.gather()
 
 
 class FSDPModule:
-    """What ``fully_shard`` makes of a module: its class is a subclass of both."""
+    """What ``fully_shard`` makes of a module: its class is a subclass of both.
+
+    Settings hold for the module and, with ``recurse``, for all sharded ones in it.
+    """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Return a module of the class that was sharded, without being sharded itself."""
@@ -230,22 +57,41 @@ class FSDPModule:
         made.__init__(*args, **kwargs)
         return made
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        raise PlacementError(
-            "a sharded module is not copied: its parameters are gathered by hooks of its own. Copy "
-            "it before fully_shard, or load its state dict into another one"
-        )
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return a sharded module of its own, whose parameters and gradients are copies.
+
+        Raises PlacementError while a forward or backward pass runs.
+        """
+        if any(state.saving or state.unit.stands for state in self._states(recurse=True)):
+            raise PlacementError("a sharded module is copied between passes, not while one runs")
+        made: Self = object.__new__(type(self))
+        memo[id(self)] = made
+        vars(made).update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
+        return made
 
     def _states(self, *, recurse: bool) -> list[State]:
         module = cast(nn.Module, self)
-        return list(states_below(module)) if recurse else [_STATES[module]]
+        return list(states_below(module)) if recurse else [self._state]
+
+    @property
+    def _state(self) -> State:
+        return cast(State, state_of(cast(nn.Module, self)))
 
     def unshard(self, async_op: bool = False, *, recurse: bool = False) -> UnshardHandle | None:
-        """Gather the parameters of this module, and with ``recurse`` of those in it, now."""
-        for state in self._states(recurse=recurse):
-            state.unit.gather(anew=not state.was_asked_for)
+        """Gather the parameters of this module, and with ``recurse`` of those in it, now.
+
+        With ``async_op`` they are under way; the next forward pass waits for them, or the handle.
+        """
+        states = self._states(recurse=recurse)
+        for state in states:
+            if not state.was_asked_for:
+                state.unit.free()
+            if async_op:
+                state.unit.start_gathering()
+            else:
+                state.unit.gather()
             state.was_asked_for = True
-        return UnshardHandle(_STATES[cast(nn.Module, self)].unit) if async_op else None
+        return UnshardHandle([state.unit for state in states]) if async_op else None
 
     def reshard(self, *, recurse: bool = False) -> None:
         """Free the whole parameters of this module, and with ``recurse`` of those in it."""
@@ -259,9 +105,17 @@ class FSDPModule:
         The ``zero_grad`` of an optimizer does not know of these.
         """
         for state in self._states(recurse=True):
-            for one in state.unit.held:
-                one.waiting = None
+            state.unit.gradients.forget()
         super().zero_grad(set_to_none)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+
+    def reduce_gradients(self) -> None:
+        """Reduce, now, what waits in this module and all in it, and add it to the gradients.
+
+        For what backward passes without synchronization have left; every rank calls it. Passes
+        that follow add to it.
+        """
+        for state in self._states(recurse=True):
+            state.unit.reduce_pending(anyway=True)
 
     def set_requires_gradient_sync(
         self, requires_gradient_sync: bool, *, recurse: bool = True
@@ -271,7 +125,25 @@ class FSDPModule:
         What waits is reduced with the gradients of the next pass that does.
         """
         for state in self._states(recurse=recurse):
-            state.unit.reduces = requires_gradient_sync
+            state.unit.gradients.reduces = requires_gradient_sync
+
+    def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
+        """Set whether gradients are also summed over the axes that repeat parameters (HSDP).
+
+        Else each rank adds up its part of the sums over those that share a parameter, which are all
+        reduced with the gradients of the next pass that does.
+        """
+        for state in self._states(recurse=recurse):
+            state.unit.gradients.all_reduces = requires_all_reduce
+
+    def set_is_last_backward(self, is_last_backward: bool) -> None:
+        """Set whether a backward pass is the last one before the optimizer steps.
+
+        At the end of that, what waits in units that it did not come to is reduced. Between several
+        backward passes for one step that is left to the last one.
+        """
+        for state in self._states(recurse=True):
+            state.is_last_backward = is_last_backward
 
     def set_reshard_after_backward(
         self, reshard_after_backward: bool, *, recurse: bool = True
@@ -280,12 +152,98 @@ class FSDPModule:
         for state in self._states(recurse=recurse):
             state.unit.reshards_after_backward = reshard_after_backward
 
-    def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
-        """Set whether whole parameters are freed after the forward pass."""
-        for state in self._states(recurse=recurse):
-            state.unit.reshard_after_forward = reshard_after_forward
+    def set_reshard_after_forward(
+        self, reshard_after_forward: bool | int, recurse: bool = True
+    ) -> None:
+        """Set what becomes of whole parameters after the forward pass, as for ``fully_shard``.
+
+        A number makes process groups, where there are none for it yet: all ranks call it.
+        """
+        states = self._states(recurse=recurse)
+        meshes = [smaller_mesh(state.unit, reshard_after_forward) for state in states]
+        for state, mesh in zip(states, meshes, strict=True):
+            state.unit.reshard_after_forward, state.unit.smaller = reshard_after_forward, mesh
+
+    def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
+        """Set whether parameters are gathered as the backward pass comes to this module.
+
+        For modules whose backward pass needs none, as an embedding. What needs one after all
+        gathers them then.
+        """
+        self._state.unshards_in_backward = unshard_in_backward
+
+    def set_modules_to_forward_prefetch(self, modules: Sequence[FSDPModule]) -> None:
+        """Have the parameters of other modules under way while this one runs forward.
+
+        Each list replaces the one before; an empty one leaves it to the library, which prefetches
+        the module that came next in the last pass on accelerators, and none on CPUs.
+        """
+        self._state.prefetched_in_forward = _states_of("set_modules_to_forward_prefetch", modules)
+
+    def set_modules_to_backward_prefetch(self, modules: Sequence[FSDPModule]) -> None:
+        """Do the same while this one runs backward."""
+        self._state.prefetched_in_backward = _states_of("set_modules_to_backward_prefetch", modules)
+
+    def set_post_optim_event(self, event: Any) -> None:
+        """Have the next forward pass wait for an event, not for all that is queued, to gather.
+
+        For optimizers that step on a stream of their own. It counts once, for this module.
+        """
+        self._state.post_optim_event = event
 
     def set_gradient_divide_factor(self, factor: float) -> None:
         """Set what the sum of the gradients of all ranks is divided by: not their number."""
-        for state in self._states(recurse=False):
-            state.unit.divide_factor = factor
+        self._state.unit.gradients.divide_factor = factor
+
+    def set_all_reduce_hook(self, hook: Hook, *, stream: Any = None) -> None:
+        """Set what is called with the reduced gradients of this rank, before parameters have them.
+
+        It gets one row of all elements for each dtype, and may write to it: to reduce over ranks
+        that the mesh does not know of. ``stream`` is where it runs, on accelerators.
+
+        Raises PlacementError for a stream where the mesh repeats parameters itself.
+        """
+        gradients = self._state.unit.gradients
+        if stream is not None and gradients.data.num_replicate:
+            raise PlacementError(
+                "set_all_reduce_hook takes a stream only where no axis of the mesh repeats "
+                f"parameters: {gradients.data.mesh}"
+            )
+        gradients.hook, gradients.hook_stream = hook, stream
+
+    def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
+        """Ask for reductions by sums alone. Nothing changes: no others are ever sent."""
+        del enable
+
+    def set_allocate_memory_from_process_group_for_comm(self, enable: bool) -> None:
+        """Set whether buffers of communication are allocated by the process group (NCCL).
+
+        Raises UnsupportedOp for groups that allocate no memory.
+        """
+        unit = self._state.unit
+        mesh = unit.data.mesh
+        axes = tuple(range(unit.data.num_replicate, mesh.ndim)) or tuple(range(mesh.ndim))
+        memory = memory_of_group(mesh.group_of(axes), mesh.device) if enable else None
+        if enable and memory is None:
+            raise UnsupportedOp(
+                "set_allocate_memory_from_process_group_for_comm needs process groups of NCCL, "
+                f"which allocate memory; those of {mesh} on {mesh.device} do not"
+            )
+        unit.memory = memory or nullcontext
+
+
+def smaller_mesh(unit: Unit, reshard_after_forward: bool | int | None) -> Any:
+    """Return the mesh of the ranks that keep a parameter between them; None for no number."""
+    if isinstance(reshard_after_forward, bool) or reshard_after_forward is None:
+        return None
+    return unit.data.smaller(reshard_after_forward)
+
+
+def _states_of(method: str, modules: Sequence[Any]) -> list[State]:
+    found = [state_of(module) for module in modules]
+    for module, state in zip(modules, found, strict=True):
+        if state is None:
+            raise PlacementError(
+                f"{method} takes modules that fully_shard treated, got a {type(module).__name__}"
+            )
+    return cast("list[State]", found)

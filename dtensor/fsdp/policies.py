@@ -1,4 +1,4 @@
-"""In which dtypes a sharded module computes and communicates."""
+"""In which dtypes a sharded module computes and communicates, and where its parameters lie."""
 
 from __future__ import annotations
 
@@ -30,3 +30,21 @@ class MixedPrecisionPolicy:
                 raise ValueError(
                     f"MixedPrecisionPolicy: {name} must be a torch.dtype or None, got {given!r}"
                 )
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadPolicy:
+    """Sharded parameters lie on the devices of the mesh."""
+
+
+@dataclass(frozen=True, slots=True)
+class CPUOffloadPolicy(OffloadPolicy):
+    """Sharded parameters lie in the memory of the CPU, and so do gradients and optimizer state.
+
+    They are copied to the device of the mesh to be gathered, and reduced gradients back; optimizers
+    step on the CPU. What reduces over ranks what lies there, as clipping does, needs a backend for
+    CPU tensors: a job of ``init_process_group("cpu:gloo,cuda:nccl")``.
+    """
+
+    pin_memory: bool = True
+    """Whether that memory is pinned, from which copies are quicker; it cannot be swapped out."""

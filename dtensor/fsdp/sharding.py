@@ -18,27 +18,22 @@ from ..mesh.spec import DTensorSpec, spec_of
 from ..mesh.torch_layouts import AnyPlacement, is_placement
 from ..redistribute import redistribute_local
 from ..tensor.wrapper import Wrapper
+from .data_axes import DataAxes
+from .policies import CPUOffloadPolicy, OffloadPolicy
 
 ShardPlacementFn = Callable[[nn.Parameter], AnyPlacement | None]
 
 
 @dataclass(frozen=True, slots=True)
-class DataAxes:
-    """The axes of a mesh over which parameters are sharded, or repeated (HSDP)."""
+class Reductions:
+    """How gradients lie while they are reduced."""
 
-    mesh: DeviceMesh
-
-    def __post_init__(self) -> None:
-        if self.mesh.ndim not in (1, 2):
-            raise PlacementError(
-                "fully_shard takes a mesh of one axis, over which parameters are sharded, or of "
-                f"two (HSDP), over the first of which they are repeated; got {self.mesh}: "
-                "pass a part of it, as mesh['dp']"
-            )
-
-    def placements(self, shard: Placement) -> tuple[Placement, ...]:
-        """Return how a parameter lies that the last axis shards."""
-        return (Replicate(),) * (self.mesh.ndim - 1) + (shard,)
+    terms: DTensorSpec
+    """As ranks have them."""
+    scattered: DTensorSpec
+    """Summed over the ranks that share a parameter, each of which has its part."""
+    result: DTensorSpec
+    """Summed over all, as the parameter lies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +46,9 @@ class ShardedParameter:
     """The same over the axes of data; the axes of the model stay."""
     model: DTensorSpec | None
     """The spec of the whole parameter on its own mesh, where it is a DTensor by itself."""
-    data_axes: int
+    dim: int | None
+    """Which is sharded; None for a scalar."""
+    data: DataAxes
 
     @classmethod
     def of(
@@ -67,28 +64,33 @@ class ShardedParameter:
             own = model.placements
             if model.layout.is_partial:
                 raise PlacementError(f"fully_shard: {name!r} has terms to be reduced: {model}")
-        shard: Placement = Replicate() if dim is None else Shard(dim)
+        sharded = data.placements(Replicate() if dim is None else Shard(dim))
         cuts = [axis for axis, placement in enumerate(own) if placement.is_shard(dim)]
         if dim is not None and cuts:  # the model cuts first
-            own, shard = _after(own, cuts, dim)
+            own, sharded = _after(own, cuts, dim, sharded)
         meta = parameter.shape, parameter.stride(), parameter.dtype
         repeated = (Replicate(),) * data.mesh.ndim
         return cls(
             name,
-            spec_of(mesh, (*data.placements(shard), *own), *meta),
+            spec_of(mesh, (*sharded, *own), *meta),
             spec_of(mesh, (*repeated, *(model.placements if model else ())), *meta),
             model,
-            data.mesh.ndim,
+            dim,
+            data,
         )
 
-    def shard(self, parameter: nn.Parameter) -> nn.Parameter:
+    def shard(self, parameter: nn.Parameter, offload: OffloadPolicy) -> nn.Parameter:
         """Return the sharded parameter, of the values that this rank has; nothing is sent."""
         local = parameter.local if isinstance(parameter, Wrapper) else parameter
         local = local.detach()
         if not local.is_meta:
-            local = local.to(self.sharded.mesh.device)
+            device = self.sharded.mesh.device
+            is_offloaded = isinstance(offload, CPUOffloadPolicy)
+            local = local.to("cpu" if is_offloaded else device)
             part = redistribute_local(local, self.whole, self.sharded)
             local = part.clone(memory_format=torch.contiguous_format)
+            if is_offloaded and offload.pin_memory and device.type != "cpu":
+                local = local.pin_memory()
         else:
             local = local.new_empty(self.sharded.local_shape)
         made = DTensor(local, self.sharded)
@@ -103,11 +105,28 @@ class ShardedParameter:
         target = self.model or spec.with_placements((Replicate(),) * spec.mesh.ndim)
         return redistribute_local(grad.local, spec, target.with_dtype(grad.dtype))
 
-    def terms(self, op: str, dtype: torch.dtype) -> DTensorSpec:
-        """Return the spec of the gradients that ranks have of their parts of the batch."""
-        own = self.whole.placements[self.data_axes :]
-        terms = (Partial(op),) * self.data_axes
-        return self.whole.with_dtype(dtype).with_placements((*terms, *own))
+    def reductions(self, op: str, dtype: torch.dtype) -> Reductions:
+        """Return how the gradients lie that ranks have of their parts of the batch, and then."""
+        own = self.whole.placements[self.data.mesh.ndim :]
+        terms = (Partial(op),) * self.data.mesh.ndim
+        result = self.sharded.with_dtype(dtype)
+        repeated = self.data.num_replicate
+        return Reductions(
+            self.whole.with_dtype(dtype).with_placements((*terms, *own)),
+            result.with_placements((*terms[:repeated], *result.placements[repeated:])),
+            result,
+        )
+
+    def between_passes(
+        self, mesh: DeviceMesh, dtype: torch.dtype
+    ) -> tuple[DTensorSpec, DTensorSpec]:
+        """Return how the local part of the whole lies on a smaller mesh: cut, and whole."""
+        cut: Placement = Replicate() if self.dim is None else Shard(self.dim)
+        meta = self.whole.local_shape, None, dtype
+        return (
+            spec_of(mesh, (cut,) * mesh.ndim, *meta),
+            spec_of(mesh, (Replicate(),) * mesh.ndim, *meta),
+        )
 
 
 def _dim_of(name: str, parameter: nn.Parameter, choose: ShardPlacementFn | None) -> int | None:
@@ -138,14 +157,17 @@ def _with_model(name: str, data: DeviceMesh, model: DeviceMesh) -> DeviceMesh:
 
 
 def _after(
-    own: tuple[Placement, ...], cuts: list[int], dim: int
-) -> tuple[tuple[Placement, ...], Placement]:
-    """Return placements in which axes of the model cut a dim before the axis of data does."""
+    own: tuple[Placement, ...], cuts: list[int], dim: int, data: tuple[Placement, ...]
+) -> tuple[tuple[Placement, ...], tuple[Placement, ...]]:
+    """Return placements in which axes of the model cut a dim before the axes of data do."""
     cutting: list[Any] = [own[axis] for axis in cuts]
     if any(not isinstance(placement, Shard) for placement in cutting):
-        return own, Shard(dim)  # a Ragged cuts first anyhow
+        return own, data  # a Ragged cuts first anyhow
     ordered = sorted(cuts, key=lambda axis: (cast(Any, own[axis]).order or 0, axis))
-    changed = list(own)
+    changed, sharded = list(own), list(data)
     for order, axis in enumerate(ordered):
         changed[axis] = Shard(dim, order=order)
-    return tuple(changed), Shard(dim, order=len(cuts))
+    later = [axis for axis, placement in enumerate(data) if placement.is_shard()]
+    for order, axis in enumerate(later, len(cuts)):
+        sharded[axis] = Shard(dim, order=order)
+    return tuple(changed), tuple(sharded)

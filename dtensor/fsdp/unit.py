@@ -1,76 +1,49 @@
-"""The parameters of one module that are gathered, freed and reduced together.
+"""The parameters that are gathered, freed and reduced together, those of one module or of several.
 
 What autograd keeps of a whole parameter for the backward pass is a note of which part of it is
-meant (``saved_tensors_hooks``): its memory is free between the passes, and whoever needs it first
-gathers it again.
+meant (``notes``): its memory is free between the passes, and whoever needs it first gathers it
+again.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, cast
-from weakref import ref
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.autograd.graph import saved_tensors_hooks
 
 from dtckpt.errors import PlacementError
 
+from ..comm.streams import SideStream
 from ..dtensor import DTensor
-from ..geometry.placement import Partial, Placement, Shard
+from ..geometry.placement import Replicate, Shard
+from ..mesh.device_mesh import DeviceMesh
 from ..mesh.spec import DTensorSpec, spec_of
-from ..redistribute import redistribute_locals
+from ..redistribute import redistribute_locals, start_redistribute_locals
 from ..tensor.compilers import opaque
-from ..tensor.local_parts import is_aligned
 from ..tensor.wrapper import Wrapper
-from ..torch_private import num_writes, parameters_of, saved_hooks, storage_id
+from ..torch_private import num_writes, parameters_of, storage_id
+from .data_axes import DataAxes
+from .gradients import Gradients
+from .held import Held
 from .policies import MixedPrecisionPolicy
-from .sharding import DataAxes, ShardedParameter
 
-Place = tuple[nn.Module, str]
 Versions = list[tuple[int, torch.dtype]]
+Move = tuple[DTensorSpec, DTensorSpec]
 
 
-@dataclass(slots=True, eq=False)
-class Held:
-    """A parameter of a unit: where it stands, sharded, and what it is when whole."""
+@dataclass(frozen=True, slots=True)
+class _Gathering:
+    """Whole parameters on their way."""
 
-    about: ShardedParameter
-    places: list[Place]
-    original: ref[nn.Parameter]
-    """What it was before it was sharded: others may stand where it still is."""
-    parameter: nn.Parameter
-    whole: Tensor | None = None
-    """The local tensor of the whole parameter, while that is whole."""
-    waiting: Tensor | None = None
-    """The sum of gradients that were not reduced yet."""
-
-    @property
-    def sharded(self) -> Wrapper:
-        """The sharded parameter."""
-        return cast(Wrapper, self.parameter)
-
-    def follow(self) -> None:
-        """Take up the parameter that stands in its place: ``to_empty`` and loads put others there.
-
-        Raises PlacementError where that lies otherwise.
-        """
-        module, name = self.places[0]
-        found = parameters_of(module)[name]
-        if found is self.parameter or not isinstance(found, nn.Parameter):
-            return
-        about = self.about
-        spec = found.spec if isinstance(found, Wrapper) else None
-        if spec is None or spec.with_dtype(about.sharded.dtype) is not about.sharded:
-            raise PlacementError(
-                f"{about.name!r} was replaced by a parameter that is not sharded alike: expected "
-                f"{about.sharded}, got {spec or f'a plain tensor of {list(found.shape)}'}; load "
-                "state dicts without assign=True, or with DTensors that lie as the parameters"
-            )
-        self.parameter = found
+    versions: Versions
+    finish: Callable[[], list[Tensor]]
+    sources: list[Tensor]
 
 
 @dataclass(slots=True, eq=False)
@@ -80,29 +53,33 @@ class Unit:
     held: list[Held]
     data: DataAxes
     precision: MixedPrecisionPolicy
-    reshard_after_forward: bool | None
-    """None for all units but that of the outermost module."""
+    number: int
+    """Among the units of a mesh, alike on all ranks."""
+    gradients: Gradients
+    reshard_after_forward: bool | int | None
+    """None for all units but that of the outermost module; a number keeps parameters gathered
+    among as many ranks."""
+    smaller: DeviceMesh | None = None
+    """The mesh of those."""
     reshards_after_backward: bool = True
-    reduces: bool = True
-    """Whether a backward pass reduces gradients; else they wait."""
-    divide_factor: float | None = None
     take: Callable[[Sequence[Tensor | None]], None] | None = None
     """What gets the gradients of a backward pass in place of their mean over the ranks."""
     versions: Versions | None = None
     """Counts of writes to the sharded parameters when they were gathered; None while not whole."""
+    kept_versions: Versions | None = None
+    """The same of what is kept between the passes; None where nothing is."""
     shown: list[Tensor] = field(default_factory=list)
-    """What stands in the modules in the place of the parameters."""
+    """What stands in the modules in the place of the parameters, or did and will in this pass."""
     writes: list[int] = field(default_factory=list)
     """Counts of writes to ``shown`` when they were put there."""
+    memory: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Makes a context in which buffers of communication are allocated."""
+    _gathering: _Gathering | None = None
 
     @property
     def is_whole(self) -> bool:
         """Whether the parameters are whole."""
         return self.versions is not None
-
-    def reshards_after_forward(self, *, is_root: bool) -> bool:
-        """Whether the parameters are freed between the passes."""
-        return not is_root if self.reshard_after_forward is None else self.reshard_after_forward
 
     def written(self) -> Versions:
         """Return what differs once a sharded parameter was written, alike on all ranks."""
@@ -110,36 +87,137 @@ class Unit:
             one.follow()
         return [(num_writes(one.parameter), one.parameter.dtype) for one in self.held]
 
-    def gather(self, *, anew: bool = False) -> None:
-        """Make the parameters whole, unless they are, as they are now; ``anew`` in any case."""
-        # Not inference tensors: what is kept may be needed by a training pass.
+    def start_gathering(self, *, after: Any = None, later: bool = True) -> None:
+        """Start to make the parameters whole, unless they are or will be, as they are now.
+
+        ``after`` is an event that the accelerator waits for, instead of all that is queued. Unless
+        ``later``, nothing else is sent before they are.
+        """
         with torch.inference_mode(False), torch.no_grad():
             versions = self.written()
-            if versions == self.versions and not anew:
+            if versions == self.versions or self._is_coming(versions):
                 return
-            sources: list[Tensor] = []
-            moves: list[tuple[DTensorSpec, DTensorSpec]] = []
-            for one in self.held:
-                dtype = self.dtype_of(one)
-                sources.append(one.sharded.local.detach().to(dtype))
-                moves.append(
-                    (one.about.sharded.with_dtype(dtype), one.about.whole.with_dtype(dtype))
+            self.drop()
+            with self._stream().queued(after), self.memory():
+                sources, moves = self._ways(versions)
+                finish = start_redistribute_locals(sources, moves, later=later)
+            self._gathering = _Gathering(versions, finish, sources)
+
+    def _ways(self, versions: Versions) -> tuple[list[Tensor], list[Move]]:
+        """Return what is gathered, of all ranks or of those that keep it between the passes."""
+        sources: list[Tensor] = []
+        moves: list[Move] = []
+        smaller = self.smaller if versions == self.kept_versions else None
+        device = self.data.mesh.device
+        for one in self.held:
+            dtype, about = self.dtype_of(one), one.about
+            if smaller is not None:
+                sources.append(cast(Tensor, one.kept))
+                moves.append(about.between_passes(smaller, dtype))
+                continue
+            local = one.sharded.local.detach()
+            if not local.is_meta:
+                local = local.to(device, dtype, non_blocking=True)
+            sources.append(local)
+            moves.append((about.sharded.with_dtype(dtype), about.whole.with_dtype(dtype)))
+        tag = self._tag(self.data.mesh if smaller is None else smaller)
+        if tag is not None:
+            sources.append(tag[0])
+            moves.append(tag[1])
+        return sources, moves
+
+    def _is_coming(self, versions: Versions) -> bool:
+        return self._gathering is not None and self._gathering.versions == versions
+
+    def _stream(self) -> SideStream:
+        mesh = self.data.mesh
+        return mesh.state("fsdp_stream", lambda: SideStream(mesh.device))
+
+    def gather(self, *, anew: bool = False, after: Any = None) -> None:
+        """Make the parameters whole, unless they are, as they are now; ``anew`` in any case."""
+        with torch.inference_mode(False), torch.no_grad():
+            if anew and self._gathering is None:
+                self.versions = self.kept_versions = None
+            self.start_gathering(after=after, later=False)
+            coming, self._gathering = self._gathering, None
+            if coming is None:
+                return
+            # Not inference tensors: what is kept may be needed by a training pass.
+            wholes: list[Tensor] = []
+            with self._stream().resumed(lambda: wholes), self.memory():
+                *wholes, tags = self._arrived(coming)
+                for number, (one, source) in enumerate(
+                    zip(self.held, coming.sources, strict=False)
+                ):
+                    found = wholes[number]
+                    # Memory of its own: nothing written to it is to reach the parameter.
+                    shares = storage_id(found) in (
+                        storage_id(source),
+                        storage_id(one.sharded.local),
+                    )
+                    if shares and not found.is_meta:
+                        wholes[number] = found.clone()
+            if tags is not None and not bool((tags == self.number).all()):
+                raise PlacementError(
+                    "ranks run different modules: this one gathers "
+                    f"{', '.join(repr(one.about.name) for one in self.held)} of unit "
+                    f"{self.number}, and the ranks of the mesh units {tags.tolist()}. All ranks "
+                    "have to run the sharded modules in the same order"
                 )
-            for one, source, found in zip(
-                self.held, sources, redistribute_locals(sources, moves), strict=True
-            ):
-                # Memory of its own: nothing that is written to it is to reach the parameter. And as
-                # aligned as new memory is: products of matrices may round by where those begin.
-                shares = storage_id(found) in (storage_id(source), storage_id(one.sharded.local))
-                made = found if found.is_meta or not shares else found.clone()
-                one.whole = made if is_aligned(made) else made.clone()
-            self.versions = versions
+            for one, found in zip(self.held, wholes, strict=True):
+                one.whole = found
+                one.kept = None
+            self.versions, self.kept_versions = coming.versions, None
+
+    def _arrived(self, coming: _Gathering) -> list[Any]:
+        """Return the whole parameters, and the numbers of units that all ranks gather, if told."""
+        found: list[Any] = coming.finish()
+        return found if len(found) > len(self.held) else [*found, None]
+
+    def _tag(self, mesh: DeviceMesh) -> tuple[Tensor, Move] | None:
+        """Return the number of the unit, to be gathered beside the parameters, and how it moves.
+
+        Only on CPUs, which need not wait for a device to look at it.
+        """
+        is_data = mesh is self.data.mesh
+        axes = self.data.placements(Shard(0)) if is_data else (Shard(0),) * mesh.ndim
+        size = self.data.num_shards if is_data else mesh.size()
+        is_meta = any(one.parameter.is_meta for one in self.held)
+        if mesh.device.type != "cpu" or size == 1 or not self.held or is_meta:
+            return None
+        meta = (size,), None, torch.int64
+        specs = spec_of(mesh, axes, *meta), spec_of(mesh, (Replicate(),) * mesh.ndim, *meta)
+        return torch.tensor([self.number]), specs
+
+    def drop(self) -> None:
+        """Forget whole parameters that are on their way."""
+        coming, self._gathering = self._gathering, None
+        if coming is not None:
+            coming.finish()  # what is under way needs its memory
 
     def free(self) -> None:
         """Forget the whole parameters."""
-        self.versions = None
+        self.drop()
+        self.versions = self.kept_versions = None
         for one in self.held:
-            one.whole = None
+            one.whole = one.kept = None
+
+    def shrink(self) -> None:
+        """Keep of the whole parameters what a smaller group needs to gather them again."""
+        versions, smaller = self.versions, self.smaller
+        if versions is None or smaller is None:
+            return
+        locals_ = [cast(Tensor, one.whole) for one in self.held]
+        moves = [
+            one.about.between_passes(smaller, local.dtype)
+            for one, local in zip(self.held, locals_, strict=True)
+        ]
+        with torch.inference_mode(False), torch.no_grad():
+            kept = redistribute_locals(locals_, [(whole, cut) for cut, whole in moves])
+        self.free()
+        for one, local in zip(self.held, kept, strict=True):
+            one.kept = local
+        self.kept_versions = versions
 
     def show(self, when_reduced: Callable[[], None] | None = None) -> None:
         """Put whole parameters in the place of the sharded ones; gradients flow to those.
@@ -151,26 +229,40 @@ class Unit:
             self.shown = list(_Whole.apply(self, when_reduced, *given))
         else:
             self.shown = self.wholes()
+        self.show_again()
+
+    def show_again(self) -> None:
+        """Put what was shown before in this pass where it stood."""
         self.writes = [num_writes(one) for one in self.shown if not one.is_inference()]
         for one, tensor in zip(self.held, self.shown, strict=True):
             for module, name in one.places:
                 parameters_of(module)[name] = tensor
 
-    def hide(self) -> None:
+    def hide(self, *, later_again: bool = False) -> None:
         """Put the sharded parameters back; PlacementError if whole ones were written meanwhile."""
-        shown, self.shown = self.shown, []
-        writes, self.writes = self.writes, []
+        shown, writes, self.writes = self.shown, self.writes, []
+        if not later_again:
+            self.shown = []
         for one, tensor in zip(self.held, shown, strict=bool(shown)):
             for module, name in one.places:
                 if parameters_of(module)[name] is tensor:
                     parameters_of(module)[name] = one.parameter
-        if writes != [num_writes(one) for one in shown if not one.is_inference()]:
+        if writes and writes != [num_writes(one) for one in shown if not one.is_inference()]:
+            self.shown = []
             self.free()
             raise PlacementError(
                 "a module that fully_shard treated wrote to its parameters in its forward pass "
                 f"(one of {', '.join(one.about.name for one in self.held)}), which changes a copy; "
                 "write to them outside of it, or pass them as ignored_params"
             )
+
+    @property
+    def stands(self) -> bool:
+        """Whether whole parameters stand in the modules now."""
+        if not self.shown:
+            return False
+        module, name = self.held[0].places[0]
+        return parameters_of(module)[name] is self.shown[0]
 
     def wholes(self) -> list[Tensor]:
         """Return new tensors that share the memory of the whole parameters."""
@@ -182,100 +274,33 @@ class Unit:
             found.append(made)
         return found
 
-    def saving(self) -> saved_tensors_hooks:
-        """Return a context within which autograd keeps notes of whole parameters.
-
-        All else is kept as those want that were there before: activation checkpointing, say.
-        """
-        mine = {storage_id(cast(Tensor, one.whole)): one for one in self.held}
-        outer = saved_hooks()
-
-        def note(tensor: Tensor) -> Any:
-            noted = self._noted(mine, tensor)
-            if noted is not None:
-                return noted
-            return tensor if outer is None else _Outer(outer[0](tensor), outer[1])
-
-        return saved_tensors_hooks(note, _recalled)
-
-    def _noted(self, mine: dict[int, Held], tensor: Tensor) -> _Note | None:
-        local = tensor.local if isinstance(tensor, Wrapper) else tensor
-        one = mine.get(storage_id(local)) if local.layout == torch.strided else None
-        if one is None or one.whole is None or local.dtype != one.whole.dtype:
-            return None
-        spec = tensor.spec if isinstance(tensor, Wrapper) else None
-        part = local.size(), local.stride(), int(local.storage_offset())
-        return _Note(self, one, cast(Versions, self.versions), part, spec)
-
     def reduced(self, grads: Sequence[Tensor | None]) -> list[Wrapper | None]:
         """Return the gradients of the sharded parameters, in one reduction; None where none came.
 
-        A parameter that only some ranks have used counts as zero on the others. Where it was asked
-        for, gradients wait instead, and are reduced with those of a later pass.
+        Where it was asked for, gradients wait instead, and are reduced with those of a later pass.
         """
         if self.take is not None:
             self.take(grads)
             return [None] * len(self.held)
-        for one, grad in zip(self.held, grads, strict=True):
+        dtypes = [self.sum_dtype_of(one) for one in self.held]
+        for place, (one, grad) in enumerate(zip(self.held, grads, strict=True)):
             if grad is not None:
-                self._add(one, grad)
-        found: list[Wrapper | None] = [None] * len(self.held)
-        trained = [i for i, one in enumerate(self.held) if one.parameter.requires_grad]
-        if not self.reduces or not trained:
-            return found
-        op = "avg" if self.divide_factor is None else "sum"
-        sent: list[Tensor] = []
-        moves: list[tuple[DTensorSpec, DTensorSpec]] = []
-        for i in trained:
-            one = self.held[i]
-            dtype = self.sum_dtype_of(one)
-            terms, sums = one.about.terms(op, dtype), one.about.sharded.with_dtype(dtype)
-            local = one.waiting
-            if local is None:
-                local = torch.zeros(terms.local_shape, dtype=dtype, device=terms.mesh.device)
-            elif self.divide_factor is not None:
-                local = local / self.divide_factor
-            if terms.ndim == 0 and one.about.model is None:
-                local, (terms, sums) = self._told_to_all(local.view(1), op)
-            sent.append(local)
-            moves.append((terms, sums))
-        used = [float(self.held[i].waiting is not None) for i in trained]
-        votes = torch.tensor(used, dtype=sent[0].dtype, device=sent[0].device)
-        votes, specs = self._told_to_all(votes, op)
-        for i in trained:
-            self.held[i].waiting = None
-        *locals_, votes = redistribute_locals([*sent, votes], [*moves, specs])
-        # Read only where this rank does not know it: a GPU is waited for then.
-        has_all = all(used)
-        for number, (i, local) in enumerate(zip(trained, locals_, strict=True)):
-            if has_all or votes[number].item():
-                spec = self.held[i].sharded.spec
-                made = local.to(spec.dtype).contiguous().view(spec.local_shape)
-                found[i] = DTensor(made, spec)
-        return found
+                self.gradients.add(place, one.about.gradient(grad).to(dtypes[place]))
+        with self.memory():
+            return self.gradients.reduced(self.held, dtypes)
 
-    def _told_to_all(
-        self, values: Tensor, op: str
-    ) -> tuple[Tensor, tuple[DTensorSpec, DTensorSpec]]:
-        """Return values as terms of which each rank gets all sums, and how terms and sums lie.
-
-        As many copies as there are ranks are sharded as gradients are, and so are reduced with
-        them: another collective would cost more.
-        """
-        mesh = self.data.mesh
-        copies = values.repeat(mesh.shape[-1])
-        terms: tuple[Placement, ...] = (Partial(op),) * mesh.ndim
-        sums = self.data.placements(Shard(0))
-        shape, dtype = tuple(copies.shape), copies.dtype
-        specs = (spec_of(mesh, p, shape, None, dtype) for p in (terms, sums))
-        return copies, cast("tuple[DTensorSpec, DTensorSpec]", tuple(specs))
-
-    def _add(self, one: Held, grad: Tensor) -> None:
-        local = one.about.gradient(grad).to(self.sum_dtype_of(one))
-        if one.waiting is not None:
-            one.waiting = one.waiting + local
-        else:
-            one.waiting = local if self.reduces else local.clone()
+    def reduce_pending(self, *, anyway: bool = False) -> None:
+        """Add to the gradients of the parameters what waits; ``anyway`` also if that is to wait."""
+        gradients = self.gradients
+        if not gradients.are_pending or not (gradients.reduces or anyway):
+            return
+        dtypes = [self.sum_dtype_of(one) for one in self.held]
+        with torch.no_grad():
+            grads = gradients.reduced(self.held, dtypes, anyway=anyway)
+            for one, grad in zip(self.held, grads, strict=True):
+                if grad is not None:
+                    before = one.parameter.grad
+                    one.parameter.grad = grad if before is None else before + grad
 
     def dtype_of(self, one: Held) -> torch.dtype:
         """Return the dtype of the whole parameter, and so of its gradients."""
@@ -286,42 +311,30 @@ class Unit:
         """Return the dtype in which its gradients are summed."""
         return self.precision.reduce_dtype or self.dtype_of(one)
 
-
-@dataclass(frozen=True, slots=True)
-class _Note:
-    """What stands for a part of a whole parameter between the passes."""
-
-    unit: Unit
-    held: Held
-    versions: Versions
-    part: tuple[torch.Size, tuple[int, ...], int]
-    spec: DTensorSpec | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Outer:
-    """What other hooks made of a tensor."""
-
-    packed: Any
-    unpack: Callable[[Any], Tensor]
-
-
-def _recalled(note: Any) -> Tensor:
-    """Return the tensor that a note stands for; others are themselves."""
-    if isinstance(note, _Outer):
-        return note.unpack(note.packed)
-    if not isinstance(note, _Note):
-        return note
-    unit = note.unit
-    if unit.written() != note.versions:
-        raise RuntimeError(
-            f"{note.held.about.name!r}, or another parameter that is gathered with it, was written "
-            "between the forward pass and the backward pass that needs it: step the optimizer "
-            "after all backward passes"
+    def __deepcopy__(self, memo: dict[int, Any]) -> Unit:
+        gradients = copy.copy(self.gradients)
+        gradients.waiting = {i: tensor.clone() for i, tensor in self.gradients.waiting.items()}
+        gradients.scattered = {i: tensor.clone() for i, tensor in self.gradients.scattered.items()}
+        held = [
+            Held(
+                about=one.about,
+                places=[(copy.deepcopy(module, memo), name) for module, name in one.places],
+                original=one.original,
+                parameter=copy.deepcopy(one.parameter, memo),
+            )
+            for one in self.held
+        ]
+        return Unit(
+            held=held,
+            data=self.data,
+            precision=self.precision,
+            number=self.number,
+            gradients=gradients,
+            reshard_after_forward=self.reshard_after_forward,
+            smaller=self.smaller,
+            reshards_after_backward=self.reshards_after_backward,
+            memory=self.memory,
         )
-    unit.gather()
-    local = torch.as_strided(cast(Tensor, note.held.whole), *note.part)
-    return local if note.spec is None else DTensor(local, note.spec)
 
 
 @opaque

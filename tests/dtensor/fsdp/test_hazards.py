@@ -21,7 +21,7 @@ from dtckpt.dtensor import (
     distribute_tensor,
 )
 from dtckpt.dtensor.fsdp import fully_shard, register_fsdp_forward_method
-from dtckpt.dtensor.fsdp.module import states_below
+from dtckpt.dtensor.fsdp.state import states_below
 from dtckpt.dtensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from tests.dtensor.rank_meshes import run_on_mesh
 

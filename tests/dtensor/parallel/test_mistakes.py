@@ -338,8 +338,10 @@ MISTAKES = [
     Mistake("no input", called(ColwiseParallel()), "input of Linear: the call has none"),
     # fully_shard
     Mistake("sharded twice", sharded_twice, "this FSDPSequential is sharded already"),
-    Mistake("a list of modules", sharded(lambda: [mlp()]), "takes a module, got a list"),
-    Mistake("a ModuleList", sharded(lambda: nn.ModuleList([mlp()])), "has no forward; shard the"),
+    Mistake(
+        "a list of names", sharded(lambda: ["a"]), "takes a module, or a list of some, got a str"
+    ),
+    Mistake("a ModuleList", sharded(lambda: nn.ModuleList([mlp()])), "has no forward, at which"),
     Mistake("tied over two units", sharded_apart, "'a.weight' is tied to 'weight' of a part"),
     Mistake("no such dim", sharded(shard_placement_fn=fifth), r"Shard\(dim\) or None"),
     Mistake("a dim alone", sharded(shard_placement_fn=zero), r"got 0 for '0.weight'"),

@@ -1,0 +1,56 @@
+"""One parameter of a unit: where it stands, and what it is at the moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+from weakref import ref
+
+from torch import Tensor, nn
+
+from dtckpt.errors import PlacementError
+
+from ..tensor.wrapper import Wrapper
+from ..torch_private import parameters_of
+from .sharding import ShardedParameter
+
+Place = tuple[nn.Module, str]
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A parameter of a unit: where it stands, sharded, and what it is when whole."""
+
+    about: ShardedParameter
+    places: list[Place]
+    original: ref[nn.Parameter]
+    """What it was before it was sharded: others may stand where it still is."""
+    parameter: nn.Parameter
+    whole: Tensor | None = None
+    """The local tensor of the whole parameter, while that is whole."""
+    kept: Tensor | None = None
+    """What of it is kept between the passes, where a smaller group gathers it again."""
+
+    @property
+    def sharded(self) -> Wrapper:
+        """The sharded parameter."""
+        return cast(Wrapper, self.parameter)
+
+    def follow(self) -> None:
+        """Take up the parameter that stands in its place: ``to_empty`` and loads put others there.
+
+        Raises PlacementError where that lies otherwise.
+        """
+        module, name = self.places[0]
+        found = parameters_of(module)[name]
+        if found is self.parameter or not isinstance(found, nn.Parameter):
+            return
+        about = self.about
+        spec = found.spec if isinstance(found, Wrapper) else None
+        if spec is None or spec.with_dtype(about.sharded.dtype) is not about.sharded:
+            raise PlacementError(
+                f"{about.name!r} was replaced by a parameter that is not sharded alike: expected "
+                f"{about.sharded}, got {spec or f'a plain tensor of {list(found.shape)}'}; load "
+                "state dicts without assign=True, or with DTensors that lie as the parameters"
+            )
+        self.parameter = found

@@ -1,0 +1,82 @@
+"""Notes that autograd keeps of whole parameters between the passes, in place of their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from ..dtensor import DTensor
+from ..mesh.spec import DTensorSpec
+from ..tensor.wrapper import Wrapper
+from ..torch_private import saved_hooks, storage_id
+from .held import Held
+from .unit import Unit, Versions
+
+
+def noting(unit: Unit) -> saved_tensors_hooks:
+    """Return a context within which autograd keeps notes of the whole parameters of a unit.
+
+    All else is kept as those want that were there before: activation checkpointing, say.
+    """
+    mine = {storage_id(cast(Tensor, one.whole)): one for one in unit.held}
+    outer = saved_hooks()
+
+    def note(tensor: Tensor) -> Any:
+        noted = _noted(unit, mine, tensor)
+        if noted is not None:
+            return noted
+        return tensor if outer is None else _Outer(outer[0](tensor), outer[1])
+
+    return saved_tensors_hooks(note, _recalled)
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    """What stands for a part of a whole parameter between the passes."""
+
+    unit: Unit
+    held: Held
+    versions: Versions
+    part: tuple[torch.Size, tuple[int, ...], int]
+    spec: DTensorSpec | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Outer:
+    """What other hooks made of a tensor."""
+
+    packed: Any
+    unpack: Callable[[Any], Tensor]
+
+
+def _noted(unit: Unit, mine: dict[int, Held], tensor: Tensor) -> _Note | None:
+    local = tensor.local if isinstance(tensor, Wrapper) else tensor
+    one = mine.get(storage_id(local)) if local.layout == torch.strided else None
+    if one is None or one.whole is None or local.dtype != one.whole.dtype:
+        return None
+    spec = tensor.spec if isinstance(tensor, Wrapper) else None
+    part = local.size(), local.stride(), int(local.storage_offset())
+    return _Note(unit, one, cast(Versions, unit.versions), part, spec)
+
+
+def _recalled(note: Any) -> Tensor:
+    """Return the tensor that a note stands for; others are themselves."""
+    if isinstance(note, _Outer):
+        return note.unpack(note.packed)
+    if not isinstance(note, _Note):
+        return note
+    unit = note.unit
+    if unit.written() != note.versions:
+        raise RuntimeError(
+            f"{note.held.about.name!r}, or another parameter that is gathered with it, was written "
+            "between the forward pass and the backward pass that needs it: step the optimizer "
+            "after all backward passes"
+        )
+    unit.gather()
+    local = torch.as_strided(cast(Tensor, note.held.whole), *note.part)
+    return local if note.spec is None else DTensor(local, note.spec)

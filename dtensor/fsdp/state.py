@@ -1,0 +1,298 @@
+"""What runs when sharded modules do: their hooks, and what is prefetched."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator, Sequence
+from functools import update_wrapper
+from typing import Any
+from weakref import ref
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from ..torch_private import flatten_tree, in_backward, when_backward_ends
+from .notes import noting
+from .unit import Unit
+
+_ATTRIBUTE = "_dtckpt_fsdp_state"
+
+
+class State:
+    """A unit while its modules run: one module, or several that are gathered together."""
+
+    def __init__(self, modules: Sequence[nn.Module], unit: Unit) -> None:
+        self.unit = unit
+        self.modules = tuple(ref(module) for module in modules)
+        self.is_root: bool | None = None
+        """None before the first forward pass."""
+        self.below: list[State] = []
+        """All states of the root and in it; of the root only."""
+        self.saving: list[saved_tensors_hooks | None] = []
+        """One for each forward pass that runs, the innermost last."""
+        self.ran: set[int] = set()
+        """Those of the modules that ran in this pass, while others have not yet."""
+        self.is_in_backward = False
+        self.was_asked_for = False
+        """Whether the user has gathered the parameters for the next forward pass."""
+        self.unshards_in_backward = True
+        self.is_last_backward = True
+        self.prefetched_in_forward: list[State] = []
+        self.prefetched_in_backward: list[State] = []
+        self.prefetches = unit.data.mesh.device.type != "cpu"
+        """Whether units are prefetched in the order of the last pass, where none is given; of the
+        root only."""
+        self.order: list[State] = []
+        """The states that ran in this forward pass; of the root only."""
+        self.last_order: list[State] = []
+        self.root: State = self
+        self.post_optim_event: Any = None
+        for module in modules:
+            vars(module)[_ATTRIBUTE] = self
+            module.register_forward_pre_hook(self.before_forward, prepend=True, with_kwargs=True)
+            # Also where the forward pass raises: the sharded parameters have to be back.
+            module.register_forward_hook(self.after_forward, always_call=True)
+            module.register_state_dict_post_hook(_StateDictHook(self))
+
+    def before_forward(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Make the parameters whole, and cast the inputs."""
+        if self.is_root is None:
+            self._become_root(module)
+        if self.is_root and not self.saving and not in_backward():
+            self._begin_pass()
+        is_inner = bool(self.saving) or self.is_in_backward
+        unit = self.unit
+        self.saving.append(None)  # also where what follows raises: ``after_forward`` is called
+        if is_inner:
+            unit.gather()
+            if not unit.stands:
+                unit.show()
+        elif self.ran and unit.shown and unit.written() == unit.versions:
+            unit.show_again()
+        else:
+            keeps = self.was_asked_for or not unit.reshards_after_backward
+            event, self.post_optim_event = self.post_optim_event, None
+            unit.gather(anew=not keeps, after=event)
+            unit.show(when_reduced=self.end_unit)
+        self.was_asked_for = False
+        if not is_inner and not in_backward():
+            self._prefetch_forward()
+        self.saving[-1] = hooks = noting(unit)
+        hooks.__enter__()
+        wanted = unit.precision.param_dtype
+        if wanted is None or not unit.precision.cast_forward_inputs:
+            return None
+        leaves, rebuild = flatten_tree((args, kwargs))
+        cast_leaves = [_cast(leaf, wanted) for leaf in leaves]
+        if all(new is old for new, old in zip(cast_leaves, leaves, strict=True)):
+            return None  # a list that the module is to change stays the caller's
+        return rebuild(cast_leaves)
+
+    def _become_root(self, module: nn.Module) -> None:
+        below = list(states_below(module))
+        for state in below:
+            state.is_root, state.below, state.root = False, [], self
+        self.is_root, self.below = True, below
+
+    def _begin_pass(self) -> None:
+        """End what an exception has left, and what no module came to use."""
+        for state in self.below:
+            if state.is_in_backward:
+                state.end_unit()
+            state.end_forward()
+            if not state.was_asked_for:
+                state.unit.drop()
+        self.last_order, self.order = self.order, []
+
+    def _prefetch_forward(self) -> None:
+        root = self.root
+        root.order.append(self)
+        states = self.prefetched_in_forward
+        place = len(root.order)
+        if not states and root.prefetches and root.last_order[:place] == root.order:
+            states = root.last_order[place : place + 1]
+        for state in states:
+            state.unit.start_gathering()
+
+    def after_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
+        """Put the sharded parameters back; the backward pass begins with the output."""
+        del args
+        unit = self.unit
+        hooks = self.saving.pop() if self.saving else None
+        if hooks is not None:
+            hooks.__exit__(None, None, None)
+        if self.saving:
+            return output
+        leaves, rebuild = flatten_tree(output)
+        changed = list(leaves)
+        wanted = unit.precision.output_dtype
+        for number, leaf in enumerate(leaves):
+            if not isinstance(leaf, Tensor):
+                continue
+            made = leaf if wanted is None else _cast(leaf, wanted)
+            if made.requires_grad and torch.is_grad_enabled():
+                made.register_hook(self.before_backward)
+            changed[number] = made
+        # A forward pass within a backward one is made anew for that, as by checkpointing.
+        if not self.is_in_backward:
+            self.ran.add(id(module))
+            is_over = len(self.ran) == len(self.modules)
+            unit.hide(later_again=not is_over)
+            if is_over:
+                self.end_forward()
+        if self.is_root:
+            for state in self.below:
+                state.end_forward()
+        is_same = all(new is old for new, old in zip(changed, leaves, strict=True))
+        return output if is_same else rebuild(changed)
+
+    def end_forward(self) -> None:
+        """Free the parameters between the passes, where all modules ran, or no more will."""
+        if not self.ran:
+            return
+        unit = self.unit
+        self.ran.clear()
+        unit.shown = []
+        wanted = unit.reshard_after_forward
+        reshards = not self.is_root if wanted is None else wanted
+        if not torch.is_grad_enabled() or reshards is True:
+            unit.free()
+        elif reshards is not False:
+            unit.shrink()
+
+    def before_backward(self, grad: Tensor) -> None:
+        """Make the parameters whole again; ``grad`` is that of some output."""
+        del grad
+        if self.is_in_backward:
+            return
+        self.end_forward()
+        if self.unshards_in_backward:
+            self.unit.gather()
+            with torch.enable_grad():  # what is made anew is to save what was saved before
+                self.unit.show()
+        self.is_in_backward = True
+        when_backward_ends(self.end_backward)
+        self._prefetch_backward()
+
+    def _prefetch_backward(self) -> None:
+        root, states = self.root, self.prefetched_in_backward
+        if not states and root.prefetches and self in root.order:
+            place = root.order.index(self)
+            states = root.order[max(place - 1, 0) : place]
+        for state in states:
+            if state.unshards_in_backward and not state.is_in_backward:
+                state.unit.start_gathering()
+
+    def end_unit(self) -> None:
+        """Put the sharded parameters back, and free the whole ones, once all gradients have come.
+
+        Whoever still needs one gathers them again.
+        """
+        if self.is_in_backward:
+            self.is_in_backward = False
+            self.unit.hide()
+        if self.unit.reshards_after_backward:
+            self.unit.free()
+
+    def end_backward(self) -> None:
+        """End a backward pass; the root also reduces what still waits in all units."""
+        self.end_unit()
+        for state in self.below:
+            if self.is_last_backward:
+                state.unit.reduce_pending()
+
+    def after_state_dict(self, module: nn.Module, state_dict: dict[str, Any], prefix: str) -> None:
+        """Put the sharded parameters into a state dict that was asked for while they are whole."""
+        unit = self.unit
+        if unit.gradients.are_pending:
+            warnings.warn(
+                "gradients of backward passes without synchronization wait in this module, and no "
+                "state dict has them: a program that goes on from it lacks them. Save "
+                "gradient_state_dict(model), too, before its state dict, or drop them by "
+                "model.zero_grad()",
+                stacklevel=2,
+            )
+        if not unit.stands:
+            return
+        names = {id(part): name for name, part in module.named_modules()}
+        for one in unit.held:
+            for part, own in one.places:
+                outer = names.get(id(part))
+                if outer is None:  # of another module of the unit
+                    continue
+                name = f"{prefix}{outer}.{own}" if outer else prefix + own
+                if name in state_dict:
+                    state_dict[name] = one.parameter.detach()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> State:
+        made = object.__new__(State)
+        memo[id(self)] = made
+        vars(made).update(vars(self))
+        made.unit = copy.deepcopy(self.unit, memo)
+        made.modules = tuple(
+            ref(copy.deepcopy(module, memo))
+            for one in self.modules
+            if (module := one()) is not None
+        )
+        made.saving, made.ran = [], set()
+        made.is_root, made.root, made.below, made.order, made.last_order = None, made, [], [], []
+        made.is_in_backward = made.was_asked_for = False
+        for name in ("prefetched_in_forward", "prefetched_in_backward"):
+            setattr(made, name, copy.deepcopy(getattr(self, name), memo))
+        made.post_optim_event = None
+        return made
+
+
+class _StateDictHook:
+    """A hook of a module; torch marks it, as it cannot mark methods."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+
+    def __call__(
+        self, module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any
+    ) -> None:
+        self.state.after_state_dict(module, state_dict, prefix)
+
+
+class ForwardMethod:
+    """Another method of a sharded module, which has its parameters whole as ``forward`` has."""
+
+    def __init__(self, state: State, module: nn.Module, method: Any) -> None:
+        update_wrapper(self, method)
+        self.state, self.module, self.method = state, module, method
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        state, module = self.state, self.module
+        try:
+            args, kwargs = state.before_forward(module, args, kwargs) or (args, kwargs)
+            output = self.method(*args, **kwargs)
+        except BaseException:
+            state.after_forward(module, args, None)
+            raise
+        return state.after_forward(module, args, output)
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != dtype:
+        return value.to(dtype)
+    return value
+
+
+def state_of(module: nn.Module) -> State | None:
+    """Return the state of a sharded module; None for others."""
+    return vars(module).get(_ATTRIBUTE)
+
+
+def states_below(module: nn.Module) -> Iterator[State]:
+    """Yield the states of a module and of all sharded ones in it, each once."""
+    seen: set[int] = set()
+    for part in module.modules():
+        found = state_of(part)
+        if found is not None and id(found) not in seen:
+            seen.add(id(found))
+            yield found
