@@ -12,17 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from dtckpt.errors import PlacementError
+from dtckpt.errors import PlacementError, UnsupportedOp
 
 from ..geometry.placement import HeadTail
 from ..mesh.device_mesh import DeviceMesh
-from ..mesh.modes import attending_by, plain_attention
+from ..mesh.modes import attending_by, shared_attention
 from ..mesh.resolving import AnyMesh, resolve_mesh
 from ..tensor.local_parts import kind_of
-from .plain import SharedSequence
 from .rotation import rotate_method_of
-
-_TORCHS: Any = F.scaled_dot_product_attention
+from .shared import TORCHS, SharedSequence
 
 
 @contextmanager
@@ -43,9 +41,12 @@ def context_parallel(
 
     ``scaled_dot_product_attention`` of plain tensors takes their sequence as shared then: of a
     length that a buffer has, or, where there are no buffers, of as many positions on every rank.
-    In this thread it goes by whatever name; where activation checkpointing runs a forward pass
-    again, by that in ``torch.nn.functional``. How keys go round is what ``set_rotate_method`` has
-    set. An ``attn_mask`` and dropout are ``UnsupportedOp``. Run the backward pass within the block:
+    So does that of DTensors on other meshes, as of tensor parallelism, whose heads or batch are
+    sharded there; DTensors with the sequence sharded along ``mesh`` are
+    ``context_parallel_attention``. In this thread it goes by whatever name; where activation
+    checkpointing runs a forward pass again, by that in ``torch.nn.functional``. How keys go round
+    is what ``set_rotate_method`` has set. An ``attn_mask`` and dropout are ``UnsupportedOp``, and
+    so are weights that ``MultiheadAttention`` is to return. Run the backward pass within the block:
     tensors that are restored count as written.
 
     Raises, before anything changes, TypeError for what is no plain tensor, Parameters among them;
@@ -185,18 +186,19 @@ class _Routed(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         given = dict(kwargs or {})
-        if func is _TORCHS:
+        if func is TORCHS:
             return _attended(args, given)
+        if func is F.multi_head_attention_forward and given.get("need_weights", True):
+            raise UnsupportedOp(
+                "attention within context_parallel has no weights to return, of which no rank has "
+                "a row; call MultiheadAttention with need_weights=False"
+            )
         return func(*args, **given)
 
 
 def _attended(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    attention = plain_attention()
-    tensors = [*args[:3], *(kwargs.get(name) for name in ("query", "key", "value"))]
-    is_plain = all(t is None or type(t) in (Tensor, torch.nn.Parameter) for t in tensors)
-    if attention is None or not is_plain:
-        return _TORCHS(*args, **kwargs)
-    return attention(*args, **kwargs)
+    attention = shared_attention()
+    return (attention or TORCHS)(*args, **kwargs)
 
 
 def _in_any_thread(*args: Any, **kwargs: Any) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import cast
 
+import torch.nn.functional as F
+
 from dtckpt.errors import PlacementError
 
 from ..dtensor import DTensor
@@ -14,9 +16,9 @@ from ..tensor.compilers import opaque
 from ..tensor.local_parts import kind_of
 from ..tensor.wrapper import Wrapper
 from .blocks import Sequences
-from .plain import require_alike, sequences_of
 from .ring_attention import Job, ring_attention
 from .rotation import RotateMethod, Rotation, rotate_method_of
+from .shapes import require_alike, sequences_of
 
 _BATCH, _HEADS, _SEQUENCE, _DIM = range(4)
 
@@ -63,21 +65,24 @@ def context_parallel_attention(
     .. [1] Liu et al., Ring Attention with Blockwise Transformers for Near-Infinite Context, 2023.
     """
     method = rotate_method_of(rotate_method)
-    specs = _specs(query, key, value)
+    specs = specs_alike(query, key, value)
     of_query, of_key, of_value = specs
     require_alike(of_query.shape, of_key.shape, of_value.shape, grouped=enable_gqa)
     axis = _axis_of_sequence(specs)
     factor = 1 / math.sqrt(max(query.shape[_DIM], 1)) if scale is None else scale
-    job = _job(specs, axis, is_causal, factor, method)
-    made = ring_attention(query.to_local(), key.to_local(), value.to_local(), job)
+    parts = query.to_local(), key.to_local(), value.to_local()
+    if query.is_meta:  # planned alone: nothing is sent, and no key seen
+        made = F.scaled_dot_product_attention(*parts, enable_gqa=enable_gqa)
+    else:
+        made = ring_attention(*parts, _job(specs, axis, is_causal, factor, method))
     shape = (*of_query.shape[:_DIM], of_value.shape[_DIM])
     return DTensor.from_local(made, of_query.mesh, of_query.placements, shape=shape)
 
 
-def _specs(
+def specs_alike(
     query: DTensor, key: DTensor, value: DTensor
 ) -> tuple[DTensorSpec, DTensorSpec, DTensorSpec]:
-    """Return how the three lie; PlacementError where not alike."""
+    """Return how query, key and value lie; PlacementError where not alike."""
     named = {"query": query, "key": key, "value": value}
     for name, tensor in named.items():
         if not isinstance(tensor, Wrapper):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -121,6 +126,11 @@ def _require_whole_groups(specs: tuple[DTensorSpec, ...]) -> None:
     if not query.splits[_HEADS]:
         return
     group = query.shape[_HEADS] // max(key.shape[_HEADS], 1)
+    if group > 1 and query.orders[_HEADS] is not None:
+        raise PlacementError(
+            f"context_parallel_attention: {specs[0]} gives ranks heads that are no neighbours, "
+            "whose key heads they may lack; shard grouped heads by Shard or Ragged"
+        )
     for piece in range(query.grid[_HEADS]):
         start, size = query.interval(_HEADS, piece)
         start_of_keys, num_keys = key.interval(_HEADS, piece)

@@ -170,7 +170,7 @@ def require_order_free(dtype: torch.dtype, reduce_op: str) -> None:
 
 @contextmanager
 def attending_by(attention: Callable[..., Any]) -> Generator[None]:
-    """Within it, ``attention`` is what ``plain_attention`` returns: it stands for torch's."""
+    """Within it, ``attention`` is what ``shared_attention`` returns: it stands for torch's."""
     before = _set(replace(_now(), attention=attention))
     try:
         yield
@@ -178,8 +178,8 @@ def attending_by(attention: Callable[..., Any]) -> Generator[None]:
         _restore(before)
 
 
-def plain_attention() -> Callable[..., Any] | None:
-    """Return what stands for torch's attention of plain tensors, if anything does."""
+def shared_attention() -> Callable[..., Any] | None:
+    """Return what stands for torch's attention where ranks share a sequence, if they do."""
     return _now().attention
 
 

@@ -198,6 +198,53 @@ def test_tensors_of_three_dims_or_more_than_four_and_unlike_lengths() -> None:
     run_on_mesh((2,), body)
 
 
+def test_with_heads_sharded_along_another_axis() -> None:
+    """By tensor parallelism, whose DTensors know nothing of the sequence; or all on one mesh."""
+    q = whole(2, 4, 13, 4)
+    leaf = q.clone().requires_grad_()
+    out = TORCHS(leaf, leaf, leaf, is_causal=True)
+    out.square().sum().backward()
+
+    def body(mesh: DeviceMesh) -> None:
+        own = q.clone()
+        with context_parallel(mesh["cp"], buffers=[own], buffer_seq_dims=[2]):
+            heads: Any = distribute_tensor(own, mesh["tp"], [Shard(1)], src_data_rank=None)
+            heads.requires_grad_()
+            part: Any = F.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+            part.square().sum().backward()
+            assert part.placements == heads.grad.placements == (Shard(1),)
+            for found, wanted in ((part.detach(), out.detach()), (heads.grad, leaf.grad)):
+                (come,) = context_parallel_unshard(mesh["cp"], [found.full_tensor()], [2])
+                torch.testing.assert_close(come, wanted)
+            both: Any = distribute_tensor(q, mesh, [HeadTail(2), Shard(1)], src_data_rank=None)
+            made: Any = F.scaled_dot_product_attention(both, both, both, is_causal=True)
+            assert made.placements == both.placements
+            torch.testing.assert_close(made.full_tensor(), out.detach())
+            cut = distribute_tensor(own, mesh["tp"], [Shard(2)], src_data_rank=None)
+            with pytest.raises(PlacementError, match="a part of one already"):
+                F.scaled_dot_product_attention(cut, cut, cut)
+
+    run_on_mesh((2, 2), body, ("cp", "tp"))
+
+
+def test_modules_of_torch_are_routed_or_refused() -> None:
+    torch.manual_seed(0)
+    module = nn.MultiheadAttention(8, 2, batch_first=True).double()
+    x = whole(2, 8, 8)
+    wanted = module(x, x, x, need_weights=False)[0]
+
+    def body(mesh: DeviceMesh) -> None:
+        own = x.clone()
+        with context_parallel(mesh, buffers=[own], buffer_seq_dims=[1]):
+            out = module(own, own, own, need_weights=False)[0]
+            (found,) = context_parallel_unshard(mesh, [out.detach()], [1])
+            torch.testing.assert_close(found, wanted.detach())
+            with pytest.raises(UnsupportedOp, match="need_weights=False"):
+                module(own, own, own)
+
+    run_on_mesh((2,), body)
+
+
 def test_without_buffers_every_rank_has_as_many_positions() -> None:
     q = whole(1, 2, 12, 4)
     wanted = TORCHS(q, q, q, is_causal=True)

@@ -327,6 +327,8 @@ def test_what_does_not_go_together_is_refused_alike_on_all_ranks() -> None:
     assert "enable_gqa=True" in refused(with_placements(*alike, change=heads_of_keys(2)))
     one_head = with_placements(*[[Shard(1)]] * 3, change=heads_of_keys(1), enable_gqa=True)
     assert "some rank would have" in refused(one_head)
+    dealt = with_placements(*[[HeadTail(1)]] * 3, change=heads_of_keys(2), enable_gqa=True)
+    assert "no neighbours" in refused(dealt)
     assert "one mesh and dtype" in refused(with_placements(*alike, change=other_key(narrow)))
     assert "do not go together" in refused(with_placements(*alike, change=other_key(short)))
     assert "expected a DTensor" in refused(plain)
@@ -406,6 +408,17 @@ def test_a_block_of_a_gpt_trains_as_on_one_device() -> None:
         assert train(together, place) == pytest.approx(wanted, rel=1e-9)
 
     run_on_mesh((3,), body)
+
+
+def test_planned_on_the_meta_device() -> None:
+    mesh = DeviceMesh("cpu", range(4), rank=1)
+    q = distribute_tensor(torch.empty(1, 4, 9, 8, device="meta"), mesh, [HeadTail(2)])
+    k = distribute_tensor(torch.empty(1, 2, 9, 8, device="meta"), mesh, [HeadTail(2)])
+    q.requires_grad_()
+    out = context_parallel_attention(q, k, k, is_causal=True, enable_gqa=True)
+    assert (out.is_meta, out.shape, out.placements) == (True, q.shape, (HeadTail(2),))
+    out.sum().backward()
+    assert q.grad is not None
 
 
 def test_a_rank_alone_sends_nothing() -> None:
