@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh as torch_mesh
 
 from dtckpt.dtensor import (
     DTensor,
@@ -25,7 +27,7 @@ from dtckpt.dtensor import (
 )
 from dtckpt.dtensor.debug import CommDebugMode
 from dtckpt.dtensor.device_mesh import init_device_mesh
-from dtckpt.dtensor.experimental import local_map, register_sharding
+from dtckpt.dtensor.experimental import context_parallel, local_map, register_sharding
 from dtckpt.dtensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -154,6 +156,42 @@ def check_loss_parallel() -> None:
     torch.testing.assert_close(dist_input.grad.full_tensor(), input.grad)
 
 
+def check_context_parallel() -> None:
+    """A model trains on parts of the sequence, on a mesh of torch and on ours."""
+    batch = [torch.randn(1, 16, 8, generator=torch.Generator().manual_seed(i)) for i in range(2)]
+
+    def model(x: Tensor, weight: Tensor) -> Tensor:
+        q, k, v = F.linear(x, weight).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
+
+    def train(inputs: Tensor, labels: Tensor, reduce: Callable[[Tensor], Any]) -> Tensor:
+        weight = torch.arange(192.0).view(24, 8).sin().requires_grad_()
+        for _ in range(3):
+            loss = (model(inputs, weight) - labels).square().sum()
+            (grad,) = torch.autograd.grad(loss, weight)
+            reduce(grad)
+            weight.data -= 0.01 * grad
+        return weight.detach()
+
+    alone = train(*batch, lambda grad: None)
+    for cp_mesh in (
+        torch_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("cp",)),
+        init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("dp", "cp"))["cp"],
+    ):
+        inputs, labels = (tensor.clone() for tensor in batch)
+        with context_parallel(
+            cp_mesh,
+            buffers=[inputs, labels],
+            buffer_seq_dims=[1, 1],
+            no_restore_buffers={labels},
+        ):
+            assert inputs.shape[1] == 16 // dist.get_world_size()
+            found = train(inputs, labels, dist.all_reduce)
+        torch.testing.assert_close(found, alone)
+        assert torch.equal(inputs, batch[0])
+        assert labels.shape[1] == 16 // dist.get_world_size()
+
+
 def main() -> None:
     """Run the examples on this rank."""
     join_group()
@@ -169,8 +207,8 @@ EXAMPLES = (
     check_creation,
     check_parallelize_module,
     check_loss_parallel,
+    check_context_parallel,
 )
-"""Those of context_parallel have a test of their own."""
 
 
 if __name__ == "__main__":
