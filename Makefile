@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make demo    train, kill a rank during a save, resume on another mesh, prove the losses"
-	@echo "make demo-parallel   the same by dtckpt's own FSDP and tensor parallelism, beside one device"
+	@echo "make demo-parallel   the same by dtckpt's own FSDP x context x tensor parallelism"
 	@echo "make bench   checkpoints beside their peers and the machine's limits (BENCH=--help)"
 	@echo "make bench-scale   planning for up to 16,384 ranks, simulated"
 	@echo "make bench-dispatch   one operator call beside torch's DTensor"

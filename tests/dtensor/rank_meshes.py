@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -22,7 +23,7 @@ from dtckpt.dtensor.comm.traffic import (
 )
 from dtckpt.dtensor.dtensor import DTensor
 from dtckpt.dtensor.geometry.layout import Layout
-from tests.ranks import axis_groups, run_ranks
+from tests.ranks import axis_groups, gloo_group, run_ranks
 
 from .oracle import local_array
 
@@ -41,6 +42,22 @@ def run_on_mesh(
         return body(rank_mesh(store, shape, rank, world, names))
 
     return run_ranks(math.prod(shape), run)
+
+
+@contextmanager
+def groups_over_several_axes() -> Generator[None]:
+    """Within it meshes of threads get groups over several axes, which a job would make."""
+    store = _c10d.HashStore()
+
+    def made(mesh: Mesh, axes: tuple[int, ...], ranks_along: Any, backend: object) -> Any:
+        ranks: tuple[int, ...] = ranks_along(axes)
+        own = ranks_along.__self__.get_rank()
+        prefix = _c10d.PrefixStore(f"{mesh}/{axes}/{ranks}", store)
+        return gloo_group(prefix, ranks.index(own), len(ranks))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dtckpt.dtensor.mesh.axis_groups.make_group", made)
+        yield
 
 
 def rank_mesh(

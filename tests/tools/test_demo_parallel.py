@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dtckpt.dtensor import DeviceMesh, Mesh
-from tests.dtensor.rank_meshes import run_on_mesh
+from tests.dtensor.rank_meshes import groups_over_several_axes, run_on_mesh
 from tools.demo.model import Config, make_model
 from tools.demo.text import Corpus
 from tools.demo_parallel.__main__ import PLAN
@@ -35,6 +35,7 @@ def test_passes_are_those_of_one_device(ranks: Any) -> None:
             torch.testing.assert_close(grad.full_tensor(), one.grad, msg=name)
         return loss
 
-    losses = run_on_mesh(mesh.shape, body, mesh.axis_names)
+    with groups_over_several_axes():
+        losses = run_on_mesh(mesh.shape, body, mesh.axis_names)
     assert mesh.size == ranks.count
     torch.testing.assert_close(torch.stack(losses).mean(), expected.detach())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 
 from dtckpt.dtensor import DeviceMesh, Replicate, Shard
+from dtckpt.dtensor.experimental import context_parallel
 from dtckpt.dtensor.fsdp import fully_shard
 from dtckpt.dtensor.parallel import (
     ColwiseParallel,
@@ -25,13 +27,16 @@ from ..demo.text import Batch
 def spread(model: GPT, mesh: DeviceMesh) -> GPT:
     """Spread a model, which all ranks have alike, over the axes of a mesh; return it.
 
-    ``tp`` splits layers, and between them the sequence; ``dp`` shards parameters.
+    ``tp`` splits layers, and between them the sequence. ``dp`` shares the rows of a batch and
+    ``cp`` its sequences; parameters are sharded over both.
     """
-    if "tp" in mesh.layout_mesh.axis_names:
+    names = mesh.layout_mesh.axis_names
+    if "tp" in names:
         parallelize_module(model, mesh["tp"], _styles(), src_data_rank=None)
+    over = mesh["dp", "cp"].flatten("dp_cp") if "cp" in names else mesh["dp"]
     for block in model.blocks:
-        fully_shard(block, mesh=mesh["dp"])
-    fully_shard(model, mesh=mesh["dp"])
+        fully_shard(block, mesh=over)
+    fully_shard(model, mesh=over)
     return model
 
 
@@ -41,10 +46,19 @@ def passes(model: GPT, mesh: DeviceMesh, batch: Batch) -> torch.Tensor:
     The mean over all ranks is that of the batch, of losses as of gradients.
     """
     mine = batch.share(mesh.get_local_rank("dp"), mesh.size("dp"))
-    # Eight rows on three ranks: who has more of them counts for more.
-    share = mine.inputs.numel() * mesh.size("dp") / batch.inputs.numel()
-    with loss_parallel():
-        loss = model(mine.inputs, mine.targets) * share
+    inputs, targets = mine.inputs.clone(), mine.targets.clone()
+    places = torch.arange(inputs.shape[1])
+    parts = mesh.size("dp")
+    with ExitStack() as stack:
+        if "cp" in mesh.layout_mesh.axis_names:
+            parts *= mesh.size("cp")
+            buffers = (inputs, targets, places)
+            sharing = context_parallel(mesh["cp"], buffers=buffers, buffer_seq_dims=(1, 1, 0))
+            stack.enter_context(sharing)  # the buffers are this rank's part of the sequence now
+        stack.enter_context(loss_parallel())
+        # Eight rows on three ranks, 65 positions on two: who has more of them counts for more.
+        share = inputs.numel() * parts / batch.inputs.numel()
+        loss = model(inputs, targets, places) * share
         loss.backward()
     return torch.tensor(loss.item())
 
