@@ -40,6 +40,7 @@ def local_map(
     device_mesh: AnyMesh | None = None,
     *,
     redistribute_inputs: bool = False,
+    run_check: bool = False,
 ) -> Callable[_P, Any]: ...
 
 
@@ -52,6 +53,7 @@ def local_map(
     device_mesh: AnyMesh | None = None,
     *,
     redistribute_inputs: bool = False,
+    run_check: bool = False,
 ) -> Callable[[Callable[_P, Any]], Callable[_P, Any]]: ...
 
 
@@ -63,6 +65,7 @@ def local_map(
     device_mesh: AnyMesh | None = None,
     *,
     redistribute_inputs: bool = False,
+    run_check: bool = False,
 ) -> Callable[..., Any]:
     """Return ``func`` as a function of DTensors: it runs on their local tensors; differentiable.
 
@@ -80,6 +83,9 @@ def local_map(
     A DTensor that lies otherwise is an error, or with ``redistribute_inputs`` redistributed first,
     all such by common collectives. ``in_grad_placements``, counted alike, tell how the gradients
     of the local tensors lie, where not as the tensors themselves with Partial as Replicate.
+
+    With ``run_check`` results that are claimed to be replicated are compared between the ranks, at
+    every call, and the shapes of all; without it that is up to ``func``.
 
     All DTensors must lie on one mesh, ``device_mesh`` if that is given. A call without any returns
     what ``func`` does.
@@ -104,6 +110,7 @@ def local_map(
             in_grad_placements=in_grad_placements,
             device_mesh=device_mesh,
             redistribute_inputs=redistribute_inputs,
+            run_check=run_check,
         )
     mapping = _LocalMap(
         func=func,
@@ -113,6 +120,7 @@ def local_map(
         gradients=in_grad_placements,
         mesh=None if device_mesh is None else resolve_mesh(device_mesh),
         redistributes=redistribute_inputs,
+        checks=run_check,
     )
 
     @opaque
@@ -134,6 +142,7 @@ class _LocalMap:
     gradients: InputPlacements
     mesh: DeviceMesh | None
     redistributes: bool
+    checks: bool
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves, rebuild = flatten_tree((args, kwargs))
@@ -234,7 +243,9 @@ class _LocalMap:
             )
         return rebuild(
             [
-                leaf if entry is None else DTensor.from_local(leaf, mesh, entry)
+                leaf
+                if entry is None
+                else DTensor.from_local(leaf, mesh, entry, run_check=self.checks)
                 for leaf, entry in zip(leaves, entries, strict=True)
             ]
         )

@@ -24,13 +24,22 @@ class SequenceParallel(ParallelStyle):
     one. A plain input is a part of the sequence already, sharded along ``sequence_dim``; a DTensor
     is redistributed to that. The output is a DTensor, or with ``use_local_output`` a local tensor.
 
-    Of plain inputs the ranks exchange the sizes at every call. Let the layer before hand on
-    DTensors, with ``use_local_output=False``, where that is too dear.
+    Of plain inputs the ranks exchange the sizes at every call. Where that is too dear, let the
+    layer before hand on DTensors, with ``use_local_output=False``, or give ``sequence_length``,
+    the length of the whole sequence: a part that is none of it is an error then, on the rank that
+    has it.
     """
 
-    def __init__(self, *, sequence_dim: int = 1, use_local_output: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        sequence_dim: int = 1,
+        use_local_output: bool = False,
+        sequence_length: int | None = None,
+    ) -> None:
         self.sequence = Shard(sequence_dim)
         self.use_local_output = use_local_output
+        self.sequence_length = sequence_length
 
     def placements(self, module: nn.Module, mesh: DeviceMesh) -> Mapping[str, Placement]:
         """Return Replicate for all parameters; PlacementError for what is no such module."""
@@ -51,9 +60,11 @@ class SequenceParallel(ParallelStyle):
     def hook(self, module: nn.Module, mesh: DeviceMesh) -> None:
         """Register what brings the input to its place."""
         sequence, name = self.sequence, type(module).__name__
+        length = self.sequence_length
+        size = None if length is None else (sequence.dim, length)
 
         def bring(value: Any) -> DTensor:
-            return distributed(value, sequence, sequence, mesh, f"input of {name}")
+            return distributed(value, sequence, sequence, mesh, f"input of {name}", size=size)
 
         def hand_on(_: nn.Module, __: Any, output: Any) -> Any:
             return output.to_local() if self.use_local_output else output

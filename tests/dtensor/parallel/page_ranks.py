@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
+import torch.distributed.device_mesh as torch_device_mesh
+import torch.distributed.tensor as torch_tensor
+import torch.distributed.tensor.parallel as torch_parallel
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh as torch_mesh
 
 from dtckpt.dtensor import (
     DTensor,
+    PlacementError,
     Replicate,
     Shard,
     distribute_module,
@@ -190,6 +196,33 @@ def check_context_parallel() -> None:
         torch.testing.assert_close(found, alone)
         assert torch.equal(inputs, batch[0])
         assert labels.shape[1] == 16 // dist.get_world_size()
+
+
+def check_torchs_styles_on_our_mesh_and_ours_on_torchs() -> None:
+    """Whole plans of either go onto meshes of either; styles of both in one plan are refused."""
+    size = dist.get_world_size()
+    our_mesh = init_device_mesh("cpu", (size,))
+    their_mesh = torch_device_mesh.init_device_mesh("cpu", (size,))
+    theirs = {"0": torch_parallel.ColwiseParallel(), "2": torch_parallel.RowwiseParallel()}
+    ours: Any = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6)), torch.randn(3, 6)
+    expected = model(x).detach()
+    for treat, plan, kind in (
+        (torch_parallel.parallelize_module, theirs, torch_tensor.DTensor),
+        (parallelize_module, ours, DTensor),
+    ):
+        for mesh in (our_mesh, their_mesh):
+            made: Any = treat(copy.deepcopy(model), mesh, plan)  # pyright: ignore[reportArgumentType]
+            assert all(isinstance(p.data, kind) for p in made.parameters())
+            torch.testing.assert_close(made(x).detach(), expected)
+    mixed: Any = [theirs, {**ours, "2": theirs["2"]}]
+    for plan in mixed:
+        with pytest.raises(PlacementError, match="expected a ParallelStyle of dtckpt"):
+            parallelize_module(copy.deepcopy(model), our_mesh, plan)
+    treated: Any = torch_parallel.parallelize_module(copy.deepcopy(model), their_mesh, ours)
+    assert all(isinstance(p.data, DTensor) for p in treated.parameters())
+    torch.testing.assert_close(treated(x).detach(), expected)
 
 
 def main() -> None:

@@ -199,3 +199,16 @@ def test_torchs_placements_are_taken_and_its_tensors_refused() -> None:
 
 def test_examples_of_torchs_documentation() -> None:
     run_processes("tests.dtensor.parallel.page_ranks", 2)
+
+
+def test_results_that_differ_are_found_when_asked_for() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        x = distribute_tensor(torch.arange(6.0), mesh, ROWS)
+        total = local_map(torch.sum, [Replicate()])
+        assert total(x).placements == (Replicate(),), "believed"
+        with pytest.raises(PlacementError, match="differ"):
+            local_map(torch.sum, [Replicate()], run_check=True)(x)
+        same = local_map(torch.zeros_like, [Replicate()], run_check=True)(x)
+        assert_holds(same, torch.zeros(3))
+
+    run_on_mesh((2,), body)

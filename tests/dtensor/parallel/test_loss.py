@@ -257,3 +257,15 @@ def test_the_context_alike() -> None:
         assert not logits.grad.full_tensor().any()  # as on one device, though the loss is 0 / 0
 
     run_on_mesh((2,), body)
+
+
+def test_a_target_that_is_no_class_is_not_a_number_on_every_rank() -> None:
+    logits, target = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)), [1, 2, 3, 99]
+
+    def body(mesh: DeviceMesh) -> None:
+        for placement in (Shard(0), Shard(1)):
+            ours = distribute_tensor(logits, mesh, [placement])
+            found = parallel_cross_entropy(ours, torch.tensor(target))
+            assert found.full_tensor().isnan()
+
+    run_on_mesh((2,), body)

@@ -19,6 +19,7 @@ from dtckpt.dtensor import (
     Replicate,
     Shard,
     distribute_tensor,
+    random,
 )
 from dtckpt.dtensor.debug import CommDebugMode
 from dtckpt.dtensor.parallel import (
@@ -32,7 +33,7 @@ from dtckpt.dtensor.parallel import (
     parallelize_module,
     placement_rules,
 )
-from tests.dtensor.rank_meshes import run_on_mesh, run_on_meshes
+from tests.dtensor.rank_meshes import collectives, run_on_mesh, run_on_meshes
 
 
 class Mlp(nn.Module):
@@ -353,5 +354,65 @@ def test_inputs_may_be_given_by_name() -> None:
             PlacementError, match=r"input of Linear: the call has none, got \['x'\]"
         ):
             model[1](x=mine)
+
+    run_on_mesh((2,), body)
+
+
+def test_models_made_without_memory_get_it_after_they_are_parallel() -> None:
+    """As in the documentation: made on the meta device, parallelized, then given values."""
+    plan = {
+        "embed": RowwiseParallel(output_layouts=Shard(1)),
+        "norms.*": SequenceParallel(),
+        "mlps.*.up": ColwiseParallel(input_layouts=Shard(1)),
+        "mlps.*.down": RowwiseParallel(output_layouts=Shard(1), use_local_output=False),
+        "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate()),
+    }
+
+    def model_of(mesh: DeviceMesh) -> Any:
+        with torch.device("meta"):
+            model = Block()
+            model.head = nn.Linear(6, 13, bias=False, dtype=torch.float64)
+        return parallelize_module(model, mesh, plan)
+
+    tokens = torch.arange(10).view(2, 5) % 13
+
+    def body(mesh: DeviceMesh) -> tuple[dict[str, Tensor], Tensor]:
+        model = model_of(mesh)
+        assert all(parameter.is_meta for parameter in model.parameters())
+        model.to_empty(device="cpu")
+        random.manual_seed(4, mesh)
+        for module in model.modules():
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+        assert all(isinstance(parameter, DTensor) for parameter in model.parameters())
+        x = model.embed(tokens)
+        x = DTensor.from_local(x, mesh, [Shard(1)])
+        for norm, mlp in zip(model.norms, model.mlps, strict=True):
+            x = x + mlp(norm(x))
+        found = model.head(x)
+        return {name: t.full_tensor() for name, t in model.state_dict().items()}, found
+
+    for size in (2, 3):
+        values, found = run_on_mesh((size,), body)[-1]
+        model = Block()
+        model.head = nn.Linear(6, 13, bias=False, dtype=torch.float64)
+        model.load_state_dict(values)
+        torch.testing.assert_close(found, model(tokens))
+
+
+def test_a_given_length_saves_exchanges_and_is_checked() -> None:
+    norm, x = nn.LayerNorm(4), torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
+
+    def body(mesh: DeviceMesh) -> None:
+        style = SequenceParallel(use_local_output=True, sequence_length=5)
+        ours = parallelize_module(copy.deepcopy(norm), mesh, style)
+        here = mesh.get_local_rank()
+        part = x.chunk(2, 1)[here]
+        with collectives() as seen, torch.no_grad():
+            torch.testing.assert_close(ours(part), norm(part))
+        assert seen == []
+        if here:
+            with pytest.raises(PlacementError, match=r"input of LayerNorm.*expected \(2, 2, 4\)"):
+                ours(x.chunk(2, 1)[0])
 
     run_on_mesh((2,), body)
