@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NoReturn, cast
 
 import torch
@@ -15,6 +16,7 @@ from dtckpt.errors import PlacementError
 from .calls.dispatch import dispatch
 from .geometry.layout import Layout
 from .geometry.placement import Placement, Replicate, format_placements
+from .graphs.nodes import CAN_RECORD, NODES
 from .mesh.device_mesh import DeviceMesh
 from .mesh.resolving import AnyMesh, resolve_mesh
 from .mesh.spec import DTensorSpec, spec_of
@@ -36,19 +38,27 @@ from .tensor.awaited import Awaited
 from .tensor.compilers import opaque
 from .tensor.copied_view import LINKS, CopiedView, forget_viewed
 from .tensor.leaf_gradients import PlacedGradients, follow_leaf, place_gradient
-from .tensor.local_parts import brought, check_replicas, kind_of, require_plain, spec_of_local
+from .tensor.local_parts import (
+    brought,
+    check_replicas,
+    kind_of,
+    require_plain,
+    spec_of_local,
+    taken_for_even,
+)
 from .tensor.protocol import Checkpointable
 from .tensor.scattering import agree_on_source, scatter_from
 from .tensor.setitem import set_item
+from .tensor.traceable import Traceable
 from .tensor.wrapper import Wrapper
-from .torch_private import lists_by_default, no_torch_function
+from .torch_private import is_traced, lists_by_default, no_torch_function
 
 # torch's setter knows the wrapper only, not the local tensor in it.
 _DATA: Any = Tensor.data
 
 
-@opaque
-class DTensor(PlacedGradients, Checkpointable):  # pyright: ignore[reportIncompatibleMethodOverride]
+@partial(opaque, but=("from_local", "placements", "device_mesh", "global_layout"))
+class DTensor(PlacedGradients, Checkpointable, Traceable):  # pyright: ignore[reportIncompatibleMethodOverride]
     """A tensor whose shape is global and whose memory is this rank's part of it.
 
     Operators compute what one device would. Make one with ``from_local``, ``distribute_tensor`` or
@@ -90,19 +100,22 @@ class DTensor(PlacedGradients, Checkpointable):  # pyright: ignore[reportIncompa
         Raises PlacementError where placements, shapes or replicas do not fit, and for what is no
         local tensor: a DTensor, ours or torch's, or no tensor at all.
         """
-        require_plain("from_local", local_tensor)
-        mesh = resolve_mesh(device_mesh)
-        local_tensor = brought(local_tensor, mesh)
-        ours = resolve_placements(placements, mesh, local_tensor.ndim)
-        require_commuting(ours)
-        spec = spec_of_local(local_tensor, mesh, ours, shape, stride, compare=run_check)
-        if run_check:
-            check_replicas(local_tensor, spec)
-        grads = _gradient_placements(grad_placements, spec)
-        if local_tensor.requires_grad and torch.is_grad_enabled():
-            return cast(DTensor, FromLocal.apply(local_tensor, DTensor, spec, grads))
-        given = local_tensor.detach() if local_tensor.requires_grad else local_tensor
-        return DTensor(given.view_as(given), spec)
+        if CAN_RECORD and torch.compiler.is_dynamo_compiling():
+            from .graphs.dynamo import run_node
+
+            return run_node(
+                "from_local",
+                local_tensor,
+                device_mesh,
+                placements,
+                run_check,
+                shape,
+                stride,
+                grad_placements,
+            )
+        return _from_local(
+            local_tensor, device_mesh, placements, run_check, shape, stride, grad_placements
+        )
 
     def to_local(self, *, grad_placements: Sequence[AnyPlacement] | None = None) -> Tensor:
         """Return this rank's part, which shares memory with the tensor; differentiable.
@@ -315,6 +328,34 @@ class AwaitedDTensor(Awaited, _Converted):  # pyright: ignore[reportIncompatible
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
+@opaque
+def _from_local(
+    local_tensor: Tensor,
+    device_mesh: AnyMesh | None,
+    placements: Sequence[AnyPlacement] | None,
+    run_check: bool,
+    shape: Sequence[int] | None,
+    stride: Sequence[int] | None,
+    grad_placements: Sequence[AnyPlacement] | None,
+) -> DTensor:
+    require_plain("from_local", local_tensor)
+    mesh = resolve_mesh(device_mesh)
+    local_tensor = brought(local_tensor, mesh)
+    ours = resolve_placements(placements, mesh, local_tensor.ndim)
+    require_commuting(ours)
+    if is_traced(local_tensor) and shape is None and any(p.is_shard() for p in ours):
+        local_tensor, shape = taken_for_even(local_tensor, mesh, ours)
+    spec = spec_of_local(local_tensor, mesh, ours, shape, stride, compare=run_check)
+    if run_check:
+        check_replicas(local_tensor, spec)
+    grads = _gradient_placements(grad_placements, spec)
+    if local_tensor.requires_grad and torch.is_grad_enabled():
+        return cast(DTensor, FromLocal.apply(local_tensor, DTensor, spec, grads))
+    given = local_tensor.detach() if local_tensor.requires_grad else local_tensor
+    return DTensor(given.view_as(given), spec)
+
+
+NODES["from_local"] = _from_local
 DTensor.copied_view = CopiedDTensor
 DTensor.awaited = AwaitedDTensor
 

@@ -78,6 +78,50 @@ def has_no_values(tensor: Tensor) -> bool:
     return tensor.is_meta or (type(tensor) is not Tensor and hasattr(tensor, "fake_mode"))
 
 
+_STAND_IN = found("_library.fake_class_registry.FakeScriptObject")
+
+
+def without_stand_in(thing: Any) -> Any:
+    """Return what stands behind the object that compilers pass on in its place, or the thing."""
+    is_one = _STAND_IN is not None and type(thing) is _STAND_IN
+    return getattr(thing, "real_obj", thing) if is_one else thing
+
+
+_FAKE = found("_subclasses.fake_tensor.FakeTensor")
+_FUNCTIONAL = found("_subclasses.functional_tensor.FunctionalTensor")
+_TRACED = tuple(kind for kind in (_FAKE, _FUNCTIONAL) if kind is not None)
+
+
+def is_traced(tensor: Tensor) -> bool:
+    """Whether a tensor stands for those that a graph will have, which is being recorded."""
+    return type(tensor) is not Tensor and isinstance(tensor, _TRACED)
+
+
+_UNRECORDED: Any = found("_subclasses.fake_tensor.UnsupportedOperatorException") or RuntimeError
+
+
+class NotRecorded(UnsupportedOp, _UNRECORDED):
+    """Compilers leave what raises this out of their graphs, and run it between two of them."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.func = reason  # which they tell
+
+
+_MODE = found("_C._get_dispatch_mode")
+_RECORDING = found("_C._TorchDispatchModeKey.FUNCTIONAL")
+
+
+def can_record() -> bool:
+    """Whether graphs can have DTensors: what is recorded, and by whom, has to be known."""
+    return None not in (_FAKE, _FUNCTIONAL, _MODE, _RECORDING)
+
+
+def recording() -> Any:
+    """Return what records a graph of operators in this thread; None where nothing does."""
+    return _MODE(_RECORDING) if can_record() else None
+
+
 _NUM_MODES = found("_C._len_torch_dispatch_stack")
 
 

@@ -35,6 +35,7 @@ FLOORS = {
         "geometry",
         "comm",
         "mesh",
+        "graphs",
         "redistribute",
         "random",
         "tensor",

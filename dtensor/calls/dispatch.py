@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, cast
 
 import torch
 from torch.autograd.graph import increment_version
@@ -11,6 +12,7 @@ from torch.autograd.graph import increment_version
 from ..ops.engine.table import DECOMPOSITIONS, RULES
 from ..tensor.schemas import Op, is_foreach
 from ..tensor.wrapper import Wrapper, new_wrapper
+from ..torch_private import has_modes, outside_modes
 from .binding import Bound, bind
 from .call import Call
 from .fallback import run_without_rule
@@ -65,11 +67,22 @@ def dispatch(
             return quick.finish(cls, first, local, result)
     result = run_quick(cls, op, args, kwargs)
     if result is NOT_QUICK:
+        if torch.compiler.is_compiling():
+            args, kwargs = _specialised(args), _specialised(kwargs or {})
         result = _run(Call(cls, op, args, kwargs or {}))
     if result is None and is_foreach(op):
         # On one device these go through operators that count; copied views and autograd rely on it.
         increment_version(args[0])
     return result
+
+
+def _specialised(value: Any) -> Any:
+    """Return arguments with numbers for symbols; a graph is recorded anew for other numbers."""
+    if isinstance(value, dict):
+        return {key: _specialised(item) for key, item in cast("dict[str, Any]", value).items()}
+    if isinstance(value, list | tuple):
+        return type(value)([_specialised(item) for item in cast("list[Any]", value)])
+    return int(value) if isinstance(value, torch.SymInt) else value
 
 
 def _run(call: Call) -> Any:
@@ -83,9 +96,11 @@ def _run(call: Call) -> Any:
         if result is not NotImplemented:
             return result
         decomposition = None
-    plan = plan_of(bound)
+    with outside_modes() if has_modes() else nullcontext():  # plans outlive a graph's recording
+        plan = plan_of(bound)
+        if plan is not None:
+            remember(bound, plan)
     if plan is not None:
-        remember(bound, plan)
         return plan.run(bound)
     if decomposition is not None:  # the rule does not cover this call after all
         result = decomposition(*call.args, **call.kwargs)

@@ -16,7 +16,7 @@ from ..ops.engine.table import ACROSS_MESHES
 from ..redistribute import redistribute_local
 from ..tensor.schemas import Op
 from ..tensor.wrapper import Wrapper
-from ..torch_private import base_of
+from ..torch_private import NotRecorded, base_of, is_traced
 from .call import Call
 
 aten = torch.ops.aten
@@ -73,6 +73,8 @@ def _item(tensor: Wrapper) -> Any:
             f"{spec} has no values on this rank, which is not in its mesh {spec.mesh.layout_mesh}; "
             "ask for them on a rank of the mesh"
         )
+    if is_traced(tensor.local):
+        raise NotRecorded(f"the value of {spec}, which a graph does not have while it is recorded")
     return redistribute_local(tensor.local, spec, spec.replicated()).item()
 
 

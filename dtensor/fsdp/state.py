@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from ..tensor.compilers import opaque
 from ..torch_private import flatten_tree, in_backward, when_backward_ends
 from .notes import noting
 from .unit import Unit
@@ -20,6 +21,7 @@ from .unit import Unit
 _ATTRIBUTE = "_dtckpt_fsdp_state"
 
 
+@opaque
 class State:
     """A unit while its modules run: one module, or several that are gathered together."""
 

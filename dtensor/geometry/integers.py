@@ -34,6 +34,9 @@ def integer(value: object, what: str) -> int:
     try:
         return _int(value)
     except TypeError as error:
+        if type(value).__module__.startswith("torch.fx"):
+            # What compilers have in the place of numbers that vary; they take this for a refusal.
+            raise NotImplementedError(f"{what} must not vary within a graph") from error
         raise PlacementError(f"{what} must be an int, got {value!r}") from error
 
 

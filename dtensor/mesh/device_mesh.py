@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Self, TypeVar
+from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
@@ -43,6 +44,9 @@ MAX_QUICK = 4096
 
 MeshLike = Mesh | torch.Tensor | Sequence[Any]
 """Ranks in an array of any number of axes."""
+
+
+_ALIVE: WeakValueDictionary[int, DeviceMesh] = WeakValueDictionary()
 
 
 class DeviceMesh(SubMeshes):
@@ -99,6 +103,7 @@ class DeviceMesh(SubMeshes):
         self._like = partial(type(self), device_type, rank=self._own_rank)
         self.within = within
         self._device: torch.device | None = None
+        _ALIVE[id(self)] = self
         self._states: dict[str, Any] = {}
         self._caches: dict[str, Cache[Any, Any]] = {}
         self.quick_calls = self.cache("quick_calls", MAX_QUICK)
@@ -152,6 +157,11 @@ class DeviceMesh(SubMeshes):
             name = made.layout_mesh.axis_names[axis]
             check_group_ranks(single, made.ranks_along((axis,)), name)
         return made
+
+    @staticmethod
+    def with_id(number: int) -> DeviceMesh:
+        """Return the mesh of this ``id``, which graphs of compilers have in its place."""
+        return _ALIVE[number]
 
     @property
     def device(self) -> torch.device:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..comm.collectives import to_bytes
 from ..comm.reductions import all_reduce
+from ..torch_private import NotRecorded, is_traced
 from .device_mesh import DeviceMesh
 from .modes import replicates_plain_tensors
 
@@ -37,6 +38,12 @@ def _is_same_everywhere(tensor: Tensor, mesh: DeviceMesh) -> bool:
     Collective, with one number per rank: a fingerprint that differs for tensors that differ, but
     for a chance of about 2**-63. A rank outside of the mesh takes no part and gets True.
     """
+    if is_traced(tensor):
+        raise NotRecorded(
+            f"a plain tensor of shape {tuple(tensor.shape)} beside DTensors: whether it is the "
+            "same on all ranks is not seen in a graph; make it one with DTensor.from_local, or "
+            "enter implicit_replication()"
+        )
     if mesh.is_silent or mesh.get_coordinate() is None:
         return True
     device = mesh.device

@@ -6,6 +6,7 @@ from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
 from dtckpt.errors import PlacementError
 
+from ..torch_private import without_stand_in
 from .device_mesh import DeviceMesh
 from .modes import active_mesh
 
@@ -15,6 +16,7 @@ AnyMesh = DeviceMesh | TorchDeviceMesh
 
 def resolve_mesh(mesh: AnyMesh | None) -> DeviceMesh:
     """Return the mesh given, a wrapped torch mesh, or the active one for None."""
+    mesh = without_stand_in(mesh)
     if isinstance(mesh, DeviceMesh):
         return mesh
     if isinstance(mesh, TorchDeviceMesh):

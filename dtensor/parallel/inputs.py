@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from dtckpt.errors import PlacementError
 
 from ..dtensor import DTensor, resolve_placements
+from ..graphs.nodes import CAN_RECORD, NODES
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.torch_layouts import AnyPlacement, is_placement
+from ..tensor.compilers import opaque
 from ..tensor.wrapper import Wrapper
 
 Layouts = Any
@@ -32,6 +35,22 @@ def distributed(
     ``size``, a dim and the size that a plain tensor has along it on all ranks together, saves the
     ranks to exchange their sizes.
     """
+    if CAN_RECORD and torch.compiler.is_dynamo_compiling():
+        from ..graphs.dynamo import run_node
+
+        return run_node("distributed", value, now, wanted, mesh, where, size)
+    return _distributed(value, now, wanted, mesh, where, size)
+
+
+@opaque
+def _distributed(
+    value: object,
+    now: AnyPlacement,
+    wanted: AnyPlacement,
+    mesh: DeviceMesh,
+    where: str,
+    size: tuple[int, int] | None,
+) -> DTensor:
     if not isinstance(value, Tensor):
         raise PlacementError(
             f"{where}: expected a tensor to lie as {now}, got {type(value).__name__}; None stands "
@@ -61,6 +80,9 @@ def distributed(
         return tensor if tensor.placements == target else tensor.redistribute(placements=target)
     except PlacementError as error:
         raise PlacementError(f"{where}, which must lie as {wanted}: {error}") from error
+
+
+NODES["distributed"] = _distributed
 
 
 def on_input(module: nn.Module, bring: Callable[[Any], DTensor]) -> None:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ..geometry.box import Box
+from ..graphs.calls import record
 from ..mesh.spec import DTensorSpec
-from ..torch_private import can_leave_modes, has_modes, has_no_values, outside_modes
+from ..torch_private import can_leave_modes, has_modes, has_no_values, is_traced, outside_modes
 from . import samplers
 from .counter_rng import Sampler, Words, fill, scattered_indices
 from .draws import draws_of
@@ -38,7 +39,11 @@ def drawer(spec: DTensorSpec, sampler: Sampler) -> Callable[[Tensor], None]:
         kept = _scattered(shape, box)
 
     def draw(local: Tensor) -> None:
-        if has_no_values(local):
+        if is_traced(local):
+            told = f"draw {spec} by {sampler.__name__}"
+            local.copy_(record(draw, told, [local], drawn, _empty_like)[0])
+            return
+        if local.is_meta:
             return
         keys = draws.next(mesh)
         if box is not None and kept is not None and local.is_contiguous():
@@ -49,7 +54,16 @@ def drawer(spec: DTensorSpec, sampler: Sampler) -> Callable[[Tensor], None]:
             for held, place in parts:
                 fill(local[place.slices], shape, held, keys, sampler)
 
+    def drawn(like: list[Tensor]) -> list[Tensor]:
+        made = _empty_like(like)
+        draw(made[0])
+        return made
+
     return draw
+
+
+def _empty_like(tensors: list[Tensor]) -> list[Tensor]:
+    return [torch.empty_like(tensor) for tensor in tensors]
 
 
 def _scattered(shape: tuple[int, ...], box: Box) -> Tensor | None:

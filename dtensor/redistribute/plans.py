@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -19,8 +20,10 @@ from ..comm.transports import least_agree_bytes
 from ..geometry.layout import Layout
 from ..geometry.mesh import Mesh
 from ..geometry.placement import Partial
+from ..graphs.calls import Run, record
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.spec import DTensorSpec
+from ..torch_private import has_modes, is_traced, outside_modes
 from .hops import Hop
 from .logs import logs_redistributes, note_redistribute
 from .memory import agree_on_memory
@@ -57,6 +60,8 @@ class RedistributePlan:
             return without_values(local, self.source, self.target)
         if not self.steps:
             return self._kept(local)
+        if is_traced(local) and not self.is_local:
+            return recorded([self], [local], lambda given: [self.run(given[0])])[0]
         local = self.begun(local)
         for step in self.steps:
             if not self.is_small:
@@ -104,6 +109,11 @@ class RedistributePlan:
     def ended(self, made: Tensor) -> Tensor:
         """Return what the last step made in its own dtype."""
         return made if made.dtype == self.target.dtype else made.view(self.target.dtype)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether this rank takes its part from what it has."""
+        return all(step.key is None for step in self.steps)
 
     def __str__(self) -> str:
         return "; ".join(str(hop) for hop in self.route.hops) or "nothing to do"
@@ -162,7 +172,7 @@ def start_redistribute(
     if local.is_meta or source is target or (source.box is None and target.box is None):
         return None
     plan = plan_redistribute(source, target)
-    if all(step.key is None for step in plan.steps):
+    if is_traced(local) or plan.is_local:
         return None
     return plan.start(local)
 
@@ -178,12 +188,29 @@ def without_values(local: Tensor, source: DTensorSpec, target: DTensorSpec) -> T
     return local.new_empty(target.local_shape)
 
 
+def recorded(
+    plans: Sequence[RedistributePlan], locals_: Sequence[Tensor], run: Run
+) -> list[Tensor]:
+    """Return what the plans make of traced tensors; the graph that is recorded calls ``run``."""
+
+    def make_alike(given: list[Tensor]) -> list[Tensor]:
+        targets = [plan.target for plan in plans]
+        return [
+            local.new_empty(target.local_shape, dtype=target.dtype, device=target.mesh.device)
+            for local, target in zip(given, targets, strict=True)
+        ]
+
+    told = ", ".join(f"{plan.source} -> {plan.target}" for plan in plans)
+    return record(tuple(map(id, plans)), told, locals_, run, make_alike)
+
+
 def plan_redistribute(source: DTensorSpec, target: DTensorSpec) -> RedistributePlan:
     """Return the plan from one spec to another of the same shape, remembered."""
     plans: Cache[object, RedistributePlan] = source.mesh.cache("redistribute_plans", MAX_PLANS)
     plan = plans.get((source, target))
     if plan is None:
-        plan = _plan(source, target)
+        with outside_modes() if has_modes() else nullcontext():  # of a graph that is recorded
+            plan = _plan(source, target)
         plans.put((source, target), plan)
     return plan
 

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ..comm.transports import least_agree_bytes
 from ..mesh.spec import DTensorSpec
+from ..torch_private import is_traced
 from .memory import agree_on_memory
-from .plans import MAX_PLANS, RedistributePlan, plan_redistribute, without_values
+from .plans import MAX_PLANS, RedistributePlan, plan_redistribute, recorded, without_values
 from .steps import Results, Step
 
 Move = tuple[DTensorSpec, DTensorSpec]
@@ -58,6 +59,9 @@ class JointPlan:
 
         With ``later`` other collectives may come before the result is called.
         """
+        if any(is_traced(locals_[i]) for i, _ in self.plans):
+            self._record(locals_)
+            return lambda: None
         for i, plan in self.plans:
             locals_[i] = plan.begun(locals_[i])
         for groups in self.rounds[:-1]:
@@ -79,6 +83,22 @@ class JointPlan:
                 locals_[i] = plan.ended(locals_[i])
 
         return finish
+
+    def _record(self, locals_: list[Tensor]) -> None:
+        """Have a graph that is recorded do all of it whenever it runs."""
+        sent = [(i, plan) for i, plan in self.plans if not plan.is_local]
+        for i, plan in self.plans:
+            if plan.is_local:
+                locals_[i] = plan.run(locals_[i])
+        plans = [plan for _, plan in sent]
+
+        def run(given: list[Tensor]) -> list[Tensor]:
+            run_together(list(enumerate(plans)), given)
+            return given
+
+        if sent:
+            made = recorded(plans, [locals_[i] for i, _ in sent], run)
+            self._put(locals_, tuple(i for i, _ in sent), made)
 
     def _started(
         self,

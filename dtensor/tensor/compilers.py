@@ -1,16 +1,16 @@
-"""What ``torch.compile`` makes of distributed tensors: it leaves them to the library.
+"""What ``torch.compile`` does not look into.
 
 Dynamo, which records Python code as graphs, does not follow into marked functions: plans, caches
-and process groups have no place in a graph. Every operator on a DTensor and every marked call is a
-graph break; what is done to plain tensors between them is compiled as ever. Nothing here imports
-Dynamo, so a job that does not compile pays nothing.
+and process groups have no place in a graph. Every call of one is a graph break. Operators on
+DTensors are none: they are recorded as what they do to local tensors (``traceable``). Nothing here
+imports Dynamo, so a job that does not compile pays nothing.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 import torch
@@ -23,11 +23,14 @@ T = TypeVar("T")
 _STRATEGY = skip_strategy()
 
 
-def opaque(thing: T) -> T:
-    """Mark a function, or the methods of a class, as none for compilers to look into."""
+def opaque(thing: T, *, but: Collection[str] = ()) -> T:
+    """Mark a function, or the methods of a class, as none for compilers to look into.
+
+    ``but`` has names of methods that they may.
+    """
     if isinstance(thing, type):
         for name, value in list(vars(thing).items()):
-            marked = _opaque_member(value)
+            marked = value if name in but else _opaque_member(value)
             if marked is not value:
                 setattr(thing, name, marked)
         return thing

@@ -16,10 +16,12 @@ from ..comm.reductions import all_reduce
 from ..geometry.box import row_major_strides
 from ..geometry.layout import Coordinate, Layout
 from ..geometry.placement import Placement, Ragged, format_placements
+from ..graphs.calls import record
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.rows import gather_rows
 from ..mesh.same_mesh import code_of
 from ..mesh.spec import DTensorSpec, spec_of
+from ..torch_private import NotRecorded, is_traced
 from .wrapper import Wrapper
 
 MAX_DIMS = 15
@@ -150,6 +152,8 @@ _NOT_TOLD = (
 
 
 def _local_shapes(local: Tensor, mesh: DeviceMesh) -> dict[Coordinate, tuple[int, ...]]:
+    if is_traced(local):
+        raise NotRecorded("what ranks ask each other of their local tensors")
     own = tuple(local.shape)
     rows = gather_rows([*_padded(own), code_of(str(local.dtype))], mesh)
     if len({row[-1] for row in rows.values()}) > 1:
@@ -269,3 +273,43 @@ def check_replicas(local: Tensor, spec: DTensorSpec) -> None:
     names = [spec.mesh.layout_mesh.axis_names[axis] for axis in axes if differs[axis]]
     if names:
         raise PlacementError(f"run_check: replicas differ along {names} of {spec}")
+
+
+def taken_for_even(
+    local: Tensor, mesh: DeviceMesh, placements: Sequence[Placement]
+) -> tuple[Tensor, tuple[int, ...]]:
+    """Return a traced local tensor, and the shape of the whole if parts are of one size.
+
+    Ranks do not ask each other while a graph is recorded: one that records anew, since its part has
+    another size, would ask alone. The graph asks whenever it runs, and where the parts are not of
+    one size all ranks raise PlacementError. Raises NotRecorded for a Ragged, whose sizes are those
+    that the ranks have.
+    """
+    if any(isinstance(placement, Ragged) for placement in placements):
+        raise NotRecorded(f"the sizes of parts that lie as ({format_placements(placements)})")
+    sizes = [int(size) for size in local.shape]
+    for axis, placement in enumerate(placements):
+        for dim in range(local.ndim):
+            if placement.is_shard(dim):
+                sizes[dim] *= mesh.shape[axis]
+    shape = tuple(sizes)
+
+    def run(given: list[Tensor]) -> list[Tensor]:
+        found = spec_of_local(given[0], mesh, placements, None, None, compare=False).shape
+        if tuple(found) != shape:
+            raise PlacementError(
+                f"from_local in a compiled graph takes parts of one size, got those of a tensor "
+                f"of shape {tuple(found)} with placements ({format_placements(placements)}) on "
+                f"mesh {mesh.layout_mesh}; pass shape=, or a DTensor (use_local_output=False in "
+                "the layer before)"
+            )
+        return _ones(given)
+
+    told = f"parts of {shape} ({format_placements(placements)})"
+    key = (id(mesh), shape, tuple(placements), local.dtype)
+    (one,) = record(key, told, [local.detach()], run, _ones)
+    return local * one, shape  # what is not used is left out of a graph
+
+
+def _ones(given: list[Tensor]) -> list[Tensor]:
+    return [torch.ones((), dtype=given[0].dtype, device=given[0].device)]
