@@ -45,6 +45,11 @@ class Gradients:
         """Whether some wait."""
         return bool(self.waiting or self.scattered)
 
+    @property
+    def are_due(self) -> bool:
+        """Whether some wait that are not to wait any longer."""
+        return self.reduces and bool(self.waiting or (self.scattered and self.all_reduces))
+
     def forget(self) -> None:
         """Drop what waits."""
         self.waiting.clear()

@@ -81,6 +81,11 @@ class Unit:
         """Whether the parameters are whole."""
         return self.versions is not None
 
+    @property
+    def is_coming(self) -> bool:
+        """Whether the parameters are on their way."""
+        return self._gathering is not None
+
     def written(self) -> Versions:
         """Return what differs once a sharded parameter was written, alike on all ranks."""
         for one in self.held:
@@ -95,7 +100,8 @@ class Unit:
         """
         with torch.inference_mode(False), torch.no_grad():
             versions = self.written()
-            if versions == self.versions or self._is_coming(versions):
+            coming = self._gathering
+            if versions == self.versions or (coming is not None and coming.versions == versions):
                 return
             self.drop()
             with self._stream().queued(after), self.memory():
@@ -125,9 +131,6 @@ class Unit:
             sources.append(tag[0])
             moves.append(tag[1])
         return sources, moves
-
-    def _is_coming(self, versions: Versions) -> bool:
-        return self._gathering is not None and self._gathering.versions == versions
 
     def _stream(self) -> SideStream:
         mesh = self.data.mesh
@@ -292,7 +295,7 @@ class Unit:
     def reduce_pending(self, *, anyway: bool = False) -> None:
         """Add to the gradients of the parameters what waits; ``anyway`` also if that is to wait."""
         gradients = self.gradients
-        if not gradients.are_pending or not (gradients.reduces or anyway):
+        if not (gradients.are_pending if anyway else gradients.are_due):
             return
         dtypes = [self.sum_dtype_of(one) for one in self.held]
         with torch.no_grad():
