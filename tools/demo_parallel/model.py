@@ -9,7 +9,7 @@ import torch
 
 from dtckpt.dtensor import DeviceMesh, Replicate, Shard
 from dtckpt.dtensor.experimental import context_parallel
-from dtckpt.dtensor.fsdp import fully_shard
+from dtckpt.dtensor.fsdp import DataParallelMeshDims, fully_shard
 from dtckpt.dtensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -33,10 +33,10 @@ def spread(model: GPT, mesh: DeviceMesh) -> GPT:
     names = mesh.layout_mesh.axis_names
     if "tp" in names:
         parallelize_module(model, mesh["tp"], _styles(), src_data_rank=None)
-    over = mesh["dp", "cp"].flatten("dp_cp") if "cp" in names else mesh["dp"]
+    over = DataParallelMeshDims(shard=tuple(name for name in ("dp", "cp") if name in names))
     for block in model.blocks:
-        fully_shard(block, mesh=over)
-    fully_shard(model, mesh=over)
+        fully_shard(block, mesh=mesh, dp_mesh_dims=over)
+    fully_shard(model, mesh=mesh, dp_mesh_dims=over)
     return model
 
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
 from torch import Tensor
 
-from dtckpt.dtensor import DeviceMesh, Mesh, Replicate, Shard, distribute_tensor
-from dtckpt.dtensor.fsdp import MixedPrecisionPolicy, fully_shard
+from dtckpt.dtensor import DeviceMesh, HeadTail, Mesh, Replicate, Shard, distribute_tensor
+from dtckpt.dtensor.experimental import context_parallel
+from dtckpt.dtensor.fsdp import DataParallelMeshDims, MixedPrecisionPolicy, fully_shard
 from dtckpt.dtensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
     RowwiseParallel,
     SequenceParallel,
+    loss_parallel,
     parallelize_module,
 )
 
@@ -23,7 +27,10 @@ from .gpt import Dropout, Gpt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """Axes of a mesh: "rep" repeats parameters, "dp" shards them, "tp" splits layers."""
+    """Axes of a mesh: "tp" splits layers, "cp" sequences, "dp" and "rep" the rows of a batch.
+
+    Parameters are sharded over "dp" and "cp", and repeated over "rep".
+    """
 
     mesh: str
     """As ``Mesh.parse`` takes it."""
@@ -46,14 +53,26 @@ class Spread:
 
     @property
     def num_parts(self) -> int:
-        """Parts of a batch."""
+        """Parts of a batch, of rows or of sequences."""
         sizes = dict(zip(self.axes, Mesh.parse(self.mesh).shape, strict=True))
-        return prod(sizes[name] for name in self.data)
+        return prod(sizes[name] for name in (*self.data, "cp") if name in sizes)
 
     def part(self, whole: Tensor, mesh: DeviceMesh) -> Tensor:
         """Return this rank's part of the inputs or targets of a batch."""
         placements = [Shard(0) if name in self.data else Replicate() for name in self.axes]
         return distribute_tensor(whole, mesh, placements, src_data_rank=None).to_local()
+
+    @contextmanager
+    def sharing(self, mesh: DeviceMesh, *tensors: Tensor) -> Generator[None]:
+        """Within it this rank has its part of sequences, along the last dim of ``tensors``."""
+        with ExitStack() as stack:
+            if "cp" in self.axes:
+                dims = [-1] * len(tensors)
+                within = context_parallel(mesh["cp"], buffers=tensors, buffer_seq_dims=dims)
+                stack.enter_context(within)
+            if self.is_sequence:
+                stack.enter_context(loss_parallel())
+            yield
 
     def apply(
         self, model: Gpt, mesh: DeviceMesh, precision: MixedPrecisionPolicy, *, repeats: bool
@@ -67,11 +86,16 @@ class Spread:
             plan = {name: style() for name, style in styles.items()}
             parallelize_module(model, mesh, plan, mesh_dim="tp", src_data_rank=None)
         if self.data:
-            over = mesh[self.data]
-            for block in model.blocks:
-                fully_shard(block, mesh=over, mp_policy=precision)
-            fully_shard(model, mesh=over, mp_policy=precision)
-        meanings = {"rep": Shard(0), "dp": Shard(0), "tp": Shard(1) if self.is_sequence else None}
+            shard = tuple(name for name in ("dp", "cp") if name in self.axes)
+            dims = DataParallelMeshDims(shard, "rep" if "rep" in self.axes else None)
+            for module in (*model.blocks, model):
+                fully_shard(module, mesh=mesh, mp_policy=precision, dp_mesh_dims=dims)
+        meanings: dict[str, Any] = {
+            "rep": Shard(0),
+            "dp": Shard(0),
+            "cp": HeadTail(1),
+            "tp": Shard(1) if self.is_sequence else None,
+        }
         if repeats:
             meanings |= {"rep": None, "dp": None}
         for module in model.modules():

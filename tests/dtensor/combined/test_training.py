@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dtckpt.dtensor import Mesh
-from tests.dtensor.rank_meshes import run_on_mesh
+from tests.dtensor.rank_meshes import groups_over_several_axes, run_on_mesh
 
 from .gpt import Kind
 from .spreading import Spread
@@ -20,7 +20,10 @@ FSDP2, FSDP3, FSDP4 = (Spread(mesh=f"dp={size}") for size in (2, 3, 4))
 HSDP = Spread(mesh="rep=2,dp=2")
 FSDP_TP = Spread(mesh="dp=2,tp=2")
 FSDP_SP = Spread(mesh="dp=2,tp=2", is_sequence=True)
-HSDP_SP = Spread(mesh="rep=2,dp=2,tp=2", is_sequence=True)
+HSDP_TP = Spread(mesh="rep=2,dp=2,tp=2")
+FSDP_CP = Spread(mesh="dp=2,cp=2")
+CP_TP = Spread(mesh="dp=1,cp=2,tp=2")
+FSDP_CP_SP = Spread(mesh="dp=2,cp=2,tp=2", is_sequence=True)
 
 TIED = Recipe(name="tied", kind=Kind(is_tied=True), max_norm=0.5)
 DROPOUT = Recipe(name="dropout", kind=Kind(dropout=0.3, is_tied=True))
@@ -36,12 +39,12 @@ SCALED = Recipe(name="scaled", kind=Kind(dropout=0.3), scales=True, max_norm=0.5
 SINGLE = Recipe(name="float32", kind=Kind(is_tied=True), max_norm=0.5, dtype=torch.float32)
 
 CASES = [
-    *((spread, TIED) for spread in (SP1, SP3, FSDP3, HSDP_SP)),
-    *((spread, DROPOUT) for spread in (TP3, FSDP4)),
+    *((spread, TIED) for spread in (SP1, SP3, FSDP3, HSDP_TP, CP_TP)),
+    *((spread, DROPOUT) for spread in (TP3, FSDP4, FSDP_CP)),
     *((spread, REMADE) for spread in (HSDP, FSDP_SP)),
     *((spread, FROZEN) for spread in (TP2, FSDP_SP)),
     *((spread, MOMENTUM) for spread in (SP2, FSDP_TP)),
-    *((spread, SCALED) for spread in (HSDP, FSDP_SP)),
+    *((spread, SCALED) for spread in (HSDP, FSDP_CP_SP)),
     *((spread, SINGLE) for spread in (FSDP2, FSDP_TP)),
 ]
 
@@ -51,7 +54,8 @@ alone = cache(train_alone)
 def told_by(spread: Spread, recipe: Recipe) -> Told:
     """Train on the ranks of a mesh: what all of them tell, and the losses of the whole batch."""
     mesh = Mesh.parse(spread.mesh)
-    found = run_on_mesh(mesh.shape, lambda on: train(recipe, spread, on), mesh.axis_names)
+    with groups_over_several_axes():
+        found = run_on_mesh(mesh.shape, lambda on: train(recipe, spread, on), mesh.axis_names)
     first = found[0]
     for other in found[1:]:
         assert other.numbers == first.numbers

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +11,6 @@ from torch import Tensor
 
 from dtckpt.dtensor import DeviceMesh, DTensor, Mesh, random
 from dtckpt.dtensor.fsdp import FSDPModule, MixedPrecisionPolicy
-from dtckpt.dtensor.parallel import loss_parallel
 
 from .gpt import CONFIG, ROWS, Gpt, Kind, make_gpt
 from .spreading import Spread
@@ -77,15 +75,13 @@ def train(recipe: Recipe, spread: Spread, mesh: DeviceMesh) -> Told:
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=recipe.scales)
     told = Told()
 
-    def loss_of(number: int) -> Tensor:
-        return _loss(model, recipe, spread, mesh, number)
-
     for step in range(recipe.steps):
         for turn in range(recipe.accumulates):
             if isinstance(model, FSDPModule):
                 model.set_requires_gradient_sync(turn == recipe.accumulates - 1)
-            with loss_parallel() if spread.is_sequence else nullcontext():
-                loss = loss_of(step * recipe.accumulates + turn)
+            batch = _batch(recipe, spread, mesh, step * recipe.accumulates + turn)
+            with spread.sharing(mesh, *batch):
+                loss = _loss(model, recipe, spread, batch)
                 scaler.scale(loss / recipe.accumulates).backward()
             told.losses.append(loss.item())
         if recipe.scales and step == 1:
@@ -102,8 +98,9 @@ def train(recipe: Recipe, spread: Spread, mesh: DeviceMesh) -> Told:
         schedule.step()
         optimizer.zero_grad()
         model.eval()
-        with torch.no_grad(), loss_parallel() if spread.is_sequence else nullcontext():
-            told.tested.append(loss_of(100).item())
+        batch = _batch(recipe, spread, mesh, 100)
+        with torch.no_grad(), spread.sharing(mesh, *batch):
+            told.tested.append(_loss(model, recipe, spread, batch).item())
         model.train()
     told.tensors |= {name: _whole(value) for name, value in model.state_dict().items()}
     return told
@@ -115,18 +112,22 @@ def _optimizer(recipe: Recipe, parameters: list[Any]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, foreach=recipe.foreach)
 
 
-def _loss(model: Gpt, recipe: Recipe, spread: Spread, mesh: DeviceMesh, number: int) -> Tensor:
+def _batch(recipe: Recipe, spread: Spread, mesh: DeviceMesh, number: int) -> tuple[Tensor, ...]:
+    """Return inputs, targets and places of this rank's rows."""
     generator = torch.Generator().manual_seed(number)
     tokens = torch.randint(CONFIG.vocabulary, (ROWS, CONFIG.context + 1), generator=generator)
     if not recipe.repeats:
         tokens = spread.part(tokens, mesh)
-    inputs, targets = tokens[:, :-1], tokens[:, 1:]
-    arguments = inputs, torch.arange(CONFIG.context)
+    return tokens[:, :-1].clone(), tokens[:, 1:].clone(), torch.arange(CONFIG.context)
+
+
+def _loss(model: Gpt, recipe: Recipe, spread: Spread, batch: tuple[Tensor, ...]) -> Tensor:
+    inputs, targets, places = batch
     if recipe.computes_in is None or spread is not ALONE:
-        logits = model(*arguments)
+        logits = model(inputs, places)
     else:
         cast = {name: p.to(recipe.computes_in) for name, p in model.named_parameters()}
-        logits = torch.func.functional_call(model, cast, arguments)
+        logits = torch.func.functional_call(model, cast, (inputs, places))
     total = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
     parts = 1 if recipe.repeats else spread.num_parts
     return total * (parts / (ROWS * CONFIG.context))
