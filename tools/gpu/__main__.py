@@ -25,6 +25,7 @@ import torch
 import torch.cuda.nccl
 import torch.distributed as dist
 
+from .attention import check_attention
 from .ops import check_ops
 from .saving import (
     TIMEOUT,
@@ -53,6 +54,7 @@ CHECKS: tuple[Callable[[Setting], Finding], ...] = (
     check_other_device,
     check_speed,
     check_ops,
+    check_attention,
     check_device,
     check_collectives,
     check_streams,
