@@ -20,6 +20,7 @@ from dtckpt.checkpoint import parse_rules
 from dtckpt.dtensor import (
     DeviceMesh,
     DTensor,
+    HeadTail,
     Layout,
     Mesh,
     Packed,
@@ -60,7 +61,7 @@ class Cyclic(SplitPlacement):
 
 WHOLE = torch.arange(96.0).view(12, 8)
 PACKED = Packed(0, (5, 3, 4))
-DEALT: list[Any] = [PACKED, Cyclic(0)]
+DEALT: list[Any] = [PACKED, Cyclic(0), HeadTail(0)]
 OTHERS: list[Placement] = [
     Shard(0),
     Shard(1),

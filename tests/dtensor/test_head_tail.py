@@ -1,114 +1,33 @@
-"""Tensors of which ranks hold a piece of either end: moved, computed with, saved and drawn."""
+"""Sequences of which ranks hold a piece of either end: computed with, saved and drawn."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 
 import dtckpt.checkpoint as dcp
 from dtckpt.dtensor import (
     DeviceMesh,
-    DTensor,
     HeadTail,
     Layout,
     Mesh,
-    Partial,
-    Placement,
-    PlacementError,
-    Ragged,
     Replicate,
     Shard,
     distribute_tensor,
-    explain,
     random,
-    redistribute_many,
 )
 from dtckpt.dtensor.debug import CommDebugMode, visualize_sharding
 from tests.dtensor.rank_meshes import (
     assert_holds,
-    collectives,
     run_on_mesh,
-    run_on_meshes,
     scattered,
 )
 
 WHOLE = torch.arange(63.0).view(9, 7)
-ALL: list[Placement] = [
-    HeadTail(0),
-    HeadTail(1),
-    Shard(0),
-    Shard(1),
-    Replicate(),
-    Ragged(0, (1, 5, 3)),
-    Partial(),
-]
-
-
-def test_it_goes_from_and_to_every_placement_with_the_least_bytes() -> None:
-    pairs = [
-        (a, b) for a, b in itertools.product(ALL, ALL) if HeadTail in (type(a), type(b)) and a != b
-    ]
-
-    def body(mesh: DeviceMesh) -> None:
-        for source, target in pairs:
-            tensor = scattered(WHOLE, mesh, [source])
-            told = explain(
-                tensor.global_layout, tensor.spec.with_placements([target]).layout, torch.float32
-            )
-            with collectives() as seen:
-                moved = tensor.redistribute(placements=[target])
-            rank = mesh.get_rank()
-            assert sum(c.received_bytes for c in seen) == told.received_bytes[rank]
-            if not (source.is_partial() or target.is_partial()):
-                assert told.received_bytes[rank] == told.needed_bytes[rank]
-            assert_holds(moved, WHOLE)
-
-    run_on_mesh((3,), body)
-
-
-def test_distribute_and_whole_with_gradients() -> None:
-    def body(mesh: DeviceMesh) -> None:
-        for src in (0, None):
-            tensor = distribute_tensor(WHOLE, mesh, [HeadTail(0), Shard(1)], src_data_rank=src)
-            assert_holds(tensor, WHOLE)
-            tensor.requires_grad_()
-            (tensor.full_tensor() * WHOLE).sum().backward()
-            assert tensor.grad.placements == tensor.placements  # pyright: ignore
-            assert_holds(tensor.grad, WHOLE)  # pyright: ignore
-        again = DTensor.from_local(tensor.to_local(), mesh, [HeadTail(0), Shard(1)])
-        assert again.shape == WHOLE.shape
-
-    run_on_mesh((2, 2), body)
-
-
-def test_several_at_once_and_between_meshes() -> None:
-    three, four = Mesh((3,)), Mesh((2, 2), ranks=(3, 2, 1, 0))
-
-    def body(first: DeviceMesh, second: DeviceMesh) -> None:
-        tensor = distribute_tensor(WHOLE, first, [HeadTail(0)], src_data_rank=None)
-        for placements in (
-            [HeadTail(1), Shard(0)],
-            [Replicate(), HeadTail(0)],
-            [Partial(), Shard(1)],
-        ):
-            moved = tensor.redistribute(second, placements)
-            assert_holds(moved, WHOLE)
-            assert_holds(moved.redistribute(first, [HeadTail(1)]), WHOLE)
-        if first.get_coordinate() is not None:
-            doubled: Any = tensor * 2
-            with collectives() as seen:
-                many = redistribute_many([tensor, doubled], None, [Shard(0)])
-            assert len(seen) == 1
-            assert_holds(many[1], WHOLE * 2)
-
-    run_on_meshes(4, [three, four], body)
-
 
 X = torch.randn(2, 9, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 IDS = torch.arange(18).view(2, 9) % 5
@@ -237,13 +156,3 @@ def test_it_is_drawn_by_its_ranges() -> None:
         ["2:6", "1"],
         ["6:8", "0"],
     ]
-
-
-def test_torch_has_no_such_placement() -> None:
-    from dtckpt.dtensor import to_torch
-
-    def body(mesh: DeviceMesh) -> None:
-        with pytest.raises(PlacementError, match=r"redistribute to Shard\(0\) first"):
-            to_torch(scattered(WHOLE, mesh, [HeadTail(0)]))
-
-    run_on_mesh((2,), body)
