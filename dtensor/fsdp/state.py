@@ -39,6 +39,8 @@ class State:
         self.is_in_backward = False
         self.was_asked_for = False
         """Whether the user has gathered the parameters for the next forward pass."""
+        self.was_kept = False
+        """Whether the last backward pass was to leave them whole."""
         self.unshards_in_backward = True
         self.is_last_backward = True
         self.prefetched_in_forward: list[State] = []
@@ -76,11 +78,11 @@ class State:
         elif self.ran and unit.shown and unit.written() == unit.versions:
             unit.show_again()
         else:
-            keeps = self.was_asked_for or not unit.reshards_after_backward
+            keeps = self.was_asked_for or self.was_kept or not unit.reshards_after_backward
             event, self.post_optim_event = self.post_optim_event, None
             unit.gather(anew=not keeps, after=event)
             unit.show(when_reduced=self.end_unit)
-        self.was_asked_for = False
+        self.was_asked_for = self.was_kept = False
         if not is_inner and not in_backward():
             self._prefetch_forward()
         self.saving[-1] = hooks = noting(unit)
@@ -197,7 +199,8 @@ class State:
         if self.is_in_backward:
             self.is_in_backward = False
             self.unit.hide()
-        if self.unit.reshards_after_backward:
+        self.was_kept = not self.unit.reshards_after_backward
+        if not self.was_kept:
             self.unit.free()
 
     def end_backward(self) -> None:
@@ -242,7 +245,7 @@ class State:
         )
         made.saving, made.ran = [], set()
         made.is_root, made.root, made.below, made.order, made.last_order = None, made, [], [], []
-        made.is_in_backward = made.was_asked_for = False
+        made.is_in_backward = made.was_asked_for = made.was_kept = False
         for name in ("prefetched_in_forward", "prefetched_in_backward"):
             setattr(made, name, copy.deepcopy(getattr(self, name), memo))
         made.post_optim_event = None
