@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 Ranges = tuple[tuple[int, int], ...]
 """Start and size of ranges of positions, ascending: what a rank has, one after the other."""
@@ -41,6 +42,7 @@ class Block:
         return sum(min(max(row + self.diagonal + 1, 0), width) for row in range(height))
 
 
+@lru_cache(1 << 12)
 def blocks_of(queries: Ranges, keys: Ranges, *, is_causal: bool) -> tuple[Block, ...]:
     """Return the blocks of the queries of one rank and the keys of one, without those masked whole.
 
@@ -104,17 +106,22 @@ class Sequences:
     """By position of the rank among those that share the sequence."""
     keys: tuple[Ranges, ...]
     is_causal: bool
-    _blocks: tuple[tuple[tuple[Block, ...], ...], ...] = field(
-        init=False, repr=False, compare=False
-    )
-    """By rank that computes, and rank whose keys it sees."""
+    stops: tuple[tuple[int, int], ...] = field(init=False, repr=False, compare=False)
+    """For the keys of every rank, after how many steps round the first and the last other rank sees
+    them; twice 0 if none does.
+
+    >>> rows = (((0, 2),), ((2, 2),), ((4, 2),))
+    >>> Sequences(rows, rows, is_causal=True).stops
+    ((1, 2), (1, 1), (0, 0))
+    """
 
     def __post_init__(self) -> None:
-        found = tuple(
-            tuple(blocks_of(rows, columns, is_causal=self.is_causal) for columns in self.keys)
-            for rows in self.queries
+        count = self.num_ranks
+        seen = (
+            [n for n in range(1, count) if self.sees((source + n) % count, source)]
+            for source in range(count)
         )
-        object.__setattr__(self, "_blocks", found)
+        object.__setattr__(self, "stops", tuple((s[0], s[-1]) if s else (0, 0) for s in seen))
 
     @property
     def num_ranks(self) -> int:
@@ -125,29 +132,17 @@ class Sequences:
         """Return how many keys a rank has."""
         return _total(self.keys[rank])
 
+    def sees(self, rank: int, source: int) -> bool:
+        """Whether some query of a rank sees a key of another, or its own."""
+        rows = [start + size for start, size in self.queries[rank] if size]
+        columns = [start for start, size in self.keys[source] if size]
+        return bool(rows and columns) and (not self.is_causal or min(columns) < max(rows))
+
     def blocks(self, rank: int, source: int) -> tuple[Block, ...]:
         """Return the blocks that a rank computes of the keys of another, or its own."""
-        return self._blocks[rank][source]
+        return blocks_of(self.queries[rank], self.keys[source], is_causal=self.is_causal)
 
     def num_scores(self, rank: int) -> int:
         """Return how many scores a rank computes: its work."""
         blocks = (self.blocks(rank, source) for source in range(self.num_ranks))
         return sum(block.num_scores for some in blocks for block in some)
-
-    def last_stop(self, source: int) -> int:
-        """Return how far the keys of a rank have to go round, in steps: 0 if nobody else sees them.
-
-        >>> rows = (((0, 2),), ((2, 2),), ((4, 2),))
-        >>> causal = Sequences(rows, rows, is_causal=True)
-        >>> [causal.last_stop(source) for source in range(3)]
-        [2, 1, 0]
-        """
-        return max(self._stops(source), default=0)
-
-    def first_stop(self, source: int) -> int:
-        """Return after how many steps the first other rank sees the keys of one; 0 if none does."""
-        return min(self._stops(source), default=0)
-
-    def _stops(self, source: int) -> list[int]:
-        count = self.num_ranks
-        return [n for n in range(1, count) if self.blocks((source + n) % count, source)]

@@ -40,7 +40,7 @@ def context_parallel(
     ``no_restore_buffers``, whose whole is let go.
 
     ``scaled_dot_product_attention`` of plain tensors takes their sequence as shared then: of a
-    length that a buffer has, or, where there are no buffers, of as many positions on every rank.
+    length that a buffer has, or, where there are no buffers, of what the ranks tell each other.
     So does that of DTensors on other meshes, as of tensor parallelism, whose heads or batch are
     sharded there; DTensors with the sequence sharded along ``mesh`` are
     ``context_parallel_attention``. In this thread it goes by whatever name; where activation

@@ -43,10 +43,10 @@ def context_parallel_attention(
 
     Keys and values go round among the ranks of the axis, each of which computes what its queries
     see of them, and nothing that is masked whole [1]_. They go as ``rotate_method`` says, by
-    default as ``set_rotate_method``: with "ring" and "alltoall" a rank holds its own and those of
-    one other at a time, with "allgather" those of all. For the backward pass only the local parts,
-    the result and a number for each query are kept; keys and values go round again, their
-    gradients with them, in fp32 or wider.
+    default as ``set_rotate_method``: with "ring" and "alltoall" a rank holds its own, those that it
+    computes with, and those that come next, with "allgather" those of all. For the backward pass
+    only the local parts, the result and a number for each query are kept; keys and values go round
+    again, their gradients with them, in fp32 or wider.
 
     ``scale`` is 1 / sqrt(dim) by default; with ``enable_gqa`` there may be several query heads for
     a key head. ``is_causal`` counts positions from the beginning of both sequences.

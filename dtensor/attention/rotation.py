@@ -1,6 +1,7 @@
 """How keys and values come to the queries of every rank, and their gradients home.
 
-* ``ring``: from each rank to the next, by messages of peers. A rank holds its own and one more.
+* ``ring``: from each rank to the next, by messages of peers. A rank holds its own, those that it
+  computes with, and those that come next.
 * ``alltoall``: the same steps, each as one collective.
 * ``allgather``: all at once. A rank holds those of all ranks, and nothing waits for a neighbour.
 
@@ -123,21 +124,18 @@ class Rotation:
             held = own if incoming is None else incoming
         return sums
 
-    def _stop(self, source: int) -> int:
-        return self.sequences.last_stop(source)
-
     def _starts(self, source: int) -> int:
-        return self.sequences.first_stop(source)
+        return self.sequences.stops[source][0]
 
-    def _longest(self) -> int:
-        return max(map(self._stop, range(self.peers.size)))
+    def _stop(self, source: int) -> int:
+        return self.sequences.stops[source][1]
 
     def _is_used(self, step: int) -> bool:
-        """Whether any rank sends keys after a step: otherwise nobody calls."""
-        return self._longest() > step
+        """Whether any rank passes on keys in a step: otherwise nobody calls."""
+        return any(stop > step for _, stop in self.sequences.stops)
 
     def _is_used_by_gradients(self, step: int) -> bool:
-        return 1 <= step - 1 <= self._longest()
+        return any(1 <= step - 1 <= stop for _, stop in self.sequences.stops)
 
     def _forward_keys(
         self, shift: _Shift, step: int, held: Tensor, numels: Sequence[int]
@@ -188,16 +186,13 @@ class Rotation:
         costs = self.peers.transport.costs
         return found, gather([ViewPart(own)], parts, self.peers, own.device, costs)
 
-    def _sees(self, source: int, rank: int | None = None) -> bool:
-        return bool(self.sequences.blocks(self.rank if rank is None else rank, source))
-
     def _visit_gathered(self, own: Tensor, numels: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
         found, finish = self._gather(own, numels)
-        if self._sees(self.rank):
+        if self.sequences.sees(self.rank, self.rank):
             yield self.rank, own
         finish()
         for source, held in enumerate(found):
-            if source != self.rank and self._sees(source):
+            if source != self.rank and self.sequences.sees(self.rank, source):
                 yield source, held
 
     def _collect_gathered(
@@ -215,7 +210,7 @@ class Rotation:
         found = [
             shift.receive(rank, like.new_empty(numels[self.rank]))
             for rank in others
-            if self._sees(self.rank, rank)
+            if self.sequences.sees(rank, self.rank)
         ]
         shift.start()()
         for part in found:

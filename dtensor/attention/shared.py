@@ -15,6 +15,7 @@ from dtckpt.errors import PlacementError, UnsupportedOp
 from ..dtensor import DTensor
 from ..geometry.placement import SplitPlacement
 from ..mesh.device_mesh import DeviceMesh
+from ..mesh.rows import gather_rows
 from ..tensor.wrapper import Wrapper
 from .function import context_parallel_attention, specs_alike
 from .ring_attention import Job, ring_attention
@@ -34,7 +35,7 @@ class SharedSequence:
     """Of the sequence, whatever its dim is."""
     lengths: tuple[int, ...]
     """Those that sequences may have, of which no two have as many positions on a rank; where there
-    are none, every rank has as many positions."""
+    are none, the ranks tell each other what they have."""
     method: RotateMethod
 
     def attend(
@@ -104,7 +105,7 @@ class SharedSequence:
                 f"{WHO}: query, key and value have the dtypes {[t.dtype for t in four]}; make them "
                 "one"
             )
-        sizes = self._length_of(query4.shape[2]), self._length_of(key4.shape[2])
+        sizes = self._lengths_of(query4.shape[2], key4.shape[2])
         sequences = sequences_of(
             self.mesh, self.placement, self.mesh.size(), sizes, is_causal=is_causal
         )
@@ -115,11 +116,25 @@ class SharedSequence:
         made = ring_attention(query4, key4, value4, Job(sequences, rotation, factor))
         return made.reshape(*query.shape[:-1], value.shape[-1]) if query.ndim != 4 else made
 
-    def _length_of(self, own: int) -> int:
-        """Return the length of the sequence of which this rank has so many positions."""
+    def _lengths_of(self, queries: int, keys: int) -> tuple[int, int]:
+        """Return the lengths of sequences of which this rank has so many positions."""
+        if self.lengths:
+            return self._known_length(queries), self._known_length(keys)
+        rows = gather_rows([queries, keys], self.mesh).values()
+        totals: list[int] = []
+        for parts in zip(*rows, strict=True):
+            expected = self.placement.sizes_over(sum(parts), len(parts))
+            if tuple(parts) != expected:
+                raise PlacementError(
+                    f"{WHO}: the ranks have {list(parts)} of {sum(parts)} positions, expected "
+                    f"{list(expected)}; cut the sequence by {type(self.placement).__name__}, as "
+                    "the buffers of context_parallel are"
+                )
+            totals.append(sum(parts))
+        return totals[0], totals[1]
+
+    def _known_length(self, own: int) -> int:
         count, here = self.mesh.size(), self.mesh.get_local_rank()
-        if not self.lengths:
-            return own * count
         for length in self.lengths:
             if self.placement.sizes_over(length, count)[here] == own:
                 return length

@@ -35,6 +35,7 @@ def test_blocks_are_the_scores_that_the_mask_leaves(
                 for source in range(count):
                     others = positions(divided.keys[source])
                     computed = np.zeros((len(own), len(others)), dtype=int)
+                    assert divided.sees(rank, source) == bool(divided.blocks(rank, source))
                     for block in divided.blocks(rank, source):
                         rows, columns = slice(*block.rows), slice(*block.columns)
                         part = computed[rows, columns]
@@ -76,7 +77,6 @@ def test_a_rank_needs_one_or_two_blocks_of_another() -> None:
 
 def test_keys_stop_where_nobody_sees_them() -> None:
     causal = sequences(Shard(0), (12, 12), 4, is_causal=True)
-    assert [causal.last_stop(source) for source in range(4)] == [3, 2, 1, 0]
-    assert [causal.first_stop(source) for source in range(4)] == [1, 1, 1, 0]
+    assert causal.stops == ((1, 3), (1, 2), (1, 1), (0, 0))
     ragged = sequences(Ragged(0, (0, 12)), (12, 12), 2, is_causal=False)
-    assert [ragged.last_stop(source) for source in range(2)] == [0, 0]
+    assert ragged.stops == ((0, 0), (0, 0))

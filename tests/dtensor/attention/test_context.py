@@ -245,14 +245,17 @@ def test_modules_of_torch_are_routed_or_refused() -> None:
     run_on_mesh((2,), body)
 
 
-def test_without_buffers_every_rank_has_as_many_positions() -> None:
-    q = whole(1, 2, 12, 4)
+def test_without_buffers_the_ranks_tell_what_they_have() -> None:
+    q = whole(1, 2, 13, 4)
     wanted = TORCHS(q, q, q, is_causal=True)
 
     def body(mesh: DeviceMesh) -> None:
         own = distribute_tensor(q, mesh, [HeadTail(2)]).to_local()
         with context_parallel(mesh):
             out = F.scaled_dot_product_attention(own, own, own, is_causal=True)
+            long = q[:, :, : 2 + mesh.get_rank()]
+            with pytest.raises(PlacementError, match=r"the ranks have \[2, 3, 4\] of 9 positions"):
+                F.scaled_dot_product_attention(own, long, long)
         (found,) = context_parallel_unshard(mesh, [out], [2])
         torch.testing.assert_close(found, wanted)
 

@@ -200,7 +200,7 @@ def test_keys_that_nobody_else_sees_do_not_move() -> None:
 
 
 @pytest.mark.parametrize("method", ["ring", "alltoall"])
-def test_no_rank_ever_has_more_than_its_keys_and_those_of_one_other(
+def test_no_rank_computes_with_more_than_the_keys_of_one_at_a_time(
     method: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
