@@ -1,16 +1,15 @@
 """Norms of gradients whose bits do not depend on who holds which elements.
 
-Squares are cut into digits of 26 bits at places that are the same for all numbers. The sum of each
-digit is a whole number, exact in any order, of the three highest places that any number reaches:
-what is left aside is less than 2**-52 of the largest square (the binned sums of Demmel and Nguyen,
-"Parallel reproducible summation", IEEE Transactions on Computers 64 (2015), in a simple form).
+The ranks first tell each other the largest absolute value. Powers are then cut into two digits of
+32 bits, relative to that; what is left is less than 2**-64 of the largest one. Sums of digits are
+whole numbers and exact in any order (the pre-rounded sums of Demmel and Nguyen, "Parallel
+reproducible summation", IEEE Transactions on Computers 64 (2015)).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
 import torch
@@ -19,106 +18,83 @@ from torch import Tensor
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.rows import gather_rows
 
-BITS = 26
-"""Of a digit: 2**27 of them are exact in float64, and 2**37 in int64."""
-NUM_DIGITS = 3
-LOWEST = -30
-"""Place below which nobody looks: there float64 has no reciprocal of the unit."""
-_CHUNK = {"cpu": 1 << 16}
-_CHUNK_ELSEWHERE = 1 << 24
+BITS = 32
+"""Of a digit: 2**20 of them have an exact sum in float64, and 2**30 in int64."""
+_MOST_IN_FLOAT, _MOST_IN_INT = 1 << 20, 1 << 30
+_WHOLE = 1.5 * 2.0**52
+"""What is added to this is rounded to a whole number, ten times as fast as by ``trunc``."""
+_CPU_CHUNK = 1 << 15
+"""Elements that stay in the cache of a core, with what is made of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class DigitSums:
-    """The sum of numbers that are not negative, each ``digits[0] * 2**(26 * top) + ...``."""
+def norm(tensors: Sequence[Tensor], norm_type: float, mesh: DeviceMesh) -> float:
+    """Return the norm of the elements of all ranks, 1, 2 or infinity; every rank has to call.
 
-    top: int = LOWEST
-    """The place of the first digit: it counts multiples of ``2**(26 * top)``."""
-    digits: tuple[int, ...] = (0,) * NUM_DIGITS
-    special: float = 0.0
-    """Infinity or not-a-number, which the sum is then."""
-
-    def __add__(self, other: DigitSums) -> DigitSums:
-        """Return the sum of all numbers of both, the same in whatever order sums are added."""
-        top = max(self.top, other.top)
-        digits = [
-            sum(one.digits[i - (top - one.top)] for one in (self, other) if i >= top - one.top)
-            for i in range(NUM_DIGITS)
-        ]
-        return DigitSums(top, tuple(digits), self.special + other.special)
-
-    def value(self) -> float:
-        """Return the sum, rounded once.
-
-        >>> (digits_of([torch.tensor([3.0])], 2) + digits_of([torch.ones(5)], 2)).value()
-        14.0
-        """
-        if self.special:
-            return self.special
-        total = sum(
-            Fraction(digit) * Fraction(2) ** (BITS * (self.top - i))
-            for i, digit in enumerate(self.digits)
-        )
-        try:
-            return float(total)
-        except OverflowError:
-            return math.inf
+    ``tensors`` are what this rank contributes: no element may be given by two ranks.
+    """
+    given = [tensor.detach() for tensor in tensors if tensor.numel()]
+    rows = gather_rows([_bits(_largest(given))], mesh)
+    found = [_number(row[0]) for row in rows.values()]
+    largest = math.nan if any(map(math.isnan, found)) else max(found)
+    if norm_type == math.inf or largest == 0 or not math.isfinite(largest):
+        return largest
+    exponent, power = math.frexp(largest)[1], int(norm_type)
+    rows = gather_rows(list(digits_of(given, power, exponent)), mesh)
+    upper, lower = (sum(digits) for digits in zip(*rows.values(), strict=True))
+    total = float(Fraction((upper << BITS) + lower, 1 << 2 * BITS))
+    try:
+        return math.ldexp(math.sqrt(total) if power == 2 else total, exponent)
+    except OverflowError:
+        return math.inf
 
 
-def digits_of(tensors: Sequence[Tensor], power: int) -> DigitSums:
-    """Return the sum of absolute values of all elements, or of their squares."""
-    tensors = [tensor.detach() for tensor in tensors if tensor.numel()]
-    if not tensors:
-        return DigitSums()
-    device = tensors[0].device
-    largest = torch.stack([tensor.abs().amax().double().to(device) for tensor in tensors])
-    most = float(largest.amax().item())
-    most = most * most if power == 2 else most
-    if not math.isfinite(most):
-        return DigitSums(special=most)
-    if most == 0:
-        return DigitSums()
-    top = max(-(-math.frexp(most)[1] // BITS) - 1, LOWEST)
-    sums = torch.zeros(NUM_DIGITS, dtype=torch.int64, device=device)
+def digits_of(tensors: Sequence[Tensor], power: int, exponent: int) -> tuple[int, int]:
+    """Return the sums of both digits of all absolute values, or squares.
+
+    The first one counts multiples of 2**-32 of the same power of ``2**exponent``, which no absolute
+    value reaches.
+
+    >>> digits_of([torch.tensor([1.0, -3.0])], 2, 2) == (10 << 28, 0)
+    True
+    """
+    upper = lower = 0
+    sums: list[Tensor] = []
+    count = 0
     for chunk in _chunks(tensors):
-        rest = chunk.to(torch.float64, copy=True)
+        if count + chunk.numel() > _MOST_IN_INT:
+            upper, lower = _told(upper, lower, sums)
+            sums, count = [], 0
+        count += chunk.numel()
+        # Twice by half: one factor might be no float64.
+        rest = chunk.to(torch.float64, copy=True).mul_(2.0 ** -(exponent // 2))
+        rest.mul_(2.0 ** -(exponent - exponent // 2))
         rest = rest.square_() if power == 2 else rest.abs_()
-        rest.mul_(2.0 ** (-BITS * top))
-        for i in range(NUM_DIGITS):
-            digit = rest.trunc()
-            sums[i] += digit.sum().to(device=device, dtype=torch.int64)
-            rest.sub_(digit).mul_(2.0**BITS)
-    return DigitSums(top, tuple(sums.tolist()))
+        first = rest.mul_(2.0**BITS).add(_WHOLE).sub_(_WHOLE)
+        second = rest.sub_(first).mul_(2.0**BITS).add_(_WHOLE).sub_(_WHOLE)
+        sums.append(torch.stack([first.sum(), second.sum()]).long())
+    return _told(upper, lower, sums)
+
+
+def _told(upper: int, lower: int, sums: Sequence[Tensor]) -> tuple[int, int]:
+    if not sums:
+        return upper, lower
+    more = torch.stack([one.to(sums[0].device) for one in sums]).sum(0).tolist()
+    return upper + more[0], lower + more[1]
 
 
 def _chunks(tensors: Sequence[Tensor]) -> Iterator[Tensor]:
     for tensor in tensors:
-        size = _CHUNK.get(tensor.device.type, _CHUNK_ELSEWHERE)
+        size = _CPU_CHUNK if tensor.device.type == "cpu" else _MOST_IN_FLOAT
         yield from tensor.reshape(-1).split(size)
 
 
-def largest_of(tensors: Sequence[Tensor]) -> float:
+def _largest(tensors: Sequence[Tensor]) -> float:
     """Return the largest absolute value; not-a-number if there is one."""
-    found = [float(tensor.detach().abs().amax().item()) for tensor in tensors if tensor.numel()]
-    return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
-
-
-def norm(tensors: Sequence[Tensor], norm_type: float, mesh: DeviceMesh) -> float:
-    """Return the norm of all elements of all ranks; every rank of the mesh has to call.
-
-    ``tensors`` are what this rank contributes: no element may be given by two ranks.
-    """
-    if norm_type == math.inf:
-        bits = [_bits(largest_of(tensors))]
-        values = [_number(row[0]) for row in gather_rows(bits, mesh).values()]
-        return math.nan if any(map(math.isnan, values)) else max(values)
-    own = digits_of(tensors, int(norm_type))
-    total = DigitSums()
-    for top, special, *digits in gather_rows(
-        [own.top, _bits(own.special), *own.digits], mesh
-    ).values():
-        total += DigitSums(top, tuple(digits), _number(special))
-    return math.sqrt(total.value()) if norm_type == 2 else total.value()
+    if not tensors:
+        return 0.0
+    device = tensors[0].device
+    of_each = [torch.stack(t.aminmax()).double().abs().amax().to(device) for t in tensors]
+    return float(torch.stack(of_each).amax().item())
 
 
 def _bits(number: float) -> int:

@@ -175,7 +175,7 @@ class ElasticSteps:
     ) -> float:
         """Scale the gradients so that their norm is at most ``max_norm``; return what it was.
 
-        The norm is exact but for one rounding, whoever holds the gradients: of 1, 2 or infinity.
+        The norm, 1, 2 or infinity, is right to 15 digits, and the same whoever holds the gradients.
         Of the parameters of the model unless others are given. Every rank has to call.
         """
         if norm_type not in (1, 2, math.inf):

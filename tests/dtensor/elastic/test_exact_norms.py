@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dtckpt.dtensor import DeviceMesh
-from dtckpt.dtensor.elastic.exact_norms import DigitSums, digits_of, norm
+from dtckpt.dtensor import DeviceMesh, Mesh
+from dtckpt.dtensor.elastic import exact_norms
+from dtckpt.dtensor.elastic.exact_norms import digits_of, norm
 from tests.dtensor.rank_meshes import run_on_mesh
 
 
@@ -23,6 +25,14 @@ def wide(count: int, dtype: torch.dtype, low: int, high: int) -> Tensor:
     return (torch.randn(count, generator=generator, dtype=torch.float64) * 10**sizes).to(dtype)
 
 
+def alone(values: Tensor, norm_type: float = 2) -> float:
+    return norm([values], norm_type, DeviceMesh("cpu", Mesh((1,)), rank=0))
+
+
+def added(parts: list[tuple[int, int]]) -> tuple[int, int]:
+    return sum(one for one, _ in parts), sum(other for _, other in parts)
+
+
 @pytest.mark.parametrize(
     ("dtype", "low", "high"),
     [
@@ -30,32 +40,39 @@ def wide(count: int, dtype: torch.dtype, low: int, high: int) -> Tensor:
         (torch.float32, -6, 2),
         (torch.float16, -7, 4),
         (torch.bfloat16, -30, 30),
-        (torch.float64, -150, 150),
+        (torch.float64, -150, 305),
         (torch.float64, -320, -200),
     ],
 )
 @pytest.mark.parametrize("power", [1, 2])
 def test_sums_are_those_of_any_cut(dtype: torch.dtype, low: int, high: int, power: int) -> None:
     values = wide(3000, dtype, low, high)
-    whole = digits_of([values], power)
+    exponent = math.frexp(values.double().abs().max().item())[1]
+    whole = digits_of([values], power, exponent)
     for sizes in ([1] * 3000, [2999, 1], [7] * 428 + [4]):
-        parts = [digits_of([part], power) for part in values.split(sizes)]
-        for ordered in (parts, parts[::-1], sorted(parts, key=lambda part: part.digits)):
-            assert sum(ordered, DigitSums()) == whole
-    assert digits_of(list(values.split(100)), power) == whole
-    squares = [Fraction(value) ** power for value in values.double().abs().tolist()]
-    if dtype == torch.float64 and power == 2:
-        squares = [Fraction(value * value) for value in values.tolist()]
-    exact = float(sum(squares))
-    assert math.isclose(whole.value(), exact, rel_tol=1e-12, abs_tol=1e-230)
+        parts = [digits_of([part], power, exponent) for part in values.split(sizes)]
+        assert added(parts) == whole
+    assert digits_of(list(values.split(100)), power, exponent) == whole
+    exact = sum(Fraction(value) ** power for value in values.double().abs().tolist())
+    root = math.ldexp(math.sqrt(exact / Fraction(2) ** (2 * exponent)), exponent)
+    assert math.isclose(alone(values, power), root if power == 2 else exact, rel_tol=1e-14)
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=40), st.data())
 def test_any_numbers_in_any_order(values: list[float], data: st.DataObject) -> None:
     order = data.draw(st.permutations(range(len(values))))
     tensor = torch.tensor(values)
-    parts = [digits_of([tensor[i : i + 1]], 2) for i in order]
-    assert sum(parts, DigitSums()) == digits_of([tensor], 2)
+    parts = [digits_of([tensor[i : i + 1]], 2, 128) for i in order]
+    assert added(parts) == digits_of([tensor], 2, 128)
+
+
+def test_sums_that_take_several_whole_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = wide(3000, torch.float32, -6, 2)
+    whole = digits_of([values], 2, 12)
+    changed: Any = {"_MOST_IN_INT": 100, "_CPU_CHUNK": 64}
+    for name, value in changed.items():
+        monkeypatch.setattr(exact_norms, name, value)
+    assert digits_of([values], 2, 12) == whole
 
 
 @pytest.mark.parametrize("odd", [math.inf, -math.inf, math.nan])
@@ -91,7 +108,8 @@ def test_norms_of_ranks() -> None:
     assert all(norms == [0.0] for norms in run_on_mesh((2,), lambda mesh: [norm([], 2, mesh)]))
 
 
-def test_too_large_for_a_float() -> None:
-    assert digits_of([torch.tensor([1e200], dtype=torch.float64)], 2).value() == math.inf
-    many = torch.full((4,), 1.7e308, dtype=torch.float64)
-    assert digits_of([many], 1).value() == math.inf
+def test_norms_whose_squares_are_no_floats() -> None:
+    for unit in (1e200, 1e-200):
+        sides = torch.tensor([3 * unit, 4 * unit], dtype=torch.float64)
+        assert math.isclose(alone(sides), 5 * unit, rel_tol=1e-15)
+    assert alone(torch.full((4,), 1.7e308, dtype=torch.float64)) == math.inf

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -15,9 +15,13 @@ from ..frame.output import output_options, publish
 from ..frame.table import Grid, verdict
 from ..frame.timing import OURS, PEER
 from ..launch import WorkersFailed, on_ranks
-from .steps import RANKS, Stepped, measure
+from .elastic import Elastic, Way, measure_elastic
+from .steps import RANKS, SPREADS, Stepped, measure
 
 T = TypeVar("T")
+
+ELASTIC = "elastic"
+"""The name of what is no spread."""
 
 
 def grid(found: list[Stepped]) -> Grid:
@@ -43,6 +47,29 @@ def grid(found: list[Stepped]) -> Grid:
     )
 
 
+def elastic_grid(found: Elastic, steps: int) -> Grid:
+    """Return a table with a row for every way to take a step."""
+    ordinary = found.ways[0].seconds
+    told = "are" if found.is_same else "ARE NOT"
+    return Grid(
+        title="Steps that have the same bits on any mesh",
+        what="The slowest of 4 Gloo ranks; times are medians over the rounds, of steps in turn.",
+        headings=("a step", "ms", "of the first", "collectives", "received", "memory"),
+        rows=tuple(
+            (
+                way.name,
+                f"{way.seconds * 1e3:.0f}",
+                f"{way.seconds / ordinary:.2f}",
+                str(way.collectives),
+                iec(way.sent),
+                iec(way.memory),
+            )
+            for way in found.ways
+        ),
+        facts=f"{steps} steps on 4 ranks {told} those on 4, then 2, then 3, to the last bit",
+    )
+
+
 def _pair(theirs: T | None, ours: T | None, show: Callable[[T], str]) -> str:
     return " / ".join("-" if value is None else show(value) for value in (theirs, ours))
 
@@ -50,17 +77,29 @@ def _pair(theirs: T | None, ours: T | None, show: Callable[[T], str]) -> str:
 @click.command("training")
 @click.option("--rounds", default=15, type=click.IntRange(1), help="Timed rounds of a row.")
 @click.option("--only", metavar="NAME[,NAME]", default="", help="Rows whose names have these.")
+@click.option("--steps", default=20, type=click.IntRange(4), help="Of the elastic training.")
 @output_options
-def main(rounds: int, only: str, json_file: Path | None, markdown_file: Path | None) -> None:
-    """Time a step of a GPT under TP, FSDP and both, beside torch's."""
-    job = {"rounds": rounds, "only": only.split(",")}
+def main(
+    rounds: int, only: str, steps: int, json_file: Path | None, markdown_file: Path | None
+) -> None:
+    """Time a step of a GPT under TP, FSDP and both, beside torch's; and elastic ones."""
+    wanted = only.split(",")
+    job = {"rounds": rounds, "only": wanted, "steps": steps}
+    grids: list[Grid] = []
+    document: dict[str, Any] = {}
     try:
-        told = on_ranks(measure, job, RANKS, "training")
+        if any(name in spread.name for name in wanted for spread in SPREADS):
+            found = [Stepped(**one) for one in on_ranks(measure, job, RANKS, "training")]
+            grids.append(grid(found))
+            document["rows"] = [row.to_json() for row in found]
+        if any(name in ELASTIC for name in wanted):
+            told = on_ranks(measure_elastic, job, RANKS, "elastic steps")
+            elastic = Elastic(ways=[Way(**one) for one in told["ways"]], is_same=told["is_same"])
+            grids.append(elastic_grid(elastic, steps))
+            document[ELASTIC] = told
     except WorkersFailed as error:
         raise click.ClickException(str(error)) from error
-    found = [Stepped(**one) for one in told]
-    document = {"rows": [row.to_json() for row in found]}
-    publish([grid(found)], document, json_file, markdown_file)
+    publish(grids, document, json_file, markdown_file)
 
 
 if __name__ == "__main__":
