@@ -140,15 +140,12 @@ def _kept_as(goal: DTensorSpec) -> DTensorSpec:
     """
     if goal.ndim == 0:
         return goal
-    placements: list[Placement] = list(goal.placements)
-    cut = next((p for p in placements if isinstance(p, Shard)), None)
-    dim, order = (0, 0) if cut is None else (cut.dim, 1)
-    for axis, placement in enumerate(placements):
-        if placement.is_replicate():
-            placements[axis] = Shard(dim, order=order)
-            order += 1
-        else:
-            placements[axis] = Shard(dim, order=0)
+    cuts = {axis: p for axis, p in enumerate(goal.placements) if isinstance(p, Shard)}
+    dim = next((p.dim for p in cuts.values()), 0)
+    # Those that cut the result cut first, in their order.
+    first = sorted(cuts, key=lambda axis: (cuts[axis].order or 0, axis))
+    axes = [*first, *(axis for axis in range(goal.mesh.ndim) if axis not in cuts)]
+    placements: list[Placement] = [Shard(dim, order=axes.index(a)) for a in range(len(axes))]
     return goal.with_placements(placements)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dtckpt.errors import PlacementError
 
-from ..dtensor import DTensor
+from ..fsdp.gradients import as_parameter
 from ..fsdp.unit import Unit
 from ..mesh.device_mesh import DeviceMesh
 from .ordered_sums import OrderedSums, Summed
@@ -20,6 +20,7 @@ class UnitGradients:
 
     def __init__(self, unit: Unit, mesh: DeviceMesh) -> None:
         self._unit = unit
+        _check(unit)
         self._trained = [i for i, one in enumerate(unit.held) if one.parameter.requires_grad]
         held = [unit.held[i] for i in self._trained]
         summed = [
@@ -58,8 +59,7 @@ class UnitGradients:
         totals = self._sums.totals([divisor] * len(self._held))
         for one, total in zip(self._held, totals, strict=True):
             if total is not None:
-                spec = one.sharded.spec
-                grad = DTensor(total.contiguous().view(spec.local_shape), spec)
+                grad = as_parameter(total, one)
                 before = one.parameter.grad
                 one.parameter.grad = grad if before is None else before + grad
 
@@ -91,3 +91,17 @@ class UnitGradients:
         self._has_come = True
         if self._held:
             self._sums.add(mine, self._now)
+
+
+def _check(unit: Unit) -> None:
+    names = ", ".join(repr(one.about.name) for one in unit.held[:3])
+    if unit.gradients.hook is not None:
+        raise PlacementError(
+            f"ElasticSteps: the module of {names} has a hook of set_all_reduce_hook, and no "
+            "gradients are all-reduced in a step: change them after the loop over the parts"
+        )
+    if unit.gradients.are_pending:
+        raise PlacementError(
+            f"ElasticSteps: gradients of {names} wait from earlier backward passes, summed on each "
+            "rank: call reduce_gradients() or zero_grad() of the model first"
+        )

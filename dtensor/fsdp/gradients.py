@@ -114,7 +114,7 @@ class Gradients:
         has_all = all(used)
         for number, (i, local) in enumerate(zip(trained, sums, strict=True)):
             if has_all or votes[number].item():
-                found[i] = _as_parameter(local, held[i])
+                found[i] = as_parameter(local, held[i])
         return found
 
     def _told_to_all(self, values: Tensor, op: str) -> tuple[Tensor, Reductions]:
@@ -154,7 +154,8 @@ class Gradients:
         return made
 
 
-def _as_parameter(local: Tensor, held: Held) -> Wrapper:
+def as_parameter(local: Tensor, held: Held) -> Wrapper:
+    """Return a sum as the gradient of the sharded parameter, which may lie on another device."""
     spec: DTensorSpec = held.sharded.spec
     made = local.to(spec.dtype).contiguous().view(spec.local_shape)
     like = held.sharded.local

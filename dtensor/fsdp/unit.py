@@ -26,6 +26,7 @@ from ..mesh.device_mesh import DeviceMesh
 from ..mesh.spec import DTensorSpec, spec_of
 from ..redistribute import redistribute_locals, start_redistribute_locals
 from ..tensor.compilers import opaque
+from ..tensor.local_parts import is_aligned
 from ..tensor.wrapper import Wrapper
 from ..torch_private import num_writes, parameters_of, storage_id
 from .data_axes import DataAxes
@@ -153,12 +154,13 @@ class Unit:
                     zip(self.held, coming.sources, strict=False)
                 ):
                     found = wholes[number]
-                    # Memory of its own: nothing written to it is to reach the parameter.
+                    # Memory of its own: nothing written to it is to reach the parameter. And as
+                    # aligned as new memory: products of matrices may round by where those begin.
                     shares = storage_id(found) in (
                         storage_id(source),
                         storage_id(one.sharded.local),
                     )
-                    if shares and not found.is_meta:
+                    if (shares and not found.is_meta) or not is_aligned(found):
                         wholes[number] = found.clone()
             if tags is not None and not bool((tags == self.number).all()):
                 raise PlacementError(

@@ -105,6 +105,25 @@ def test_parameters_that_are_split_are_refused() -> None:
     run_on_mesh((1, 2), body, ("dp", "tp"))
 
 
+def test_what_else_is_done_to_gradients() -> None:
+    start = made()
+
+    def body(mesh: DeviceMesh) -> None:
+        training = Training(spread(start, mesh, "sharded"), mesh)
+        training.model.set_requires_gradient_sync(False)
+        loss_of(training.model, DATA[:1]).backward()
+        training.model.set_requires_gradient_sync(True)
+        with pytest.raises(PlacementError, match="wait from earlier backward passes"):
+            training.train(1)
+        training.model.zero_grad()
+        training.train(1)
+        training.model.set_all_reduce_hook(torch.Tensor.neg_)
+        with pytest.raises(PlacementError, match="has a hook of set_all_reduce_hook"):
+            training.train(1)
+
+    run_on_mesh((2,), body)
+
+
 @pytest.mark.parametrize(
     ("make", "match"),
     [

@@ -18,7 +18,7 @@ import dtckpt.checkpoint as ckpt
 from dtckpt.dtensor import DeviceMesh, Mesh, PlacementError, Ragged, Replicate, Shard
 from dtckpt.dtensor.debug import CommDebugMode
 from dtckpt.dtensor.elastic import ElasticSampler, ElasticSteps
-from dtckpt.dtensor.fsdp import MixedPrecisionPolicy, fully_shard
+from dtckpt.dtensor.fsdp import DataParallelMeshDims, MixedPrecisionPolicy, fully_shard
 from tests.dtensor.rank_meshes import rank_mesh, run_on_mesh, scattered
 from tests.ranks import run_ranks
 
@@ -164,6 +164,22 @@ def test_groups_of_several_elements_and_gradients_that_wait() -> None:
 
     for size in (2, 3):
         run_on_mesh((size,), body)
+
+
+def test_several_axes_that_shard_and_modules_that_go_together() -> None:
+    start = made()
+
+    def body(mesh: DeviceMesh) -> None:
+        model: Any = copy.deepcopy(start)
+        dims = DataParallelMeshDims(shard=("b", "a"), replicate="c")
+        fully_shard([*model.blocks], mesh=mesh, dp_mesh_dims=dims)
+        fully_shard(
+            model, mesh=mesh, dp_mesh_dims=dims, shard_placement_fn=lambda p: Shard(p.ndim - 1)
+        )
+        training = Training(model, mesh["c", "b", "a"])
+        assert training.train(STEPS).equals(expected())
+
+    run_on_mesh((2, 1, 2), body, ("a", "b", "c"))
 
 
 @pytest.mark.parametrize(
