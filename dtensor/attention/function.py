@@ -18,7 +18,7 @@ from ..tensor.wrapper import Wrapper
 from .blocks import Sequences
 from .ring_attention import Job, ring_attention
 from .rotation import RotateMethod, Rotation, rotate_method_of
-from .shapes import require_alike, sequences_of
+from .shapes import require_alike, sequences_of, under_autocast
 
 _BATCH, _HEADS, _SEQUENCE, _DIM = range(4)
 
@@ -65,6 +65,7 @@ def context_parallel_attention(
     .. [1] Liu et al., Ring Attention with Blockwise Transformers for Near-Infinite Context, 2023.
     """
     method = rotate_method_of(rotate_method)
+    query, key, value = under_autocast(query, key, value)
     specs = specs_alike(query, key, value)
     of_query, of_key, of_value = specs
     require_alike(of_query.shape, of_key.shape, of_value.shape, grouped=enable_gqa)

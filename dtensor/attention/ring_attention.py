@@ -50,12 +50,13 @@ class _RingAttention(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, job: Job) -> Tensor:
         pair = _Pair.of(key, value)
         merged = Merged(query, value.shape[3])
-        for source, held in _visited(pair, job):
-            keys, values = pair.views(held, job.sequences.num_keys(source))
-            for block in job.sequences.blocks(job.rank, source):
-                parts = _of_block(block, query, keys, values)
-                merged.add(block.rows, attend(*parts, block.diagonal, job.scale))
-        result = merged.result()
+        with torch.autocast(query.device.type, enabled=False):  # it has cast what it would
+            for source, held in _visited(pair, job):
+                keys, values = pair.views(held, job.sequences.num_keys(source))
+                for block in job.sequences.blocks(job.rank, source):
+                    parts = _of_block(block, query, keys, values)
+                    merged.add(block.rows, attend(*parts, block.diagonal, job.scale))
+            result = merged.result()
         # In another order than torch's kernels: a recomputation without context parallelism, which
         # keeps as many, then differs, and checkpointing raises.
         ctx.save_for_backward(result.lse, result.out, query, key, value)
@@ -98,12 +99,13 @@ class _RingAttention(torch.autograd.Function):
             return made
 
         own = pair.joined
-        if job.rotation is None:
-            made = contribute(0, own)
-            collected = torch.zeros_like(own, dtype=dtype) if made is None else made
-        else:
-            like = query.new_empty(0, dtype=dtype)
-            collected = job.rotation.collect(own, _numels(pair, job), contribute, like)
+        with torch.autocast(query.device.type, enabled=False):
+            if job.rotation is None:
+                made = contribute(0, own)
+                collected = torch.zeros_like(own, dtype=dtype) if made is None else made
+            else:
+                like = query.new_empty(0, dtype=dtype)
+                collected = job.rotation.collect(own, _numels(pair, job), contribute, like)
         grad_key, grad_value = pair.views(collected, key.shape[2])
         return (
             grad_query.to(query.dtype),

@@ -1,9 +1,12 @@
-"""Shapes of query, key and value, and how ranks divide the work of such lengths."""
+"""Shapes and dtypes of query, key and value, and how ranks divide the work of such lengths."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
 
 from dtckpt.errors import PlacementError
 
@@ -14,6 +17,8 @@ from .blocks import Sequences
 
 MAX_SEQUENCES = 64
 """Divisions of work that a mesh remembers."""
+
+T = TypeVar("T", bound=Tensor)
 
 WHO = "scaled_dot_product_attention over a shared sequence"
 
@@ -49,3 +54,13 @@ def sequences_of(
         found = Sequences(queries, keys, is_causal)
         kept.put(key, found)
     return found
+
+
+def under_autocast(*tensors: T) -> list[T]:
+    """Return tensors in the dtype in which torch's function would compute here."""
+    kind = tensors[0].device.type
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return list(tensors)
+    dtype = torch.get_autocast_dtype(kind)
+    casts = [t.is_floating_point() and t.dtype != torch.float64 for t in tensors]
+    return [t.to(dtype) if cast else t for t, cast in zip(tensors, casts, strict=True)]  # pyright: ignore[reportReturnType]

@@ -20,7 +20,7 @@ from ..tensor.wrapper import Wrapper
 from .function import context_parallel_attention, specs_alike
 from .ring_attention import Job, ring_attention
 from .rotation import RotateMethod, Rotation
-from .shapes import WHO, require_alike, sequences_of
+from .shapes import WHO, require_alike, sequences_of, under_autocast
 
 TORCHS: Any = F.scaled_dot_product_attention
 """Torch's own, whatever stands under its name later."""
@@ -55,12 +55,12 @@ class SharedSequence:
         their sequence sharded along this mesh. Those that know the whole sequence go to torch's.
         """
         options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
-        tensors = (query, key, value)
-        if any(isinstance(tensor, torch_tensor.DTensor) for tensor in tensors):
+        if any(isinstance(t, torch_tensor.DTensor) for t in (query, key, value)):
             raise PlacementError(
                 f"{WHO} does not know how DTensors of torch lie; pass their to_local(), or "
                 "translate them with from_torch"
             )
+        tensors = under_autocast(query, key, value)
         if not any(isinstance(tensor, Wrapper) for tensor in tensors):
             _require_possible(attn_mask, dropout_p)
             return self._of_local(*tensors, **options)

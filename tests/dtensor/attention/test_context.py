@@ -245,6 +245,31 @@ def test_modules_of_torch_are_routed_or_refused() -> None:
     run_on_mesh((2,), body)
 
 
+def test_autocast_casts_as_it_does_for_torchs() -> None:
+    q, v = whole(1, 2, 16, 4).float(), whole(1, 2, 16, 3, seed=1).float()
+
+    def attend(query: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        leaf = query.clone().requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = F.scaled_dot_product_attention(leaf, query.bfloat16(), value, is_causal=True)
+            out.float().square().sum().backward()
+        assert out.dtype == torch.bfloat16
+        assert leaf.grad is not None
+        assert leaf.grad.dtype == torch.float32
+        return out.detach(), leaf.grad
+
+    wanted = attend(q, v)
+
+    def body(mesh: DeviceMesh) -> None:
+        own_q, own_v = q.clone(), v.clone()
+        with context_parallel(mesh, buffers=[own_q, own_v], buffer_seq_dims=[2, 2]):
+            found = context_parallel_unshard(mesh, attend(own_q, own_v), [2, 2])
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=2e-2, atol=1e-1)
+
+    run_on_mesh((2,), body)
+
+
 def test_without_buffers_the_ranks_tell_what_they_have() -> None:
     q = whole(1, 2, 13, 4)
     wanted = TORCHS(q, q, q, is_causal=True)
