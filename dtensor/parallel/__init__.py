@@ -8,6 +8,7 @@ from .parallelize import parallelize_module, placement_rules
 from .prepare import PrepareModuleInput, PrepareModuleInputOutput, PrepareModuleOutput
 from .sequence import SequenceParallel
 from .style import ParallelStyle
+from .tracing import placement_rules_of, plan_of
 
 __all__ = [
     "ColwiseParallel",
@@ -21,4 +22,6 @@ __all__ = [
     "parallel_cross_entropy",
     "parallelize_module",
     "placement_rules",
+    "placement_rules_of",
+    "plan_of",
 ]

@@ -9,6 +9,7 @@ from .explain import Explanation, explain
 from .plans import (
     RedistributePlan,
     moves_nothing,
+    moves_without_values,
     plan_redistribute,
     redistribute_local,
     scatter_local,
@@ -22,6 +23,7 @@ __all__ = [
     "RedistributePlan",
     "explain",
     "moves_nothing",
+    "moves_without_values",
     "plan_redistribute",
     "redistribute_local",
     "redistribute_locals",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
@@ -177,6 +178,21 @@ def start_redistribute(
     return plan.start(local)
 
 
+Moved = tuple[DTensorSpec, DTensorSpec]
+
+_seen_moves: ContextVar[list[Moved] | None] = ContextVar("_seen_moves", default=None)
+
+
+@contextmanager
+def moves_without_values() -> Generator[list[Moved]]:
+    """Collect, within it, what would move of tensors on the meta device."""
+    token = _seen_moves.set(moves := [])
+    try:
+        yield moves
+    finally:
+        _seen_moves.reset(token)
+
+
 def without_values(local: Tensor, source: DTensorSpec, target: DTensorSpec) -> Tensor:
     """Return what a local tensor on the meta device becomes: nothing is sent, and nothing known.
 
@@ -185,6 +201,9 @@ def without_values(local: Tensor, source: DTensorSpec, target: DTensorSpec) -> T
     _require_possible(source, target)
     if source.layout.lies_as(target.layout):
         return local
+    seen = _seen_moves.get()
+    if seen is not None:
+        seen.append((source, target))
     return local.new_empty(target.local_shape)
 
 

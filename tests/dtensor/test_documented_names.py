@@ -33,6 +33,7 @@ NAMES = {
     "experimental": "local_map register_sharding implicit_replication",
     "experimental.func_map": "local_map PlacementType",
     "experimental.register_sharding": "register_sharding",
+    "experimental.tp_transform": "plan_of placement_rules_of",
     "parallel": (
         "parallelize_module ParallelStyle ColwiseParallel RowwiseParallel SequenceParallel "
         "PrepareModuleInput PrepareModuleOutput PrepareModuleInputOutput loss_parallel"
@@ -46,6 +47,9 @@ NAMES = {
 
 NOT_THERE = {
     "debug.visualize_sharding": "the function has this name; a module would take it away",
+    "experimental.tp_transform.tensor_parallel_transformation": (
+        "the module alone is documented; here it has plan_of and placement_rules_of"
+    ),
     "api.XLAShardedTensor": "there are no meshes of XLA devices",
 }
 """Names of the documentation that are no module here, or not at all."""
