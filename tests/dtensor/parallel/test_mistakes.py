@@ -22,8 +22,13 @@ from dtckpt.dtensor import (
     Shard,
     distribute_tensor,
 )
-from dtckpt.dtensor.experimental import local_map
-from dtckpt.dtensor.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from dtckpt.dtensor.experimental import context_parallel, local_map
+from dtckpt.dtensor.fsdp import (
+    DataParallelMeshDims,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from dtckpt.dtensor.parallel import (
     ColwiseParallel,
     PrepareModuleInput,
@@ -120,6 +125,19 @@ def mapped(
         chosen: dict[str, Any] = {key: mesh[axis] for key, axis in options.items()}
         mapping: Any = local_map(function, out, into, **chosen)
         return lambda: mapping(*given)
+
+    return prepare
+
+
+def shared(buffer: Tensor, dims: list[int], *axes: str) -> Prepare:
+    """Share a sequence along axes."""
+
+    def prepare(mesh: DeviceMesh) -> Try:
+        def attempt() -> None:
+            with context_parallel(mesh[axes], buffers=[buffer], buffer_seq_dims=dims):
+                raise AssertionError("entered")
+
+        return attempt
 
     return prepare
 
@@ -358,6 +376,22 @@ MISTAKES = [
     ),
     Mistake("no such method", no_such_method, "has no method 'encode'"),
     Mistake("forward by its name", forward_by_name, "is a plain torch.Tensor .* differs", sends=1),
+    Mistake(
+        "an unknown axis of data",
+        lambda mesh: (
+            lambda: fully_shard(mlp(), mesh=mesh, dp_mesh_dims=DataParallelMeshDims(shard="cp"))
+        ),
+        "'cp'",
+    ),
+    # sequences
+    Mistake("a sequence along two axes", shared(X, [1], "dp", "tp"), "takes a mesh of one axis"),
+    Mistake("no such dim of a sequence", shared(X, [2], "tp"), "has no dim 2"),
+    Mistake(
+        "dims of other buffers", shared(X, [0, 1], "tp"), "1 buffers and 2 dims", 0, ValueError
+    ),
+    Mistake(
+        "a parameter for a buffer", shared(nn.Parameter(X), [1], "tp"), "Parameter", 0, TypeError
+    ),
     # losses
     Mistake(
         "logits that are plain",
