@@ -97,15 +97,17 @@ class Rotation:
         """
         if self.method == "allgather":
             return self._collect_gathered(own, numels, contribute, like)
-        count = self.peers.size
-        held, made = own, None
-        home = like.new_zeros(numels[self.rank])
-        sums = like.new_zeros(numels[self.rank])
+        count, stop = self.peers.size, self._stop(self.rank)
+        held, made, sums = own, None, None
         for step in range(count + 1):
             source = (self.rank - step) % count
             shift = _Shift(self, own)
             incoming = self._forward_keys(shift, step, held, numels)
-            earlier = self._forward_gradients(shift, step, made, numels, like, home)
+            earlier = self._forward_gradients(shift, step, made, numels, like)
+            home = None
+            if stop and step == stop + 1:  # from the last rank that has added to them
+                home = like.new_empty(numels[self.rank])
+                shift.receive((self.rank + stop) % count, home)
             is_used = self._is_used(step) or self._is_used_by_gradients(step)
             finish = shift.start() if is_used else None
             given = None
@@ -113,16 +115,12 @@ class Rotation:
                 given = contribute(source, held)
             if finish is not None:
                 finish()
-            if step == 0:
-                sums = sums if given is None else given
-            else:
-                if step == self._stop(self.rank) + 1:
-                    sums += home
-                made = earlier if given is None else given
-                if earlier is not None and given is not None:
-                    made = given.add_(earlier)
+            made = _sum(given, earlier)
+            if step == 0:  # its own stay here
+                sums, made = made, None
+            sums = _sum(sums, home)
             held = own if incoming is None else incoming
-        return sums
+        return like.new_zeros(numels[self.rank]) if sums is None else sums
 
     def _starts(self, source: int) -> int:
         return self.sequences.stops[source][0]
@@ -158,7 +156,6 @@ class Rotation:
         made: Tensor | None,
         numels: Sequence[int],
         like: Tensor,
-        home: Tensor,
     ) -> Tensor | None:
         """Pass on the sums of the step before, or send them home from the last rank that adds.
 
@@ -173,9 +170,6 @@ class Rotation:
         earlier = None
         if 2 <= step < count and self._starts(source) < step <= self._stop(source):
             earlier = shift.receive((self.rank - 1) % count, like.new_empty(numels[source]))
-        stop = self._stop(self.rank)
-        if stop >= 1 and step == stop + 1:
-            shift.receive((self.rank + stop) % count, home)
         return earlier
 
     def _gather(
@@ -216,6 +210,13 @@ class Rotation:
         for part in found:
             sums += part
         return sums
+
+
+def _sum(one: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """Return the sum of what there is, in the memory of the first."""
+    if one is None or other is None:
+        return other if one is None else one
+    return one.add_(other)
 
 
 class _Shift:

@@ -16,12 +16,14 @@ from ..frame.table import Grid, verdict
 from ..frame.timing import OURS, PEER
 from ..launch import WorkersFailed, on_ranks
 from .elastic import Elastic, Way, measure_elastic
+from .sequence import POSITIONS, Shared, measure_sequence
 from .steps import RANKS, SPREADS, Stepped, measure
 
 T = TypeVar("T")
 
 ELASTIC = "elastic"
-"""The name of what is no spread."""
+SEQUENCE = "sequence"
+"""The names of what is no spread."""
 
 
 def grid(found: list[Stepped]) -> Grid:
@@ -70,6 +72,27 @@ def elastic_grid(found: Elastic, steps: int) -> Grid:
     )
 
 
+def sequence_grid(found: list[Shared]) -> Grid:
+    """Return a table with a row for every way to compute attention."""
+    alone = found[0].seconds
+    return Grid(
+        title="Attention over a sequence that ranks share",
+        what=f"Causal, {POSITIONS} positions, 4 heads of 64, fp32, forward and backward, on 4 Gloo "
+        "ranks. Processor time of the rank that takes most, the least of the rounds.",
+        headings=("way", "ms", "of one device", "received", "memory"),
+        rows=tuple(
+            (
+                one.name,
+                f"{one.seconds * 1e3:.0f}",
+                f"{one.seconds / alone:.2f}",
+                iec(one.received),
+                iec(one.memory),
+            )
+            for one in found
+        ),
+    )
+
+
 def _pair(theirs: T | None, ours: T | None, show: Callable[[T], str]) -> str:
     return " / ".join("-" if value is None else show(value) for value in (theirs, ours))
 
@@ -82,7 +105,7 @@ def _pair(theirs: T | None, ours: T | None, show: Callable[[T], str]) -> str:
 def main(
     rounds: int, only: str, steps: int, json_file: Path | None, markdown_file: Path | None
 ) -> None:
-    """Time a step of a GPT under TP, FSDP and both, beside torch's; and elastic ones."""
+    """Time a step of a GPT under TP, FSDP and both, beside torch's, and what is ours alone."""
     wanted = only.split(",")
     job = {"rounds": rounds, "only": wanted, "steps": steps}
     grids: list[Grid] = []
@@ -97,6 +120,10 @@ def main(
             elastic = Elastic(ways=[Way(**one) for one in told["ways"]], is_same=told["is_same"])
             grids.append(elastic_grid(elastic, steps))
             document[ELASTIC] = told
+        if any(name in SEQUENCE for name in wanted):
+            shared = on_ranks(measure_sequence, job, RANKS, "attention")
+            grids.append(sequence_grid([Shared(**one) for one in shared]))
+            document[SEQUENCE] = shared
     except WorkersFailed as error:
         raise click.ClickException(str(error)) from error
     publish(grids, document, json_file, markdown_file)
