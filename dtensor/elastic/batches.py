@@ -14,6 +14,7 @@ from ..geometry.irregular import IrregularLayout
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.plain_tensors import fingerprint
 from ..redistribute.parts import redistribute_parts
+from ..tensor.local_parts import kind_of
 from ..tensor.wrapper import Wrapper
 from .rounds import Rounds
 
@@ -24,6 +25,12 @@ def num_groups(tensors: Sequence[Tensor], size: int) -> int:
     """Return how many groups of ``size`` elements a batch has; PlacementError where they differ."""
     if not tensors:
         raise PlacementError("ElasticSteps.step: a step needs the tensors of its batch")
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise PlacementError(
+                f"ElasticSteps.step takes tensors, got {kind_of(tensor)}; pass several one by one, "
+                "or the indices of elements that each rank loads in the loop"
+            )
     lengths = {len(tensor) if tensor.ndim else 0 for tensor in tensors}
     if len(lengths) > 1:
         raise PlacementError(
@@ -41,7 +48,9 @@ def num_groups(tensors: Sequence[Tensor], size: int) -> int:
 def describe(tensors: Sequence[Tensor]) -> str:
     """Return what has to be the same on all ranks: kinds of all, values of plain ones."""
     return " ".join(
-        str(t.spec) if isinstance(t, Wrapper) else f"{t.dtype}{list(t.shape)} {fingerprint(t)}"
+        str(t.spec)
+        if isinstance(t, Wrapper)
+        else f"{t.dtype}{list(t.shape)} {fingerprint(t.detach())}"
         for t in tensors
     )
 

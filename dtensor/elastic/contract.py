@@ -19,6 +19,11 @@ def mesh_of(units: Sequence[Unit], mesh: AnyMesh | None) -> DeviceMesh:
     given = None if mesh is None and units else resolve_mesh(mesh)
     meshes = [unit.data.mesh for unit in units]
     found = given if given is not None else meshes[0]
+    if found.get_coordinate() is None:
+        raise PlacementError(
+            f"ElasticSteps: this rank is not in the mesh {found.layout_mesh}, whose ranks alone "
+            "take the steps"
+        )
     for unit in units:
         if not unit.data.mesh.same_ranks_as(found):
             raise PlacementError(

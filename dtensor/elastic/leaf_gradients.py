@@ -63,7 +63,7 @@ class LeafGradients:
         """Add the gradients of a group."""
         if self._now is not None and self._trained:
             grads = [one.local.grad for one in self._trained]
-            flat = [None if grad is None else grad.reshape(-1) for grad in grads]
+            flat = [grad if grad is None or grad.is_sparse else grad.reshape(-1) for grad in grads]
             self._sums.add(flat, self._now)
         self._now = None
         for one in self._trained:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dtckpt.errors import PlacementError
+
 from ..geometry.placement import Placement, Shard
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.spec import DTensorSpec, spec_of
@@ -99,6 +101,11 @@ class OrderedSums:
     def _row(self, one: Summed, term: Tensor | None, now: Round) -> Tensor:
         """Return the term of this rank's group as a row; no row where it has none."""
         shape = tuple(one.goal.shape)
+        if term is not None and term.layout != torch.strided:
+            raise PlacementError(
+                f"ElasticSteps: the gradient of a parameter of {list(shape)} is {term.layout}; "
+                "expected a dense one: make embeddings with sparse=False"
+            )
         if term is not None and now.own is not None:
             return term.detach().to(one.sent_dtype).reshape(1, *shape)
         rows = int(now.own is not None)

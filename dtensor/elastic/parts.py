@@ -12,6 +12,7 @@ from torch import nn
 from dtckpt.errors import PlacementError
 
 from ..mesh.device_mesh import DeviceMesh
+from ..mesh.modes import running_part
 from .batches import GroupOf
 from .contract import Buffers
 from .rounds import Round, Rounds
@@ -82,7 +83,7 @@ class Parts:
                 one.begin_round(now)
             values = tuple(part(group) for part in self._given)
             self.now = now
-            with _seeded(self._seed_of(group), self._mesh.device):
+            with _seeded(self._seed_of(group), self._mesh.device), running_part():
                 yield values[0] if len(values) == 1 else values
             self.now = None
             buffers.require_unchanged()

@@ -29,6 +29,7 @@ class _Settings:
     replicates: bool = False
     leaves_partial: bool = False
     is_mesh_independent: bool = False
+    runs_part: bool = False
     meshes: tuple[TorchMesh, ...] = ()
     attention: Callable[..., Any] | None = None
 
@@ -151,6 +152,26 @@ def mesh_independent() -> Generator[None]:
         yield
     finally:
         _restore(before)
+
+
+@contextmanager
+def running_part() -> Generator[None]:
+    """Within it, this rank runs a part of a batch that is its own."""
+    before = _set(replace(_now(), runs_part=True))
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
+def require_no_part() -> None:
+    """Raise PlacementError within ``running_part``: ranks are to draw random numbers alike."""
+    if _now().runs_part:
+        raise PlacementError(
+            "random numbers of a DTensor on several ranks were to be drawn within a part of a step "
+            "of ElasticSteps, where each rank runs elements of its own: draw them for plain "
+            "tensors, whose numbers are a function of seed, step and group, or outside of the loop"
+        )
 
 
 def require_order_free(dtype: torch.dtype, reduce_op: str) -> None:

@@ -14,6 +14,7 @@ from dtckpt.errors import PlacementError
 
 from ..comm.streams import refuse_capture
 from ..mesh.device_mesh import DeviceMesh
+from ..mesh.modes import require_no_part
 from ..torch_private import has_modes, in_backward, outside_modes
 from .counter_rng import Keys, draw_keys
 from .seeds import Seeds
@@ -70,9 +71,11 @@ class Draws:
         """Return the keys of the next draw, and count it; or those of a draw that is repeated.
 
         Raises UnsupportedOp where the current stream is captured: a graph that is replayed would
-        repeat the numbers.
+        repeat the numbers, and PlacementError within a part of a step of ``ElasticSteps``.
         """
         refuse_capture(self._device_type)
+        if mesh.size() > 1:
+            require_no_part()
         with self._lock:
             if self._is_replaying:
                 seed = self._seed if self._seed is not None else self.state(mesh)[0]

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from dtckpt.dtensor import DeviceMesh, DTensor, Mesh, Partial, PlacementError, Replicate, Shard
+from dtckpt.dtensor import rand as distributed_rand
 from dtckpt.dtensor.elastic import ElasticSteps
 from dtckpt.dtensor.fsdp import fully_shard
 from dtckpt.dtensor.parallel import ColwiseParallel, parallelize_module
 from tests.dtensor.rank_meshes import run_on_mesh, scattered
 
-from .training import DATA, Training, adam, deterministic, loss_of, made, spread
+from .training import DATA, WORDS, Training, adam, deterministic, loss_of, made, spread
 
 
 @pytest.fixture(autouse=True)
@@ -183,12 +184,14 @@ def test_ranks_that_differ_are_told_so() -> None:
 def test_batches_that_do_not_fit() -> None:
     model = made()
     steps = ElasticSteps(model, adam(model), seed=0, group=3, mesh=alone())
-    for batch, match in (
+    wrong: list[tuple[Any, str]] = [
         ((), "needs the tensors"),
         ((DATA[:4],), "4 elements is not made of groups of 3"),
         ((DATA[:0],), "of 0 elements"),
         ((DATA[:3], DATA[:6]), "not of one batch"),
-    ):
+        ((DATA[:3].tolist(),), "takes tensors, got list"),
+    ]
+    for batch, match in wrong:
         with pytest.raises(PlacementError, match=match), steps.step(*batch):
             pass
     with pytest.raises(PlacementError, match="1 or more elements"):
@@ -264,6 +267,37 @@ def test_states_that_would_go_on_with_other_bits() -> None:
     anywhere = ElasticSteps(model, adam(model), seed=1, mesh=alone(), any_environment=True)
     anywhere.load_state_dict({**state, "environment": {}})
     assert anywhere.count == 1
+
+
+def test_random_numbers_of_distributed_tensors_within_a_part() -> None:
+    start = made()
+
+    def body(mesh: DeviceMesh) -> None:
+        training = Training(copy.deepcopy(start), mesh)
+        alike = distributed_rand(3, device_mesh=mesh).to_local()
+        with training.steps.step(DATA[:3]) as parts:
+            for part in parts:
+                with pytest.raises(PlacementError, match="where each rank runs elements of its"):
+                    distributed_rand(3, device_mesh=mesh)
+                training.steps.backward(loss_of(training.model, part))
+            found = distributed_rand(3, device_mesh=mesh).to_local()
+        assert not torch.equal(found, alike)
+
+    run_on_mesh((2,), body)
+
+
+def test_sparse_gradients() -> None:
+    model = nn.Embedding(WORDS, 3, sparse=True)
+    steps = ElasticSteps(model, torch.optim.SGD(model.parameters()), seed=0, mesh=alone())
+    with pytest.raises(PlacementError, match="sparse=False"):
+        stepped(model, steps, DATA[:2])
+
+
+def test_ranks_outside_of_the_mesh() -> None:
+    model = nn.Linear(2, 2)
+    outside = DeviceMesh("cpu", Mesh((1,)), rank=1)
+    with pytest.raises(PlacementError, match="this rank is not in the mesh"):
+        ElasticSteps(model, adam(model), seed=0, mesh=outside)
 
 
 def test_losses_are_numbers_of_this_rank() -> None:

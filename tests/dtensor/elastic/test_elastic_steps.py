@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -36,8 +37,11 @@ def _deterministic() -> Iterator[None]:  # pyright: ignore[reportUnusedFunction]
 
 
 def alone(start: nn.Module, steps: int = STEPS, group: int = 1) -> Run:
-    mesh = DeviceMesh("cpu", Mesh((1,)), rank=0)
-    return Training(copy.deepcopy(start), mesh, group=group).train(steps)
+    return Training(copy.deepcopy(start), alone_mesh(), group=group).train(steps)
+
+
+def alone_mesh() -> DeviceMesh:
+    return DeviceMesh("cpu", Mesh((1,)), rank=0)
 
 
 @cache
@@ -197,7 +201,7 @@ def test_batches_may_lie_anyhow(placements: Any) -> None:
                 training.steps.backward(loss_of(training.model, part))
         return training.steps.mean_loss()
 
-    wanted = losses(DeviceMesh("cpu", Mesh((1,)), rank=0), batch)
+    wanted = losses(alone_mesh(), batch)
 
     def body(mesh: DeviceMesh) -> None:
         assert losses(mesh, scattered(batch, mesh, placements)) == wanted
@@ -242,6 +246,63 @@ def test_gradients_are_added_to_those_that_there_are() -> None:
     wanted = run_on_mesh((1,), body)[0]
     for found in run_on_mesh((3,), body):
         assert all(torch.equal(one, two) for one, two in zip(found, wanted, strict=True))
+
+
+def test_parts_have_aligned_memory_and_random_numbers_of_their_own() -> None:
+    """What a group gets is a function of seed, step and group, wherever it runs."""
+    model = nn.Linear(5, 5)
+    before = torch.get_rng_state()
+
+    def drawn(mesh: DeviceMesh, seed: int = 7) -> dict[tuple[int, int], Tensor]:
+        steps = ElasticSteps(model, adam(model), seed=seed, mesh=mesh)
+        found: dict[tuple[int, int], Tensor] = {}
+        for step in range(2):
+            with steps.step(torch.rand(4, 5, generator=generator()), torch.arange(4)) as parts:
+                for values, number in parts:
+                    assert values.data_ptr() % 64 == 0
+                    found[step, int(number)] = torch.rand(3)
+        return found
+
+    def generator() -> torch.Generator:
+        return torch.Generator().manual_seed(0)
+
+    one, again = drawn(alone_mesh()), drawn(alone_mesh())
+    assert len({tuple(values.tolist()) for values in one.values()}) == 8
+    assert all(torch.equal(one[key], again[key]) for key in one)
+    assert not torch.equal(one[0, 0], drawn(alone_mesh(), seed=8)[0, 0])
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_scaled_losses() -> None:
+    start = made()
+
+    def body(mesh: DeviceMesh) -> Run:
+        training = Training(spread(start, mesh, "sharded"), mesh)
+        model, steps, optimizer = training.model, training.steps, training.optimizer
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=1)
+        run = Run()
+        for number in range(3):
+            with steps.step(DATA[4 * number : 4 * number + 4]) as parts:
+                for part in parts:
+                    loss = loss_of(model, part)
+                    scaler.scale(loss * (math.inf if number == 1 else 1)).backward()
+                    steps.note(loss)
+                scaler.unscale_(optimizer)
+                run.norms.append(steps.clip_grad_norm_(0.5))
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+            run.losses.append(steps.mean_loss())
+        assert scaler.get_scale() == 2.0**21
+        run.tensors = whole_state(model, optimizer)
+        return run
+
+    wanted = run_on_mesh((1,), body)[0]
+    assert [math.isfinite(one) for one in wanted.norms] == [True, False, True]
+    wanted.norms[1] = 0.0
+    for found in run_on_mesh((3,), body):
+        found.norms[1] = 0.0
+        assert found.equals(wanted)
 
 
 class Chosen(nn.Module):
