@@ -38,8 +38,8 @@ MUTANTS = [
     Mutant(
         name="elastic: replicas of gradients count each",
         file="dtensor/elastic/steps.py",
-        old="        return not any(\n            i for i, p",
-        new="        return True or any(\n            i for i, p",
+        old="        return not any(i for i, p in zip(",
+        new="        return True or any(i for i, p in zip(",
         tests=_STEPS,
     ),
     Mutant(
