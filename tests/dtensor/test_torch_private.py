@@ -374,6 +374,15 @@ def test_groups_without_a_look_up_or_a_store(monkeypatch: pytest.MonkeyPatch) ->
     assert private.job_store() is None
 
 
+def test_allocators_of_groups() -> None:
+    device = torch.device("cpu")
+    has_one: Any = SimpleNamespace(_get_backend=lambda _: SimpleNamespace(mem_allocator="pool"))
+    has_none: Any = SimpleNamespace(_get_backend=lambda _: SimpleNamespace())
+    assert private.allocator_of(has_one, device) == "pool"
+    assert private.allocator_of(has_none, device) is None
+    assert private.allocator_of(SimpleNamespace(), device) is None
+
+
 def test_group_names_that_torch_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private, "_C10D", SimpleNamespace())
     with pytest.warns(UserWarning, match="cannot be told the name of a process group"):  # noqa: SIM117

@@ -17,7 +17,7 @@ from dtckpt.dtensor import DeviceMesh, DTensor, Replicate, Shard, rand
 from dtckpt.dtensor import torch_private as private
 from dtckpt.dtensor.comm import devices
 from dtckpt.dtensor.comm.devices import device_of_rank
-from dtckpt.dtensor.comm.streams import Origin
+from dtckpt.dtensor.comm.streams import Origin, SideStream
 from dtckpt.dtensor.mesh.spec import spec_of
 from dtckpt.dtensor.tensor.awaited import awaited
 from dtckpt.errors import PlacementError, UnsupportedOp
@@ -54,6 +54,9 @@ class Accelerator:
     def is_current_stream_capturing(self) -> bool:
         return self.capturing
 
+    def Stream(self, _: torch.device) -> Any:
+        return Stream("side", self.calls)
+
     def current_stream(self, _: torch.device) -> Any:
         if not hasattr(self.streams, "current"):
             self.streams.current = Stream("default", self.calls)
@@ -75,6 +78,9 @@ class Stream:
 
     def wait_stream(self, other: Stream) -> None:
         self.calls.append((self.name, "waits for", other.name))
+
+    def wait_event(self, event: str) -> None:
+        self.calls.append((self.name, "waits for", event))
 
 
 @pytest.fixture
@@ -337,3 +343,32 @@ os._exit(0)  # a thread of autograd that lets go of Python objects while these e
 )
 def test_settings_reach_the_threads_of_autograd() -> None:
     run_script(AUTOGRAD_THREADS)
+
+
+def test_work_on_a_stream_beside_the_current_one(pretended: Any) -> None:
+    module = pretended(1, current=0)
+    device = torch.device("cuda:0")
+    side = SideStream(device)
+    seen: list[str] = []
+
+    class Made:
+        device = torch.device("cuda:0")
+
+        def record_stream(self, stream: Stream) -> None:
+            module.calls.append(("kept for", stream.name))
+
+    made: list[Any] = []
+    with side.resumed(lambda: made):  # nothing was queued there yet
+        seen.append(module.current_stream(device).name)
+    for event in (None, "event"):
+        with side.queued(event):
+            seen.append(module.current_stream(device).name)
+    with side.resumed(lambda: made):
+        made += [Made(), torch.ones(1)]
+    assert seen == ["default", "side", "side"]
+    assert module.calls == [
+        ("side", "waits for", "default"),
+        ("side", "waits for", "event"),
+        ("default", "waits for", "side"),
+        ("kept for", "default"),
+    ]

@@ -73,6 +73,10 @@ def _prefetch(model: Any) -> None:
         then.set_modules_to_backward_prefetch([one])
 
 
+def _halve(row: Tensor) -> None:
+    row.mul_(0.5)
+
+
 OPTIONS = (
     Option(name="sharded"),
     Option(name="hsdp", mesh=(2, 2)),
@@ -111,7 +115,7 @@ OPTIONS = (
     ),
     Option(
         name="hook",
-        prepare=lambda model: model.blocks[0].set_all_reduce_hook(lambda row: row.mul_(0.5)),
+        prepare=lambda model: model.blocks[0].set_all_reduce_hook(_halve),
     ),
 )
 
