@@ -42,6 +42,8 @@ def ring_attention(query: Tensor, key: Tensor, value: Tensor, job: Job) -> Tenso
     """
     if job.rotation is not None:
         require_order_free(query.dtype, "sum")
+    if query.stride(3) != 1:  # which fused kernels take for granted
+        query = query.contiguous()
     return cast(Tensor, _RingAttention.apply(query, key, value, job))
 
 

@@ -410,6 +410,27 @@ def test_a_block_of_a_gpt_trains_as_on_one_device() -> None:
     run_on_mesh((3,), body)
 
 
+def test_memory_of_any_order() -> None:
+    """Kernels take for granted that the numbers of a position follow each other."""
+    values = [tensor.transpose(2, 3).contiguous().transpose(2, 3) for tensor in tensors((9, 9))]
+    wanted = expected(values, is_causal=True)
+
+    def body(mesh: DeviceMesh) -> None:
+        leaves: list[Any] = []
+        for whole in values[:3]:
+            part = distribute_tensor(whole, mesh, [HeadTail(2)]).to_local()
+            mixed = part.transpose(2, 3).contiguous().transpose(2, 3)
+            leaf = DTensor.from_local(mixed, mesh, [HeadTail(2)], shape=whole.shape)
+            leaves.append(leaf.requires_grad_())
+        out = context_parallel_attention(*leaves, is_causal=True)
+        out.backward(scattered(values[3], mesh, [HeadTail(2)]))
+        assert_holds(out.detach(), wanted[0])
+        for leaf, gradient in zip(leaves, wanted[1], strict=True):
+            assert_holds(leaf.grad, gradient)
+
+    run_on_mesh((2,), body)
+
+
 def test_planned_on_the_meta_device() -> None:
     mesh = DeviceMesh("cpu", range(4), rank=1)
     q = distribute_tensor(torch.empty(1, 4, 9, 8, device="meta"), mesh, [HeadTail(2)])
