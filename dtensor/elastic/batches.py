@@ -74,7 +74,6 @@ def group_of(tensor: Tensor, size: int, rounds: Rounds, mesh: DeviceMesh) -> Gro
     def box(group: int) -> Box:
         return Box((group * size, *(0 for _ in rest)), (size, *rest))
 
-    here = mesh.get_coordinate()
     ranks = mesh.layout_mesh
     pieces = [
         (ranks.rank(coordinate), box(group))
@@ -82,7 +81,8 @@ def group_of(tensor: Tensor, size: int, rounds: Rounds, mesh: DeviceMesh) -> Gro
         for group in set(rounds.needed(coordinate))
     ]
     source = spec.layout
-    held = {} if spec.box is None or here is None else {spec.box: tensor.local.detach()}
+    local = tensor.local.detach()
+    held = {part: local[where.slices] for part, where in spec.parts()}
     target = IrregularLayout(tuple(spec.shape), tuple(pieces))
     found = redistribute_parts(held, source, target, mesh)
     return lambda group: torch.clone(found[box(group)])

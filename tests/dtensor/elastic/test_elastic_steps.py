@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import dtckpt.checkpoint as ckpt
-from dtckpt.dtensor import DeviceMesh, Mesh, PlacementError, Ragged, Replicate, Shard
+from dtckpt.dtensor import DeviceMesh, HeadTail, Mesh, PlacementError, Ragged, Replicate, Shard
 from dtckpt.dtensor.debug import CommDebugMode
 from dtckpt.dtensor.elastic import ElasticSampler, ElasticSteps
 from dtckpt.dtensor.fsdp import DataParallelMeshDims, MixedPrecisionPolicy, fully_shard
@@ -187,7 +187,8 @@ def test_several_axes_that_shard_and_modules_that_go_together() -> None:
 
 
 @pytest.mark.parametrize(
-    "placements", [[Shard(0)], [Shard(1)], [Replicate()], [Ragged(0, (0, 11, 1))]]
+    "placements",
+    [[Shard(0)], [Shard(1)], [Replicate()], [Ragged(0, (0, 11, 1))], [HeadTail(0)]],
 )
 def test_batches_may_lie_anyhow(placements: Any) -> None:
     start = made()
