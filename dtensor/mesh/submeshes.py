@@ -85,10 +85,21 @@ class SubMeshes(MeshGroups):
     ) -> Self:
         """Return the mesh of the same ranks in which one axis is several, the last one fastest.
 
-        ``backend_override`` has the backends of the groups along the new axes, as in
-        ``init_device_mesh``.
+        Of a mesh that was taken from another by its names it is a part of that one with the same
+        axis as several, so that ``concat`` puts it beside other parts. ``backend_override`` has the
+        backends of the groups along the new axes, as in ``init_device_mesh``.
         """
         axis, sizes = self.layout_mesh.axis(dim), tuple(mesh_sizes)
+        base, parts = self._base()
+        if base is not self and len(parts[axis]) == 1:
+            names = self.layout_mesh.split(axis, sizes, tuple(mesh_dim_names)).axis_names
+            (split,) = parts[axis]
+            whole = base.unflatten(split, sizes, mesh_dim_names, backend_override)
+            taken = whole._refined(base, parts) or ()
+            apart = [
+                [(new,) for new in part] if i == axis else [part] for i, part in enumerate(taken)
+            ]
+            return whole._taken(tuple(itertools.chain.from_iterable(apart)), names)
         mesh = self.layout_mesh.split(axis, sizes, tuple(mesh_dim_names))
         parts = tuple((old,) for old in range(self.ndim) for _ in (sizes if old == axis else (0,)))
         made = self._derived(mesh, parts, ("unflatten", (axis, sizes, tuple(mesh_dim_names))))
@@ -101,15 +112,18 @@ class SubMeshes(MeshGroups):
     def concat(meshes: Sequence[T]) -> T:
         """Return the mesh along all axes of some meshes that were taken from one, in their order.
 
-        Raises PlacementError where they are of several meshes, or have axes in common.
+        Some may be taken from it with an axis as several. Raises PlacementError where they are of
+        several meshes, or have axes in common.
         """
         found = [mesh._base() for mesh in meshes]
-        if not found or any(base is not found[0][0] for base, _ in found):
-            raise PlacementError(
-                f"concat takes meshes that were taken from one by their names, got {list(meshes)}"
-            )
         names = tuple(name for mesh in meshes for name in mesh.layout_mesh.axis_names)
-        return found[0][0]._taken(tuple(part for _, parts in found for part in parts), names)
+        for finest, _ in found:
+            refined = [finest._refined(base, parts) for base, parts in found]
+            if None not in refined:
+                return finest._taken(tuple(p for parts in refined for p in parts or ()), names)
+        raise PlacementError(
+            f"concat takes meshes that were taken from one by their names, got {list(meshes)}"
+        )
 
     def _taken(self, parts: Parts, names: tuple[str, ...]) -> Self:
         """Return the mesh through this rank along ``parts``, each of them one axis."""
@@ -132,6 +146,21 @@ class SubMeshes(MeshGroups):
         parent, parts = self._parent
         base, above = parent._base()
         return base, tuple(tuple(a for axis in part for a in above[axis]) for part in parts)
+
+    def _refined(self, base: SubMeshes, parts: Parts) -> Parts | None:
+        """Return parts of a mesh in this one, in which its axes may be several; None for others."""
+        if base is self:
+            return parts
+        if self._parent is None or self._recipe[0] != "unflatten":
+            return None
+        coarser, olds = self._parent
+        above = coarser._refined(base, parts)
+        if above is None:
+            return None
+        return tuple(
+            tuple(new for axis in part for new, (old,) in enumerate(olds) if old == axis)
+            for part in above
+        )
 
     def _derived(self, mesh: Mesh, parts: Parts, recipe: tuple[str, tuple[Any, ...]]) -> Self:
         key = (parts, mesh.shape, mesh.axis_names)

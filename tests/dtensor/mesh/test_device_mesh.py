@@ -102,6 +102,11 @@ def test_parts_of_a_mesh_have_names_and_shapes() -> None:
     assert whole.get_coordinate() == (1, 1, 0, 1)
     assert whole is mesh.unflatten(1, [3, 1], ["x", "y"])
     assert DeviceMesh.concat([mesh["c"], mesh["a"]]) is mesh["c", "a"]
+    part = mesh["b"].unflatten("b", (3, 1), ("x", "y"))
+    assert (part.shape, part.mesh_dim_names, part.get_coordinate()) == ((3, 1), ("x", "y"), (1, 0))
+    assert part is whole["x", "y"]
+    assert DeviceMesh.concat([mesh["a"], part, mesh["c"]]) is whole
+    assert DeviceMesh.concat([part, mesh["a"]]) is whole["x", "y", "a"]
     assert DeviceMesh.concat([mesh["c"], flat]) is mesh["c", "a_b"]
     assert DeviceMesh.concat([mesh["a"], mesh["b"], mesh["c"]]) is mesh
     for wrong, message in [

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint import parse_rules
 from dtckpt.dtensor import DeviceMesh, DTensor, Mesh, Packed, PlacementError, Ragged, Shard
+from dtckpt.dtensor.fsdp import fully_shard
 from dtckpt.dtensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -93,10 +94,10 @@ def check(model: Any, x: Tensor, expected: tuple[Tensor, dict[str, Tensor], Tens
         torch.testing.assert_close(parameter.grad.full_tensor(), expected[1][name], msg=name)
 
 
-def with_copies(store: Any, rank: int, world: Any, heads: int) -> DeviceMesh:
-    """Return a mesh of 4 ranks that can be seen as heads and copies, without a default group."""
-    mesh = rank_mesh(store, (4,), rank, world)
-    split = mesh.unflatten(0, (heads, 4 // heads), ("heads", "copies"))
+def with_copies(store: Any, shape: tuple[int, ...], rank: int, world: Any, heads: int) -> Any:
+    """Return a mesh whose last axis can be seen as heads and copies, without a default group."""
+    mesh = rank_mesh(store, shape, rank, world, ("dp", "tp")[-len(shape) :])
+    split = mesh.unflatten("tp", (heads, shape[-1] // heads), ("heads", "copies"))
     for axis, group in enumerate(axis_groups(store, split.layout_mesh, rank)):
         split._groups[(axis,)] = group  # pyright: ignore[reportPrivateUsage]
     return mesh
@@ -118,7 +119,7 @@ def test_heads_that_are_fewer_than_ranks() -> None:
     groups: Any = torch.distributed.HashStore()  # pyright: ignore[reportPrivateImportUsage]
 
     def train(rank: int, world: Any) -> None:
-        mesh = with_copies(groups, rank, world, 2)
+        mesh = with_copies(groups, (4,), rank, world, 2)
         ours: Any = parallelize_module(copy.deepcopy(model), mesh, GROUPED)
         assert ours.k.weight.to_local().shape == (HEAD, 12)
         head = model.get_parameter("k.weight")[rank // 2 * HEAD :][:HEAD]
@@ -146,6 +147,41 @@ def test_heads_that_are_fewer_than_ranks() -> None:
 
 def math_bytes(saved: Any, name: str) -> int:
     return saved[f"model/{name}"][...].nbytes
+
+
+@pytest.mark.parametrize("kind", ["fused", "grouped"])
+def test_sharded_data_over_it(kind: str) -> None:
+    """Three steps with AdamW and clipped gradients, over modules of both kinds."""
+    torch.manual_seed(0)
+    parts, x = (8, 8, 8), torch.randn(4, 3, 12, dtype=torch.float64)
+    model = Fused(parts, 10) if kind == "fused" else Attention(4, 1)
+    plan: Any = {**GROUPED, "k": ColwiseParallel(heads=1), "v": ColwiseParallel(heads=1)}
+    if kind == "fused":
+        gate_up = ColwiseParallel(parts=(10, 10))
+        plan = {"qkv": ColwiseParallel(parts=parts), "gate_up": gate_up}
+        plan |= {"o": RowwiseParallel(), "down": RowwiseParallel()}
+    groups: Any = torch.distributed.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+
+    def train(model: nn.Module, x: Tensor, times: int) -> None:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            (times * model(x).sin().sum()).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+
+    alone = copy.deepcopy(model)
+    train(alone, x, 1)
+
+    def body(rank: int, world: Any) -> None:
+        mesh = with_copies(groups, (2, 2), rank, world, 1)
+        ours: Any = parallelize_module(copy.deepcopy(model), mesh["tp"], plan)
+        fully_shard(ours, mesh=mesh["dp"])
+        train(ours, x.chunk(2)[mesh.get_local_rank("dp")], 2)
+        for (name, one), other in zip(ours.named_parameters(), alone.parameters(), strict=True):
+            torch.testing.assert_close(one.full_tensor(), other.data, msg=name)
+
+    run_ranks(4, body)
 
 
 def test_heads_that_ranks_do_not_divide() -> None:
