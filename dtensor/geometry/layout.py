@@ -19,7 +19,7 @@ from dtckpt.errors import PlacementError
 from .box import Box
 from .integers import ints
 from .mesh import Mesh, unravel
-from .order import Order
+from .order import Order, indexed, placed
 from .placement import Placement, Ragged, Replicate, Shard, format_placements, parse_placement
 from .splits import Split, cut_by
 
@@ -158,34 +158,11 @@ class Layout:
         box = self.cell_box(cell)
         if not self.is_dealt or box.is_empty:
             return ((box, Box.whole(box.sizes)),)
-        return tuple(self._indexed(box))
-
-    def _indexed(self, box: Box) -> Iterator[tuple[Box, Box]]:
-        """Yield the boxes of the tensor that a box of places holds, and where in it."""
-        dims: list[list[tuple[int, int, int]]] = []
-        for order, start, size in zip(self.orders, box.offsets, box.sizes, strict=True):
-            spans, at = [(start, size)] if order is None else order.indices(start, size), 0
-            found: list[tuple[int, int, int]] = []
-            for index, length in spans:
-                found.append((index, at, length))
-                at += length
-            dims.append(found)
-        for chosen in itertools.product(*dims):
-            indices, within, sizes = zip(*chosen, strict=True)
-            yield Box(indices, sizes), Box(within, sizes)
+        return tuple(indexed(self.orders, box))
 
     def placed(self, box: Box) -> Iterator[Box]:
         """Yield the boxes of places that hold a box of the tensor, which is not empty."""
-        if not self.is_dealt:
-            yield box
-            return
-        spans = (
-            [(start, size)] if order is None else order.places(start, size)
-            for order, start, size in zip(self.orders, box.offsets, box.sizes, strict=True)
-        )
-        for chosen in itertools.product(*spans):
-            places, sizes = zip(*chosen, strict=True)
-            yield Box(places, sizes)
+        return placed(self.orders, box) if self.is_dealt else iter((box,))
 
     def cell(self, coordinate: Coordinate) -> Cell:
         """Return the grid index of the cell that a coordinate holds."""
@@ -249,7 +226,7 @@ class Layout:
             return
         for places in self.placed(box):  # of one range each
             for cell, common in self._cells_at(places):
-                yield from ((cell, part) for part, _ in self._indexed(common))
+                yield from ((cell, part) for part, _ in indexed(self.orders, common))
 
     def _cells_at(self, box: Box) -> Iterator[tuple[Cell, Box]]:
         """Yield the cells that meet a box of places, which is not empty, with what they share."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+
+from .box import Box
 
 Span = tuple[int, int]
 """Start and size of a range."""
@@ -85,3 +87,32 @@ def covers(runs: Iterable[Span], size: int) -> bool:
             return False
         at += length
     return at == size
+
+
+def indexed(orders: Sequence[Order | None], box: Box) -> Iterator[tuple[Box, Box]]:
+    """Yield the boxes of a tensor that a box of places holds, and where in it.
+
+    There is an order for each dim, or None where places are indices.
+    """
+    dims: list[list[tuple[int, int, int]]] = []
+    for order, start, size in zip(orders, box.offsets, box.sizes, strict=True):
+        spans, at = [(start, size)] if order is None else order.indices(start, size), 0
+        found: list[tuple[int, int, int]] = []
+        for index, length in spans:
+            found.append((index, at, length))
+            at += length
+        dims.append(found)
+    for chosen in itertools.product(*dims):
+        indices, within, sizes = zip(*chosen, strict=True)
+        yield Box(indices, sizes), Box(within, sizes)
+
+
+def placed(orders: Sequence[Order | None], box: Box) -> Iterator[Box]:
+    """Yield the boxes of places that hold a box of a tensor, which is not empty."""
+    spans = (
+        [(start, size)] if order is None else order.places(start, size)
+        for order, start, size in zip(orders, box.offsets, box.sizes, strict=True)
+    )
+    for chosen in itertools.product(*spans):
+        places, sizes = zip(*chosen, strict=True)
+        yield Box(places, sizes)
