@@ -6,9 +6,10 @@ Run by test_job, one process per rank: torch's random numbers belong to a proces
 from __future__ import annotations
 
 import copy
+import importlib
+import math
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,10 +17,13 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import dtckpt.checkpoint as ckpt
-from dtckpt.dtensor import DeviceMesh, Mesh
+from dtckpt.dtensor import DeviceMesh
 from tests.processes import join_group, leave_group
 
 from .training import Net, Run, Training, deterministic, made, spread
+
+# Optimizers need it with the first step; like this, ranks have it from where they are forked.
+importlib.import_module("torch._dynamo")
 
 
 class RemadeNet(Net):
@@ -38,24 +42,23 @@ def trained(mesh: DeviceMesh, kind: str, count: int, source: Path | None, target
     if kind == "remade":
         start.__class__ = RemadeNet
     torch.manual_seed(dist.get_rank())  # ranks need not agree on what is drawn outside of steps
-    training = Training(spread(start, mesh, "plain" if kind == "plain" else "sharded"), mesh)
-    group: Any = mesh.get_group() if mesh.size() > 1 else None
-    options: dict[str, Any] = {"process_group": group, "no_dist": group is None}
+    training = Training(spread(start, mesh, "sharded"), mesh)
+    group = mesh.get_group()
     if source is not None:
-        ckpt.load(training.state, source, **options)
+        ckpt.load(training.state, source, process_group=group)
     run = training.train(count)
-    ckpt.save(training.state, target, **options)
+    ckpt.save(training.state, target, process_group=group)
     return run
 
 
 def main(folder: Path) -> None:
     rank = join_group()
     meshes = {size: DeviceMesh("cpu", list(range(size))) for size in (4, 3, 2)}
-    whole = trained(meshes[4], "sharded", 8, None, folder / "whole")
+    whole = trained(meshes[4], "sharded", 4, None, folder / "whole")
     stages: list[tuple[DeviceMesh, str, int, Path | None, Path]] = [
-        (meshes[4], "remade", 4, None, folder / "4"),
-        (meshes[2], "sharded", 2, folder / "4", folder / "6"),
-        (meshes[3], "remade", 2, folder / "6", folder / "8"),
+        (meshes[4], "remade", 2, None, folder / "2"),
+        (meshes[2], "sharded", 1, folder / "2", folder / "3"),
+        (meshes[3], "remade", 1, folder / "3", folder / "4"),
     ]
     joined = Run()
     for mesh, kind, count, source, target in stages:
@@ -68,10 +71,8 @@ def main(folder: Path) -> None:
     if rank < 2:
         assert joined.equals(whole)
     if rank == 0:
-        alone = trained(DeviceMesh("cpu", Mesh((1,)), rank=0), "plain", 8, None, folder / "alone")
-        assert alone.equals(whole)
         other = copy.deepcopy(whole)
-        other.losses[7] = torch.nextafter(*torch.tensor([whole.losses[7], 9.0]).double()).item()
+        other.losses[2] = math.nextafter(other.losses[2], 9)
         assert not other.equals(whole)
 
 
