@@ -150,18 +150,13 @@ class Unit:
             wholes: list[Tensor] = []
             with self._stream().resumed(lambda: wholes), self.memory():
                 *wholes, tags = self._arrived(coming)
-                for number, (one, source) in enumerate(
-                    zip(self.held, coming.sources, strict=False)
-                ):
-                    found = wholes[number]
+                for place, (one, found) in enumerate(zip(self.held, wholes, strict=True)):
                     # Memory of its own: nothing written to it is to reach the parameter. And as
                     # aligned as new memory: products of matrices may round by where those begin.
-                    shares = storage_id(found) in (
-                        storage_id(source),
-                        storage_id(one.sharded.local),
-                    )
+                    given = (coming.sources[place], one.sharded.local)
+                    shares = storage_id(found) in map(storage_id, given)
                     if (shares and not found.is_meta) or not is_aligned(found):
-                        wholes[number] = found.clone()
+                        wholes[place] = found.clone()
             if tags is not None and not bool((tags == self.number).all()):
                 raise PlacementError(
                     "ranks run different modules: this one gathers "
