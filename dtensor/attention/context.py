@@ -18,6 +18,7 @@ from ..geometry.placement import HeadTail
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.modes import attending_by, shared_attention
 from ..mesh.resolving import AnyMesh, resolve_mesh
+from ..tensor.compilers import opaque
 from ..tensor.local_parts import kind_of
 from .rotation import rotate_method_of
 from .shared import TORCHS, SharedSequence
@@ -196,11 +197,13 @@ class _Routed(TorchFunctionMode):
         return func(*args, **given)
 
 
+@opaque
 def _attended(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     attention = shared_attention()
     return (attention or TORCHS)(*args, **kwargs)
 
 
+@opaque
 def _in_any_thread(*args: Any, **kwargs: Any) -> Any:
     """Stand for ``F.scaled_dot_product_attention`` in all threads while any is in a block."""
     return _attended(args, kwargs)

@@ -234,6 +234,17 @@ def makers(backend: str) -> None:
     inputs = torch.arange(3.0)
     found = torch.compile(made, backend=backend)(inputs, nn.Linear(2, 2), mesh)
     torch.testing.assert_close(found, inputs + 1)
+    attend = torch.compile(_attended, backend=backend)
+    x = torch.linspace(-1, 1, 64).view(1, 2, 8, 4).sin()
+    torch.testing.assert_close(attend(x), _attended(x))
+    with experimental.context_parallel(mesh, buffers=[x], buffer_seq_dims=[2]):
+        expected, found = _attended(x), attend(x)  # which was recorded without the other ranks
+        torch.testing.assert_close(found, expected)
+        assert found.shape[2] * mesh.size() == 8
+
+
+def _attended(x: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(x * 2, x, x, is_causal=True) + 1
 
 
 if __name__ == "__main__":
@@ -248,6 +259,7 @@ if __name__ == "__main__":
     traffic = importlib.import_module("dtckpt.dtensor.comm.traffic")
     parallel = importlib.import_module("dtckpt.dtensor.parallel")
     fsdp = importlib.import_module("dtckpt.dtensor.fsdp")
+    experimental = importlib.import_module("dtckpt.dtensor.experimental")
     join_group()
     assert "torch._dynamo" not in sys.modules
     mesh = dtensor.DeviceMesh("cpu", list(range(torch.distributed.get_world_size())))
