@@ -17,6 +17,7 @@ from ..mesh.device_mesh import DeviceMesh
 from ..mesh.spec import DTensorSpec, spec_of
 from ..mesh.torch_layouts import AnyPlacement, is_placement
 from ..redistribute import redistribute_local
+from ..tensor.local_parts import require_plain
 from ..tensor.wrapper import Wrapper
 from .data_axes import DataAxes
 from .policies import CPUOffloadPolicy, OffloadPolicy
@@ -57,6 +58,7 @@ class ShardedParameter:
         """Return where a parameter is to lie; PlacementError where it cannot."""
         dim = _dim_of(name, parameter, choose)
         if not isinstance(parameter, Wrapper):
+            require_plain(f"fully_shard of {name!r}", parameter)
             mesh, model, own = data.mesh, None, ()
         else:
             model = parameter.spec

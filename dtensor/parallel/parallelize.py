@@ -20,6 +20,7 @@ from ..mesh.device_mesh import DeviceMesh
 from ..mesh.resolving import resolve_mesh
 from ..modules import keep_tied, slots
 from ..tensor.compilers import opaque
+from ..tensor.local_parts import require_plain
 from ..tensor.wrapper import Wrapper
 from .style import ParallelStyle, on_axes
 
@@ -176,7 +177,9 @@ def _check(mesh: DeviceMesh, steps: list[_Step]) -> None:
                     f"plan wants {placement} and {before}; give both styles that agree, as "
                     "RowwiseParallel for an embedding and ColwiseParallel for its head"
                 )
-            if isinstance(tensor, Wrapper) and not (
+            if not isinstance(tensor, Wrapper):
+                require_plain(f"parallelize_module of {name!r}", tensor)
+            elif not (
                 tensor.spec.mesh.same_ranks_as(lies)
                 and tensor.spec.placements == on_axes(placement, lies)
             ):

@@ -34,6 +34,7 @@ from dtckpt.dtensor import (
 from dtckpt.dtensor.debug import CommDebugMode
 from dtckpt.dtensor.device_mesh import init_device_mesh
 from dtckpt.dtensor.experimental import context_parallel, local_map, register_sharding
+from dtckpt.dtensor.fsdp import fully_shard
 from dtckpt.dtensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -206,7 +207,7 @@ def check_torchs_styles_on_our_mesh_and_ours_on_torchs() -> None:
     size = dist.get_world_size()
     our_mesh = init_device_mesh("cpu", (size,))
     their_mesh = torch_device_mesh.init_device_mesh("cpu", (size,))
-    theirs = {"0": torch_parallel.ColwiseParallel(), "2": torch_parallel.RowwiseParallel()}
+    theirs: Any = {"0": torch_parallel.ColwiseParallel(), "2": torch_parallel.RowwiseParallel()}
     ours: Any = {"0": ColwiseParallel(), "2": RowwiseParallel()}
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6)), torch.randn(3, 6)
@@ -223,9 +224,13 @@ def check_torchs_styles_on_our_mesh_and_ours_on_torchs() -> None:
     for plan in mixed:
         with pytest.raises(PlacementError, match="expected a ParallelStyle of dtckpt"):
             parallelize_module(copy.deepcopy(model), our_mesh, plan)
-    treated: Any = torch_parallel.parallelize_module(copy.deepcopy(model), their_mesh, ours)
-    assert all(isinstance(p.data, DTensor) for p in treated.parameters())
-    torch.testing.assert_close(treated(x).detach(), expected)
+    parallel = torch_parallel.parallelize_module(copy.deepcopy(model), their_mesh, theirs)
+    with pytest.raises(PlacementError, match=r"'0.weight' takes a plain tensor, got DTensor of t"):
+        parallelize_module(parallel, our_mesh, ours)
+    with pytest.raises(PlacementError, match=r"fully_shard of '0.weight' .* with from_torch"):
+        fully_shard(parallel, mesh=our_mesh)
+    with pytest.raises(TypeError, match="found!"):
+        torch_parallel.parallelize_module(copy.deepcopy(model), their_mesh, ours)
 
 
 def main() -> None:
@@ -244,6 +249,7 @@ EXAMPLES = (
     check_parallelize_module,
     check_loss_parallel,
     check_context_parallel,
+    check_torchs_styles_on_our_mesh_and_ours_on_torchs,
 )
 
 
