@@ -16,7 +16,7 @@ help:
 	@echo "make bench-scale   planning for up to 16,384 ranks, simulated"
 	@echo "make bench-dispatch   one operator call beside torch's DTensor"
 	@echo "make bench-redistribute   redistribute: bytes, memory, plans, wall time on Gloo"
-	@echo "make bench-training   a training step beside torch's parallelisms"
+	@echo "make bench-training   a training step beside torch's parallelisms, and elastic ones"
 	@echo "make bench-random   random numbers beside torch's own generator"
 	@echo "make operators     every operator against one device; writes docs/operators.md"
 	@echo "make test    the whole test suite"
