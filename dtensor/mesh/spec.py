@@ -93,11 +93,9 @@ class DTensorSpec:
         return (0,) if self.box is None else self.box.sizes
 
     def own_box(self) -> Box:
-        """Return what this rank holds; PlacementError where that is nothing or several boxes."""
+        """Return ``box``; PlacementError where this rank is not in the mesh."""
         if self.box is None:
             raise PlacementError(f"this rank is not in mesh {self.mesh.layout_mesh} of {self}")
-        if self.layout.is_dealt:
-            raise PlacementError(f"{self}: a rank holds several boxes; redistribute it to Shard")
         return self.box
 
     def parts(self) -> tuple[tuple[Box, Box], ...]:

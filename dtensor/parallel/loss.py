@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from dtckpt.errors import PlacementError
 
 from ..dtensor import DTensor
-from ..geometry.placement import Partial, Placement, Replicate
+from ..geometry.placement import Partial, Placement, Replicate, Shard
 from ..mesh.modes import implicit_replication
 from ..mesh.plain_tensors import may_be_plain
 from ..mesh.spec import DTensorSpec, spec_of
@@ -102,6 +102,9 @@ def parallel_cross_entropy(
         )
     if logits.spec.layout.is_partial:
         logits = logits.redistribute(placements=logits.spec.reduced().placements)
+    if logits.spec.layout.orders[dim] is not None:  # classes are told by their first one
+        rows = [Shard(dim) if p.is_shard(dim) else p for p in logits.placements]
+        logits = logits.redistribute(placements=rows)
     spec = _without(logits.spec, dim)
     told = _target_of(target, logits, spec)
     given = _Given(

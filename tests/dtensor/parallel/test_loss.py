@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dtckpt.dtensor import (
     DeviceMesh,
     DTensor,
+    Packed,
     Partial,
     Placement,
     PlacementError,
@@ -267,5 +268,24 @@ def test_a_target_that_is_no_class_is_not_a_number_on_every_rank() -> None:
             ours = distribute_tensor(logits, mesh, [placement])
             found = parallel_cross_entropy(ours, torch.tensor(target))
             assert found.full_tensor().isnan()
+
+    run_on_mesh((2,), body)
+
+
+def test_batches_and_classes_of_several_ranges() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(7, 10, dtype=torch.float64, generator=generator)
+    target, alone = torch.arange(7) % 10, logits.clone().requires_grad_()
+    expected = F.cross_entropy(alone, target)
+    expected.backward()
+
+    def body(mesh: DeviceMesh) -> None:
+        for placement in (Packed(0, (4, 3)), Packed(1, (6, 4))):
+            ours: Any = distribute_tensor(logits, mesh, [placement]).requires_grad_()
+            found = parallel_cross_entropy(ours, target)
+            torch.testing.assert_close(found.full_tensor(), expected)
+            found.backward()
+            assert ours.grad.placements == (placement,)
+            torch.testing.assert_close(ours.grad.full_tensor(), alone.grad)
 
     run_on_mesh((2,), body)
