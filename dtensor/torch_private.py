@@ -112,6 +112,23 @@ _MODE = found("_C._get_dispatch_mode")
 _RECORDING = found("_C._TorchDispatchModeKey.FUNCTIONAL")
 
 
+def will_recompute() -> bool:
+    """Whether a graph computes anew in its backward pass what is recorded now; or nobody can tell.
+
+    A mode of activation checkpointing, or a note of operators, tells.
+    """
+    if recording() is None:
+        return False
+    notes, modes = found("fx.traceback.current_meta"), found(_MODES)
+    if notes is None or modes is None or _CHECKPOINTING is None:
+        return True
+    return "recompute" in notes or any(isinstance(mode, _CHECKPOINTING) for mode in modes())
+
+
+_MODES = "utils._python_dispatch._get_current_dispatch_mode_stack"
+_CHECKPOINTING = found("utils.checkpoint._CachingTorchDispatchMode")
+
+
 def can_record() -> bool:
     """Whether graphs can have DTensors: what is recorded, and by whom, has to be known."""
     return None not in (_FAKE, _FUNCTIONAL, _MODE, _RECORDING)

@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from ..torch_private import recording, storage_id
+from ..torch_private import NotRecorded, recording, storage_id, will_recompute
 
 Run = Callable[[list[Tensor]], list[Tensor]]
 
@@ -29,8 +29,7 @@ _OPERATOR = "dtckpt::call"
 torch.library.define(
     _OPERATOR,
     "(Tensor[] tensors, Tensor? after, str name) -> Tensor[]",
-    # A backward graph that would call once more what the forward graph did takes its results.
-    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.nondeterministic_seeded),
+    tags=(torch.Tag.pt2_compliant_tag,),
 )
 
 _PROCESS = uuid.uuid4().hex[:12]
@@ -54,7 +53,15 @@ def record(
 
     ``make_alike`` returns tensors of the same shapes, dtypes and devices as ``run``. Calls of one
     ``key`` do the same, those that come first are kept for all; ``told`` is for readers of graphs.
+
+    Raises NotRecorded where the graph would call it once more in its backward pass: other random
+    numbers, and an order of calls that nothing fixes.
     """
+    if will_recompute():
+        raise NotRecorded(
+            f"{told}: not in a graph of which parts are computed again (activation checkpointing). "
+            "Compile what is checkpointed, checkpoint(compiled), and not what calls checkpoint"
+        )
     with _LOCK:
         name = _NAMES.get(key)
         if name is None:

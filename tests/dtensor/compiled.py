@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from ..processes import join_group, leave_group
 
@@ -217,6 +218,32 @@ def calls(backend: str) -> None:
         print("uneven parts:", str(error).splitlines()[0])
 
 
+def checkpointing(backend: str) -> None:
+    """Compare checkpointed functions that draw and send; those that graphs refuse say so."""
+    x = dtensor.distribute_tensor(torch.randn(4, 6), mesh, [dtensor.Shard(0)]).requires_grad_()
+
+    def function(x: Any) -> Any:
+        return F.dropout(x.redistribute(placements=[dtensor.Shard(1)]).exp(), 0.5).sin()
+
+    state = dtensor.random.get_rng_state(mesh)
+    torch._dynamo.reset()
+    grads: list[Tensor] = []
+    for run in (function, torch.compile(function, backend=backend)):
+        dtensor.random.set_rng_state(state, mesh)
+        checkpoint(run, x, use_reentrant=False).sum().backward()
+        grads.append(whole(x.grad))
+        x.grad = None
+    assert torch.equal(*grads)
+
+    def outer(x: Any) -> Any:
+        return checkpoint(function, x, use_reentrant=False)
+
+    try:
+        torch.compile(outer, backend=backend, fullgraph=True)(x)
+    except Exception as error:
+        print("recomputed:", "Compile what is checkpointed" in str(error))
+
+
 def _write(x: Any, _: Tensor) -> Any:
     copy = x.clone()
     copy[1] = 3.0
@@ -265,5 +292,7 @@ if __name__ == "__main__":
     mesh = dtensor.DeviceMesh("cpu", list(range(torch.distributed.get_world_size())))
     importlib.import_module("torch._dynamo")
     for part in sys.argv[3:]:
-        {"models": models, "calls": calls, "makers": makers}[part](sys.argv[2])
+        {"models": models, "calls": calls, "checkpointing": checkpointing, "makers": makers}[part](
+            sys.argv[2]
+        )
     leave_group()

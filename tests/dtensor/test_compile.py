@@ -18,8 +18,10 @@ def test_blocks_are_one_graph_each_with_and_without_gradients_of_inputs() -> Non
 
 
 def test_functions_of_distributed_tensors() -> None:
-    texts = run_processes("tests.dtensor.compiled", 2, "private", "aot_eager", "calls", "makers")
-    assert all(UNEVEN in text for text in texts)
+    parts = ("calls", "checkpointing", "makers")
+    for text in run_processes("tests.dtensor.compiled", 2, "private", "aot_eager", *parts):
+        assert UNEVEN in text
+        assert "recomputed: True" in text
 
 
 def test_functions_are_hidden_by_public_means_too() -> None:
