@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+
+from ..comm.caches import remembered
 
 Ranges = tuple[tuple[int, int], ...]
 """Start and size of ranges of positions, ascending: what a rank has, one after the other."""
@@ -42,7 +43,7 @@ class Block:
         return sum(min(max(row + self.diagonal + 1, 0), width) for row in range(height))
 
 
-@lru_cache(1 << 12)
+@remembered(1 << 12)
 def blocks_of(queries: Ranges, keys: Ranges, *, is_causal: bool) -> tuple[Block, ...]:
     """Return the blocks of the queries of one rank and the keys of one, without those masked whole.
 
