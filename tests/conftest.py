@@ -31,6 +31,7 @@ SLOW = (
     "checkpoint/ranks/test_calls.py",
     "dtensor/random/test_random.py",
     "checkpoint/test_failures.py",
+    "dtensor/combined/test_training.py",
     "dtensor/test_compile.py",
     "dtensor/mesh/test_device_mesh.py",
     "dtensor/mesh/test_interop.py",
