@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from ..comm.caches import remembered
 
 Ranges = tuple[tuple[int, int], ...]
-"""Start and size of ranges of positions, ascending: what a rank has, one after the other."""
+"""Start and size of ranges of positions: what a rank has, one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +61,26 @@ def blocks_of(queries: Ranges, keys: Ranges, *, is_causal: bool) -> tuple[Block,
         return ()
     if not is_causal:
         return (Block((0, height), (0, width), None),)
-    if queries == keys:  # in order on both sides: a triangle, whatever is missing between
+    if queries == keys and queries == tuple(sorted(queries)):
+        # In order on both sides: a triangle, whatever is missing between.
         return (Block((0, height), (0, width), 0),)
     found: list[Block] = []
     for row, first, size in _placed(queries):
-        seen = 0
+        rows, seen = (row, row + size), 0
+        others: list[Block] = []
         for column, start, count in _placed(keys):
-            if start + count - 1 <= first:
-                seen = column + count
-        rows = (row, row + size)
+            columns, is_whole = (column, column + count), start + count - 1 <= first
+            if is_whole and column == seen:
+                seen += count
+            elif is_whole or start <= first + size - 1:
+                others.append(Block(rows, columns, None if is_whole else first - start))
         if seen:
             last = found[-1] if found else None
             if last is not None and last.rows[1] == row and _is_whole(last, seen):
                 found[-1] = Block((last.rows[0], row + size), (0, seen), None)
             else:
                 found.append(Block(rows, (0, seen), None))
-        for column, start, count in _placed(keys):
-            if first < start + count - 1 and start <= first + size - 1:
-                found.append(Block(rows, (column, column + count), first - start))
+        found += others
     return tuple(found)
 
 

@@ -376,3 +376,18 @@ def test_what_does_not_fit_is_refused() -> None:
 
     with pytest.raises(PlacementError, match="must deal out 4 indices, each once"):
         Layout(Mesh((2,)), (Twice(0),), (4,))
+
+    @dataclass(frozen=True)
+    class Backwards(SplitPlacement):
+        form: ClassVar[str] = "Backwards(dim)"
+
+        def sizes_over(self, size: int, count: int) -> tuple[int, ...]:
+            return Shard(0).sizes_over(size, count)
+
+        def ranges_over(self, size: int, count: int) -> tuple[tuple[tuple[int, int], ...], ...]:
+            halves = Shard(0).ranges_over(size, 2 * count)
+            return tuple((halves[2 * i + 1][0], halves[2 * i][0]) for i in range(count))
+
+    assert Layout(Mesh((2,)), (Backwards(0),), (8,)).is_dealt
+    with pytest.raises(PlacementError, match=r"in order over one coordinate, got \(\(4, 4\), \(0"):
+        Layout(Mesh((1,)), (Backwards(0),), (8,))

@@ -14,7 +14,7 @@ from typing import ClassVar, Self
 from dtckpt.errors import PlacementError
 
 from ..integers import integer
-from ..order import Span, covers
+from ..order import Span, covers, order_of
 
 KINDS: dict[str, type[Placement]] = {}
 """Every class with a text form, by the name that this begins with."""
@@ -114,7 +114,7 @@ class SplitPlacement(Placement):
 
         In the order in which its local tensor has them; they may be empty. Like ``sizes_over``, and
         to the same sums, they follow from the fields and the arguments alone. By default each has
-        one, and indices ascend.
+        one, and indices ascend; they must where there is one coordinate, which cuts nothing.
         """
         starts = itertools.accumulate(sizes := self.sizes_over(size, count), initial=0)
         return tuple(((start, length),) for start, length in zip(starts, sizes, strict=False))
@@ -128,7 +128,9 @@ class SplitPlacement(Placement):
             ranges = self.ranges_over(size, count)
             sums = tuple(sum(length for _, length in held) for held in ranges)
             if sums == sizes and covers(itertools.chain(*ranges), size):
-                return ""
+                if count > 1 or order_of(ranges[0]) is None:
+                    return ""
+                return f"must leave all indices in order over one coordinate, got {ranges[0]}"
             return f"must deal out {size} indices, each once, as {sizes}, got the ranges {ranges}"
         return f"needs {count} sizes that sum to {size}, got {len(sizes)} that sum to {sum(sizes)}"
 

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import numpy as np
 import pytest
 
 from dtckpt.dtensor import HeadTail, Ragged, Shard, SplitPlacement
 from dtckpt.dtensor.attention.blocks import Sequences
+
+
+@dataclass(frozen=True, slots=True)
+class TailHead(SplitPlacement):
+    """The chunks of HeadTail, the later one first."""
+
+    form: ClassVar[str] = "TailHead(dim)"
+
+    def sizes_over(self, size: int, count: int) -> tuple[int, ...]:
+        return HeadTail(self.dim).sizes_over(size, count)
+
+    def ranges_over(self, size: int, count: int) -> tuple[tuple[tuple[int, int], ...], ...]:
+        return tuple(held[::-1] for held in HeadTail(self.dim).ranges_over(size, count))
+
 
 LENGTHS = [(24, 24), (13, 13), (7, 12), (12, 5), (3, 3), (0, 4), (4, 0)]
 
@@ -22,7 +39,7 @@ def positions(ranges: tuple[tuple[int, int], ...]) -> np.ndarray:
     return np.concatenate([np.arange(start, start + size) for start, size in ranges])
 
 
-@pytest.mark.parametrize("placement", [HeadTail(0), Shard(0)])
+@pytest.mark.parametrize("placement", [HeadTail(0), Shard(0), TailHead(0)])
 @pytest.mark.parametrize("is_causal", [True, False])
 def test_blocks_are_the_scores_that_the_mask_leaves(
     placement: SplitPlacement, is_causal: bool
