@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
 
 import torch
 
 from dtckpt.errors import PlacementError
+
+from ..comm.caches import remembered
 
 Environment = dict[str, str]
 
@@ -99,7 +100,7 @@ def _gpu(device: torch.device) -> str:
     return f"{found.name}, {found.multi_processor_count} multiprocessors"
 
 
-@cache
+@remembered(1)
 def _processor() -> str:
     """Return the model of the processor: libraries of matrix products choose by it."""
     cpuinfo = Path("/proc/cpuinfo")

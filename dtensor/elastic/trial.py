@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from functools import cache
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch.optim import Optimizer
 
 from dtckpt.errors import PlacementError
 
+from ..comm.caches import remembered
 from ..dtensor import DTensor
 from ..geometry.mesh import Mesh
 from ..geometry.placement import Replicate
@@ -118,6 +118,6 @@ def _made(part: Tensor, is_ours: bool) -> Tensor:
     return DTensor(local, spec_of(mesh, (Replicate(),), local.shape, None, local.dtype))
 
 
-@cache
+@remembered(8)
 def _alone(device_type: str) -> DeviceMesh:
     return DeviceMesh(device_type, Mesh((1,)), rank=0)
