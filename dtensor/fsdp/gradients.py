@@ -91,7 +91,8 @@ class Gradients:
                 local, way = self._told_to_all(local.view(1), op)
             sent.append(local)
             ways.append(way)
-        used = [float(i in self.waiting) for i in trained]
+        # Of all, so that their number stays though parameters are frozen meanwhile.
+        used = [float(i in self.waiting) for i in range(len(held))]
         votes = torch.tensor(used, dtype=sent[0].dtype, device=sent[0].device)
         votes, way = self._told_to_all(votes, op)
         sent.append(votes)
@@ -107,13 +108,14 @@ class Gradients:
                 self.scattered = dict(zip((*trained, -1), sums, strict=True))
                 return found
             sums = redistribute_locals(sums, [(way.scattered, way.result) for way in ways])
+            self.scattered.clear()  # also what parameters have that were frozen meanwhile
         *sums, votes = sums
         if self.hook is not None:
             sums = self._hooked(self.hook, sums)
         # Read only where this rank does not know it: a GPU is waited for then.
-        has_all = all(used)
-        for number, (i, local) in enumerate(zip(trained, sums, strict=True)):
-            if has_all or votes[number].item():
+        has_all = all(used[i] for i in trained)
+        for i, local in zip(trained, sums, strict=True):
+            if has_all or votes[i].item():
                 found[i] = as_parameter(local, held[i])
         return found
 

@@ -84,6 +84,44 @@ def test_sums_of_one_group_wait_for_the_others(factor: float | None) -> None:
     run_on_mesh((2, 2), body)
 
 
+@pytest.mark.parametrize("freezes", [False, True])
+def test_parameters_may_be_frozen_while_sums_wait_for_other_groups(freezes: bool) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.scale = nn.Linear(4, 4), nn.Parameter(torch.ones(4))
+
+        def forward(self, x: Any) -> Any:
+            return self.layer(x) * self.scale
+
+    start = Scaled()
+    x = torch.arange(32.0).view(8, 4) / 32
+    wanted = copy.deepcopy(start)
+    wanted(x).square().mean().backward()
+    once = copy.deepcopy(wanted.layer.weight.grad)
+    wanted(x).square().mean().backward()
+
+    def body(mesh: DeviceMesh) -> None:
+        model: Any = fully_shard(copy.deepcopy(start), mesh=mesh)
+        weight = model.layer.weight
+        weight.requires_grad_(freezes)
+        model.set_requires_all_reduce(False)
+        model(part(x, mesh)).square().mean().backward()
+        weight.requires_grad_(not freezes)
+        model.set_requires_all_reduce(True)
+        model(part(x, mesh)).square().mean().backward()
+        for name in ("layer.bias", "scale"):
+            grad = model.get_parameter(name).grad.full_tensor()
+            torch.testing.assert_close(grad, wanted.get_parameter(name).grad)
+        if freezes:
+            assert weight.grad is None
+        else:
+            torch.testing.assert_close(weight.grad.full_tensor(), once)
+        assert not any(state.unit.gradients.are_pending for state in states_below(model))
+
+    run_on_mesh((2, 2), body)
+
+
 def test_hooks_have_the_reduced_gradients() -> None:
     start = made()
     wanted = gradients_of(start, 0)
