@@ -30,6 +30,8 @@ class Held:
     """The local tensor of the whole parameter, while that is whole."""
     kept: Tensor | None = None
     """What of it is kept between the passes, where a smaller group gathers it again."""
+    num_replaced: int = 0
+    """How often another parameter was put in its place: counts of writes begin anew with each."""
 
     @property
     def sharded(self) -> Wrapper:
@@ -54,3 +56,4 @@ class Held:
                 "state dicts without assign=True, or with DTensors that lie as the parameters"
             )
         self.parameter = found
+        self.num_replaced += 1

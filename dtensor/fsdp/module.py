@@ -105,6 +105,7 @@ class FSDPModule:
         The ``zero_grad`` of an optimizer does not know of these.
         """
         for state in self._states(recurse=True):
+            state.end_interrupted()  # else whole parameters stand where those with gradients do
             state.unit.gradients.forget()
         super().zero_grad(set_to_none)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 
@@ -162,7 +163,8 @@ class FSDPModule:
         states = self._states(recurse=recurse)
         meshes = [smaller_mesh(state.unit, reshard_after_forward) for state in states]
         for state, mesh in zip(states, meshes, strict=True):
-            state.unit.reshard_after_forward, state.unit.smaller = reshard_after_forward, mesh
+            state.unit.reshard_after_forward = reshard_after_forward
+            state.unit.keep_among(mesh)
 
     def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
         """Set whether parameters are gathered as the backward pass comes to this module.

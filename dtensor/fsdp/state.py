@@ -43,6 +43,8 @@ class State:
         """Whether the last backward pass was to leave them whole."""
         self.unshards_in_backward = True
         self.is_last_backward = True
+        self.will_reduce_pending = False
+        """Whether what waits is reduced as the backward pass that runs ends; of the root only."""
         self.prefetched_in_forward: list[State] = []
         self.prefetched_in_backward: list[State] = []
         self.prefetches = unit.data.mesh.device.type != "cpu"
@@ -81,7 +83,7 @@ class State:
             keeps = self.was_asked_for or self.was_kept or not unit.reshards_after_backward
             event, self.post_optim_event = self.post_optim_event, None
             unit.gather(anew=not keeps, after=event)
-            unit.show(when_reduced=self.end_unit)
+            unit.show(when_reduced=self.after_reduction)
         self.was_asked_for = self.was_kept = False
         if not is_inner and not in_backward():
             self._prefetch_forward()
@@ -105,12 +107,12 @@ class State:
     def _begin_pass(self) -> None:
         """End what an exception has left, and what no module came to use."""
         for state in self.below:
-            if state.is_in_backward:
-                state.end_unit()
+            state.end_interrupted()
             state.end_forward()
             if not state.was_asked_for:
                 state.unit.drop()
         self.last_order, self.order = self.order, []
+        self.will_reduce_pending = False
 
     def _prefetch_forward(self) -> None:
         root = self.root
@@ -179,8 +181,16 @@ class State:
             with torch.enable_grad():  # what is made anew is to save what was saved before
                 self.unit.show()
         self.is_in_backward = True
-        when_backward_ends(self.end_backward)
+        when_backward_ends(self.end_unit)
+        self._reduce_pending_at_end()
         self._prefetch_backward()
+
+    def _reduce_pending_at_end(self) -> None:
+        """Have the root reduce what waits in all units, wherever the backward pass began."""
+        root = self.root
+        if not root.will_reduce_pending:
+            root.will_reduce_pending = True
+            when_backward_ends(root.reduce_pending)
 
     def _prefetch_backward(self) -> None:
         root, states = self.root, self.prefetched_in_backward
@@ -203,9 +213,19 @@ class State:
         if not self.was_kept:
             self.unit.free()
 
-    def end_backward(self) -> None:
-        """End a backward pass; the root also reduces what still waits in all units."""
+    def after_reduction(self) -> None:
+        """End the unit in this backward pass, be it that no output told of its beginning."""
         self.end_unit()
+        self._reduce_pending_at_end()
+
+    def end_interrupted(self) -> None:
+        """End a backward pass that an exception has left."""
+        if self.is_in_backward and not in_backward():
+            self.end_unit()
+
+    def reduce_pending(self) -> None:
+        """Reduce what still waits in all units at the end of a backward pass; of the root."""
+        self.will_reduce_pending = False
         for state in self.below:
             if self.is_last_backward:
                 state.unit.reduce_pending()
@@ -246,6 +266,7 @@ class State:
         made.saving, made.ran = [], set()
         made.is_root, made.root, made.below, made.order, made.last_order = None, made, [], [], []
         made.is_in_backward = made.was_asked_for = made.was_kept = False
+        made.will_reduce_pending = False
         for name in ("prefetched_in_forward", "prefetched_in_backward"):
             setattr(made, name, copy.deepcopy(getattr(self, name), memo))
         made.post_optim_event = None

@@ -34,7 +34,7 @@ from .gradients import Gradients
 from .held import Held
 from .policies import MixedPrecisionPolicy
 
-Versions = list[tuple[int, torch.dtype]]
+Versions = list[tuple[int, int, torch.dtype]]
 Move = tuple[DTensorSpec, DTensorSpec]
 
 
@@ -91,7 +91,9 @@ class Unit:
         """Return what differs once a sharded parameter was written, alike on all ranks."""
         for one in self.held:
             one.follow()
-        return [(num_writes(one.parameter), one.parameter.dtype) for one in self.held]
+        return [
+            (one.num_replaced, num_writes(one.parameter), one.parameter.dtype) for one in self.held
+        ]
 
     def start_gathering(self, *, after: Any = None, later: bool = True) -> None:
         """Start to make the parameters whole, unless they are or will be, as they are now.
@@ -201,6 +203,12 @@ class Unit:
         self.versions = self.kept_versions = None
         for one in self.held:
             one.whole = one.kept = None
+
+    def keep_among(self, smaller: DeviceMesh | None) -> None:
+        """Keep parameters between the passes on another mesh, and forget what lies on this one."""
+        self.smaller, self.kept_versions = smaller, None
+        for one in self.held:
+            one.kept = None
 
     def shrink(self) -> None:
         """Keep of the whole parameters what a smaller group needs to gather them again."""

@@ -96,7 +96,11 @@ def test_a_smaller_group_gathers_again() -> None:
         model.zero_grad()
         trained(model, lambda tokens: part(tokens, mesh))
         assert_like(model, whole)
+        model.zero_grad()
+        loss = model(part(tokens_of(0), mesh)).square().mean()
         model.set_reshard_after_forward(True)
+        assert all(one.kept is None for unit in units for one in unit.held)
+        loss.backward()
         model(part(tokens_of(0), mesh))
         assert all(one.kept is None for unit in units for one in unit.held)
         with torch.no_grad():

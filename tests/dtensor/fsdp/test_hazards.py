@@ -225,6 +225,47 @@ def test_gradients_that_wait_are_reduced_though_the_last_pass_has_none() -> None
     run_on_mesh((2,), body)
 
 
+@pytest.mark.parametrize("hides_output", [False, True])
+def test_gradients_that_wait_are_reduced_wherever_a_pass_begins(hides_output: bool) -> None:
+    class Hidden(Either):
+        def forward(self, x: Tensor, first: bool) -> Any:
+            y = super().forward(x, first)
+            return Out(y) if hides_output else y
+
+    start = Hidden()
+    whole = copy.deepcopy(start)
+
+    def loss_of(model: Any, x: Tensor, first: bool) -> Tensor:
+        out = model(x, first)
+        return (out.value if hides_output else out).square().mean()
+
+    (loss_of(whole, X, False) + loss_of(whole, X, True)).backward()
+
+    def body(mesh: DeviceMesh) -> None:
+        model: Any = copy.deepcopy(start)
+        fully_shard(model.b, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        model.set_requires_gradient_sync(False)
+        loss_of(model, half(X, mesh), False).backward()
+        model.set_requires_gradient_sync(True)
+        if hides_output:  # the root has what runs, and its output has no hook
+            loss_of(model, half(X, mesh), True).backward()
+        else:
+            with torch.no_grad():
+                model(half(X, mesh), True)
+            model.b(half(X, mesh)).mean().backward()
+            assert model.a.weight.grad is None  # nothing of it has come
+            model.zero_grad()
+            model.set_requires_gradient_sync(False)
+            loss_of(model, half(X, mesh), False).backward()
+            loss_of(model, half(X, mesh), True).backward()
+            model.set_requires_gradient_sync(True)
+            (0 * model.b(half(X, mesh)).mean()).backward()
+        assert_same_gradients(model, whole)
+
+    run_on_mesh((2,), body)
+
+
 def test_tied_parameters_of_two_units_are_refused() -> None:
     def body(mesh: DeviceMesh) -> None:
         model: Any = nn.Sequential(linear(), linear())
@@ -303,6 +344,31 @@ def test_loads_and_writes_between_passes_are_seen(tmp_path: Any) -> None:
     run_on_mesh((1,), body)
 
 
+def test_parameters_put_in_the_place_of_others_are_gathered_though_those_are_kept() -> None:
+    start = linear()
+
+    def body(mesh: DeviceMesh) -> None:
+        model: Any = fully_shard(copy.deepcopy(start), mesh=mesh)
+        other: Any = fully_shard(linear(), mesh=mesh)
+        with torch.no_grad():
+            other.weight.fill_(2.0)
+            other.bias.fill_(3.0)
+            wanted = other(X)
+        model.set_reshard_after_backward(False)
+        model.set_reshard_after_forward(False)
+        model(X).sum().backward()
+        # As many writes as those that were kept have had: none.
+        state = {name: 1 * tensor for name, tensor in other.state_dict().items()}
+        model.load_state_dict(state, assign=True)
+        torch.testing.assert_close(model(X), wanted)
+        asked: Any = fully_shard(copy.deepcopy(start), mesh=mesh)
+        asked.unshard()
+        asked.load_state_dict(state, assign=True)
+        torch.testing.assert_close(asked(X), wanted)
+
+    run_on_mesh((2,), body)
+
+
 def test_another_dtype_is_taken_up_and_another_layout_refused() -> None:
     def body(mesh: DeviceMesh) -> None:
         model: Any = fully_shard(nn.Linear(4, 4), mesh=mesh)
@@ -372,6 +438,35 @@ def test_inference_first_and_errors_leave_training_as_it_is() -> None:
         model(half(X, mesh)).square().mean().backward()
         assert_same_gradients(model, whole)
         assert not any(state.unit.is_whole for state in states_below(model))
+
+    run_on_mesh((2,), body)
+
+
+def test_gradients_from_before_a_pass_that_fails_are_dropped() -> None:
+    start = nn.Sequential(linear(), linear())
+    whole = copy.deepcopy(start)
+    whole(X).square().mean().backward()
+
+    def body(mesh: DeviceMesh) -> None:
+        model: Any = copy.deepcopy(start)
+        fully_shard(model[0], mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        model(half(X, mesh)).square().mean().backward()
+
+        def fail(grad: Tensor) -> None:
+            raise ValueError("on purpose")
+
+        def hook(module: nn.Module, inputs: Any, output: Tensor) -> None:
+            output.register_hook(fail)
+
+        handle = model[0].register_forward_hook(hook, prepend=True)
+        with pytest.raises(ValueError, match="on purpose"):
+            model(X).sum().backward()
+        handle.remove()
+        model.zero_grad()
+        assert all(parameter.grad is None for parameter in model.parameters())
+        model(half(X, mesh)).square().mean().backward()
+        assert_same_gradients(model, whole)
 
     run_on_mesh((2,), body)
 
