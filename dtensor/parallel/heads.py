@@ -7,6 +7,8 @@ first axis and replicated along the second, along which their gradients are summ
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Mapping
 from typing import Any, cast
 
 from torch import Tensor
@@ -51,8 +53,31 @@ def split_between(dim: int, size: int, heads: int | None, mesh: DeviceMesh) -> P
         return Shard(dim)
     if heads % mesh.size() == 0:
         return Shard(dim)
-    counts = Shard(dim).sizes_over(heads, mesh.size())
+    some, more = divmod(heads, mesh.size())  # no rank is without, as chunks would leave one
+    counts = (some + (rank < more) for rank in range(mesh.size()))
     return Ragged(dim, tuple(count * (size // heads) for count in counts))
+
+
+def require_groups(numbers: Mapping[str, int], mesh: DeviceMesh) -> None:
+    """Raise PlacementError where ranks would have heads without those that they are grouped with.
+
+    ``numbers`` are the heads of layers beside each other, by name. Some may be a multiple of
+    others, as queries of keys and values: rank by rank, they then have to be that.
+    """
+    count = mesh.size()
+    for (few, least), (many, most) in itertools.permutations(numbers.items(), 2):
+        if most <= max(least, count) or most % least:
+            continue
+        if most % count or (least % count and count % least):
+            remedy = (
+                f"use a number of ranks that divides {most}"
+                if least < count
+                else f"give {many!r} heads={least}, too, which are the groups that stay together"
+            )
+            raise PlacementError(
+                f"{many!r} has {most} heads and {few!r} {least}, of which {count} ranks would not "
+                f"have the same groups; {remedy}"
+            )
 
 
 def require_heads(heads: object, size: int, what: str) -> None:

@@ -151,7 +151,10 @@ class ColwiseParallel(_SplitLayer):
     With ``heads``, so many of equal size that the outputs of a ``Linear`` consist of, no head is
     split. Where there are fewer than ranks, as of grouped keys and values, each is on several
     neighbouring ranks: the weight is replicated among these, and its gradient summed. The output
-    is then a local tensor. With ``parts``, ``heads`` has a number for each.
+    is then a local tensor. With ``parts``, ``heads`` has a number for each. Layers of one module
+    whose heads are a multiple of others', as queries of keys, are refused where ranks would not
+    have the same groups: the number of ranks must divide the queries' heads, or both get the number
+    of groups.
     """
 
     def __init__(

@@ -22,6 +22,8 @@ from ..modules import keep_tied, slots
 from ..tensor.compilers import opaque
 from ..tensor.local_parts import require_plain
 from ..tensor.wrapper import Wrapper
+from .heads import require_groups
+from .linear import ColwiseParallel
 from .style import ParallelStyle, on_axes
 
 Plan = ParallelStyle | Mapping[str, ParallelStyle]
@@ -187,6 +189,12 @@ def _check(mesh: DeviceMesh, steps: list[_Step]) -> None:
                     f"parallelize_module: {name!r} is distributed already, as {tensor.spec}; apply "
                     "tensor parallel styles before fully_shard, and once"
                 )
+    beside: dict[str, dict[str, int]] = {}
+    for step in steps:
+        if isinstance(step.style, ColwiseParallel) and step.style.heads is not None:
+            beside.setdefault(step.name.rpartition(".")[0], {})[step.name] = step.style.heads
+    for numbers in beside.values():
+        require_groups(numbers, mesh)
 
 
 def placement_rules(module: nn.Module, prefix: str = "model") -> str:

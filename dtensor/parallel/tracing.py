@@ -163,7 +163,8 @@ class _Trace(fx.Interpreter):
         made = _of_node(n)
         (lies,) = x.placements
         self.seen[name] = None
-        if name and lies.is_shard(x.ndim - 1) and name not in self._mixed:
+        # Another cut of the features, as what is joined has, would be moved to that of the weight.
+        if name and lies == Shard(x.ndim - 1) and name not in self._mixed:
             self.rows.add(name)
             self._reached |= makers
             return self._placed(made, Replicate())

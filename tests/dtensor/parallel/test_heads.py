@@ -202,6 +202,32 @@ def test_heads_that_ranks_do_not_divide() -> None:
     run_on_mesh((3,), body)
 
 
+def test_no_rank_is_without_a_head_where_there_are_as_many() -> None:
+    mesh = _mesh_of(4)
+    lies = ColwiseParallel(heads=6).placements(nn.Linear(2, 12), mesh)["weight"]
+    assert lies == Ragged(0, (4, 4, 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("heads", "groups", "ranks", "remedy"),
+    [
+        (6, 2, 4, "use a number of ranks that divides 6"),
+        (6, 3, 2, r"give 'q' heads=3, too"),
+        (12, 6, 4, r"give 'q' heads=6, too"),
+    ],
+)
+def test_groups_that_ranks_would_not_have_together(
+    heads: int, groups: int, ranks: int, remedy: str
+) -> None:
+    model: Any = Attention(heads, groups)
+    plan = {"q": ColwiseParallel(heads=heads), "[kv]": ColwiseParallel(heads=groups)}
+    with pytest.raises(PlacementError, match=f"'q' has {heads} heads and 'k' {groups}.*{remedy}"):
+        parallelize_module(model, _mesh_of(ranks), plan)
+    assert type(model.q.weight) is nn.Parameter
+    alone = {name: ColwiseParallel(heads=groups) for name in "qkv"}
+    parallelize_module(model, _mesh_of(groups), alone, src_data_rank=None)
+
+
 @pytest.mark.parametrize(("ranks", "local"), [(2, True), (2, False), (3, False)])
 def test_fused_projections(ranks: int, local: bool) -> None:
     torch.manual_seed(0)

@@ -122,6 +122,23 @@ def test_what_is_no_pair_stays_whole() -> None:
     assert plan_of(traced(Odd(), torch.ones(2, 8)), 2) == {}
 
 
+class Joined(nn.Module):
+    """Features that come to a layer in another cut than its weight has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c, self.d = (nn.Linear(8, 8) for _ in range(4))
+        self.joined, self.taken, self.padded = nn.Linear(16, 4), nn.Linear(6, 4), nn.Linear(11, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        joined = self.joined(torch.cat([self.a(x), self.b(x)], -1))
+        return joined + self.taken(self.c(x)[..., :6]) + self.padded(F.pad(self.d(x), (0, 3)))
+
+
+def test_layers_between_which_features_would_move_stay_whole() -> None:
+    assert plan_of(traced(Joined(), torch.ones(2, 8)), 2) == {}
+
+
 def test_what_cannot_be_told_is_refused() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
     sizes = {"input": {0: torch.export.Dim("batch")}}
