@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import faulthandler
 import json
 import os
 import signal
@@ -336,6 +337,7 @@ def test_after_a_fork(store: Store) -> None:
     write(store, "x", DATA)
     pid = os.fork()
     if pid == 0:
+        faulthandler.dump_traceback_later(15)  # says where, once it does hang
         signal.alarm(20)  # die rather than hang
         try:
             os._exit(0 if store.read("x") == DATA else 1)
