@@ -337,7 +337,7 @@ def test_after_a_fork(store: Store) -> None:
     write(store, "x", DATA)
     pid = os.fork()
     if pid == 0:
-        faulthandler.dump_traceback_later(15)  # says where, once it does hang
+        faulthandler.register(signal.SIGALRM, chain=True)  # tells where
         signal.alarm(20)  # die rather than hang
         try:
             os._exit(0 if store.read("x") == DATA else 1)
