@@ -63,12 +63,12 @@ def context_parallel(
     [0, 1, 2, 3, 4, 5]
     """
     ours = one_axis(mesh)
-    given = _checked(buffers, buffer_seq_dims, no_restore_buffers)
+    kept = {id(tensor) for tensor in no_restore_buffers or ()}
+    given = _checked(buffers, buffer_seq_dims, kept)
     placement = HeadTail(0)
     lengths = _lengths(given, placement, ours)
     sequence = SharedSequence(ours, placement, lengths, rotate_method_of(None))
     wholes: list[tuple[Tensor, Tensor]] = []
-    kept = {id(tensor) for tensor in no_restore_buffers or ()}
     parts = [part_of(buffer, dim, ours) for buffer, dim in given]
     try:
         for (buffer, _), part in zip(given, parts, strict=True):
@@ -125,7 +125,7 @@ def buffers_by_dim(
 def _checked(
     buffers: Sequence[Tensor] | None,
     dims: Sequence[int] | None,
-    no_restore: Iterable[Tensor] | None,
+    kept: set[int],
 ) -> list[tuple[Tensor, int]]:
     found = buffers_by_dim(list(buffers or ()), list(dims or ()), "context_parallel")
     known = {id(buffer) for buffer, _ in found}
@@ -137,7 +137,7 @@ def _checked(
                 f"context_parallel: buffer {number} requires grad and cannot become a part of "
                 "itself; pass a tensor that does not, or shard it as a DTensor with HeadTail"
             )
-    if any(id(tensor) not in known for tensor in no_restore or ()):
+    if not kept <= known:
         raise ValueError("context_parallel: no_restore_buffers must be among the buffers")
     return found
 
