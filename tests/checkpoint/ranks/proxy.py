@@ -23,6 +23,8 @@ class Network:
         self.is_deaf = False
         """Whether what is sent is swallowed, as by a firewall that drops packets."""
         self.num_connections = 0
+        self._answered: set[tuple[socket.socket, socket.socket]] = set()
+        self._answer_came = threading.Condition()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._servers: list[socket.socket] = []
         invitation = Listener.invitation
@@ -38,6 +40,17 @@ class Network:
             )
 
         monkeypatch.setattr(Listener, "invitation", through_here)
+
+    @property
+    def num_answered(self) -> int:
+        """How many connections the coordinator has said something over."""
+        return len(self._answered)
+
+    def wait_until_answered(self, count: int) -> None:
+        """Wait until the coordinator has answered so many connections, in all."""
+        with self._answer_came:
+            came = self._answer_came.wait_for(lambda: self.num_answered >= count, 60)
+        assert came, f"{self.num_answered} of {count} connections were answered"
 
     def reset(self) -> None:
         """End all connections as a router does that has forgotten them."""
@@ -87,4 +100,12 @@ class Network:
             while data := source.recv(1 << 16):
                 if not self.is_deaf:
                     target.sendall(data)
+                    self._note_answer(source, target)
             target.shutdown(socket.SHUT_WR)
+
+    def _note_answer(self, source: socket.socket, target: socket.socket) -> None:
+        pair = (target, source)  # as they are kept: an answer goes the other way
+        with self._answer_came:
+            if pair in self._pairs:
+                self._answered.add(pair)
+                self._answer_came.notify_all()
