@@ -6,7 +6,7 @@ import operator
 from collections.abc import Iterable
 from typing import Any, cast
 
-from dtckpt.errors import PlacementError
+from dtckpt.errors import PlacementError, UnsupportedOp
 
 
 def ints(values: object, what: str) -> tuple[int, ...]:
@@ -35,8 +35,9 @@ def integer(value: object, what: str) -> int:
         return _int(value)
     except TypeError as error:
         if type(value).__module__.startswith("torch.fx"):
-            # What compilers have in the place of numbers that vary; they take this for a refusal.
-            raise NotImplementedError(f"{what} must not vary within a graph") from error
+            # What compilers have in the place of numbers that vary. They record what is around a
+            # NotImplementedError, and run what raises it by itself.
+            raise UnsupportedOp(f"{what} must not vary within a graph") from error
         raise PlacementError(f"{what} must be an int, got {value!r}") from error
 
 

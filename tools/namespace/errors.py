@@ -59,7 +59,7 @@ class PlacementError(DtckptError, ValueError):
 
 
 class UnsupportedOp(DtckptError, NotImplementedError):
-    """A tensor operator has no sharding rule and may not fall back."""
+    """What is not supported here: an operator without a rule that may not fall back, say."""
 
 
 class CollectiveMismatch(DtckptError):

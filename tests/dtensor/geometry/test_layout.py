@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch.fx
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +24,7 @@ from dtckpt.dtensor.geometry.placement import (
     parse_placement,
     parse_placements,
 )
-from dtckpt.errors import PlacementError
+from dtckpt.errors import PlacementError, UnsupportedOp
 
 from ..oracle import local_array
 from ..strategies import layouts, meshes
@@ -147,6 +148,12 @@ def test_dims_and_orders_are_integers() -> None:
             Shard(0, value)
         with pytest.raises(PlacementError, match="dim of a Ragged must be an int"):
             Ragged(value, (1,))
+
+
+def test_what_stands_for_a_number_in_graphs_is_left_out_of_them() -> None:
+    varying: Any = torch.fx.Proxy(torch.fx.Graph().placeholder("n"))
+    with pytest.raises(UnsupportedOp, match="dim of a Shard must not vary within a graph"):
+        Shard(varying)
 
 
 def test_placements_answer_the_questions_of_torch() -> None:
