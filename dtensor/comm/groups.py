@@ -130,7 +130,8 @@ def group_over(ranks: tuple[int, ...]) -> Any:
     if not dist.is_initialized():
         raise PlacementError(
             f"there is no process group of the ranks {list(ranks[:8])} of both meshes: initialise "
-            "torch.distributed, or let one of the meshes lie within= a mesh that has all of them"
+            "torch.distributed, or let one of the meshes lie within= a mesh of exactly these "
+            f"{len(ranks)} ranks that has a world_group"
         )
     known = _over.setdefault(dist.group.WORLD, {})
     if ranks not in known:

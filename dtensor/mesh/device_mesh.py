@@ -55,10 +55,10 @@ class DeviceMesh(SubMeshes):
     ``groups`` gives one group per axis, of the ranks that differ from this one along that axis
     only, in axis order; ``world_group`` one of all ranks in row-major order. What is not given is
     made by ``torch.distributed.new_group`` on first use, which the ranks of that group must reach
-    in the same order. ``within`` is a mesh that has the ranks of this one and of others, over whose
-    world group tensors go from this mesh to those; without it such a group is made. Where nobody
-    has initialised torch.distributed, this does from the environment of a launcher; where there is
-    none the mesh answers what needs no rank.
+    in the same order. ``within`` is a mesh of exactly the ranks of this one and of another, over
+    whose world group tensors go between the two; without it such a group is made. Where nobody has
+    initialised torch.distributed, this does from the environment of a launcher; where there is none
+    the mesh answers what needs no rank.
 
     Two meshes are equal when ranks, shape, names and device type are; tensors on meshes that differ
     in names only go together. torch's code takes a DeviceMesh for one of its own, which
