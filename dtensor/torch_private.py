@@ -14,7 +14,7 @@ import importlib
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -76,67 +76,6 @@ class outside_modes:
 def has_no_values(tensor: Tensor) -> bool:
     """Whether a tensor has a shape only: one on the meta device, or of a fake mode."""
     return tensor.is_meta or (type(tensor) is not Tensor and hasattr(tensor, "fake_mode"))
-
-
-_STAND_IN = found("_library.fake_class_registry.FakeScriptObject")
-
-
-def without_stand_in(thing: Any) -> Any:
-    """Return what stands behind the object that compilers pass on in its place, or the thing."""
-    is_one = _STAND_IN is not None and type(thing) is _STAND_IN
-    return getattr(thing, "real_obj", thing) if is_one else thing
-
-
-_FAKE = found("_subclasses.fake_tensor.FakeTensor")
-_FUNCTIONAL = found("_subclasses.functional_tensor.FunctionalTensor")
-_TRACED = tuple(kind for kind in (_FAKE, _FUNCTIONAL) if kind is not None)
-
-
-def is_traced(tensor: Tensor) -> bool:
-    """Whether a tensor stands for those that a graph will have, which is being recorded."""
-    return type(tensor) is not Tensor and isinstance(tensor, _TRACED)
-
-
-_UNRECORDED: Any = found("_subclasses.fake_tensor.UnsupportedOperatorException") or RuntimeError
-
-
-class NotRecorded(UnsupportedOp, _UNRECORDED):
-    """Compilers leave what raises this out of their graphs, and run it between two of them."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.func = reason  # which they tell
-
-
-_MODE = found("_C._get_dispatch_mode")
-_RECORDING = found("_C._TorchDispatchModeKey.FUNCTIONAL")
-
-
-def will_recompute() -> bool:
-    """Whether a graph computes anew in its backward pass what is recorded now; or nobody can tell.
-
-    A mode of activation checkpointing, or a note of operators, tells.
-    """
-    if recording() is None:
-        return False
-    notes, modes = found("fx.traceback.current_meta"), found(_MODES)
-    if notes is None or modes is None or _CHECKPOINTING is None:
-        return True
-    return "recompute" in notes or any(isinstance(mode, _CHECKPOINTING) for mode in modes())
-
-
-_MODES = "utils._python_dispatch._get_current_dispatch_mode_stack"
-_CHECKPOINTING = found("utils.checkpoint._CachingTorchDispatchMode")
-
-
-def can_record() -> bool:
-    """Whether graphs can have DTensors: what is recorded, and by whom, has to be known."""
-    return None not in (_FAKE, _FUNCTIONAL, _MODE, _RECORDING)
-
-
-def recording() -> Any:
-    """Return what records a graph of operators in this thread; None where nothing does."""
-    return _MODE(_RECORDING) if can_record() else None
 
 
 _NUM_MODES = found("_C._len_torch_dispatch_stack")
@@ -387,63 +326,6 @@ def next_node_number() -> int:
     return 0 if number is None else number()
 
 
-# Compilers
-
-
-def skip_strategy() -> tuple[Callable[[Any, Any], None], Any] | None:
-    """Return torch's function that says what to do with code, and what that is: nothing.
-
-    The public ``torch.compiler.disable`` imports Dynamo, which takes seconds, and wraps the
-    function, which costs at every operator a good part of what the operator does.
-    """
-    module = found("_C._dynamo.eval_frame")
-    names = ("set_code_exec_strategy", "_FrameExecStrategy", "_FrameAction")
-    if not all(hasattr(module, name) for name in names):
-        return None
-    skip = module._FrameAction.SKIP
-    return module.set_code_exec_strategy, module._FrameExecStrategy(skip, skip)
-
-
-# Trees of values
-
-
-def flatten_tree(value: Any) -> tuple[list[Any], Callable[[Iterable[Any]], Any]]:
-    """Return what stands in nested containers, in order, and what puts others in their places.
-
-    torch's trees know the containers that users have registered, too, such as the outputs of
-    transformers; here they are tuples, lists and dicts.
-    """
-    flatten, unflatten = found("utils._pytree.tree_flatten"), found("utils._pytree.tree_unflatten")
-    if flatten is None or unflatten is None:
-        leaves: list[Any] = []
-        rebuild = _flatten(value, leaves)
-        return leaves, lambda others: rebuild(iter(others))
-    leaves, form = flatten(value)
-    return leaves, lambda others: unflatten(list(others), form)
-
-
-def _flatten(value: Any, leaves: list[Any]) -> Callable[[Iterator[Any]], Any]:
-    if isinstance(value, dict):
-        mapping: dict[Any, Any] = value
-        parts = {key: _flatten(item, leaves) for key, item in mapping.items()}
-        return lambda others: {key: part(others) for key, part in parts.items()}
-    if isinstance(value, list | tuple):
-        kind: Any = type(value)
-        items = [_flatten(item, leaves) for item in value]
-        make = kind._make if hasattr(kind, "_make") else kind  # named tuples
-        return lambda others: make([item(others) for item in items])
-    leaves.append(value)
-    return next
-
-
-# Modules and backward passes
-
-
-def parameters_of(module: torch.nn.Module) -> dict[str, Any]:
-    """Return the parameters of a module by name, to be replaced by what need be no parameter."""
-    return module._parameters
-
-
 def saved_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]] | None:
     """Return what packs and unpacks the tensors that autograd saves here.
 
@@ -460,6 +342,95 @@ def when_backward_ends(callback: Callable[[], None]) -> bool:
         return False
     engine.queue_callback(callback)
     return True
+
+
+# Compilers
+
+_STAND_IN = found("_library.fake_class_registry.FakeScriptObject")
+
+
+def without_stand_in(thing: Any) -> Any:
+    """Return what stands behind the object that compilers pass on in its place, or the thing."""
+    is_one = _STAND_IN is not None and type(thing) is _STAND_IN
+    return getattr(thing, "real_obj", thing) if is_one else thing
+
+
+_FAKE = found("_subclasses.fake_tensor.FakeTensor")
+_FUNCTIONAL = found("_subclasses.functional_tensor.FunctionalTensor")
+_TRACED = tuple(kind for kind in (_FAKE, _FUNCTIONAL) if kind is not None)
+
+
+def is_traced(tensor: Tensor) -> bool:
+    """Whether a tensor stands for those that a graph will have, which is being recorded."""
+    return type(tensor) is not Tensor and isinstance(tensor, _TRACED)
+
+
+_UNRECORDED: Any = found("_subclasses.fake_tensor.UnsupportedOperatorException") or RuntimeError
+
+
+class NotRecorded(UnsupportedOp, _UNRECORDED):
+    """Compilers leave what raises this out of their graphs, and run it between two of them."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.func = reason  # which they tell
+
+
+_MODE = found("_C._get_dispatch_mode")
+_RECORDING = found("_C._TorchDispatchModeKey.FUNCTIONAL")
+_MODES = "utils._python_dispatch._get_current_dispatch_mode_stack"
+_CHECKPOINTING = found("utils.checkpoint._CachingTorchDispatchMode")
+
+
+def will_recompute() -> bool:
+    """Whether a graph computes anew in its backward pass what is recorded now; or nobody can tell.
+
+    A mode of activation checkpointing, or a note of operators, tells.
+    """
+    if recording() is None:
+        return False
+    notes, modes = found("fx.traceback.current_meta"), found(_MODES)
+    if notes is None or modes is None or _CHECKPOINTING is None:
+        return True
+    return "recompute" in notes or any(isinstance(mode, _CHECKPOINTING) for mode in modes())
+
+
+def can_record() -> bool:
+    """Whether graphs can have DTensors: what is recorded, and by whom, has to be known."""
+    return None not in (_FAKE, _FUNCTIONAL, _MODE, _RECORDING)
+
+
+def recording() -> Any:
+    """Return what records a graph of operators in this thread; None where nothing does."""
+    return _MODE(_RECORDING) if can_record() else None
+
+
+def skip_strategy() -> tuple[Callable[[Any, Any], None], Any] | None:
+    """Return torch's function that says what to do with code, and what that is: nothing.
+
+    The public ``torch.compiler.disable`` imports Dynamo, which takes seconds, and wraps the
+    function, which costs at every operator a good part of what the operator does.
+    """
+    module = found("_C._dynamo.eval_frame")
+    names = ("set_code_exec_strategy", "_FrameExecStrategy", "_FrameAction")
+    if not all(hasattr(module, name) for name in names):
+        return None
+    skip = module._FrameAction.SKIP
+    return module.set_code_exec_strategy, module._FrameExecStrategy(skip, skip)
+
+
+# Modules and values
+
+
+def tree_functions() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
+    """Return what takes nested containers apart, and puts them together; None without both."""
+    flatten, unflatten = found("utils._pytree.tree_flatten"), found("utils._pytree.tree_unflatten")
+    return None if flatten is None or unflatten is None else (flatten, unflatten)
+
+
+def parameters_of(module: torch.nn.Module) -> dict[str, Any]:
+    """Return the parameters of a module by name, to be replaced by what need be no parameter."""
+    return module._parameters
 
 
 # Process groups

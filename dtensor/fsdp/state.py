@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..tensor.compilers import opaque
-from ..torch_private import flatten_tree, in_backward, when_backward_ends
+from ..tensor.trees import flatten_tree
+from ..torch_private import in_backward, when_backward_ends
 from .notes import noting
 from .unit import Unit
 

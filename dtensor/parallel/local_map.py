@@ -19,8 +19,8 @@ from ..mesh.resolving import resolve_mesh
 from ..mesh.torch_layouts import AnyPlacement
 from ..tensor.compilers import opaque
 from ..tensor.local_parts import require_plain
+from ..tensor.trees import flatten_tree
 from ..tensor.wrapper import Wrapper
-from ..torch_private import flatten_tree
 
 PlacementType = Sequence[AnyPlacement] | None
 """The placements of one tensor; None for what is no tensor, or for a tensor that may lie anyhow."""

@@ -33,6 +33,7 @@ from dtckpt.dtensor.mesh import torch_layouts as interop
 from dtckpt.dtensor.mesh import torch_mesh
 from dtckpt.dtensor.tensor import inplace_views, leaf_gradients
 from dtckpt.dtensor.tensor.compilers import disabled_when_compiling
+from dtckpt.dtensor.tensor.trees import flatten_tree
 from dtckpt.errors import PlacementError, UnsupportedOp
 
 from .rank_meshes import run_on_mesh, scattered
@@ -441,12 +442,12 @@ def test_trees_are_taken_apart_and_put_together(
     if not torchs:
         monkeypatch.setattr(private, "found", lambda path: None)
     tree = {"a": [1, (2, None)], "b": Pair(3, {"c": ()})}
-    leaves, rebuild = private.flatten_tree(tree)
+    leaves, rebuild = flatten_tree(tree)
     assert leaves == [1, 2, None, 3]
     made = rebuild(value and value * 10 for value in leaves)
     assert made == {"a": [10, (20, None)], "b": Pair(30, {"c": ()})}
     assert type(made["b"]) is Pair
-    assert private.flatten_tree(7)[1]([8]) == 8
+    assert flatten_tree(7)[1]([8]) == 8
 
 
 def test_sharded_modules_train_where_torch_tells_nothing_of_backward_passes(
