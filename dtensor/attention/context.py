@@ -40,8 +40,10 @@ def context_parallel(
     after an exception, it is what it was, with what was written to it lost, unless it is among
     ``no_restore_buffers``, whose whole is let go.
 
-    ``scaled_dot_product_attention`` of plain tensors takes their sequence as shared then: of a
-    length that a buffer has, or, where there are no buffers, of what the ranks tell each other.
+    ``scaled_dot_product_attention`` of plain tensors takes their sequence as shared then, of a
+    length that a buffer has, or of any where there are no buffers. The ranks tell each other at
+    every call what they have, and raise PlacementError alike; but for GPUs, which would have to be
+    waited for, where each goes by its own part of the buffers, if there are any.
     So does that of DTensors on other meshes, as of tensor parallelism, whose heads or batch are
     sharded there; DTensors with the sequence sharded along ``mesh`` are
     ``context_parallel_attention``. In this thread it goes by whatever name; where activation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from ..dtensor import DTensor
 from ..geometry.placement import SplitPlacement
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.rows import gather_rows
+from ..mesh.same_mesh import code_of
 from ..tensor.wrapper import Wrapper
 from .function import context_parallel_attention, specs_alike
 from .ring_attention import Job, ring_attention
@@ -34,8 +36,8 @@ class SharedSequence:
     placement: SplitPlacement
     """Of the sequence, whatever its dim is."""
     lengths: tuple[int, ...]
-    """Those that sequences may have, of which no two have as many positions on a rank; where there
-    are none, the ranks tell each other what they have."""
+    """Those that sequences may have, of which no two have as many positions on a rank; any where
+    there are none."""
     method: RotateMethod
 
     def attend(
@@ -99,15 +101,20 @@ class SharedSequence:
         """Return the attention of plain tensors to those of all ranks."""
         four = [_of_four_dims(tensor) for tensor in (query, key, value)]
         query4, key4, value4 = four
-        require_alike(query4.shape, key4.shape, value4.shape, grouped=enable_gqa)
+        settings = f"{is_causal=} {scale=} {enable_gqa=} {self.method}"
+        of_query, of_key, of_value = self._whole_shapes(four, settings)
+        require_alike(of_query, of_key, of_value, grouped=enable_gqa)
         if len({tensor.dtype for tensor in four}) > 1:
             raise PlacementError(
                 f"{WHO}: query, key and value have the dtypes {[t.dtype for t in four]}; make them "
                 "one"
             )
-        sizes = self._lengths_of(query4.shape[2], key4.shape[2])
         sequences = sequences_of(
-            self.mesh, self.placement, self.mesh.size(), sizes, is_causal=is_causal
+            self.mesh,
+            self.placement,
+            self.mesh.size(),
+            (of_query[2], of_key[2]),
+            is_causal=is_causal,
         )
         several = self.mesh.size() > 1
         peers = self.mesh.peers((0,)) if several else None
@@ -116,33 +123,48 @@ class SharedSequence:
         made = ring_attention(query4, key4, value4, Job(sequences, rotation, factor))
         return made.reshape(*query.shape[:-1], value.shape[-1]) if query.ndim != 4 else made
 
-    def _lengths_of(self, queries: int, keys: int) -> tuple[int, int]:
-        """Return the lengths of sequences of which this rank has so many positions."""
-        if self.lengths:
-            return self._known_length(queries), self._known_length(keys)
-        rows = gather_rows([queries, keys], self.mesh).values()
-        totals: list[int] = []
-        for parts in zip(*rows, strict=True):
-            expected = self.placement.sizes_over(sum(parts), len(parts))
-            if tuple(parts) != expected:
-                raise PlacementError(
-                    f"{WHO}: the ranks have {list(parts)} of {sum(parts)} positions, expected "
-                    f"{list(expected)}; cut the sequence by {type(self.placement).__name__}, as "
-                    "the buffers of context_parallel are"
-                )
-            totals.append(sum(parts))
-        return totals[0], totals[1]
+    def _whole_shapes(self, tensors: Sequence[Tensor], settings: str) -> list[tuple[int, ...]]:
+        """Return the shapes of what the ranks share, of which each has its positions.
 
-    def _known_length(self, own: int) -> int:
-        count, here = self.mesh.size(), self.mesh.get_local_rank()
-        for length in self.lengths:
-            if self.placement.sizes_over(length, count)[here] == own:
+        The ranks tell each other what they have: those whose messages had other sizes than others
+        expect would read what nobody wrote. A GPU would have to be waited for; there each rank
+        goes by its own part of the buffers, if there are any.
+        """
+        own = [tensor.shape[2] for tensor in tensors]
+        if self.lengths and self.mesh.device.type != "cpu":
+            here = self.mesh.get_local_rank()
+            lengths = [self._length({here: size}) for size in own]
+        else:
+            rest = [(*t.shape[:2], t.shape[3], t.dtype) for t in tensors]
+            told = f"{rest} {settings}, buffers of lengths {list(self.lengths)}"
+            rows = gather_rows([*own, code_of(told)], self.mesh)
+            *parts, codes = zip(*rows.values(), strict=True)
+            if len(set(codes)) > 1:
+                raise PlacementError(
+                    f"{WHO}: the ranks differ in batch, heads, dim, dtype, settings or buffers; "
+                    f"this rank has {told}; call it alike on all"
+                )
+            lengths = [self._length(dict(enumerate(sizes))) for sizes in parts]
+        return [(*t.shape[:2], n, t.shape[3]) for t, n in zip(tensors, lengths, strict=True)]
+
+    def _length(self, parts: Mapping[int, int]) -> int:
+        """Return the length of a sequence of which ranks have so many positions."""
+        count = self.mesh.size()
+        lengths = self.lengths or (sum(parts.values()),)
+        expected = {length: self.placement.sizes_over(length, count) for length in lengths}
+        for length, sizes in expected.items():
+            if all(sizes[rank] == size for rank, size in parts.items()):
                 return length
-        expected = [self.placement.sizes_over(length, count)[here] for length in self.lengths]
+        who = "the ranks have" if len(parts) == count else f"rank {next(iter(parts))} has"
+        wanted = (f"{[sizes[rank] for rank in parts]} of {n}" for n, sizes in expected.items())
+        cut = f"cut the sequence by {type(self.placement).__name__}, as buffers are"
+        buffers = (
+            "give context_parallel every tensor with the sequence as a buffer, and attend over "
+            "another sequence outside of it"
+        )
         raise PlacementError(
-            f"{WHO}: rank {here} of {count} got {own} positions, expected {expected}, its parts of "
-            f"the buffers' {list(self.lengths)}; give context_parallel every tensor with the "
-            "sequence as a buffer, and attend over another sequence outside of it"
+            f"{WHO}: {who} {list(parts.values())} positions, expected {' or '.join(wanted)}; "
+            f"{buffers if self.lengths else cut}"
         )
 
 

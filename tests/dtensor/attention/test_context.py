@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -121,11 +122,11 @@ def test_the_rotate_method_is_that_of_the_process(method: Any) -> None:
 
     def body(mesh: DeviceMesh) -> None:
         own = q.clone()
-        kind = "all_gather" if method == "allgather" else "all_to_all"
+        sizes, keys = "all_gather", "all_gather" if method == "allgather" else "all_to_all"
         with context_parallel(mesh, buffers=[own], buffer_seq_dims=[2]):
             with CommDebugMode() as counted:
                 out = F.scaled_dot_product_attention(own, own, own, is_causal=True)
-            assert counted.comm_counts[kind] == counted.get_total_counts() > 0
+            assert counted.comm_counts == Counter([sizes, keys])
             (found,) = context_parallel_unshard(mesh, [out], [2])
         torch.testing.assert_close(found, wanted)
 
@@ -279,7 +280,8 @@ def test_without_buffers_the_ranks_tell_what_they_have() -> None:
         with context_parallel(mesh):
             out = F.scaled_dot_product_attention(own, own, own, is_causal=True)
             long = q[:, :, : 2 + mesh.get_rank()]
-            with pytest.raises(PlacementError, match=r"the ranks have \[2, 3, 4\] of 9 positions"):
+            told = r"the ranks have \[2, 3, 4\] positions, expected \[3, 3, 3\] of 9"
+            with pytest.raises(PlacementError, match=told):
                 F.scaled_dot_product_attention(own, long, long)
         (found,) = context_parallel_unshard(mesh, [out], [2])
         torch.testing.assert_close(found, wanted)
@@ -381,3 +383,46 @@ def test_attention_that_cannot_be_shared_is_refused() -> None:
                 F.scaled_dot_product_attention(own, own.float(), own)
 
     run_on_mesh((2,), body)
+
+
+@pytest.mark.parametrize("method", ["ring", "alltoall", "allgather"])
+def test_what_is_wrong_on_one_rank_is_told_to_all(method: Any) -> None:
+    q = whole(1, 2, 16, 4)
+    told: list[str] = []
+
+    def body(mesh: DeviceMesh) -> None:
+        is_odd = mesh.get_rank() == 1
+
+        def refused(length: int, **changed: Any) -> None:
+            own = q[:, :, :length].clone()
+            with context_parallel(mesh, buffers=[own], buffer_seq_dims=[2]):
+                given: dict[str, Any] = {"query": own, "key": own, "value": own}
+                with pytest.raises(PlacementError) as raised:
+                    F.scaled_dot_product_attention(**given | (changed if is_odd else {}))
+                told.append(str(raised.value))
+
+        refused(15 if is_odd else 16)
+        refused(16, query=q[:, :, :7])
+        refused(16, key=q[:, :, :7], value=q[:, :, :7])
+        refused(16, value=q[:, :, :8, :2])
+        refused(16, query=q[:, :, :8].float())
+        refused(16, is_causal=True)
+
+    set_rotate_method(method)
+    try:
+        run_on_mesh((2,), body)
+    finally:
+        set_rotate_method("ring")
+    assert len(told) == 12
+    assert sum("the ranks have [8, 7] positions, expected [8, 8] of 16" in t for t in told) == 4
+    assert sum("call it alike on all" in text for text in told) == 8
+
+
+def test_where_ranks_do_not_tell_each_other_each_goes_by_its_part() -> None:
+    mesh = DeviceMesh("meta", range(2), rank=1)
+    own = torch.ones(1, 2, 9, 4, device="meta")
+    with context_parallel(mesh, buffers=[own], buffer_seq_dims=[2]):
+        assert own.shape[2] == 4
+        told = r"rank 1 has \[3\] positions, expected \[4\] of 9"
+        with pytest.raises(PlacementError, match=told):
+            F.scaled_dot_product_attention(own, own[:, :, 1:], own[:, :, 1:])
