@@ -53,11 +53,10 @@ def _counts(call: OpCall, row: Row) -> Iterator[int]:
         spec.shape[d]
         for spec, placement in zip(call.specs, row.inputs, strict=True)
         for d in range(spec.ndim)
-        if placement.is_shard(d)
+        if placement.is_shard(d) and spec.shape[d]
     ]
     if sizes and not any(size % count for size in sizes for count in _COUNTS):
-        least = next(n for n in range(4, 64) if any(size % n for size in sizes))
-        yield least
+        yield next(n for n in range(4, 64) if any(size % n for size in sizes))
 
 
 def _values(spec: DTensorSpec, generator: torch.Generator) -> Tensor:

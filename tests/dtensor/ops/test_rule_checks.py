@@ -139,6 +139,16 @@ def test_a_sharding_that_is_right_for_even_parts_only() -> None:
     run_on_mesh((2,), body)
 
 
+def test_nothing_is_cut_evenly_by_any_number() -> None:
+    register_sharding(ops.scaled.default, check=True)(listing(RIGHT))
+
+    def body(mesh: DeviceMesh) -> None:
+        x, y = distribute_tensor(X[:0], mesh, [S(0)]), distribute_tensor(X[:0, :1], mesh, [S(0)])
+        assert_holds(ops.scaled(x, y, 0)[0], X[:0])
+
+    run_on_mesh((2,), body)
+
+
 def test_bools_lists_and_whole_numbers() -> None:
     register_sharding(ops.flags.default, check=True)(
         listing([([P("max")], [S(0)]), ([P("max")], [P("max")]), ([S(0)], [S(1)])])
