@@ -84,17 +84,24 @@ def _restore(before: _Before) -> None:
 
 
 @contextmanager
+def _within(**settings: Any) -> Generator[None]:
+    """Let settings be others within a block."""
+    before = _set(replace(_now(), **settings))
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
+@contextmanager
 def strict(enabled: bool = True) -> Generator[None]:
     """Within it, an operator that has neither a rule nor a decomposition here raises UnsupportedOp.
 
     Outside it such an operator is decomposed as torch does it, or else gathered and run whole on
     every rank. ``strict(False)`` undoes it within a block.
     """
-    before = _set(replace(_now(), is_strict=enabled))
-    try:
+    with _within(is_strict=enabled):
         yield
-    finally:
-        _restore(before)
 
 
 def is_strict() -> bool:
@@ -110,11 +117,8 @@ def implicit_replication() -> Generator[None]:
     plain tensor of more than one element is compared across the ranks at every call, which costs a
     small collective, and raises PlacementError on all of them where it differs.
     """
-    before = _set(replace(_now(), replicates=True))
-    try:
+    with _within(replicates=True):
         yield
-    finally:
-        _restore(before)
 
 
 def replicates_plain_tensors() -> bool:
@@ -129,11 +133,8 @@ def partial_gradients() -> Generator[None]:
     Backward passes then add terms up and send nothing for leaves; `reduce_gradients` reduces what
     has come together. The block counts while ``backward`` runs, not while the loss is computed.
     """
-    before = _set(replace(_now(), leaves_partial=True))
-    try:
+    with _within(leaves_partial=True):
         yield
-    finally:
-        _restore(before)
 
 
 def leaves_partial_gradients() -> bool:
@@ -147,21 +148,15 @@ def mesh_independent() -> Generator[None]:
 
     ``dtckpt.dtensor.elastic`` has the sums that are not.
     """
-    before = _set(replace(_now(), is_mesh_independent=True))
-    try:
+    with _within(is_mesh_independent=True):
         yield
-    finally:
-        _restore(before)
 
 
 @contextmanager
 def running_part() -> Generator[None]:
     """Within it, this rank runs a part of a batch that is its own."""
-    before = _set(replace(_now(), runs_part=True))
-    try:
+    with _within(runs_part=True):
         yield
-    finally:
-        _restore(before)
 
 
 def require_no_part() -> None:
@@ -192,11 +187,8 @@ def require_order_free(dtype: torch.dtype, reduce_op: str) -> None:
 @contextmanager
 def attending_by(attention: Callable[..., Any]) -> Generator[None]:
     """Within it, ``attention`` is what ``shared_attention`` returns: it stands for torch's."""
-    before = _set(replace(_now(), attention=attention))
-    try:
+    with _within(attention=attention):
         yield
-    finally:
-        _restore(before)
 
 
 def shared_attention() -> Callable[..., Any] | None:
