@@ -143,7 +143,9 @@ def _matching(pattern: str, names: Mapping[str, object]) -> Iterator[str]:
     parts = pattern.split(".")
     for name in names:
         own = name.split(".")
-        if len(own) == len(parts) and all(map(fnmatchcase, own, parts)):
+        if bool(name) is not bool(pattern) or len(own) != len(parts):
+            continue
+        if all(map(fnmatchcase, own, parts)):
             yield name
 
 

@@ -182,6 +182,19 @@ def test_norms_run_on_parts_of_the_sequence_and_tied_weights_stay_tied(local: bo
     run_on_mesh((3,), body)
 
 
+def test_a_star_stands_for_parts_of_a_model_and_not_for_itself() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        layers = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)))
+        plan = {"[0-9]": ColwiseParallel(), "*.*": RowwiseParallel()}
+        with pytest.raises(PlacementError, match="1: ColwiseParallel is for Linear"):
+            parallelize_module(layers, mesh, plan)
+        parallelize_module(layers[1], mesh, {"*": ColwiseParallel()})
+        assert isinstance(layers.get_parameter("1.0.weight"), DTensor)
+        assert type(layers.get_parameter("0.weight")) is nn.Parameter
+
+    run_on_mesh((1,), body)
+
+
 def test_a_name_for_one_of_two_tied_layers_is_for_both() -> None:
     def body(mesh: DeviceMesh) -> None:
         model = parallelize_module(made(Block), mesh, {"embed": RowwiseParallel()})
