@@ -15,7 +15,7 @@ from dtckpt.errors import PlacementError
 
 from ..dtensor import AnyMesh
 from ..geometry.layout import Layout
-from ..geometry.placement import Placement, format_placements
+from ..geometry.placement import Placement, Replicate, Shard, format_placements
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.resolving import resolve_mesh
 from ..modules import keep_tied, slots
@@ -24,7 +24,7 @@ from ..tensor.local_parts import require_plain
 from ..tensor.wrapper import Wrapper
 from .heads import require_groups
 from .linear import ColwiseParallel
-from .style import ParallelStyle, on_axes
+from .style import ParallelStyle, layout_on, lies_already
 
 Plan = ParallelStyle | Mapping[str, ParallelStyle]
 
@@ -67,11 +67,18 @@ def parallelize_module(
         made = step.style._apply(step.module, mesh)  # pyright: ignore[reportPrivateUsage]
         keep_tied("parallelize_module", tied)
         if made is not step.module:
-            if step.module is module:
-                module = made
-            else:
-                module.set_submodule(step.name, made)
+            module = _with_module(module, step.module, made)
     return module
+
+
+def _with_module(root: nn.Module, module: nn.Module, made: nn.Module) -> nn.Module:
+    """Put a module in the place of another one, under all the names of that; return the root."""
+    if module is root:
+        return made
+    for name, one in [*root.named_modules(remove_duplicate=False)]:
+        if one is module:
+            root.set_submodule(name, made)
+    return root
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,34 +170,31 @@ def _tied(module: nn.Module) -> list[tuple[nn.Module, str, Tensor]]:
 
 def _check(mesh: DeviceMesh, steps: list[_Step]) -> None:
     """Raise PlacementError unless the styles fit the modules, and each other."""
-    wanted: dict[int, tuple[str, Placement]] = {}
+    wanted: dict[int, tuple[str, Layout]] = {}
     for step in steps:
         where = f"{step.name}." if step.name else ""
         try:
             placements = step.style.placements(step.module, mesh)
             lies = step.style.mesh_of(mesh) if placements else mesh
+            layouts = {
+                own: layout_on(lies, placement, tensor)
+                for own, placement in placements.items()
+                if (tensor := getattr(step.module, own)) is not None
+            }
         except PlacementError as error:
             raise PlacementError(f"{step.name or 'the module'}: {error}") from error
-        for own, placement in placements.items():
-            tensor = getattr(step.module, own)
-            name = where + own
-            other, before = wanted.setdefault(id(tensor), (name, placement))
-            if placement != before:
+        for own, layout in layouts.items():
+            name, tensor = where + own, getattr(step.module, own)
+            other, before = wanted.setdefault(id(tensor), (name, layout))
+            if layout != before:
                 raise PlacementError(
                     f"parallelize_module: {name!r} and {other!r} are one tensor, for which the "
-                    f"plan wants {placement} and {before}; give both styles that agree, as "
+                    f"plan wants {format_placements(layout.placements)} and "
+                    f"{format_placements(before.placements)}; give both styles that agree, as "
                     "RowwiseParallel for an embedding and ColwiseParallel for its head"
                 )
-            if not isinstance(tensor, Wrapper):
+            if not lies_already(name, tensor, lies, layout):
                 require_plain(f"parallelize_module of {name!r}", tensor)
-            elif not (
-                tensor.spec.mesh.same_ranks_as(lies)
-                and tensor.spec.placements == on_axes(placement, lies)
-            ):
-                raise PlacementError(
-                    f"parallelize_module: {name!r} is distributed already, as {tensor.spec}; apply "
-                    "tensor parallel styles before fully_shard, and once"
-                )
     beside: dict[str, dict[str, int]] = {}
     for step in steps:
         if isinstance(step.style, ColwiseParallel) and step.style.heads is not None:
@@ -237,6 +241,8 @@ def _on_mesh(tensor: Wrapper, mesh: DeviceMesh) -> tuple[Placement, ...] | None:
     if mesh.same_ranks_as(spec.mesh):
         return spec.placements
     if spec.mesh.ndim > 1 or mesh.layout_mesh.all_ranks() != spec.mesh.layout_mesh.all_ranks():
+        return None
+    if not isinstance(spec.placements[0], Shard | Replicate):
         return None
     found = spec.placements * mesh.ndim
     layout = Layout(mesh.layout_mesh, found, tuple(spec.shape))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from dtckpt.errors import PlacementError
 
 from ..dtensor import distribute_tensor
+from ..geometry.layout import Layout
 from ..geometry.placement import Placement, Replicate
 from ..mesh.device_mesh import DeviceMesh
 from ..tensor.wrapper import Wrapper
@@ -47,8 +48,8 @@ class ParallelStyle:
     def apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         """Treat one module, in place, and return it."""
         for name, placement in self.placements(module, mesh).items():
-            lies = self.mesh_of(mesh)
-            _distribute(module, name, lies, on_axes(placement, lies), self.src_data_rank)
+            if getattr(module, name) is not None:
+                _distribute(module, name, self.mesh_of(mesh), placement, self.src_data_rank)
         self.hook(module, mesh)
         return module
 
@@ -56,29 +57,38 @@ class ParallelStyle:
         return self.apply(module, device_mesh)
 
 
-def on_axes(placement: Placement, mesh: DeviceMesh) -> tuple[Placement, ...]:
-    """Return a placement along the first axis of a mesh, and copies along the others."""
-    return (placement, *[Replicate()] * (mesh.ndim - 1))
+def layout_on(mesh: DeviceMesh, placement: Placement, tensor: Tensor) -> Layout:
+    """Return how a tensor lies by a placement along the first axis of a mesh, copied along others.
+
+    Raises PlacementError where it cannot lie so.
+    """
+    placements = (placement, *[Replicate()] * (mesh.ndim - 1))
+    return Layout(mesh.layout_mesh, placements, tuple(tensor.shape))
+
+
+def lies_already(name: str, tensor: Tensor, mesh: DeviceMesh, layout: Layout) -> bool:
+    """Whether a tensor lies so, tied to one that was treated before.
+
+    Raises PlacementError where it is distributed otherwise.
+    """
+    if not isinstance(tensor, Wrapper):
+        return False
+    if tensor.spec.mesh.same_ranks_as(mesh) and tensor.spec.layout == layout:
+        return True
+    raise PlacementError(
+        f"{name!r} is distributed already, as {tensor.spec}; apply tensor parallel styles before "
+        "fully_shard, and one of them to each module"
+    )
 
 
 def _distribute(
-    module: nn.Module,
-    name: str,
-    mesh: DeviceMesh,
-    placements: tuple[Placement, ...],
-    source: int | None,
+    module: nn.Module, name: str, mesh: DeviceMesh, placement: Placement, source: int | None
 ) -> None:
-    tensor: Tensor | None = getattr(module, name)
-    if tensor is None:
+    tensor: Tensor = getattr(module, name)
+    layout = layout_on(mesh, placement, tensor)
+    if lies_already(name, tensor, mesh, layout):
         return
-    if isinstance(tensor, Wrapper):
-        if tensor.spec.mesh.same_ranks_as(mesh) and tensor.spec.placements == placements:
-            return  # tied to one that was treated before
-        raise PlacementError(
-            f"{name!r} of a {type(module).__name__} is distributed already, as {tensor.spec}; "
-            "apply tensor parallel styles before fully_shard, and one of them to each module"
-        )
-    made = distribute_tensor(tensor.detach(), mesh, placements, src_data_rank=source)
+    made = distribute_tensor(tensor.detach(), mesh, layout.placements, src_data_rank=source)
     if isinstance(tensor, nn.Parameter):
         made = nn.Parameter(made, requires_grad=tensor.requires_grad)
     setattr(module, name, made)

@@ -257,6 +257,24 @@ def test_fused_projections(ranks: int, local: bool) -> None:
     assert parse_rules(told)[0].placements == (Packed(0, parts),)
 
 
+def test_a_tensor_with_and_without_copies_is_refused() -> None:
+    model: Any = nn.ModuleDict({name: nn.Linear(4, 8, bias=False) for name in "kv"})
+    model["v"].weight = model["k"].weight
+    plan = {"k": ColwiseParallel(heads=2), "v": ColwiseParallel()}
+    with pytest.raises(PlacementError, match=r"are one tensor, .* wants S\(0\) and S\(0\), R"):
+        parallelize_module(model, _mesh_of(4), plan, src_data_rank=None)
+    assert type(model["k"].weight) is nn.Parameter
+
+
+def test_rules_for_heads_that_are_uneven_beside_copies_are_refused() -> None:
+    model = nn.ModuleDict({"k": nn.Linear(4, 2), "q": nn.Linear(4, 6)})
+    for name, heads in {"k": 2, "q": 6}.items():
+        plan = {name: ColwiseParallel(heads=heads)}
+        parallelize_module(model, _mesh_of(4), plan, src_data_rank=None)
+    with pytest.raises(PlacementError, match=r"'q.weight' lies on mesh .* resharded to one mesh"):
+        placement_rules(model)
+
+
 def test_what_cannot_be_is_refused_before_anything_changes() -> None:
     model = Attention(4, 2)
     mesh = DeviceMesh("cpu", Mesh((3,)), rank=0)

@@ -15,6 +15,7 @@ from dtckpt.dtensor import (
     DeviceMesh,
     DTensor,
     Mesh,
+    Placement,
     PlacementError,
     Replicate,
     Shard,
@@ -325,6 +326,54 @@ def test_a_style_of_the_users_own() -> None:
     def body(mesh: DeviceMesh) -> None:
         model = parallelize_module(made(Mlp), mesh, {"up": Scaled()})
         assert isinstance(model.get_parameter("up.weight"), DTensor)
+
+    run_on_mesh((2,), body)
+
+
+class Wrapped(ParallelStyle):
+    """Puts another module in the place of one."""
+
+    def apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
+        return nn.Sequential(super().apply(module, mesh), nn.Tanh())
+
+
+class Laid(ParallelStyle):
+    """Says how parameters lie."""
+
+    def __init__(self, **placements: Placement) -> None:
+        self.given = placements
+
+    def placements(self, module: nn.Module, mesh: DeviceMesh) -> dict[str, Placement]:
+        return self.given
+
+
+def test_a_module_that_is_replaced_is_so_under_all_of_its_names() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        shared = nn.Linear(2, 2)
+        model: Any = nn.ModuleDict({"a": shared, "b": nn.Sequential(shared, nn.ReLU())})
+        parallelize_module(model, mesh, {"a": Wrapped()})
+        assert isinstance(model["a"][1], nn.Tanh)
+        assert model["b"][0] is model["a"]
+        assert isinstance(parallelize_module(nn.ReLU(), mesh, Wrapped()), nn.Sequential)
+
+    run_on_mesh((1,), body)
+
+
+def test_placements_of_a_style_of_the_users_own() -> None:
+    """Dims from the end, and of parameters that only some layers have."""
+
+    def body(mesh: DeviceMesh) -> None:
+        style = Laid(weight=Shard(-1), bias=Shard(0))
+        tied = nn.ModuleList(nn.Linear(4, 6, bias=False) for _ in range(2))
+        tied[1].weight = tied[0].weight
+        parallelize_module(tied, mesh, {"*": style})
+        weight: Any = tied[1].weight
+        assert weight is tied[0].weight
+        assert weight.placements == (Shard(1),)
+        model: Any = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 4))
+        with pytest.raises(PlacementError, match=r"^1: .* names dim 2, but a tensor of shape"):
+            parallelize_module(model, mesh, {"0": style, "1": Laid(weight=Shard(2))})
+        assert type(model[0].weight) is nn.Parameter
 
     run_on_mesh((2,), body)
 
