@@ -56,6 +56,7 @@ class Buffers:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+        self._held = [*model.buffers()]  # else one that takes the place of another may have its id
         self._before = self._counts()
 
     def _counts(self) -> dict[str, tuple[int, int]]:

@@ -81,9 +81,17 @@ def test_models_of_which_parts_depend_on_who_runs_what() -> None:
             self.seen += 1
             return super().forward(input)
 
-    counted = Counted()
-    with pytest.raises(PlacementError, match="the buffers seen were written"):
-        stepped(counted, ElasticSteps(counted, adam(counted), seed=0, mesh=mesh), torch.ones(2, 4))
+    class Replaced(Counted):
+        def forward(self, input: Tensor) -> Tensor:
+            for _ in range(2):  # the second is made where the memory of the first one was
+                self.seen = self.seen + 1
+            return nn.Linear.forward(self, input)
+
+    for kind in (Counted, Replaced):
+        counted = kind()
+        steps = ElasticSteps(counted, adam(counted), seed=0, mesh=mesh)
+        with pytest.raises(PlacementError, match="the buffers seen were written"):
+            stepped(counted, steps, torch.ones(2, 4))
 
     shifted = nn.Linear(4, 4, bias=False)
     shifted.weight = nn.Parameter(torch.ones(17)[1:].view(4, 4))
