@@ -178,13 +178,13 @@ def start_redistribute(
     return plan.start(local)
 
 
-Moved = tuple[DTensorSpec, DTensorSpec]
+Move = tuple[DTensorSpec, DTensorSpec]
 
-_seen_moves: ContextVar[list[Moved] | None] = ContextVar("_seen_moves", default=None)
+_seen_moves: ContextVar[list[Move] | None] = ContextVar("_seen_moves", default=None)
 
 
 @contextmanager
-def moves_without_values() -> Generator[list[Moved]]:
+def moves_without_values() -> Generator[list[Move]]:
     """Collect, within it, what would move of tensors on the meta device."""
     token = _seen_moves.set(moves := [])
     try:
@@ -220,6 +220,7 @@ def recorded(
         ]
 
     told = ", ".join(f"{plan.source} -> {plan.target}" for plan in plans)
+    # By what they are: what is called keeps them alive, so no others come to have these ids.
     return record(tuple(map(id, plans)), told, locals_, run, make_alike)
 
 

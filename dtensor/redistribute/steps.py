@@ -163,7 +163,9 @@ class AllReduce(Step):
         """Start the reduction of all, those of each dtype in one."""
         if len(locals_) == 1:
             return super(AllReduce, self).start_all(steps, locals_, later=later)
-        rows = [(places, self._start_row(locals_, places)) for places in _by_dtype(locals_)]
+        rows = [
+            (places, self._start_row(locals_, places)) for places in _rows(locals_, self.reduce_op)
+        ]
 
         def finish() -> list[Tensor]:
             made = list(locals_)
@@ -215,8 +217,7 @@ class ReduceScatter(Step):
         boxes = [step.boxes for step in steps if isinstance(step, ReduceScatter)]
         here = self.peers.position
         rows: list[tuple[list[int], Result]] = []
-        for places in _by_dtype(locals_):
-            require_order_free(locals_[places[0]].dtype, self.reduce_op)
+        for places in _rows(locals_, self.reduce_op):
             terms = [
                 _flat_row([locals_[i][boxes[i][position].slices] for i in places])
                 for position in range(self.peers.size)
@@ -236,11 +237,16 @@ class ReduceScatter(Step):
         return finish
 
 
-def _by_dtype(locals_: Sequence[Tensor]) -> list[list[int]]:
-    """Return the places of tensors of one dtype, in the order of the first ones."""
+def _rows(locals_: Sequence[Tensor], reduce_op: str) -> list[list[int]]:
+    """Return the places of terms of one dtype, in the order of the first ones.
+
+    Raises PlacementError where some must not be reduced here (`require_order_free`), before any is.
+    """
     places: dict[torch.dtype, list[int]] = {}
     for i, local in enumerate(locals_):
         places.setdefault(local.dtype, []).append(i)
+    for dtype in places:
+        require_order_free(dtype, reduce_op)
     return list(places.values())
 
 

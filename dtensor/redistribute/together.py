@@ -12,10 +12,8 @@ from ..comm.transports import least_agree_bytes
 from ..mesh.spec import DTensorSpec
 from ..torch_private import is_traced
 from .memory import agree_on_memory
-from .plans import MAX_PLANS, RedistributePlan, plan_redistribute, recorded, without_values
+from .plans import MAX_PLANS, Move, RedistributePlan, plan_redistribute, recorded, without_values
 from .steps import Results, Step
-
-Move = tuple[DTensorSpec, DTensorSpec]
 
 
 @dataclass(frozen=True, slots=True)

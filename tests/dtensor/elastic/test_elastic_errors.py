@@ -12,7 +12,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dtckpt.dtensor import DeviceMesh, DTensor, Mesh, Partial, PlacementError, Replicate, Shard
+from dtckpt.dtensor import (
+    DeviceMesh,
+    DTensor,
+    Mesh,
+    Partial,
+    PlacementError,
+    Replicate,
+    Shard,
+    redistribute_many,
+)
 from dtckpt.dtensor import rand as distributed_rand
 from dtckpt.dtensor.elastic import ElasticSteps
 from dtckpt.dtensor.fsdp import fully_shard
@@ -54,6 +63,9 @@ def test_reductions_that_depend_on_the_mesh_are_errors_within_a_step() -> None:
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             with pytest.raises(PlacementError, match="float32 terms"):
                 terms.redistribute(placements=[Shard(0)])
+            for placement in (Shard(0), Replicate()):
+                with pytest.raises(PlacementError, match="float32 terms"):
+                    redistribute_many([terms, 2 * terms], placements=[placement])
             assert nn.utils.get_total_norm(
                 [p.grad for p in model.parameters() if p.grad is not None], math.inf
             )
