@@ -102,10 +102,7 @@ class ElasticSteps:
         A rank may run a part again that does not count, so that all ranks gather parameters
         together. Once the loop over the parts has ended the parameters have their gradients.
         """
-        require_deterministic(self._mesh.device)
-        refuse_running_statistics(self._model)
-        groups = num_groups(batch, self._group)
-        self._agree(batch)
+        groups = self._agree(batch)
         rounds = Rounds(self._mesh.layout_mesh, groups)
         given = [group_of(tensor, self._group, rounds, self._mesh) for tensor in batch]
         parts = Parts(self._model, self._mesh, rounds, given, self._gradients(), self._seed_of)
@@ -235,17 +232,38 @@ class ElasticSteps:
         leaves = LeafGradients(self._model, self._mesh, held)
         return [*(UnitGradients(unit, self._mesh) for unit in self._units), leaves]
 
-    def _agree(self, batch: Sequence[Tensor]) -> None:
-        """Raise PlacementError on all ranks where they differ in what results depend on."""
+    def _agree(self, batch: Sequence[Tensor]) -> int:
+        """Return how many groups a batch has.
+
+        Raises PlacementError, on all ranks, where one of them cannot take the step, or where they
+        differ in what results depend on.
+        """
+        groups, of_batch, fault = 0, "", None
+        try:
+            require_deterministic(self._mesh.device)
+            refuse_running_statistics(self._model)
+            groups = num_groups(batch, self._group)
+            of_batch = describe(batch)
+        except PlacementError as error:
+            fault = error
         now: Environment = environment(self._mesh.device)
         named = {
             "seed": str(self._seed),
             "group": str(self._group),
             "count of steps": str(self.count),
-            "batch": describe(batch),
+            "batch": of_batch,
             **now,
         }
-        rows = gather_rows([code_of(value) for value in named.values()], self._mesh)
+        codes = [code_of(value) for value in named.values()]
+        rows = gather_rows([*codes, int(fault is not None)], self._mesh)
+        if fault is not None:
+            raise fault
+        refused = [at for at, row in rows.items() if row[-1]]
+        if refused:
+            raise PlacementError(
+                f"ElasticSteps.step: the ranks at {refused[:4]} of mesh {self._mesh.layout_mesh} "
+                "cannot take the step; their errors say why"
+            )
         first = next(iter(rows.values()))
         for place, (name, value) in enumerate(named.items()):
             others = [at for at, row in rows.items() if row[place] != first[place]]
@@ -255,6 +273,7 @@ class ElasticSteps:
                     f"{self._mesh.layout_mesh} have another {name} than the first "
                     f"(this rank has {value}); results would depend on who runs which element"
                 )
+        return groups
 
     def _counts(self, grad: Tensor) -> bool:
         """Whether this rank is the one that counts what it has of a gradient."""

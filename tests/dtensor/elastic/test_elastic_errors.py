@@ -201,6 +201,23 @@ def test_ranks_that_differ_are_told_so() -> None:
     run_on_mesh((2,), body)
 
 
+def test_what_one_rank_cannot_do_is_told_to_all() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        here = mesh.get_local_rank()
+        model: Any = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).train(mode=here == 1)
+        steps = ElasticSteps(model, adam(model), seed=0, mesh=mesh, group=2)
+        told = "that trains" if here else r"at \[\(1,\)\] of .* cannot take the step"
+        with pytest.raises(PlacementError, match=told):
+            stepped(model, steps, torch.ones(4, 4))
+        model.eval()
+        told = "of 3 elements is not made of groups of 2" if here else "cannot take the step"
+        with pytest.raises(PlacementError, match=told):
+            stepped(model, steps, torch.ones(4 - here, 4))
+        assert steps.count == 0
+
+    run_on_mesh((2,), body)
+
+
 def test_batches_that_do_not_fit() -> None:
     model = made()
     steps = ElasticSteps(model, adam(model), seed=0, group=3, mesh=alone())
