@@ -60,7 +60,7 @@ class ElasticSteps:
 
     The loss of a part is the mean over its elements; gradients and ``mean_loss`` are means over
     the groups. ``fully_shard`` has treated ``model``, or every rank has all of it: plain parameters
-    of equal values, or DTensors that are replicated, on ``mesh``.
+    of equal values, which the first step compares, or DTensors that are replicated, on ``mesh``.
 
     Every rank has to make it, and take each step, alike. Raises PlacementError for what would
     depend on the mesh: parameters that are split by tensor parallelism, batch norms that train,
@@ -87,6 +87,8 @@ class ElasticSteps:
         self._model, self._units = model, units
         self._seed, self._group = seed, group
         self._any_environment = any_environment
+        self._is_compared = False
+        """Whether plain parameters were, before the first step."""
         self._losses: list[Tensor] = []
         self._parts: Parts | None = None
         """Those of this step, or of the last one."""
@@ -238,12 +240,13 @@ class ElasticSteps:
         Raises PlacementError, on all ranks, where one of them cannot take the step, or where they
         differ in what results depend on.
         """
-        groups, of_batch, fault = 0, "", None
+        groups, of_batch, of_plain, fault = 0, "", "", None
         try:
             require_deterministic(self._mesh.device)
             refuse_running_statistics(self._model)
             groups = num_groups(batch, self._group)
             of_batch = describe(batch)
+            of_plain = "" if self._is_compared else f"{code_of(describe(self._plain())):x}"
         except PlacementError as error:
             fault = error
         now: Environment = environment(self._mesh.device)
@@ -252,6 +255,7 @@ class ElasticSteps:
             "group": str(self._group),
             "count of steps": str(self.count),
             "batch": of_batch,
+            "plain parameter or buffer": of_plain,
             **now,
         }
         codes = [code_of(value) for value in named.values()]
@@ -273,7 +277,13 @@ class ElasticSteps:
                     f"{self._mesh.layout_mesh} have another {name} than the first "
                     f"(this rank has {value}); results would depend on who runs which element"
                 )
+        self._is_compared = True
         return groups
+
+    def _plain(self) -> list[Tensor]:
+        """Return parameters and buffers of which only their values tell whether they are alike."""
+        every = (*self._model.parameters(), *self._model.buffers())
+        return [tensor for tensor in every if not isinstance(tensor, Wrapper)]
 
     def _counts(self, grad: Tensor) -> bool:
         """Whether this rank is the one that counts what it has of a gradient."""

@@ -194,6 +194,9 @@ def test_ranks_that_differ_are_told_so() -> None:
         steps = ElasticSteps(model, adam(model), seed=0, mesh=mesh)
         with pytest.raises(PlacementError, match=r"\[\(1,\)\].* have another batch"):
             stepped(model, steps, DATA[here : here + 2])
+        torch.nn.init.constant_(model.head.weight, here)
+        with pytest.raises(PlacementError, match="another plain parameter or buffer"):
+            stepped(model, steps, DATA[:2])
         steps.count = here
         with pytest.raises(PlacementError, match="another count of steps"):
             stepped(model, steps, DATA[:2])
