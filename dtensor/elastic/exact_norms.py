@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..mesh.device_mesh import DeviceMesh
-from ..mesh.rows import gather_rows
+from ..mesh.rows import gather_floats, gather_rows
 
 BITS = 32
 """Of a digit: 2**20 of them have an exact sum in float64, and 2**30 in int64."""
@@ -33,8 +33,7 @@ def norm(tensors: Sequence[Tensor], norm_type: float, mesh: DeviceMesh) -> float
     ``tensors`` are what this rank contributes: no element may be given by two ranks.
     """
     given = [tensor.detach() for tensor in tensors if tensor.numel()]
-    rows = gather_rows([_bits(_largest(given))], mesh)
-    found = [_number(row[0]) for row in rows.values()]
+    found = [row[0] for row in gather_floats([_largest(given)], mesh).values()]
     largest = math.nan if any(map(math.isnan, found)) else max(found)
     if norm_type == math.inf or largest == 0 or not math.isfinite(largest):
         return largest
@@ -95,11 +94,3 @@ def _largest(tensors: Sequence[Tensor]) -> float:
     device = tensors[0].device
     of_each = [torch.stack(t.aminmax()).double().abs().amax().to(device) for t in tensors]
     return float(torch.stack(of_each).amax().item())
-
-
-def _bits(number: float) -> int:
-    return int(torch.tensor(number, dtype=torch.float64, device="cpu").view(torch.int64).item())
-
-
-def _number(bits: int) -> float:
-    return float(torch.tensor(bits, dtype=torch.int64, device="cpu").view(torch.float64).item())

@@ -17,7 +17,7 @@ from dtckpt.errors import PlacementError
 from ..fsdp.state import states_below
 from ..mesh.modes import mesh_independent
 from ..mesh.resolving import AnyMesh
-from ..mesh.rows import gather_rows
+from ..mesh.rows import gather_floats, gather_rows
 from ..mesh.same_mesh import code_of
 from ..tensor.wrapper import Wrapper
 from .batches import describe, group_of, num_groups
@@ -148,18 +148,16 @@ class ElasticSteps:
         wanted, most = 0, 0
         if self._parts is not None:
             wanted, most = self._parts.rounds.num_groups, len(self._parts)
-        found = torch.stack(self._losses) if self._losses else torch.empty(0)
-        bits = found.double().cpu().view(torch.int64).tolist()
-        row = [len(bits), *bits[:most], *[0] * (most - len(bits))]
-        rows = gather_rows(row, self._mesh).values()
-        count = sum(length for length, *_ in rows)
+        own = torch.stack(self._losses).double().tolist() if self._losses else []
+        row = [len(own), *own[:most], *[0.0] * (most - len(own))]
+        rows = gather_floats(row, self._mesh).values()
+        count = sum(int(length) for length, *_ in rows)
         if count != wanted or not count:
             raise PlacementError(
                 f"ElasticSteps.mean_loss: {count} losses were noted for {wanted} groups; "
                 "call backward, or note, once for each part"
             )
-        told = [one for length, *values in rows for one in values[:length]]
-        losses = torch.tensor(told, dtype=torch.int64).view(torch.float64).tolist()
+        losses = [one for length, *values in rows for one in values[: int(length)]]
         # Infinities and not-a-number have one sum in any order; fsum refuses some of them.
         is_finite = all(map(math.isfinite, losses))
         return (math.fsum(losses) if is_finite else sum(losses)) / count

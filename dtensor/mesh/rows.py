@@ -1,8 +1,9 @@
-"""A row of ints from every coordinate of a mesh."""
+"""A row of numbers from every coordinate of a mesh."""
 
 from __future__ import annotations
 
 import itertools
+import struct
 
 from ..comm.collectives import all_gather_ints
 from .device_mesh import DeviceMesh
@@ -17,3 +18,10 @@ def gather_rows(row: list[int], mesh: DeviceMesh) -> dict[tuple[int, ...], list[
             table = list(itertools.chain.from_iterable(rows))
     found = [table[i : i + len(row)] for i in range(0, len(table), len(row))]
     return dict(zip(mesh.layout_mesh.coordinates(), found, strict=True))
+
+
+def gather_floats(row: list[float], mesh: DeviceMesh) -> dict[tuple[int, ...], list[float]]:
+    """Return the floats of every coordinate, to the last bit, as many from each."""
+    floats, ints = f"={len(row)}d", f"={len(row)}q"
+    rows = gather_rows(list(struct.unpack(ints, struct.pack(floats, *row))), mesh)
+    return {at: list(struct.unpack(floats, struct.pack(ints, *bits))) for at, bits in rows.items()}
