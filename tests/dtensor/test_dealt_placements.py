@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch.nn.functional as F
-from click.testing import CliRunner
 from torch import Tensor
 
 import dtckpt.checkpoint as dcp
@@ -38,11 +37,10 @@ from dtckpt.dtensor import (
 from dtckpt.dtensor.debug import visualize_sharding
 from dtckpt.errors import PlacementError, Unsavable
 from dtckpt.storage import LocalStore, MemoryStore
-from dtckpt.tools.cli import main
 
+from ..commands import run_command
 from ..ranks import run_ranks
-from .ops import test_contraction, test_indexing, test_ops, test_reductions, test_views
-from .ops.op_cases import check, expected_of
+from .ops.some_cases import check_some
 from .rank_meshes import assert_holds, collectives, run_on_mesh, scattered
 
 
@@ -234,33 +232,10 @@ def test_random_numbers_are_those_of_the_element() -> None:
             assert torch.equal(one, other)
 
 
-CASES = [
-    *test_ops.CASES,
-    *test_contraction.PRODUCTS,
-    *test_indexing.CASES,
-    *(case for group in test_reductions.GROUPS.values() for case in group),
-    *test_views.CASES,
-]
-
-
 @pytest.mark.filterwarnings("ignore:index_reduce", "ignore:The reduce argument")
 @pytest.mark.parametrize("mesh_shape", [(3,), (2, 2)])
 def test_operators_are_right_or_move_it(mesh_shape: tuple[int, ...]) -> None:
-    """Values and gradients, of some of the cases on each mesh."""
-    cases = CASES[len(mesh_shape) - 1 :: 6]
-    expected = [expected_of(case) for case in cases]
-
-    def placed(dim: int, shape: tuple[int, ...]) -> list[Any]:
-        if not shape:
-            return [Replicate()] * len(mesh_shape)
-        return [Cyclic(dim % len(shape)), *[Shard(0)] * (len(mesh_shape) - 1)]
-
-    def body(mesh: DeviceMesh) -> None:
-        for case, wanted in zip(cases, expected, strict=True):
-            choices = [[placed(d, s) for s in case.shapes] for d in range(2)]
-            check(case, mesh, choices, wanted)
-
-    run_on_mesh(mesh_shape, body)
+    check_some(mesh_shape, Cyclic, first=len(mesh_shape) - 1, step=6)
 
 
 def test_texts_json_and_equality() -> None:
@@ -324,16 +299,13 @@ def test_checkpoints_are_resharded_by_the_command(tmp_path: Path) -> None:
         tensor = distribute_tensor(WHOLE, _mesh(rank), [PACKED], src_data_rank=None)
         dcp.save({"w": tensor}, LocalStore(tmp_path / "a"), process_group=group)
 
-    def run(*args: object) -> str:
-        result = CliRunner().invoke(main, list(map(str, args)))
-        assert result.exit_code == 0, result.output
-        return result.stdout
-
     run_ranks(4, save)
-    assert "Packed(0:5,3,4)" in run("inspect", tmp_path / "a")
+    assert "Packed(0:5,3,4)" in run_command("inspect", tmp_path / "a")
     rules = "*=Packed(0:5,3,4),S(1)"
-    run("reshard", tmp_path / "a", tmp_path / "b", "--mesh", "tp=3,dp=2", "--placements", rules)
-    run("verify", tmp_path / "b")
+    run_command(
+        "reshard", tmp_path / "a", tmp_path / "b", "--mesh", "tp=3,dp=2", "--placements", rules
+    )
+    run_command("verify", tmp_path / "b")
     with dcp.open(LocalStore(tmp_path / "b")) as opened:
         assert torch.equal(opened["w"][...], WHOLE)
 

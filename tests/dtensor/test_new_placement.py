@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint import parse_rules
@@ -40,11 +39,10 @@ from dtckpt.dtensor.debug import visualize_sharding
 from dtckpt.dtensor.geometry.placement import parse_placement
 from dtckpt.errors import PlacementError
 from dtckpt.storage import LocalStore, MemoryStore
-from dtckpt.tools.cli import main
 
+from ..commands import run_command
 from ..ranks import run_ranks
-from .ops import test_contraction, test_indexing, test_ops, test_reductions, test_views
-from .ops.op_cases import check, expected_of
+from .ops.some_cases import check_some
 from .rank_meshes import assert_holds, collectives, run_on_mesh, scattered
 
 README = Path(__file__).parents[2] / "dtensor" / "geometry" / "placements" / "README.md"
@@ -152,36 +150,13 @@ def test_pieces_that_are_the_same_stay_where_they_are() -> None:
     run_on_mesh((4,), body)
 
 
-CASES = [
-    *test_ops.CASES,
-    *test_contraction.PRODUCTS,
-    *test_indexing.CASES,
-    *(case for group in test_reductions.GROUPS.values() for case in group),
-    *test_views.CASES,
-]
-
-
 @pytest.mark.filterwarnings("ignore:index_reduce", "ignore:The reduce argument")
 @each
 def test_operators_are_right_or_move_it(new: Any) -> None:
     """Values and gradients of every case, on one mesh for one placement and on the other for it."""
-    mesh_shape = (3,) if isinstance(new, Growing) else (2, 2)
-    cases = CASES[NEW.index(new) :: len(NEW)]
-    expected = [expected_of(case) for case in cases]
-
-    def body(mesh: DeviceMesh) -> None:
-        for case, wanted in zip(cases, expected, strict=True):
-            choices = [[_placed(new, d, s, mesh) for s in case.shapes] for d in range(2)]
-            check(case, mesh, choices, wanted)
-
-    run_on_mesh(mesh_shape, body)
-
-
-def _placed(new: Any, dim: int, shape: tuple[int, ...], mesh: DeviceMesh) -> list[Any]:
-    if not shape:
-        return [Replicate()] * mesh.ndim
-    kind = Growing(0) if new == Growing(0) else Aligned(0, 2)
-    return [replace(kind, dim=dim % len(shape)), *[Shard(0)] * (mesh.ndim - 1)]
+    kind, mesh_shape = (Growing(0), (3,)) if new == Growing(0) else (Aligned(0, 2), (2, 2))
+    first, step = NEW.index(new), len(NEW)
+    check_some(mesh_shape, lambda dim: replace(kind, dim=dim), first=first, step=step)
 
 
 def test_operators_keep_it() -> None:
@@ -269,14 +244,9 @@ def test_files_are_read_where_nobody_has_the_class(tmp_path: Path) -> None:
         tensor = distribute_tensor(WHOLE, _mesh(rank), [Aligned(0, 4)], src_data_rank=None)
         dcp.save({"w": tensor}, LocalStore(tmp_path / "a"), process_group=group)
 
-    def run(*args: object) -> str:
-        result = CliRunner().invoke(main, list(map(str, args)))
-        assert result.exit_code == 0, result.output
-        return result.stdout
-
     run_ranks(4, save)
-    assert "Ragged(0:4,4,2,0)" in run("inspect", tmp_path / "a")
-    run(
+    assert "Ragged(0:4,4,2,0)" in run_command("inspect", tmp_path / "a")
+    run_command(
         "reshard",
         tmp_path / "a",
         tmp_path / "b",
@@ -285,8 +255,8 @@ def test_files_are_read_where_nobody_has_the_class(tmp_path: Path) -> None:
         "--placements",
         "*=Aligned(1:4)",
     )
-    assert "Ragged(1:4,2)" in run("inspect", tmp_path / "b")
-    run("verify", tmp_path / "b")
+    assert "Ragged(1:4,2)" in run_command("inspect", tmp_path / "b")
+    run_command("verify", tmp_path / "b")
 
 
 def test_torch_has_none_of_it() -> None:
