@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -12,7 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 from dtckpt.dtensor import DeviceMesh, DTensor
 from dtckpt.dtensor.random import replayed
-from tools.demo.model import Attention, Config
+from tools.demo.model import GPT, Config
+from tools.demo.model import Block as PlainBlock
 
 # Sizes that neither two nor three ranks share evenly.
 CONFIG = Config(vocabulary=11, context=7, width=12, heads=4, hidden=7)
@@ -57,17 +58,12 @@ class Dropout(nn.Module):
         return DTensor.from_local(made, x.device_mesh, x.placements, shape=x.shape)
 
 
-class Block(nn.Module):
-    """Attention and MLP, each behind a norm and added to its input."""
+class Block(PlainBlock):
+    """A block of the demo with dropout behind both parts."""
 
     def __init__(self, kind: Kind) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(CONFIG.width)
-        self.attention = Attention(CONFIG)
+        super().__init__(CONFIG)
         self.drop1 = Dropout(kind.dropout)
-        self.norm2 = nn.LayerNorm(CONFIG.width)
-        self.up = nn.Linear(CONFIG.width, CONFIG.hidden)
-        self.down = nn.Linear(CONFIG.hidden, CONFIG.width)
         self.drop2 = Dropout(kind.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -76,19 +72,15 @@ class Block(nn.Module):
         return x + self.drop2(self.down(F.gelu(self.up(self.norm2(x)))))
 
 
-class Gpt(nn.Module):
-    """The language model: indices of tokens in, logits out."""
+class Gpt(GPT):
+    """The model of the demo, in which logits come out."""
 
     seen: Tensor
 
     def __init__(self, kind: Kind) -> None:
-        super().__init__()
+        super().__init__(replace(CONFIG, blocks=0))
         self.kind = kind
-        self.tokens = nn.Embedding(CONFIG.vocabulary, CONFIG.width)
-        self.positions = nn.Embedding(CONFIG.context, CONFIG.width)
         self.blocks = nn.ModuleList(Block(kind) for _ in range(kind.blocks))
-        self.norm = nn.LayerNorm(CONFIG.width)
-        self.head = nn.Linear(CONFIG.width, CONFIG.vocabulary, bias=False)
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
         if kind.is_tied:
             self.head.weight = self.tokens.weight
@@ -96,7 +88,7 @@ class Gpt(nn.Module):
             self.blocks[0].requires_grad_(False)
             self.positions.requires_grad_(False)
 
-    def forward(self, inputs: Tensor, places: Tensor) -> Tensor:
+    def forward(self, inputs: Tensor, places: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Return logits, (rows, positions, vocabulary), of inputs at places."""
         if self.training:
             self.seen += 1
