@@ -100,22 +100,12 @@ class DTensor(PlacedGradients, Checkpointable, Traceable):  # pyright: ignore[re
         Raises PlacementError where placements, shapes or replicas do not fit, and for what is no
         local tensor: a DTensor, ours or torch's, or no tensor at all.
         """
+        given = (local_tensor, device_mesh, placements, run_check, shape, stride, grad_placements)
         if CAN_RECORD and torch.compiler.is_dynamo_compiling():
             from .graphs.dynamo import run_node
 
-            return run_node(
-                "from_local",
-                local_tensor,
-                device_mesh,
-                placements,
-                run_check,
-                shape,
-                stride,
-                grad_placements,
-            )
-        return _from_local(
-            local_tensor, device_mesh, placements, run_check, shape, stride, grad_placements
-        )
+            return run_node("from_local", *given)
+        return _from_local(*given)
 
     def to_local(self, *, grad_placements: Sequence[AnyPlacement] | None = None) -> Tensor:
         """Return this rank's part, which shares memory with the tensor; differentiable.
