@@ -210,7 +210,7 @@ def _layout_of(name: str, value: Any) -> Layout | None:
             f"tensor {name!r} is laid out as {layout}: its ranks hold terms of a reduction that "
             "is still to be done. Redistribute it to Shard or Replicate before saving or loading"
         )
-    if layout is not None and layout.is_dealt:
+    if layout is not None:
         try:
             require_storable(layout)
         except Unsavable as error:

@@ -13,9 +13,11 @@ IN_FORMAT = (Shard, Ragged, Packed, HeadTail)
 
 def require_storable(layout: Layout) -> None:
     """Raise Unsavable where ranks hold several boxes by a placement that files have no name for."""
-    for axis, placement in enumerate(layout.placements):
-        is_dealt = any(c.axis == axis and c.order for cuts in layout.splits for c in cuts)
-        if is_dealt and not isinstance(placement, IN_FORMAT):
+    if not layout.is_dealt:
+        return
+    for order, cuts in zip(layout.orders, layout.splits, strict=True):
+        placement = None if order is None else layout.placements[cuts[0].axis]
+        if placement is not None and not isinstance(placement, IN_FORMAT):
             raise Unsavable(
                 f"{placement} of ({format_placements(layout.placements)}) gives a rank several "
                 "ranges of a dim, and a checkpoint has no name for it; redistribute to Shard or "
