@@ -30,18 +30,6 @@ class Block:
     diagonal: int | None
     """Query i sees the keys up to i + diagonal, counted from the first of both; None sees all."""
 
-    @property
-    def num_scores(self) -> int:
-        """How many scores are not masked.
-
-        >>> Block((0, 3), (0, 4), 0).num_scores, Block((0, 3), (0, 4), None).num_scores
-        (6, 12)
-        """
-        height, width = self.rows[1] - self.rows[0], self.columns[1] - self.columns[0]
-        if self.diagonal is None:
-            return height * width
-        return sum(min(max(row + self.diagonal + 1, 0), width) for row in range(height))
-
 
 @remembered(1 << 12)
 def blocks_of(queries: Ranges, keys: Ranges, *, is_causal: bool) -> tuple[Block, ...]:
@@ -144,8 +132,3 @@ class Sequences:
     def blocks(self, rank: int, source: int) -> tuple[Block, ...]:
         """Return the blocks that a rank computes of the keys of another, or its own."""
         return blocks_of(self.queries[rank], self.keys[source], is_causal=self.is_causal)
-
-    def num_scores(self, rank: int) -> int:
-        """Return how many scores a rank computes: its work."""
-        blocks = (self.blocks(rank, source) for source in range(self.num_ranks))
-        return sum(block.num_scores for some in blocks for block in some)

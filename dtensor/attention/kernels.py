@@ -11,6 +11,7 @@ tiles of queries, in fp32 or wider, which hold a bounded number of scores at a t
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -103,9 +104,11 @@ def _fused(query: Tensor, key: Tensor, value: Tensor, diagonal: int | None) -> s
     return ""
 
 
-def _tiles(query: Tensor, key: Tensor) -> range:
+def _tiles(query: Tensor, key: Tensor, diagonal: int | None) -> Iterator[tuple[slice, int | None]]:
+    """Yield the queries of every tile, and its diagonal."""
     rows = max(TILE_SCORES // max(query.shape[0] * query.shape[1] * key.shape[2], 1), 1)
-    return range(0, query.shape[2], rows)
+    for start in range(0, query.shape[2], rows):
+        yield slice(start, start + rows), None if diagonal is None else diagonal + start
 
 
 def _scores(query: Tensor, key: Tensor, diagonal: int | None, scale: float) -> Tensor:
@@ -129,10 +132,7 @@ def _attend_in_tiles(
     out = query.new_empty(*query.shape[:3], value.shape[3])
     lse = query.new_empty(query.shape[:3], dtype=dtype)
     key, value = key.to(dtype), value.to(dtype)
-    tiles = _tiles(query, key)
-    for start in tiles:
-        rows = slice(start, min(start + tiles.step, query.shape[2]))
-        own = None if diagonal is None else diagonal + start
+    for rows, own in _tiles(query, key, diagonal):
         scores = _scores(query[:, :, rows].to(dtype), key, own, scale)
         sums = torch.logsumexp(scores, -1)
         lse[:, :, rows] = sums
@@ -158,10 +158,7 @@ def _backward_in_tiles(
     keys, values = key.to(dtype), value.to(dtype)
     grad_query = torch.empty_like(query, dtype=dtype)
     grad_key, grad_value = torch.zeros_like(keys), torch.zeros_like(values)
-    tiles = _tiles(query, key)
-    for start in tiles:
-        rows = slice(start, min(start + tiles.step, query.shape[2]))
-        own = None if diagonal is None else diagonal + start
+    for rows, own in _tiles(query, key, diagonal):
         queries, grads = query[:, :, rows].to(dtype), grad_out[:, :, rows].to(dtype)
         weights = _weights(_scores(queries, keys, own, scale), result.lse[:, :, rows].to(dtype))
         grad_value += torch.matmul(weights.transpose(-1, -2), grads)
