@@ -7,9 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from .agreement import compare
 from .offline import look, reshard
-from .runs import train_resumed, train_uninterrupted, train_until_killed
 from .s3 import loopback_bucket, missing_packages
 from .setting import Plan, Ranks, Setting
 from .stages import Stages, run_demo
@@ -37,22 +35,10 @@ def main() -> int:
             " or install the development dependencies (pip install --group dev)"
         )
         return 1
-    return run_demo(Path("demo-output"), PLAN, _demonstrate)
+    return run_demo(Path("demo-output"), PLAN, _work_offline)
 
 
-def _demonstrate(demo: Setting, stages: Stages) -> None:
-    plan = demo.plan
-    with stages.stage(f"{plan.uninterrupted} train {plan.steps} steps without interruption"):
-        reference = train_uninterrupted(demo)
-    with stages.stage(
-        f"The same once more, but rank {plan.kill_rank} is killed in the middle of the save of "
-        f"step {plan.kill_step}"
-    ):
-        killed = train_until_killed(demo)
-    with stages.stage(f"{plan.resumed} resume from step {plan.newest}"):
-        resumed = train_resumed(demo)
-    with stages.stage("The losses agree with those of the uninterrupted run"):
-        compare(demo, reference, killed, resumed)
+def _work_offline(demo: Setting, stages: Stages) -> None:
     with loopback_bucket("dtckpt-demo") as bucket:
         with stages.stage("The final checkpoint is resharded offline, on disk and into S3"):
             resharded = reshard(demo, bucket)

@@ -18,6 +18,13 @@ class Ranks:
     count: int
     mesh: str
     """Names and sizes of its axes, as "dp=2,tp=2"; "" for one device without any."""
+    by: str = ""
+    """What spreads the model over them, in words."""
+
+    @property
+    def title(self) -> str:
+        """Who trains, and by what."""
+        return f"{self}, {self.by}" if self.by else str(self)
 
     def __str__(self) -> str:
         if not self.mesh:

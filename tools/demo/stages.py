@@ -1,4 +1,4 @@
-"""What every demo shows of itself: numbered stages, their times, and the verdict."""
+"""What every demo does and shows: numbered stages, their times, and the verdict."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from rich.console import Console
 from dtckpt.errors import DtckptError
 from dtckpt.tools.cli.console import iec
 
+from .agreement import compare
 from .checks import Claims
 from .launch import ChildFailed, Launcher
 from .model import make_model
+from .runs import train_resumed, train_uninterrupted, train_until_killed
 from .setting import Plan, Setting
 from .text import find_texts, write_corpus
 
@@ -54,8 +56,13 @@ class Stages:
             self._console.print(f"\n[bold green]All {claims.num_checked} claims hold.[/]")
 
 
-def run_demo(output: Path, plan: Plan, demonstrate: Callable[[Setting, Stages], None]) -> int:
-    """Run a demo and return its exit code: 0 only if every claim was checked and holds."""
+def run_demo(
+    output: Path, plan: Plan, afterwards: Callable[[Setting, Stages], None] | None = None
+) -> int:
+    """Run a demo and return its exit code: 0 only if every claim was checked and holds.
+
+    ``afterwards`` has further stages, with the checkpoints that the training has left.
+    """
     signal.signal(signal.SIGTERM, _interrupt)
     console = Console(soft_wrap=False)
     if not console.is_terminal:
@@ -64,7 +71,9 @@ def run_demo(output: Path, plan: Plan, demonstrate: Callable[[Setting, Stages], 
     try:
         with stages.stage("Text and model"):
             demo = _prepared(console, claims, output, plan)
-        demonstrate(demo, stages)
+        _train(demo, stages)
+        if afterwards is not None:
+            afterwards(demo, stages)
     except KeyboardInterrupt:
         console.print("\n[red]Interrupted; all processes have been ended.[/]")
         return _INTERRUPTED
@@ -75,6 +84,22 @@ def run_demo(output: Path, plan: Plan, demonstrate: Callable[[Setting, Stages], 
     stages.sum_up(claims)
     console.print(f"Checkpoints and logs are in {output}/.", highlight=False)
     return claims.exit_code
+
+
+def _train(demo: Setting, stages: Stages) -> None:
+    """Train without interruption, train until a rank is killed, resume, and compare."""
+    plan = demo.plan
+    with stages.stage(f"{plan.steps} steps without interruption: {plan.uninterrupted.title}"):
+        reference = train_uninterrupted(demo)
+    with stages.stage(
+        f"{plan.killed.title}: rank {plan.kill_rank} is killed in the middle of the save of step "
+        f"{plan.kill_step}"
+    ):
+        killed = train_until_killed(demo)
+    with stages.stage(f"{plan.resumed.title}: resumed from step {plan.newest}"):
+        resumed = train_resumed(demo)
+    with stages.stage("The losses agree with those of the uninterrupted run"):
+        compare(demo, reference, killed, resumed)
 
 
 def _prepared(console: Console, claims: Claims, output: Path, plan: Plan) -> Setting:
