@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any, TypeVar
 
 import click
@@ -15,9 +16,10 @@ from ..frame.output import output_options, publish
 from ..frame.table import Grid, verdict
 from ..frame.timing import OURS, PEER
 from ..launch import WorkersFailed, on_ranks
-from .elastic import Elastic, Way, measure_elastic
-from .sequence import POSITIONS, Shared, measure_sequence
+from .elastic import Elastic, measure_elastic
+from .sequence import POSITIONS, measure_sequence
 from .steps import RANKS, SPREADS, Stepped, measure
+from .ways import Way
 
 T = TypeVar("T")
 
@@ -51,7 +53,7 @@ def grid(found: list[Stepped]) -> Grid:
 
 def elastic_grid(found: Elastic, steps: int) -> Grid:
     """Return a table with a row for every way to take a step."""
-    ordinary = found.ways[0].seconds
+    ordinary = median(found.ways[0].times)
     told = "are" if found.is_same else "ARE NOT"
     return Grid(
         title="Steps that have the same bits on any mesh",
@@ -60,10 +62,10 @@ def elastic_grid(found: Elastic, steps: int) -> Grid:
         rows=tuple(
             (
                 way.name,
-                f"{way.seconds * 1e3:.0f}",
-                f"{way.seconds / ordinary:.2f}",
+                f"{median(way.times) * 1e3:.0f}",
+                f"{median(way.times) / ordinary:.2f}",
                 str(way.collectives),
-                iec(way.sent),
+                iec(way.received),
                 iec(way.memory),
             )
             for way in found.ways
@@ -72,9 +74,9 @@ def elastic_grid(found: Elastic, steps: int) -> Grid:
     )
 
 
-def sequence_grid(found: list[Shared]) -> Grid:
+def sequence_grid(found: list[Way]) -> Grid:
     """Return a table with a row for every way to compute attention."""
-    alone = found[0].seconds
+    alone = min(found[0].times)
     return Grid(
         title="Attention over a sequence that ranks share",
         what=f"Causal, {POSITIONS} positions, 4 heads of 64, fp32, forward and backward, on 4 Gloo "
@@ -83,8 +85,8 @@ def sequence_grid(found: list[Shared]) -> Grid:
         rows=tuple(
             (
                 one.name,
-                f"{one.seconds * 1e3:.0f}",
-                f"{one.seconds / alone:.2f}",
+                f"{min(one.times) * 1e3:.0f}",
+                f"{min(one.times) / alone:.2f}",
                 iec(one.received),
                 iec(one.memory),
             )
@@ -122,7 +124,7 @@ def main(
             document[ELASTIC] = told
         if any(name in SEQUENCE for name in wanted):
             shared = on_ranks(measure_sequence, job, RANKS, "attention")
-            grids.append(sequence_grid([Shared(**one) for one in shared]))
+            grids.append(sequence_grid([Way(**one) for one in shared]))
             document[SEQUENCE] = shared
     except WorkersFailed as error:
         raise click.ClickException(str(error)) from error

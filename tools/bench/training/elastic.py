@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -14,16 +12,14 @@ from torch import nn
 
 import dtckpt.checkpoint as ckpt
 from dtckpt.dtensor import DeviceMesh, DTensor, init_device_mesh
-from dtckpt.dtensor.debug import CommDebugMode
 from dtckpt.dtensor.elastic import ElasticSampler, ElasticSteps
 from dtckpt.dtensor.fsdp import fully_shard
 
 from ...demo.model import make_model
 from ..frame.contest import race
-from ..frame.probe import measure as cost_of
-from ..frame.probe import tidy
 from ..frame.team import Team
 from .steps import CONFIG, RANKS
+from .ways import Step, Way, measure_ways
 
 ROWS = 8
 """Of each rank."""
@@ -31,27 +27,6 @@ _WARM_UPS = 3
 _BATCH = 12
 """Of the training that changes its mesh: it does not divide by 5, nor by 8."""
 _SEED = 0
-
-Step = Callable[[], object]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
-    """One way to take a step, by all ranks."""
-
-    name: str
-    times: list[float] = field(default_factory=list[float])
-    """Seconds, one a round, of the slowest rank."""
-    collectives: int
-    sent: int
-    """Bytes that collectives bring to one rank in a step."""
-    memory: int
-    """Most memory that a step takes beyond what was there before, of the worst rank."""
-
-    @property
-    def seconds(self) -> float:
-        """The median time of a step."""
-        return median(self.times)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,20 +51,7 @@ def measure_elastic(team: Team, job: dict[str, Any]) -> dict[str, Any]:
         "elastic, 1 row a group": _elastic(group=1),
         "elastic, 1 row a group, parameters kept": _elastic(group=1, keeps=True),
     }
-    told: dict[str, Way] = {}
-    for name, step in steps.items():
-        for _ in range(_WARM_UPS):
-            step()
-        with CommDebugMode() as comm:
-            step()
-        tidy()
-        team.barrier()
-        told[name] = Way(
-            name=name,
-            collectives=comm.get_total_counts(),
-            sent=sum(comm.get_comm_bytes().values()),
-            memory=max(team.gather(cost_of(step).extra_bytes)),
-        )
+    told = measure_ways(team, steps, _WARM_UPS)
     for name, times in race(team, steps, job["rounds"], 1).items():
         told[name].times.extend(times)
     is_same = _is_same_after_changes(team, job["steps"])

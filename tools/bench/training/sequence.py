@@ -3,45 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from dtckpt.dtensor import HeadTail, Shard, SplitPlacement, distribute_tensor, init_device_mesh
-from dtckpt.dtensor.debug import CommDebugMode
 from dtckpt.dtensor.experimental.attention import context_parallel_attention
 
 from ..frame.probe import measure as cost_of
-from ..frame.probe import tidy
 from ..frame.team import Team
 from .steps import RANKS
+from .ways import Step, measure_ways
 
 POSITIONS = 8192
 _SHAPE = (1, 4, POSITIONS, 64)
 _WARM_UPS = 1
-
-Step = Callable[[], object]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
-    """One way to compute causal attention, forward and backward."""
-
-    name: str
-    cpu: list[float] = field(default_factory=list[float])
-    """Seconds of processor time, one a round, of the rank that takes most."""
-    received: int
-    """Bytes that collectives bring to one rank, the one that gets most."""
-    memory: int
-    """Most memory that it takes beyond what was there before, of the worst rank."""
-
-    @property
-    def seconds(self) -> float:
-        """The least processor time."""
-        return min(self.cpu)
 
 
 def measure_sequence(team: Team, job: dict[str, Any]) -> list[dict[str, Any]]:
@@ -55,23 +33,11 @@ def measure_sequence(team: Team, job: dict[str, Any]) -> list[dict[str, Any]]:
         "alltoall, HeadTail": _shared(HeadTail(2), "alltoall"),
         "allgather, HeadTail": _shared(HeadTail(2), "allgather"),
     }
-    told: dict[str, Shared] = {}
-    for name, step in steps.items():
-        for _ in range(_WARM_UPS):
-            step()
-        with CommDebugMode() as comm:
-            step()
-        tidy()
-        team.barrier()
-        told[name] = Shared(
-            name=name,
-            received=max(team.gather(sum(comm.get_comm_bytes().values()))),
-            memory=max(team.gather(cost_of(step).extra_bytes)),
-        )
+    told = measure_ways(team, steps, _WARM_UPS)
     for _ in range(job["rounds"]):
         for name, step in steps.items():
             team.barrier()
-            told[name].cpu.append(max(team.gather(cost_of(step).cpu_seconds)))
+            told[name].times.append(max(team.gather(cost_of(step).cpu_seconds)))
     return [asdict(one) for one in told.values()]
 
 

@@ -18,7 +18,6 @@ from torch.distributed.device_mesh import init_device_mesh as torch_mesh
 import dtckpt.dtensor.fsdp as our_fsdp
 import dtckpt.dtensor.parallel as our_parallel
 from dtckpt.dtensor import init_device_mesh as our_mesh
-from dtckpt.dtensor.debug import CommDebugMode
 
 from ...demo.model import GPT, Config, make_model
 from ..frame.contest import race
@@ -26,6 +25,7 @@ from ..frame.probe import measure as cost_of
 from ..frame.probe import tidy
 from ..frame.team import Team
 from ..frame.timing import OURS, PEER, Comparison
+from .ways import count_collectives
 
 RANKS = 4
 BAR = 1.0
@@ -88,12 +88,7 @@ def _measure(team: Team, spread: Spread, rounds: int) -> Stepped:
     }
     found = Stepped(name=spread.name, bar=BAR)
     for name, step in steps.items():
-        for _ in range(_WARM_UPS):
-            step()
-        with CommDebugMode() as comm:
-            step()
-        found.collectives[name] = comm.get_total_counts()
-        found.sent[name] = sum(comm.get_comm_bytes().values())
+        found.collectives[name], found.sent[name] = count_collectives(step, _WARM_UPS)
     for turn in range(_MEMORY_TURNS):
         for name, step in steps.items():
             tidy()
