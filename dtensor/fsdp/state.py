@@ -85,6 +85,7 @@ class State:
             event, self.post_optim_event = self.post_optim_event, None
             unit.gather(anew=not keeps, after=event)
             unit.show(when_reduced=self.after_reduction)
+            self._end_at_inputs(args, kwargs)
         self.was_asked_for = self.was_kept = False
         if not is_inner and not in_backward():
             self._prefetch_forward()
@@ -98,6 +99,18 @@ class State:
         if all(new is old for new, old in zip(cast_leaves, leaves, strict=True)):
             return None  # a list that the module is to change stays the caller's
         return rebuild(cast_leaves)
+
+    def _end_at_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Have the gradients of inputs end the unit in the backward pass where no others will.
+
+        Autograd runs what was recorded last first, so that any of them comes after the module. But
+        not those of leaves, which have no turn: they come at once.
+        """
+        if not torch.is_grad_enabled() or any(one.requires_grad for one in self.unit.shown):
+            return
+        for leaf in flatten_tree((args, kwargs))[0]:
+            if isinstance(leaf, Tensor) and not leaf.is_leaf:
+                leaf.register_hook(self.after_backward)
 
     def _become_root(self, module: nn.Module) -> None:
         below = list(states_below(module))
@@ -213,6 +226,12 @@ class State:
         self.was_kept = not self.unit.reshards_after_backward
         if not self.was_kept:
             self.unit.free()
+
+    def after_backward(self, grad: Tensor) -> None:
+        """End a unit without gradients of its own; ``grad`` is that of some input."""
+        del grad
+        if self.is_in_backward:
+            self.end_unit()
 
     def after_reduction(self) -> None:
         """End the unit in this backward pass, be it that no output told of its beginning."""

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from dtckpt.dtensor import DeviceMesh, DTensor, PlacementError, Replicate, Shard
 from dtckpt.dtensor.debug import CommDebugMode
 from dtckpt.dtensor.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from dtckpt.dtensor.fsdp.state import states_below
 from dtckpt.dtensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from tests.dtensor.rank_meshes import run_on_mesh
 
@@ -146,8 +147,6 @@ def test_memory_of_whole_parameters_comes_and_goes() -> None:
     start = made()
 
     def body(mesh: DeviceMesh) -> None:
-        from dtckpt.dtensor.fsdp.state import states_below
-
         model = sharded(mesh, start)
         units = [state.unit for state in states_below(model)]
         loss = model(part(tokens_of(0), mesh)).square().mean()
@@ -278,6 +277,39 @@ def test_frozen_parts_and_those_without_gradients() -> None:
                 assert parameter.grad is None, name
             else:
                 torch.testing.assert_close(parameter.grad.full_tensor(), wanted[name].grad)
+
+    run_on_mesh((2,), body)
+
+
+@pytest.mark.parametrize("remade", [False, True])
+def test_frozen_parts_are_freed_once_the_gradient_has_passed(remade: bool) -> None:
+    start = made()
+    start.remade = remade
+    start.layers.requires_grad_(False)
+    whole = copy.deepcopy(start)
+    whole(tokens_of(0)).square().mean().backward()
+
+    def body(mesh: DeviceMesh) -> None:
+        model = sharded(mesh, start)
+        units = [state.unit for state in states_below(model)][1:]
+        seen: list[list[bool]] = []
+
+        for i, layer in enumerate(model.layers):
+
+            def look(grad: Tensor, i: int = i) -> None:
+                seen.append([unit.is_whole for unit in units[i:]])
+
+            def hook(module: nn.Module, args: Any, look: Any = look) -> None:
+                args[0].register_hook(look)
+
+            layer.register_forward_pre_hook(hook)
+        loss = model(part(tokens_of(0), mesh)).square().mean()
+        with CommDebugMode() as comm:
+            loss.backward()
+        assert seen
+        assert not any(map(any, seen))
+        assert comm.get_total_counts() == len(units) + 1
+        torch.testing.assert_close(model.embed.weight.grad.full_tensor(), whole.embed.weight.grad)
 
     run_on_mesh((2,), body)
 
