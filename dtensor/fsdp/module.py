@@ -57,6 +57,16 @@ class FSDPModule:
         made.__init__(*args, **kwargs)
         return made
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module, with its parameters whole; they are sharded after, whatever stops it."""
+        state = self._state
+        depth = len(state.saving)
+        try:
+            return super().__call__(*args, **kwargs)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType]
+        except BaseException:
+            state.unwind(cast(nn.Module, self), depth)
+            raise
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return a sharded module of its own, whose parameters and gradients are copies.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator, Sequence
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from typing import Any
 from weakref import ref
 
@@ -38,14 +38,16 @@ class State:
         self.ran: set[int] = set()
         """Those of the modules that ran in this pass, while others have not yet."""
         self.is_in_backward = False
+        self.failure: ref[Any] | None = None
+        """Tells of the end of a backward pass that failed, while one runs."""
         self.was_asked_for = False
         """Whether the user has gathered the parameters for the next forward pass."""
         self.was_kept = False
         """Whether the last backward pass was to leave them whole."""
         self.unshards_in_backward = True
         self.is_last_backward = True
-        self.will_reduce_pending = False
-        """Whether what waits is reduced as the backward pass that runs ends; of the root only."""
+        self.reduction: ref[Any] | None = None
+        """Lives while a backward pass runs that reduces what waits as it ends; of the root only."""
         self.prefetched_in_forward: list[State] = []
         self.prefetched_in_backward: list[State] = []
         self.prefetches = unit.data.mesh.device.type != "cpu"
@@ -59,8 +61,7 @@ class State:
         for module in modules:
             vars(module)[_ATTRIBUTE] = self
             module.register_forward_pre_hook(self.before_forward, prepend=True, with_kwargs=True)
-            # Also where the forward pass raises: the sharded parameters have to be back.
-            module.register_forward_hook(self.after_forward, always_call=True)
+            module.register_forward_hook(self.after_forward)
             module.register_state_dict_post_hook(_StateDictHook(self))
 
     def before_forward(
@@ -73,7 +74,7 @@ class State:
             self._begin_pass()
         is_inner = bool(self.saving) or self.is_in_backward
         unit = self.unit
-        self.saving.append(None)  # also where what follows raises: ``after_forward`` is called
+        self.saving.append(None)
         if is_inner:
             unit.gather()
             if not unit.stands:
@@ -126,7 +127,7 @@ class State:
             if not state.was_asked_for:
                 state.unit.drop()
         self.last_order, self.order = self.order, []
-        self.will_reduce_pending = False
+        self.reduction = None
 
     def _prefetch_forward(self) -> None:
         root = self.root
@@ -170,6 +171,15 @@ class State:
         is_same = all(new is old for new, old in zip(changed, leaves, strict=True))
         return output if is_same else rebuild(changed)
 
+    def unwind(self, module: nn.Module, depth: int) -> None:
+        """End the forward passes that something has stopped, all but ``depth`` of them.
+
+        Hooks of modules do not: none is called where Ctrl-C in a notebook stops a pass, and
+        programs go on after it.
+        """
+        while len(self.saving) > depth:
+            self.after_forward(module, (), None)
+
     def end_forward(self) -> None:
         """Free the parameters between the passes, where all modules ran, or no more will."""
         if not self.ran:
@@ -195,16 +205,26 @@ class State:
             with torch.enable_grad():  # what is made anew is to save what was saved before
                 self.unit.show()
         self.is_in_backward = True
-        when_backward_ends(self.end_unit)
+        self._end_with_pass()
         self._reduce_pending_at_end()
         self._prefetch_backward()
+
+    def _end_with_pass(self) -> None:
+        """Have the unit end with the backward pass that runs, also where that fails.
+
+        Autograd calls nothing then, but lets go of what it was to call.
+        """
+        ends = partial(State.end_unit, self)
+        if when_backward_ends(ends):
+            self.failure = ref(ends, lambda _: self.end_unit())
 
     def _reduce_pending_at_end(self) -> None:
         """Have the root reduce what waits in all units, wherever the backward pass began."""
         root = self.root
-        if not root.will_reduce_pending:
-            root.will_reduce_pending = True
-            when_backward_ends(root.reduce_pending)
+        if root.reduction is None or root.reduction() is None:
+            ends = partial(State.reduce_pending, root)
+            when_backward_ends(ends)
+            root.reduction = ref(ends)
 
     def _prefetch_backward(self) -> None:
         root, states = self.root, self.prefetched_in_backward
@@ -220,6 +240,7 @@ class State:
 
         Whoever still needs one gathers them again.
         """
+        self.failure = None
         if self.is_in_backward:
             self.is_in_backward = False
             self.unit.hide()
@@ -245,7 +266,7 @@ class State:
 
     def reduce_pending(self) -> None:
         """Reduce what still waits in all units at the end of a backward pass; of the root."""
-        self.will_reduce_pending = False
+        self.reduction = None
         for state in self.below:
             if self.is_last_backward:
                 state.unit.reduce_pending()
@@ -286,7 +307,7 @@ class State:
         made.saving, made.ran = [], set()
         made.is_root, made.root, made.below, made.order, made.last_order = None, made, [], [], []
         made.is_in_backward = made.was_asked_for = made.was_kept = False
-        made.will_reduce_pending = False
+        made.reduction = made.failure = None
         for name in ("prefetched_in_forward", "prefetched_in_backward"):
             setattr(made, name, copy.deepcopy(getattr(self, name), memo))
         made.post_optim_event = None
@@ -314,13 +335,13 @@ class ForwardMethod:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         state, module = self.state, self.module
+        depth = len(state.saving)
         try:
             args, kwargs = state.before_forward(module, args, kwargs) or (args, kwargs)
-            output = self.method(*args, **kwargs)
+            return state.after_forward(module, args, self.method(*args, **kwargs))
         except BaseException:
-            state.after_forward(module, args, None)
+            state.unwind(module, depth)
             raise
-        return state.after_forward(module, args, output)
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
