@@ -38,13 +38,26 @@ class Result:
     """(batch, heads, queries), fp32 or wider; minus infinity for a query that sees nothing."""
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, diagonal: int | None, scale: float) -> Result:
-    """Return the attention of a block; ``diagonal`` as in ``Block``.
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Queries with the keys that they see and their values, all with as many heads.
 
-    All have as many heads, and at least one query and one key.
+    There is at least one query and one key.
     """
-    kind = _fused(query, key, value, diagonal)
-    is_causal = diagonal is not None
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    diagonal: int | None
+    """As in ``Block``."""
+    scale: float
+
+
+def attend(inputs: Inputs) -> Result:
+    """Return the attention of a block."""
+    query, key, value, scale = inputs.query, inputs.key, inputs.value, inputs.scale
+    kind = _fused(inputs)
+    is_causal = inputs.diagonal is not None
     if kind == "cpu":
         out, lse = aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, 0.0, is_causal, scale=scale
@@ -55,24 +68,19 @@ def attend(query: Tensor, key: Tensor, value: Tensor, diagonal: int | None, scal
             query, key, value, 0.0, is_causal, False, scale=scale
         )
         return Result(out, lse)
-    return _attend_in_tiles(query, key, value, diagonal, scale)
+    return _attend_in_tiles(inputs)
 
 
 def attend_backward(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    result: Result,
-    diagonal: int | None,
-    scale: float,
+    grad_out: Tensor, inputs: Inputs, result: Result
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return what a block adds to the gradients of its query, key and value.
 
     ``result`` is that of all blocks of these queries.
     """
-    kind = _fused(query, key, value, diagonal)
-    is_causal = diagonal is not None
+    query, key, value, scale = inputs.query, inputs.key, inputs.value, inputs.scale
+    kind = _fused(inputs)
+    is_causal = inputs.diagonal is not None
     out, lse = result.out, result.lse
     if kind == "cpu":
         return aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -86,14 +94,15 @@ def attend_backward(
             *(None, None, *sizes, 0.0, is_causal, unused, unused),
             scale=scale,
         )
-    return _backward_in_tiles(grad_out, query, key, value, result, diagonal, scale)
+    return _backward_in_tiles(grad_out, inputs, result)
 
 
-def _fused(query: Tensor, key: Tensor, value: Tensor, diagonal: int | None) -> str:
+def _fused(inputs: Inputs) -> str:
     """Return which fused kernel takes a block: "cpu", "cuda" or none."""
-    if value.shape[3] != query.shape[3] or not query.numel():
+    query, diagonal = inputs.query, inputs.diagonal
+    if inputs.value.shape[3] != query.shape[3] or not query.numel():
         return ""  # torch's kernels divide by the number of elements, some of them
-    if diagonal is not None and (diagonal or query.shape[2] != key.shape[2]):
+    if diagonal is not None and (diagonal or query.shape[2] != inputs.key.shape[2]):
         return ""  # kernels differ in what they take for the diagonal of such
     device, dtype = query.device.type, query.dtype
     if device == "cpu" and dtype in _ON_CPU:
@@ -104,20 +113,24 @@ def _fused(query: Tensor, key: Tensor, value: Tensor, diagonal: int | None) -> s
     return ""
 
 
-def _tiles(query: Tensor, key: Tensor, diagonal: int | None) -> Iterator[tuple[slice, int | None]]:
-    """Yield the queries of every tile, and its diagonal."""
-    rows = max(TILE_SCORES // max(query.shape[0] * query.shape[1] * key.shape[2], 1), 1)
-    for start in range(0, query.shape[2], rows):
-        yield slice(start, start + rows), None if diagonal is None else diagonal + start
+def _tiles(inputs: Inputs) -> Iterator[tuple[slice, Inputs]]:
+    """Yield some queries at a time, with all keys and values, in fp32 or wider."""
+    query, diagonal, dtype = inputs.query, inputs.diagonal, accumulating(inputs.query.dtype)
+    key, value = inputs.key.to(dtype), inputs.value.to(dtype)
+    size = max(TILE_SCORES // max(query.shape[0] * query.shape[1] * key.shape[2], 1), 1)
+    for start in range(0, query.shape[2], size):
+        rows = slice(start, start + size)
+        own = None if diagonal is None else diagonal + start
+        yield rows, Inputs(query[:, :, rows].to(dtype), key, value, own, inputs.scale)
 
 
-def _scores(query: Tensor, key: Tensor, diagonal: int | None, scale: float) -> Tensor:
+def _scores(tile: Inputs) -> Tensor:
     """Return the scores of a tile, those that are masked minus infinity."""
-    scores = torch.matmul(query, key.transpose(-1, -2)) * scale
-    if diagonal is None:
+    scores = torch.matmul(tile.query, tile.key.transpose(-1, -2)) * tile.scale
+    if tile.diagonal is None:
         return scores
-    seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril(diagonal)
-    return scores.masked_fill_(~seen, -math.inf)
+    seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device)
+    return scores.masked_fill_(~seen.tril(tile.diagonal), -math.inf)
 
 
 def accumulating(dtype: torch.dtype) -> torch.dtype:
@@ -125,18 +138,15 @@ def accumulating(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype == torch.float64 else torch.float32
 
 
-def _attend_in_tiles(
-    query: Tensor, key: Tensor, value: Tensor, diagonal: int | None, scale: float
-) -> Result:
-    dtype = accumulating(query.dtype)
-    out = query.new_empty(*query.shape[:3], value.shape[3])
-    lse = query.new_empty(query.shape[:3], dtype=dtype)
-    key, value = key.to(dtype), value.to(dtype)
-    for rows, own in _tiles(query, key, diagonal):
-        scores = _scores(query[:, :, rows].to(dtype), key, own, scale)
+def _attend_in_tiles(inputs: Inputs) -> Result:
+    query = inputs.query
+    out = query.new_empty(*query.shape[:3], inputs.value.shape[3])
+    lse = query.new_empty(query.shape[:3], dtype=accumulating(query.dtype))
+    for rows, tile in _tiles(inputs):
+        scores = _scores(tile)
         sums = torch.logsumexp(scores, -1)
         lse[:, :, rows] = sums
-        out[:, :, rows] = torch.matmul(_weights(scores, sums), value)
+        out[:, :, rows] = torch.matmul(_weights(scores, sums), tile.value)
     return Result(out, lse)
 
 
@@ -146,24 +156,19 @@ def _weights(scores: Tensor, lse: Tensor) -> Tensor:
 
 
 def _backward_in_tiles(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    result: Result,
-    diagonal: int | None,
-    scale: float,
+    grad_out: Tensor, inputs: Inputs, result: Result
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dtype = accumulating(query.dtype)
-    keys, values = key.to(dtype), value.to(dtype)
-    grad_query = torch.empty_like(query, dtype=dtype)
-    grad_key, grad_value = torch.zeros_like(keys), torch.zeros_like(values)
-    for rows, own in _tiles(query, key, diagonal):
-        queries, grads = query[:, :, rows].to(dtype), grad_out[:, :, rows].to(dtype)
-        weights = _weights(_scores(queries, keys, own, scale), result.lse[:, :, rows].to(dtype))
+    dtype = accumulating(inputs.query.dtype)
+    grad_query = torch.empty_like(inputs.query, dtype=dtype)
+    grad_key = torch.zeros_like(inputs.key, dtype=dtype)
+    grad_value = torch.zeros_like(inputs.value, dtype=dtype)
+    for rows, tile in _tiles(inputs):
+        grads = grad_out[:, :, rows].to(dtype)
+        weights = _weights(_scores(tile), result.lse[:, :, rows].to(dtype))
         grad_value += torch.matmul(weights.transpose(-1, -2), grads)
         mean = (grads * result.out[:, :, rows].to(dtype)).sum(-1, keepdim=True)
-        of_scores = (torch.matmul(grads, values.transpose(-1, -2)) - mean) * weights * scale
-        grad_query[:, :, rows] = torch.matmul(of_scores, keys)
-        grad_key += torch.matmul(of_scores.transpose(-1, -2), queries)
+        of_scores = (torch.matmul(grads, tile.value.transpose(-1, -2)) - mean) * weights
+        of_scores *= tile.scale
+        grad_query[:, :, rows] = torch.matmul(of_scores, tile.key)
+        grad_key += torch.matmul(of_scores.transpose(-1, -2), tile.query)
     return grad_query, grad_key, grad_value

@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from ..mesh.modes import require_order_free
 from .blocks import Block, Sequences
-from .kernels import Result, accumulating, attend, attend_backward
+from .kernels import Inputs, Result, accumulating, attend, attend_backward
 from .merging import Merged
 from .rotation import Rotation
 
@@ -56,8 +56,8 @@ class _RingAttention(torch.autograd.Function):
             for source, held in _visited(pair, job):
                 keys, values = pair.views(held, job.sequences.num_keys(source))
                 for block in job.sequences.blocks(job.rank, source):
-                    parts = _of_block(block, query, keys, values)
-                    merged.add(block.rows, attend(*parts, block.diagonal, job.scale))
+                    inputs = _of_block(block, query, keys, values, job.scale)
+                    merged.add(block.rows, attend(inputs))
             result = merged.result()
         # In another order than torch's kernels: a recomputation without context parallelism, which
         # keeps as many, then differs, and checkpointing raises.
@@ -89,10 +89,8 @@ class _RingAttention(torch.autograd.Function):
                 start, end = block.rows
                 found = attend_backward(
                     grad_out[:, :, start:end],
-                    *_of_block(block, query, keys, values),
+                    _of_block(block, query, keys, values, job.scale),
                     Result(out[:, :, start:end], lse[:, :, start:end]),
-                    block.diagonal,
-                    job.scale,
                 )
                 columns = slice(*block.columns)
                 grad_query[:, :, start:end] += found[0]
@@ -159,9 +157,7 @@ def _visited(pair: _Pair, job: Job) -> Iterable[tuple[int, Tensor]]:
     return job.rotation.visit(pair.joined, _numels(pair, job))
 
 
-def _of_block(
-    block: Block, query: Tensor, key: Tensor, value: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
+def _of_block(block: Block, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Inputs:
     """Return the queries of a block, and its keys and values with as many heads."""
     rows = query[:, :, slice(*block.rows)]
     columns = slice(*block.columns)
@@ -169,7 +165,7 @@ def _of_block(
     group = query.shape[1] // max(key.shape[1], 1)
     if group > 1:
         keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
-    return rows, keys, values
+    return Inputs(rows, keys, values, block.diagonal, scale)
 
 
 def _summed(grad: Tensor, heads: int, dtype: torch.dtype) -> Tensor:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dtckpt.dtensor.attention.blocks import Sequences
-from dtckpt.dtensor.attention.kernels import attend, attend_backward
+from dtckpt.dtensor.attention.kernels import Inputs, attend, attend_backward
 from dtckpt.dtensor.attention.merging import Merged
 
 from .setting import Finding, Setting
@@ -54,17 +54,17 @@ def _compared(
     scale = own.shape[-1] ** -0.5
     halves = list(zip(*(tensor.split(_HALF, 2) for tensor in pair), strict=True))
     merged = Merged(own, own.shape[-1])
-    for source, (keys, values) in enumerate(halves):
-        for block in sequences.blocks(1, source):
-            merged.add(block.rows, attend(own, keys, values, block.diagonal, scale))
-    result = merged.result()
-    yield "the result", result.out, out.detach()
-
-    found = [
-        attend_backward(grads, own, keys, values, result, block.diagonal, scale)
+    seen = [
+        (block.rows, Inputs(own, keys, values, block.diagonal, scale))
         for source, (keys, values) in enumerate(halves)
         for block in sequences.blocks(1, source)
     ]
+    for block_rows, inputs in seen:
+        merged.add(block_rows, attend(inputs))
+    result = merged.result()
+    yield "the result", result.out, out.detach()
+
+    found = [attend_backward(grads, inputs, result) for _, inputs in seen]
     queries, keys, values = zip(*found, strict=True)
     yield "the gradient of the query", torch.stack(queries).float().sum(0), of_query[:, :, rows]
     yield "the gradient of the key", torch.cat(keys, 2), of_key

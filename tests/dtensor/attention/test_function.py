@@ -206,9 +206,9 @@ def test_no_rank_computes_with_more_than_the_keys_of_one_at_a_time(
     seen: list[int] = []
     attend: Any = kernels.attend
 
-    def looking(query: Tensor, key: Tensor, *args: Any) -> Any:
-        seen.append(key.untyped_storage().nbytes())
-        return attend(query, key, *args)
+    def looking(inputs: kernels.Inputs) -> Any:
+        seen.append(inputs.key.untyped_storage().nbytes())
+        return attend(inputs)
 
     monkeypatch.setattr("dtckpt.dtensor.attention.ring_attention.attend", looking)
     values = tensors((64, 64))
