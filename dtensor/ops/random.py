@@ -97,6 +97,7 @@ def refuse_generator(op: Op, generator: object) -> None:
 
 
 def _drawing(sampler: Sampler) -> LocalMaker:
+    @in_any_order
     def maker(local: LocalCall) -> Callable[..., Tensor]:
         spec = local.outputs[0] or local.inputs[0]
         draw, in_place = drawer(spec, sampler), is_in_place(local.op)

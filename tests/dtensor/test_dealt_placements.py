@@ -222,13 +222,18 @@ def test_random_numbers_are_those_of_the_element() -> None:
         found: list[Tensor] = []
         for placement in (Replicate(), PACKED, Cyclic(0)):
             dt.random.manual_seed(3, mesh)  # pyright: ignore[reportAttributeAccessIssue]
-            made = dt.randn(12, 8, device_mesh=mesh, placements=[placement])
-            dropped = F.dropout(made, 0.4)
-            found += [made.full_tensor(), dropped.full_tensor()]  # pyright: ignore[reportAttributeAccessIssue]
+            made: Any = dt.randn(12, 8, device_mesh=mesh, placements=[placement])
+            with collectives() as seen:
+                dropped: Any = F.dropout(made, 0.4)
+                like: Any = torch.rand_like(made)
+                set_again: Any = torch.nn.init.kaiming_uniform_(made.clone())
+            assert seen == []
+            assert like.placements == set_again.placements == (placement,)
+            found += [tensor.full_tensor() for tensor in (made, dropped, like, set_again)]
         return found
 
     for found in run_on_mesh((4,), body):
-        for one, other in zip(found[:2] * 2, found[2:], strict=True):
+        for one, other in zip(found[:4] * 2, found[4:], strict=True):
             assert torch.equal(one, other)
 
 
