@@ -63,6 +63,7 @@ def scatter_rule(call: OpCall) -> Rule:
         linear=(sources,) if keeps_values else (),
         linear_ops=ops,
         local=_local_scatter,
+        positions=frozenset({dim}),
     )
 
 
@@ -148,6 +149,7 @@ def index_write_rule(call: OpCall) -> Rule:
         linear=(frozenset({0, 2}),) if ops else (),
         linear_ops=ops,
         local=_local_index_write,
+        positions=frozenset({dim}),
     )
 
 

@@ -41,6 +41,9 @@ KEEPING: dict[str, Callable[[Any, Any], Any]] = {
     "softmax": lambda x, _: x.softmax(-1),
     "heads": lambda x, _: x.view(2, 9, 2, 3).transpose(1, 2),
     "parts": lambda x, _: x.chunk(3, -1)[1],
+    "picked": lambda x, _: x.gather(-1, x.argmax(-1, keepdim=True)),
+    "sorted": lambda x, _: x.sort(-1)[0],
+    "placed": lambda x, y: x.scatter_add(-1, y.argmax(-1, keepdim=True), x[..., :1]),
 }
 MOVED: dict[str, Callable[[Any, Any], Any]] = {
     "softmax along it": lambda x, _: x.softmax(1),
@@ -71,14 +74,29 @@ MOVED: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def test_operators_that_do_not_ask_for_places_move_nothing() -> None:
+    """Nor do their gradients more than those of neighbouring positions."""
+
     def body(mesh: DeviceMesh) -> None:
-        for operate in KEEPING.values():
-            x, y = (scattered(t, mesh, [HeadTail(1)]) for t in (X, X.flip(1)))
-            with CommDebugMode() as counted:
-                made = operate(x, y)
-            assert counted.get_total_counts() == 0
-            assert type(made.placements[0]) is HeadTail
-            assert_holds(made, operate(X, X.flip(1)), rtol=1e-12, atol=1e-12)
+        for name, operate in KEEPING.items():
+            whole = X.clone().requires_grad_()
+            wanted = operate(whole, X.flip(1))
+            wanted.sin().sum().backward()
+            sent: list[int] = []
+            for placement in (Shard(1), HeadTail(1)):
+                x, y = (scattered(t, mesh, [placement]) for t in (X, X.flip(1)))
+                x.requires_grad_()
+                with CommDebugMode() as counted:
+                    made = operate(x, y)
+                assert counted.get_total_counts() == 0, name
+                assert type(made.placements[0]) is type(placement)
+                assert_holds(made, wanted.detach(), rtol=1e-12, atol=1e-12)
+                with CommDebugMode() as counted:
+                    made.sin().sum().backward()
+                sent.append(counted.get_total_counts())
+                grad: Any = x.grad
+                assert grad.placements == (placement,)
+                torch.testing.assert_close(grad.full_tensor(), whole.grad, rtol=1e-12, atol=1e-12)
+            assert sent[0] == sent[1], name
         rows: Any = F.embedding(
             scattered(IDS, mesh, [HeadTail(1)]), scattered(TABLE, mesh, [Replicate()])
         )
