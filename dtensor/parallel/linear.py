@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -67,7 +67,7 @@ def _kind_of(module: nn.Module, style: str) -> _Kind:
     )
 
 
-class _SplitLayer(ParallelStyle):
+class _SplitLayer(ParallelStyle, ABC):
     """A layer of which each rank has a part of the weight."""
 
     def __init__(

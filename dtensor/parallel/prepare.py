@@ -12,7 +12,7 @@ from dtckpt.errors import PlacementError
 
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.torch_layouts import AnyPlacement, is_placement
-from .inputs import Layouts, check_pairs, prepare
+from .inputs import Layouts, check_pairs, is_row, prepare
 from .style import ParallelStyle
 
 
@@ -100,11 +100,7 @@ class PrepareModuleInputOutput(ParallelStyle):
     def _outputs(self, outputs: Any, mesh: DeviceMesh, name: str) -> Any:
         now, wanted = self.output_layouts, self.desired_output_layouts
         where = f"outputs of {name}"
-        if (
-            isinstance(now, tuple | list)
-            and len(now) == 1
-            and not isinstance(outputs, tuple | list)
-        ):
+        if is_row(now) and len(now) == 1 and not is_row(outputs):
             now, wanted = now[0], wanted[0]
         return prepare(outputs, now, wanted, mesh, where, to_local=self.use_local_output)
 
