@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal, cast
@@ -98,13 +98,14 @@ def parallel_cross_entropy(
             f"the weight must have one number for each of {logits.shape[dim]} classes, got shape "
             f"{list(weight.shape)}"
         )
+    is_soft = _is_soft(target, logits.shape, dim)
     if logits.spec.layout.is_partial:
         logits = logits.redistribute(placements=logits.spec.reduced().placements)
     if logits.spec.layout.orders[dim] is not None:  # classes are told by their first one
         rows = [Shard(dim) if p.is_shard(dim) else p for p in logits.placements]
         logits = logits.redistribute(placements=rows)
     spec = _without(logits.spec, dim)
-    told = _target_of(target, logits, spec)
+    told = _laid_out(target, "target", logits.spec if is_soft else spec)
     given = Given(
         dim=dim,
         classes=logits.shape[dim],
@@ -147,20 +148,18 @@ def _lowered(placement: Placement, dim: int) -> Placement:
     return replace(placement, dim=own - 1) if own > dim else placement  # pyright: ignore[reportCallIssue]
 
 
-def _target_of(target: Tensor, logits: Wrapper, of_batch: DTensorSpec) -> Wrapper:
-    """Return the target as a DTensor that lies as the batch, or with probabilities as the logits.
-
-    Raises PlacementError where it is neither.
-    """
-    is_soft = target.shape == logits.shape and target.is_floating_point()
-    if not is_soft and (target.shape != of_batch.shape or target.dtype != torch.int64):
-        raise PlacementError(
-            f"the target must be int64 of shape {list(of_batch.shape)}, or probabilities of shape "
-            f"{list(logits.shape)}, for logits of shape {list(logits.shape)}; got "
-            f"{str(target.dtype).removeprefix('torch.')} of shape {list(target.shape)}"
-        )
-    spec = logits.spec if is_soft else of_batch
-    return _laid_out(target, "target", spec)
+def _is_soft(target: Tensor, logits: Sequence[int], dim: int) -> bool:
+    """Whether a target has probabilities for logits of a shape; PlacementError for no target."""
+    of_batch = (*logits[:dim], *logits[dim + 1 :])
+    if target.shape == logits and target.is_floating_point():
+        return True
+    if target.shape == of_batch and target.dtype == torch.int64:
+        return False
+    raise PlacementError(
+        f"the target must be int64 of shape {list(of_batch)}, or probabilities of shape "
+        f"{list(logits)}, for logits of shape {list(logits)}; got "
+        f"{str(target.dtype).removeprefix('torch.')} of shape {list(target.shape)}"
+    )
 
 
 def _laid_out(tensor: Tensor, what: str, spec: DTensorSpec) -> Wrapper:

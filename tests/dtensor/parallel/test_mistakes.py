@@ -17,6 +17,8 @@ from dtckpt.dtensor import (
     DeviceMesh,
     DTensor,
     Mesh,
+    Partial,
+    Placement,
     PlacementError,
     Replicate,
     Shard,
@@ -103,11 +105,13 @@ def laid_out(whole: Tensor, mesh: DeviceMesh, *placements: Any) -> DTensor:
 X, LOGITS, TARGET = torch.ones(2, 4), torch.randn(4, 6), torch.randint(6, (4,))
 
 
-def entropy(target: Tensor | OnMesh = TARGET, **options: Any) -> Prepare:
-    """Take the loss of logits that are sharded by class."""
+def entropy(
+    target: Tensor | OnMesh = TARGET, lies: Placement | None = None, **options: Any
+) -> Prepare:
+    """Take the loss of logits, which are sharded by class unless they lie otherwise."""
 
     def prepare(mesh: DeviceMesh) -> Try:
-        logits = laid_out(LOGITS, mesh["tp"], Shard(1))
+        logits = laid_out(LOGITS, mesh["tp"], lies or Shard(1))
         given = target if isinstance(target, Tensor) else target(mesh)
         return lambda: parallel_cross_entropy(logits, given, **options)
 
@@ -399,6 +403,7 @@ MISTAKES = [
         "takes logits that are a DTensor, got Tensor of torch",
     ),
     Mistake("too few targets", entropy(TARGET[:3]), "must be int64 of shape .4., or probabilities"),
+    Mistake("too few targets for terms", entropy(TARGET[:3], Partial()), "must be int64 of shape"),
     Mistake("targets of another dtype", entropy(TARGET.int()), "got int32 of shape"),
     Mistake("weights of other classes", entropy(weight=torch.ones(5)), "for each of 6 classes"),
     Mistake("no such class dim", entropy(dim=2), "dim 2 is none of logits of shape"),
