@@ -84,13 +84,12 @@ class LeafGradients:
 
     def end(self) -> None:
         """Put all back, each parameter with its gradient."""
-        leaves, self._leaves = self._leaves, []
-        trained, self._trained = self._trained, []
-        for one in leaves:
+        for one in self._leaves:
             _put(one.tensor, one)
-        for one, grad in zip(trained, self._before, strict=bool(trained)):
+        for one, grad in zip(self._trained, self._before, strict=True):
             one.local.grad = None
             one.tensor.grad = grad
+        self._leaves, self._trained, self._before = [], [], []
 
 
 def _leaves(model: nn.Module, mesh: DeviceMesh, ignored: set[int]) -> list[_Leaf]:

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from dtckpt.errors import PlacementError
 
-from ..comm.caches import remembered
+from ..comm.caches import Cache, remembered
 from ..dtensor import DTensor
 from ..geometry.mesh import Mesh
 from ..geometry.placement import Replicate
@@ -30,7 +30,7 @@ PART = 15
 NUM_ELEMENTS = 400 * PART
 NUM_STEPS = 3
 
-_DIFFERENT: dict[str, int] = {}
+_DIFFERENT: Cache[str, int] = Cache("tried_optimizers", 1 << 8)
 """How many elements were different, by what was tried."""
 
 
@@ -48,11 +48,13 @@ def require_alike(optimizer: Optimizer) -> None:
         }
         for dtype, device, is_ours in kinds:
             tried = f"{type(optimizer)} {sorted(_others(group).items())} {dtype} {device} {is_ours}"
-            if tried not in _DIFFERENT:
-                _DIFFERENT[tried] = _num_different(optimizer, group, dtype, device, is_ours)
-            if _DIFFERENT[tried]:
+            count = _DIFFERENT.get(tried)
+            if count is None:
+                count = _num_different(optimizer, group, dtype, device, is_ours)
+                _DIFFERENT.put(tried, count)
+            if count:
                 raise PlacementError(
-                    f"ElasticSteps: {name} on {dtype} gives {_DIFFERENT[tried]} of {NUM_ELEMENTS} "
+                    f"ElasticSteps: {name} on {dtype} gives {count} of {NUM_ELEMENTS} "
                     "elements other bits where they lie in other shards; use foreach=True or "
                     "fused=False, and parameters in float32"
                 )
