@@ -104,6 +104,20 @@ def _gpu(device: torch.device) -> str:
 def _processor() -> str:
     """Return the model of the processor: libraries of matrix products choose by it."""
     cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{platform.machine()} {models[0] if models else platform.processor()}"
+    found = models_of(cpuinfo.read_text()) if cpuinfo.exists() else ""
+    return f"{platform.machine()} {found or platform.processor()}"
+
+
+def models_of(cpuinfo: str) -> str:
+    """Return the models of processors that Linux tells of, each once; ARM's have numbers alone.
+
+    >>> models_of("processor: 0\\nmodel name: X 1\\nprocessor: 1\\nmodel name: X 1\\n")
+    'X 1'
+    >>> models_of("processor: 0\\nCPU implementer: 0x41\\nCPU part: 0xd40\\n")
+    '0x41 0xd40'
+    """
+    fields = (line.partition(":") for line in cpuinfo.splitlines())
+    names = ("model name", "CPU implementer", "CPU part")
+    return " ".join(
+        dict.fromkeys(value.strip() for name, _, value in fields if name.strip() in names)
+    )
