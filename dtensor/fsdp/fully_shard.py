@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
-from weakref import ref
 
 from torch import nn
 
@@ -75,7 +74,7 @@ def fully_shard(
     parameters: dict[int, tuple[str, nn.Parameter]] = {}
     for one in modules:
         _collect(one, ignored, places, parameters)
-        _check_ties(one, parameters)
+    _check_ties(modules, parameters.values())
     about = {
         key: ShardedParameter.of(name, parameter, data, shard_placement_fn)
         for key, (name, parameter) in parameters.items()
@@ -93,7 +92,7 @@ def fully_shard(
         made = about[key].shard(parameter, offload_policy)
         for part, name in places[key]:
             setattr(part, name, made)
-        unit.held.append(Held(about[key], places[key], ref(parameter), made))
+        unit.held.append(Held(about[key], places[key], Held.origin_of(parameter), made))
     State(modules, unit)
     for one in modules:
         one.__class__ = _sharded_class(type(one))
@@ -122,17 +121,24 @@ def _collect(
         parameters.setdefault(id(tensor), (whole, tensor))
 
 
-def _check_ties(module: nn.Module, parameters: dict[int, tuple[str, nn.Parameter]]) -> None:
-    """Raise PlacementError where a parameter was sharded with a part of the module already."""
-    for state in states_below(module):
-        for one in state.unit.held:
-            original = one.original()
-            if original is not None and id(original) in parameters:
-                raise PlacementError(
-                    f"fully_shard: {parameters[id(original)][0]!r} is tied to {one.about.name!r} "
-                    "of a part that is sharded already; shard both together, with the module that "
-                    "has both"
-                )
+def _check_ties(
+    modules: Sequence[nn.Module], parameters: Iterable[tuple[str, nn.Parameter]]
+) -> None:
+    """Raise PlacementError where a parameter is, or was, in two units."""
+    names = {Held.origin_of(parameter): name for name, parameter in parameters}
+    paths = {id(part): path for module in modules for path, part in module.named_modules()}
+    states = {id(state): state for module in modules for state in states_below(module)}
+    for one in itertools.chain.from_iterable(state.unit.held for state in states.values()):
+        inside = (f"{paths[id(part)]}.{own}" for part, own in one.places if id(part) in paths)
+        name = next(inside, None)
+        if name is None:  # of another module of the unit
+            continue
+        if one.origin in names:
+            raise PlacementError(
+                f"fully_shard: {names[one.origin]!r} is tied to {name!r} of a part that is sharded "
+                "already; shard both together, as a list of modules or with one that has both"
+            )
+        names[one.origin] = name
 
 
 def _sharded_class(cls: type[Any]) -> type[nn.Module]:

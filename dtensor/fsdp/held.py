@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import cast
-from weakref import ref
 
 from torch import Tensor, nn
 
@@ -16,6 +15,8 @@ from .sharding import ShardedParameter
 
 Place = tuple[nn.Module, str]
 
+_ORIGIN = "_dtckpt_fsdp_origin"
+
 
 @dataclass(slots=True, eq=False)
 class Held:
@@ -23,8 +24,8 @@ class Held:
 
     about: ShardedParameter
     places: list[Place]
-    original: ref[nn.Parameter]
-    """What it was before it was sharded: others may stand where it still is."""
+    origin: object
+    """Stands for what it was before it was sharded, which may still be in other places, or was."""
     parameter: nn.Parameter
     whole: Tensor | None = None
     """The local tensor of the whole parameter, while that is whole."""
@@ -37,6 +38,11 @@ class Held:
     def sharded(self) -> Wrapper:
         """The sharded parameter."""
         return cast(Wrapper, self.parameter)
+
+    @staticmethod
+    def origin_of(parameter: nn.Parameter) -> object:
+        """Return what stands for a parameter after it is gone; it has it as an attribute."""
+        return vars(parameter).setdefault(_ORIGIN, object())
 
     def follow(self) -> None:
         """Take up the parameter that stands in its place: ``to_empty`` and loads put others there.

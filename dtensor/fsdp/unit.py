@@ -327,7 +327,7 @@ class Unit:
             Held(
                 about=one.about,
                 places=[(copy.deepcopy(module, memo), name) for module, name in one.places],
-                original=one.original,
+                origin=copy.deepcopy(one.origin, memo),
                 parameter=copy.deepcopy(one.parameter, memo),
             )
             for one in self.held

@@ -266,13 +266,26 @@ def test_gradients_that_wait_are_reduced_wherever_a_pass_begins(hides_output: bo
     run_on_mesh((2,), body)
 
 
-def test_tied_parameters_of_two_units_are_refused() -> None:
+@pytest.mark.parametrize("sharded", [[1], [0, 1]])
+def test_tied_parameters_of_two_units_are_refused(sharded: list[int]) -> None:
     def body(mesh: DeviceMesh) -> None:
         model: Any = nn.Sequential(linear(), linear())
         model[1].weight = model[0].weight
-        fully_shard(model[1], mesh=mesh)
-        with pytest.raises(PlacementError, match=r"'0.weight' is tied to 'weight' of a part"):
+        for place in sharded:
+            fully_shard(model[place], mesh=mesh)
+        with pytest.raises(PlacementError, match=r"'0.weight' is tied to '1.weight' of a part"):
             fully_shard(model, mesh=mesh)
+
+    run_on_mesh((1,), body)
+
+
+def test_copies_of_units_are_not_tied_to_them() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        first = fully_shard(linear(), mesh=mesh)
+        fully_shard(nn.Sequential(first, copy.deepcopy(first), linear()), mesh=mesh)(X)
+        pair = nn.Sequential(linear(), linear())
+        fully_shard(list(pair), mesh=mesh)
+        fully_shard(nn.Sequential(pair[0], linear()), mesh=mesh)(X)  # has one of them
 
     run_on_mesh((1,), body)
 
