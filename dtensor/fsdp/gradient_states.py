@@ -33,8 +33,8 @@ def load_gradient_state_dict(module: nn.Module, gradients: Mapping[str, Tensor])
     """Let the parameters of a model have these gradients, and no others; nothing waits any more.
 
     DTensors are redistributed to where the parameters lie. Backward passes that follow add to
-    them. Raises LayoutMismatch for names or shapes that the parameters do not have, before anything
-    is changed.
+    them. Raises LayoutMismatch for names or shapes that the parameters do not have, and for plain
+    gradients of distributed ones or the reverse, before anything is changed.
     """
     named = dict(module.named_parameters())
     unknown = sorted(set(gradients) - set(named))
@@ -45,6 +45,12 @@ def load_gradient_state_dict(module: nn.Module, gradients: Mapping[str, Tensor])
             raise LayoutMismatch(
                 f"gradient of {name!r}: expected shape {list(named[name].shape)}, got "
                 f"{list(grad.shape)}"
+            )
+        if isinstance(grad, DTensor) != isinstance(named[name], DTensor):
+            raise LayoutMismatch(
+                f"gradient of {name!r}: expected a {type(named[name].data).__name__} as the "
+                f"parameter is, got a {type(grad).__name__}; distribute_tensor(gradient, mesh) "
+                "makes a DTensor of a whole one"
             )
     for state in states_below(module):
         state.unit.gradients.forget()
