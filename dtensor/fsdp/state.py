@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial, update_wrapper
 from typing import Any
@@ -17,6 +16,7 @@ from ..tensor.compilers import opaque
 from ..tensor.trees import flatten_tree
 from ..torch_private import in_backward, when_backward_ends
 from .notes import noting
+from .state_dicts import StateDictHook
 from .unit import Unit
 
 _ATTRIBUTE = "_dtckpt_fsdp_state"
@@ -62,7 +62,7 @@ class State:
             vars(module)[_ATTRIBUTE] = self
             module.register_forward_pre_hook(self.before_forward, prepend=True, with_kwargs=True)
             module.register_forward_hook(self.after_forward)
-            module.register_state_dict_post_hook(_StateDictHook(self))
+            module.register_state_dict_post_hook(StateDictHook(unit))
 
     def before_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -260,7 +260,7 @@ class State:
         self._reduce_pending_at_end()
 
     def end_interrupted(self) -> None:
-        """End a backward pass that an exception has left."""
+        """End a backward pass that failed, where a thread of an accelerator still holds it."""
         if self.is_in_backward and not in_backward():
             self.end_unit()
 
@@ -270,29 +270,6 @@ class State:
         for state in self.below:
             if self.is_last_backward:
                 state.unit.reduce_pending()
-
-    def after_state_dict(self, module: nn.Module, state_dict: dict[str, Any], prefix: str) -> None:
-        """Put the sharded parameters into a state dict that was asked for while they are whole."""
-        unit = self.unit
-        if unit.gradients.are_pending:
-            warnings.warn(
-                "gradients of backward passes without synchronization wait in this module, and no "
-                "state dict has them: a program that goes on from it lacks them. Save "
-                "gradient_state_dict(model), too, before its state dict, or drop them by "
-                "model.zero_grad()",
-                stacklevel=2,
-            )
-        if not unit.stands:
-            return
-        names = {id(part): name for name, part in module.named_modules()}
-        for one in unit.held:
-            for part, own in one.places:
-                outer = names.get(id(part))
-                if outer is None:  # of another module of the unit
-                    continue
-                name = f"{prefix}{outer}.{own}" if outer else prefix + own
-                if name in state_dict:
-                    state_dict[name] = one.parameter.detach()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> State:
         made = object.__new__(State)
@@ -312,18 +289,6 @@ class State:
             setattr(made, name, copy.deepcopy(getattr(self, name), memo))
         made.post_optim_event = None
         return made
-
-
-class _StateDictHook:
-    """A hook of a module; torch marks it, as it cannot mark methods."""
-
-    def __init__(self, state: State) -> None:
-        self.state = state
-
-    def __call__(
-        self, module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any
-    ) -> None:
-        self.state.after_state_dict(module, state_dict, prefix)
 
 
 class ForwardMethod:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import dtckpt.checkpoint as ckpt
 from dtckpt.dtensor import (
@@ -31,6 +31,7 @@ from dtckpt.errors import LayoutMismatch
 from tests.dtensor.rank_meshes import run_on_mesh
 
 from .test_fully_shard import Net, made, part, sharded, tokens_of
+from .test_hazards import Either, Out, X, assert_same_gradients, half
 
 
 def losses(model: Any, mesh: DeviceMesh | None, *steps: int) -> None:
@@ -150,30 +151,89 @@ def test_hooks_have_the_reduced_gradients() -> None:
     run_on_mesh((2, 2), body)
 
 
+def test_gradients_that_wait_are_reduced_though_the_last_pass_has_none() -> None:
+    start = Either()
+    whole = copy.deepcopy(start)
+    (whole(X, True).square().mean() + whole(X, False).square().mean()).backward()
+    again = copy.deepcopy(start)
+    again(X, True).square().mean().backward()
+
+    def body(mesh: DeviceMesh) -> None:
+        model: Any = copy.deepcopy(start)
+        for layer in (model.a, model.b):
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        model.set_requires_gradient_sync(False)
+        model(half(X, mesh), False).square().mean().backward()
+        model.set_requires_gradient_sync(True)
+        model(half(X, mesh), True).square().mean().backward()
+        assert_same_gradients(model, whole)
+        model.set_requires_gradient_sync(False)
+        model(half(X, mesh), True).square().mean().backward()
+        model.zero_grad()
+        model.set_requires_gradient_sync(True)
+        model(half(X, mesh), True).square().mean().backward()
+        torch.testing.assert_close(model.a.weight.grad.full_tensor(), again.a.weight.grad)
+
+    run_on_mesh((2,), body)
+
+
+@pytest.mark.parametrize("hides_output", [False, True])
+def test_gradients_that_wait_are_reduced_wherever_a_pass_begins(hides_output: bool) -> None:
+    class Hidden(Either):
+        def forward(self, x: Tensor, first: bool) -> Any:
+            y = super().forward(x, first)
+            return Out(y) if hides_output else y
+
+    start = Hidden()
+    whole = copy.deepcopy(start)
+
+    def loss_of(model: Any, x: Tensor, first: bool) -> Tensor:
+        out = model(x, first)
+        return (out.value if hides_output else out).square().mean()
+
+    (loss_of(whole, X, False) + loss_of(whole, X, True)).backward()
+
+    def body(mesh: DeviceMesh) -> None:
+        model: Any = copy.deepcopy(start)
+        fully_shard(model.b, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        model.set_requires_gradient_sync(False)
+        loss_of(model, half(X, mesh), False).backward()
+        model.set_requires_gradient_sync(True)
+        if hides_output:  # the root has what runs, and its output has no hook
+            loss_of(model, half(X, mesh), True).backward()
+        else:
+            with torch.no_grad():
+                model(half(X, mesh), True)
+            model.b(half(X, mesh)).mean().backward()
+            assert model.a.weight.grad is None  # nothing of it has come
+            model.zero_grad()
+            model.set_requires_gradient_sync(False)
+            loss_of(model, half(X, mesh), False).backward()
+            loss_of(model, half(X, mesh), True).backward()
+            model.set_requires_gradient_sync(True)
+            (0 * model.b(half(X, mesh)).mean()).backward()
+        assert_same_gradients(model, whole)
+
+    run_on_mesh((2,), body)
+
+
 def test_last_backward_passes_reduce_what_others_left() -> None:
-    class Either(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
-
-        def forward(self, x: Any, first: bool) -> Any:
-            return (self.a if first else self.b)(x)
-
     def body(mesh: DeviceMesh) -> None:
         model: Any = Either()
         for layer in (model.a, model.b):
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
-        x = torch.ones(2, 4)
         model.b.set_requires_gradient_sync(False)
-        model(x, False).sum().backward()
+        model(X, False).sum().backward()
         model.b.set_requires_gradient_sync(True)
         model.set_is_last_backward(False)
-        model(x, True).sum().backward()
+        model(X, True).sum().backward()
         assert model.b.weight.grad is None
         assert model.a.weight.grad is not None
         model.set_is_last_backward(True)
-        model(x, True).sum().backward()
+        model(X, True).sum().backward()
         assert model.b.weight.grad is not None
 
     run_on_mesh((2,), body)
@@ -232,6 +292,7 @@ def test_gradient_state_dicts_that_do_not_fit_are_refused() -> None:
         for wrong, message in (
             ({"nowhere": torch.ones(4, 4)}, "does not have.*nowhere"),
             ({"weight": torch.ones(4, 5)}, "'weight': expected shape .4, 4.*4, 5"),
+            ({"weight": torch.ones(4, 4)}, "'weight': expected a DTensor .*got a Tensor"),
         ):
             with pytest.raises(LayoutMismatch, match=message):
                 load_gradient_state_dict(model, wrong)
