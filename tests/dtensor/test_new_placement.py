@@ -37,9 +37,10 @@ from dtckpt.dtensor import (
 )
 from dtckpt.dtensor.debug import visualize_sharding
 from dtckpt.dtensor.geometry.placement import parse_placement
-from dtckpt.errors import PlacementError
+from dtckpt.errors import Corrupt, PlacementError
 from dtckpt.storage import LocalStore, MemoryStore
 
+from ..checkpoint.files.forging import manifest_of, objects_of, with_manifest
 from ..commands import run_command
 from ..ranks import run_ranks
 from .ops.some_cases import check_some
@@ -257,6 +258,16 @@ def test_files_are_read_where_nobody_has_the_class(tmp_path: Path) -> None:
     )
     assert "Ragged(1:4,2)" in run_command("inspect", tmp_path / "b")
     run_command("verify", tmp_path / "b")
+
+
+def test_files_that_name_it_are_none_of_the_format() -> None:
+    store = MemoryStore()
+    dcp.save({"w": WHOLE}, store, no_dist=True)
+    objects = objects_of(store)
+    manifest = manifest_of(objects)
+    manifest["tensors"]["w"]["placements"] = ["Aligned(0:4)"]
+    with pytest.raises(Corrupt, match=r"'w' lies by .*Aligned.*, not all of the format"):
+        dcp.open(MemoryStore(with_manifest(objects, manifest)))
 
 
 def test_torch_has_none_of_it() -> None:

@@ -163,6 +163,12 @@ HUGE: dict[str, Callable[[], Objects]] = {
     "a mesh of a thousand million ranks": lambda: tensors(
         {"a": regular([100], ["S(0)"])}, meshes=mesh(10**9)
     ),
+    "a chunk from both ends for each of four million ranks": lambda: tensors(
+        {"a": regular([100], ["HeadTail(0)"])}, meshes=mesh(4 * 10**6)
+    ),
+    "a piece of each part for as many": lambda: tensors(
+        {"a": regular([100], ["Packed(0:60,40)"])}, meshes=mesh(4 * 10**6)
+    ),
     "few ranks for a huge mesh": lambda: tensors(
         {"a": regular([100], ["R"])}, meshes=mesh(10**9, ranks=[0])
     ),
