@@ -11,7 +11,7 @@ from typing import cast
 from dtckpt.errors import PlacementError
 
 from .mesh import Mesh
-from .order import Order, order_of
+from .order import Order
 from .placement import Partial, Placement, Replicate, Shard, SplitPlacement, format_placements
 
 _KNOWN = (SplitPlacement, Replicate, Partial)
@@ -128,9 +128,7 @@ def _splits(
 
 def _first_split(axis: int, placement: SplitPlacement, size: int, count: int) -> Split:
     starts = tuple(itertools.accumulate(placement.sizes_over(size, count), initial=0))
-    return Split(
-        axis, count, starts, order_of(itertools.chain(*placement.ranges_over(size, count)))
-    )
+    return Split(axis, count, starts, placement.order_over(size, count))
 
 
 def _without_default_order(

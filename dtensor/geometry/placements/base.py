@@ -14,7 +14,7 @@ from typing import ClassVar, Self
 from dtckpt.errors import PlacementError
 
 from ..integers import integer
-from ..order import Span, covers, order_of
+from ..order import Order, Span, covers, order_of
 
 KINDS: dict[str, type[Placement]] = {}
 """Every class with a text form, by the name that this begins with."""
@@ -124,15 +124,27 @@ class SplitPlacement(Placement):
         sizes = self.sizes_over(size, count)
         if type(sizes) is not tuple or {*map(type, sizes)} != {int}:
             return f"must be cut into a tuple of ints, got {sizes!r}"
-        if len(sizes) == count and sum(sizes) == size and min(sizes) >= 0:
-            ranges = self.ranges_over(size, count)
-            sums = tuple(sum(length for _, length in held) for held in ranges)
-            if sums == sizes and covers(itertools.chain(*ranges), size):
-                if count > 1 or order_of(ranges[0]) is None:
-                    return ""
-                return f"must leave all indices in order over one coordinate, got {ranges[0]}"
+        total = sum(sizes)
+        if len(sizes) != count or total != size or min(sizes) < 0:
+            return f"needs {count} sizes that sum to {size}, got {len(sizes)} that sum to {total}"
+        if not self._deals:
+            return ""
+        ranges = self.ranges_over(size, count)
+        sums = tuple(sum(length for _, length in held) for held in ranges)
+        if sums != sizes or not covers(itertools.chain(*ranges), size):
             return f"must deal out {size} indices, each once, as {sizes}, got the ranges {ranges}"
-        return f"needs {count} sizes that sum to {size}, got {len(sizes)} that sum to {sum(sizes)}"
+        if count == 1 and order_of(ranges[0]) is not None:
+            return f"must leave all indices in order over one coordinate, got {ranges[0]}"
+        return ""
+
+    def order_over(self, size: int, count: int) -> Order | None:
+        """Return the order in which coordinates hold the indices; None where they ascend."""
+        return order_of(itertools.chain(*self.ranges_over(size, count))) if self._deals else None
+
+    @property
+    def _deals(self) -> bool:
+        """Whether a coordinate may hold several ranges; of thousands, they are costly to list."""
+        return type(self).ranges_over is not SplitPlacement.ranges_over
 
     @property
     def numbers(self) -> tuple[int, ...]:

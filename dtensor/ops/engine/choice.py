@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
 
-from ...geometry.order import Order, order_of
 from ...geometry.placement import Placement, Ragged, Shard, SplitPlacement, reductions
 from ...mesh.spec import DTensorSpec, contiguous_spec, spec_of
 from .factors import Dim, Dims, Factors, dim_of
@@ -211,15 +209,9 @@ class _Pieces:
                 bounds = bounds_of_pieces(sizes, source.steps.steps(extent), extent)
             scaled = sizes_between(bounds, target.steps.steps(extent))
         # The leader's own goes before even chunks: it is to lie as its output.
-        order = _order(current, source.size, count)
+        order = current.order_over(source.size, count)
         for placement in (replace(current, dim=target.dim), Shard(target.dim)):
             sizes = placement.sizes_over(target.size, count)
-            if sizes == scaled and _order(placement, target.size, count) == order:
+            if sizes == scaled and placement.order_over(target.size, count) == order:
                 return placement
         return Ragged(target.dim, scaled)
-
-
-def _order(placement: SplitPlacement, size: int, count: int) -> Order | None:
-    if isinstance(placement, Shard):
-        return None
-    return order_of(itertools.chain(*placement.ranges_over(size, count)))
