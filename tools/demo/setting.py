@@ -24,7 +24,7 @@ class Ranks:
     @property
     def title(self) -> str:
         """Who trains, and by what."""
-        return f"{self}, {self.by}" if self.by else str(self)
+        return f"{self} by {self.by}" if self.by else str(self)
 
     def __str__(self) -> str:
         if not self.mesh:
