@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tools.bench.training.__main__ import elastic_grid, sequence_grid
+from tools.bench.training.elastic import Elastic
+from tools.bench.training.ways import Way
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -24,3 +28,14 @@ def test_both_sides_train_alike(tmp_path: Path) -> None:
     assert set(row["times"]) == set(row["memory"]) == {"torch", "dtckpt"}
     assert 0 < row["collectives"]["dtckpt"] <= row["collectives"]["torch"]
     assert "| FSDP x TP |" in table.read_text()
+
+
+def test_ways_are_shown_beside_the_first() -> None:
+    ways = [
+        Way(name=name, times=times, collectives=3, received=1 << 20, memory=1 << 21)
+        for name, times in {"one": [1.0, 2.0, 9.0], "other": [4.0, 3.0, 8.0]}.items()
+    ]
+    by_median = elastic_grid(Elastic(ways=ways, is_same=True), 8)
+    assert by_median.rows[1] == ("other", "4000", "2.00", "3", "1.0 MiB", "2.0 MiB")
+    assert "ranks ARE NOT those" in elastic_grid(Elastic(ways=ways, is_same=False), 8).facts
+    assert sequence_grid(ways).rows[1] == ("other", "3000", "3.00", "1.0 MiB", "2.0 MiB")
