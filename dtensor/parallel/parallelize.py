@@ -24,7 +24,7 @@ from ..tensor.local_parts import require_plain
 from ..tensor.wrapper import Wrapper
 from .heads import require_groups
 from .linear import ColwiseParallel
-from .style import ParallelStyle, layout_on, lies_already
+from .style import ParallelStyle, layout_on, lies_already, tensor_of
 
 Plan = ParallelStyle | Mapping[str, ParallelStyle]
 
@@ -179,7 +179,7 @@ def _check(mesh: DeviceMesh, steps: list[_Step]) -> None:
             layouts = {
                 own: layout_on(lies, placement, tensor)
                 for own, placement in placements.items()
-                if (tensor := getattr(step.module, own)) is not None
+                if (tensor := tensor_of(step.module, own)) is not None
             }
         except PlacementError as error:
             raise PlacementError(f"{step.name or 'the module'}: {error}") from error

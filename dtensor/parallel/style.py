@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 from torch import Tensor, nn
@@ -48,13 +49,31 @@ class ParallelStyle:
     def apply(self, module: nn.Module, mesh: DeviceMesh) -> nn.Module:
         """Treat one module, in place, and return it."""
         for name, placement in self.placements(module, mesh).items():
-            if getattr(module, name) is not None:
+            if tensor_of(module, name) is not None:
                 _distribute(module, name, self.mesh_of(mesh), placement, self.src_data_rank)
         self.hook(module, mesh)
         return module
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         return self.apply(module, device_mesh)
+
+
+def tensor_of(module: nn.Module, name: str) -> Tensor | None:
+    """Return a parameter or buffer of a module itself; None where it has none under that name.
+
+    Raises PlacementError for what is computed from others.
+    """
+    own = itertools.chain(
+        module.named_parameters(recurse=False, remove_duplicate=False),
+        module.named_buffers(recurse=False, remove_duplicate=False),
+    )
+    found = dict(own).get(name)
+    if found is None and getattr(module, name) is not None:
+        raise PlacementError(
+            f"{name!r} of a {type(module).__name__} is no parameter or buffer, but made from some, "
+            "as by a parametrization; apply that after parallelize_module, or remove it before"
+        )
+    return found
 
 
 def layout_on(mesh: DeviceMesh, placement: Placement, tensor: Tensor) -> Layout:

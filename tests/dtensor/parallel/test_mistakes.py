@@ -12,6 +12,7 @@ import torch
 import torch.distributed.tensor.parallel as torch_parallel
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from dtckpt.dtensor import (
     DeviceMesh,
@@ -286,6 +287,11 @@ MISTAKES = [
         "tied weights in two ways",
         planned({"a": ColwiseParallel(), "b": RowwiseParallel()}, Tied),
         "'b.weight' and 'a.weight' are one tensor, .* wants S.1. and S.0.",
+    ),
+    Mistake(
+        "a weight that is made from others",
+        planned(ColwiseParallel(), lambda: weight_norm(nn.Linear(4, 4))),
+        "'weight' of a ParametrizedLinear is no parameter .* apply that after parallelize_module",
     ),
     Mistake("no such source", planned(FIRST, src_data_rank=7), "src_data_rank=7 is not an index"),
     Mistake("a module treated twice", treated_twice, "'0.weight' is distributed already, as float"),
