@@ -370,7 +370,7 @@ MISTAKES = [
         "a list of names", sharded(lambda: ["a"]), "takes a module, or a list of some, got a str"
     ),
     Mistake("a ModuleList", sharded(lambda: nn.ModuleList([mlp()])), "has no forward, at which"),
-    Mistake("tied over two units", sharded_apart, "'a.weight' is tied to 'weight' of a part"),
+    Mistake("tied over two units", sharded_apart, "'a.weight' is tied to 'b.weight' of a part"),
     Mistake("no such dim", sharded(shard_placement_fn=fifth), r"Shard\(dim\) or None"),
     Mistake("a dim alone", sharded(shard_placement_fn=zero), r"got 0 for '0.weight'"),
     Mistake("a text for a flag", sharded(reshard_after_forward="no"), "reshard_after_forward is"),
