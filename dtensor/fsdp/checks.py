@@ -48,15 +48,8 @@ def _require_module(module: object) -> None:
         )
 
 
-def require_options(
-    reshard_after_forward: object, mp_policy: object, offload_policy: object
-) -> None:
-    """Raise PlacementError for options of other types."""
-    if not isinstance(reshard_after_forward, int | None):
-        raise PlacementError(
-            "fully_shard: reshard_after_forward is True, False, None or a number of ranks, got "
-            f"{reshard_after_forward!r}"
-        )
+def require_policies(mp_policy: object, offload_policy: object) -> None:
+    """Raise PlacementError for policies of other types."""
     if not hasattr(mp_policy, "param_dtype"):
         raise PlacementError(
             f"fully_shard: mp_policy must be a MixedPrecisionPolicy, got {mp_policy!r}; as "

@@ -14,7 +14,7 @@ from ..dtensor import AnyMesh
 from ..mesh.resolving import resolve_mesh
 from ..modules import slots
 from ..tensor.compilers import opaque
-from .checks import modules_of, require_options, tensors_of
+from .checks import modules_of, require_policies, tensors_of
 from .data_axes import DataAxes, DataParallelMeshDims
 from .gradients import Gradients
 from .held import Held, Place
@@ -68,7 +68,7 @@ def fully_shard(
     """
     data = DataAxes.of(resolve_mesh(mesh), dp_mesh_dims)
     modules = modules_of(module)
-    require_options(reshard_after_forward, mp_policy, offload_policy)
+    require_policies(mp_policy, offload_policy)
     ignored = {id(parameter) for parameter in tensors_of(ignored_params or ())}
     places: dict[int, list[Place]] = {}
     parameters: dict[int, tuple[str, nn.Parameter]] = {}

@@ -11,6 +11,7 @@ from torch import nn
 
 from dtckpt.errors import PlacementError, UnsupportedOp
 
+from ..mesh.device_mesh import DeviceMesh
 from .gradients import Hook
 from .pool import memory_of_group
 from .state import ForwardMethod, State, state_of, states_below
@@ -244,10 +245,15 @@ class FSDPModule:
         unit.memory = memory or nullcontext
 
 
-def smaller_mesh(unit: Unit, reshard_after_forward: bool | int | None) -> Any:
+def smaller_mesh(unit: Unit, reshard_after_forward: object) -> DeviceMesh | None:
     """Return the mesh of the ranks that keep a parameter between them; None for no number."""
-    if isinstance(reshard_after_forward, bool) or reshard_after_forward is None:
+    if isinstance(reshard_after_forward, bool | None):
         return None
+    if not isinstance(reshard_after_forward, int):
+        raise PlacementError(
+            "fully_shard: reshard_after_forward is True, False, None or a number of ranks, got "
+            f"{reshard_after_forward!r}"
+        )
     return unit.data.smaller(reshard_after_forward)
 
 

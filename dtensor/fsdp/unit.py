@@ -143,7 +143,7 @@ class Unit:
         """Make the parameters whole, unless they are, as they are now; ``anew`` in any case."""
         with torch.inference_mode(False), torch.no_grad():
             if anew and self._gathering is None:
-                self.versions = self.kept_versions = None
+                self.free()
             self.start_gathering(after=after, later=False)
             coming, self._gathering = self._gathering, None
             if coming is None:

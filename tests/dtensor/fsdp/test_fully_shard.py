@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dtckpt.dtensor import DeviceMesh, DTensor, PlacementError, Replicate, Shard
+from dtckpt.dtensor.comm.traffic import Collective, Observer, observing
 from dtckpt.dtensor.debug import CommDebugMode
 from dtckpt.dtensor.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from dtckpt.dtensor.fsdp.state import states_below
@@ -166,6 +168,28 @@ def test_memory_of_whole_parameters_comes_and_goes() -> None:
         assert units[1].is_whole
         model.reshard(recurse=True)
         assert not any(unit.is_whole for unit in units)
+
+    run_on_mesh((2,), body)
+
+
+def test_what_is_gathered_anew_is_freed_before() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        model: Any = fully_shard(nn.Linear(4, 4), mesh=mesh)
+        (state,) = states_below(model)
+        model(torch.ones(1, 4))  # kept for a backward pass, which does not come
+        whole = state.unit.held[0].whole
+        assert whole is not None
+        before = ref(whole)
+        del whole
+        is_gone: list[bool] = []
+
+        class Look(Observer):
+            def before(self, collective: Collective) -> None:
+                is_gone.append(before() is None)
+
+        with observing([Look()]):
+            model(torch.ones(1, 4))
+        assert is_gone == [True]
 
     run_on_mesh((2,), body)
 
@@ -337,6 +361,11 @@ def test_what_does_not_fit_is_refused() -> None:
             fully_shard(model, mesh=mesh)
         with pytest.raises(PlacementError, match="has no forward"):
             fully_shard(nn.ModuleList([nn.Linear(2, 2)]), mesh=mesh)
+        number: Any = "2"
+        with pytest.raises(PlacementError, match="or a number of ranks, got '2'"):
+            fully_shard(nn.Linear(2, 2), mesh=mesh, reshard_after_forward=number)
+        with pytest.raises(PlacementError, match="or a number of ranks, got '2'"):
+            model.set_reshard_after_forward(number)
         with pytest.raises(PlacementError, match="must return Shard"):
             fully_shard(nn.Linear(2, 2), mesh=mesh, shard_placement_fn=lambda p: Replicate())
         with pytest.raises(PlacementError, match="must return Shard"):
