@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, overload
 
 from torch import Tensor
-from torch.distributed.tensor.placement_types import Placement as TorchPlacement
 
 from dtckpt.errors import PlacementError
 
@@ -16,7 +15,7 @@ from ..dtensor import AnyMesh, DTensor, redistribute_many, resolve_placements
 from ..geometry.placement import Placement, format_placements
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.resolving import resolve_mesh
-from ..mesh.torch_layouts import AnyPlacement
+from ..mesh.torch_layouts import AnyPlacement, is_placement
 from ..tensor.compilers import opaque
 from ..tensor.local_parts import require_plain
 from ..tensor.trees import flatten_tree
@@ -254,7 +253,7 @@ class _LocalMap:
         """Yield the placements of each result."""
         given = self.outputs
         entries: list[Any] = [given]
-        if given and not all(isinstance(one, Placement | TorchPlacement) for one in given):
+        if given and not all(map(is_placement, given)):
             entries = list(given)
         if len(entries) != len(leaves):
             raise PlacementError(
