@@ -13,6 +13,7 @@ from dtckpt.errors import PlacementError
 from ..comm.caches import Cache
 from ..geometry.placement import SplitPlacement
 from ..mesh.device_mesh import DeviceMesh
+from ..mesh.modes import is_autocasting
 from .blocks import Sequences
 
 MAX_SEQUENCES = 64
@@ -59,7 +60,7 @@ def sequences_of(
 def under_autocast(*tensors: T) -> list[T]:
     """Return tensors in the dtype in which torch's function would compute here."""
     kind = tensors[0].device.type
-    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+    if not is_autocasting(kind):
         return list(tensors)
     dtype = torch.get_autocast_dtype(kind)
     casts = [t.is_floating_point() and t.dtype != torch.float64 for t in tensors]

@@ -196,6 +196,11 @@ def shared_attention() -> Callable[..., Any] | None:
     return _now().attention
 
 
+def is_autocasting(device_type: str) -> bool:
+    """Return whether ``torch.autocast`` counts for operators on such devices."""
+    return torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+
+
 def enter_mesh(mesh: TorchMesh) -> None:
     """Make a mesh the active one until ``leave_mesh``."""
     now = _now()

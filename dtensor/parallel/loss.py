@@ -14,7 +14,7 @@ from dtckpt.errors import PlacementError
 
 from ..dtensor import DTensor
 from ..geometry.placement import Placement, Replicate, Shard
-from ..mesh.modes import implicit_replication
+from ..mesh.modes import implicit_replication, is_autocasting
 from ..mesh.plain_tensors import may_be_plain
 from ..mesh.spec import DTensorSpec, spec_of
 from ..tensor.compilers import opaque
@@ -70,7 +70,8 @@ def parallel_cross_entropy(
     log-normaliser is added to the loss of each element; its mean is that over the elements that
     count, whatever their weights [1]_.
 
-    The result is replicated, or with ``reduction="none"`` lies as the batch does.
+    The result is replicated, or with ``reduction="none"`` lies as the batch does. It has the dtype
+    of the logits, or within ``torch.autocast`` at least fp32, as losses have there.
 
     Raises PlacementError for what is no DTensor, for shapes and dtypes that do not go together, and
     for plain tensors that differ between ranks, and on ranks outside of the mesh.
@@ -105,6 +106,7 @@ def parallel_cross_entropy(
         rows = [Shard(dim) if p.is_shard(dim) else p for p in logits.placements]
         logits = logits.redistribute(placements=rows)
     spec = _without(logits.spec, dim)
+    dtype = spec.dtype if is_autocasting(logits.device.type) else logits.dtype
     told = _laid_out(target, "target", logits.spec if is_soft else spec)
     given = Given(
         dim=dim,
@@ -121,7 +123,7 @@ def parallel_cross_entropy(
         if reduction != "mean":
             losses = losses + squares
     if reduction == "none":
-        return cast(DTensor, losses.to(logits.dtype))
+        return cast(DTensor, losses.to(dtype))
     sums = [losses.sum()]
     if reduction == "mean":
         sums.append(weights.sum())
@@ -130,7 +132,7 @@ def parallel_cross_entropy(
     whole = cast(DTensor, torch.stack(sums)).redistribute()  # in one collective
     if reduction == "mean":
         whole = whole[0::2] / whole[1::2]
-    return cast(DTensor, whole.sum().to(logits.dtype))
+    return cast(DTensor, whole.sum().to(dtype))
 
 
 def _without(spec: DTensorSpec, dim: int) -> DTensorSpec:

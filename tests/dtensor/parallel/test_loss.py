@@ -199,6 +199,29 @@ def test_half_precision_is_summed_in_single() -> None:
     run_on_mesh((2,), body)
 
 
+def test_losses_within_autocast_are_as_precise_as_there() -> None:
+    """A loss in fp16 would be infinite once a ``GradScaler`` has scaled it."""
+    x, t = numbers(N, C).half(), indices()
+
+    def body(mesh: DeviceMesh) -> None:
+        for reduction in ("mean", "none"):
+            logits = distribute_tensor(x, mesh, [Shard(1)]).requires_grad_()
+            whole = x.clone().requires_grad_()
+            with torch.autocast("cpu", torch.bfloat16):
+                found = parallel_cross_entropy(logits, t, reduction=reduction)
+                wanted = F.cross_entropy(whole, t, reduction=reduction)
+            assert found.dtype == wanted.dtype == torch.float32
+            assert_holds(found, wanted.detach())
+            (found.sum() * 2.0**16).backward()
+            (wanted.sum() * 2.0**16).backward()
+            assert isinstance(logits.grad, DTensor)
+            assert logits.grad.dtype == torch.float16
+            assert whole.grad is not None
+            torch.testing.assert_close(logits.grad.full_tensor(), whole.grad)
+
+    run_on_mesh((2,), body)
+
+
 def test_what_is_no_class_is_not_a_number() -> None:
     def body(mesh: DeviceMesh) -> None:
         logits = distribute_tensor(numbers(3, C), mesh, [Shard(1)])
