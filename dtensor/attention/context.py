@@ -164,7 +164,7 @@ def _lengths(
 def part_of(tensor: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
     """Return a copy of this rank's part of a tensor that all have whole."""
     ranges = HeadTail(dim).ranges_over(tensor.shape[dim], mesh.size())[mesh.get_local_rank()]
-    with torch.no_grad():
+    with torch.inference_mode(tensor.is_inference()), torch.no_grad():
         return torch.cat([tensor.narrow(dim, start, size) for start, size in ranges], dim)
 
 

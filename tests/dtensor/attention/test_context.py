@@ -163,6 +163,26 @@ def test_buffers_are_cut_as_head_tail_and_are_what_they_were_in_the_end() -> Non
     run_on_mesh((3,), body)
 
 
+def test_buffers_of_inference_mode() -> None:
+    q = whole(1, 2, 13, 4)
+    wanted = TORCHS(q, q, q, is_causal=True)
+
+    def body(mesh: DeviceMesh) -> None:
+        with torch.inference_mode():
+            made = q.clone()
+        for own, infers in ((made, False), (made, True), (q.clone(), True)):
+            was = own.is_inference()
+            with torch.inference_mode(infers):
+                with context_parallel(mesh, buffers=[own], buffer_seq_dims=[2]):
+                    out = F.scaled_dot_product_attention(own, own, own, is_causal=True)
+                    (found,) = context_parallel_unshard(mesh, [out], [2])
+                torch.testing.assert_close(found, wanted)
+            assert torch.equal(own, q)
+            assert own.is_inference() == was
+
+    run_on_mesh((2,), body)
+
+
 def test_whole_tensors_come_back_by_one_exchange() -> None:
     values, more = whole(13, 2), torch.arange(13)
 
