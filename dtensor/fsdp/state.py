@@ -130,12 +130,12 @@ class State:
         self.reduction = None
 
     def _prefetch_forward(self) -> None:
-        root = self.root
-        root.order.append(self)
-        states = self.prefetched_in_forward
-        place = len(root.order)
-        if not states and root.prefetches and root.last_order[:place] == root.order:
-            states = root.last_order[place : place + 1]
+        root, states = self.root, self.prefetched_in_forward
+        if root.saving:  # else there is no end of those that run without it
+            root.order.append(self)
+            place = len(root.order)
+            if not states and root.prefetches and root.last_order[:place] == root.order:
+                states = root.last_order[place : place + 1]
         for state in states:
             state.unit.start_gathering()
 

@@ -97,6 +97,22 @@ def test_the_order_of_the_last_pass_is_prefetched() -> None:
     run_on_mesh((3,), again)
 
 
+def test_modules_that_run_without_the_outermost_one_leave_its_order() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        model = sharded(mesh, made())
+        root: Any = state_of(model)
+        root.prefetches = True
+        model(part(tokens_of(0), mesh))
+        order = list(root.order)
+        x = torch.ones(1, 6, dtype=torch.float64)
+        for layer in model.layers:
+            layer(x)
+        assert root.order == order
+        assert layers_coming(model) == []
+
+    run_on_mesh((1,), body)
+
+
 def test_what_was_prefetched_and_not_used_is_gathered_anew() -> None:
     class Skips(nn.Module):
         def __init__(self) -> None:
