@@ -71,7 +71,7 @@ def context_parallel(
     lengths = _lengths(given, placement, ours)
     sequence = SharedSequence(ours, placement, lengths, rotate_method_of(None))
     wholes: list[tuple[Tensor, Tensor]] = []
-    parts = [part_of(buffer, dim, ours) for buffer, dim in given]
+    parts = [_part_of(buffer, dim, ours) for buffer, dim in given]
     try:
         for (buffer, _), part in zip(given, parts, strict=True):
             if id(buffer) not in kept:
@@ -161,7 +161,7 @@ def _lengths(
     return lengths
 
 
-def part_of(tensor: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
+def _part_of(tensor: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
     """Return a copy of this rank's part of a tensor that all have whole."""
     ranges = HeadTail(dim).ranges_over(tensor.shape[dim], mesh.size())[mesh.get_local_rank()]
     with torch.inference_mode(tensor.is_inference()), torch.no_grad():
