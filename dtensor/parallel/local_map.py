@@ -101,33 +101,28 @@ def local_map(
     >>> product(rows, distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)])).placements
     (Partial(reduce_op='sum'),)
     """
-    if func is None:
-        return functools.partial(
-            local_map,
-            out_placements=out_placements,
-            in_placements=in_placements,
-            in_grad_placements=in_grad_placements,
-            device_mesh=device_mesh,
-            redistribute_inputs=redistribute_inputs,
-            run_check=run_check,
+    mesh = None if device_mesh is None else resolve_mesh(device_mesh)
+
+    def mapped(func: Callable[..., Any]) -> Callable[..., Any]:
+        mapping = _LocalMap(
+            func=func,
+            name=getattr(func, "__name__", type(func).__name__),
+            outputs=out_placements,
+            inputs=in_placements,
+            gradients=in_grad_placements,
+            mesh=mesh,
+            redistributes=redistribute_inputs,
+            checks=run_check,
         )
-    mapping = _LocalMap(
-        func=func,
-        name=getattr(func, "__name__", type(func).__name__),
-        outputs=out_placements,
-        inputs=in_placements,
-        gradients=in_grad_placements,
-        mesh=None if device_mesh is None else resolve_mesh(device_mesh),
-        redistributes=redistribute_inputs,
-        checks=run_check,
-    )
 
-    @opaque
-    @functools.wraps(func)
-    def mapped(*args: Any, **kwargs: Any) -> Any:
-        return mapping(args, kwargs)
+        @opaque
+        @functools.wraps(func)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return mapping(args, kwargs)
 
-    return mapped
+        return run
+
+    return mapped if func is None else mapped(func)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
