@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from dtckpt.errors import PlacementError
@@ -62,10 +63,7 @@ class DataAxes:
     @property
     def num_shards(self) -> int:
         """In how many parts parameters are cut."""
-        found = 1
-        for size in self.mesh.shape[self.num_replicate :]:
-            found *= size
-        return found
+        return math.prod(self.mesh.shape[self.num_replicate :])
 
     def placements(
         self, shard: Placement, repeated: Placement | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -62,17 +63,9 @@ def tokens_of(step: int) -> Tensor:
 
 def part(whole: Tensor, mesh: DeviceMesh) -> Tensor:
     here = sum(
-        i * (mesh.size() // math_prod(mesh.shape[: a + 1]))
-        for a, i in enumerate(mesh.get_coordinate() or ())
+        i * math.prod(mesh.shape[axis + 1 :]) for axis, i in enumerate(mesh.get_coordinate() or ())
     )
     return whole.chunk(mesh.size())[here]
-
-
-def math_prod(sizes: tuple[int, ...]) -> int:
-    found = 1
-    for size in sizes:
-        found *= size
-    return found
 
 
 def trained(model: Any, batch: Callable[[Tensor], Tensor], steps: int = 3) -> list[float]:
