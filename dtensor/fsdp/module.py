@@ -116,7 +116,7 @@ class FSDPModule:
         The ``zero_grad`` of an optimizer does not know of these.
         """
         for state in self._states(recurse=True):
-            state.end_interrupted()  # else whole parameters stand where those with gradients do
+            state.end_interrupted()  # else whole parameters may stand where those with gradients do
             state.unit.gradients.forget()
         super().zero_grad(set_to_none)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -35,6 +36,14 @@ def noting(unit: Unit) -> saved_tensors_hooks:
     return saved_tensors_hooks(note, _recalled)
 
 
+def leave(hooks: saved_tensors_hooks) -> None:
+    """Leave such a context if it is entered: Ctrl-C may have come before it was, or after it."""
+    top = saved_hooks()
+    if top is None or top[0] is hooks.pack_hook:
+        with suppress(RuntimeError):  # of torch, where none is entered at all
+            hooks.__exit__(None, None, None)
+
+
 @dataclass(frozen=True, slots=True)
 class _Note:
     """What stands for a part of a whole parameter between the passes."""
@@ -56,8 +65,11 @@ class _Outer:
 
 def _noted(unit: Unit, mine: dict[int, Held], tensor: Tensor) -> _Note | None:
     local = tensor.local if isinstance(tensor, Wrapper) else tensor
-    one = mine.get(storage_id(local)) if local.layout == torch.strided else None
+    memory = storage_id(local) if local.layout == torch.strided else None
+    one = mine.get(memory) if memory is not None else None
     if one is None or one.whole is None or local.dtype != one.whole.dtype:
+        return None
+    if storage_id(one.whole) != memory:  # that memory is another's by now
         return None
     spec = tensor.spec if isinstance(tensor, Wrapper) else None
     part = local.size(), local.stride(), int(local.storage_offset())

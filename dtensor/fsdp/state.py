@@ -15,7 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from ..tensor.compilers import opaque
 from ..tensor.trees import flatten_tree
 from ..torch_private import in_backward, when_backward_ends
-from .notes import noting
+from .notes import leave, noting
 from .state_dicts import StateDictHook
 from .unit import Unit
 
@@ -121,7 +121,10 @@ class State:
 
     def _begin_pass(self) -> None:
         """End what an exception has left, and what no module came to use."""
-        for state in self.below:
+        for state in reversed(self.below):
+            while state.saving:  # Ctrl-C twice: the second stopped what ended the pass
+                state._leave_hooks()
+                state.saving.pop()
             state.end_interrupted()
             state.end_forward()
             if not state.was_asked_for:
@@ -142,15 +145,21 @@ class State:
     def after_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Put the sharded parameters back; the backward pass begins with the output."""
         del args
-        unit = self.unit
-        hooks = self.saving.pop() if self.saving else None
+        hooks = self.saving[-1]
         if hooks is not None:
             hooks.__exit__(None, None, None)
-        if self.saving:
-            return output
+            self.saving[-1] = None
+        if len(self.saving) == 1:
+            output = self._made(output)
+            self._put_back(module)
+        self.saving.pop()  # last, so that whatever stops this leaves the pass to ``unwind``
+        return output
+
+    def _made(self, output: Any) -> Any:
+        """Return an output in the dtype that was asked for, from which a backward pass begins."""
         leaves, rebuild = flatten_tree(output)
         changed = list(leaves)
-        wanted = unit.precision.output_dtype
+        wanted = self.unit.precision.output_dtype
         for number, leaf in enumerate(leaves):
             if not isinstance(leaf, Tensor):
                 continue
@@ -158,18 +167,21 @@ class State:
             if made.requires_grad and torch.is_grad_enabled():
                 made.register_hook(self.before_backward)
             changed[number] = made
+        is_same = all(new is old for new, old in zip(changed, leaves, strict=True))
+        return output if is_same else rebuild(changed)
+
+    def _put_back(self, module: nn.Module) -> None:
+        """Put the sharded parameters back, and free the whole ones if no more modules run."""
         # A forward pass within a backward one is made anew for that, as by checkpointing.
         if not self.is_in_backward:
             self.ran.add(id(module))
             is_over = len(self.ran) == len(self.modules)
-            unit.hide(later_again=not is_over)
+            self.unit.hide(later_again=not is_over)
             if is_over:
                 self.end_forward()
         if self.is_root:
             for state in self.below:
                 state.end_forward()
-        is_same = all(new is old for new, old in zip(changed, leaves, strict=True))
-        return output if is_same else rebuild(changed)
 
     def unwind(self, module: nn.Module, depth: int) -> None:
         """End the forward passes that something has stopped, all but ``depth`` of them.
@@ -177,8 +189,18 @@ class State:
         Hooks of modules do not: none is called where Ctrl-C in a notebook stops a pass, and
         programs go on after it.
         """
-        while len(self.saving) > depth:
-            self.after_forward(module, (), None)
+        if len(self.saving) > depth:
+            try:
+                self._leave_hooks()
+                self.after_forward(module, (), None)
+            finally:
+                del self.saving[depth:]
+
+    def _leave_hooks(self) -> None:
+        hooks = self.saving[-1]
+        if hooks is not None:
+            leave(hooks)
+            self.saving[-1] = None
 
     def end_forward(self) -> None:
         """Free the parameters between the passes, where all modules ran, or no more will."""
@@ -200,12 +222,12 @@ class State:
         if self.is_in_backward:
             return
         self.end_forward()
+        self.is_in_backward = True
+        self._end_with_pass()  # before what follows, which may fail
         if self.unshards_in_backward:
             self.unit.gather()
             with torch.enable_grad():  # what is made anew is to save what was saved before
                 self.unit.show()
-        self.is_in_backward = True
-        self._end_with_pass()
         self._reduce_pending_at_end()
         self._prefetch_backward()
 
@@ -240,13 +262,13 @@ class State:
 
         Whoever still needs one gathers them again.
         """
-        self.failure = None
         if self.is_in_backward:
-            self.is_in_backward = False
             self.unit.hide()
+            self.is_in_backward = False
         self.was_kept = not self.unit.reshards_after_backward
         if not self.was_kept:
             self.unit.free()
+        self.failure = None
 
     def after_backward(self, grad: Tensor) -> None:
         """End a unit without gradients of its own; ``grad`` is that of some input."""

@@ -142,7 +142,7 @@ class Unit:
     def gather(self, *, anew: bool = False, after: Any = None) -> None:
         """Make the parameters whole, unless they are, as they are now; ``anew`` in any case."""
         with torch.inference_mode(False), torch.no_grad():
-            if anew and self._gathering is None:
+            if anew and not self.is_coming:
                 self.free()
             self.start_gathering(after=after, later=False)
             coming, self._gathering = self._gathering, None
@@ -249,12 +249,12 @@ class Unit:
     def hide(self, *, later_again: bool = False) -> None:
         """Put the sharded parameters back; PlacementError if whole ones were written meanwhile."""
         shown, writes, self.writes = self.shown, self.writes, []
-        if not later_again:
-            self.shown = []
         for one, tensor in zip(self.held, shown, strict=bool(shown)):
             for module, name in one.places:
                 if parameters_of(module)[name] is tensor:
                     parameters_of(module)[name] = one.parameter
+        if not later_again:
+            self.shown = []
         if writes and writes != [num_writes(one) for one in shown if not one.is_inference()]:
             self.shown = []
             self.free()

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+import os
+import sys
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -10,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dtckpt.dtensor import DeviceMesh, DTensor
+from dtckpt.dtensor import DeviceMesh, DTensor, fsdp
 from dtckpt.dtensor.fsdp import fully_shard, register_fsdp_forward_method
+from dtckpt.dtensor.fsdp.notes import leave, noting
 from dtckpt.dtensor.fsdp.state import states_below
 from dtckpt.dtensor.torch_private import saved_hooks
 from tests.dtensor.rank_meshes import run_on_mesh
@@ -52,6 +57,7 @@ class Middle(nn.Module):
         return self(x, again=False) if again else x
 
 
+FOLDER = os.path.dirname(fsdp.__file__)
 UNITS = ["first", "middle.deep", "middle", "again", "last", ""]
 
 
@@ -208,3 +214,91 @@ def test_a_pass_after_one_that_failed_reduces_what_waits() -> None:
         assert_same_gradients(model[0], whole[0])
 
     run_on_mesh((2,), body)
+
+
+class Lines:
+    """Counts the lines of the package that run, and stops at one of them as Ctrl-C would."""
+
+    def __init__(self, stop: int | None = None) -> None:
+        self.count, self.stop = 0, stop
+
+    def run(self, body: Callable[[], None]) -> None:
+        """Call something; KeyboardInterrupt where it is stopped."""
+        sys.settrace(self._trace)
+        try:
+            body()
+        finally:
+            sys.settrace(None)
+
+    def _trace(self, frame: FrameType, event: str, arg: object) -> Any:
+        if os.path.dirname(frame.f_code.co_filename) != FOLDER:
+            return None
+        if event == "line":
+            self.count += 1
+            if self.count == self.stop:
+                raise KeyboardInterrupt
+        return self._trace
+
+
+def test_a_pass_after_one_that_was_stopped_at_any_line() -> None:
+    start = Net()
+    start.middle.deep.requires_grad_(False)
+    whole = trained(start)
+
+    def body(mesh: DeviceMesh) -> None:
+        model = sharded(start, mesh)
+
+        def step() -> None:
+            model(X).square().mean().backward()
+
+        step()  # the first one runs others
+        lines = Lines()
+        lines.run(step)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(2)
+        for line in range(1, lines.count, 53):  # of some 5300; each of them costs 16 ms
+            model.zero_grad()
+            with pytest.raises(KeyboardInterrupt):
+                Lines(line).run(step)
+            model.zero_grad()
+            step()
+            assert_same_gradients(model, whole)
+            assert_nothing_runs(model)
+
+    run_on_mesh((1,), body)
+
+
+def test_notes_are_of_memory_that_whole_parameters_have_now() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        model: Any = fully_shard(linear(), mesh=mesh)
+        (state,) = states_below(model)
+        unit = state.unit
+        unit.gather()
+        before: Any = unit.held[0].whole
+        hooks = noting(unit)
+        assert hooks.pack_hook(before) is not before
+        unit.gather(anew=True)
+        assert hooks.pack_hook(before) is before  # that of another tensor, for all it knows
+
+    run_on_mesh((1,), body)
+
+
+def test_hooks_are_left_once() -> None:
+    """A stop may come before they are entered, or after they were left."""
+
+    def body(mesh: DeviceMesh) -> None:
+        model: Any = fully_shard(linear(), mesh=mesh)
+        (state,) = states_below(model)
+        state.unit.gather()
+        hooks = noting(state.unit)
+        leave(hooks)
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
+            others = saved_hooks()
+            leave(hooks)
+            assert saved_hooks() == others
+            hooks.__enter__()
+            leave(hooks)
+            assert saved_hooks() == others
+
+    run_on_mesh((1,), body)
