@@ -2,8 +2,10 @@
 
 Torch hides the order in which several mesh axes cut one tensor dim: in a private placement
 ``_StridedShard(dim, split_factor)`` or in a field ``shard_order`` of its spec. Here both become the
-explicit ``Shard(dim, order)``. Public attributes are read where they exist; private ones only
-through ``getattr``, so that a torch without them still works for everything else.
+explicit ``Shard(dim, order)``. A split factor that is no order of cuts says that the dim has so
+many parts, each of which is sharded by itself, as transformers does with fused weights: ``Packed``.
+Public attributes are read where they exist; private ones only through ``getattr``, so that a torch
+without them still works for everything else.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from dtckpt.errors import PlacementError
 from ..geometry.layout import Layout
 from ..geometry.mesh import Mesh
 from ..geometry.placement import (
+    Packed,
     Partial,
     Placement,
     Replicate,
@@ -67,26 +70,68 @@ def placements_from_torch(
 
     ``mesh_shape`` and ``tensor_ndim`` are needed to decode the shard order that torch hides in a
     split factor. Raises PlacementError for torch's internal placements that have no global
-    meaning (masked and norm partials, block-cyclic shards).
+    meaning (masked and norm partials), and for split factors that are no order: what they say
+    depends on the size of the dim (``layout_from_torch``).
 
     >>> placements_from_torch((torch_tensor.Replicate(), Shard(0)), (2, 2), 1)
     (Replicate(), Shard(dim=0, order=None))
     """
+    return _decoded(placements, mesh_shape, tensor_ndim)
+
+
+def _decoded(
+    placements: Iterable[AnyPlacement],
+    mesh_shape: Sequence[int],
+    ndim: int,
+    *,
+    shape: Sequence[int] | None = None,
+    factors_are_orders: bool = True,
+) -> tuple[Placement, ...]:
+    """Return placements of ours; parts of a dim take their sizes from the ``shape`` of a tensor."""
     found = tuple(placements)
     if all(isinstance(p, Placement) for p in found):
         return cast("tuple[Placement, ...]", found)
-    decoded = [_one_from_torch(p, tensor_ndim) for p in found]
+    decoded = [_one_from_torch(p, ndim) for p in found]
     for dim in {p.dim for p in decoded if isinstance(p, Shard)}:
         axes = [a for a, p in enumerate(decoded) if isinstance(p, Shard) and p.dim == dim]
-        if any(split_factor(found[axis]) is not None for axis in axes):
-            if any(getattr(found[axis], "order", None) is not None for axis in axes):
-                raise PlacementError(
-                    f"{found} says the order of cuts of dim {dim} twice, by an order and by "
-                    "torch's split factors; use Shard(dim, order) for all axes that cut it"
-                )
-            for order, axis in enumerate(_cutting_order(found, axes, mesh_shape)):
-                decoded[axis] = Shard(dim, order)
+        if all(split_factor(found[axis]) is None for axis in axes):
+            continue
+        if any(getattr(found[axis], "order", None) is not None for axis in axes):
+            raise PlacementError(
+                f"{found} says the order of cuts of dim {dim} twice, by an order and by "
+                "torch's split factors; use Shard(dim, order) for all axes that cut it"
+            )
+        order = _cutting_order(found, axes, mesh_shape) if factors_are_orders else None
+        if order is None:
+            decoded[axes[0]] = _packed(found, axes, dim, shape)
+            continue
+        for position, axis in enumerate(order):
+            decoded[axis] = Shard(dim, position)
     return tuple(decoded)
+
+
+def _packed(
+    placements: Sequence[AnyPlacement], axes: Sequence[int], dim: int, shape: Sequence[int] | None
+) -> Packed:
+    """Return what a split factor says that is no order of cuts, on the first axis that cuts a dim.
+
+    Axes after it cut what it leaves to a rank, as torch reads placements: from left to right.
+    """
+    first, *others = (split_factor(placements[axis]) for axis in axes)
+    if first is None or others.count(None) < len(others):
+        raise PlacementError(
+            f"{tuple(placements)}: the split factors of dim {dim} are no order of cuts, and not "
+            "the first axis alone has one. Where the elements are cannot be told: torch's "
+            "fully_shard cuts from right to left there, and all other code of torch reads it from "
+            "left to right. Let the axes cut different dims (shard_placement_fn of fully_shard)"
+        )
+    if shape is None:
+        raise PlacementError(
+            f"{placements[axes[0]]!r} on axis {axes[0]} is no order of cuts: no axes to its right "
+            f"make {first} pieces. It says that dim {dim} has {first} parts of which each is "
+            f"sharded by itself, which is Packed({dim}, sizes) here: state their sizes"
+        )
+    return Packed(dim, Shard(dim).sizes_over(shape[dim], first))
 
 
 def _one_from_torch(placement: AnyPlacement, tensor_ndim: int) -> Placement:
@@ -120,7 +165,8 @@ def split_factor(placement: AnyPlacement) -> int | None:
 
 def _cutting_order(
     placements: Sequence[AnyPlacement], axes: Sequence[int], mesh_shape: Sequence[int]
-) -> list[int]:
+) -> list[int] | None:
+    """Return axes in the order in which they cut a dim; None where factors tell no order."""
     # An axis of split factor n cuts the pieces of axes to its right that make n pieces together.
     order: list[int] = []
     for axis in reversed(axes):
@@ -130,10 +176,7 @@ def _cutting_order(
                 order.insert(position, axis)
                 break
         else:
-            raise PlacementError(
-                f"{placements[axis]!r} on axis {axis} of a mesh of shape {tuple(mesh_shape)} is "
-                f"no order of cuts: no axes to its right make {factor} pieces"
-            )
+            return None
     return order
 
 
@@ -160,15 +203,27 @@ def layout_from_torch(tensor: torch_tensor.DTensor) -> Layout:
 def _layout_from_torch(tensor: torch_tensor.DTensor, spec: Any) -> Layout:
     mesh = mesh_from_torch(tensor.device_mesh)
     shape = tuple(tensor.shape)
-    strided = any(split_factor(p) is not None for p in tensor.placements)
-    if strided and getattr(spec, "use_strided_shard_as_shard_order", None) is False:
-        raise PlacementError(
-            f"torch tensor of shape {shape} with placements {tensor.placements} is block-cyclic; "
-            "redistribute it to Shard or Replicate first"
+    # Views of torch make split factors that are no order of cuts, and say so.
+    factors_are_orders = getattr(spec, "use_strided_shard_as_shard_order", None) is not False
+    placements = list(
+        _decoded(
+            tensor.placements,
+            mesh.shape,
+            len(shape),
+            shape=shape,
+            factors_are_orders=factors_are_orders,
         )
-    placements = list(placements_from_torch(tensor.placements, mesh.shape, len(shape)))
+    )
     for entry in getattr(spec, "shard_order", None) or ():
-        for order, axis in enumerate(entry.mesh_dims):
+        axes = entry.mesh_dims
+        if any(isinstance(placements[axis], Packed) for axis in axes):
+            if list(axes) != sorted(axes):
+                raise PlacementError(
+                    f"torch tensor of shape {shape} with placements {tensor.placements} has both "
+                    f"split factors and an order of cuts, {entry}; redistribute it to Shard first"
+                )
+            continue
+        for order, axis in enumerate(axes):
             placements[axis] = Shard(entry.tensor_dim, order)
     return Layout(mesh, tuple(placements), shape)
 
@@ -176,7 +231,8 @@ def _layout_from_torch(tensor: torch_tensor.DTensor, spec: Any) -> Layout:
 def placements_to_torch(layout: Layout) -> tuple[torch_placements.Placement, ...]:
     """Return torch's placements of a layout, a shard order as torch's split factors.
 
-    Raises PlacementError for what torch cannot express: all that splits a dim and is no ``Shard``.
+    Raises PlacementError for what torch cannot express: a ``Packed`` of parts that are not even,
+    and all else that splits a dim and is no ``Shard``.
     """
     return tuple(_one_to_torch(layout, axis) for axis in range(layout.mesh.ndim))
 
@@ -195,6 +251,12 @@ def _one_to_torch(layout: Layout, axis: int) -> torch_placements.Placement:
                 f"({format_placements(layout.placements)}); redistribute to the default order first"
             )
         return _STRIDED(placement.dim, split_factor=factor)
+    if isinstance(placement, Packed) and _STRIDED is not None:
+        count = len(placement.sizes)
+        even = Shard(placement.dim).sizes_over(layout.shape[placement.dim], count)
+        is_first = all(split.axis >= axis for split in layout.splits[placement.dim])
+        if count > 1 and placement.sizes == even and is_first:
+            return _STRIDED(placement.dim, split_factor=count)
     if isinstance(placement, SplitPlacement):
         raise PlacementError(
             f"torch has no {type(placement).__name__.lower()} placement: "

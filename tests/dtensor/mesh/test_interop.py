@@ -9,7 +9,8 @@ import itertools
 import math
 import pickle
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from dtckpt.dtensor import (
     DeviceMesh,
     Layout,
     Mesh,
+    Packed,
     Partial,
     Ragged,
     Replicate,
@@ -30,7 +32,11 @@ from dtckpt.dtensor import (
 )
 from dtckpt.dtensor.dtensor import DTensor
 from dtckpt.dtensor.geometry.placement import Placement
-from dtckpt.dtensor.mesh.torch_layouts import placements_from_torch, placements_to_torch
+from dtckpt.dtensor.mesh.torch_layouts import (
+    layout_from_torch,
+    placements_from_torch,
+    placements_to_torch,
+)
 from dtckpt.dtensor.state_dicts import teach_state_dicts
 from dtckpt.errors import PlacementError
 
@@ -121,9 +127,78 @@ def test_every_order_survives_the_split_factors(
     assert math.prod(again.grid) == math.prod(shape)
 
 
+def chunks(indices: list[int], count: int) -> list[list[int]]:
+    step = max(1, -(-len(indices) // count))
+    return [indices[i * step : (i + 1) * step] for i in range(count)]
+
+
+def held_by_torch(
+    size: int, mesh: tuple[int, ...], at: tuple[int, ...], placements: tuple[Any, ...]
+) -> list[int]:
+    """Return the indices of dim 0 that a coordinate holds: torch cuts from left to right."""
+    held = list(range(size))
+    for count, here, placement in zip(mesh, at, placements, strict=True):
+        if placement.dim == 0:
+            parts = chunks(held, getattr(placement, "split_factor", 1))
+            held = [index for part in parts for index in chunks(part, count)[here]]
+    return held
+
+
+class ShardOrder(NamedTuple):
+    tensor_dim: int
+    mesh_dims: tuple[int, ...]
+
+
+FACTORS = {
+    "alone": (Strided(0, split_factor=3),),
+    "more than there are": (Strided(0, split_factor=7),),
+    "beside another dim": (torch_tensor.Shard(1), Strided(0, split_factor=2)),
+    "cut again": (Strided(0, split_factor=3), torch_tensor.Shard(0)),
+    "cut again and again": (
+        *(Strided(0, split_factor=4), torch_tensor.Shard(0)),
+        torch_tensor.Shard(0),
+    ),
+    "of another order": (Strided(0, split_factor=2), torch_tensor.Shard(0)),
+}
+
+
+@pytest.mark.parametrize("name", FACTORS)
+@pytest.mark.parametrize("size", [0, 1, 5, 6, 12, 13, 24, 29])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_factors_that_are_no_order_are_parts_of_a_dim(name: str, size: int, count: int) -> None:
+    placements: Any = FACTORS[name]
+    shape = (count, 2, 3)[: len(placements)]
+    orders = (ShardOrder(tensor_dim=0, mesh_dims=(0, 1)),)
+    of_view = SimpleNamespace(use_strided_shard_as_shard_order=False, shard_order=orders)
+    tensor: Any = SimpleNamespace(
+        device_mesh=DeviceMesh("cpu", Mesh(shape), rank=0),
+        placements=placements,
+        shape=(size, 6),
+        _spec=of_view if name == "of another order" else None,
+    )
+    layout = layout_from_torch(tensor)
+    for at in layout.mesh.coordinates():
+        found = [
+            index
+            for box, _ in layout.parts(at)
+            for index in range(box.offsets[0], box.offsets[0] + box.sizes[0])
+        ]
+        assert found == held_by_torch(size, shape, at, placements)
+    if name != "of another order":
+        assert placements_to_torch(layout) == placements
+
+
 def test_what_neither_side_can_say_is_refused() -> None:
-    with pytest.raises(PlacementError, match="no axes to its right make 3 pieces"):
+    with pytest.raises(PlacementError, match=r"no axes to its right make 3 pieces.*Packed\(0, "):
         placements_from_torch((Strided(0, split_factor=3), torch_tensor.Shard(0)), (2, 2), 1)
+    for both in (
+        (Strided(0, split_factor=2), Strided(0, split_factor=2)),
+        (torch_tensor.Shard(0), Strided(0, split_factor=2)),
+    ):
+        with pytest.raises(PlacementError, match="shard_placement_fn"):
+            placements_from_torch(both, (2, 2), 1)
+    with pytest.raises(PlacementError, match="no packed placement"):
+        placements_to_torch(Layout(Mesh((2,)), (Packed(0, (1, 3)),), (4,)))
     with pytest.raises(PlacementError, match="no ragged placement"):
         placements_to_torch(Layout(Mesh((2,)), (Ragged(0, (1, 3)),), (4,)))
     with pytest.raises(PlacementError, match="order of cuts of dim 0 twice"):
