@@ -1,0 +1,1 @@
+"""Models and tensors of real frameworks, taken as they are."""
