@@ -29,7 +29,8 @@ from dtckpt.lazy import lazy_exports
 if TYPE_CHECKING:
     from .cleaning import clean
     from .deleting import delete
-    from .files.manifest import Manifest, read_manifest
+    from .files.manifest import Manifest
+    from .formats.opening import read_manifest
     from .loading.loader import load
     from .loading.report import LoadReport
     from .opening import Checkpoint, LazyTensor, open
@@ -95,7 +96,8 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
         {
             ".cleaning": "clean",
             ".deleting": "delete",
-            ".files.manifest": "Manifest read_manifest",
+            ".files.manifest": "Manifest",
+            ".formats.opening": "read_manifest",
             ".loading.loader": "load",
             ".loading.report": "LoadReport",
             ".opening": "Checkpoint LazyTensor open",

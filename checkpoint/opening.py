@@ -12,9 +12,10 @@ from ..dtensor.geometry.irregular import IrregularLayout
 from ..dtensor.geometry.layout import Layout
 from ..storage.base import Store
 from ..storage.open import open_store
-from .files.manifest import Manifest, read_manifest
+from .files.manifest import Manifest
 from .files.stored_data import StoredData
 from .files.stored_tensor import StoredTensor
+from .formats.opening import read_manifest, stored_data
 from .lazy_index import resolve
 from .reading.execution import ReadCache, execute
 from .reading.read_plan import plan_reads
@@ -34,6 +35,8 @@ def open(
 ) -> Checkpoint:
     """Open a committed checkpoint for reading; only its manifest is read now.
 
+    Weights as Hugging Face's libraries save them are opened, too, from the headers of their files.
+
     Needs no process group. Raises NotCommitted where there is no checkpoint and Corrupt where its
     manifest is damaged.
     """
@@ -46,7 +49,7 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
 
     def __init__(self, store: Store, manifest: Manifest) -> None:
         self.manifest = manifest
-        self._data = StoredData(store, manifest)
+        self._data = stored_data(store, manifest)
         self._cache = ReadCache()
 
     @property

@@ -19,10 +19,11 @@ from ..dtensor.geometry.mesh import Mesh
 from ..storage.base import Store
 from ..storage.open import open_store
 from .files.committing import check_complete, check_free, commit, discard
-from .files.manifest import FileRecord, Manifest, read_manifest
+from .files.manifest import FileRecord, Manifest
 from .files.stored_data import StoredData
 from .files.stored_tensor import StoredTensor
 from .files.writing import Chunk, Contents, write_file
+from .formats.opening import read_manifest, stored_data
 from .placing import Rule, place
 from .reading.execution import execute
 from .reading.read_plan import plan_reads
@@ -59,7 +60,7 @@ def reshard(
         )
         for p in place(manifest, mesh, rules)
     )
-    job = _Reshard(StoredData(old, manifest), new, on_progress, sum(t.num_bytes for t in tensors))
+    job = _Reshard(stored_data(old, manifest), new, on_progress, sum(t.num_bytes for t in tensors))
     files = job.write_all(tensors)
     made = Manifest(
         save_id=job.save_id,

@@ -15,8 +15,9 @@ from ..dtensor.geometry.box import Box
 from ..storage.base import ReadRequest, Store
 from ..storage.open import open_store
 from .files.datafile import Entry
-from .files.manifest import FileRecord, Manifest, read_manifest
-from .files.stored_data import Damage, DataFile, StoredData
+from .files.manifest import OURS, FileRecord, Manifest
+from .files.stored_data import Damage, DataFile
+from .formats.opening import read_manifest, stored_data
 from .reading import limits
 
 _MOST_PROBLEMS = 10_000
@@ -50,7 +51,9 @@ class VerifyReport:
     num_files: int
     num_tensors: int
     bytes_checked: int
-    """Bytes that were read and compared with a checksum."""
+    """Bytes that were read, and compared with a checksum if the format has them."""
+    has_checksums: bool
+    """Whether it has. Of checkpoints of others only names, shapes and lengths can be compared."""
     problems: tuple[Problem, ...]
     """Every fault, up to ten thousand; empty if the checkpoint is intact."""
 
@@ -78,7 +81,7 @@ class _Verification:
     ) -> None:
         self.store = store
         self.manifest = manifest
-        self.data = StoredData(store, manifest)
+        self.data = stored_data(store, manifest)
         self.on_progress = on_progress
         self.total = sum(record.size for record in manifest.files)
         self.checked = 0
@@ -106,6 +109,7 @@ class _Verification:
             num_files=len(self.manifest.files),
             num_tensors=len(self.manifest.tensors),
             bytes_checked=self.checked,
+            has_checksums=self.manifest.format == OURS,
             problems=tuple(self.problems),
         )
 

@@ -9,7 +9,7 @@ from typing import Any
 from ..dtensor.debug.pictures.sharding import Form, visualize_sharding
 from ..storage.base import Store
 from ..storage.open import open_store
-from .files.manifest import read_manifest
+from .formats.opening import read_manifest
 from .state.selecting import selection_of
 
 

@@ -24,6 +24,7 @@ FLOORS = {
         "ranks",
         "tensors",
         "files",
+        "formats",
         "reading",
         "optimizers",
         "saving",

@@ -26,7 +26,7 @@ from ...storage.open import open_store
 from ..tensors.source import PIECE_BYTES
 from .blocks import DIGEST_BYTES, BlockHasher
 from .datafile import Entry
-from .manifest import BorrowedFile, Manifest, read_manifest
+from .manifest import BorrowedFile, Manifest, read_own_manifest
 from .stored_data import DataFile, StoredData
 from .writing import Chunk
 
@@ -146,7 +146,7 @@ def claim_lenders(store: Store, manifest: Manifest) -> None:
         # In this order: between the two a whole deletion could pass.
         going = _going(lender, save_id)
         try:
-            found = read_manifest(lender).save_id
+            found = read_own_manifest(lender).save_id
         except NotCommitted:
             found = None
         if found != save_id:
@@ -210,7 +210,7 @@ def dependents(store: Store, marks: Iterable[str]) -> dict[str, Manifest]:
     found: dict[str, Manifest] = {}
     for name in (mark.rpartition("/")[2] for mark in marks if not is_claim(mark)):
         try:
-            manifest = read_manifest(store.sibling(name))
+            manifest = read_own_manifest(store.sibling(name))
         except NotCommitted:
             continue
         if any(file.source == own for file in manifest.borrowed):

@@ -158,7 +158,7 @@ def parse_header(data: bytes, where: str) -> FileLayout:
         block_bytes = _block_bytes(metadata["dtckpt_block_bytes"])
         if metadata["dtckpt_version"] != "1":
             raise Corrupt(f"{where}: unusable header metadata {shown(metadata)}")
-        entries = _entries(header, block_bytes, where)
+        entries = entries_of(header, block_bytes, where)
         last = next(reversed(entries.values()), None)
         layout = FileLayout(
             save_id=text_of(metadata["dtckpt_save_id"], "dtckpt_save_id"),
@@ -200,8 +200,13 @@ def _check_table(layout: FileLayout, offsets: list[int]) -> None:
         raise ValueError(f"the checksum table lies at {shown(offsets)}, expected {expected}")
 
 
-def _entries(header: dict[str, Any], block_bytes: int, where: str) -> dict[str, Entry]:
-    """Return all entries in file order; ValueError unless they follow one another without gaps."""
+def entries_of(
+    header: dict[str, Any], block_bytes: int, where: str, *, aligned: bool = True
+) -> dict[str, Entry]:
+    """Return all entries in file order; ValueError unless they follow one another without gaps.
+
+    They are ``aligned`` to their items unless another program wrote them.
+    """
     entries: dict[str, Entry] = {}
     position = block = 0
     for key, value in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
@@ -211,7 +216,8 @@ def _entries(header: dict[str, Any], block_bytes: int, where: str) -> dict[str, 
         if not all(type(size) is int and 0 <= size < MAX_SIZE for size in shape):
             raise ValueError(f"entry {shown(key)} has the shape {shown(shape)}")
         num_bytes = math.prod(shape) // dtype.packed * dtype.itemsize
-        if (start, end) != (position, position + num_bytes) or start % dtype.itemsize:
+        is_odd = aligned and start % dtype.itemsize != 0
+        if (start, end) != (position, position + num_bytes) or is_odd:
             raise ValueError(
                 f"entry {shown(key)} of {num_bytes} bytes lies at {shown(start)} to {shown(end)}, "
                 f"expected it at {position}"

@@ -20,10 +20,7 @@ _OF_TORCH = (
     "of torch.distributed.checkpoint ({}), which dtckpt does not read. Load them with torch and "
     "save anew"
 )
-_HUGGING_FACE = (
-    *("model.safetensors.index.json", "model.safetensors", "pytorch_model.bin.index.json"),
-    *("pytorch_model.bin", "adapter_model.safetensors"),
-)
+_HUGGING_FACE = ("pytorch_model.bin.index.json", "pytorch_model.bin", "adapter_model.bin")
 _FEW_CHECKPOINTS = 3
 _MOST_ENTRIES = 10_000
 _KINDS = {
@@ -83,8 +80,8 @@ def what_is_there(store: Store) -> str:
     if found is not None:
         return (
             f"{url}: no checkpoint of dtckpt here, but weights as Hugging Face saves them "
-            f"({found}), which dtckpt does not read. Load them by from_pretrained of their "
-            "library, or by safetensors.torch.load_file, and save anew"
+            f"({found}), of which dtckpt reads safetensors only. Load them by from_pretrained of "
+            "their library and save anew"
         )
     steps = _checkpoints_in(url) if is_local else []
     if steps:

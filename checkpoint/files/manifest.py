@@ -8,7 +8,7 @@ of the whole text, so a damaged manifest is never believed. docs/format.md descr
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -33,11 +33,13 @@ from ..state.limits import (
 from ..state.tree import Node, tensor_names
 from ..tensors.spec import FORMAT_VERSION
 from .blocks import DIGEST_BYTES, digest
-from .foreign import nothing_there, what_is_there
+from .foreign import nothing_there
 from .places import MANIFEST, data_path
 from .stored_tensor import StoredTensor
 from .tensor_lines import TensorLines, dump, meshes_from_json, tensors_from_json
 
+OURS = "dtckpt"
+"""The format of checkpoints that have a manifest on disk."""
 _KNOWN_FEATURES = {"borrowed"}
 _PREFIX = b'{"digest": "'
 _DIGEST_END = len(_PREFIX) + 32
@@ -58,10 +60,12 @@ class FileRecord:
     """Length of the data region; the checksum table follows."""
     header_digest: str
     table_digest: str
+    name: str | None = None
+    """Name in the store of a file that another program wrote; None where a save gave it."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
-        return {
+        told = {
             "rank": self.rank,
             "size": self.size,
             "header_bytes": self.header_bytes,
@@ -69,6 +73,7 @@ class FileRecord:
             "header": self.header_digest,
             "blocks": self.table_digest,
         }
+        return told if self.name is None else told | {"name": self.name}
 
     @classmethod
     def from_json(cls, value: Any) -> FileRecord:
@@ -80,6 +85,7 @@ class FileRecord:
             data_bytes=size_of(value["data_bytes"], "data_bytes"),
             header_digest=text_of(value["header"], "header"),
             table_digest=text_of(value["blocks"], "blocks"),
+            name=text_of(value["name"], "name") if "name" in value else None,
         )
 
     @property
@@ -138,10 +144,12 @@ class Manifest:
     """Files of earlier checkpoints that this one needs, too."""
     metadata: Any = field(default=None)
     """JSON that the user gave at save."""
+    format: str = OURS
+    """What wrote the files. Of another program's this is the manifest that they would have."""
 
     def path_of(self, record: FileRecord) -> str:
         """Return the name of a data file in the checkpoint's store."""
-        return data_path(self.save_id, record.rank)
+        return record.name or data_path(self.save_id, record.rank)
 
     def to_bytes(self) -> bytes:
         """Return the text of the manifest: one line per tensor and per file.
@@ -151,9 +159,10 @@ class Manifest:
         lines = TensorLines()
         tensors = ",\n".join(map(lines.line, self.tensors.values()))
         requires = dump(["borrowed"] if self.borrowed else [])
+        kind = f'"format": {dump(self.format)}, "version": {FORMAT_VERSION}'
         body = ",\n".join(
             [
-                f'"format": "dtckpt", "version": {FORMAT_VERSION}, "requires": {requires}',
+                f'{kind}, "requires": {requires}',
                 f'"save_id": {dump(self.save_id)}, "created": {dump(self.created)}',
                 f'"metadata": {dump(self.metadata)}',
                 f'"meshes": {dump([mesh.to_json() for mesh in lines.meshes])}',
@@ -169,8 +178,11 @@ class Manifest:
         return _PREFIX + digest(blank).hex().encode() + blank[_DIGEST_END:]
 
     @classmethod
-    def from_bytes(cls, data: bytes, where: str) -> Manifest:
-        """Return the manifest of a text; Corrupt, naming ``where``, unless it is intact."""
+    def from_bytes(cls, data: bytes, where: str, *, formats: Collection[str] = (OURS,)) -> Manifest:
+        """Return the manifest of a text; Corrupt, naming ``where``, unless it is intact.
+
+        Other ``formats`` than ours are for what another rank has told, not for what lies on disk.
+        """
         if not _is_intact(data):
             raise Corrupt(
                 f"{where}: the manifest of {len(data)} bytes does not have the digest that it "
@@ -178,7 +190,7 @@ class Manifest:
             )
         value = parse_json(data, where)
         try:
-            _check_version(value, where)
+            _check_version(value, where, formats)
             manifest = cls._from_json(value)
             manifest.validate()
         except CheckpointError:
@@ -222,13 +234,12 @@ class Manifest:
             tensors=tensors_from_json(value["tensors"], meshes),
             files=tuple(FileRecord.from_json(record) for record in value["files"]),
             borrowed=tuple(BorrowedFile.from_json(file) for file in value.get("borrowed", ())),
+            format=text_of(value["format"], "format"),
         )
 
 
-def read_manifest_bytes(store: Store, *, explain: bool = False) -> bytes:
+def read_manifest_bytes(store: Store) -> bytes:
     """Return the manifest's text; NotCommitted where there is none.
-
-    With ``explain`` that says what is there instead, for which a few more names are looked at.
 
     Its length is known before it is read: CheckpointError if it is longer than a manifest may be.
     """
@@ -248,13 +259,12 @@ def read_manifest_bytes(store: Store, *, explain: bool = False) -> bytes:
                 return data
         return store.read(MANIFEST, 0, store.stat(MANIFEST).size)
     except ObjectNotFound as error:
-        raise NotCommitted(what_is_there(store) if explain else nothing_there(store)) from error
+        raise NotCommitted(nothing_there(store)) from error
 
 
-def read_manifest(store: Store) -> Manifest:
-    """Return the manifest of the checkpoint in ``store``."""
-    data = read_manifest_bytes(store, explain=True)
-    return Manifest.from_bytes(data, f"{store.url}/{MANIFEST}")
+def read_own_manifest(store: Store) -> Manifest:
+    """Return the manifest of a checkpoint that dtckpt has saved."""
+    return Manifest.from_bytes(read_manifest_bytes(store), f"{store.url}/{MANIFEST}")
 
 
 def _is_intact(data: bytes) -> bool:
@@ -265,8 +275,8 @@ def _is_intact(data: bytes) -> bool:
     return data[len(_PREFIX) : _DIGEST_END] == expected.hex().encode()
 
 
-def _check_version(value: dict[str, Any], where: str) -> None:
-    if value.get("format") != "dtckpt":
+def _check_version(value: dict[str, Any], where: str, formats: Collection[str]) -> None:
+    if value.get("format") not in formats:
         raise Corrupt(f"{where}: not a dtckpt manifest (format {shown(value.get('format'))})")
     version, requires = value.get("version"), value.get("requires") or []
     if version != FORMAT_VERSION or not set(requires) <= _KNOWN_FEATURES:

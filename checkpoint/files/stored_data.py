@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dtckpt.errors import Corrupt, ObjectNotFound
@@ -28,8 +29,10 @@ class DataFile:
     layout: FileLayout
     table: bytes
     record: FileRecord
-    source: str | None
+    source: str | None = None
     """Name of the checkpoint that wrote it, unless it is the one that is read."""
+    has_digests: bool = True
+    """Whether there is anything to compare what is read with."""
 
     def digests(self, entry: Entry) -> bytes:
         """Return the digests of a chunk's blocks, one after the other."""
@@ -42,6 +45,8 @@ class DataFile:
 
         ``data`` is whole blocks, of which the first starts ``low`` bytes into the chunk.
         """
+        if not self.has_digests:
+            return []
         size = self.layout.block_bytes
         at = (entry.first_block + low // size) * DIGEST_BYTES
         if len(data) <= size:
@@ -81,12 +86,19 @@ class Damage:
         )
 
 
+OpenForeign = Callable[[Store, Manifest, FileRecord], DataFile]
+"""Opens a file that another program wrote; Corrupt unless it is the one of the record."""
+
+
 class StoredData:
     """The data files of a checkpoint, opened and checked once each."""
 
-    def __init__(self, store: Store, manifest: Manifest) -> None:
+    def __init__(
+        self, store: Store, manifest: Manifest, *, open_foreign: OpenForeign | None = None
+    ) -> None:
         self.store = store
         self.manifest = manifest
+        self._open_foreign = open_foreign
         self._records = {record.rank: record for record in manifest.files}
         self._borrowed = {file.id: file for file in manifest.borrowed}
         self._files: dict[int | str, DataFile] = {}
@@ -137,7 +149,10 @@ class StoredData:
         """Open a file, unless the tables of all open ones take more memory than they may."""
         total = self._table_bytes + record.table_bytes
         check_metadata_bytes(total, f"the checksum tables of {self.store.url}")
-        file = _open(store, record, save_id, source)
+        if self._open_foreign is not None:
+            file = self._open_foreign(store, self.manifest, record)
+        else:
+            file = _open(store, record, save_id, source)
         self._table_bytes = total
         return file
 
@@ -164,21 +179,27 @@ class StoredData:
         return file, entry
 
 
-def _open(store: Store, record: FileRecord, save_id: str, source: str | None) -> DataFile:
-    name = data_path(save_id, record.rank)
+def check_size(store: Store, name: str, expected: int) -> None:
+    """Raise Corrupt unless a file is there and has so many bytes."""
     where = f"{store.url}/{name}"
     try:
         size = store.stat(name).size
     except ObjectNotFound as error:
         raise Corrupt(
             f"{where}: this data file is missing, though the checkpoint was committed with "
-            f"it ({record.size} bytes). Restore the file or load another checkpoint"
+            f"it ({expected} bytes). Restore the file or load another checkpoint"
         ) from error
-    if size != record.size:
+    if size != expected:
         raise Corrupt(
-            f"{where}: the file has {size} bytes, expected {record.size}; it was truncated "
+            f"{where}: the file has {size} bytes, expected {expected}; it was truncated "
             "or replaced. Load another checkpoint"
         )
+
+
+def _open(store: Store, record: FileRecord, save_id: str, source: str | None) -> DataFile:
+    name = data_path(save_id, record.rank)
+    where = f"{store.url}/{name}"
+    check_size(store, name, record.size)
     check_metadata_bytes(2 * record.header_bytes, f"the header of {where}")
     table_start = record.size - record.table_bytes
     ends = bytearray(record.header_bytes), bytearray(record.table_bytes)

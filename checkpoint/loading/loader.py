@@ -18,8 +18,8 @@ from dtckpt.logs import logger_of
 
 from ...storage.base import Store
 from ...storage.open import open_store
-from ..files.manifest import MANIFEST, Manifest, read_manifest_bytes
-from ..files.stored_data import StoredData
+from ..files.manifest import Manifest
+from ..formats.opening import manifest_bytes, parse_manifest, stored_data
 from ..ranks.together import DEFAULT_TIMEOUT, Answers, Ranks, closing, ranks_of, together
 from ..reading.read_once import Offer, why_alone
 from ..state.collector import paused_collector
@@ -196,7 +196,7 @@ class _Load:
         """Open the store; the coordinator reads the manifest."""
         self.store = open_store(target, **self.options.storage)
         if self.ranks.is_coordinator:
-            self.manifest_bytes = read_manifest_bytes(self.store, explain=True)
+            self.manifest_bytes = manifest_bytes(self.store)
         return self.offer().to_bytes()
 
     def offer(self) -> Offer:
@@ -213,7 +213,7 @@ class _Load:
         if self.store.url == url:
             return
         try:
-            found = read_manifest_bytes(self.store)
+            found = manifest_bytes(self.store)
         except NotCommitted:
             found = None
         if found != manifest:
@@ -238,7 +238,7 @@ class _Load:
         self.check_same(url, manifest)
         check_policy(self.options.dtype_policy)
         with paused_collector():
-            self.manifest = Manifest.from_bytes(manifest, f"{self.store.url}/{MANIFEST}")
+            self.manifest = parse_manifest(manifest, self.store.url)
             self.found = found = match(
                 state,
                 self.manifest,
@@ -247,7 +247,7 @@ class _Load:
                 where=self.store.url,
             )
             self.destinations = Destinations(found, self.manifest, self.options, self.store.url)
-            data = StoredData(self.store, self.manifest)
+            data = stored_data(self.store, self.manifest)
             self.filling = Filling(self.destinations, data, self.ranks, self.group)
             offer = self.offer()
             if not is_alone:

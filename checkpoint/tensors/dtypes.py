@@ -26,6 +26,17 @@ class DType:
             return shape
         return (*shape[:-1], shape[-1] * self.packed) if shape else (self.packed,)
 
+    def shape_of(self, file_shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of the tensor for which a header states ``file_shape``.
+
+        ValueError where an element would be cut.
+        """
+        if self.packed == 1:
+            return file_shape
+        if not file_shape or file_shape[-1] % self.packed:
+            raise ValueError(f"{self.code} of shape {file_shape} has half an element in a row")
+        return (*file_shape[:-1], file_shape[-1] // self.packed)
+
 
 _TABLE = (
     ("F64", "float64", 8),

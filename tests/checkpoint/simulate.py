@@ -10,8 +10,9 @@ from unittest import mock
 
 import numpy as np
 
+from dtckpt.checkpoint import read_manifest
 from dtckpt.checkpoint.files.committing import check_complete, commit
-from dtckpt.checkpoint.files.manifest import FileRecord, Manifest, read_manifest
+from dtckpt.checkpoint.files.manifest import FileRecord, Manifest
 from dtckpt.checkpoint.files.stored_data import StoredData
 from dtckpt.checkpoint.files.writing import Chunk, Contents, write_file
 from dtckpt.checkpoint.reading import limits

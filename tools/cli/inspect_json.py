@@ -28,8 +28,8 @@ def checkpoint_document(
     document: dict[str, Any] = {
         "kind": "checkpoint",
         "url": url,
-        "format": "dtckpt",
-        "format_version": FORMAT_VERSION,
+        "format": manifest.format,
+        "format_version": FORMAT_VERSION if manifest.format == "dtckpt" else None,
         "save_id": manifest.save_id,
         "created": manifest.created,
         "metadata": manifest.metadata,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.tree import Tree
 
 from ...checkpoint.tensors.spec import FORMAT_VERSION
-from ...dtensor import IrregularLayout
+from ...dtensor import IrregularLayout, Layout
 from .console import count, iec, layout_text, mesh_text, printable, stdout_console, tensor_text
 from .grid import Grid, Line, Lines, plain, show
 from .treeview import Branch, Guides, matcher, rows, view
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from ...checkpoint import Manifest, Step
 
 _MAX_FILES = 16
+
+Told = Callable[[Layout | IrregularLayout], str]
+"""Says in a few words where a tensor lies."""
 
 
 def show_run(url: str, steps: Sequence[Step]) -> None:
@@ -42,7 +45,8 @@ def show_checkpoint(url: str, manifest: Manifest, names: tuple[str, ...], *, val
     show(console, _header(url, manifest))
     root = view(manifest.tree, manifest.tensors, wanted=matcher(names), values=values)
     if root.children:
-        show(console, blank, _structure(console, root))
+        told = layout_text if _is_ours(manifest) else _files_text
+        show(console, blank, _structure(console, root, told))
     if names:
         show(console, blank, Lines([plain(_selection(manifest, names))]))
     if manifest.files:
@@ -52,11 +56,14 @@ def show_checkpoint(url: str, manifest: Manifest, names: tuple[str, ...], *, val
 def _header(url: str, manifest: Manifest) -> Grid:
     tensor_bytes = sum(tensor.stored_bytes for tensor in manifest.tensors.values())
     file_bytes = sum(record.size for record in manifest.files)
-    facts = [
-        ("checkpoint", url),
+    ours = [
         ("save id", manifest.save_id),
         ("created", manifest.created),
         ("format", f"dtckpt {FORMAT_VERSION}"),
+    ]
+    facts = [
+        ("checkpoint", url),
+        *(ours if _is_ours(manifest) else [("format", manifest.format)]),
         ("tensors", f"{len(manifest.tensors):,}, {iec(tensor_bytes)}"),
         ("files", f"{len(manifest.files):,}, {iec(file_bytes)}"),
         *(("" if i else "refers to", text) for i, text in enumerate(_lenders(manifest))),
@@ -70,6 +77,15 @@ def _header(url: str, manifest: Manifest) -> Grid:
     return grid
 
 
+def _is_ours(manifest: Manifest) -> bool:
+    return manifest.format == "dtckpt"
+
+
+def _files_text(layout: Layout | IrregularLayout) -> str:
+    """Return in how many parts a tensor of another format is."""
+    return f"{len(layout.boxes()):,} boxes" if isinstance(layout, IrregularLayout) else "whole"
+
+
 def _lenders(manifest: Manifest) -> list[str]:
     """Return the earlier checkpoints that an incremental one needs."""
     files = Counter(file.source for file in manifest.borrowed)
@@ -77,26 +93,28 @@ def _lenders(manifest: Manifest) -> list[str]:
 
 
 def _meshes(manifest: Manifest) -> list[str]:
-    """Return every mesh once, in the order of the tensors."""
+    """Return every mesh once, in the order of the tensors; files of others have none."""
+    if not _is_ours(manifest):
+        return []
     layouts = (tensor.layout for tensor in manifest.tensors.values())
     meshes = {layout.mesh: None for layout in layouts if not isinstance(layout, IrregularLayout)}
     return [f"{mesh_text(mesh)}: {count(mesh.size, 'rank')}" for mesh in meshes]
 
 
-def _structure(console: Console, root: Branch) -> Grid | Lines:
+def _structure(console: Console, root: Branch, told: Told) -> Grid | Lines:
     """Return the tree with one line for each leaf, or with two where lines are short."""
     guides: Guides = Tree.ASCII_GUIDES if console.options.ascii_only else Tree.TREE_GUIDES[0]
     grid = Grid("name", "dtype and shape, or value", "bytes", "layout", right=(2,))
     for lead, branch in rows(root, guides):
-        grid.add([(lead, "dim"), _label(branch)], *((fact,) for fact in _facts(branch)))
-    return grid if grid.width <= console.width else Lines(list(_narrow(root, guides)))
+        grid.add([(lead, "dim"), _label(branch)], *((fact,) for fact in _facts(branch, told)))
+    return grid if grid.width <= console.width else Lines(list(_narrow(root, guides, told)))
 
 
-def _narrow(root: Branch, guides: Guides) -> Iterator[Line]:
+def _narrow(root: Branch, guides: Guides, told: Told) -> Iterator[Line]:
     """Yield the tree with the facts of a tensor on the line below its name."""
     space, going_on, fork, _ = guides
     for lead, branch in rows(root, guides):
-        facts = [part for fact in _facts(branch) for part in (("  ", ""), fact)]
+        facts = [part for fact in _facts(branch, told) for part in (("  ", ""), fact)]
         if branch.tensor is None:
             yield [(lead, "dim"), _label(branch), *facts]
             continue
@@ -109,13 +127,13 @@ def _label(branch: Branch) -> tuple[str, str]:
     return branch.label, "bold" if branch.children else ""
 
 
-def _facts(branch: Branch) -> Iterator[tuple[str, str]]:
+def _facts(branch: Branch, told: Told) -> Iterator[tuple[str, str]]:
     tensor = branch.tensor
     if tensor is not None:
         yield tensor_text(tensor), ""
         yield iec(tensor.num_bytes), "cyan"
         tie = f", tied to {tensor.same_as}" if tensor.same_as else ""
-        yield f"{layout_text(tensor.layout)}{tie}", ""
+        yield f"{told(tensor.layout)}{tie}", ""
     elif branch.text:
         yield branch.text, "dim" if branch.children else "green"
 

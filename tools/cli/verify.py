@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 def verify(ctx: click.Context, checkpoint: str, as_json: bool, option: dict[str, Any]) -> None:
     """Read all of CHECKPOINT and check every byte against its checksums.
 
+    Files of other programs, which have none, are only compared with what their headers state.
+
     Exits with 0 if it is intact. Otherwise prints every problem, with file, byte range and
     tensors, and exits with 1. Nothing is changed.
     """
@@ -66,6 +68,7 @@ def _document(url: str, report: VerifyReport | None, problems: Sequence[Problem]
         "num_tensors": report.num_tensors if report else None,
         "num_files": report.num_files if report else None,
         "bytes_checked": report.bytes_checked if report else 0,
+        "has_checksums": report.has_checksums if report else True,
         "problems": [asdict(problem) for problem in problems],
     }
 
@@ -81,6 +84,8 @@ def _print(
     else:
         found = "the manifest cannot be read, so nothing else could be checked"
     verdict = f"damaged, {count(len(problems), 'problem')}" if problems else "intact"
+    if not problems and report is not None and not report.has_checksums:
+        verdict = "complete, but without checksums: bytes may have changed"
     click.echo(f"{printable(url)}: {verdict} ({found})")
     for problem in problems:
         click.echo(f"  {printable(problem.message.removeprefix(f'{url}/'))}")

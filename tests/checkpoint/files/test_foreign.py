@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 from torch.distributed.checkpoint.state_dict_saver import save as torch_save
 
 import dtckpt.checkpoint as ckpt
@@ -23,7 +22,7 @@ def of_torch(path: Path) -> None:
 
 def of_hugging_face(path: Path) -> None:
     path.mkdir()
-    save_file({"w": torch.ones(3)}, path / "model.safetensors")
+    (path / "pytorch_model.bin").write_bytes(b"")
     (path / "config.json").write_text("{}")
 
 
@@ -47,7 +46,7 @@ def nothing(path: Path) -> None:
 
 CASES: dict[Callable[[Path], None], str] = {
     of_torch: r"torch\.distributed\.checkpoint \(\.metadata\).*Load them with torch and save anew",
-    of_hugging_face: r"Hugging Face.*model\.safetensors.*from_pretrained",
+    of_hugging_face: r"Hugging Face.*pytorch_model\.bin.*from_pretrained",
     run: r"a directory of them: step-1, step-2.*latest",
     a_file: r"is not a directory",
     killed: r"manifest\.json is missing.*a save did not finish",

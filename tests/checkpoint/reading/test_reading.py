@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import dtckpt.checkpoint as dcp
-from dtckpt.checkpoint.files.manifest import read_manifest
+from dtckpt.checkpoint import read_manifest
 from dtckpt.checkpoint.files.stored_data import DataFile, StoredData
 from dtckpt.checkpoint.reading import execution, limits, read_plan
 from dtckpt.checkpoint.reading.execution import ReadCache, execute

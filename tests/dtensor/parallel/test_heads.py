@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import dtckpt.checkpoint as dcp
-from dtckpt.checkpoint import parse_rules
-from dtckpt.checkpoint.files.manifest import read_manifest
+from dtckpt.checkpoint import parse_rules, read_manifest
 from dtckpt.dtensor import DeviceMesh, DTensor, Mesh, Packed, PlacementError, Ragged, Shard
 from dtckpt.dtensor.fsdp import fully_shard
 from dtckpt.dtensor.parallel import (

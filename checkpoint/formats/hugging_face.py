@@ -1,0 +1,66 @@
+"""Weights as Hugging Face's libraries save them: one file, several with an index, or shards."""
+
+from __future__ import annotations
+
+import os
+import re
+from itertools import islice
+
+from dtckpt.errors import Corrupt
+
+from ...storage.base import Store
+from ..files.manifest import Manifest
+from ..state.limits import check_metadata_bytes, object_of, parse_json, shown, text_of
+from . import safetensors
+
+_STEMS = ("model", "diffusion_pytorch_model", "adapter_model")
+"""What transformers, diffusers and peft call weights; the first that is there is meant, and of each
+the one file before the index, as by their own loaders."""
+_SHARD = re.compile(r"(?:shard-\d+-)?model-\d+-of-\d+\.safetensors")
+"""Files of ``save_pretrained(distributed_checkpoint=True)``, which have no index."""
+_MOST_ENTRIES = 10_000
+
+
+def find(store: Store) -> Manifest | None:
+    """Return the manifest of the weights in a store; None where there are none.
+
+    Raises Corrupt where there are some, but not all.
+    """
+    for stem in _STEMS:
+        if store.exists(f"{stem}.safetensors"):
+            return safetensors.manifest_of(store, [f"{stem}.safetensors"])
+        if store.exists(f"{stem}.safetensors.index.json"):
+            return _indexed(store, f"{stem}.safetensors.index.json")
+    shards = sorted(filter(_SHARD.fullmatch, _names(store)))
+    return safetensors.manifest_of(store, shards) if shards else None
+
+
+def _indexed(store: Store, name: str) -> Manifest:
+    where = f"{store.url}/{name}"
+    size = store.stat(name).size
+    check_metadata_bytes(2 * size, where)
+    try:
+        index = object_of(parse_json(store.read(name, 0, size), where), "the index")
+        files = {
+            tensor: text_of(file, f"the file of {tensor!r}")
+            for tensor, file in object_of(index["weight_map"], "weight_map").items()
+        }
+        metadata = object_of(index.get("metadata") or {}, "metadata")
+    except (KeyError, TypeError) as error:
+        raise Corrupt(f"{where}: malformed index: {shown(error)}") from error
+    for file in files.values():
+        if "/" in file or file in (".", ".."):
+            raise Corrupt(f"{where}: {shown(file)} is no name of a file beside the index")
+    names = sorted(set(files.values()))
+    return safetensors.manifest_of(store, names, chosen=files, metadata=metadata)
+
+
+def _names(store: Store) -> list[str]:
+    """Return names directly in a store, not all of them where it may be the root of anything."""
+    if os.path.isabs(store.url):
+        try:
+            with os.scandir(store.url) as entries:
+                return [entry.name for entry in islice(entries, _MOST_ENTRIES)]
+        except OSError:
+            return []
+    return [info.name for info in islice(store.list(), _MOST_ENTRIES)]

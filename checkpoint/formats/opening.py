@@ -1,0 +1,63 @@
+"""From a place to the manifest of what lies there, whoever wrote it, and to its files.
+
+Ours has its manifest on disk. For checkpoints of other programs one is made of what their files
+tell, and from there on everything is the same: layouts, plans, reads, errors. What such a manifest
+does not have is checksums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dtckpt.errors import NotCommitted
+
+from ...storage.base import Store
+from ..files.foreign import what_is_there
+from ..files.manifest import MANIFEST, OURS, Manifest, read_manifest_bytes
+from ..files.stored_data import OpenForeign, StoredData
+from . import hugging_face, safetensors
+
+_FINDERS: tuple[Callable[[Store], Manifest | None], ...] = (hugging_face.find,)
+"""Each returns the manifest of what lies in a store, or None where it is of another format."""
+_OPENERS: dict[str, OpenForeign] = {safetensors.FORMAT: safetensors.open_file}
+"""What opens a file, by format."""
+
+
+def manifest_bytes(store: Store) -> bytes:
+    """Return the text of the manifest of what lies in a store, for ``parse_manifest``.
+
+    NotCommitted, saying what is there instead, where it is no checkpoint that dtckpt reads.
+    """
+    try:
+        return read_manifest_bytes(store)
+    except NotCommitted as error:
+        found = _found(store)
+        if found is None:
+            raise NotCommitted(what_is_there(store)) from error
+        return found.to_bytes()
+
+
+def parse_manifest(text: bytes, url: str) -> Manifest:
+    """Return the manifest of a text that ``manifest_bytes`` returned, on this rank or another."""
+    return Manifest.from_bytes(text, f"{url}/{MANIFEST}", formats=(OURS, *_OPENERS))
+
+
+def read_manifest(store: Store) -> Manifest:
+    """Return the manifest of the checkpoint in ``store``; NotCommitted where there is none."""
+    try:
+        text = read_manifest_bytes(store)
+    except NotCommitted as error:
+        found = _found(store)
+        if found is None:
+            raise NotCommitted(what_is_there(store)) from error
+        return found
+    return Manifest.from_bytes(text, f"{store.url}/{MANIFEST}")
+
+
+def stored_data(store: Store, manifest: Manifest) -> StoredData:
+    """Return the files of a checkpoint, which are opened when they are first needed."""
+    return StoredData(store, manifest, open_foreign=_OPENERS.get(manifest.format))
+
+
+def _found(store: Store) -> Manifest | None:
+    return next((m for find in _FINDERS if (m := find(store)) is not None), None)

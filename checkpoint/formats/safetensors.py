@@ -1,0 +1,241 @@
+"""safetensors files of any program, and the manifest of several of them.
+
+The format: 8 bytes with the length of a JSON header, little endian, the header, and the tensors one
+after the other without gaps (https://github.com/huggingface/safetensors). What torch's
+HuggingFaceStorageWriter saves in shards are such files, too, whose metadata tells for each tensor
+where in the whole it begins (``DCP_SHARDING_INFO``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import Any
+
+from dtckpt.errors import CheckpointError, Corrupt, ObjectNotFound, PlacementError
+
+from ...dtensor.geometry.box import Box
+from ...dtensor.geometry.irregular import IrregularLayout
+from ...dtensor.geometry.layout import Layout
+from ...dtensor.geometry.mesh import Mesh
+from ...dtensor.geometry.placement import Replicate
+from ...storage.base import Store
+from ..files.blocks import digest
+from ..files.datafile import Entry, FileLayout, entries_of
+from ..files.manifest import FileRecord, Manifest
+from ..files.stored_data import DataFile, check_size
+from ..files.stored_tensor import StoredTensor
+from ..state.limits import check_metadata_bytes, object_of, parse_json, shown, size_of, text_of
+from ..state.names import key_component
+from ..state.tree import container_node
+
+FORMAT = "safetensors"
+_SHARDS = "DCP_SHARDING_INFO"
+_NUM_READERS = 16
+_LEAST_BYTES = 10
+"""Of a file without tensors: the length, and {}."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Header:
+    """What the header of a file tells."""
+
+    record: FileRecord
+    entries: dict[str, Entry]
+    """By name, in file order."""
+    boxes: dict[str, Box]
+    """Where parts lie in the whole, by name."""
+    metadata: dict[str, str]
+
+
+def manifest_of(
+    store: Store,
+    files: Sequence[str],
+    *,
+    chosen: Mapping[str, str] | None = None,
+    metadata: Any = None,
+) -> Manifest:
+    """Return the manifest of the tensors in some files.
+
+    ``chosen`` says for every name of a tensor in which file it is; without it files must not have
+    equal names, but for parts of one tensor. Raises Corrupt where files or tensors are missing.
+    """
+    with ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="dtckpt-headers") as pool:
+        headers = list(pool.map(partial(_read_header, store), files, count()))
+    pieces: dict[str, list[tuple[int, Entry, Box | None]]] = {}
+    for number, header in enumerate(headers):
+        for name, entry in header.entries.items():
+            if chosen is None or chosen.get(name) == files[number]:
+                pieces.setdefault(name, []).append((number, entry, header.boxes.get(name)))
+    for name in chosen or ():
+        if name not in pieces:
+            raise Corrupt(
+                f"{store.url}: the index names tensor {name!r} in {(chosen or {})[name]}, which "
+                "does not have it. Fetch the files again"
+            )
+    where = _Places(store, files)
+    tensors = {key_component(name): where.tensor(name, found) for name, found in pieces.items()}
+    if metadata is None and headers:
+        metadata = {key: text for key, text in headers[0].metadata.items() if key != _SHARDS}
+    made = Manifest(
+        save_id=digest(b"".join(h.record.header_digest.encode() for h in headers)).hex(),
+        tensors=tensors,
+        tree=container_node("dict", [(n, {"tensor": key_component(n)}) for n in pieces]),
+        files=tuple(header.record for header in headers),
+        created="",
+        metadata=metadata,
+        format=FORMAT,
+    )
+    try:
+        made.validate()
+    except ValueError as error:
+        raise Corrupt(f"{store.url}: {shown(error)}") from error
+    return made
+
+
+def open_file(store: Store, manifest: Manifest, record: FileRecord) -> DataFile:
+    """Return a file that a manifest knows; Corrupt unless it is what it was then."""
+    name = manifest.path_of(record)
+    where = f"{store.url}/{name}"
+    check_size(store, name, record.size)
+    header = _read_header(store, name, record.rank)
+    if header.record != record:
+        raise Corrupt(f"{where}: the file was replaced while it was read. Load it anew")
+    layout = FileLayout(
+        save_id="",
+        block_bytes=1,
+        data_start=record.header_bytes,
+        data_bytes=record.data_bytes,
+        num_blocks=0,
+        entries={
+            key: entry._replace(key=key, first_block=0)
+            for name, entry in header.entries.items()
+            if (key := _key(manifest, key_component(name), header.boxes.get(name))) is not None
+        },
+    )
+    return DataFile(store, name, where, layout, b"", record, has_digests=False)
+
+
+def _key(manifest: Manifest, name: str, box: Box | None) -> str | None:
+    tensor = manifest.tensors.get(name)
+    if tensor is None:  # the index leaves it out
+        return None
+    return name if box is None else tensor.key(box)
+
+
+def _read_header(store: Store, name: str, number: int) -> Header:
+    where = f"{store.url}/{name}"
+    try:
+        size = store.stat(name).size
+    except ObjectNotFound as error:
+        raise Corrupt(f"{where}: this file of the checkpoint is missing. Fetch it again") from error
+    if size < _LEAST_BYTES:
+        raise Corrupt(f"{where}: {size} bytes are no safetensors file")
+    length = int.from_bytes(store.read(name, 0, 8), "little")
+    if not 2 <= length <= size - 8:
+        raise Corrupt(
+            f"{where}: bytes 0 to 8 state a header of {length} bytes in a file of {size}; it is "
+            "truncated, or no safetensors file"
+        )
+    check_metadata_bytes(2 * length, f"the header of {where}")
+    text = store.read(name, 8, 8 + length)
+    try:
+        told = object_of(parse_json(text, where), "the header")
+        metadata = {
+            key: text_of(value, key)
+            for key, value in object_of(told.pop("__metadata__", {}), "__metadata__").items()
+        }
+        named = entries_of(told, 1, where, aligned=False)
+        boxes = _boxes(named, metadata, where)
+    except CheckpointError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise Corrupt(f"{where}: malformed header of {length} bytes: {shown(error)}") from error
+    data_bytes = max((entry.end for entry in named.values()), default=0)
+    if 8 + length + data_bytes != size:
+        raise Corrupt(
+            f"{where}: the file has {size} bytes, its header describes {8 + length + data_bytes}; "
+            "it is truncated, or was written by something else. Fetch it again"
+        )
+    return Header(
+        record=FileRecord(
+            rank=number,
+            size=size,
+            header_bytes=8 + length,
+            data_bytes=data_bytes,
+            header_digest=digest(text).hex(),
+            table_digest="",
+            name=name,
+        ),
+        entries=named,
+        boxes=boxes,
+        metadata=metadata,
+    )
+
+
+def _boxes(entries: Mapping[str, Entry], metadata: Mapping[str, str], where: str) -> dict[str, Box]:
+    """Return where the parts of tensors lie in the whole; ValueError where that is malformed."""
+    if _SHARDS not in metadata:
+        return {}
+    found: dict[str, Box] = {}
+    told = object_of(parse_json(metadata[_SHARDS].encode(), f"{where}: {_SHARDS}"), _SHARDS)
+    for name, info in told.items():
+        if name in entries:
+            entry = entries[name]
+            sizes = entry.dtype.shape_of(entry.shape)
+            starts = tuple(size_of(i, "an offset") for i in info["saved_offsets"])
+            if len(starts) != len(sizes):
+                raise ValueError(f"{name!r} of shape {sizes} begins at {starts}")
+            found[name] = Box(starts, sizes)
+    return found
+
+
+class _Places:
+    """Tensors by the files in which they lie. Equal layouts are one object, for very many."""
+
+    def __init__(self, store: Store, files: Sequence[str]) -> None:
+        self._store = store
+        self._files = files
+        self._whole: dict[tuple[int, tuple[int, ...]], Layout] = {}
+
+    def tensor(self, name: str, pieces: Sequence[tuple[int, Entry, Box | None]]) -> StoredTensor:
+        """Return a tensor of these pieces, each with the number of its file."""
+        dtypes = {entry.dtype for _, entry, _ in pieces}
+        boxes = [(number, box) for number, _, box in pieces if box is not None]
+        if len(dtypes) > 1 or len(boxes) not in (0, len(pieces)) or (len(pieces) > 1 and not boxes):
+            raise Corrupt(
+                f"{self._store.url}: tensor {name!r} is in {self._names(n for n, _, _ in pieces)}, "
+                "which do not say that they are parts of it. Remove the files that are not meant"
+            )
+        number, entry, _ = pieces[0]
+        if not boxes:
+            shape = entry.dtype.shape_of(entry.shape)
+            return StoredTensor(
+                key_component(name), entry.dtype, shape, self._in_file(number, shape)
+            )
+        shape = tuple(map(max, zip(*(box.ends for _, box in boxes), strict=True)))
+        layout: Layout | IrregularLayout = IrregularLayout(shape, tuple(boxes))
+        if len(boxes) == 1 and boxes[0][1] == Box.whole(shape):
+            layout = self._in_file(number, shape)
+        else:
+            try:
+                layout.validate()
+            except PlacementError as error:
+                raise Corrupt(
+                    f"{self._store.url}: tensor {name!r} in "
+                    f"{self._names(n for n, _ in boxes)}: {error}. Fetch all files"
+                ) from error
+        return StoredTensor(key_component(name), entry.dtype, shape, layout)
+
+    def _in_file(self, number: int, shape: tuple[int, ...]) -> Layout:
+        known = self._whole.get((number, shape))
+        if known is None:
+            mesh = Mesh((1,), (), (number,))
+            known = self._whole[number, shape] = Layout(mesh, (Replicate(),), shape)
+        return known
+
+    def _names(self, numbers: Iterable[int]) -> str:
+        return ", ".join(self._files[number] for number in sorted(set(numbers)))
