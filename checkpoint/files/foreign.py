@@ -16,10 +16,6 @@ from .places import MANIFEST
 logger = logger_of("checkpoint")
 
 _DCP = re.compile(r"(?:.*/)?(?:\.metadata|[^/]*\.distcp)")
-_OF_TORCH = (
-    "of torch.distributed.checkpoint ({}), which dtckpt does not read. Load them with torch and "
-    "save anew"
-)
 _HUGGING_FACE = ("pytorch_model.bin.index.json", "pytorch_model.bin", "adapter_model.bin")
 _FEW_CHECKPOINTS = 3
 _MOST_ENTRIES = 10_000
@@ -51,7 +47,8 @@ def tell_of_others(url: str, names: Sequence[str]) -> None:
         )
     if (found := next(filter(_DCP.fullmatch, names), None)) is not None:
         raise NotCommitted(
-            f"{url} holds checkpoints {_OF_TORCH.format(found)}, or choose another directory"
+            f"{url} holds checkpoints of torch.distributed.checkpoint ({found}), of which no steps "
+            "are counted: load one by its path, or choose another directory"
         )
     seen: dict[str, list[str]] = {}
     for name in names:
@@ -74,8 +71,6 @@ def what_is_there(store: Store) -> str:
         return f"{url}: no committed checkpoint here: {url} {what}. Check the path"
     if not is_local:
         next(store.list("data/none"), None)  # which a bucket that does not exist refuses
-    if store.exists(".metadata"):
-        return f"{url}: no checkpoint of dtckpt here, but one {_OF_TORCH.format('.metadata')}"
     found = next(filter(store.exists, _HUGGING_FACE), None)
     if found is not None:
         return (

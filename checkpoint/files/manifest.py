@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from dtckpt.errors import CheckpointError, Corrupt, NotCommitted, ObjectNotFound, StorageError
 
@@ -47,6 +47,20 @@ _SAVE_ID = re.compile(r"[0-9a-f]{1,64}")
 _READ_ATTEMPTS = 3
 
 
+class Place(NamedTuple):
+    """Where a chunk lies in a file of another program that has no header."""
+
+    key: str
+    start: int
+    """First byte of the archive that holds it."""
+    size: int
+    """Bytes of the archive."""
+    record: str = ""
+    """The record in it; that of the tensor which the archive is of, if empty."""
+    skip: int = 0
+    """Bytes of the record before the elements."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileRecord:
     """What the manifest knows of a data file; enough to tell any other file from it."""
@@ -62,10 +76,12 @@ class FileRecord:
     table_digest: str
     name: str | None = None
     """Name in the store of a file that another program wrote; None where a save gave it."""
+    places: tuple[Place, ...] = ()
+    """Of the chunks in a file that has no header."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
-        told = {
+        told: dict[str, Any] = {
             "rank": self.rank,
             "size": self.size,
             "header_bytes": self.header_bytes,
@@ -73,7 +89,11 @@ class FileRecord:
             "header": self.header_digest,
             "blocks": self.table_digest,
         }
-        return told if self.name is None else told | {"name": self.name}
+        if self.name is not None:
+            told["name"] = self.name
+        if self.places:
+            told["places"] = list(self.places)
+        return told
 
     @classmethod
     def from_json(cls, value: Any) -> FileRecord:
@@ -86,6 +106,7 @@ class FileRecord:
             header_digest=text_of(value["header"], "header"),
             table_digest=text_of(value["blocks"], "blocks"),
             name=text_of(value["name"], "name") if "name" in value else None,
+            places=tuple(Place(*place) for place in value.get("places", ())),
         )
 
     @property

@@ -15,11 +15,17 @@ from ...storage.base import Store
 from ..files.foreign import what_is_there
 from ..files.manifest import MANIFEST, OURS, Manifest, read_manifest_bytes
 from ..files.stored_data import OpenForeign, StoredData
-from . import hugging_face, safetensors
+from . import dcp, hugging_face, safetensors
 
-_FINDERS: tuple[Callable[[Store], Manifest | None], ...] = (hugging_face.find,)
+_FINDERS: tuple[Callable[[Store], Manifest | None], ...] = (
+    dcp.find,
+    hugging_face.find,
+)
 """Each returns the manifest of what lies in a store, or None where it is of another format."""
-_OPENERS: dict[str, OpenForeign] = {safetensors.FORMAT: safetensors.open_file}
+_OPENERS: dict[str, OpenForeign] = {
+    safetensors.FORMAT: safetensors.open_file,
+    dcp.FORMAT: dcp.open_file,
+}
 """What opens a file, by format."""
 
 

@@ -8,20 +8,18 @@ where in the whole it begins (``DCP_SHARDING_INFO``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any
 
-from dtckpt.errors import CheckpointError, Corrupt, ObjectNotFound, PlacementError
+from dtckpt.errors import CheckpointError, Corrupt, ObjectNotFound
 
 from ...dtensor.geometry.box import Box
 from ...dtensor.geometry.irregular import IrregularLayout
 from ...dtensor.geometry.layout import Layout
-from ...dtensor.geometry.mesh import Mesh
-from ...dtensor.geometry.placement import Replicate
 from ...storage.base import Store
 from ..files.blocks import digest
 from ..files.datafile import Entry, FileLayout, entries_of
@@ -31,6 +29,7 @@ from ..files.stored_tensor import StoredTensor
 from ..state.limits import check_metadata_bytes, object_of, parse_json, shown, size_of, text_of
 from ..state.names import key_component
 from ..state.tree import container_node
+from .file_layouts import FileLayouts
 
 FORMAT = "safetensors"
 _SHARDS = "DCP_SHARDING_INFO"
@@ -76,8 +75,11 @@ def manifest_of(
                 f"{store.url}: the index names tensor {name!r} in {(chosen or {})[name]}, which "
                 "does not have it. Fetch the files again"
             )
-    where = _Places(store, files)
-    tensors = {key_component(name): where.tensor(name, found) for name, found in pieces.items()}
+    layouts = FileLayouts(store.url, files)
+    tensors = {
+        key_component(name): _tensor(layouts, store, files, name, found)
+        for name, found in pieces.items()
+    }
     if metadata is None and headers:
         metadata = {key: text for key, text in headers[0].metadata.items() if key != _SHARDS}
     made = Manifest(
@@ -193,49 +195,27 @@ def _boxes(entries: Mapping[str, Entry], metadata: Mapping[str, str], where: str
     return found
 
 
-class _Places:
-    """Tensors by the files in which they lie. Equal layouts are one object, for very many."""
-
-    def __init__(self, store: Store, files: Sequence[str]) -> None:
-        self._store = store
-        self._files = files
-        self._whole: dict[tuple[int, tuple[int, ...]], Layout] = {}
-
-    def tensor(self, name: str, pieces: Sequence[tuple[int, Entry, Box | None]]) -> StoredTensor:
-        """Return a tensor of these pieces, each with the number of its file."""
-        dtypes = {entry.dtype for _, entry, _ in pieces}
-        boxes = [(number, box) for number, _, box in pieces if box is not None]
-        if len(dtypes) > 1 or len(boxes) not in (0, len(pieces)) or (len(pieces) > 1 and not boxes):
-            raise Corrupt(
-                f"{self._store.url}: tensor {name!r} is in {self._names(n for n, _, _ in pieces)}, "
-                "which do not say that they are parts of it. Remove the files that are not meant"
-            )
-        number, entry, _ = pieces[0]
-        if not boxes:
-            shape = entry.dtype.shape_of(entry.shape)
-            return StoredTensor(
-                key_component(name), entry.dtype, shape, self._in_file(number, shape)
-            )
+def _tensor(
+    layouts: FileLayouts,
+    store: Store,
+    files: Sequence[str],
+    name: str,
+    pieces: Sequence[tuple[int, Entry, Box | None]],
+) -> StoredTensor:
+    """Return the tensor that pieces make up, each with the number of its file."""
+    number, entry, _ = pieces[0]
+    boxes = [(file, box) for file, _, box in pieces if box is not None]
+    is_whole = len(pieces) == 1 and not boxes
+    if len({e.dtype for _, e, _ in pieces}) > 1 or not (is_whole or len(boxes) == len(pieces)):
+        told = ", ".join(files[file] for file in sorted({file for file, _, _ in pieces}))
+        raise Corrupt(
+            f"{store.url}: tensor {name!r} is in {told}, which do not say that they are parts of "
+            "it. Remove the files that are not meant"
+        )
+    if is_whole:
+        shape = entry.dtype.shape_of(entry.shape)
+        layout: Layout | IrregularLayout = layouts.whole(number, shape)
+    else:
         shape = tuple(map(max, zip(*(box.ends for _, box in boxes), strict=True)))
-        layout: Layout | IrregularLayout = IrregularLayout(shape, tuple(boxes))
-        if len(boxes) == 1 and boxes[0][1] == Box.whole(shape):
-            layout = self._in_file(number, shape)
-        else:
-            try:
-                layout.validate()
-            except PlacementError as error:
-                raise Corrupt(
-                    f"{self._store.url}: tensor {name!r} in "
-                    f"{self._names(n for n, _ in boxes)}: {error}. Fetch all files"
-                ) from error
-        return StoredTensor(key_component(name), entry.dtype, shape, layout)
-
-    def _in_file(self, number: int, shape: tuple[int, ...]) -> Layout:
-        known = self._whole.get((number, shape))
-        if known is None:
-            mesh = Mesh((1,), (), (number,))
-            known = self._whole[number, shape] = Layout(mesh, (Replicate(),), shape)
-        return known
-
-    def _names(self, numbers: Iterable[int]) -> str:
-        return ", ".join(self._files[number] for number in sorted(set(numbers)))
+        layout = layouts.of_parts(name, shape, boxes)
+    return StoredTensor(key_component(name), entry.dtype, shape, layout)

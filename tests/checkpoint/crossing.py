@@ -6,8 +6,9 @@ Called by fsdp_ranks, in one process per rank.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -136,10 +137,14 @@ def check(source: Training, target: Training, expected: list[float], how: str) -
 
 def by_parts(source: Training, target: Training, folder: str) -> None:
     """Go through torch.distributed.checkpoint, with every rank's part."""
-    state = parts_of(source)
-    torch_save(state, checkpoint_id=folder)
+    torch_save(parts_of(source), checkpoint_id=folder)
+    take_parts(target, partial(torch_load, checkpoint_id=folder))
+
+
+def take_parts(target: Training, load: Callable[[dict[str, Any]], object]) -> None:
+    """Give a training the state that ``load`` puts into its parts."""
     state = parts_of(target)
-    torch_load(state, checkpoint_id=folder)
+    load(state)
     set_state_dict(
         target.model,
         target.optimizer,
@@ -185,6 +190,11 @@ def check_crossings(folder: str) -> None:
         by_parts(source, target, f"{folder}/{here.name} parts")
         target.state["step"] = BEFORE
         check(source, target, expected, " by torch.distributed.checkpoint")
+        for other in ("HSDP", "FSDP x TP"):  # what torch saved, read by dtckpt
+            target = Training(2, there, other)
+            take_parts(target, partial(ckpt.load, checkpoint_id=f"{folder}/{here.name} parts"))
+            target.state["step"] = BEFORE
+            check(source, target, expected, f" by torch's checkpoint, read here, as {other}")
         target = Training(2, there, "FSDP")
         as_a_whole(source, target)
         target.state["step"] = BEFORE

@@ -36,7 +36,7 @@ def test_checkpoints_of_torch_are_named(tmp_path: Path) -> None:
     torch_dcp.save(dict(STATE), checkpoint_id=tmp_path / "step-5", no_dist=True)
     for call in (dcp.latest, dcp.committed_steps):
         with pytest.raises(
-            NotCommitted, match=r"torch\.distributed\.checkpoint \(step-5/.*save anew"
+            NotCommitted, match=r"torch\.distributed\.checkpoint \(step-5/.*by its path"
         ):
             call(tmp_path)
     dcp.save(STATE, tmp_path / "step-6")

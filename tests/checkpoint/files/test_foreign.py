@@ -8,16 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint.state_dict_saver import save as torch_save
 
 import dtckpt.checkpoint as ckpt
 from dtckpt.errors import NotCommitted, StorageError
 
 from ...conftest import S3
-
-
-def of_torch(path: Path) -> None:
-    torch_save({"w": torch.ones(3)}, checkpoint_id=path, no_dist=True)
 
 
 def of_hugging_face(path: Path) -> None:
@@ -45,7 +40,6 @@ def nothing(path: Path) -> None:
 
 
 CASES: dict[Callable[[Path], None], str] = {
-    of_torch: r"torch\.distributed\.checkpoint \(\.metadata\).*Load them with torch and save anew",
     of_hugging_face: r"Hugging Face.*pytorch_model\.bin.*from_pretrained",
     run: r"a directory of them: step-1, step-2.*latest",
     a_file: r"is not a directory",

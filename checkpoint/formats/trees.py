@@ -1,0 +1,101 @@
+"""Trees of states that other programs saved, from values and from paths of leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from dtckpt.errors import CheckpointError, Corrupt, Unsavable
+
+from ..state.limits import MAX_NESTING, shown
+from ..state.names import index_component, join, key_component
+from ..state.tree import SEQUENCES, container_node, dict_tag
+from ..state.values import Node, encode_value
+from .unpickling import TensorNote
+
+_MOST_NODES = 1_000_000
+"""Of one value: a pickle may name one list many times, and that one another."""
+
+
+class IntKey(int):
+    """An int in a path that is the key of a dict; other ints are positions in lists."""
+
+
+StatePath = tuple[str | int, ...]
+"""Keys and positions, from the root of a state."""
+
+
+def component_of(part: str | int) -> str:
+    """Return the component of a name for a part of a path."""
+    if isinstance(part, int) and not isinstance(part, IntKey):
+        return index_component(part)
+    return key_component(part)
+
+
+def name_of(path: StatePath) -> str:
+    """Return the name of what lies under a path."""
+    return join(tuple(map(component_of, path)))
+
+
+def tree_of_paths(leaves: Iterable[tuple[StatePath, Node]], where: str) -> Node:
+    """Return the tree that has these leaves; Corrupt where one lies below another."""
+    root: dict[str | int, Any] = {}
+    for path, node in leaves:
+        at = root
+        for part in path[:-1]:
+            at = at.setdefault(part, {})
+            if not isinstance(at, dict):
+                raise Corrupt(f"{where}: {name_of(path)!r} lies below a value")
+        if not path or path[-1] in at or len(path) > MAX_NESTING:
+            raise Corrupt(f"{where}: {shown(path)} is no path of one value")
+        at[path[-1]] = _Leaf(node)
+    return _node(root)
+
+
+class _Leaf:
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+
+def _node(inner: dict[str | int, Any] | _Leaf) -> Node:
+    if isinstance(inner, _Leaf):
+        return inner.node
+    items = [(key, _node(child)) for key, child in inner.items()]
+    positions = [key for key in inner if type(key) is int]
+    if positions and sorted(positions) == list(range(len(items))):
+        return container_node("list", sorted(items))
+    if all(type(key) is str for key in inner):
+        return container_node("dict", items)
+    return container_node("items", [(key if type(key) is str else int(key), n) for key, n in items])
+
+
+class ValueNodes:
+    """Makes nodes of values out of pickles; ``tensor`` names one, and returns its node."""
+
+    def __init__(self, where: str, tensor: Callable[[str, TensorNote], Node]) -> None:
+        self._where = where
+        self._tensor = tensor
+        self._left = _MOST_NODES
+
+    def node(self, value: Any, path: Sequence[str]) -> Node:
+        """Return the node of a value; CheckpointError, with its name, for what has none."""
+        self._left -= 1
+        name = join(tuple(path))
+        if self._left < 0 or len(path) > MAX_NESTING:
+            raise CheckpointError(f"{self._where}: {name[:80]!r} is a value of too many parts")
+        if isinstance(value, TensorNote):
+            return self._tensor(name, value)
+        if type(value) in SEQUENCES:
+            items = [
+                (i, self.node(item, (*path, index_component(i)))) for i, item in enumerate(value)
+            ]
+            return container_node(SEQUENCES[type(value)], items)
+        tag = dict_tag(value)
+        if tag is not None and all(type(key) in (str, int) for key in value):
+            nodes = [(key, self.node(v, (*path, key_component(key)))) for key, v in value.items()]
+            is_plain = tag == "items" and all(type(key) is str for key in value)
+            return container_node("dict" if is_plain else tag, nodes)
+        try:
+            return encode_value(value, name, allow_pickle=False)
+        except Unsavable as error:
+            raise CheckpointError(f"{self._where}: {error}") from error

@@ -1,0 +1,228 @@
+"""Pickles of other programs, of which nothing is run.
+
+A pickle names functions and classes, which its reader looks up and calls. Here they are looked up
+in a table of our own that has inert ones only: what they make are plain values, and notes of
+tensors that say where the elements lie. All else is refused by its name before anything is called.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+import torch
+
+from dtckpt.errors import CheckpointError, Corrupt
+
+from ..state.limits import check_metadata_bytes, shown
+from ..tensors.dtypes import BY_TORCH_NAME, DType
+
+_BYTES_EACH = 16
+"""Memory that a byte of a pickle may take: an opcode of one byte makes an empty dict."""
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """Memory of tensors: a record of the archive that the pickle lies in."""
+
+    key: str
+    dtype_name: str
+    """Of torch; ``uint8`` of memory without a type."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorNote:
+    """A tensor in a pickle."""
+
+    storage: Storage
+    start: int
+    """First element in the storage."""
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    """In elements."""
+    dtype_name: str
+
+    def dtype(self, where: str) -> DType:
+        """Return the element type; CheckpointError where no checkpoint can hold it."""
+        found = BY_TORCH_NAME.get(self.dtype_name)
+        if found is None:
+            raise CheckpointError(
+                f"{where}: a tensor of dtype torch.{self.dtype_name}, which dtckpt does not hold; "
+                "convert it with torch and save anew"
+            )
+        return found
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements follow one another in row-major order."""
+        expected = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size != 1 and stride != expected and math.prod(self.shape):
+                return False
+            expected *= size
+        return True
+
+
+class Record:
+    """An object of which only the attributes are known."""
+
+    def __init__(self, *args: Any) -> None:
+        self.args = args
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, dict):
+            vars(self).update({str(key): value for key, value in state.items()})
+        else:
+            self.args = tuple(state)
+
+
+class Inert:
+    """A function that a pickle may call, and not change: it could else set attributes of it."""
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        object.__setattr__(self, "_function", function)
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the function."""
+        return self._function(*args)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"a pickle may not set {shown(name)} of what it calls")
+
+
+Known = Mapping[str, Any]
+
+
+def load_pickle(data: bytes, where: str, known: Known | None = None) -> Any:
+    """Return the value of a pickle that torch wrote, with notes in the places of tensors.
+
+    ``known`` are names besides those of every pickle, with what is called for them. Raises
+    CheckpointError for a name that is not known, and Corrupt for what is no pickle.
+    """
+    check_metadata_bytes(_BYTES_EACH * len(data), where)
+    try:
+        return _Unpickler(io.BytesIO(data), where, {} if known is None else known).load()
+    except CheckpointError:
+        raise
+    except Exception as error:  # an unpickler raises anything for bytes that are none
+        raise Corrupt(f"{where}: malformed pickle of {len(data)} bytes: {shown(error)}") from error
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, where: str, known: Known) -> None:
+        super().__init__(file, encoding="utf-8")
+        self._where = where
+        self._known = known
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        """Return what stands for a name here."""
+        name = f"{module_name}.{global_name}"
+        found = self._known.get(name) or _KNOWN.get(name)
+        if found is None:
+            raise CheckpointError(
+                f"{self._where}: the pickle asks for {name}, which is not among the names that "
+                "dtckpt knows to be harmless; nothing of it was run. If you trust who wrote it, "
+                "load it with torch and save it anew without this value"
+            )
+        return found
+
+    def persistent_load(self, pid: Any) -> Storage:
+        """Return the memory that torch refers to by its record."""
+        kind, dtype_name, key, *_ = pid
+        if kind != "storage" or not isinstance(dtype_name, _DTypeName) or not isinstance(key, str):
+            raise ValueError(f"unknown reference {shown(pid)}")
+        return Storage(key, str(dtype_name))
+
+
+class _DTypeName(str):
+    """The class of a typed storage, as the name of its dtype."""
+
+    __slots__ = ()
+
+
+def _tensor(
+    storage: Storage, start: int, shape: Any, strides: Any, _grad: bool, _hooks: Any, *_: Any
+) -> TensorNote:
+    return TensorNote(storage, start, tuple(shape), tuple(strides), storage.dtype_name)
+
+
+def _tensor_of_dtype(
+    storage: Storage,
+    start: int,
+    shape: Any,
+    strides: Any,
+    _grad: bool,
+    _hooks: Any,
+    dtype: torch.dtype,
+    *_: Any,
+) -> TensorNote:
+    name = str(dtype).removeprefix("torch.")
+    return TensorNote(storage, start, tuple(shape), tuple(strides), name)
+
+
+def _parameter(tensor: TensorNote, *_: Any) -> TensorNote:
+    return tensor
+
+
+def _text_to_bytes(text: str, encoding: str) -> bytes:
+    if encoding not in ("latin1", "latin-1"):
+        raise ValueError(f"bytes in the encoding {shown(encoding)}")
+    return text.encode("latin1")
+
+
+def _path(*parts: str) -> str:
+    return str(PurePosixPath(*parts))
+
+
+def _no_factory(*_: Any) -> defaultdict[Any, Any]:
+    return defaultdict(None)  # a factory is code
+
+
+_STORAGES = {
+    "DoubleStorage": "float64",
+    "FloatStorage": "float32",
+    "HalfStorage": "float16",
+    "BFloat16Storage": "bfloat16",
+    "LongStorage": "int64",
+    "IntStorage": "int32",
+    "ShortStorage": "int16",
+    "CharStorage": "int8",
+    "ByteStorage": "uint8",
+    "BoolStorage": "bool",
+    "ComplexFloatStorage": "complex64",
+    "ComplexDoubleStorage": "complex128",
+}
+_DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
+_KNOWN: dict[str, Any] = {
+    "torch._utils._rebuild_tensor_v2": Inert(_tensor),
+    "torch._utils._rebuild_tensor_v3": Inert(_tensor_of_dtype),
+    "torch._utils._rebuild_parameter": Inert(_parameter),
+    "torch._utils._rebuild_parameter_with_state": Inert(_parameter),
+    "torch.Size": torch.Size,
+    "torch.device": torch.device,
+    "torch.storage.UntypedStorage": _DTypeName("uint8"),
+    "collections.OrderedDict": OrderedDict,
+    "collections.Counter": Inert(Counter),
+    "collections.defaultdict": Inert(_no_factory),
+    "builtins.list": list,
+    "builtins.dict": dict,
+    "builtins.int": int,
+    "builtins.float": float,
+    "builtins.complex": complex,
+    "_codecs.encode": Inert(_text_to_bytes),
+    "pathlib.PosixPath": Inert(_path),
+    "pathlib.PurePosixPath": Inert(_path),
+    "pathlib.WindowsPath": Inert(_path),
+    "torch.serialization._get_layout": str,
+    **{f"torch.{name}": _DTypeName(dtype) for name, dtype in _STORAGES.items()},
+    **{f"torch.{name}": dtype for name, dtype in _DTYPES.items()},
+}
+"""By module and name. Nothing that opens, imports, calls or takes memory by a number."""
