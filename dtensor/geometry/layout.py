@@ -311,8 +311,17 @@ class Layout:
         for cell, common in self.cells_meeting(box):
             held = self.cell_box(cell)
             if self.is_dealt:
-                held = next(part for part, _ in self._parts_of(cell) if part.contains(common))
+                held = self._part_with(held, common)
             yield ReplicaRanks(self, cell), held, common
+
+    def _part_with(self, places: Box, within: Box) -> Box:
+        """Return the one box, of those that a box of places holds, which has all of another."""
+        dims = zip(self.orders, within.offsets, places.offsets, places.sizes, strict=True)
+        spans = [
+            (start, size) if order is None else order.part_with(index, start, size)
+            for order, index, start, size in dims
+        ]
+        return Box(tuple(start for start, _ in spans), tuple(size for _, size in spans))
 
     def replica_ranks(self, held: Box) -> Sequence[int]:
         """Return the ranks that hold a box of some rank, by number of replica.

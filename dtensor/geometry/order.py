@@ -54,6 +54,17 @@ class Order:
                 return
             yield start + low - first, high - low
 
+    def part_with(self, index: int, place: int, size: int) -> Span:
+        """Return the range of indices around one of them that some places hold.
+
+        >>> Order(((0, 2), (4, 2), (2, 2), (6, 2))).part_with(5, 3, 3)  # of the places 3 to 5
+        (5, 1)
+        """
+        number = bisect_right(self._ascending, index, key=lambda run: run[0]) - 1
+        start, first, length = self._ascending[number]
+        low, high = max(place, first), min(place + size, first + length)
+        return start + low - first, high - low
+
     def places(self, index: int, size: int) -> Iterator[Span]:
         """Yield the ranges of places that hold some indices, in the order of these."""
         number = bisect_right(self._ascending, index, key=lambda run: run[0]) - 1

@@ -35,6 +35,7 @@ from dtckpt.dtensor import (
     redistribute_parts,
 )
 from dtckpt.dtensor.debug import visualize_sharding
+from dtckpt.dtensor.geometry.box import Box
 from dtckpt.errors import PlacementError, Unsavable
 from dtckpt.storage import LocalStore, MemoryStore
 
@@ -83,6 +84,19 @@ def test_each_part_is_sharded_by_itself() -> None:
         held = torch.cat([WHOLE[box.slices] for box in layout.held_by(rank)])
         assert torch.equal(held, expected)
         assert layout.box((rank,)).sizes == tuple(expected.shape)
+
+
+@each
+def test_what_meets_a_box_is_within_boxes_that_ranks_hold(dealt: Any) -> None:
+    for placements in ((dealt, Shard(0)), (Replicate(), dealt), (dealt, Packed(1, (5, 3)))):
+        layout = Layout(Mesh((2, 2)), placements, (12, 8))
+        for start, end in itertools.combinations(range(13), 2):
+            box = Box((start, 1), (end - start, 5))
+            found = list(layout.pieces_meeting(box))
+            assert sum(common.numel for _, _, common in found) == box.numel
+            for ranks, held, common in found:
+                assert held.contains(common)
+                assert all(held in layout.held_by(rank) for rank in ranks)
 
 
 @each

@@ -16,7 +16,8 @@ import torch
 
 import dtckpt.checkpoint as ckpt
 from dtckpt.checkpoint.state.limits import MAX_NESTING, METADATA_VARIABLE, json_memory
-from dtckpt.dtensor import Mesh
+from dtckpt.dtensor import Layout, Mesh, Packed
+from dtckpt.dtensor.geometry.box import Box
 from dtckpt.errors import CheckpointError, Corrupt, DtckptError, NotCommitted, Unsavable
 from dtckpt.storage import MemoryStore
 
@@ -209,6 +210,15 @@ def test_very_many_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(METADATA_VARIABLE, "8")
     with pytest.raises(CheckpointError, match="layouts and boxes"):
         ckpt.open(MemoryStore(objects))
+
+
+def test_very_many_ranges_of_a_dim() -> None:
+    """As a small manifest states them: who holds what is found in time that grows with them."""
+    layout = Layout(Mesh((2,)), (Packed(0, (2,) * 4000),), (8000,))
+    began = time.process_time()
+    pieces = list(layout.pieces_meeting(Box((0,), (8000,))))
+    assert time.process_time() - began < MAX_SECONDS
+    assert sum(held.numel for _, held, _ in pieces) == 8000
 
 
 def record(num_bytes: int, rank: int) -> Fields:
