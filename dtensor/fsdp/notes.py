@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,29 +18,43 @@ from .held import Held
 from .unit import Unit, Versions
 
 
-def noting(unit: Unit) -> saved_tensors_hooks:
-    """Return a context within which autograd keeps notes of the whole parameters of a unit.
+class Noting:
+    """A context within which autograd keeps notes of the whole parameters of a unit.
 
-    All else is kept as those want that were there before: activation checkpointing, say.
+    All else is kept as those want that were there before: activation checkpointing, say. It is left
+    once, however often that is asked for, and wherever Ctrl-C comes.
     """
-    mine = {storage_id(cast(Tensor, one.whole)): one for one in unit.held}
-    outer = saved_hooks()
 
-    def note(tensor: Tensor) -> Any:
-        noted = _noted(unit, mine, tensor)
-        if noted is not None:
-            return noted
-        return tensor if outer is None else _Outer(outer[0](tensor), outer[1])
+    def __init__(self, unit: Unit) -> None:
+        mine = {storage_id(cast(Tensor, one.whole)): one for one in unit.held}
+        outer = saved_hooks()
 
-    return saved_tensors_hooks(note, _recalled)
+        def note(tensor: Tensor) -> Any:
+            noted = _noted(unit, mine, tensor)
+            if noted is not None:
+                return noted
+            return tensor if outer is None else _Outer(outer[0](tensor), outer[1])
 
+        self.note = note
+        self._hooks = saved_tensors_hooks(note, _recalled)
+        self._is_entered: bool | None = False
+        """None while that changes."""
 
-def leave(hooks: saved_tensors_hooks) -> None:
-    """Leave such a context if it is entered: Ctrl-C may have come before it was, or after it."""
-    top = saved_hooks()
-    if top is None or top[0] is hooks.pack_hook:
-        with suppress(RuntimeError):  # of torch, where none is entered at all
-            hooks.__exit__(None, None, None)
+    def enter(self) -> None:
+        """Enter it."""
+        self._is_entered = None
+        self._hooks.__enter__()
+        self._is_entered = True
+
+    def leave(self) -> None:
+        """Leave it, if it is entered."""
+        is_entered, self._is_entered = self._is_entered, None
+        if is_entered is None:  # something stopped the program just there
+            top = saved_hooks()
+            is_entered = top is not None and top[0] is self.note
+        if is_entered:
+            self._hooks.__exit__(None, None, None)
+        self._is_entered = False
 
 
 @dataclass(frozen=True, slots=True)

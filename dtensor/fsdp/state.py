@@ -10,12 +10,11 @@ from weakref import ref
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 
 from ..tensor.compilers import opaque
 from ..tensor.trees import flatten_tree
-from ..torch_private import in_backward, when_backward_ends
-from .notes import leave, noting
+from ..torch_private import in_backward, saved_hooks, when_backward_ends
+from .notes import Noting
 from .state_dicts import StateDictHook
 from .unit import Unit
 
@@ -33,7 +32,7 @@ class State:
         """None before the first forward pass."""
         self.below: list[State] = []
         """All states of the root and in it; of the root only."""
-        self.saving: list[saved_tensors_hooks | None] = []
+        self.saving: list[Noting | None] = []
         """One for each forward pass that runs, the innermost last."""
         self.ran: set[int] = set()
         """Those of the modules that ran in this pass, while others have not yet."""
@@ -90,8 +89,8 @@ class State:
         self.was_asked_for = self.was_kept = False
         if not is_inner and not in_backward():
             self._prefetch_forward()
-        self.saving[-1] = hooks = noting(unit)
-        hooks.__enter__()
+        self.saving[-1] = notes = Noting(unit)
+        notes.enter()
         wanted = unit.precision.param_dtype
         if wanted is None or not unit.precision.cast_forward_inputs:
             return None
@@ -123,8 +122,9 @@ class State:
         """End what an exception has left, and what no module came to use."""
         for state in reversed(self.below):
             while state.saving:  # Ctrl-C twice: the second stopped what ended the pass
-                state._leave_hooks()
-                state.saving.pop()
+                notes = state.saving.pop()
+                if notes is not None and saved_hooks() is not None:
+                    notes.leave()
             state.end_interrupted()
             state.end_forward()
             if not state.was_asked_for:
@@ -145,10 +145,9 @@ class State:
     def after_forward(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Put the sharded parameters back; the backward pass begins with the output."""
         del args
-        hooks = self.saving[-1]
-        if hooks is not None:
-            hooks.__exit__(None, None, None)
-            self.saving[-1] = None
+        notes = self.saving[-1]
+        if notes is not None:
+            notes.leave()
         if len(self.saving) == 1:
             output = self._made(output)
             self._put_back(module)
@@ -191,16 +190,9 @@ class State:
         """
         if len(self.saving) > depth:
             try:
-                self._leave_hooks()
                 self.after_forward(module, (), None)
             finally:
                 del self.saving[depth:]
-
-    def _leave_hooks(self) -> None:
-        hooks = self.saving[-1]
-        if hooks is not None:
-            leave(hooks)
-            self.saving[-1] = None
 
     def end_forward(self) -> None:
         """Free the parameters between the passes, where all modules ran, or no more will."""

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dtckpt.dtensor import DeviceMesh, DTensor, fsdp
 from dtckpt.dtensor.fsdp import fully_shard, register_fsdp_forward_method
-from dtckpt.dtensor.fsdp.notes import leave, noting
+from dtckpt.dtensor.fsdp.notes import Noting
 from dtckpt.dtensor.fsdp.state import states_below
 from dtckpt.dtensor.torch_private import saved_hooks
 from tests.dtensor.rank_meshes import run_on_mesh
@@ -276,29 +276,27 @@ def test_notes_are_of_memory_that_whole_parameters_have_now() -> None:
         unit = state.unit
         unit.gather()
         before: Any = unit.held[0].whole
-        hooks = noting(unit)
-        assert hooks.pack_hook(before) is not before
+        notes = Noting(unit)
+        assert notes.note(before) is not before
         unit.gather(anew=True)
-        assert hooks.pack_hook(before) is before  # that of another tensor, for all it knows
+        assert notes.note(before) is before  # that of another tensor, for all it knows
 
     run_on_mesh((1,), body)
 
 
 def test_hooks_are_left_once() -> None:
-    """A stop may come before they are entered, or after they were left."""
-
     def body(mesh: DeviceMesh) -> None:
         model: Any = fully_shard(linear(), mesh=mesh)
         (state,) = states_below(model)
         state.unit.gather()
-        hooks = noting(state.unit)
-        leave(hooks)
+        notes = Noting(state.unit)
+        notes.leave()
         with torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x):
             others = saved_hooks()
-            leave(hooks)
-            assert saved_hooks() == others
-            hooks.__enter__()
-            leave(hooks)
-            assert saved_hooks() == others
+            for _ in range(2):
+                notes.enter()
+                for _ in range(2):
+                    notes.leave()
+                    assert saved_hooks() == others
 
     run_on_mesh((1,), body)
