@@ -28,21 +28,20 @@ from ..state.values import Node
 from ..tensors.dtypes import BY_TORCH_NAME, DType
 from .archives import Archive, Span, open_archives
 from .file_layouts import FileLayouts
+from .names import METADATA, OF_TORCH
 from .trees import IntKey, StatePath, ValueNodes, component_of, name_of, tree_of_paths
 from .unpickling import Inert, Record, TensorNote, load_pickle
 
-FORMAT = "torch.distributed.checkpoint"
-_METADATA = ".metadata"
 _KNOWN: Mapping[str, Any] = {
     **{
-        f"{FORMAT}.metadata.{name}": Record
+        f"{OF_TORCH}.metadata.{name}": Record
         for name in (
             *("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "MetadataIndex"),
             *("ChunkStorageMetadata", "TensorProperties", "StorageMeta"),
         )
     },
-    f"{FORMAT}.filesystem._StorageInfo": Record,
-    f"{FORMAT}.metadata._MEM_FORMAT_ENCODING": Inert(int),
+    f"{OF_TORCH}.filesystem._StorageInfo": Record,
+    f"{OF_TORCH}.metadata._MEM_FORMAT_ENCODING": Inert(int),
 }
 
 
@@ -53,18 +52,15 @@ class _Where(NamedTuple):
     span: Span
 
 
-def find(store: Store) -> Manifest | None:
-    """Return the manifest of the checkpoint in a store; None where there is none of torch's.
+def read(store: Store) -> Manifest:
+    """Return the manifest of the checkpoint in a store.
 
     Raises Corrupt where parts of it are missing, CheckpointError for what dtckpt does not read.
     """
-    try:
-        size = store.stat(_METADATA).size
-    except ObjectNotFound:
-        return None
-    where = f"{store.url}/{_METADATA}"
+    size = store.stat(METADATA).size
+    where = f"{store.url}/{METADATA}"
     check_metadata_bytes(2 * size, where)
-    data = store.read(_METADATA, 0, size)
+    data = store.read(METADATA, 0, size)
     told = load_pickle(data, where, _KNOWN)
     try:
         index = _Index(told, store, where)
@@ -108,7 +104,7 @@ class _Index:
             tree=tree_of_paths(((self._paths[f], nodes[f]) for f in self._leaves), self._where),
             files=tuple(self._record(name) for name in self._files),
             created="",
-            format=FORMAT,
+            format=OF_TORCH,
         )
         made.validate()
         return made
@@ -177,7 +173,7 @@ class _Index:
         last = max((span.start + span.size for span in spans), default=0)
         if last > size:
             raise Corrupt(
-                f"{self._store.url}/{file}: the file has {size} bytes, {_METADATA} tells of "
+                f"{self._store.url}/{file}: the file has {size} bytes, {METADATA} tells of "
                 f"{last}: it was cut short. Fetch it again"
             )
         return size
@@ -264,7 +260,7 @@ def _where(info: Any, where: str) -> _Where:
         )
     file = text_of(info.relative_path, "a file")
     if "/" in file or file in ("", ".", ".."):
-        raise ValueError(f"{shown(file)} is no name of a file beside {_METADATA}")
+        raise ValueError(f"{shown(file)} is no name of a file beside {METADATA}")
     start = size_of(info.offset, "an offset")
     return _Where(file, Span(start, size_of(info.length, "a length")))
 

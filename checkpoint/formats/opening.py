@@ -13,18 +13,31 @@ from dtckpt.errors import NotCommitted
 
 from ...storage.base import Store
 from ..files.foreign import what_is_there
-from ..files.manifest import MANIFEST, OURS, Manifest, read_manifest_bytes
-from ..files.stored_data import OpenForeign, StoredData
-from . import dcp, hugging_face, safetensors
+from ..files.manifest import MANIFEST, OURS, FileRecord, Manifest, read_manifest_bytes
+from ..files.stored_data import DataFile, OpenForeign, StoredData
+from . import hugging_face, safetensors
+from .names import METADATA, OF_TORCH
 
-_FINDERS: tuple[Callable[[Store], Manifest | None], ...] = (
-    dcp.find,
-    hugging_face.find,
-)
+
+def _of_torch(store: Store) -> Manifest | None:
+    if not store.exists(METADATA):
+        return None
+    from . import dcp  # which imports torch: most checkpoints are looked at without it
+
+    return dcp.read(store)
+
+
+def _open_of_torch(store: Store, manifest: Manifest, record: FileRecord) -> DataFile:
+    from . import dcp
+
+    return dcp.open_file(store, manifest, record)
+
+
+_FINDERS: tuple[Callable[[Store], Manifest | None], ...] = (_of_torch, hugging_face.find)
 """Each returns the manifest of what lies in a store, or None where it is of another format."""
 _OPENERS: dict[str, OpenForeign] = {
     safetensors.FORMAT: safetensors.open_file,
-    dcp.FORMAT: dcp.open_file,
+    OF_TORCH: _open_of_torch,
 }
 """What opens a file, by format."""
 
