@@ -11,11 +11,10 @@ from ..dtensor.geometry.box import Box
 from ..dtensor.geometry.irregular import IrregularLayout
 from ..dtensor.geometry.layout import Layout
 from ..storage.base import Store
-from ..storage.open import open_store
 from .files.manifest import Manifest
 from .files.stored_data import StoredData
 from .files.stored_tensor import StoredTensor
-from .formats.opening import read_manifest, stored_data
+from .formats.opening import open_place, read_manifest, stored_data
 from .lazy_index import resolve
 from .reading.execution import ReadCache, execute
 from .reading.read_plan import plan_reads
@@ -40,7 +39,7 @@ def open(
     Needs no process group. Raises NotCommitted where there is no checkpoint and Corrupt where its
     manifest is damaged.
     """
-    store = open_store(checkpoint_id, **dict(storage_options or {}))
+    store = open_place(checkpoint_id, **dict(storage_options or {}))
     return Checkpoint(store, read_manifest(store))
 
 

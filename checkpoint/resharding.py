@@ -23,7 +23,7 @@ from .files.manifest import FileRecord, Manifest
 from .files.stored_data import StoredData
 from .files.stored_tensor import StoredTensor
 from .files.writing import Chunk, Contents, write_file
-from .formats.opening import read_manifest, stored_data
+from .formats.opening import open_place, read_manifest, stored_data
 from .placing import Rule, place
 from .reading.execution import execute
 from .reading.read_plan import plan_reads
@@ -50,7 +50,7 @@ def reshard(
     ``on_progress(done, total)`` is called with bytes written. The target is committed at the end or
     not at all. Errors are those of ``load`` and ``save``.
     """
-    old = open_store(source, **dict(source_options or {}))
+    old = open_place(source, **dict(source_options or {}))
     new = open_store(target, **dict(target_options or {}))
     manifest = read_manifest(old)
     check_free(new, overwrite=overwrite)

@@ -13,11 +13,10 @@ from dtckpt.errors import CheckpointError, PlacementError
 
 from ..dtensor.geometry.box import Box
 from ..storage.base import ReadRequest, Store
-from ..storage.open import open_store
 from .files.datafile import Entry
 from .files.manifest import OURS, FileRecord, Manifest
 from .files.stored_data import Damage, DataFile
-from .formats.opening import read_manifest, stored_data
+from .formats.opening import open_place, read_manifest, stored_data
 from .reading import limits
 
 _MOST_PROBLEMS = 10_000
@@ -70,7 +69,7 @@ def verify(
     included, are collected; raises NotCommitted or Corrupt only where the manifest itself cannot
     be used.
     """
-    store = open_store(checkpoint_id, **dict(storage_options or {}))
+    store = open_place(checkpoint_id, **dict(storage_options or {}))
     manifest = read_manifest(store)
     return _Verification(store, manifest, on_progress).run()
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from ..dtensor.debug.pictures.sharding import Form, visualize_sharding
 from ..storage.base import Store
-from ..storage.open import open_store
-from .formats.opening import read_manifest
+from .formats.opening import open_place, read_manifest
 from .state.selecting import selection_of
 
 
@@ -27,7 +26,7 @@ def visualize(
     as in ``load``; ``form`` and ``show`` as in ``dtckpt.dtensor.debug.visualize_sharding``. Raises
     LayoutMismatch where ``select`` selects nothing.
     """
-    store = open_store(checkpoint_id, **dict(storage_options or {}))
+    store = open_place(checkpoint_id, **dict(storage_options or {}))
     tensors = read_manifest(store).tensors
     selection = selection_of(select)
     if selection is not None:

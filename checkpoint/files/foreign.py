@@ -16,7 +16,7 @@ from .places import MANIFEST
 logger = logger_of("checkpoint")
 
 _DCP = re.compile(r"(?:.*/)?(?:\.metadata|[^/]*\.distcp)")
-_HUGGING_FACE = ("pytorch_model.bin.index.json", "pytorch_model.bin", "adapter_model.bin")
+_HUGGING_FACE = ("tf_model.h5", "flax_model.msgpack")
 _FEW_CHECKPOINTS = 3
 _MOST_ENTRIES = 10_000
 _KINDS = {
@@ -75,8 +75,8 @@ def what_is_there(store: Store) -> str:
     if found is not None:
         return (
             f"{url}: no checkpoint of dtckpt here, but weights as Hugging Face saves them "
-            f"({found}), of which dtckpt reads safetensors only. Load them by from_pretrained of "
-            "their library and save anew"
+            f"({found}), of which dtckpt reads those of torch and safetensors. Load them by "
+            "from_pretrained of their library and save anew"
         )
     steps = _checkpoints_in(url) if is_local else []
     if steps:

@@ -17,6 +17,7 @@ from dtckpt.errors import Corrupt
 
 from ...storage.base import ReadRequest, Store
 from ..state.limits import check_metadata_bytes, shown
+from .names import where_of
 
 _END_BYTES = 2048
 """Read from both ends of an archive: all there is of it besides one small tensor."""
@@ -46,7 +47,7 @@ class Archive:
                 f"{where}: no archive of torch.save, or cut short: {shown(error)}"
             ) from error
         self._found = {info.filename.partition("/")[2]: info for info in found}
-        self._size = size
+        self.size = size
 
     def __contains__(self, name: str) -> bool:
         return name in self._found
@@ -63,7 +64,7 @@ class Archive:
         at = info.header_offset
         mark, name_bytes, extra_bytes = _LOCAL.unpack(self._read(at, at + _LOCAL.size))
         start = at + _LOCAL.size + name_bytes + extra_bytes
-        if mark != b"PK\x03\x04" or start + info.file_size > self._size:
+        if mark != b"PK\x03\x04" or start + info.file_size > self.size:
             raise Corrupt(f"{self.where}: the record {name!r} does not lie in the archive")
         return Span(start, info.file_size)
 
@@ -96,7 +97,7 @@ def open_archives(store: Store, name: str, spans: Sequence[Span]) -> list[Archiv
     return [
         Archive(
             _reader(store, name, span, bytes(head), bytes(tail)),
-            f"{store.url}/{name} (bytes {span.start} to {span.start + span.size})",
+            f"{where_of(store, name)} (bytes {span.start} to {span.start + span.size})",
             span.size,
         )
         for span, head, tail in zip(spans, ends[::2], ends[1::2], strict=True)

@@ -19,13 +19,12 @@ from dtckpt.errors import CheckpointError, Corrupt, ObjectNotFound
 from ...dtensor.geometry.box import Box
 from ...storage.base import Store
 from ..files.blocks import digest
-from ..files.datafile import Entry, FileLayout
 from ..files.manifest import FileRecord, Manifest, Place
-from ..files.stored_data import DataFile, check_size
 from ..files.stored_tensor import StoredTensor
 from ..state.limits import check_metadata_bytes, shown, size_of, text_of
 from ..state.values import Node
 from ..tensors.dtypes import BY_TORCH_NAME, DType
+from .archived_files import check_contiguous
 from .archives import Archive, Span, open_archives
 from .file_layouts import FileLayouts
 from .names import METADATA, OF_TORCH
@@ -150,7 +149,7 @@ class _Index:
 
         def tensor(name: str, note: TensorNote) -> Node:
             dtype = note.dtype(where)
-            _check_contiguous(note, where)
+            check_contiguous(note, where)
             self._tensors[name] = StoredTensor(
                 name, dtype, note.shape, self._layouts.whole(self._numbers[file], note.shape)
             )
@@ -190,64 +189,6 @@ class _Index:
             table_digest="",
             name=file,
             places=places,
-        )
-
-
-def open_file(store: Store, manifest: Manifest, record: FileRecord) -> DataFile:
-    """Return a file of archives, of which the headers are read; Corrupt where one is no such."""
-    name = manifest.path_of(record)
-    check_size(store, name, record.size)
-    spans = [Span(place.start, place.size) for place in record.places]
-    entries: dict[str, Entry] = {}
-    archives = open_archives(store, name, spans)
-    for place, archive in zip(record.places, archives, strict=True):
-        key, _, box = place.key.partition("[")
-        tensor = manifest.tensors[key]
-        sizes = Box.parse("[" + box).sizes if box else tensor.shape
-        start = place.start + _elements(archive, place, tensor, sizes)
-        num_bytes = Box.whole(sizes).numel * tensor.dtype.itemsize
-        shape = tensor.dtype.file_shape(sizes)
-        entries[place.key] = Entry(place.key, tensor.dtype, shape, start, num_bytes, 0)
-    layout = FileLayout(
-        save_id="",
-        block_bytes=1,
-        data_start=0,
-        data_bytes=record.size,
-        num_blocks=0,
-        entries=entries,
-    )
-    where = f"{store.url}/{name}"
-    return DataFile(store, name, where, layout, b"", record, has_digests=False)
-
-
-def _elements(archive: Archive, place: Place, tensor: StoredTensor, sizes: tuple[int, ...]) -> int:
-    """Return where in an archive the elements of a chunk begin."""
-    archive.check_byte_order()
-    where = f"{archive.where}, {place.key!r}"
-    record, skip = place.record, place.skip
-    if not record:
-        note = load_pickle(archive.read("data.pkl"), where)
-        if not isinstance(note, TensorNote) or (note.shape, note.dtype(where)) != (
-            sizes,
-            tensor.dtype,
-        ):
-            raise Corrupt(
-                f"{where}: expected a {tensor.dtype.torch_name} tensor of shape {sizes}, got "
-                f"{shown(note)}"
-            )
-        _check_contiguous(note, where)
-        record, skip = f"data/{note.storage.key}", note.start * tensor.dtype.itemsize
-    span = archive.span(record)
-    if skip < 0 or skip + Box.whole(sizes).numel * tensor.dtype.itemsize > span.size:
-        raise Corrupt(f"{where}: the record {record!r} of {span.size} bytes ends in the elements")
-    return span.start + skip
-
-
-def _check_contiguous(note: TensorNote, where: str) -> None:
-    if not note.is_contiguous:
-        raise CheckpointError(
-            f"{where}: a tensor of shape {note.shape} was saved with strides {note.strides}, "
-            "transposed; load it with torch and save its contiguous() anew"
         )
 
 

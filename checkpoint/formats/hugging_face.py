@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping, Sequence
 from itertools import islice
+from typing import Any
 
 from dtckpt.errors import Corrupt
 
 from ...storage.base import Store
+from ...storage.one_file import OneFile
 from ..files.manifest import Manifest
 from ..state.limits import check_metadata_bytes, object_of, parse_json, shown, text_of
 from . import safetensors
+from .names import SAFETENSORS
 
-_STEMS = ("model", "diffusion_pytorch_model", "adapter_model")
+_NAMES = (
+    *("model.safetensors", "diffusion_pytorch_model.safetensors", "adapter_model.safetensors"),
+    *("pytorch_model.bin", "diffusion_pytorch_model.bin", "adapter_model.bin"),
+)
 """What transformers, diffusers and peft call weights; the first that is there is meant, and of each
 the one file before the index, as by their own loaders."""
 _SHARD = re.compile(r"(?:shard-\d+-)?model-\d+-of-\d+\.safetensors")
@@ -26,13 +33,32 @@ def find(store: Store) -> Manifest | None:
 
     Raises Corrupt where there are some, but not all.
     """
-    for stem in _STEMS:
-        if store.exists(f"{stem}.safetensors"):
-            return safetensors.manifest_of(store, [f"{stem}.safetensors"])
-        if store.exists(f"{stem}.safetensors.index.json"):
-            return _indexed(store, f"{stem}.safetensors.index.json")
+    for name in _NAMES:
+        if store.exists(name):
+            return _of_files(store, [name])
+        if store.exists(f"{name}.index.json"):
+            return _indexed(store, f"{name}.index.json")
     shards = sorted(filter(_SHARD.fullmatch, _names(store)))
-    return safetensors.manifest_of(store, shards) if shards else None
+    return _of_files(store, shards) if shards else None
+
+
+def find_one(store: Store) -> Manifest | None:
+    """Return the manifest of a file that is opened by itself; None for a directory."""
+    return _of_files(store, [store.name]) if isinstance(store, OneFile) else None
+
+
+def _of_files(
+    store: Store,
+    files: Sequence[str],
+    chosen: Mapping[str, str] | None = None,
+    metadata: Any = None,
+) -> Manifest:
+    """Return the manifest of files of one kind, which their names tell."""
+    if all(file.endswith(SAFETENSORS) for file in files):
+        return safetensors.manifest_of(store, files, chosen=chosen, metadata=metadata)
+    from . import torch_save  # which imports torch
+
+    return torch_save.manifest_of(store, files, chosen=chosen)
 
 
 def _indexed(store: Store, name: str) -> Manifest:
@@ -52,7 +78,7 @@ def _indexed(store: Store, name: str) -> Manifest:
         if "/" in file or file in (".", ".."):
             raise Corrupt(f"{where}: {shown(file)} is no name of a file beside the index")
     names = sorted(set(files.values()))
-    return safetensors.manifest_of(store, names, chosen=files, metadata=metadata)
+    return _of_files(store, names, files, metadata)
 
 
 def _names(store: Store) -> list[str]:

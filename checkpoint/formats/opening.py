@@ -7,16 +7,20 @@ does not have is checksums.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from typing import Any
 
 from dtckpt.errors import NotCommitted
 
 from ...storage.base import Store
+from ...storage.one_file import OneFile
+from ...storage.open import open_store
 from ..files.foreign import what_is_there
 from ..files.manifest import MANIFEST, OURS, FileRecord, Manifest, read_manifest_bytes
 from ..files.stored_data import DataFile, OpenForeign, StoredData
 from . import hugging_face, safetensors
-from .names import METADATA, OF_TORCH
+from .names import ENDINGS, METADATA, OF_TORCH, OF_TORCH_SAVE
 
 
 def _of_torch(store: Store) -> Manifest | None:
@@ -27,19 +31,39 @@ def _of_torch(store: Store) -> Manifest | None:
     return dcp.read(store)
 
 
-def _open_of_torch(store: Store, manifest: Manifest, record: FileRecord) -> DataFile:
-    from . import dcp
+def _open_archived(store: Store, manifest: Manifest, record: FileRecord) -> DataFile:
+    from . import archived_files
 
-    return dcp.open_file(store, manifest, record)
+    return archived_files.open_file(store, manifest, record)
 
 
-_FINDERS: tuple[Callable[[Store], Manifest | None], ...] = (_of_torch, hugging_face.find)
+_FINDERS: tuple[Callable[[Store], Manifest | None], ...] = (
+    hugging_face.find_one,
+    _of_torch,
+    hugging_face.find,
+)
 """Each returns the manifest of what lies in a store, or None where it is of another format."""
 _OPENERS: dict[str, OpenForeign] = {
     safetensors.FORMAT: safetensors.open_file,
-    OF_TORCH: _open_of_torch,
+    OF_TORCH: _open_archived,
+    OF_TORCH_SAVE: _open_archived,
 }
 """What opens a file, by format."""
+
+
+def open_place(target: str | os.PathLike[str] | Store, **options: Any) -> Store:
+    """Return the store of a checkpoint to be read: that of a directory, or a file by itself.
+
+    Errors are those of ``open_store``.
+    """
+    path = "" if isinstance(target, Store) else os.fspath(target)
+    if path.lower().endswith(ENDINGS):
+        folder, _, name = path.rpartition("/")
+        around = open_store(folder or ("/" if path.startswith("/") else "."), **options)
+        if around.exists(name):
+            return OneFile(around, name)
+        around.close()
+    return open_store(target, **options)
 
 
 def manifest_bytes(store: Store) -> bytes:

@@ -30,6 +30,7 @@ from ..state.limits import check_metadata_bytes, object_of, parse_json, shown, s
 from ..state.names import key_component
 from ..state.tree import container_node
 from .file_layouts import FileLayouts
+from .names import where_of
 
 FORMAT = "safetensors"
 _SHARDS = "DCP_SHARDING_INFO"
@@ -101,7 +102,7 @@ def manifest_of(
 def open_file(store: Store, manifest: Manifest, record: FileRecord) -> DataFile:
     """Return a file that a manifest knows; Corrupt unless it is what it was then."""
     name = manifest.path_of(record)
-    where = f"{store.url}/{name}"
+    where = where_of(store, name)
     check_size(store, name, record.size)
     header = _read_header(store, name, record.rank)
     if header.record != record:
@@ -129,7 +130,7 @@ def _key(manifest: Manifest, name: str, box: Box | None) -> str | None:
 
 
 def _read_header(store: Store, name: str, number: int) -> Header:
-    where = f"{store.url}/{name}"
+    where = where_of(store, name)
     try:
         size = store.stat(name).size
     except ObjectNotFound as error:

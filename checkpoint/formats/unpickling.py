@@ -124,7 +124,8 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         """Return what stands for a name here."""
-        name = f"{module_name}.{global_name}"
+        module = "builtins" if module_name == "__builtin__" else module_name  # of protocol 2
+        name = f"{module}.{global_name}"
         found = self._known.get(name) or _KNOWN.get(name)
         if found is None:
             raise CheckpointError(

@@ -17,9 +17,8 @@ from dtckpt.errors import LayoutMismatch, NotCommitted
 from dtckpt.logs import logger_of
 
 from ...storage.base import Store
-from ...storage.open import open_store
 from ..files.manifest import Manifest
-from ..formats.opening import manifest_bytes, parse_manifest, stored_data
+from ..formats.opening import manifest_bytes, open_place, parse_manifest, stored_data
 from ..ranks.together import DEFAULT_TIMEOUT, Answers, Ranks, closing, ranks_of, together
 from ..reading.read_once import Offer, why_alone
 from ..state.collector import paused_collector
@@ -194,7 +193,7 @@ class _Load:
 
     def open(self, target: str | os.PathLike[str] | Store) -> bytes:
         """Open the store; the coordinator reads the manifest."""
-        self.store = open_store(target, **self.options.storage)
+        self.store = open_place(target, **self.options.storage)
         if self.ranks.is_coordinator:
             self.manifest_bytes = manifest_bytes(self.store)
         return self.offer().to_bytes()

@@ -112,10 +112,10 @@ def _json_or_text(text: str) -> Any:
 
 def store_at(url: str, options: dict[str, Any], *, argument: str, option: str) -> Store:
     """Return the store of a URL; a usage error, naming its argument, where it cannot be one."""
-    from ...storage import open_store
+    from ...checkpoint.formats.opening import open_place
 
     try:
-        return open_store(url, **options)
+        return open_place(url, **options)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint=argument) from error
     except TypeError as error:

@@ -17,7 +17,7 @@ from ...conftest import S3
 
 def of_hugging_face(path: Path) -> None:
     path.mkdir()
-    (path / "pytorch_model.bin").write_bytes(b"")
+    (path / "tf_model.h5").write_bytes(b"")
     (path / "config.json").write_text("{}")
 
 
@@ -40,7 +40,7 @@ def nothing(path: Path) -> None:
 
 
 CASES: dict[Callable[[Path], None], str] = {
-    of_hugging_face: r"Hugging Face.*pytorch_model\.bin.*from_pretrained",
+    of_hugging_face: r"Hugging Face.*tf_model\.h5.*from_pretrained",
     run: r"a directory of them: step-1, step-2.*latest",
     a_file: r"is not a directory",
     killed: r"manifest\.json is missing.*a save did not finish",

@@ -1,0 +1,206 @@
+"""Files of ``torch.save``: an archive with a pickle, and the memory of every storage it names.
+
+Of the pickle nothing is run. A tensor is where its elements lie in the file; one that is transposed
+or a part of a larger one is as many boxes as it has runs of elements. Tensors that are one view of
+one memory are tied.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from dtckpt.errors import CheckpointError, Corrupt, ObjectNotFound
+
+from ...dtensor.geometry.box import Box
+from ...storage.base import Store
+from ..files.blocks import digest
+from ..files.manifest import FileRecord, Manifest, Place
+from ..files.stored_tensor import StoredTensor
+from ..state.limits import shown
+from ..state.tree import DICT_TAGS, children, container_node, tag_of, tensor_names
+from ..state.values import Node
+from .archives import Archive, Span, open_archives
+from .file_layouts import FileLayouts
+from .names import OF_TORCH_SAVE, where_of
+from .trees import ValueNodes
+from .unpickling import TensorNote, load_pickle
+
+_MOST_BOXES = 1 << 16
+"""Runs of elements of one tensor."""
+
+
+def manifest_of(
+    store: Store, files: Sequence[str], *, chosen: Mapping[str, str] | None = None
+) -> Manifest:
+    """Return the manifest of some files, whose dicts make one.
+
+    ``chosen`` says for every name in which file it is. Raises Corrupt where a file is none of
+    ``torch.save`` or a name is missing, CheckpointError for what no checkpoint holds.
+    """
+    index = _Index(store, files)
+    for number in range(len(files)):
+        index.read(number, chosen)
+    missing = [name for name in chosen or () if name not in index.names]
+    if missing:
+        raise Corrupt(
+            f"{store.url}: the index names {missing[0]!r} in {(chosen or {})[missing[0]]}, which "
+            "does not have it. Fetch the files again"
+        )
+    return index.manifest()
+
+
+class _Index:
+    """Files of ``torch.save`` as one manifest."""
+
+    def __init__(self, store: Store, files: Sequence[str]) -> None:
+        self._store = store
+        self._files = files
+        self._layouts = FileLayouts(store.url, files)
+        self._tensors: dict[str, StoredTensor] = {}
+        self._records: list[FileRecord] = []
+        self._tree: Node = {"dict": {}}
+        self.names: set[str] = set()
+        """Keys of the dicts."""
+
+    def read(self, number: int, chosen: Mapping[str, str] | None) -> None:
+        """Take what a file has."""
+        file = self._files[number]
+        where = where_of(self._store, file)
+        try:
+            size = self._store.stat(file).size
+        except ObjectNotFound as error:
+            raise Corrupt(
+                f"{where}: this file of the checkpoint is missing. Fetch it again"
+            ) from error
+        archive = open_archives(self._store, file, [Span(0, size)])[0]
+        archive.check_byte_order()
+        pickled = archive.read("data.pkl")
+        tensors = _Tensors(archive, number, self._layouts)
+        tree = ValueNodes(where, tensors.node).node(load_pickle(pickled, where), ())
+        if tag_of(tree) not in DICT_TAGS:
+            raise CheckpointError(f"{where}: not a dict was saved, but {shown(tree)}")
+        taken = [
+            (key, node)
+            for key, _, node in children(tree)
+            if chosen is None or chosen.get(str(key)) == file
+        ]
+        if len(self._files) > 1:
+            before = children(self._tree)
+            tree = container_node("dict", [(key, node) for key, _, node in before] + taken)
+            if len(children(tree)) < len(before) + len(taken):
+                raise Corrupt(f"{where}: has names that are in other files, too")
+        self._tree = tree
+        self.names.update(str(key) for key, _ in taken)
+        wanted = set(tensor_names(tree))
+        self._tensors |= {n: t for n, t in tensors.tensors.items() if n in wanted}
+        self._records.append(
+            FileRecord(
+                rank=number,
+                size=size,
+                header_bytes=0,
+                data_bytes=size,
+                header_digest=digest(pickled).hex(),
+                table_digest="",
+                name=file,
+                places=tuple(p for p in tensors.places if p.key.partition("[")[0] in wanted),
+            )
+        )
+
+    def manifest(self) -> Manifest:
+        """Return the manifest of all files."""
+        made = Manifest(
+            save_id=digest("".join(r.header_digest for r in self._records).encode()).hex(),
+            tensors=self._tensors,
+            tree=self._tree,
+            files=tuple(self._records),
+            created="",
+            format=OF_TORCH_SAVE,
+        )
+        try:
+            made.validate()
+        except ValueError as error:
+            raise Corrupt(f"{self._store.url}: {shown(error)}") from error
+        return made
+
+
+class _Tensors:
+    """The tensors of a file, by their notes in its pickle."""
+
+    def __init__(self, archive: Archive, number: int, layouts: FileLayouts) -> None:
+        self._archive = archive
+        self._number = number
+        self._layouts = layouts
+        self._first: dict[TensorNote, str] = {}
+        self.tensors: dict[str, StoredTensor] = {}
+        self.places: list[Place] = []
+
+    def node(self, name: str, note: TensorNote) -> Node:
+        """Note where a tensor lies; return its node."""
+        where = f"{self._archive.where}, {name!r}"
+        dtype = note.dtype(where)
+        first = self._first.setdefault(note, name)
+        if first != name:
+            self.tensors[name] = self.tensors[first]._replace(name=name, same_as=first)
+            return {"tensor": name}
+        record = f"data/{note.storage.key}"
+        _check_lies_in(note, dtype.itemsize, self._archive.span(record).size, where)
+        if note.is_contiguous or 0 in note.shape:
+            boxes = [(Box.whole(note.shape), note.start)]
+        else:
+            boxes = list(_runs(note, where))
+        parts = [(self._number, box) for box, _ in boxes]
+        layout = self._layouts.of_parts(name, note.shape, parts)
+        tensor = StoredTensor(name, dtype, note.shape, layout)
+        self.places += (
+            Place(tensor.key(box), 0, self._archive.size, record, start * dtype.itemsize)
+            for box, start in boxes
+        )
+        self.tensors[name] = tensor
+        return {"tensor": name}
+
+
+def _check_lies_in(note: TensorNote, itemsize: int, num_bytes: int, where: str) -> None:
+    """Raise Corrupt unless all elements lie in a record of so many bytes."""
+    if 0 in note.shape:
+        return
+    reach = sum((n - 1) * s for n, s in zip(note.shape, note.strides, strict=True))
+    if min((note.start, *note.shape, *note.strides), default=0) < 0 or (
+        (note.start + reach + 1) * itemsize > num_bytes
+    ):
+        raise Corrupt(
+            f"{where}: a tensor of shape {note.shape} and strides {note.strides} from element "
+            f"{note.start} on does not lie in its memory of {num_bytes} bytes"
+        )
+
+
+def _runs(note: TensorNote, where: str) -> Iterator[tuple[Box, int]]:
+    """Yield the boxes whose elements follow one another, with the first element of each."""
+    ndim = len(note.shape)
+    inner = _inner_dims(note)
+    outer = [dim for dim in range(ndim) if dim not in inner]
+    if math.prod(note.shape[dim] for dim in outer) > _MOST_BOXES:
+        raise CheckpointError(
+            f"{where}: a tensor of shape {note.shape} was saved with strides {note.strides}, in "
+            f"more than {_MOST_BOXES} runs; load it with torch and save its contiguous() anew"
+        )
+    sizes = tuple(note.shape[dim] if dim in inner else 1 for dim in range(ndim))
+    for index in itertools.product(*(range(note.shape[dim]) for dim in outer)):
+        at = dict(zip(outer, index, strict=True))
+        offsets = tuple(at.get(dim, 0) for dim in range(ndim))
+        yield Box(offsets, sizes), note.start + sum(note.strides[d] * i for d, i in at.items())
+
+
+def _inner_dims(note: TensorNote) -> set[int]:
+    """Return dims along which elements follow one another in row-major order."""
+    ndim, inner, expected = len(note.shape), set[int](), 1
+    for dim in reversed(range(ndim)):
+        if note.shape[dim] != 1 and note.strides[dim] != expected:
+            break
+        inner.add(dim)
+        expected *= note.shape[dim]
+    if any(note.shape[dim] > 1 for dim in inner):
+        return inner
+    unit = [dim for dim in range(ndim) if note.strides[dim] == 1 and note.shape[dim] > 1]
+    return set(unit[:1])

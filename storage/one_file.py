@@ -1,0 +1,71 @@
+"""A file by itself as a store: what is opened where somebody names a file, not a directory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NoReturn
+
+from .base import ObjectInfo, ReadRequest, Store, WriteStream
+from .failures import ObjectNotFound, StorageError
+from .names import join
+
+
+class OneFile(Store):
+    """The object ``name`` of another store, and nothing else; only to be read."""
+
+    def __init__(self, around: Store, name: str) -> None:
+        self.name = name
+        self.url = join(around.url, name)
+        self._around = around
+
+    def stat(self, name: str) -> ObjectInfo:
+        """Size of the file."""
+        return self._of(name).stat(name)
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        """Bytes of the file."""
+        return self._of(name).read(name, start, stop)
+
+    def read_into(self, name: str, requests: Sequence[ReadRequest]) -> None:
+        """Fill every buffer from the file."""
+        self._of(name).read_into(name, requests)
+
+    def read_each(self, name: str, requests: Sequence[ReadRequest]) -> Iterator[ReadRequest]:
+        """Fill every buffer from the file, one after the other."""
+        return self._of(name).read_each(name, requests)
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """The file."""
+        return iter(()) if prefix else iter((self.stat(self.name),))
+
+    def create(self, name: str, size: int) -> WriteStream:
+        """Raise StorageError."""
+        self._refuse()
+
+    def publish(self, name: str, data: bytes, *, overwrite: bool) -> None:
+        """Raise StorageError."""
+        self._refuse()
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Raise StorageError."""
+        self._refuse()
+
+    def substore(self, prefix: str) -> Store:
+        """Raise StorageError."""
+        self._refuse()
+
+    def sibling(self, name: str) -> Store:
+        """Raise StorageError."""
+        self._refuse()
+
+    def close(self) -> None:
+        """Release what the other store holds open."""
+        self._around.close()
+
+    def _of(self, name: str) -> Store:
+        if name != self.name:
+            raise ObjectNotFound(f"{self.url} is a file, in which no {name} can be")
+        return self._around
+
+    def _refuse(self) -> NoReturn:
+        raise StorageError(f"{self.url} is a file of another program, which is only read")

@@ -1,0 +1,222 @@
+"""Files of torch.save: opened by where their tensors lie, with nothing of their pickles run."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import dtckpt.checkpoint as ckpt
+from dtckpt.dtensor import Mesh, Shard, distribute_tensor
+from dtckpt.errors import CheckpointError, Corrupt, NotCommitted, StorageError
+
+from ...dtensor.rank_meshes import run_on_mesh
+from .test_dcp import Poison, bits, same, stepped, whole
+
+FULL = torch.arange(48.0).view(6, 8)
+TENSORS: dict[str, Tensor] = {
+    "whole": FULL,
+    "rows": FULL[2:5],
+    "columns": FULL[:, 3:6],
+    "transposed": FULL.T,
+    "permuted": torch.arange(24).view(2, 3, 4).permute(2, 0, 1),
+    "every other": torch.arange(10)[::2],
+    "one": torch.tensor(2.5, dtype=torch.bfloat16),
+    "nothing": torch.empty(0, 3),
+    "expanded": torch.ones(1, 4).expand(3, 4),
+    "parameter": nn.Parameter(torch.randn(3, 2)),
+    "eight bits": torch.randn(4, 4).to(torch.float8_e5m2),
+    "flags": torch.tensor([True, False, True]),
+}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "state.pt"
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_every_tensor_is_read_as_it_was(file: Path, name: str) -> None:
+    torch.save({"first": torch.ones(3), name: TENSORS[name], "last": torch.zeros(2)}, file)
+    with ckpt.open(file) as opened:
+        found = opened[name.replace("/", "%2F")]
+        assert found.shape == tuple(TENSORS[name].shape)
+        assert found.dtype == TENSORS[name].dtype
+        assert bits(found[...]).equal(bits(TENSORS[name].detach()))
+        assert opened["last"][...].equal(torch.zeros(2))
+    assert ckpt.verify(file).problems == ()
+
+
+def test_a_training_state_goes_on(file: Path) -> None:
+    model, optimizer = stepped(1)
+    given = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 7}
+    torch.save(given, file)
+    again, fresh = stepped(2)
+    state = {"model": again, "optimizer": fresh, "step": 0}
+    ckpt.load(state, file, no_dist=True)
+    assert state["step"] == 7
+    assert same(dict(again.state_dict()), dict(model.state_dict()))
+    assert same(fresh.state_dict(), optimizer.state_dict())
+
+
+def test_structure_and_values_are_what_they_were(file: Path) -> None:
+    given = {
+        "ordered": OrderedDict(b=1, a=torch.ones(2)),
+        "list": [torch.zeros(1), {"x": (1, None)}],
+        7: "an int key",
+        "sizes": torch.Size([2]),
+        "dtype": torch.float16,
+        "device": torch.device("cpu"),
+        "bytes": b"\x00\xff",
+        "complex": 1 + 2j,
+    }
+    torch.save(given, file)
+    found = whole(ckpt.open(file).state_dict())
+    assert same(found, given)
+
+
+def test_tensors_of_one_memory_stay_tied(file: Path) -> None:
+    weight = torch.randn(100, 10)
+    torch.save({"a": weight, "b": weight, "part": weight[:5]}, file)
+    opened = ckpt.open(file)
+    assert opened.manifest.tensors["b"].same_as == "a"
+    assert opened["b"][...].equal(weight)
+    assert opened["part"][...].equal(weight[:5])
+
+
+def test_each_rank_reads_its_part(file: Path) -> None:
+    full = torch.randn(64, 32)
+    torch.save({"w": full}, file)
+
+    def body(mesh: Any) -> int:
+        into = {"w": distribute_tensor(torch.zeros(64, 32), mesh, [Shard(0)])}
+        told = ckpt.load(into, file, process_group=mesh.get_group())
+        assert into["w"].full_tensor().equal(full)
+        return told.bytes_read
+
+    assert run_on_mesh((4,), body) == [full.nbytes // 4] * 4
+
+
+def test_it_becomes_a_checkpoint_of_ours(file: Path, tmp_path: Path) -> None:
+    torch.save(TENSORS, file)
+    ckpt.reshard(file, tmp_path / "ours", Mesh.parse("a=2"), ckpt.parse_rules("whole=S(1)"))
+    assert ckpt.verify(tmp_path / "ours").problems == ()
+    ours = ckpt.open(tmp_path / "ours")
+    for name, tensor in TENSORS.items():
+        assert bits(ours[name][...]).equal(bits(tensor.detach()))
+
+
+def test_weights_of_hugging_face(tmp_path: Path) -> None:
+    one, two = {"a": torch.ones(2), "b": torch.zeros(3)}, {"c": torch.ones(4)}
+    torch.save(one, tmp_path / "pytorch_model-00001-of-00002.bin")
+    torch.save(two, tmp_path / "pytorch_model-00002-of-00002.bin")
+    files = dict.fromkeys(one, "pytorch_model-00001-of-00002.bin")
+    files |= dict.fromkeys(two, "pytorch_model-00002-of-00002.bin")
+    index = tmp_path / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    found = whole(ckpt.open(tmp_path).state_dict())
+    assert same(found, one | two)
+    index.write_text(json.dumps({"weight_map": files | {"d": files["c"]}}))
+    with pytest.raises(Corrupt, match="the index names 'd' in pytorch_model-00002"):
+        ckpt.open(tmp_path)
+
+
+def not_a_file(file: Path) -> None:
+    file.write_bytes(b"words")
+
+
+def before_zip(file: Path) -> None:
+    torch.save({"a": torch.ones(2)}, file, _use_new_zipfile_serialization=False)
+
+
+def cut_short(file: Path) -> None:
+    torch.save({"a": torch.ones(200)}, file)
+    file.write_bytes(file.read_bytes()[:-30])
+
+
+def of_code(file: Path) -> None:
+    torch.save({"a": torch.ones(2), "b": Poison()}, file)
+
+
+def a_module(file: Path) -> None:
+    torch.save(nn.Linear(2, 2), file)
+
+
+def no_dict(file: Path) -> None:
+    torch.save([torch.ones(2)], file)
+
+
+def rewritten(file: Path, pickled: bytes) -> None:
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("archive/data.pkl", pickled)
+        archive.writestr("archive/byteorder", "little")
+        archive.writestr("archive/data/0", bytes(8))
+
+
+def beyond_its_memory(file: Path) -> None:
+    torch.save({"a": torch.ones(200)}, file)
+    pickled = zipfile.ZipFile(file).read(f"{file.stem}/data.pkl")
+    rewritten(file, pickled)
+
+
+def compressed(file: Path) -> None:
+    torch.save({"a": torch.ones(200)}, file)
+    with zipfile.ZipFile(file) as old:
+        records = {info.filename: old.read(info) for info in old.infolist()}
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in records.items():
+            archive.writestr(name, data)
+
+
+def laughing(file: Path) -> None:
+    lists: list[Any] = ["ha"]
+    for _ in range(40):
+        lists = [lists, lists]
+    rewritten(file, pickle.dumps({"a": lists}))
+
+
+BROKEN: dict[Callable[[Path], None], str] = {
+    not_a_file: r"state\.pt .*no archive of torch\.save",
+    before_zip: r"state\.pt .*no archive of torch\.save",
+    cut_short: r"state\.pt .*no archive of torch\.save",
+    of_code: r"state\.pt: the pickle asks for .*harmless",
+    a_module: r"the pickle asks for torch\.nn\.modules\.linear\.Linear",
+    no_dict: r"state\.pt: not a dict was saved",
+    beyond_its_memory: r"'a': a tensor of shape .* does not lie in its memory of 8 bytes",
+    compressed: r"the record '.*' is compressed",
+    laughing: r"is a value of too many parts",
+}
+
+
+@pytest.mark.parametrize("made", BROKEN)
+def test_what_is_broken_is_named(file: Path, made: Callable[[Path], None]) -> None:
+    made(file)
+    calls: tuple[Callable[[], Any], ...] = (
+        lambda: ckpt.open(file),
+        lambda: ckpt.verify(file),
+        lambda: ckpt.load({"a": torch.zeros(2)}, file, no_dist=True),
+    )
+    for call in calls:
+        with pytest.raises(CheckpointError, match=BROKEN[made]):
+            call()
+    assert Poison.ran == []
+
+
+def test_files_are_only_read(file: Path) -> None:
+    torch.save({"a": torch.ones(2)}, file)
+    before = file.read_bytes()
+    with pytest.raises((StorageError, NotCommitted, NotADirectoryError)):
+        ckpt.save({"a": torch.zeros(2)}, file, no_dist=True)
+    with pytest.raises((StorageError, NotCommitted)):
+        ckpt.delete(file)
+    assert file.read_bytes() == before
+    with pytest.raises(NotCommitted, match="does not exist"):
+        ckpt.open(file.with_name("other.pt"))
