@@ -8,28 +8,21 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from ..dtensor.geometry.box import Box
 from ..dtensor.geometry.mesh import Mesh
 from ..storage.base import Store
 from ..storage.open import open_store
 from .files.committing import check_complete, check_free, commit, discard
 from .files.manifest import FileRecord, Manifest
-from .files.stored_data import StoredData
 from .files.stored_tensor import StoredTensor
 from .files.writing import Chunk, Contents, write_file
 from .formats.opening import open_place, read_manifest, stored_data
 from .placing import Rule, place
-from .reading.execution import execute
-from .reading.read_plan import plan_reads
-from .reading.wants import Array, ArraySink, Want
+from .reading.batches import BatchedReader, counted
 from .saving.writers import assign_writers
-from .tensors.source import PIECE_BYTES
 from .tensors.spec import GlobalTensor
 
 
@@ -60,7 +53,9 @@ def reshard(
         )
         for p in place(manifest, mesh, rules)
     )
-    job = _Reshard(stored_data(old, manifest), new, on_progress, sum(t.num_bytes for t in tensors))
+    total = sum(tensor.num_bytes for tensor in tensors)
+    reader = BatchedReader(stored_data(old, manifest), counted(on_progress, total))
+    job = _Reshard(reader, new)
     files = job.write_all(tensors)
     made = Manifest(
         save_id=job.save_id,
@@ -76,11 +71,8 @@ def reshard(
 
 @dataclass(slots=True)
 class _Reshard:
-    data: StoredData
+    reader: BatchedReader
     target: Store
-    on_progress: Callable[[int, int], None] | None
-    total: int
-    done: int = 0
     save_id: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def write_all(self, tensors: Sequence[StoredTensor]) -> list[FileRecord]:
@@ -102,66 +94,8 @@ class _Reshard:
         """Return a rank's chunks in file order; small ones are read together in batches."""
         found = [(tensor, box) for tensor in tensors for box in tensor.chunks_of(rank)]
         found.sort(key=lambda item: -item[0].dtype.itemsize)
-        chunks: list[Chunk] = []
-        batch = _Batch(self)
-        for tensor, box in found:
-            if not batch.has_room(tensor, box):
-                batch = _Batch(self)
-            batch.add(tensor, box)
-            chunks.append(Chunk(tensor=tensor, box=box, source=_BatchSource(batch, tensor, box)))
-        return chunks
-
-    def read(self, wanted: Sequence[tuple[StoredTensor, Box]]) -> list[Array]:
-        """Return the items of some boxes of new tensors, from the old files."""
-        arrays = [np.empty(box.sizes, dtype=f"u{tensor.dtype.itemsize}") for tensor, box in wanted]
-        wants = [
-            Want(tensor=self.data.manifest.tensors[t.name], box=box, sink=ArraySink(array))
-            for (t, box), array in zip(wanted, arrays, strict=True)
+        sources = self.reader.sources([(tensor.name, box) for tensor, box in found])
+        return [
+            Chunk(tensor=tensor, box=box, source=source)
+            for (tensor, box), source in zip(found, sources, strict=True)
         ]
-        execute(plan_reads(self.data, wants))
-        self.done += sum(array.nbytes for array in arrays)
-        if self.on_progress is not None:
-            self.on_progress(self.done, self.total)
-        return arrays
-
-
-@dataclass(slots=True)
-class _Batch:
-    """Neighbouring chunks of a new file that are read from the old files in one go."""
-
-    job: _Reshard
-    members: dict[tuple[str, Box], StoredTensor] = field(
-        default_factory=dict[tuple[str, Box], StoredTensor]
-    )
-    num_bytes: int = 0
-    arrays: dict[tuple[str, Box], Array] | None = None
-
-    def has_room(self, tensor: StoredTensor, box: Box) -> bool:
-        num_bytes = box.numel * tensor.dtype.itemsize
-        return not self.members or self.num_bytes + num_bytes <= PIECE_BYTES
-
-    def add(self, tensor: StoredTensor, box: Box) -> None:
-        self.members[(tensor.name, box)] = tensor
-        self.num_bytes += box.numel * tensor.dtype.itemsize
-
-    def pieces(self, tensor: StoredTensor, box: Box, max_bytes: int) -> Iterator[Array]:
-        if self.num_bytes > max_bytes:  # one chunk larger than a batch: in parts
-            for part in box.parts(max_bytes // tensor.dtype.itemsize):
-                yield self.job.read([(tensor, part)])[0]
-            return
-        if self.arrays is None:
-            wanted = [(t, box) for (_, box), t in self.members.items()]
-            arrays = self.job.read(wanted)
-            self.arrays = dict(zip(self.members, arrays, strict=True))
-        yield self.arrays.pop((tensor.name, box))
-
-
-@dataclass(frozen=True, slots=True)
-class _BatchSource:
-    batch: _Batch
-    tensor: StoredTensor
-    box: Box
-
-    def pieces(self, max_bytes: int) -> Iterator[memoryview]:
-        for array in self.batch.pieces(self.tensor, self.box, max_bytes):
-            yield array.reshape(-1).view(np.uint8).data

@@ -8,7 +8,7 @@ where in the whole it begins (``DCP_SHARDING_INFO``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +27,7 @@ from ..files.manifest import FileRecord, Manifest
 from ..files.stored_data import DataFile, check_size
 from ..files.stored_tensor import StoredTensor
 from ..state.limits import check_metadata_bytes, object_of, parse_json, shown, size_of, text_of
-from ..state.names import key_component
+from ..state.names import key_component, key_of
 from ..state.tree import container_node
 from .file_layouts import FileLayouts
 from .names import where_of
@@ -78,15 +78,20 @@ def manifest_of(
             )
     layouts = FileLayouts(store.url, files)
     tensors = {
-        key_component(name): _tensor(layouts, store, files, name, found)
-        for name, found in pieces.items()
+        key_component(name): _tensor(layouts, store, files, name, pieces[name])
+        for name in chosen or pieces  # in the order of the index, where there is one
     }
+    for name, kept in _tied(headers, pieces):
+        tensors[key_component(name)] = tensors[key_component(kept)]._replace(
+            name=key_component(name), same_as=key_component(kept)
+        )
     if metadata is None and headers:
-        metadata = {key: text for key, text in headers[0].metadata.items() if key != _SHARDS}
+        told = headers[0].metadata.items()
+        metadata = {k: text for k, text in told if k != _SHARDS and key_component(k) not in tensors}
     made = Manifest(
         save_id=digest(b"".join(h.record.header_digest.encode() for h in headers)).hex(),
         tensors=tensors,
-        tree=container_node("dict", [(n, {"tensor": key_component(n)}) for n in pieces]),
+        tree=container_node("dict", [(key_of(name), {"tensor": name}) for name in tensors]),
         files=tuple(header.record for header in headers),
         created="",
         metadata=metadata,
@@ -97,6 +102,17 @@ def manifest_of(
     except ValueError as error:
         raise Corrupt(f"{store.url}: {shown(error)}") from error
     return made
+
+
+def _tied(headers: Sequence[Header], pieces: Container[str]) -> Iterator[tuple[str, str]]:
+    """Yield names that metadata ties to the tensor that has their elements.
+
+    As ``safetensors.torch.save_model`` writes it, which leaves tied tensors out.
+    """
+    for header in headers:
+        for name, kept in header.metadata.items():
+            if kept in header.entries and kept in pieces and name not in pieces:
+                yield name, kept
 
 
 def open_file(store: Store, manifest: Manifest, record: FileRecord) -> DataFile:

@@ -10,6 +10,7 @@ import click
 from dtckpt.errors import Corrupt, DtckptError, NotCommitted
 
 from .console import BROKEN_PIPE, silence_stdout
+from .export import export
 from .inspect import inspect
 from .options import DAMAGE, DEBUG, debug_option
 from .reshard import reshard
@@ -73,11 +74,11 @@ def _text(error: Exception) -> str:
 @click.version_option(package_name="dtckpt", message="dtckpt %(version)s")
 @debug_option
 def main() -> None:
-    """Look at, check and reshard distributed checkpoints.
+    """Look at, check, reshard and export distributed checkpoints.
 
     CHECKPOINT, SOURCE and TARGET are directories or URLs such as s3://bucket/run/step-1000.
     """
 
 
-for _command in (inspect, verify, reshard):
+for _command in (inspect, verify, reshard, export):
     main.add_command(_command)

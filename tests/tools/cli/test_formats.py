@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+
+import dtckpt.checkpoint as ckpt
 
 from .conftest import Run, document
 
@@ -31,3 +33,24 @@ def test_weights_of_hugging_face(run: Run, tmp_path: Path) -> None:
     assert made.exit_code == 0, made.stderr
     assert "S(0) on tp=2" in run("inspect", target).stdout
     assert "intact" in run("verify", target).stdout
+
+
+def test_export(run: Run, tmp_path: Path) -> None:
+    weights = {"a": torch.ones(100, 10), "b": torch.zeros(300)}
+    ckpt.save({"model": weights, "step": 3}, tmp_path / "run", no_dist=True)
+    target = tmp_path / "weights"
+    made = run("export", tmp_path / "run", target, "--part", "model", "--max-file-size", "2KiB")
+    assert made.exit_code == 0, made.stderr
+    assert "2 tensors, 5.1 KiB, in 2 files" in made.stdout
+    assert load_file(target / "model-00001-of-00002.safetensors")["a"].equal(weights["a"])
+    assert "complete, but without checksums" in run("verify", target).stdout
+    again = run("export", tmp_path / "run", target, "--part", "model")
+    assert again.exit_code == 3
+    assert "--overwrite" in again.stderr
+    whole = run("export", tmp_path / "run", target)
+    assert whole.exit_code == 3
+    assert "safetensors files hold tensors only" in whole.stderr
+    for size in ("0", "many", "-1GB"):
+        wrong = run("export", tmp_path / "run", target, "--max-file-size", size)
+        assert wrong.exit_code == 2
+        assert "no size such as 500MB" in wrong.stderr

@@ -1,0 +1,91 @@
+"""``dtckpt export``: the tensors of a checkpoint as safetensors files for other libraries."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+
+from .console import count, iec, printable, progress
+from .options import debug_option, merged, store_at, store_option
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]i?)?B?", re.IGNORECASE)
+_UNITS = {"k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def parse_size(_ctx: click.Context, _param: click.Parameter, text: str) -> int:
+    """Return the bytes of a text such as 5GB or 500MiB; a usage error where it is none."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise click.BadParameter(f"{text!r} is no size such as 500MB or 2GiB")
+    unit = (match[2] or "").lower()
+    base = 1024 if unit.endswith("i") else 1000
+    return int(float(match[1]) * base ** _UNITS.get(unit[:1], 0))
+
+
+@click.command()
+@click.argument("source")
+@click.argument("target")
+@click.option(
+    "--part",
+    default="",
+    metavar="NAME",
+    help="The part of the state that is meant, such as model; names are those below it.",
+)
+@click.option(
+    "--max-file-size",
+    "max_file_bytes",
+    callback=parse_size,
+    default="5GB",
+    show_default=True,
+    metavar="SIZE",
+    help="Where files are cut, such as 500MB or 2GiB; a larger tensor has its own.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace the weights at TARGET, if any.")
+@store_option("--option", "both stores")
+@store_option("--source-option", "SOURCE alone")
+@store_option("--target-option", "TARGET alone")
+@debug_option
+def export(
+    source: str,
+    target: str,
+    part: str,
+    max_file_bytes: int,
+    overwrite: bool,
+    option: dict[str, Any],
+    source_option: dict[str, Any],
+    target_option: dict[str, Any],
+) -> None:
+    """Write tensors of the checkpoint SOURCE to TARGET as Hugging Face's libraries load them.
+
+    TARGET is a directory, in which model.safetensors is made, or several files and their index; or
+    the path of one file that ends in .safetensors. Streams in bounded memory, verifying what it
+    reads; SOURCE is not changed. Names are joined by dots: model/layers.0.weight becomes
+    layers.0.weight with --part model.
+
+    \b
+    Example:
+      dtckpt export run/step-100 weights --part model --max-file-size 2GB
+    """
+    from ...checkpoint import export as export_checkpoint
+
+    options = merged(option, source_option)
+    with (
+        store_at(source, options, argument="'SOURCE'", option="'--option'") as old,
+        progress("exporting") as on_progress,
+    ):
+        report = export_checkpoint(
+            old,
+            target,
+            part=part,
+            max_file_bytes=max_file_bytes,
+            overwrite=overwrite,
+            target_options=merged(option, target_option),
+            on_progress=on_progress,
+        )
+    tied = f", {count(len(report.tied), 'name')} tied to others" if report.tied else ""
+    click.echo(
+        f"{printable(report.url)}: {count(len(report.tensors), 'tensor')}, "
+        f"{iec(report.num_bytes)}, in {count(len(report.files), 'file')}{tied}"
+    )
