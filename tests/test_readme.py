@@ -1,4 +1,4 @@
-"""The code in README.md runs, block after block, as a reader would paste it."""
+"""The code in README.md and of pages for new users runs, as a reader would paste it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -15,16 +17,17 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ALONE = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
 
 
-def test_readme(tmp_path: Path) -> None:
-    text = (ROOT / "README.md").read_text()
+@pytest.mark.parametrize(
+    ("page", "least_blocks", "num_commands"), [("README.md", 5, 4), ("docs/moving-in.md", 5, 2)]
+)
+def test_pages_run(page: str, least_blocks: int, num_commands: int, tmp_path: Path) -> None:
+    text = (ROOT / page).read_text()
     found = BLOCK.findall(text)
     blocks = [code for language, code in found if language == "python"]
-    assert len(blocks) >= 5
-    loop = next(block for block in blocks if "ckpt.latest" in block)
-    assert len([line for line in loop.splitlines() if line.strip()]) <= 16
-    script = tmp_path / "readme.py"
+    assert len(blocks) >= least_blocks
+    script = tmp_path / "page.py"
     script.write_text("\n".join(blocks))
-    for _ in range(2):  # the second run finds what the first one saved
+    for _ in range(2 if page == "README.md" else 1):  # the second run finds what the first saved
         run = subprocess.run(
             [sys.executable, "-W", "ignore", str(script)],
             cwd=tmp_path,
@@ -43,7 +46,7 @@ def test_readme(tmp_path: Path) -> None:
         for line in block.replace("\\\n", "").splitlines()
         if line.startswith("dtckpt ")
     ]
-    assert len(commands) == 3
+    assert len(commands) == num_commands
     for command in commands:
         program = str(Path(sys.executable).with_name("dtckpt"))
         run = subprocess.run(
@@ -55,3 +58,9 @@ def test_readme(tmp_path: Path) -> None:
             check=False,
         )
         assert run.returncode == 0, f"{command}\n{run.stdout}{run.stderr}"
+
+
+def test_the_first_loop_of_the_readme_is_short() -> None:
+    blocks = [code for _, code in BLOCK.findall((ROOT / "README.md").read_text())]
+    loop = next(block for block in blocks if "ckpt.latest" in block)
+    assert len([line for line in loop.splitlines() if line.strip()]) <= 16
