@@ -54,7 +54,7 @@ class Geometry:
         if common is None:
             return
         strides = tuple(s * self.itemsize for s in row_major_strides(self.chunk.sizes))
-        widest = max(self.block_bytes, limits.PAGE_BYTES)
+        widest = max(self.block_bytes, limits.STEP_BYTES)
         for part in _without_wide_gaps(common, strides, widest, self.itemsize):
             is_run = _is_contiguous(part.sizes, self.chunk.sizes) and _is_contiguous(
                 part.sizes, self.wanted.sizes
@@ -140,7 +140,7 @@ def _without_wide_gaps(
 ) -> Iterator[Box]:
     """Yield parts in which neighbours lie less than a block apart, so that no block is in vain.
 
-    Of blocks that are smaller than a page some are: that costs less than a part for each.
+    Of small blocks some are: that costs less than a part for each (``limits.STEP_BYTES``).
 
     >>> [str(part) for part in _without_wide_gaps(Box((0, 0), (2, 3)), (80, 4), 64, 4)]
     ['[0:1,0:3]', '[1:2,0:3]']

@@ -14,6 +14,9 @@ NUM_READERS = 4
 """Reads in flight; each has at most one buffer of READ_BYTES, which bounds the memory of a load."""
 PAGE_BYTES = 4 << 10
 """Gaps up to this are read over: the system reads pages anyway."""
+STEP_BYTES = 64 << 10
+"""Gaps between the rows of a wanted box up to this are read over: a request for each row takes 20
+microseconds, in which a file that the system holds in memory gives more."""
 GAP_BYTES = 64 << 10
 """Gaps up to this are read over as long as all of them are an eighth of what is wanted."""
 IN_PLACE_BYTES = 64 << 10

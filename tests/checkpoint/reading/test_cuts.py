@@ -85,7 +85,7 @@ def test_cuts_copy_the_common_elements_and_read_their_blocks_only(
         for first in positions[common.relative_to(chunk).slices].reshape(-1) * size:
             last = first + size - 1
             needed |= set(range(first // geometry.block_bytes, last // geometry.block_bytes + 1))
-    with mock.patch.multiple(limits, IN_PLACE_BYTES=in_place_bytes, READ_BYTES=300, PAGE_BYTES=1):
+    with mock.patch.multiple(limits, IN_PLACE_BYTES=in_place_bytes, READ_BYTES=300, STEP_BYTES=1):
         wanted, blocks = copied(geometry, runs=runs)
     assert np.array_equal(wanted, expected)
     assert blocks == needed
