@@ -24,6 +24,7 @@ from ..tensors.materialising import (
     will_be_host_memory,
 )
 from ..tensors.overlaps import find_sharing, overlaps_itself
+from ..tensors.ties import find_ties
 from ..tensors.transfer import SinkToCome, TensorComparison, TensorSink
 from .casting import ConvertingSink, DTypePolicy, is_lossless, may_convert
 from .match import Match
@@ -45,10 +46,16 @@ class Destinations:
         self._sinks_to_come: list[tuple[SinkToCome, str, int]] = []
         """Those of tensors without memory, each with the name and the position of the part."""
         stand_ins = Replaced()
+
+        def local(name: str, value: Any) -> LocalTensor:
+            return local_tensor(name, stand_in(value, stand_ins) if is_meta(value) else value)
+
         self.tensors: dict[str, LocalTensor] = {
-            name: local_tensor(name, stand_in(value, stand_ins) if is_meta(value) else value)
-            for name, value in self.held.items()
+            name: local(name, value) for name, value in self.held.items()
         }
+        if found.absent:
+            absent = {name: local(name, value) for name, value in found.absent.items()}
+            found.note_ties(find_ties(self.tensors | absent))
         self._check_fit(found.problems)
         if options.device is not None and any(map(is_meta, self.held.values())):
             torch.empty(0, device=options.device)  # raises where there is no such device

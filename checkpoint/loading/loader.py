@@ -299,6 +299,7 @@ class _Load:
             url=self.store.url,
             loaded=(*tensors, *found.values),
             missing=tuple(found.missing),
+            tied=found.tied,
             unexpected=tuple(found.names_of_mask(decision.unexpected)),
             dropped=tuple(found.dropped),
             kept=tuple(found.kept),

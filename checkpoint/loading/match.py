@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,11 @@ class Match:
     """Other leaves that take a saved value."""
     missing: dict[str, str] = field(default_factory=dict[str, str])
     """Leaves of the template that the checkpoint does not have, with their name in the state."""
+    absent: dict[str, Any] = field(default_factory=dict[str, Any])
+    """The tensors among the missing ones."""
+    tied: dict[str, str] = field(default_factory=dict[str, str])
+    """Tensors of the template that the checkpoint does not have, and that are the very memory of a
+    destination, by its name: they are filled with it."""
     unexpected: list[str] = field(default_factory=list[str])
     """Leaves of the checkpoint that the template does not have."""
     dropped: list[str] = field(default_factory=list[str])
@@ -54,6 +59,21 @@ class Match:
     """Whether items are put into mappings of classes that are none of Python's."""
     rebuild: Rebuild = _nothing
     """Puts what has arrived into the containers of the template."""
+
+    def note_ties(self, ties: Mapping[str, str]) -> None:
+        """Take tensors for filled that are the memory of destinations; ``ties`` are all there are.
+
+        Weights of Hugging Face leave out what a model ties.
+        """
+        for name, first in ties.items():
+            if name in self.absent and first in self.destinations:
+                self.tied[name] = first
+                del self.missing[name]
+
+    def filled_in_place_of(self, name: str) -> Any:
+        """Return what an absent tensor has become: another one if it is tied to one."""
+        first = self.tied.get(name)
+        return self.absent[name] if first is None else self.destinations[first]
 
     @property
     def calls_back(self) -> bool:

@@ -20,6 +20,9 @@ class LoadReport:
     """Tensors and values of this rank's state that were filled."""
     missing: tuple[str, ...]
     """Leaves of this rank's state that the checkpoint does not have; left as they were."""
+    tied: Mapping[str, str]
+    """Tensors of this rank's state that the checkpoint does not have, and that were filled with the
+    one that is named, whose memory they are."""
     unexpected: tuple[str, ...]
     """Leaves of the checkpoint that were selected and that no rank asked for."""
     dropped: tuple[str, ...]
@@ -54,6 +57,7 @@ class LoadReport:
             "resharded": self.resharded,
             "cast": cast,
             "missing in the checkpoint": self.missing,
+            "not in the checkpoint, and tied to what is": tuple(self.tied),
             "not asked for": self.unexpected,
             "of ranks that take no part": self.dropped,
             "kept, since this rank took no part in the save": self.kept,

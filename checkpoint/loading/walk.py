@@ -135,8 +135,11 @@ class Walk(Lookup):
             return None
         node = self.index.find(at)
         if node is ABSENT:
-            self.found.missing[at] = name
-            return None
+            found = self.found
+            found.missing[at] = name
+            found.absent[at] = value
+            is_meta = getattr(value, "is_meta", False)
+            return (lambda: found.filled_in_place_of(at)) if is_meta else None
         tag = tag_of(node)
         if tag not in TENSORS:
             self.found.problems.append(f"{at}: a tensor is wanted, a value was saved")

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as torch_save
 
 import dtckpt.checkpoint as ckpt
 from dtckpt.dtensor import Mesh, Shard, distribute_tensor
-from dtckpt.errors import CheckpointError, Corrupt
+from dtckpt.errors import CheckpointError, Corrupt, LayoutMismatch
 from dtckpt.storage import open_store
 
 from ...dtensor.rank_meshes import run_on_mesh
@@ -326,3 +326,56 @@ def test_a_manifest_on_disk_cannot_pass_itself_off_as_another_format(place: Path
     (place / "manifest.json").write_bytes(text)
     with pytest.raises(Corrupt, match="not a dtckpt manifest"):
         ckpt.open(place)
+
+
+class Tied(torch.nn.Module):
+    """An output layer that is the embedding, as in many language models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = torch.nn.Embedding(7, 3)
+        self.head = torch.nn.Linear(3, 7, bias=False)
+        self.head.weight = self.embed.weight
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_what_a_model_ties_need_not_be_there(place: Path, device: str) -> None:
+    weight = torch.randn(7, 3)
+    save_file({"embed.weight": weight}, place / "model.safetensors")
+    with torch.device(device):
+        model = Tied()
+    told = ckpt.load({"model": model}, place, rename={"model": ""}, no_dist=True)
+    assert model.head.weight is model.embed.weight
+    assert model.head.weight.equal(weight)
+    assert told.missing == ()
+    assert told.tied == {"head.weight": "embed.weight"}
+    assert "tied to what is: head.weight" in str(told)
+    with torch.device(device):
+        state = Tied().state_dict()
+    into = {"model": dict(state)}
+    ckpt.load(into, place, rename={"model": ""}, no_dist=True)
+    assert into["model"]["head.weight"].equal(weight)
+    assert into["model"]["embed.weight"].data_ptr() == into["model"]["head.weight"].data_ptr()
+
+
+def test_what_is_not_tied_has_to_be_there(place: Path) -> None:
+    save_file({"embed.weight": torch.randn(7, 3)}, place / "model.safetensors")
+    model = Tied()
+    model.head.weight = torch.nn.Parameter(torch.randn(7, 3))
+    before = model.embed.weight.clone()
+    with pytest.raises(LayoutMismatch, match=r"Missing in the checkpoint: head\.weight"):
+        ckpt.load({"model": model}, place, rename={"model": ""}, no_dist=True)
+    assert model.embed.weight.equal(before)
+
+
+def test_ties_are_found_alike_on_ranks_that_hold_nothing(place: Path) -> None:
+    weight = torch.randn(2, 3)
+    save_file({"a": weight}, place / "model.safetensors")
+
+    def body(mesh: Any) -> None:
+        tensor = distribute_tensor(torch.zeros(2, 3), mesh, [Shard(0)])  # two ranks hold no row
+        told = ckpt.load({"a": tensor, "b": tensor}, place, process_group=mesh.get_group())
+        assert told.tied == {"b": "a"}
+        assert tensor.full_tensor().equal(weight)
+
+    run_on_mesh((4,), body)
