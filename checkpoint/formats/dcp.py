@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dtckpt.errors import CheckpointError, Corrupt, ObjectNotFound
+from dtckpt.errors import CheckpointError, Corrupt
 
 from ...dtensor.geometry.box import Box
 from ...storage.base import Store
@@ -27,7 +27,7 @@ from ..tensors.dtypes import BY_TORCH_NAME, DType
 from .archived_files import check_contiguous
 from .archives import Archive, Span, open_archives
 from .file_layouts import FileLayouts
-from .names import METADATA, OF_TORCH
+from .names import METADATA, OF_TORCH, size_of_file
 from .trees import IntKey, StatePath, ValueNodes, component_of, name_of, tree_of_paths
 from .unpickling import Inert, Record, TensorNote, load_pickle
 
@@ -163,12 +163,7 @@ class _Index:
 
     def _check(self, file: str, spans: Sequence[Span]) -> int:
         """Return the length of a file, which has all these spans."""
-        try:
-            size = self._store.stat(file).size
-        except ObjectNotFound as error:
-            raise Corrupt(
-                f"{self._store.url}/{file}: this file of the checkpoint is missing. Fetch it again"
-            ) from error
+        size = size_of_file(self._store, file)
         last = max((span.start + span.size for span in spans), default=0)
         if last > size:
             raise Corrupt(

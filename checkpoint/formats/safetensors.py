@@ -15,7 +15,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from dtckpt.errors import CheckpointError, Corrupt, ObjectNotFound
+from dtckpt.errors import CheckpointError, Corrupt
 
 from ...dtensor.geometry.box import Box
 from ...dtensor.geometry.irregular import IrregularLayout
@@ -30,7 +30,7 @@ from ..state.limits import check_metadata_bytes, object_of, parse_json, shown, s
 from ..state.names import key_component, key_of
 from ..state.tree import container_node
 from .file_layouts import FileLayouts
-from .names import where_of
+from .names import size_of_file, where_of
 
 FORMAT = "safetensors"
 _SHARDS = "DCP_SHARDING_INFO"
@@ -147,10 +147,7 @@ def _key(manifest: Manifest, name: str, box: Box | None) -> str | None:
 
 def _read_header(store: Store, name: str, number: int) -> Header:
     where = where_of(store, name)
-    try:
-        size = store.stat(name).size
-    except ObjectNotFound as error:
-        raise Corrupt(f"{where}: this file of the checkpoint is missing. Fetch it again") from error
+    size = size_of_file(store, name)
     if size < _LEAST_BYTES:
         raise Corrupt(f"{where}: {size} bytes are no safetensors file")
     length = int.from_bytes(store.read(name, 0, 8), "little")

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from dtckpt.errors import CheckpointError, Corrupt, ObjectNotFound
+from dtckpt.errors import CheckpointError, Corrupt
 
 from ...dtensor.geometry.box import Box
 from ...storage.base import Store
@@ -23,7 +23,7 @@ from ..state.tree import DICT_TAGS, children, container_node, tag_of, tensor_nam
 from ..state.values import Node
 from .archives import Archive, Span, open_archives
 from .file_layouts import FileLayouts
-from .names import OF_TORCH_SAVE, where_of
+from .names import OF_TORCH_SAVE, size_of_file, where_of
 from .trees import ValueNodes
 from .unpickling import TensorNote, load_pickle
 
@@ -68,12 +68,7 @@ class _Index:
         """Take what a file has."""
         file = self._files[number]
         where = where_of(self._store, file)
-        try:
-            size = self._store.stat(file).size
-        except ObjectNotFound as error:
-            raise Corrupt(
-                f"{where}: this file of the checkpoint is missing. Fetch it again"
-            ) from error
+        size = size_of_file(self._store, file)
         archive = open_archives(self._store, file, [Span(0, size)])[0]
         archive.check_byte_order()
         pickled = archive.read("data.pkl")
