@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dtckpt.errors import Corrupt
+from dtckpt.errors import CheckpointError, Corrupt
 
 from ...storage.base import ReadRequest, Store
 from ..state.limits import check_metadata_bytes, shown
@@ -42,7 +42,9 @@ class Archive:
         try:
             with zipfile.ZipFile(_Window(read, size)) as archive:
                 found = archive.infolist()
-        except (zipfile.BadZipFile, ValueError, EOFError, struct.error) as error:
+        except CheckpointError:
+            raise
+        except Exception as error:  # a directory that lies makes zipfile raise anything
             raise Corrupt(
                 f"{where}: no archive of torch.save, or cut short: {shown(error)}"
             ) from error
@@ -62,9 +64,11 @@ class Archive:
                 f"{self.where}: the record {name!r} is compressed, as torch never does it"
             )
         at = info.header_offset
-        mark, name_bytes, extra_bytes = _LOCAL.unpack(self._read(at, at + _LOCAL.size))
+        header = self._read(at, at + _LOCAL.size) if 0 <= at <= self.size - _LOCAL.size else b""
+        is_header = header.startswith(b"PK\x03\x04")
+        _, name_bytes, extra_bytes = _LOCAL.unpack(header) if is_header else (b"", 0, 0)
         start = at + _LOCAL.size + name_bytes + extra_bytes
-        if mark != b"PK\x03\x04" or start + info.file_size > self.size:
+        if not is_header or start + info.file_size > self.size:
             raise Corrupt(f"{self.where}: the record {name!r} does not lie in the archive")
         return Span(start, info.file_size)
 

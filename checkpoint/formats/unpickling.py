@@ -22,6 +22,7 @@ from dtckpt.errors import CheckpointError, Corrupt
 
 from ..state.limits import check_metadata_bytes, shown
 from ..tensors.dtypes import BY_TORCH_NAME, DType
+from .pickle_memo import has_small_memo
 
 _BYTES_EACH = 16
 """Memory that a byte of a pickle may take: an opcode of one byte makes an empty dict."""
@@ -108,6 +109,11 @@ def load_pickle(data: bytes, where: str, known: Known | None = None) -> Any:
     CheckpointError for a name that is not known, and Corrupt for what is no pickle.
     """
     check_metadata_bytes(_BYTES_EACH * len(data), where)
+    if not has_small_memo(data):
+        raise Corrupt(
+            f"{where}: a pickle of {len(data)} bytes numbers its objects beyond that; it is "
+            "damaged, or made to take all memory"
+        )
     try:
         return _Unpickler(io.BytesIO(data), where, {} if known is None else known).load()
     except CheckpointError:

@@ -155,6 +155,16 @@ def poisoned_by_the_system(place: Path) -> None:
     (place / ".metadata").write_bytes(b"cos\nsystem\n(S'echo ran > ran'\ntR.")
 
 
+def numbering_to_the_end(place: Path) -> None:
+    save({"a": torch.ones(2)}, place)
+    (place / ".metadata").write_bytes(b"\x80\x02Nr\xff\xff\xff\x7f.")  # 32 GiB for a memo
+
+
+def numbering_in_text(place: Path) -> None:
+    save({"a": torch.ones(2)}, place)
+    (place / ".metadata").write_bytes(b"Np2147483647\n.")
+
+
 def setting_what_is_known(place: Path) -> None:
     save({"a": torch.ones(2)}, place)
     (place / ".metadata").write_bytes(  # BUILD with a state for slots sets attributes
@@ -166,6 +176,8 @@ POISONED: dict[Callable[[Path], None], str] = {
     poisoned_metadata: r"\.metadata: the pickle asks for .*, which is not among the names",
     poisoned_value: r"__0_0\.distcp \(bytes \d+ to \d+\), 'b': the pickle asks for .*not among",
     poisoned_by_the_system: r"\.metadata: the pickle asks for os\.system",
+    numbering_to_the_end: r"\.metadata: a pickle of \d+ bytes numbers its objects beyond that",
+    numbering_in_text: r"\.metadata: a pickle of \d+ bytes numbers its objects beyond that",
     setting_what_is_known: r"a pickle may not set '_function'",
 }
 

@@ -176,6 +176,26 @@ def compressed(file: Path) -> None:
             archive.writestr(name, data)
 
 
+def with_a_directory_that_lies(file: Path, at: int, data: bytes) -> None:
+    torch.save({"a": torch.ones(200)}, file)
+    content = bytearray(file.read_bytes())
+    entry = content.index(b"PK\x01\x02")
+    content[entry + at : entry + at + len(data)] = data
+    file.write_bytes(content)
+
+
+def of_another_version(file: Path) -> None:
+    with_a_directory_that_lies(file, 6, b"\xff\x00")
+
+
+def beyond_its_end(file: Path) -> None:
+    with_a_directory_that_lies(file, 42, b"\x00\xff\xff\x7f")
+
+
+def within_a_record(file: Path) -> None:
+    with_a_directory_that_lies(file, 42, b"\x07\x00\x00\x00")
+
+
 def laughing(file: Path) -> None:
     lists: list[Any] = ["ha"]
     for _ in range(40):
@@ -192,6 +212,9 @@ BROKEN: dict[Callable[[Path], None], str] = {
     no_dict: r"state\.pt: not a dict was saved",
     beyond_its_memory: r"'a': a tensor of shape .* does not lie in its memory of 8 bytes",
     compressed: r"the record '.*' is compressed",
+    of_another_version: r"state\.pt .*no archive of torch\.save",
+    beyond_its_end: r"the record 'data\.pkl' does not lie in the archive",
+    within_a_record: r"the record 'data\.pkl' does not lie in the archive",
     laughing: r"is a value of too many parts",
 }
 
