@@ -13,6 +13,7 @@ from dtckpt.errors import LayoutMismatch, ObjectExists
 
 from ..dtensor.geometry.box import Box
 from ..storage.base import Store
+from ..storage.one_file import OneFile
 from ..storage.open import open_store
 from .files.manifest import Manifest
 from .files.stored_tensor import StoredTensor
@@ -71,15 +72,16 @@ def export(
     checksums. ``on_progress(done, total)`` is called with bytes.
 
     Raises LayoutMismatch where the part is not there, holds values that are no tensors, or gives
-    two tensors one name; ObjectExists where weights are in the target, unless ``overwrite``, which
-    takes them away before anything is written; and what ``open`` raises. What was written until
-    then is taken away.
+    two tensors one name, and where the target is the place of the source; ObjectExists where
+    weights are in the target, unless ``overwrite``, which takes them away before anything is
+    written; and what ``open`` raises. What was written until then is taken away.
     """
     old = open_place(source, **dict(source_options or {}))
     manifest = read_manifest(old)
     chosen = _chosen(manifest, part, old.url)
     place, only = _place(target, dict(target_options or {}))
     files, tied = _dealt(chosen, only, max_file_bytes)
+    _refuse_source(old, place)
     _make_room(place, only, overwrite=overwrite)
     total = sum(tensor.num_bytes for file in files.values() for tensor in file.values())
     reader = BatchedReader(stored_data(old, manifest), counted(on_progress, total))
@@ -177,6 +179,16 @@ def _dealt(
         return {only or "model.safetensors": groups[0]}, tied
     count = len(groups)
     return {f"model-{i:05d}-of-{count:05d}.safetensors": g for i, g in enumerate(groups, 1)}, tied
+
+
+def _refuse_source(old: Store, place: Store) -> None:
+    """Raise LayoutMismatch where what is read lies in the target, which may have to make room."""
+    source = os.path.dirname(old.url) if isinstance(old, OneFile) else old.url
+    paths = [os.path.realpath(url) if os.path.isabs(url) else url for url in (source, place.url)]
+    if paths[0] == paths[1]:
+        raise LayoutMismatch(
+            f"{place.url}: the checkpoint that is exported lies there itself; choose another place"
+        )
 
 
 def _make_room(place: Store, only: str | None, *, overwrite: bool) -> None:

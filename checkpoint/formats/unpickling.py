@@ -70,6 +70,10 @@ class TensorNote:
         return True
 
 
+class _Unreadable(Exception):
+    """Why a value cannot be read, without where it is."""
+
+
 class Record:
     """An object of which only the attributes are known."""
 
@@ -118,6 +122,8 @@ def load_pickle(data: bytes, where: str, known: Known | None = None) -> Any:
         return _Unpickler(io.BytesIO(data), where, {} if known is None else known).load()
     except CheckpointError:
         raise
+    except _Unreadable as error:
+        raise CheckpointError(f"{where}: {error}") from error
     except Exception as error:  # an unpickler raises anything for bytes that are none
         raise Corrupt(f"{where}: malformed pickle of {len(data)} bytes: {shown(error)}") from error
 
@@ -156,8 +162,9 @@ class _DTypeName(str):
 
 
 def _tensor(
-    storage: Storage, start: int, shape: Any, strides: Any, _grad: bool, _hooks: Any, *_: Any
+    storage: Storage, start: int, shape: Any, strides: Any, _grad: bool, _hooks: Any, *more: Any
 ) -> TensorNote:
+    _refuse_lazy(more)
     return TensorNote(storage, start, tuple(shape), tuple(strides), storage.dtype_name)
 
 
@@ -169,10 +176,20 @@ def _tensor_of_dtype(
     _grad: bool,
     _hooks: Any,
     dtype: torch.dtype,
-    *_: Any,
+    *more: Any,
 ) -> TensorNote:
+    _refuse_lazy(more)
     name = str(dtype).removeprefix("torch.")
     return TensorNote(storage, start, tuple(shape), tuple(strides), name)
+
+
+def _refuse_lazy(more: tuple[Any, ...]) -> None:
+    """Raise _Unreadable for a tensor whose values are others than those in its memory."""
+    if any(more):
+        raise _Unreadable(
+            f"a tensor was saved as a view that computes its values ({shown(more[0])}); load it "
+            "with torch, call resolve_conj() and resolve_neg(), and save it anew"
+        )
 
 
 def _parameter(tensor: TensorNote, *_: Any) -> TensorNote:

@@ -154,6 +154,19 @@ def test_what_is_there_is_not_overwritten(saved: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors"]
 
 
+def test_the_source_is_never_the_target(saved: Path, tmp_path: Path) -> None:
+    out, link = tmp_path / "out", tmp_path / "link"
+    ckpt.export(saved, out, part="model", max_file_bytes=1300)
+    ckpt.export(saved, out / "one.safetensors", part="model")
+    link.symlink_to(out)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    for source in (out, link, out / "one.safetensors"):
+        for target in (out, link, out / "one.safetensors", link / "two.safetensors"):
+            with pytest.raises(LayoutMismatch, match="lies there itself"):
+                ckpt.export(source, target, overwrite=True)
+    assert before == {path.name: path.read_bytes() for path in out.iterdir()}
+
+
 @pytest.mark.parametrize(
     ("part", "match"),
     [

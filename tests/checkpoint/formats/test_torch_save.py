@@ -146,6 +146,14 @@ def of_code(file: Path) -> None:
     torch.save({"a": torch.ones(2), "b": Poison()}, file)
 
 
+def conjugate(file: Path) -> None:
+    torch.save({"a": torch.tensor([1 + 2j, 3 - 4j]).conj()}, file)
+
+
+def negative(file: Path) -> None:
+    torch.save({"a": torch.tensor([1 + 2j, 3 - 4j]).conj().imag}, file)
+
+
 def a_module(file: Path) -> None:
     torch.save(nn.Linear(2, 2), file)
 
@@ -208,6 +216,8 @@ BROKEN: dict[Callable[[Path], None], str] = {
     before_zip: r"state\.pt .*no archive of torch\.save",
     cut_short: r"state\.pt .*no archive of torch\.save",
     of_code: r"state\.pt: the pickle asks for .*harmless",
+    conjugate: r"state\.pt: a tensor .* computes its values \(\{.conj.: True\}\).*resolve_conj",
+    negative: r"state\.pt: a tensor .* computes its values \(\{.neg.: True\}\).*resolve_neg",
     a_module: r"the pickle asks for torch\.nn\.modules\.linear\.Linear",
     no_dict: r"state\.pt: not a dict was saved",
     beyond_its_memory: r"'a': a tensor of shape .* does not lie in its memory of 8 bytes",
