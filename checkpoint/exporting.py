@@ -88,8 +88,8 @@ def export(
     written: list[str] = []
     try:
         for name, tensors in files.items():
-            written.append(name)
             _write(place, name, tensors, tied, reader)
+            written.append(name)  # only now: a file that is there already is another's
         if len(files) > 1:
             index = {
                 "metadata": {"total_size": total},

@@ -14,7 +14,7 @@ from dtckpt.errors import CheckpointError, PlacementError
 from ..dtensor.geometry.box import Box
 from ..storage.base import ReadRequest, Store
 from .files.datafile import Entry
-from .files.manifest import OURS, FileRecord, Manifest
+from .files.manifest import FileRecord, Manifest
 from .files.stored_data import Damage, DataFile
 from .formats.opening import open_place, read_manifest, stored_data
 from .reading import limits
@@ -108,7 +108,7 @@ class _Verification:
             num_files=len(self.manifest.files),
             num_tensors=len(self.manifest.tensors),
             bytes_checked=self.checked,
-            has_checksums=self.manifest.format == OURS,
+            has_checksums=self.manifest.is_ours,
             problems=tuple(self.problems),
         )
 

@@ -168,6 +168,11 @@ class Manifest:
     format: str = OURS
     """What wrote the files. Of another program's this is the manifest that they would have."""
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether dtckpt saved it, so that there are checksums."""
+        return self.format == OURS
+
     def path_of(self, record: FileRecord) -> str:
         """Return the name of a data file in the checkpoint's store."""
         return record.name or data_path(self.save_id, record.rank)
@@ -237,6 +242,8 @@ class Manifest:
         records = (*self.files, *(file.record for file in self.borrowed))
         for record in records:
             record.validate()
+        if self.is_ours and any(record.name or record.places for record in records):
+            raise ValueError("a data file has a name or places of its own")
         if len({record.rank for record in self.files}) != len(self.files):
             raise ValueError("two data files are of the same rank")
         wanted = sum(tensor.stored_bytes for tensor in self.tensors.values())

@@ -54,7 +54,7 @@ def _of_files(
     metadata: Any = None,
 ) -> Manifest:
     """Return the manifest of files of one kind, which their names tell."""
-    if all(file.endswith(SAFETENSORS) for file in files):
+    if all(file.lower().endswith(SAFETENSORS) for file in files):
         return safetensors.manifest_of(store, files, chosen=chosen, metadata=metadata)
     from . import torch_save  # which imports torch
 

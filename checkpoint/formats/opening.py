@@ -17,7 +17,14 @@ from ...storage.base import Store
 from ...storage.one_file import OneFile
 from ...storage.open import open_store
 from ..files.foreign import what_is_there
-from ..files.manifest import MANIFEST, OURS, FileRecord, Manifest, read_manifest_bytes
+from ..files.manifest import (
+    MANIFEST,
+    OURS,
+    FileRecord,
+    Manifest,
+    read_manifest_bytes,
+    read_own_manifest,
+)
 from ..files.stored_data import DataFile, OpenForeign, StoredData
 from . import hugging_face, safetensors
 from .names import ENDINGS, METADATA, OF_TORCH, OF_TORCH_SAVE
@@ -49,6 +56,8 @@ _OPENERS: dict[str, OpenForeign] = {
     OF_TORCH_SAVE: _open_archived,
 }
 """What opens a file, by format."""
+_ON_DISK, _MADE = b"0", b"1"
+"""Before the text of a manifest: one on disk may not pass itself off as made of other files."""
 
 
 def open_place(target: str | os.PathLike[str] | Store, **options: Any) -> Store:
@@ -72,35 +81,33 @@ def manifest_bytes(store: Store) -> bytes:
     NotCommitted, saying what is there instead, where it is no checkpoint that dtckpt reads.
     """
     try:
-        return read_manifest_bytes(store)
+        return _ON_DISK + read_manifest_bytes(store)
     except NotCommitted as error:
-        found = _found(store)
-        if found is None:
-            raise NotCommitted(what_is_there(store)) from error
-        return found.to_bytes()
+        return _MADE + _made(store, error).to_bytes()
 
 
 def parse_manifest(text: bytes, url: str) -> Manifest:
     """Return the manifest of a text that ``manifest_bytes`` returned, on this rank or another."""
-    return Manifest.from_bytes(text, f"{url}/{MANIFEST}", formats=(OURS, *_OPENERS))
+    formats = tuple(_OPENERS) if text[:1] == _MADE else (OURS,)
+    return Manifest.from_bytes(text[1:], f"{url}/{MANIFEST}", formats=formats)
 
 
 def read_manifest(store: Store) -> Manifest:
     """Return the manifest of the checkpoint in ``store``; NotCommitted where there is none."""
     try:
-        text = read_manifest_bytes(store)
+        return read_own_manifest(store)
     except NotCommitted as error:
-        found = _found(store)
-        if found is None:
-            raise NotCommitted(what_is_there(store)) from error
-        return found
-    return Manifest.from_bytes(text, f"{store.url}/{MANIFEST}")
+        return _made(store, error)
+
+
+def _made(store: Store, error: NotCommitted) -> Manifest:
+    """Return the manifest of what another program saved; NotCommitted where that is nothing."""
+    found = next((m for find in _FINDERS if (m := find(store)) is not None), None)
+    if found is None:
+        raise NotCommitted(what_is_there(store)) from error
+    return found
 
 
 def stored_data(store: Store, manifest: Manifest) -> StoredData:
     """Return the files of a checkpoint, which are opened when they are first needed."""
     return StoredData(store, manifest, open_foreign=_OPENERS.get(manifest.format))
-
-
-def _found(store: Store) -> Manifest | None:
-    return next((m for find in _FINDERS if (m := find(store)) is not None), None)

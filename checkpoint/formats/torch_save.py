@@ -19,7 +19,7 @@ from ..files.blocks import digest
 from ..files.manifest import FileRecord, Manifest, Place
 from ..files.stored_tensor import StoredTensor
 from ..state.limits import shown
-from ..state.tree import DICT_TAGS, children, container_node, tag_of, tensor_names
+from ..state.tree import children, container_node, dict_tag
 from ..state.values import Node
 from .archives import Archive, Span, open_archives
 from .file_layouts import FileLayouts
@@ -61,7 +61,7 @@ class _Index:
         self._tensors: dict[str, StoredTensor] = {}
         self._records: list[FileRecord] = []
         self._tree: Node = {"dict": {}}
-        self.names: set[str] = set()
+        self.names: set[str | int] = set()
         """Keys of the dicts."""
 
     def read(self, number: int, chosen: Mapping[str, str] | None) -> None:
@@ -72,24 +72,23 @@ class _Index:
         archive = open_archives(self._store, file, [Span(0, size)])[0]
         archive.check_byte_order()
         pickled = archive.read("data.pkl")
+        value = load_pickle(pickled, where)
+        if dict_tag(value) is None:
+            raise CheckpointError(f"{where}: not a dict was saved, but {shown(value)}")
+        if chosen is not None:
+            value = {key: item for key, item in value.items() if chosen.get(key) == file}
         tensors = _Tensors(archive, number, self._layouts)
-        tree = ValueNodes(where, tensors.node).node(load_pickle(pickled, where), ())
-        if tag_of(tree) not in DICT_TAGS:
-            raise CheckpointError(f"{where}: not a dict was saved, but {shown(tree)}")
-        taken = [
-            (key, node)
-            for key, _, node in children(tree)
-            if chosen is None or chosen.get(str(key)) == file
-        ]
-        if len(self._files) > 1:
-            before = children(self._tree)
-            tree = container_node("dict", [(key, node) for key, _, node in before] + taken)
-            if len(children(tree)) < len(before) + len(taken):
-                raise Corrupt(f"{where}: has names that are in other files, too")
+        tree = ValueNodes(where, tensors.node).node(value, ())
+        nodes = [(key, node) for key, _, node in children(tree)]
+        if self.names.intersection(key for key, _ in nodes):
+            raise Corrupt(f"{where}: has names that are in other files, too")
+        self.names.update(key for key, _ in nodes)
+        if number:
+            before = [(key, node) for key, _, node in children(self._tree)]
+            is_plain = all(type(key) is str for key in self.names)
+            tree = container_node("dict" if is_plain else "items", before + nodes)
         self._tree = tree
-        self.names.update(str(key) for key, _ in taken)
-        wanted = set(tensor_names(tree))
-        self._tensors |= {n: t for n, t in tensors.tensors.items() if n in wanted}
+        self._tensors |= tensors.tensors
         self._records.append(
             FileRecord(
                 rank=number,
@@ -99,7 +98,7 @@ class _Index:
                 header_digest=digest(pickled).hex(),
                 table_digest="",
                 name=file,
-                places=tuple(p for p in tensors.places if p.key.partition("[")[0] in wanted),
+                places=tuple(tensors.places),
             )
         )
 
@@ -161,9 +160,7 @@ def _check_lies_in(note: TensorNote, itemsize: int, num_bytes: int, where: str) 
     if 0 in note.shape:
         return
     reach = sum((n - 1) * s for n, s in zip(note.shape, note.strides, strict=True))
-    if min((note.start, *note.shape, *note.strides), default=0) < 0 or (
-        (note.start + reach + 1) * itemsize > num_bytes
-    ):
+    if (note.start + reach + 1) * itemsize > num_bytes:
         raise Corrupt(
             f"{where}: a tensor of shape {note.shape} and strides {note.strides} from element "
             f"{note.start} on does not lie in its memory of {num_bytes} bytes"

@@ -12,15 +12,14 @@ import math
 import pickle
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from dtckpt.errors import CheckpointError, Corrupt
 
-from ..state.limits import check_metadata_bytes, shown
+from ..state.limits import MAX_DIMS, check_metadata_bytes, shown, size_of
 from ..tensors.dtypes import BY_TORCH_NAME, DType
 from .pickle_memo import has_small_memo
 
@@ -28,8 +27,7 @@ _BYTES_EACH = 16
 """Memory that a byte of a pickle may take: an opcode of one byte makes an empty dict."""
 
 
-@dataclass(frozen=True, slots=True)
-class Storage:
+class Storage(NamedTuple):
     """Memory of tensors: a record of the archive that the pickle lies in."""
 
     key: str
@@ -37,9 +35,8 @@ class Storage:
     """Of torch; ``uint8`` of memory without a type."""
 
 
-@dataclass(frozen=True, slots=True)
-class TensorNote:
-    """A tensor in a pickle."""
+class TensorNote(NamedTuple):
+    """A tensor in a pickle. A tuple, as is Storage: a pickle can change no attribute of it."""
 
     storage: Storage
     start: int
@@ -164,8 +161,7 @@ class _DTypeName(str):
 def _tensor(
     storage: Storage, start: int, shape: Any, strides: Any, _grad: bool, _hooks: Any, *more: Any
 ) -> TensorNote:
-    _refuse_lazy(more)
-    return TensorNote(storage, start, tuple(shape), tuple(strides), storage.dtype_name)
+    return _note(storage, start, shape, strides, storage.dtype_name, more)
 
 
 def _tensor_of_dtype(
@@ -178,18 +174,29 @@ def _tensor_of_dtype(
     dtype: torch.dtype,
     *more: Any,
 ) -> TensorNote:
-    _refuse_lazy(more)
     name = str(dtype).removeprefix("torch.")
-    return TensorNote(storage, start, tuple(shape), tuple(strides), name)
+    return _note(storage, start, shape, strides, name, more)
 
 
-def _refuse_lazy(more: tuple[Any, ...]) -> None:
-    """Raise _Unreadable for a tensor whose values are others than those in its memory."""
+def _note(
+    storage: Any, start: int, shape: Any, strides: Any, dtype_name: str, more: tuple[Any, ...]
+) -> TensorNote:
+    """Return the note of a tensor; ValueError where it is none.
+
+    Raises _Unreadable for a tensor whose values are others than those in its memory.
+    """
+    sizes, steps = tuple(shape), tuple(strides)
+    numbers = (start, *sizes, *steps)
+    if not isinstance(storage, Storage) or len(sizes) != len(steps) or len(sizes) > MAX_DIMS:
+        raise ValueError(f"a tensor of shape {shown(sizes)} and strides {shown(steps)}")
+    for number in numbers:
+        size_of(number, "a size, a stride or a start")
     if any(more):
         raise _Unreadable(
             f"a tensor was saved as a view that computes its values ({shown(more[0])}); load it "
             "with torch, call resolve_conj() and resolve_neg(), and save it anew"
         )
+    return TensorNote(storage, start, sizes, steps, dtype_name)
 
 
 def _parameter(tensor: TensorNote, *_: Any) -> TensorNote:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from dtckpt.errors import LayoutMismatch
+from dtckpt.errors import CheckpointError, LayoutMismatch
 
 from ..files.manifest import Manifest
 from ..files.stored_tensor import StoredTensor
@@ -54,7 +55,10 @@ class Destinations:
             name: local(name, value) for name, value in self.held.items()
         }
         if found.absent:
-            absent = {name: local(name, value) for name, value in found.absent.items()}
+            absent: dict[str, LocalTensor] = {}
+            for name, value in found.absent.items():
+                with suppress(CheckpointError):  # of a kind that no checkpoint has: tied to nothing
+                    absent[name] = local(name, value)
             found.note_ties(find_ties(self.tensors | absent))
         self._check_fit(found.problems)
         if options.device is not None and any(map(is_meta, self.held.values())):

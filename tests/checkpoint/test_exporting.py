@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import dtckpt.checkpoint as ckpt
 from dtckpt.dtensor import Mesh
 from dtckpt.errors import Corrupt, LayoutMismatch, ObjectExists, StorageError
-from dtckpt.storage import FaultyStore, Rule, open_store
+from dtckpt.storage import Fault, FaultyStore, Rule, open_store
 from dtckpt.storage.testing.faults import RaiseError
 
 hub: Any = importlib.import_module("huggingface_hub")  # too large to be type-checked
@@ -76,9 +76,6 @@ def test_several_files_and_their_index(saved: Path, tmp_path: Path) -> None:
         name: value.tolist() for name, value in weights().items()
     }
     assert set(index["weight_map"]) == set(weights())
-    module = nn.Module()
-    for name, value in weights().items():
-        module.register_buffer(name.replace(".", "_"), torch.zeros_like(value))
     ckpt.export(saved, tmp_path / "one" / "state.safetensors", part="model", max_file_bytes=10)
     assert [path.name for path in (tmp_path / "one").iterdir()] == ["state.safetensors"]
 
@@ -204,3 +201,21 @@ def test_a_store_that_fails_leaves_nothing_behind(saved: Path, tmp_path: Path) -
     with pytest.raises(StorageError, match="full"):
         ckpt.export(saved, faulty, part="model", max_file_bytes=1300)
     assert not list((tmp_path / "out").rglob("*.*"))
+
+
+class Rival(Fault):
+    """Another writer, who takes the name just before."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+
+    def before(self) -> None:
+        self.place.mkdir(exist_ok=True)
+        (self.place / "model.safetensors").write_bytes(b"theirs")
+
+
+def test_what_another_writer_made_is_not_taken_away(saved: Path, tmp_path: Path) -> None:
+    place = FaultyStore(open_store(tmp_path / "out"), [Rule(Rival(tmp_path / "out"), op="create")])
+    with pytest.raises(ObjectExists):
+        ckpt.export(saved, place, part="model")
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == b"theirs"

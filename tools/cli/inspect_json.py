@@ -29,7 +29,7 @@ def checkpoint_document(
         "kind": "checkpoint",
         "url": url,
         "format": manifest.format,
-        "format_version": FORMAT_VERSION if manifest.format == "dtckpt" else None,
+        "format_version": FORMAT_VERSION if manifest.is_ours else None,
         "save_id": manifest.save_id,
         "created": manifest.created,
         "metadata": manifest.metadata,

@@ -45,7 +45,7 @@ def show_checkpoint(url: str, manifest: Manifest, names: tuple[str, ...], *, val
     show(console, _header(url, manifest))
     root = view(manifest.tree, manifest.tensors, wanted=matcher(names), values=values)
     if root.children:
-        told = layout_text if _is_ours(manifest) else _files_text
+        told = layout_text if manifest.is_ours else _files_text
         show(console, blank, _structure(console, root, told))
     if names:
         show(console, blank, Lines([plain(_selection(manifest, names))]))
@@ -63,7 +63,7 @@ def _header(url: str, manifest: Manifest) -> Grid:
     ]
     facts = [
         ("checkpoint", url),
-        *(ours if _is_ours(manifest) else [("format", manifest.format)]),
+        *(ours if manifest.is_ours else [("format", manifest.format)]),
         ("tensors", f"{len(manifest.tensors):,}, {iec(tensor_bytes)}"),
         ("files", f"{len(manifest.files):,}, {iec(file_bytes)}"),
         *(("" if i else "refers to", text) for i, text in enumerate(_lenders(manifest))),
@@ -75,10 +75,6 @@ def _header(url: str, manifest: Manifest) -> Grid:
     for label, text in facts:
         grid.add(plain(label, "bold"), plain(printable(text)))
     return grid
-
-
-def _is_ours(manifest: Manifest) -> bool:
-    return manifest.format == "dtckpt"
 
 
 def _files_text(layout: Layout | IrregularLayout) -> str:
@@ -94,7 +90,7 @@ def _lenders(manifest: Manifest) -> list[str]:
 
 def _meshes(manifest: Manifest) -> list[str]:
     """Return every mesh once, in the order of the tensors; files of others have none."""
-    if not _is_ours(manifest):
+    if not manifest.is_ours:
         return []
     layouts = (tensor.layout for tensor in manifest.tensors.values())
     meshes = {layout.mesh: None for layout in layouts if not isinstance(layout, IrregularLayout)}

@@ -8,6 +8,7 @@ import resource
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ import pytest
 import torch
 
 import dtckpt.checkpoint as ckpt
+from dtckpt.checkpoint.files.manifest import Place
 from dtckpt.checkpoint.state.limits import MAX_NESTING, METADATA_VARIABLE, json_memory
 from dtckpt.dtensor import Layout, Mesh, Packed
 from dtckpt.dtensor.geometry.box import Box
 from dtckpt.errors import CheckpointError, Corrupt, DtckptError, NotCommitted, Unsavable
-from dtckpt.storage import MemoryStore
+from dtckpt.storage import MemoryStore, open_store
 
 from .forging import Objects, header_of, manifest_of, objects_of, sealed, with_file, with_manifest
 
@@ -329,3 +331,16 @@ def test_json_takes_no_more_memory_than_it_is_measured_to(text: bytes) -> None:
         tracemalloc.stop()
         assert value
         assert peak < 1.1 * json_memory(data)
+
+
+def test_a_manifest_cannot_send_readers_to_other_files(tmp_path: Path) -> None:
+    ckpt.save({"w": torch.ones(3)}, tmp_path, no_dist=True)
+    store = open_store(tmp_path)
+    manifest = ckpt.read_manifest(store)
+    oddities: tuple[Fields, ...] = ({"name": "secret"}, {"places": (Place("w", 0, 4),)})
+    for odd in oddities:
+        forged = replace(manifest, files=(replace(manifest.files[0], **odd),))
+        store.publish("manifest.json", forged.to_bytes(), overwrite=True)
+        for call in (ckpt.open, ckpt.verify, ckpt.delete):
+            with pytest.raises(Corrupt, match="a name or places of its own"):
+                call(tmp_path)

@@ -324,8 +324,21 @@ def test_a_manifest_on_disk_cannot_pass_itself_off_as_another_format(place: Path
     one_file(place)
     text = ckpt.read_manifest(open_store(place)).to_bytes()
     (place / "manifest.json").write_bytes(text)
-    with pytest.raises(Corrupt, match="not a dtckpt manifest"):
-        ckpt.open(place)
+    calls: tuple[Callable[[], Any], ...] = (
+        lambda: ckpt.open(place),
+        lambda: ckpt.load({"w": torch.zeros(3)}, place, no_dist=True),
+    )
+    for call in calls:
+        with pytest.raises(Corrupt, match="not a dtckpt manifest"):
+            call()
+
+
+def test_a_tensor_that_no_checkpoint_holds_is_only_missing(place: Path) -> None:
+    save_file({"a": torch.ones(3)}, place / "model.safetensors")
+    into = {"a": torch.zeros(3), "b": torch.eye(3).to_sparse()}
+    told = ckpt.load(into, place, strict=False, no_dist=True)
+    assert told.missing == ("b",)
+    assert into["a"].equal(torch.ones(3))
 
 
 class Tied(torch.nn.Module):

@@ -204,6 +204,13 @@ def within_a_record(file: Path) -> None:
     with_a_directory_that_lies(file, 42, b"\x07\x00\x00\x00")
 
 
+def of_odd_sizes(file: Path) -> None:
+    torch.save({"a": torch.ones(2, 3)}, file)
+    pickled = zipfile.ZipFile(file).read(f"{file.stem}/data.pkl")
+    assert b"K\x02K\x03\x86" in pickled  # the shape, two sizes in a tuple
+    rewritten(file, pickled.replace(b"K\x02K\x03\x86", b"K\x02K\x030\x85", 1))  # one of them
+
+
 def laughing(file: Path) -> None:
     lists: list[Any] = ["ha"]
     for _ in range(40):
@@ -225,6 +232,7 @@ BROKEN: dict[Callable[[Path], None], str] = {
     of_another_version: r"state\.pt .*no archive of torch\.save",
     beyond_its_end: r"the record 'data\.pkl' does not lie in the archive",
     within_a_record: r"the record 'data\.pkl' does not lie in the archive",
+    of_odd_sizes: r"malformed pickle of \d+ bytes: .*a tensor of shape \(2,\) and strides",
     laughing: r"is a value of too many parts",
 }
 
