@@ -6,13 +6,13 @@ from dtckpt.errors import CheckpointError, Corrupt
 
 from ...dtensor.geometry.box import Box
 from ...storage.base import Store
-from ..files.datafile import Entry, FileLayout
+from ..files.datafile import Entry
 from ..files.manifest import FileRecord, Manifest, Place
 from ..files.stored_data import DataFile, check_size
 from ..files.stored_tensor import StoredTensor
 from ..state.limits import shown
 from .archives import Archive, Span, open_archives
-from .names import where_of
+from .files import data_file
 from .unpickling import TensorNote, load_pickle
 
 
@@ -32,15 +32,7 @@ def open_file(store: Store, manifest: Manifest, record: FileRecord) -> DataFile:
         num_bytes = Box.whole(sizes).numel * tensor.dtype.itemsize
         shape = tensor.dtype.file_shape(sizes)
         entries[place.key] = Entry(place.key, tensor.dtype, shape, start, num_bytes, 0)
-    layout = FileLayout(
-        save_id="",
-        block_bytes=1,
-        data_start=0,
-        data_bytes=record.size,
-        num_blocks=0,
-        entries=entries,
-    )
-    return DataFile(store, name, where_of(store, name), layout, b"", record, has_digests=False)
+    return data_file(store, name, record, entries)
 
 
 def _elements(archive: Archive, place: Place, tensor: StoredTensor, sizes: tuple[int, ...]) -> int:
@@ -67,6 +59,7 @@ def _elements(archive: Archive, place: Place, tensor: StoredTensor, sizes: tuple
 
 
 def check_contiguous(note: TensorNote, where: str) -> None:
+    """Raise CheckpointError for a tensor whose elements are in another order in the file."""
     if not note.is_contiguous:
         raise CheckpointError(
             f"{where}: a tensor of shape {note.shape} was saved with strides {note.strides}, "

@@ -27,7 +27,8 @@ from ..tensors.dtypes import BY_TORCH_NAME, DType
 from .archived_files import check_contiguous
 from .archives import Archive, Span, open_archives
 from .file_layouts import FileLayouts
-from .names import METADATA, OF_TORCH, size_of_file
+from .files import size_of_file
+from .names import METADATA, OF_TORCH
 from .trees import IntKey, StatePath, ValueNodes, component_of, name_of, tree_of_paths
 from .unpickling import Inert, Record, TensorNote, load_pickle
 

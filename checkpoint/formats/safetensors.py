@@ -22,7 +22,7 @@ from ...dtensor.geometry.irregular import IrregularLayout
 from ...dtensor.geometry.layout import Layout
 from ...storage.base import Store
 from ..files.blocks import digest
-from ..files.datafile import Entry, FileLayout, entries_of
+from ..files.datafile import Entry, entries_of
 from ..files.manifest import FileRecord, Manifest
 from ..files.stored_data import DataFile, check_size
 from ..files.stored_tensor import StoredTensor
@@ -30,7 +30,7 @@ from ..state.limits import check_metadata_bytes, object_of, parse_json, shown, s
 from ..state.names import key_component, key_of
 from ..state.tree import container_node
 from .file_layouts import FileLayouts
-from .names import size_of_file, where_of
+from .files import data_file, size_of_file, where_of
 
 FORMAT = "safetensors"
 _SHARDS = "DCP_SHARDING_INFO"
@@ -123,19 +123,12 @@ def open_file(store: Store, manifest: Manifest, record: FileRecord) -> DataFile:
     header = _read_header(store, name, record.rank)
     if header.record != record:
         raise Corrupt(f"{where}: the file was replaced while it was read. Load it anew")
-    layout = FileLayout(
-        save_id="",
-        block_bytes=1,
-        data_start=record.header_bytes,
-        data_bytes=record.data_bytes,
-        num_blocks=0,
-        entries={
-            key: entry._replace(key=key, first_block=0)
-            for name, entry in header.entries.items()
-            if (key := _key(manifest, key_component(name), header.boxes.get(name))) is not None
-        },
-    )
-    return DataFile(store, name, where, layout, b"", record, has_digests=False)
+    entries = {
+        key: entry._replace(key=key, first_block=0)
+        for name, entry in header.entries.items()
+        if (key := _key(manifest, key_component(name), header.boxes.get(name))) is not None
+    }
+    return data_file(store, name, record, entries)
 
 
 def _key(manifest: Manifest, name: str, box: Box | None) -> str | None:

@@ -23,7 +23,8 @@ from ..state.tree import children, container_node, dict_tag
 from ..state.values import Node
 from .archives import Archive, Span, open_archives
 from .file_layouts import FileLayouts
-from .names import OF_TORCH_SAVE, size_of_file, where_of
+from .files import size_of_file, where_of
+from .names import OF_TORCH_SAVE
 from .trees import ValueNodes
 from .unpickling import TensorNote, load_pickle
 

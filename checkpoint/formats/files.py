@@ -1,0 +1,42 @@
+"""Files of other programs: how messages call them, how long they are, and opening them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dtckpt.errors import Corrupt, ObjectNotFound
+
+from ...storage.base import Store
+from ...storage.one_file import OneFile
+from ..files.datafile import Entry, FileLayout
+from ..files.manifest import FileRecord
+from ..files.stored_data import DataFile
+
+
+def where_of(store: Store, file: str) -> str:
+    """Return how messages call a file of a store, which may be that file alone."""
+    return store.url if isinstance(store, OneFile) else f"{store.url}/{file}"
+
+
+def size_of_file(store: Store, file: str) -> int:
+    """Return the length of a file of a checkpoint; Corrupt where it is missing."""
+    try:
+        return store.stat(file).size
+    except ObjectNotFound as error:
+        where = where_of(store, file)
+        raise Corrupt(f"{where}: this file of the checkpoint is missing. Fetch it again") from error
+
+
+def data_file(
+    store: Store, name: str, record: FileRecord, entries: Mapping[str, Entry]
+) -> DataFile:
+    """Return a file of a known record and entries: blocks of one byte, and nothing to verify by."""
+    layout = FileLayout(
+        save_id="",
+        block_bytes=1,
+        data_start=record.header_bytes,
+        data_bytes=record.data_bytes,
+        num_blocks=0,
+        entries=dict(entries),
+    )
+    return DataFile(store, name, where_of(store, name), layout, b"", record, has_digests=False)
