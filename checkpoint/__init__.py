@@ -29,7 +29,7 @@ from dtckpt.lazy import lazy_exports
 if TYPE_CHECKING:
     from .cleaning import clean
     from .deleting import delete
-    from .exporting import ExportReport, export
+    from .exporting.exporter import ExportReport, export
     from .files.manifest import Manifest
     from .formats.opening import read_manifest
     from .loading.loader import load
@@ -99,7 +99,7 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
         {
             ".cleaning": "clean",
             ".deleting": "delete",
-            ".exporting": "ExportReport export",
+            ".exporting.exporter": "ExportReport export",
             ".files.manifest": "Manifest",
             ".formats.opening": "read_manifest",
             ".loading.loader": "load",

@@ -16,9 +16,7 @@ from .files.stored_data import StoredData
 from .files.stored_tensor import StoredTensor
 from .formats.opening import open_place, read_manifest, stored_data
 from .lazy_index import resolve
-from .reading.execution import ReadCache, execute
-from .reading.read_plan import plan_reads
-from .reading.wants import Want
+from .reading.execution import ReadCache
 from .state.tree import unflatten
 
 if TYPE_CHECKING:
@@ -171,17 +169,9 @@ class LazyTensor:
         return self._read([box])[0]
 
     def _read(self, boxes: Sequence[Box]) -> list[torch.Tensor]:
-        import torch
+        from .reading.to_tensors import read_boxes  # which imports torch
 
-        from .tensors.transfer import TensorSink
-
-        found = [torch.empty(box.sizes, dtype=self.dtype, device="cpu") for box in boxes]
-        wants = [
-            Want(tensor=self._stored, box=box, sink=TensorSink(out))
-            for box, out in zip(boxes, found, strict=True)
-        ]
-        execute(plan_reads(self._data, wants), cache=self._cache)
-        return found
+        return read_boxes(self._data, self._stored, boxes, self._cache)
 
     def __repr__(self) -> str:
         return f"<LazyTensor {self.name!r} {self._stored.dtype.torch_name}{list(self.shape)}>"

@@ -29,6 +29,7 @@ FLOORS = {
         "optimizers",
         "saving",
         "loading",
+        "exporting",
         "",
     ),
     "dtensor": (

@@ -1,9 +1,9 @@
-"""``dtckpt export``: the tensors of a checkpoint as safetensors files for other libraries."""
+"""``dtckpt export``: what a checkpoint holds as files that other programs load."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -28,6 +28,13 @@ def parse_size(_ctx: click.Context, _param: click.Parameter, text: str) -> int:
 @click.argument("source")
 @click.argument("target")
 @click.option(
+    "--format",
+    type=click.Choice(["safetensors", "dcp"]),
+    default="safetensors",
+    show_default=True,
+    help="As Hugging Face's libraries load it, or torch.distributed.checkpoint.",
+)
+@click.option(
     "--part",
     default="",
     metavar="NAME",
@@ -50,6 +57,7 @@ def parse_size(_ctx: click.Context, _param: click.Parameter, text: str) -> int:
 def export(
     source: str,
     target: str,
+    format: Literal["safetensors", "dcp"],
     part: str,
     max_file_bytes: int,
     overwrite: bool,
@@ -57,16 +65,19 @@ def export(
     source_option: dict[str, Any],
     target_option: dict[str, Any],
 ) -> None:
-    """Write tensors of the checkpoint SOURCE to TARGET as Hugging Face's libraries load them.
+    """Write the checkpoint SOURCE to TARGET as files that other programs load.
 
-    TARGET is a directory, in which model.safetensors is made, or several files and their index; or
-    the path of one file that ends in .safetensors. Streams in bounded memory, verifying what it
-    reads; SOURCE is not changed. Names are joined by dots: model/layers.0.weight becomes
-    layers.0.weight with --part model.
+    As safetensors, TARGET is a directory, in which model.safetensors is made, or several files and
+    their index; or the path of one file that ends in .safetensors. They hold tensors only. As dcp,
+    TARGET is a checkpoint of torch.distributed.checkpoint, values included.
+
+    Streams in bounded memory, verifying what it reads; SOURCE is not changed. Names are joined by
+    dots: model/layers.0.weight becomes layers.0.weight with --part model.
 
     \b
-    Example:
+    Examples:
       dtckpt export run/step-100 weights --part model --max-file-size 2GB
+      dtckpt export run/step-100 for-torch --format dcp
     """
     from ...checkpoint import export as export_checkpoint
 
@@ -78,6 +89,7 @@ def export(
         report = export_checkpoint(
             old,
             target,
+            format=format,
             part=part,
             max_file_bytes=max_file_bytes,
             overwrite=overwrite,

@@ -392,3 +392,17 @@ def test_ties_are_found_alike_on_ranks_that_hold_nothing(place: Path) -> None:
         assert tensor.full_tensor().equal(weight)
 
     run_on_mesh((4,), body)
+
+
+def test_ranks_with_different_files_whose_headers_are_alike_are_told(place: Path) -> None:
+    for number in (0, 1):
+        (place / f"{number}").mkdir()
+        save_file({"w": torch.full((3,), float(number))}, place / f"{number}/model.safetensors")
+
+    def load(rank: int, group: Any) -> None:
+        into = {"w": torch.full((3,), -1.0)}
+        with pytest.raises(LayoutMismatch, match=r"files without checksums, perhaps others, is"):
+            ckpt.load(into, place / f"{rank}", process_group=group)
+        assert into["w"].equal(torch.full((3,), -1.0))
+
+    run_ranks(2, load)

@@ -47,6 +47,8 @@ def test_export(run: Run, tmp_path: Path) -> None:
     again = run("export", tmp_path / "run", target, "--part", "model")
     assert again.exit_code == 3
     assert "--overwrite" in again.stderr
+    assert run("export", tmp_path / "run", tmp_path / "dcp", "--format", "dcp").exit_code == 0
+    assert "torch.distributed.checkpoint" in run("inspect", tmp_path / "dcp").stdout
     whole = run("export", tmp_path / "run", target)
     assert whole.exit_code == 3
     assert "safetensors files hold tensors only" in whole.stderr

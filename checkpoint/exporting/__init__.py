@@ -1,0 +1,1 @@
+"""Exporting checkpoints as files that other programs load."""

@@ -1,0 +1,29 @@
+"""Boxes of stored tensors, read into new tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ...dtensor.geometry.box import Box
+from ..files.stored_data import StoredData
+from ..files.stored_tensor import StoredTensor
+from ..tensors.transfer import TensorSink
+from .execution import ReadCache, execute
+from .read_plan import plan_reads
+from .wants import Want
+
+
+def read_boxes(
+    data: StoredData, tensor: StoredTensor, boxes: Sequence[Box], cache: ReadCache | None = None
+) -> list[torch.Tensor]:
+    """Return the elements of every box as a contiguous CPU tensor of its sizes."""
+    dtype = getattr(torch, tensor.dtype.torch_name)
+    found = [torch.empty(box.sizes, dtype=dtype, device="cpu") for box in boxes]
+    wants = [
+        Want(tensor=tensor, box=box, sink=TensorSink(out))
+        for box, out in zip(boxes, found, strict=True)
+    ]
+    execute(plan_reads(data, wants), cache=cache)
+    return found
