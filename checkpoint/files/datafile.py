@@ -52,6 +52,9 @@ class Entry(NamedTuple):
     """Length in bytes."""
     first_block: int
     """Number of its first checksum block in the table."""
+    strides: tuple[int, ...] | None = None
+    """Bytes between neighbours in every dim, where another program stored it other than row-major;
+    ``num_bytes`` is then from the first to past the last element."""
 
     @property
     def end(self) -> int:

@@ -1,67 +1,217 @@
-"""Files of archives, opened: which bytes are the elements of each chunk."""
+"""Files of archives, opened: which bytes are the elements of each chunk.
+
+Some chunks are compressed, lie in a safetensors file within the file, or are told in the place of
+the chunk itself; which one, ``Place.form`` says.
+"""
 
 from __future__ import annotations
 
-from dtckpt.errors import CheckpointError, Corrupt
+import base64
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dtckpt.errors import Corrupt
 
 from ...dtensor.geometry.box import Box
 from ...storage.base import Store
 from ..files.datafile import Entry
 from ..files.manifest import FileRecord, Manifest, Place
 from ..files.stored_data import DataFile, check_size
-from ..files.stored_tensor import StoredTensor
 from ..state.limits import shown
-from .archives import Archive, Span, open_archives
-from .files import data_file
+from ..tensors.dtypes import DType
+from . import safetensors
+from .archives import Archive, Memory, Span, local_headers, open_archives
+from .files import data_file, reach_bytes, where_of
+from .unpacked import UnpackedFile, unpack, unpack_head
 from .unpickling import TensorNote, load_pickle
+
+ZSTD = "zstd"
+"""An archive that is compressed as a whole."""
+IN_SAFETENSORS = "safetensors"
+"""A safetensors file, in which the chunk has the name of the record."""
+INLINE = "inline"
+"""No place at all, but the elements themselves: the record, in base64."""
+
+_HEAD_BYTES = 64 << 10
+"""Of a compressed archive: its pickle, and the headers before the elements of a tensor."""
 
 
 def open_file(store: Store, manifest: Manifest, record: FileRecord) -> DataFile:
     """Return a file of archives, of which the headers are read; Corrupt where one is no such."""
     name = manifest.path_of(record)
     check_size(store, name, record.size)
-    spans = list(dict.fromkeys(Span(place.start, place.size) for place in record.places))
-    archives = dict(zip(spans, open_archives(store, name, spans), strict=True))
-    entries: dict[str, Entry] = {}
+    file = UnpackedFile(store, name, record.size)
+    by_form: dict[str, list[_Chunk]] = defaultdict(list)
     for place in record.places:
-        archive = archives[Span(place.start, place.size)]
-        key, _, box = place.key.partition("[")
-        tensor = manifest.tensors[key]
-        sizes = Box.parse("[" + box).sizes if box else tensor.shape
-        start = place.start + _elements(archive, place, tensor, sizes)
-        num_bytes = Box.whole(sizes).numel * tensor.dtype.itemsize
-        shape = tensor.dtype.file_shape(sizes)
-        entries[place.key] = Entry(place.key, tensor.dtype, shape, start, num_bytes, 0)
-    return data_file(store, name, record, entries)
+        by_form[place.form].append(_chunk(manifest, place, where_of(store, name)))
+    entries: dict[str, Entry] = {}
+    for form, chunks in by_form.items():
+        found = _FINDERS[form](file, chunks)
+        entries |= {c.place.key: c.entry(at) for c, at in zip(chunks, found, strict=True)}
+    ordered = dict(sorted(entries.items(), key=lambda item: item[1].start))
+    return data_file(file if file.has_pieces else store, name, record, ordered)
 
 
-def _elements(archive: Archive, place: Place, tensor: StoredTensor, sizes: tuple[int, ...]) -> int:
-    """Return where in an archive the elements of a chunk begin."""
-    archive.check_byte_order()
-    where = f"{archive.where}, {place.key!r}"
-    record, skip = place.record, place.skip
-    if not record:
-        note = load_pickle(archive.read("data.pkl"), where)
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Where the elements of a chunk are."""
+
+    start: int
+    """First byte in the file, or behind its end."""
+    strides: tuple[int, ...] | None
+    room: int
+    """Bytes from there on that may be elements."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """A chunk that is to be found."""
+
+    place: Place
+    dtype: DType
+    box: Box
+    where: str
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return self.box.sizes
+
+    @property
+    def span(self) -> Span:
+        return Span(self.place.start, self.place.size)
+
+    def entry(self, at: _Found) -> Entry:
+        """Return the entry; Corrupt where the elements do not lie where they were found."""
+        key, num_bytes = self.place.key, self.num_bytes(at.strides)
+        if num_bytes > at.room:
+            raise Corrupt(
+                f"{self.where}, {key!r}: {num_bytes} bytes of elements begin at byte {at.start}, "
+                f"and end there after {max(at.room, 0)}. Fetch the file again"
+            )
+        shape = self.dtype.file_shape(self.sizes)
+        return Entry(key, self.dtype, shape, at.start, num_bytes, 0, at.strides)
+
+    def num_bytes(self, strides: tuple[int, ...] | None) -> int:
+        return reach_bytes(self.sizes, strides, self.dtype.itemsize)
+
+    def place_in(self, pickled: bytes, where: str) -> Place:
+        """Return the place with a record: that of the tensor of which the archive is, if none."""
+        if self.place.record:
+            return self.place
+        where = f"{where}, {self.place.key!r}"
+        note = load_pickle(pickled, where)
         if not isinstance(note, TensorNote) or (note.shape, note.dtype(where)) != (
-            sizes,
-            tensor.dtype,
+            self.sizes,
+            self.dtype,
         ):
             raise Corrupt(
-                f"{where}: expected a {tensor.dtype.torch_name} tensor of shape {sizes}, got "
+                f"{where}: expected a {self.dtype.torch_name} tensor of shape {self.sizes}, got "
                 f"{shown(note)}"
             )
-        check_contiguous(note, where)
-        record, skip = f"data/{note.storage.key}", note.start * tensor.dtype.itemsize
-    span = archive.span(record)
-    if skip < 0 or skip + Box.whole(sizes).numel * tensor.dtype.itemsize > span.size:
-        raise Corrupt(f"{where}: the record {record!r} of {span.size} bytes ends in the elements")
-    return span.start + skip
-
-
-def check_contiguous(note: TensorNote, where: str) -> None:
-    """Raise CheckpointError for a tensor whose elements are in another order in the file."""
-    if not note.is_contiguous:
-        raise CheckpointError(
-            f"{where}: a tensor of shape {note.shape} was saved with strides {note.strides}, "
-            "transposed; load it with torch and save its contiguous() anew"
+        itemsize = self.dtype.itemsize
+        return self.place._replace(
+            record=f"data/{note.storage.key}",
+            skip=note.start * itemsize,
+            strides=note.byte_strides(itemsize),
         )
+
+
+def _chunk(manifest: Manifest, place: Place, where: str) -> _Chunk:
+    key, _, box = place.key.partition("[")
+    tensor = manifest.tensors[key]
+    whole = Box.whole(tensor.shape)
+    return _Chunk(place, tensor.dtype, Box.parse("[" + box) if box else whole, where)
+
+
+def _in_archives(file: UnpackedFile, chunks: Sequence[_Chunk]) -> list[_Found]:
+    spans = list(dict.fromkeys(chunk.span for chunk in chunks))
+    archives = dict(zip(spans, open_archives(file, file.name, spans), strict=True))
+    by_span: dict[Span, list[_Chunk]] = defaultdict(list)
+    for chunk in chunks:
+        by_span[chunk.span].append(chunk)
+    found: dict[str, _Found] = {}
+    for span, some in by_span.items():
+        for chunk, at in zip(some, _in_archive(archives[span], some), strict=True):
+            found[chunk.place.key] = _Found(span.start + at.start, at.strides, at.room)
+    return [found[chunk.place.key] for chunk in chunks]
+
+
+def _in_archive(archive: Archive, chunks: Sequence[_Chunk]) -> list[_Found]:
+    """Return where in an archive some chunks are."""
+    archive.check_byte_order()
+    pickled = b"" if all(chunk.place.record for chunk in chunks) else archive.read("data.pkl")
+    places = [chunk.place_in(pickled, archive.where) for chunk in chunks]
+    spans = archive.spans([place.record for place in places])
+    return [
+        _Found(span.start + place.skip, place.strides, span.size - place.skip)
+        for place, span in zip(places, spans, strict=True)
+    ]
+
+
+def _in_compressed(file: UnpackedFile, chunks: Sequence[_Chunk]) -> list[_Found]:
+    return [_in_compressed_archive(file, chunk) for chunk in chunks]
+
+
+def _in_compressed_archive(file: UnpackedFile, chunk: _Chunk) -> _Found:
+    """Return where a chunk is, having decompressed no more than the headers before it.
+
+    Of one of several tensors in a value all is decompressed, since the directory is at the end.
+    """
+    if chunk.place.record:
+        archive = open_compressed(file, file.name, chunk.span)
+        (at,) = _in_archive(archive, [chunk])
+        return _Found(file.add(chunk.span, archive.size) + at.start, at.strides, at.room)
+    head = unpack_head(file, file.name, chunk.span, _HEAD_BYTES)
+    where = f"{chunk.where} (bytes {chunk.span.start} to {chunk.span.start + chunk.span.size})"
+    starts = local_headers(head)
+    if "data.pkl" not in starts or not head.startswith(b"little", starts.get("byteorder", -1)):
+        raise Corrupt(f"{where}: no archive of torch.save of this byte order is compressed there")
+    place = chunk.place_in(head[starts["data.pkl"] :], where)
+    if place.record not in starts:
+        raise Corrupt(f"{where}: the archive has no record {place.record!r}")
+    start, num_bytes = starts[place.record] + place.skip, chunk.num_bytes(place.strides)
+    return _Found(file.add(chunk.span, start + num_bytes) + start, place.strides, num_bytes)
+
+
+def open_compressed(store: Store, name: str, span: Span) -> Archive:
+    """Return a small archive that is compressed; CheckpointError where it is not small."""
+    where = f"{where_of(store, name)} (bytes {span.start} to {span.start + span.size})"
+    return Archive(Memory(unpack(store, name, span)), where)
+
+
+def _in_safetensors(file: UnpackedFile, chunks: Sequence[_Chunk]) -> list[_Found]:
+    """Return where chunks are in safetensors files that lie behind values."""
+    headers = {
+        start: safetensors.read_header(file, file.name, 0, start=start, end=file.size)
+        for start in {chunk.place.start for chunk in chunks}
+    }
+    found: list[_Found] = []
+    for chunk in chunks:
+        name, header = chunk.place.record, headers[chunk.place.start]
+        entry, box = header.entries.get(name), header.boxes.get(name)
+        told = (None if entry is None else entry.dtype, box)
+        if entry is None or told != (chunk.dtype, chunk.box):
+            raise Corrupt(
+                f"{chunk.where}: expected {chunk.dtype.code}{chunk.box} of {name!r}, got "
+                f"{shown(told)}; torch writes one part only of a tensor into such a file"
+            )
+        found.append(_Found(header.data_start + entry.start, None, entry.num_bytes))
+    return found
+
+
+def _inline(file: UnpackedFile, chunks: Sequence[_Chunk]) -> list[_Found]:
+    found: list[_Found] = []
+    for chunk in chunks:
+        data = base64.b64decode(chunk.place.record)
+        found.append(_Found(file.add(data, len(data)), chunk.place.strides, len(data)))
+    return found
+
+
+_FINDERS: dict[str, Callable[[UnpackedFile, Sequence[_Chunk]], list[_Found]]] = {
+    "": _in_archives,
+    ZSTD: _in_compressed,
+    IN_SAFETENSORS: _in_safetensors,
+    INLINE: _inline,
+}
+"""What finds the chunks of a form."""

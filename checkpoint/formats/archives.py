@@ -10,8 +10,9 @@ from __future__ import annotations
 import io
 import struct
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from dtckpt.errors import CheckpointError, Corrupt
 
@@ -21,6 +22,7 @@ from .files import where_of
 
 _END_BYTES = 2048
 """Read from both ends of an archive: all there is of it besides one small tensor."""
+_MARK = b"PK\x03\x04"
 _LOCAL = struct.Struct("<4s22xHH")
 """Of the header before a record: mark, and the lengths of its name and of what fills it up."""
 
@@ -36,11 +38,12 @@ class Span:
 class Archive:
     """The records of an archive that is a part of a file, or all of it."""
 
-    def __init__(self, read: Callable[[int, int], bytes], where: str, size: int) -> None:
-        self._read = read
+    def __init__(self, source: Bytes, where: str) -> None:
+        self._source = source
         self.where = where
+        self.size = source.size
         try:
-            with zipfile.ZipFile(_Window(read, size)) as archive:
+            with zipfile.ZipFile(_Window(source)) as archive:
                 found = archive.infolist()
         except CheckpointError:
             raise
@@ -49,13 +52,38 @@ class Archive:
                 f"{where}: no archive of torch.save, or cut short: {shown(error)}"
             ) from error
         self._found = {info.filename.partition("/")[2]: info for info in found}
-        self.size = size
 
     def __contains__(self, name: str) -> bool:
         return name in self._found
 
-    def span(self, name: str) -> Span:
-        """Return the bytes of a record, from the start of the archive."""
+    def size_of(self, name: str) -> int:
+        """Return the length of a record, by the directory."""
+        return self._info(name).file_size
+
+    def spans(self, names: Sequence[str]) -> list[Span]:
+        """Return the bytes of records, from the start of the archive. Their headers are read."""
+        infos = [self._info(name) for name in names]
+        last = self.size - _LOCAL.size
+        for name, info in zip(names, infos, strict=True):
+            if not 0 <= info.header_offset <= last:
+                raise self._outside(name)
+        starts = [info.header_offset for info in infos]
+        headers = self._source.read_all([(at, at + _LOCAL.size) for at in starts])
+        told = zip(names, infos, headers, strict=True)
+        return [self._span(name, info, header) for name, info, header in told]
+
+    def read(self, name: str) -> bytes:
+        """Return a small record."""
+        check_metadata_bytes(self.size_of(name), f"{self.where}: {name}")
+        (span,) = self.spans([name])
+        return self._source.read(span.start, span.start + span.size)
+
+    def check_byte_order(self) -> None:
+        """Raise Corrupt where numbers are of another byte order."""
+        if "byteorder" in self and self.read("byteorder") != b"little":
+            raise Corrupt(f"{self.where}: written in another byte order than this machine's")
+
+    def _info(self, name: str) -> zipfile.ZipInfo:
         info = self._found.get(name)
         if info is None:
             raise Corrupt(f"{self.where}: the archive has no record {name!r}")
@@ -63,25 +91,68 @@ class Archive:
             raise Corrupt(
                 f"{self.where}: the record {name!r} is compressed, as torch never does it"
             )
-        at = info.header_offset
-        header = self._read(at, at + _LOCAL.size) if 0 <= at <= self.size - _LOCAL.size else b""
-        is_header = header.startswith(b"PK\x03\x04")
+        return info
+
+    def _outside(self, name: str) -> Corrupt:
+        return Corrupt(f"{self.where}: the record {name!r} does not lie in the archive")
+
+    def _span(self, name: str, info: zipfile.ZipInfo, header: bytes) -> Span:
+        is_header = header.startswith(_MARK)
         _, name_bytes, extra_bytes = _LOCAL.unpack(header) if is_header else (b"", 0, 0)
-        start = at + _LOCAL.size + name_bytes + extra_bytes
+        start = info.header_offset + _LOCAL.size + name_bytes + extra_bytes
         if not is_header or start + info.file_size > self.size:
-            raise Corrupt(f"{self.where}: the record {name!r} does not lie in the archive")
+            raise self._outside(name)
         return Span(start, info.file_size)
 
-    def read(self, name: str) -> bytes:
-        """Return a small record."""
-        span = self.span(name)
-        check_metadata_bytes(span.size, f"{self.where}: {name}")
-        return self._read(span.start, span.start + span.size)
 
-    def check_byte_order(self) -> None:
-        """Raise Corrupt where numbers are of another byte order."""
-        if "byteorder" in self and self.read("byteorder") != b"little":
-            raise Corrupt(f"{self.where}: written in another byte order than this machine's")
+class Bytes(Protocol):
+    """What an archive is read from."""
+
+    @property
+    def size(self) -> int:
+        """Length in bytes."""
+        ...
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return a range of bytes."""
+        ...
+
+    def read_all(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Return many small ranges, fetched at once."""
+        ...
+
+
+def local_headers(head: bytes) -> dict[str, int]:
+    """Return where records begin whose headers are in the first bytes of an archive, by name."""
+    starts: dict[str, int] = {}
+    at = head.find(_MARK)
+    while 0 <= at <= len(head) - _LOCAL.size:
+        _, name_bytes, extra_bytes = _LOCAL.unpack_from(head, at)
+        name_start = at + _LOCAL.size
+        name = head[name_start : name_start + name_bytes].decode("utf-8", "replace")
+        starts.setdefault(name.partition("/")[2], name_start + name_bytes + extra_bytes)
+        at = head.find(_MARK, name_start)
+    return starts
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """An archive that has been read whole."""
+
+    data: bytes
+
+    @property
+    def size(self) -> int:
+        """Length in bytes."""
+        return len(self.data)
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return a range of bytes."""
+        return self.data[start:stop]
+
+    def read_all(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Return many ranges."""
+        return [self.data[start:stop] for start, stop in ranges]
 
 
 def open_archives(store: Store, name: str, spans: Sequence[Span]) -> list[Archive]:
@@ -100,37 +171,59 @@ def open_archives(store: Store, name: str, spans: Sequence[Span]) -> list[Archiv
         store.read_into(name, requests)
     return [
         Archive(
-            _reader(store, name, span, bytes(head), bytes(tail)),
+            _Stored(store, name, span, bytes(head), bytes(tail)),
             f"{where_of(store, name)} (bytes {span.start} to {span.start + span.size})",
-            span.size,
         )
         for span, head, tail in zip(spans, ends[::2], ends[1::2], strict=True)
     ]
 
 
-def _reader(
-    store: Store, name: str, span: Span, head: bytes, tail: bytes
-) -> Callable[[int, int], bytes]:
-    tail_start = span.size - len(tail)
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A part of a file, of which both ends are known."""
 
-    def read(start: int, stop: int) -> bytes:
-        stop = min(stop, span.size)
-        if stop <= len(head):
-            return head[start:stop]
-        if start >= tail_start:
-            return tail[start - tail_start : stop - tail_start]
-        return store.read(name, span.start + start, span.start + stop)
+    store: Store
+    name: str
+    span: Span
+    head: bytes
+    tail: bytes
 
-    return read
+    @property
+    def size(self) -> int:
+        return self.span.size
+
+    def read(self, start: int, stop: int) -> bytes:
+        return self.read_all([(start, stop)])[0]
+
+    def read_all(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        known = [self._known(start, min(stop, self.size)) for start, stop in ranges]
+        buffers = [
+            bytearray(min(stop, self.size) - start) if data is None else data
+            for data, (start, stop) in zip(known, ranges, strict=True)
+        ]
+        requests = [
+            ReadRequest(self.span.start + start, data)
+            for data, (start, _) in zip(buffers, ranges, strict=True)
+            if isinstance(data, bytearray)
+        ]
+        if requests:
+            self.store.read_into(self.name, requests)
+        return [bytes(data) for data in buffers]
+
+    def _known(self, start: int, stop: int) -> bytes | None:
+        if stop <= len(self.head):
+            return self.head[start:stop]
+        tail_start = self.size - len(self.tail)
+        return self.tail[start - tail_start : stop - tail_start] if start >= tail_start else None
 
 
 class _Window(io.RawIOBase):
     """An archive as the file that ``zipfile`` reads its directory from."""
 
-    def __init__(self, read: Callable[[int, int], bytes], size: int) -> None:
+    def __init__(self, source: Bytes) -> None:
         super().__init__()
-        self._range = read
-        self._size = size
+        self._source = source
+        self._size = source.size
         self._at = 0
 
     def readable(self) -> bool:
@@ -152,6 +245,6 @@ class _Window(io.RawIOBase):
     def read(self, size: int = -1, /) -> bytes:
         stop = self._size if size < 0 else min(self._at + size, self._size)
         check_metadata_bytes(stop - self._at, "the directory of an archive")
-        data = self._range(self._at, stop) if stop > self._at else b""
+        data = self._source.read(self._at, stop) if stop > self._at else b""
         self._at += len(data)
         return data

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +26,7 @@ from ..files.stored_tensor import StoredTensor
 from ..state.limits import check_metadata_bytes, shown, size_of, text_of
 from ..state.values import Node
 from ..tensors.dtypes import BY_TORCH_NAME, DType
-from .archived_files import check_contiguous
+from .archived_files import IN_SAFETENSORS, ZSTD, open_compressed
 from .archives import Archive, Span, open_archives
 from .file_layouts import FileLayouts
 from .files import size_of_file
@@ -50,6 +52,12 @@ class _Where(NamedTuple):
 
     file: str
     span: Span
+    form: str
+
+
+_FORMS: dict[tuple[str, ...], str] = {(): "", ("stream.zstd/1",): ZSTD}
+"""By the extensions that torch names, in the order in which they are undone."""
+_NUM_READERS = 32
 
 
 def read(store: Store) -> Manifest:
@@ -87,6 +95,12 @@ class _Index:
         names = {w.file for chunks in self._archives.values() for w in chunks.values()}
         self._files = sorted(names)
         self._numbers = {name: number for number, name in enumerate(self._files)}
+        with ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="dtckpt-sizes") as pool:
+            sizes = list(pool.map(partial(size_of_file, store), self._files))
+        self._sizes = dict(zip(self._files, sizes, strict=True))
+        for places in self._archives.values():
+            for place in places.values():
+                self._check(place)
         self._layouts = FileLayouts(store.url, self._files)
         self._tensors: dict[str, StoredTensor] = {}
         self._places: dict[str, list[Place]] = defaultdict(list)
@@ -115,9 +129,16 @@ class _Index:
         for box in _boxes(leaf):
             if not box.is_empty or box.sizes == shape:
                 at = self._archive(fqn, box.offsets)
-                self._places[at.file].append(Place(tensor.key(box), at.span.start, at.span.size))
+                self._places[at.file].append(self._place(tensor, box, at, fqn))
         self._tensors[name] = tensor
         return {"tensor": name}
+
+    def _place(self, tensor: StoredTensor, box: Box, at: _Where, fqn: str) -> Place:
+        """Return where a chunk is: an archive has more bytes than the elements in it."""
+        place = Place(tensor.key(box), at.span.start, at.span.size, form=at.form)
+        if at.form or at.span.size != box.numel * tensor.dtype.itemsize:
+            return place
+        return place._replace(record=fqn, form=IN_SAFETENSORS)
 
     def _layout(self, fqn: str, leaf: Any) -> Any:
         parts = [(self._numbers[self._archive(fqn, box.offsets).file], box) for box in _boxes(leaf)]
@@ -132,55 +153,57 @@ class _Index:
 
     def _values(self, fqns: Sequence[str]) -> dict[str, Node]:
         """Read the values that are no tensors, those of each file at once."""
-        by_file: dict[str, list[str]] = defaultdict(list)
+        by_file: dict[tuple[str, str], list[str]] = defaultdict(list)
         for fqn in fqns:
-            by_file[self._archive(fqn, None).file].append(fqn)
+            at = self._archive(fqn, None)
+            by_file[at.file, at.form].append(fqn)
         nodes: dict[str, Node] = {}
-        for file, names in by_file.items():
+        for (file, form), names in by_file.items():
             spans = [self._archive(fqn, None).span for fqn in names]
-            self._check(file, spans)
-            archives = open_archives(self._store, file, spans)
-            for fqn, archive, span in zip(names, archives, spans, strict=True):
-                nodes[fqn] = self._value(fqn, archive, file, span)
+            if form == ZSTD:
+                archives = [open_compressed(self._store, file, span) for span in spans]
+            else:
+                archives = open_archives(self._store, file, spans)
+            for fqn, archive in zip(names, archives, strict=True):
+                nodes[fqn] = self._value(fqn, archive)
         return nodes
 
-    def _value(self, fqn: str, archive: Archive, file: str, span: Span) -> Node:
+    def _value(self, fqn: str, archive: Archive) -> Node:
         """Return the node of a value; tensors in it are tensors of the checkpoint."""
         where = f"{archive.where}, {fqn!r}"
+        at = self._archive(fqn, None)
 
         def tensor(name: str, note: TensorNote) -> Node:
             dtype = note.dtype(where)
-            check_contiguous(note, where)
             self._tensors[name] = StoredTensor(
-                name, dtype, note.shape, self._layouts.whole(self._numbers[file], note.shape)
+                name, dtype, note.shape, self._layouts.whole(self._numbers[at.file], note.shape)
             )
             record, skip = f"data/{note.storage.key}", note.start * dtype.itemsize
-            self._places[file].append(Place(name, span.start, span.size, record, skip))
+            strides = note.byte_strides(dtype.itemsize)
+            place = Place(name, at.span.start, at.span.size, record, skip, strides, at.form)
+            self._places[at.file].append(place)
             return {"tensor": name}
 
         value = load_pickle(archive.read("data.pkl"), where)
         path = tuple(map(component_of, self._paths[fqn]))
         return ValueNodes(where, tensor).node(value, path)
 
-    def _check(self, file: str, spans: Sequence[Span]) -> int:
-        """Return the length of a file, which has all these spans."""
-        size = size_of_file(self._store, file)
-        last = max((span.start + span.size for span in spans), default=0)
+    def _check(self, at: _Where) -> None:
+        """Raise Corrupt where a file is shorter than an archive in it tells."""
+        size, last = self._sizes[at.file], at.span.start + at.span.size
         if last > size:
             raise Corrupt(
-                f"{self._store.url}/{file}: the file has {size} bytes, {METADATA} tells of "
+                f"{self._store.url}/{at.file}: the file has {size} bytes, {METADATA} tells of "
                 f"{last}: it was cut short. Fetch it again"
             )
-        return size
 
     def _record(self, file: str) -> FileRecord:
         places = tuple(sorted(self._places[file], key=lambda place: (place.start, place.key)))
-        size = self._check(file, [Span(place.start, place.size) for place in places])
         return FileRecord(
             rank=self._numbers[file],
-            size=size,
+            size=self._sizes[file],
             header_bytes=0,
-            data_bytes=size,
+            data_bytes=self._sizes[file],
             header_digest="",
             table_digest="",
             name=file,
@@ -189,17 +212,19 @@ class _Index:
 
 
 def _where(info: Any, where: str) -> _Where:
-    if getattr(info, "transform_descriptors", None):
+    descriptors = getattr(info, "transform_descriptors", None) or ()
+    form = _FORMS.get(tuple(descriptors))
+    if form is None:
         raise CheckpointError(
-            f"{where}: {shown(info.relative_path)} was written by an extension "
-            f"({shown(info.transform_descriptors)}), which dtckpt does not read; load it with "
-            "torch and save it anew"
+            f"{where}: {shown(info.relative_path)} was written by extensions "
+            f"({shown(descriptors)}) of which dtckpt reads none but zstd's; load it with torch and "
+            "save it anew"
         )
     file = text_of(info.relative_path, "a file")
     if "/" in file or file in ("", ".", ".."):
         raise ValueError(f"{shown(file)} is no name of a file beside {METADATA}")
     start = size_of(info.offset, "an offset")
-    return _Where(file, Span(start, size_of(info.length, "a length")))
+    return _Where(file, Span(start, size_of(info.length, "a length")), form)
 
 
 def _boxes(leaf: Any) -> list[Box]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from dtckpt.errors import Corrupt, ObjectNotFound
@@ -25,6 +26,19 @@ def size_of_file(store: Store, file: str) -> int:
     except ObjectNotFound as error:
         where = where_of(store, file)
         raise Corrupt(f"{where}: this file of the checkpoint is missing. Fetch it again") from error
+
+
+def reach_bytes(sizes: tuple[int, ...], strides: tuple[int, ...] | None, itemsize: int) -> int:
+    """Return how many bytes there are from the first to past the last element of a chunk.
+
+    ``strides`` are in bytes; None where elements are in row-major order.
+
+    >>> reach_bytes((3, 2), None, 4), reach_bytes((3, 2), (4, 40), 4)
+    (24, 52)
+    """
+    if strides is None or 0 in sizes:
+        return math.prod(sizes) * itemsize
+    return sum((n - 1) * stride for n, stride in zip(sizes, strides, strict=True)) + itemsize
 
 
 def data_file(

@@ -37,6 +37,8 @@ _SHARDS = "DCP_SHARDING_INFO"
 _NUM_READERS = 16
 _LEAST_BYTES = 10
 """Of a file without tensors: the length, and {}."""
+_LIKELY_BYTES = 64 << 10
+"""What is read of a file before the length of its header is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,8 @@ class Header:
     """What the header of a file tells."""
 
     record: FileRecord
+    data_start: int
+    """First byte of the elements in the file."""
     entries: dict[str, Entry]
     """By name, in file order."""
     boxes: dict[str, Box]
@@ -64,7 +68,7 @@ def manifest_of(
     equal names, but for parts of one tensor. Raises Corrupt where files or tensors are missing.
     """
     with ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="dtckpt-headers") as pool:
-        headers = list(pool.map(partial(_read_header, store), files, count()))
+        headers = list(pool.map(partial(read_header, store), files, count()))
     pieces: dict[str, list[tuple[int, Entry, Box | None]]] = {}
     for number, header in enumerate(headers):
         for name, entry in header.entries.items():
@@ -120,7 +124,9 @@ def open_file(store: Store, manifest: Manifest, record: FileRecord) -> DataFile:
     name = manifest.path_of(record)
     where = where_of(store, name)
     check_size(store, name, record.size)
-    header = _read_header(store, name, record.rank)
+    header = read_header(
+        store, name, record.rank, end=record.size, header_bytes=record.header_bytes
+    )
     if header.record != record:
         raise Corrupt(f"{where}: the file was replaced while it was read. Load it anew")
     entries = {
@@ -138,19 +144,35 @@ def _key(manifest: Manifest, name: str, box: Box | None) -> str | None:
     return name if box is None else tensor.key(box)
 
 
-def _read_header(store: Store, name: str, number: int) -> Header:
+def read_header(
+    store: Store,
+    name: str,
+    number: int,
+    *,
+    start: int = 0,
+    end: int | None = None,
+    header_bytes: int = _LIKELY_BYTES,
+) -> Header:
+    """Return the header of a file, or of what follows byte ``start`` of it.
+
+    One request, and another where the header has more bytes than are expected or the file has no
+    known ``end``. Raises Corrupt where the header does not describe the file.
+    """
     where = where_of(store, name)
-    size = size_of_file(store, name)
+    size = (size_of_file(store, name) if end is None else end) - start
     if size < _LEAST_BYTES:
         raise Corrupt(f"{where}: {size} bytes are no safetensors file")
-    length = int.from_bytes(store.read(name, 0, 8), "little")
+    data = store.read(name, start, start + min(size, max(header_bytes, _LEAST_BYTES)))
+    length = int.from_bytes(data[:8], "little")
     if not 2 <= length <= size - 8:
         raise Corrupt(
-            f"{where}: bytes 0 to 8 state a header of {length} bytes in a file of {size}; it is "
-            "truncated, or no safetensors file"
+            f"{where}: bytes {start} to {start + 8} state a header of {length} bytes in a file of "
+            f"{size}; it is truncated, or no safetensors file"
         )
     check_metadata_bytes(2 * length, f"the header of {where}")
-    text = store.read(name, 8, 8 + length)
+    if 8 + length > len(data):
+        data += store.read(name, start + len(data), start + 8 + length)
+    text = data[8 : 8 + length]
     try:
         told = object_of(parse_json(text, where), "the header")
         metadata = {
@@ -179,6 +201,7 @@ def _read_header(store: Store, name: str, number: int) -> Header:
             table_digest="",
             name=name,
         ),
+        data_start=start + 8 + length,
         entries=named,
         boxes=boxes,
         metadata=metadata,

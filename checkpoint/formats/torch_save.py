@@ -1,19 +1,15 @@
 """Files of ``torch.save``: an archive with a pickle, and the memory of every storage it names.
 
-Of the pickle nothing is run. A tensor is where its elements lie in the file; one that is transposed
-or a part of a larger one is as many boxes as it has runs of elements. Tensors that are one view of
-one memory are tied.
+Of the pickle nothing is run. A tensor is where its elements lie in the file, with the strides that
+it had. Tensors that are one view of one memory are tied.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from dtckpt.errors import CheckpointError, Corrupt
 
-from ...dtensor.geometry.box import Box
 from ...storage.base import Store
 from ..files.blocks import digest
 from ..files.manifest import FileRecord, Manifest, Place
@@ -23,13 +19,10 @@ from ..state.tree import children, container_node, dict_tag
 from ..state.values import Node
 from .archives import Archive, Span, open_archives
 from .file_layouts import FileLayouts
-from .files import size_of_file, where_of
+from .files import reach_bytes, size_of_file, where_of
 from .names import OF_TORCH_SAVE
 from .trees import ValueNodes
 from .unpickling import TensorNote, load_pickle
-
-_MOST_BOXES = 1 << 16
-"""Runs of elements of one tensor."""
 
 
 def manifest_of(
@@ -139,61 +132,15 @@ class _Tensors:
         if first != name:
             self.tensors[name] = self.tensors[first]._replace(name=name, same_as=first)
             return {"tensor": name}
-        record = f"data/{note.storage.key}"
-        _check_lies_in(note, dtype.itemsize, self._archive.span(record).size, where)
-        if note.is_contiguous or 0 in note.shape:
-            boxes = [(Box.whole(note.shape), note.start)]
-        else:
-            boxes = list(_runs(note, where))
-        parts = [(self._number, box) for box, _ in boxes]
-        layout = self._layouts.of_parts(name, note.shape, parts)
-        tensor = StoredTensor(name, dtype, note.shape, layout)
-        self.places += (
-            Place(tensor.key(box), 0, self._archive.size, record, start * dtype.itemsize)
-            for box, start in boxes
-        )
-        self.tensors[name] = tensor
+        record, start = f"data/{note.storage.key}", note.start * dtype.itemsize
+        strides = note.byte_strides(dtype.itemsize)
+        room = self._archive.size_of(record) - start
+        if reach_bytes(note.shape, strides, dtype.itemsize) > max(room, 0):
+            raise Corrupt(
+                f"{where}: a tensor of shape {note.shape} and strides {note.strides} from element "
+                f"{note.start} on does not lie in its memory of {room + start} bytes"
+            )
+        layout = self._layouts.whole(self._number, note.shape)
+        self.tensors[name] = StoredTensor(name, dtype, note.shape, layout)
+        self.places.append(Place(name, 0, self._archive.size, record, start, strides))
         return {"tensor": name}
-
-
-def _check_lies_in(note: TensorNote, itemsize: int, num_bytes: int, where: str) -> None:
-    """Raise Corrupt unless all elements lie in a record of so many bytes."""
-    if 0 in note.shape:
-        return
-    reach = sum((n - 1) * s for n, s in zip(note.shape, note.strides, strict=True))
-    if (note.start + reach + 1) * itemsize > num_bytes:
-        raise Corrupt(
-            f"{where}: a tensor of shape {note.shape} and strides {note.strides} from element "
-            f"{note.start} on does not lie in its memory of {num_bytes} bytes"
-        )
-
-
-def _runs(note: TensorNote, where: str) -> Iterator[tuple[Box, int]]:
-    """Yield the boxes whose elements follow one another, with the first element of each."""
-    ndim = len(note.shape)
-    inner = _inner_dims(note)
-    outer = [dim for dim in range(ndim) if dim not in inner]
-    if math.prod(note.shape[dim] for dim in outer) > _MOST_BOXES:
-        raise CheckpointError(
-            f"{where}: a tensor of shape {note.shape} was saved with strides {note.strides}, in "
-            f"more than {_MOST_BOXES} runs; load it with torch and save its contiguous() anew"
-        )
-    sizes = tuple(note.shape[dim] if dim in inner else 1 for dim in range(ndim))
-    for index in itertools.product(*(range(note.shape[dim]) for dim in outer)):
-        at = dict(zip(outer, index, strict=True))
-        offsets = tuple(at.get(dim, 0) for dim in range(ndim))
-        yield Box(offsets, sizes), note.start + sum(note.strides[d] * i for d, i in at.items())
-
-
-def _inner_dims(note: TensorNote) -> set[int]:
-    """Return dims along which elements follow one another in row-major order."""
-    ndim, inner, expected = len(note.shape), set[int](), 1
-    for dim in reversed(range(ndim)):
-        if note.shape[dim] != 1 and note.strides[dim] != expected:
-            break
-        inner.add(dim)
-        expected *= note.shape[dim]
-    if any(note.shape[dim] > 1 for dim in inner):
-        return inner
-    unit = [dim for dim in range(ndim) if note.strides[dim] == 1 and note.shape[dim] > 1]
-    return set(unit[:1])

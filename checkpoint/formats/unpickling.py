@@ -56,15 +56,14 @@ class TensorNote(NamedTuple):
             )
         return found
 
-    @property
-    def is_contiguous(self) -> bool:
-        """Whether the elements follow one another in row-major order."""
+    def byte_strides(self, itemsize: int) -> tuple[int, ...] | None:
+        """Return the strides in bytes; None where elements are in row-major order."""
         expected = 1
         for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
             if size != 1 and stride != expected and math.prod(self.shape):
-                return False
+                return tuple(stride * itemsize for stride in self.strides)
             expected *= size
-        return True
+        return None
 
 
 class _Unreadable(Exception):

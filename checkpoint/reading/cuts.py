@@ -7,8 +7,8 @@ the same sizes wherever it lies.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from ...dtensor.geometry.box import Box, row_major_strides
 from . import limits
@@ -44,6 +44,8 @@ class Geometry:
     wanted: Box
     itemsize: int
     block_bytes: int
+    strides: tuple[int, ...] | None = None
+    """Bytes between neighbours in the chunk, in every dim; None where it is row-major."""
 
     def cuts(self, *, runs: bool) -> Iterator[Cut]:
         """Yield cuts of at most about READ_BYTES that make up the common elements.
@@ -53,9 +55,11 @@ class Geometry:
         common = self.chunk.intersect(self.wanted)
         if common is None:
             return
+        if self.strides is not None:
+            yield from self._cuts_of_view(common, self.strides)
+            return
         strides = tuple(s * self.itemsize for s in row_major_strides(self.chunk.sizes))
-        widest = max(self.block_bytes, limits.STEP_BYTES)
-        for part in _without_wide_gaps(common, strides, widest, self.itemsize):
+        for part in self._without_wide_gaps(common, strides):
             is_run = _is_contiguous(part.sizes, self.chunk.sizes) and _is_contiguous(
                 part.sizes, self.wanted.sizes
             )
@@ -63,6 +67,27 @@ class Geometry:
                 yield from self._cut_run(part, strides)
             else:
                 yield from self._cut_box(part, strides)
+
+    def _cuts_of_view(self, common: Box, strides: tuple[int, ...]) -> Iterator[Cut]:
+        """Yield the cuts of a chunk whose elements lie in another order, with the dims in theirs.
+
+        Transposed, with gaps between them, or one element in the place of many.
+        """
+        order = sorted(range(len(strides)), key=lambda dim: -strides[dim])
+        back = sorted(range(len(order)), key=order.__getitem__)
+        ordered = replace(
+            self, chunk=_permuted(self.chunk, order), wanted=_permuted(self.wanted, order)
+        )
+        wide_first = _picked(strides, order)
+        for part in ordered._without_wide_gaps(_permuted(common, order), wide_first):
+            for cut in ordered._cut_box(part, wide_first):
+                yield replace(
+                    cut, part=_permuted(cut.part, back), strides=_picked(cut.strides, back)
+                )
+
+    def _without_wide_gaps(self, box: Box, strides: tuple[int, ...]) -> Iterator[Box]:
+        widest = max(self.block_bytes, limits.STEP_BYTES)
+        return _without_wide_gaps(box, strides, widest, self.itemsize)
 
     def _cut_run(self, part: Box, strides: tuple[int, ...]) -> Iterator[Cut]:
         """Yield the whole blocks of a run apart from those that it shares with others."""
@@ -95,7 +120,9 @@ class Geometry:
     ) -> Cut:
         block = self.block_bytes
         low = start // block * block
-        high = min(-(-end // block) * block, self._chunk_bytes)
+        high = -(-end // block) * block
+        if self.strides is None:
+            high = min(high, self._chunk_bytes)
         is_whole = (low, high) == (start, end)
         return Cut(
             low=low,
@@ -117,6 +144,14 @@ class Geometry:
         at = zip(part.offsets, self.chunk.offsets, strides, strict=True)
         start = sum((o - c) * s for o, c, s in at)
         return start, start + _reach(part.sizes, strides) + self.itemsize
+
+
+def _picked(values: tuple[int, ...], order: Sequence[int]) -> tuple[int, ...]:
+    return tuple(values[dim] for dim in order)
+
+
+def _permuted(box: Box, order: Sequence[int]) -> Box:
+    return Box(_picked(box.offsets, order), _picked(box.sizes, order))
 
 
 def _reach(sizes: tuple[int, ...], strides: tuple[int, ...]) -> int:

@@ -17,6 +17,8 @@ from . import limits
 from .cuts import Cut, Geometry
 from .wants import Want
 
+_Stored = int | tuple[int, ...]
+
 
 class Extent(NamedTuple):
     """Elements of one chunk that are stored in one go. A tuple, because there are so many."""
@@ -80,7 +82,7 @@ def plan_reads(data: StoredData, wants: Iterable[Want]) -> list[Read]:
             if found is None:
                 found = extents[file] = []
             start = entry.start
-            for cut in cell.cuts(file.layout.block_bytes):
+            for cut in cell.cuts(file.layout.block_bytes, entry.strides):
                 found.append(Extent(start + cut.low, start + cut.high, cut, entry, want))
     files = sorted(extents, key=lambda file: file.name)
     return [read for file in files for read in _merge(file, extents[file])]
@@ -100,19 +102,21 @@ class _Cell:
     itemsize: int
     runs: bool
     """Whether the destination is memory."""
-    known: dict[int, tuple[Cut, ...]] = field(default_factory=dict[int, tuple[Cut, ...]])
+    known: dict[_Stored, tuple[Cut, ...]] = field(default_factory=dict["_Stored", tuple[Cut, ...]])
 
-    def cuts(self, block_bytes: int) -> tuple[Cut, ...]:
-        """Return the cuts of the common elements, given the length of blocks in the file."""
-        cuts = self.known.get(block_bytes)
+    def cuts(self, block_bytes: int, strides: tuple[int, ...] | None) -> tuple[Cut, ...]:
+        """Return the cuts of the common elements, given how they are stored in the file."""
+        stored = block_bytes if strides is None else strides  # with strides blocks are bytes
+        cuts = self.known.get(stored)
         if cuts is None:
             geometry = Geometry(
                 chunk=self.chunk,
                 wanted=self.wanted,
                 itemsize=self.itemsize,
                 block_bytes=block_bytes,
+                strides=strides,
             )
-            cuts = self.known[block_bytes] = tuple(geometry.cuts(runs=self.runs))
+            cuts = self.known[stored] = tuple(geometry.cuts(runs=self.runs))
         return cuts
 
 

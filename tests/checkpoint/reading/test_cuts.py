@@ -91,6 +91,38 @@ def test_cuts_copy_the_common_elements_and_read_their_blocks_only(
     assert blocks == needed
 
 
+@settings(max_examples=200, deadline=None)
+@given(st.data(), st.lists(st.integers(1, 6), max_size=4), st.sampled_from([1, 4]))
+def test_elements_in_another_order_are_copied_alike(
+    data: st.DataObject, shape: list[int], size: int
+) -> None:
+    """Any view of memory: transposed, with gaps, repeated."""
+    strides = tuple(data.draw(st.integers(0, 40)) * size for _ in shape)
+    starts = [data.draw(st.integers(0, n - 1)) for n in shape]
+    sizes = [data.draw(st.integers(1, n - a)) for n, a in zip(shape, starts, strict=True)]
+    wanted = Box(tuple(starts), tuple(sizes))
+    reach = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + size
+    memory = np.random.default_rng(0).integers(0, 256, reach, dtype=np.uint8)
+    stored = np.ndarray(shape, f"u{size}", memory.data, strides=strides)
+    geometry = Geometry(
+        chunk=Box.whole(tuple(shape)),
+        wanted=wanted,
+        itemsize=size,
+        block_bytes=1,
+        strides=strides,
+    )
+    found = np.zeros(sizes, f"u{size}")
+    with mock.patch.multiple(limits, READ_BYTES=200, STEP_BYTES=data.draw(st.integers(1, 99))):
+        for cut in geometry.cuts(runs=True):
+            assert 0 <= cut.low == cut.start < cut.end == cut.high <= reach
+            assert cut.target is None
+            assert cut.end - cut.start <= 200
+            found[cut.part.slices] += np.ndarray(
+                cut.part.sizes, f"u{size}", memory.data, offset=cut.start, strides=cut.strides
+            )
+    assert np.array_equal(found, stored[wanted.slices]), "every element once"
+
+
 def test_a_whole_chunk_goes_straight_in_large_parts() -> None:
     whole = Box.whole((1000, 10_001))
     geometry = Geometry(chunk=whole, wanted=whole, itemsize=4, block_bytes=1 << 20)
