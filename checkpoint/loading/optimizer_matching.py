@@ -24,6 +24,7 @@ from ..optimizers.named_state import (
 )
 from ..optimizers.pairing import LiveParam, Pairing, pair
 from ..optimizers.param_names import ParamLabel, params_of, plain_name
+from ..optimizers.spread import owned_part, unknown_parts
 from ..optimizers.wrappers import inner_name
 from ..state.names import key_component
 from ..state.tree import ABSENT, below, children
@@ -37,6 +38,10 @@ def match_optimizer(
 ) -> Callable[[Any], object] | None:
     """Match an optimizer; return what hands it its state, or None where nothing is for it."""
     before = len(walk.found.destinations), len(walk.found.values)
+    problem = unknown_parts(optimizer, walk.visited.modules)
+    if problem:
+        walk.found.problems.append(f"{name}: {problem}")
+        return None
     at = walk.at(below(name, "param_groups")).removesuffix("param_groups").rstrip("/")
     saved = read_saved(walk.index, at) if is_numbered(state) else None
     if saved is None:
@@ -176,6 +181,8 @@ class _OptimizerMatch:
         """Match the state of every parameter, and what state there is beside."""
         walk = self.walk
         held: dict[Any, Any] = self.state["state"]
+        owned = owned_part(self.optimizer)
+        own = None if owned is None else set(map(id, params_of(owned)))
         entries: dict[Any, Any] = dict(held)
         rebuilds: dict[Any, Rebuild] = {}
         for position, param in enumerate(params_of(self.optimizer)):
@@ -185,7 +192,7 @@ class _OptimizerMatch:
                 if walk.is_selected(at):
                     walk.found.missing[at] = own_name
                 continue
-            if walk.cannot_reach(partner.at):
+            if walk.cannot_reach(partner.at) or (own is not None and id(param) not in own):
                 continue
             entry = self.fresh.entry(held.get(position) or {}, partner.at, param)
             if not entry and position not in held:

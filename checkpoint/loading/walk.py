@@ -21,6 +21,7 @@ from dtckpt.errors import LayoutMismatch
 from ..optimizers.named_state import optimizers_in, wrong_numbers
 from ..optimizers.pairing import Tables
 from ..optimizers.param_names import ParamNames, plain_name
+from ..optimizers.spread import state_dict_of
 from ..ranks.together import Ranks
 from ..state.names import index_component, key_component, rank_component
 from ..state.tree import (
@@ -40,7 +41,7 @@ from ..state.tree import (
     unflatten,
 )
 from ..tensors.local_tensor import tensor_tag
-from ..tensors.materialising import adopt, foreign_tensors, has_meta_tensors
+from ..tensors.materialising import adopt, foreign_tensors, has_meta_tensors, is_meta
 from ..tensors.visiting import visit
 from .lookup import Lookup
 from .match import Finisher, Match, Rebuild
@@ -81,6 +82,7 @@ class Walk(Lookup):
             template,
             rank,
             lambda name: asks_all or not self.cannot_reach(name),
+            ask=state_dict_of,
             tell_alive=tell_alive,
         )
         self.names = ParamNames(template, self.visited, rank)
@@ -138,8 +140,7 @@ class Walk(Lookup):
             found = self.found
             found.missing[at] = name
             found.absent[at] = value
-            is_meta = getattr(value, "is_meta", False)
-            return (lambda: found.filled_in_place_of(at)) if is_meta else None
+            return (lambda: found.filled_in_place_of(at)) if is_meta(value) else None
         tag = tag_of(node)
         if tag not in TENSORS:
             self.found.problems.append(f"{at}: a tensor is wanted, a value was saved")
@@ -151,7 +152,7 @@ class Walk(Lookup):
         destinations[stored] = value
         if self.within_per_rank:
             self.found.own.add(stored)
-        return (lambda: destinations[stored]) if getattr(value, "is_meta", False) else None
+        return (lambda: destinations[stored]) if is_meta(value) else None
 
     def take(self, at: str, name: str) -> bool:
         """Note that a leaf of the checkpoint has a place; not so if it has one already."""

@@ -18,6 +18,7 @@ from ..files.stored_tensor import StoredTensor
 from ..state.tree import ABSENT, Node, TreeIndex, below, children, tag_of
 from ..tensors.materialising import Replaced
 from .param_names import params_of
+from .spread import load_owned, owned_part
 
 _PARAM_SHAPED_NAMES = (
     "acc_delta ax exp_avg exp_avg_sq exp_inf grad_avg max_exp_avg_sq momentum_buffer prev "
@@ -41,6 +42,9 @@ def load_optimizer(
     precision keeps in float32. Parameters that got their memory in this load take the place of
     those without.
     """
+    owned = owned_part(optimizer)
+    if owned is not None:
+        optimizer, filled = owned, load_owned(optimizer, owned, filled)
     if replaced.parameters:
         for group in optimizer.param_groups:
             group["params"] = [replaced.parameters.get(id(p), p) for p in group["params"]]

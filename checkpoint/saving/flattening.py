@@ -12,6 +12,7 @@ from dtckpt.errors import Unsavable
 
 from ..optimizers.named_state import named_state
 from ..optimizers.param_names import ParamNames
+from ..optimizers.spread import state_dict_of, unknown_parts
 from ..state.limits import MAX_NESTING
 from ..state.names import Path, index_component, is_encodable, join, key_component, rank_component
 from ..state.tree import DICTS, SEQUENCES, PerRank, container_node, dict_tag, is_stateful
@@ -51,7 +52,7 @@ def flatten(
             f"a state to save is a dict, or an object with state_dict() and load_state_dict(); got "
             f"{type(state).__name__}. Wrap other things in a dict"
         )
-    visited = visit(state, rank, tell_alive=tell_alive)
+    visited = visit(state, rank, ask=state_dict_of, tell_alive=tell_alive)
     names = ParamNames(state, visited, rank)
     return _Flattening(visited, names, rank, allow_pickle).run(state)
 
@@ -105,6 +106,9 @@ class _Flattening:
     def stateful(self, value: Any, path: Path) -> Node:
         state = self.visited.states[join(path)]
         if isinstance(value, torch.optim.Optimizer):
+            problem = unknown_parts(value, self.visited.modules)
+            if problem:
+                raise Unsavable(f"{join(path)}: {problem}")
             labels = self.names.labels(value)
             named = named_state(state, labels)
             if named is not None and any(label.text is not None for label in labels):

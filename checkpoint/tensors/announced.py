@@ -1,10 +1,10 @@
 """Boxes that a tensor announces itself: who says what a rank holds.
 
-Three protocols are understood. torch.distributed.checkpoint asks ``__create_chunk_list__`` and
+Four protocols are understood. torch.distributed.checkpoint asks ``__create_chunk_list__`` and
 ``__create_write_items__``, of which those of a local tensor count before those of its class and
 before placements: Megatron-FSDP splits DTensors unevenly and says so there. torch_checkpointing
-reads ``global_shape``, ``global_offsets``, ``local_offsets`` and ``local_sizes``. Any of them may
-name several boxes.
+reads ``global_shape``, ``global_offsets``, ``local_offsets`` and ``local_sizes``. A ShardedTensor,
+as FSDP1 and torchrec make them, lists ``local_shards()``. Any of them may name several boxes.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ from ...dtensor.geometry.box import Box
 _CHUNKS, _WRITES = "__create_chunk_list__", "__create_write_items__"
 _SHARD = "__get_tensor_shard__"
 _SLICES = ("global_shape", "global_offsets", "local_offsets", "local_sizes")
-_TELLING = frozenset({_CHUNKS, _WRITES, *_SLICES})
+_SHARDS = ("local_shards", "sharding_spec")
+_TELLING = frozenset({_CHUNKS, _WRITES, *_SLICES, *_SHARDS})
 _HINTS = (
     *(_CHUNKS, _WRITES, _SHARD),
     *_SLICES,
-    *("global_offset", "local_shape", "local_shards", "sharding_spec", "placements"),
+    *_SHARDS,
+    *("global_offset", "local_shape", "placements"),
     *("device_mesh", "_local_tensor", "_local_shard"),
 )
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -39,7 +41,7 @@ def announces(value: Any) -> bool:
     """
     if type(value) in _PLAIN and (not vars(value) or _TELLING.isdisjoint(vars(value))):
         return False
-    return hasattr(value, _CHUNKS) or hasattr(value, _WRITES) or _has_slices(value)
+    return _has_hooks(value) or _has_slices(value) or has_shards(value)
 
 
 def overrides(value: Any, base: type) -> bool:
@@ -56,7 +58,7 @@ def hint_of_parts(value: Any) -> str:
 
 def announced_shape(value: Any) -> tuple[int, ...]:
     """Return the shape of the global tensor."""
-    hooked = hasattr(value, _CHUNKS) or hasattr(value, _WRITES)
+    hooked = _has_hooks(value) or not _has_slices(value)
     return tuple(value.shape if hooked else value.global_shape)
 
 
@@ -65,8 +67,8 @@ def announced_parts(name: str, teller: Any, whole: Any, local: Any) -> Parts:
 
     Raises LayoutMismatch where there is no telling which elements belong to which box.
     """
-    if not hasattr(teller, _CHUNKS) and not hasattr(teller, _WRITES):
-        return _slices(name, teller, local)
+    if not _has_hooks(teller):
+        return _slices(name, teller, local) if _has_slices(teller) else _shards(teller)
     boxes = [box for box in _boxes(name, teller, whole) if not box.is_empty]
     if hasattr(teller, _SHARD):
         from torch.distributed.checkpoint.metadata import MetadataIndex
@@ -92,8 +94,25 @@ def _boxes(name: str, teller: Any, whole: Any) -> list[Box]:
     return [Box(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in chunks]
 
 
+def _has_hooks(value: Any) -> bool:
+    return hasattr(value, _CHUNKS) or hasattr(value, _WRITES)
+
+
 def _has_slices(value: Any) -> bool:
     return all(hasattr(value, attribute) for attribute in _SLICES)
+
+
+def has_shards(value: Any) -> bool:
+    """Whether a value is a ShardedTensor, for which torch has few operators: even what it is on is
+    told by its shards alone."""
+    return all(hasattr(value, attribute) for attribute in _SHARDS)
+
+
+def _shards(teller: Any) -> Parts:
+    """Return the shards of a ShardedTensor, which knows where each of them lies."""
+    found = [(shard.metadata, shard.tensor) for shard in teller.local_shards()]
+    parts = [(Box(tuple(at.shard_offsets), tuple(at.shard_sizes)), t) for at, t in found]
+    return [(box, tensor) for box, tensor in parts if not box.is_empty]
 
 
 def _slices(name: str, teller: Any, local: torch.Tensor) -> Parts:

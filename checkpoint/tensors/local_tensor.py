@@ -132,6 +132,12 @@ def local_tensor(name: str, value: Any) -> LocalTensor:
 
 
 def _plain(name: str, tensor: torch.Tensor) -> LocalTensor:
+    if type(tensor) is torch.nn.Parameter and _is_flat(tensor):
+        raise Unsavable(
+            f"tensor {name!r} is a FlatParameter of FullyShardedDataParallel: this rank's part of "
+            "several parameters, one after the other, of which it does not say which they are. "
+            "Save the state_dict() of the wrapped module, or the module"
+        )
     dtype = _check(name, tensor)
     shape = tuple(tensor.shape)
     return LocalTensor(
@@ -142,6 +148,11 @@ def _plain(name: str, tensor: torch.Tensor) -> LocalTensor:
         is_plain=True,
         parts=((Box.whole(shape), tensor),),
     )
+
+
+def _is_flat(parameter: torch.nn.Parameter) -> bool:
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(parameter, fsdp.FlatParameter)
 
 
 def _distributed(name: str, value: Any, layout: Layout) -> LocalTensor:

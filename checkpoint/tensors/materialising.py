@@ -21,7 +21,7 @@ from torch import nn
 from dtckpt.errors import LayoutMismatch
 
 from ...dtensor.torch_private import storage_id
-from .announced import announces
+from .announced import announces, has_shards
 
 Key = tuple[object, ...]
 
@@ -39,7 +39,12 @@ class Replaced:
 
 def is_meta(value: Any) -> bool:
     """Whether a value is a tensor, or a DTensor with a shard, on the meta device."""
-    return isinstance(value, torch.Tensor) and value.is_meta
+    if not isinstance(value, torch.Tensor):
+        return False
+    if has_shards(value):
+        shards: Any = value
+        return any(shard.tensor.is_meta for shard in shards.local_shards())
+    return value.is_meta
 
 
 def stand_in(value: Any, replaced: Replaced) -> Any:

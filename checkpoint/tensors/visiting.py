@@ -33,17 +33,24 @@ class Visited:
     states: dict[str, Any] = field(default_factory=dict[str, Any])
     """The state dict of every object that was asked."""
 
+    @property
+    def modules(self) -> list[torch.nn.Module]:
+        """The modules among the objects."""
+        return [value for value in self.objects.values() if isinstance(value, torch.nn.Module)]
+
 
 def visit(
     state: Any,
     rank: int,
     is_wanted: Callable[[str], bool] = lambda _: True,
     *,
+    ask: Callable[[Any], Any] = lambda value: value.state_dict(),
     tell_alive: Callable[[], None] = lambda: None,
 ) -> Visited:
     """Ask all objects in a state for their state dicts; those that are not wanted are only noted.
 
-    ``tell_alive`` is called after each of them. Raises Unsavable for a container that holds itself.
+    ``ask`` gets that of an object. ``tell_alive`` is called after each of them. Raises Unsavable
+    for a container that holds itself.
     """
 
     visited = Visited()
@@ -52,7 +59,7 @@ def visit(
         at, value = waiting.pop()
         visited.objects[at] = value
         if is_wanted(at):
-            visited.states[at] = value.state_dict()
+            visited.states[at] = ask(value)
             tell_alive()
             waiting += _objects_in(visited.states[at], at, rank)
     return visited
