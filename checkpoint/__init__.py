@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .exporting.exporter import ExportReport, export
     from .files.manifest import Manifest
     from .formats.opening import read_manifest
+    from .laying_out import with_layouts
     from .loading.loader import load
     from .loading.report import LoadReport
     from .opening import Checkpoint, LazyTensor, open
@@ -91,6 +92,7 @@ __all__ = [
     "save",
     "verify",
     "visualize",
+    "with_layouts",
 ]
 
 if not TYPE_CHECKING:  # else any name would be one of the module's
@@ -102,6 +104,7 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
             ".exporting.exporter": "ExportReport export",
             ".files.manifest": "Manifest",
             ".formats.opening": "read_manifest",
+            ".laying_out": "with_layouts",
             ".loading.loader": "load",
             ".loading.report": "LoadReport",
             ".opening": "Checkpoint LazyTensor open",

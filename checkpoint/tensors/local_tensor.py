@@ -1,15 +1,15 @@
 """Torch tensors and numpy arrays as the rest of the package sees them: specs, sources and sinks.
 
 Accepted are our DTensors, torch's DTensors (FSDP2, tensor parallel, HSDP), any other tensor that
-announces its boxes by torch's checkpoint protocol or that of torch_checkpointing, plain tensors and
-numpy arrays. What the local tensor of a DTensor announces counts before what its class announces,
-and that before its placements.
+announces its boxes (``announced.py``), plain tensors and numpy arrays, and plain tensors with a
+layout beside them. What the local tensor of a DTensor announces counts before what its class
+announces, and that before its placements.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,7 @@ from .announced import (
     overrides,
 )
 from .dtypes import BY_TORCH_NAME, DType
+from .local_shard import LocalShard
 from .source import PIECE_BYTES
 from .spec import TensorSpec
 from .stored_placements import require_storable
@@ -101,7 +102,7 @@ class LocalTensor:
 
 def tensor_tag(value: object) -> str | None:
     """Say how a value is stored: "tensor", "ndarray", or None if it is not a tensor at all."""
-    if isinstance(value, torch.Tensor) or _speaks_protocol(value):
+    if isinstance(value, torch.Tensor | LocalShard) or _speaks_protocol(value):
         return "tensor"
     if type(value) in _ARRAYS:  # others, such as masked arrays, hold more
         return "ndarray"
@@ -119,6 +120,10 @@ def local_tensor(name: str, value: Any) -> LocalTensor:
         return _plain(name, value)
     if type(value) in _ARRAYS:
         return _plain(name, _tensor_of_array(name, value))
+    if isinstance(value, LocalShard):
+        _require_known(name, value.layout)
+        local = _own_memory(name, value.tensor)
+        return _laid_out(name, local, value.layout, value.coordinate)
     if any(isinstance(value, cls) for cls in _dtensor_classes()):
         layout = _layout_of(name, value)  # refuses what is partial, whoever tells of boxes
         local = getattr(value, "_local_tensor", None)  # private in torch
@@ -158,7 +163,12 @@ def _is_flat(parameter: torch.nn.Parameter) -> bool:
 def _distributed(name: str, value: Any, layout: Layout) -> LocalTensor:
     shard = getattr(value, "_local_tensor", None)  # private in torch
     local = _own_memory(name, value.to_local().detach() if shard is None else shard)
-    coordinate = value.device_mesh.get_coordinate()
+    return _laid_out(name, local, layout, value.device_mesh.get_coordinate())
+
+
+def _laid_out(
+    name: str, local: torch.Tensor, layout: Layout, coordinate: Sequence[int] | None
+) -> LocalTensor:
     parts: tuple[tuple[Box, torch.Tensor], ...] = ()
     if coordinate is not None:
         box = layout.box(tuple(coordinate))
@@ -216,17 +226,22 @@ def _dtensor_classes() -> list[Any]:
 def _layout_of(name: str, value: Any) -> Layout | None:
     """Return mesh and placements of a DTensor of ours or torch's; None if we cannot name them."""
     layout = _named_layout(name, value)
-    if layout is not None and layout.is_partial:
+    if layout is not None:
+        _require_known(name, layout)
+    return layout
+
+
+def _require_known(name: str, layout: Layout) -> None:
+    """Raise Unsavable for a layout whose ranks do not hold elements, or that files cannot name."""
+    if layout.is_partial:
         raise Unsavable(
             f"tensor {name!r} is laid out as {layout}: its ranks hold terms of a reduction that "
             "is still to be done. Redistribute it to Shard or Replicate before saving or loading"
         )
-    if layout is not None:
-        try:
-            require_storable(layout)
-        except Unsavable as error:
-            raise Unsavable(f"tensor {name!r}: {error}") from error
-    return layout
+    try:
+        require_storable(layout)
+    except Unsavable as error:
+        raise Unsavable(f"tensor {name!r}: {error}") from error
 
 
 def _named_layout(name: str, value: Any) -> Layout | None:

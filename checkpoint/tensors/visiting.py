@@ -18,6 +18,7 @@ from dtckpt.errors import Unsavable
 from ..state.limits import MAX_NESTING
 from ..state.names import index_component, key_component, rank_component
 from ..state.tree import DICTS, SEQUENCES, PerRank, dict_tag, is_stateful
+from .local_shard import LocalShard
 from .local_tensor import tensor_tag
 
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes, torch.Tensor, torch.nn.Parameter})
@@ -135,8 +136,9 @@ class _Search:
     def is_leaf(self, value: Any, name: str) -> bool:
         """Note what is no container."""
         if type(value) in _TENSORS or tensor_tag(value) is not None:
-            if self.tensors is not None and isinstance(value, torch.Tensor):
-                self.tensors.append((name, value))
+            tensor: Any = value.tensor if isinstance(value, LocalShard) else value
+            if self.tensors is not None and isinstance(tensor, torch.Tensor):
+                self.tensors.append((name, tensor))
             return True
         if isinstance(value, PerRank):
             return False
