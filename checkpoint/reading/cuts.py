@@ -44,11 +44,13 @@ class Geometry:
     wanted: Box
     itemsize: int
     block_bytes: int
+    staged_bytes: int
+    """Most bytes that are read in one go through a buffer."""
     strides: tuple[int, ...] | None = None
     """Bytes between neighbours in the chunk, in every dim; None where it is row-major."""
 
     def cuts(self, *, runs: bool) -> Iterator[Cut]:
-        """Yield cuts of at most about READ_BYTES that make up the common elements.
+        """Yield cuts of about READ_BYTES or ``staged_bytes`` that make up the common elements.
 
         Without ``runs`` every cut is a part with strides, for destinations that are no memory.
         """
@@ -108,7 +110,7 @@ class Geometry:
 
     def _cut_box(self, part: Box, strides: tuple[int, ...]) -> Iterator[Cut]:
         start, end = self._span(part, strides)
-        most = max(limits.READ_BYTES - 2 * self.block_bytes, self.block_bytes)
+        most = max(self.staged_bytes - 2 * self.block_bytes, self.block_bytes)
         if part.numel > 1 and end - start > most:
             for half in part.halves():
                 yield from self._cut_box(half, strides)

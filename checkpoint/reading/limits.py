@@ -6,10 +6,14 @@ goes between ranks at once depends on their backend: ``CostModel.round_bytes``.
 
 from __future__ import annotations
 
+from ...storage.base import Store
 from ..files.blocks import DEFAULT_BLOCK_BYTES
 
 READ_BYTES = 16 << 20
 """Most bytes that are read in one go."""
+STAGED_BYTES = 2 << 20
+"""Most bytes that are read in one go through a buffer where a request costs little: they are still
+in the processor's own cache when they are dealt out."""
 NUM_READERS = 4
 """Reads in flight; each has at most one buffer of READ_BYTES, which bounds the memory of a load."""
 PAGE_BYTES = 4 << 10
@@ -32,3 +36,18 @@ BLOCK_BYTES = DEFAULT_BLOCK_BYTES
 """Stripes begin at multiples of this. In files with other blocks some are read twice."""
 ALIGNMENT = 64
 """Buffers of reads, and stripes in the memory of a round, begin at multiples of this."""
+
+
+def is_remote(store: Store) -> bool:
+    """Whether every read of a store goes over a network."""
+    return "://" in store.url and not store.url.startswith("in-process://")
+
+
+def staged_bytes(store: Store, block_bytes: int) -> int:
+    """Return how many bytes of a file of such blocks are read in one go through a buffer.
+
+    Of blocks that are large beside it, very many would be read again for the next elements.
+    """
+    if is_remote(store) or 16 * block_bytes > STAGED_BYTES:
+        return READ_BYTES
+    return min(STAGED_BYTES, READ_BYTES)

@@ -26,6 +26,7 @@ from ...dtensor.mesh.device_mesh import DeviceMesh
 from ...storage.base import Store
 from ..files.stored_tensor import StoredTensor
 from ..tensors.local_tensor import LocalTensor
+from . import limits
 from .stripes import StripedTensor, times_read
 
 MIN_REPLICAS = 4
@@ -213,7 +214,8 @@ def why_alone(offers: Sequence[Offer], store: Store) -> str:
         return "it was not wanted (read_once=False)"
     if any(offer.asked != first.asked for offer in offers):
         return "the ranks were given different values of read_once"
-    if not first.asked and not is_remote(store) and len({offer.host for offer in offers}) == 1:
+    num_hosts = len({offer.host for offer in offers})
+    if not first.asked and not limits.is_remote(store) and num_hosts == 1:
         return "all ranks are on one host, whose memory holds what one of them has read"
     return ""
 
@@ -240,10 +242,5 @@ def decide(offers: Sequence[Offer], store: Store) -> tuple[bool, str]:
     if first.times:
         reasons.append(f"blocks would be read {first.times:.1f} times")
     num_hosts = len({offer.host for offer in offers})
-    where = "from an object store" if is_remote(store) else f"on {num_hosts} hosts"
+    where = "from an object store" if limits.is_remote(store) else f"on {num_hosts} hosts"
     return True, f"{' and '.join(reasons)} {where}"
-
-
-def is_remote(store: Store) -> bool:
-    """Whether every read of a store goes over a network."""
-    return "://" in store.url and not store.url.startswith("in-process://")

@@ -82,7 +82,7 @@ def plan_reads(data: StoredData, wants: Iterable[Want]) -> list[Read]:
             if found is None:
                 found = extents[file] = []
             start = entry.start
-            for cut in cell.cuts(file.layout.block_bytes, entry.strides):
+            for cut in cell.cuts(file, entry.strides):
                 found.append(Extent(start + cut.low, start + cut.high, cut, entry, want))
     files = sorted(extents, key=lambda file: file.name)
     return [read for file in files for read in _merge(file, extents[file])]
@@ -104,8 +104,12 @@ class _Cell:
     """Whether the destination is memory."""
     known: dict[_Stored, tuple[Cut, ...]] = field(default_factory=dict["_Stored", tuple[Cut, ...]])
 
-    def cuts(self, block_bytes: int, strides: tuple[int, ...] | None) -> tuple[Cut, ...]:
-        """Return the cuts of the common elements, given how they are stored in the file."""
+    def cuts(self, file: DataFile, strides: tuple[int, ...] | None) -> tuple[Cut, ...]:
+        """Return the cuts of the common elements, given how they are stored in a file.
+
+        All files with blocks of one length are in stores of one kind.
+        """
+        block_bytes = file.layout.block_bytes
         stored = block_bytes if strides is None else strides  # with strides blocks are bytes
         cuts = self.known.get(stored)
         if cuts is None:
@@ -114,6 +118,7 @@ class _Cell:
                 wanted=self.wanted,
                 itemsize=self.itemsize,
                 block_bytes=block_bytes,
+                staged_bytes=limits.staged_bytes(file.store, block_bytes),
                 strides=strides,
             )
             cuts = self.known[stored] = tuple(geometry.cuts(runs=self.runs))
@@ -195,12 +200,12 @@ class _Builder:
         self._end = 0
         self._num_bytes = 0
         self._gap_bytes = 0
+        self._staged_bytes = limits.staged_bytes(file.store, file.layout.block_bytes)
 
     def is_full(self, extent: Extent) -> bool:
         """Whether the read has something and no room for ``extent``."""
-        return (
-            self._num_bytes > 0 and self._num_bytes + extent.end - extent.start > limits.READ_BYTES
-        )
+        most = limits.READ_BYTES if extent.cut.is_in_place else self._staged_bytes
+        return self._num_bytes > 0 and self._num_bytes + extent.end - extent.start > most
 
     def add(self, extent: Extent) -> None:
         """Take an extent."""

@@ -100,6 +100,7 @@ def times_read(tensor: StripedTensor) -> float:
                 wanted=box,
                 itemsize=tensor.stored.dtype.itemsize,
                 block_bytes=limits.BLOCK_BYTES,
+                staged_bytes=limits.READ_BYTES,
             )
             end = 0
             for cut in itertools.islice(geometry.cuts(runs=False), _SAMPLED_CUTS):

@@ -15,6 +15,7 @@ from dtckpt.checkpoint.reading import limits
 from dtckpt.checkpoint.reading.cuts import Geometry
 from dtckpt.checkpoint.state.limits import MIN_BLOCK_BYTES
 from dtckpt.dtensor import Box
+from dtckpt.storage import FaultyStore, MemoryStore
 
 Array = np.ndarray[Any, Any]
 
@@ -30,7 +31,7 @@ def geometries(draw: st.DrawFn) -> Geometry:
 
     size = draw(st.sampled_from([1, 2, 8]))
     blocks = draw(st.integers(1, 70))
-    return Geometry(chunk=box(), wanted=box(), itemsize=size, block_bytes=blocks)
+    return Geometry(chunk=box(), wanted=box(), itemsize=size, block_bytes=blocks, staged_bytes=300)
 
 
 def copied(geometry: Geometry, *, runs: bool) -> tuple[Array, set[int]]:
@@ -109,6 +110,7 @@ def test_elements_in_another_order_are_copied_alike(
         wanted=wanted,
         itemsize=size,
         block_bytes=1,
+        staged_bytes=200,
         strides=strides,
     )
     found = np.zeros(sizes, f"u{size}")
@@ -125,7 +127,9 @@ def test_elements_in_another_order_are_copied_alike(
 
 def test_a_whole_chunk_goes_straight_in_large_parts() -> None:
     whole = Box.whole((1000, 10_001))
-    geometry = Geometry(chunk=whole, wanted=whole, itemsize=4, block_bytes=1 << 20)
+    geometry = Geometry(
+        chunk=whole, wanted=whole, itemsize=4, block_bytes=1 << 20, staged_bytes=limits.READ_BYTES
+    )
     parts = list(geometry.cuts(runs=True))
     assert all(cut.is_in_place for cut in parts)
     assert len(parts) == -(-whole.numel * 4 // limits.READ_BYTES)
@@ -136,7 +140,9 @@ def test_only_the_edges_of_rows_pass_through_a_buffer() -> None:
     """Rows that start and end within a block: the blocks between go straight."""
     chunk = Box.whole((100, 1 << 14))
     wanted = Box((3, 0), (90, 1 << 14))
-    geometry = Geometry(chunk=chunk, wanted=wanted, itemsize=4, block_bytes=1 << 20)
+    geometry = Geometry(
+        chunk=chunk, wanted=wanted, itemsize=4, block_bytes=1 << 20, staged_bytes=limits.READ_BYTES
+    )
     in_place = [cut.is_in_place for cut in geometry.cuts(runs=True)]
     assert in_place == [False, True, False]
     buffered = sum(cut.end - cut.start for cut in geometry.cuts(runs=True) if not cut.is_in_place)
@@ -145,14 +151,18 @@ def test_only_the_edges_of_rows_pass_through_a_buffer() -> None:
 
 def test_small_runs_are_copied() -> None:
     whole = Box.whole((limits.IN_PLACE_BYTES - 1,))
-    geometry = Geometry(chunk=whole, wanted=whole, itemsize=1, block_bytes=1 << 10)
+    geometry = Geometry(
+        chunk=whole, wanted=whole, itemsize=1, block_bytes=1 << 10, staged_bytes=limits.READ_BYTES
+    )
     (cut,) = geometry.cuts(runs=True)
     assert not cut.is_in_place
 
 
 def test_what_is_not_memory_comes_in_bounded_parts() -> None:
     whole = Box.whole((64, 1 << 18))
-    geometry = Geometry(chunk=whole, wanted=whole, itemsize=4, block_bytes=1 << 20)
+    geometry = Geometry(
+        chunk=whole, wanted=whole, itemsize=4, block_bytes=1 << 20, staged_bytes=limits.READ_BYTES
+    )
     parts = list(geometry.cuts(runs=False))
     assert sum(cut.part.numel for cut in parts) == whole.numel
     assert all(cut.high - cut.low <= limits.READ_BYTES for cut in parts)
@@ -162,7 +172,9 @@ def test_what_is_not_memory_comes_in_bounded_parts() -> None:
 def test_columns_of_long_rows_come_without_the_rest_of_the_rows() -> None:
     chunk = Box.whole((8, 1 << 21))
     wanted = Box((0, 1 << 19), (8, 1 << 18))
-    geometry = Geometry(chunk=chunk, wanted=wanted, itemsize=4, block_bytes=1 << 20)
+    geometry = Geometry(
+        chunk=chunk, wanted=wanted, itemsize=4, block_bytes=1 << 20, staged_bytes=limits.READ_BYTES
+    )
     parts = list(geometry.cuts(runs=True))
     assert sum(cut.high - cut.low for cut in parts) == 8 * (1 << 20)
     assert all(cut.is_in_place for cut in parts), "and each row's part is a run"
@@ -173,8 +185,34 @@ def test_columns_come_in_few_parts_whatever_the_length_of_blocks(block_bytes: in
     """Blocks may be as long as a read, or shorter than a row's gap to the next."""
     for rows, row in ((1024, 1024), (1 << 14, 1 << 9)):
         chunk, wanted = Box.whole((rows, row)), Box((0, 0), (rows, row // 4))
-        geometry = Geometry(chunk=chunk, wanted=wanted, itemsize=4, block_bytes=block_bytes)
+        geometry = Geometry(
+            chunk=chunk,
+            wanted=wanted,
+            itemsize=4,
+            block_bytes=block_bytes,
+            staged_bytes=limits.READ_BYTES,
+        )
         parts = list(geometry.cuts(runs=True))
         assert sum(cut.part.numel for cut in parts) == wanted.numel
         assert len(parts) <= 8
         assert max(cut.high - cut.low for cut in parts) <= limits.READ_BYTES + 2 * block_bytes
+
+
+def test_strided_elements_come_in_parts_that_a_cache_holds() -> None:
+    chunk, wanted = Box.whole((1 << 12, 1 << 11)), Box((0, 0), (1 << 12, 1 << 10))
+    local, remote = MemoryStore(), FaultyStore(MemoryStore())
+    remote.url = "s3://bucket"
+    for store, block_bytes, most in (
+        (local, 1, limits.STAGED_BYTES),
+        (local, 1 << 20, limits.READ_BYTES),
+        (remote, 1, limits.READ_BYTES),
+    ):
+        geometry = Geometry(
+            chunk=chunk,
+            wanted=wanted,
+            itemsize=4,
+            block_bytes=block_bytes,
+            staged_bytes=limits.staged_bytes(store, block_bytes),
+        )
+        sizes = [cut.high - cut.low for cut in geometry.cuts(runs=True)]
+        assert most // 2 <= max(sizes) <= most
