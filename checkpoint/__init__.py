@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from .laying_out import with_layouts
     from .loading.loader import load
     from .loading.report import LoadReport
+    from .mapping.copies_rule import Copies
+    from .mapping.part_rules import Merge, Split, Stack, Unstack
+    from .mapping.rules import Crop, Drop, Move, Pad, Permute, Reshape
+    from .mapping.table import MappingTable
     from .opening import Checkpoint, LazyTensor, open
     from .placing import Placed, Rule, parse_rules, place
     from .resharding import reshard
@@ -53,7 +57,10 @@ __all__ = [
     "Cancelled",
     "Checkpoint",
     "CheckpointError",
+    "Copies",
     "Corrupt",
+    "Crop",
+    "Drop",
     "DtckptError",
     "ExportReport",
     "InUse",
@@ -61,20 +68,29 @@ __all__ = [
     "LazyTensor",
     "LoadReport",
     "Manifest",
+    "MappingTable",
+    "Merge",
+    "Move",
     "NotCommitted",
+    "Pad",
     "PerRank",
+    "Permute",
     "Placed",
     "Problem",
     "RankFailed",
+    "Reshape",
     "Rule",
     "SaveHandle",
     "SaveProgress",
     "SaveReport",
+    "Split",
+    "Stack",
     "Stateful",
     "Step",
     "StorageError",
     "Timeout",
     "Unsavable",
+    "Unstack",
     "VerifyReport",
     "async_save",
     "clean",
@@ -107,6 +123,10 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
             ".laying_out": "with_layouts",
             ".loading.loader": "load",
             ".loading.report": "LoadReport",
+            ".mapping.copies_rule": "Copies",
+            ".mapping.part_rules": "Merge Split Stack Unstack",
+            ".mapping.rules": "Crop Drop Move Pad Permute Reshape",
+            ".mapping.table": "MappingTable",
             ".opening": "Checkpoint LazyTensor open",
             ".placing": "Placed Rule parse_rules place",
             ".resharding": "reshard",

@@ -16,6 +16,7 @@ from .files.stored_data import StoredData
 from .files.stored_tensor import StoredTensor
 from .formats.opening import open_place, read_manifest, stored_data
 from .lazy_index import resolve
+from .mapping.table import TensorMapping, mapped_manifest
 from .reading.execution import ReadCache
 from .state.tree import unflatten
 
@@ -28,17 +29,20 @@ if TYPE_CHECKING:
 def open(
     checkpoint_id: str | os.PathLike[str] | Store,
     *,
+    mapping: TensorMapping | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Checkpoint:
     """Open a committed checkpoint for reading; only its manifest is read now.
 
     Weights as Hugging Face's libraries save them are opened, too, from the headers of their files.
 
+    ``mapping`` is a table of rules, or a list of them, through which its tensors are seen and read.
+
     Needs no process group. Raises NotCommitted where there is no checkpoint and Corrupt where its
-    manifest is damaged.
+    manifest is damaged, and LayoutMismatch where the mapping does not fit it.
     """
     store = open_place(checkpoint_id, **dict(storage_options or {}))
-    return Checkpoint(store, read_manifest(store))
+    return Checkpoint(store, mapped_manifest(read_manifest(store), mapping, store.url))
 
 
 class Checkpoint(Mapping[str, "LazyTensor"]):

@@ -20,6 +20,7 @@ from .files.manifest import FileRecord, Manifest
 from .files.stored_tensor import StoredTensor
 from .files.writing import Chunk, Contents, write_file
 from .formats.opening import open_place, read_manifest, stored_data
+from .mapping.table import TensorMapping, mapped_manifest
 from .placing import Rule, place
 from .reading.batches import BatchedReader, counted
 from .saving.writers import assign_writers
@@ -32,6 +33,7 @@ def reshard(
     mesh: Mesh,
     rules: Sequence[Rule],
     *,
+    mapping: TensorMapping | None = None,
     overwrite: bool = False,
     source_options: Mapping[str, Any] | None = None,
     target_options: Mapping[str, Any] | None = None,
@@ -39,13 +41,14 @@ def reshard(
 ) -> Manifest:
     """Write ``source`` anew at ``target`` as if it had been saved from ``mesh``.
 
-    ``rules`` place the tensors as ``place`` says. Memory is bounded whatever the size;
+    ``rules`` place the tensors as ``place`` says, and ``mapping`` makes others of them first: all
+    names are then those that it gives. Memory is bounded whatever the size;
     ``on_progress(done, total)`` is called with bytes written. The target is committed at the end or
     not at all. Errors are those of ``load`` and ``save``.
     """
     old = open_place(source, **dict(source_options or {}))
     new = open_store(target, **dict(target_options or {}))
-    manifest = read_manifest(old)
+    manifest = mapped_manifest(read_manifest(old), mapping, old.url)
     check_free(new, overwrite=overwrite)
     tensors = assign_writers(
         GlobalTensor(

@@ -26,6 +26,7 @@ FLOORS = {
         "files",
         "formats",
         "reading",
+        "mapping",
         "optimizers",
         "saving",
         "loading",

@@ -18,6 +18,7 @@ from ...storage.open import open_store
 from ..files.manifest import Manifest
 from ..formats.names import SAFETENSORS
 from ..formats.opening import manifest_bytes, open_place, parse_manifest, stored_data
+from ..mapping.table import TensorMapping, mapped_manifest
 from ..ranks.failing import CalledOff
 from ..ranks.together import DEFAULT_TIMEOUT, Answers, Ranks, closing, ranks_of, together
 from ..reading.batches import counted
@@ -53,6 +54,7 @@ def export(
     *,
     format: FormatName = "safetensors",
     part: str = "",
+    mapping: TensorMapping | None = None,
     max_file_bytes: int = MAX_FILE_BYTES,
     overwrite: bool = False,
     process_group: Any = None,
@@ -75,6 +77,9 @@ def export(
     its ``load`` finds them under the names that it would have given them; what each rank kept for
     itself lies under the number of the rank. Tensors are in chunks of at most 32 MiB.
 
+    ``mapping`` is a table of rules, or a list of them, that makes the tensors of others; it is
+    given the names below ``part``. What was loaded through a table goes back by its ``inverse()``.
+
     Memory is bounded whatever the size; every byte is verified as it is read, if the checkpoint has
     checksums. ``on_progress(done, total)`` is called with bytes, of this rank's files.
 
@@ -95,7 +100,7 @@ def export(
         wrong=_wrong(format, max_file_bytes),
     )
     with closing(ranks):
-        job = _Export(ranks, part.strip("/"), format, max_file_bytes)
+        job = _Export(ranks, part.strip("/"), mapping, format, max_file_bytes)
         opening = partial(
             job.open, source, target, dict(source_options or {}), dict(target_options or {})
         )
@@ -123,9 +128,17 @@ def _wrong(format: object, max_file_bytes: object) -> str:
 class _Export:
     """One export as this rank sees it."""
 
-    def __init__(self, ranks: Ranks, part: str, format: FormatName, max_file_bytes: int) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        part: str,
+        mapping: TensorMapping | None,
+        format: FormatName,
+        max_file_bytes: int,
+    ) -> None:
         self.ranks = ranks
         self.part = part
+        self.mapping = mapping
         self.format: FormatName = format
         self.max_file_bytes = max_file_bytes
         self.manifest_text = b""
@@ -160,16 +173,20 @@ class _Export:
                     f"{self.ranks.all[0]} has {url}. Give them to all alike"
                 )
         self.manifest = parse_manifest(manifest_text, self.old.url)
+        self._check_part()
+        self.manifest = mapped_manifest(self.manifest, self.mapping, self.old.url, part=self.part)
         self.files = self._format_of(self.manifest)
         if self.ranks.is_coordinator:
             _make_room(self.place, self.only, self.files, overwrite=overwrite)
         return b""
 
-    def _format_of(self, manifest: Manifest) -> Format:
-        index = index_tree(manifest.tree)
+    def _check_part(self) -> None:
+        index = index_tree(self.manifest.tree)
         if index.find(self.part) is ABSENT:
             hint = near_names(self.part, index.leaves)
             raise LayoutMismatch(f"{self.old.url}: there is no part {self.part!r}{hint}")
+
+    def _format_of(self, manifest: Manifest) -> Format:
         if self.format == "dcp":
             from .dcp_files import DcpFiles  # which imports all of torch.distributed.checkpoint
 

@@ -177,6 +177,8 @@ class Manifest:
     """JSON that the user gave at save."""
     format: str = OURS
     """What wrote the files. Of another program's this is the manifest that they would have."""
+    stored: Manifest | None = None
+    """The one that lies there, if this is how a mapping shows it."""
 
     @property
     def is_ours(self) -> bool:

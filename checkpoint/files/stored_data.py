@@ -150,7 +150,7 @@ class StoredData:
         total = self._table_bytes + record.table_bytes
         check_metadata_bytes(total, f"the checksum tables of {self.store.url}")
         if self._open_foreign is not None:
-            file = self._open_foreign(store, self.manifest, record)
+            file = self._open_foreign(store, self.manifest.stored or self.manifest, record)
         else:
             file = _open(store, record, save_id, source)
         self._table_bytes = total

@@ -7,13 +7,26 @@ holds any part of any cell.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, Protocol
 
 from ...dtensor.geometry.box import Box
 from ...dtensor.geometry.irregular import IrregularLayout
 from ...dtensor.geometry.layout import Layout
 from ..tensors.dtypes import DType
+from ..tensors.sink import Sink
+
+
+class Recipe(Protocol):
+    """How the elements of a tensor that is stored nowhere are made of others."""
+
+    def parts(self, box: Box, sink: Sink) -> Iterable[tuple[StoredTensor | None, Box, Sink]]:
+        """Yield boxes of other tensors, with sinks that bring their elements into ``sink``.
+
+        ``sink`` takes the elements of ``box``, which is not empty. In the place of a tensor None
+        stands for a box of a sink that is to be filled with zero bits. Nothing is changed yet.
+        """
+        ...
 
 
 class StoredTensor(NamedTuple):
@@ -33,6 +46,8 @@ class StoredTensor(NamedTuple):
     """The dim along which several slices cut a cell, into even chunks as an axis would."""
     same_as: str | None = None
     """Name of the tensor under which the elements are stored; this one is tied to it."""
+    recipe: Recipe | None = None
+    """How it is made of others, if it is not stored. Then the layout says nothing of files."""
 
     @property
     def num_bytes(self) -> int:
@@ -41,8 +56,8 @@ class StoredTensor(NamedTuple):
 
     @property
     def stored_name(self) -> str:
-        """Name under which data files have the elements."""
-        return self.same_as or self.name
+        """Name under which data files have the elements; what is in no file has none like it."""
+        return self.same_as or (self.name if self.recipe is None else f"[{self.name}]")
 
     @property
     def stored_bytes(self) -> int:

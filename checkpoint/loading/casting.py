@@ -12,8 +12,8 @@ from dtckpt.errors import LayoutMismatch
 
 from ...dtensor.comm.caches import remembered
 from ...dtensor.geometry.box import Box
-from ..reading.wants import Array, Sink
 from ..tensors.dtypes import DType
+from ..tensors.sink import Array, Sink
 
 DTypePolicy = Literal["error", "widen", "cast"]
 POLICIES: tuple[DTypePolicy, ...] = ("error", "widen", "cast")

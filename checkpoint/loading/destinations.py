@@ -15,7 +15,7 @@ from dtckpt.errors import CheckpointError, LayoutMismatch
 from ..files.manifest import Manifest
 from ..files.stored_tensor import StoredTensor
 from ..reading.exchanging import Destination
-from ..reading.wants import Sink, Want
+from ..reading.wants import Want
 from ..tensors.local_tensor import LocalTensor, is_shared, local_tensor
 from ..tensors.materialising import (
     Replaced,
@@ -25,6 +25,7 @@ from ..tensors.materialising import (
     will_be_host_memory,
 )
 from ..tensors.overlaps import find_sharing, overlaps_itself
+from ..tensors.sink import Sink
 from ..tensors.ties import find_ties
 from ..tensors.transfer import SinkToCome, TensorComparison, TensorSink
 from .casting import ConvertingSink, DTypePolicy, is_lossless, may_convert
@@ -144,8 +145,7 @@ class Destinations:
 
     def _is_stored_apart(self, one: str, other: str) -> bool:
         """Whether two names have elements of their own in the checkpoint."""
-        stored = self._stored
-        return (stored[one].same_as or one) != (stored[other].same_as or other)
+        return self._stored[one].stored_name != self._stored[other].stored_name
 
     def materialise(self) -> None:
         """Give memory to destinations that have none."""

@@ -28,6 +28,7 @@ from ..reading.read_once import (
 )
 from ..reading.read_plan import Read, plan_reads
 from ..reading.stripes import StripedTensor
+from ..reading.wants import Fill
 from .destinations import Destinations
 
 
@@ -48,8 +49,8 @@ class Filling:
         self._stripes: StripeExchange | None = None
         self._received: dict[str, Destination] = {}
         """Where tensors go that other ranks read."""
-        self._reads: list[Read] = []
-        self._comparisons: list[Read] = []
+        self._reads: list[Read | Fill] = []
+        self._comparisons: list[Read | Fill] = []
         """Reads for tied tensors: what is stored for each must be equal."""
         self._touched: dict[str, None] = {}
         self.is_planned = False

@@ -17,8 +17,10 @@ from dtckpt.errors import LayoutMismatch, NotCommitted
 from dtckpt.logs import logger_of
 
 from ...storage.base import Store
+from ..files.blocks import digest
 from ..files.manifest import Manifest
 from ..formats.opening import manifest_bytes, open_place, parse_manifest, stored_data
+from ..mapping.table import TensorMapping, mapped_manifest, table_of
 from ..ranks.together import DEFAULT_TIMEOUT, Answers, Ranks, closing, ranks_of, together
 from ..reading.read_once import Offer, why_alone
 from ..state.collector import paused_collector
@@ -46,6 +48,7 @@ def load(
     strict: bool = True,
     select: str | Sequence[str] | None = None,
     rename: Rename | None = None,
+    mapping: TensorMapping | None = None,
     dtype_policy: DTypePolicy = "error",
     device: torch.device | str | None = None,
     read_once: bool | None = None,
@@ -87,6 +90,11 @@ def load(
     stands for the whole, or a function that is given every name. Patterns and report are about
     names in the checkpoint.
 
+    ``mapping`` is a table of rules, or a list of them, through which the checkpoint is seen: its
+    tensors are split, merged, permuted, stacked and moved as they say before anything is matched,
+    and each rank reads the bytes that its own parts are made of. All other names, in ``select``,
+    ``rename`` and the report, are then those that the mapping gives. All ranks give the same.
+
     ``dtype_policy`` says what happens where a tensor was saved with another dtype: ``"error"``, or
     conversion if no value can change (``"widen"``), or any conversion (``"cast"``).
 
@@ -110,6 +118,7 @@ def load(
         strict=strict,
         select=select,
         rename=rename,
+        mapping=None if mapping is None else table_of(mapping),
         dtype_policy=dtype_policy,
         device=device,
         read_once=read_once,
@@ -155,11 +164,11 @@ class _Load:
         ranks = self.ranks
         told = together(ranks, "load: read manifest", lambda: self.open(target), self.give_manifest)
         head, _, manifest = told.partition(b"\n")
-        url, alone = json.loads(head)
+        url, alone, mapping = json.loads(head)
         decision = together(
             ranks,
             "load: plan",
-            lambda: self.match(state, url, manifest, is_alone=bool(alone)),
+            lambda: self.match(state, url, manifest, mapping, is_alone=bool(alone)),
             self.decide,
         )
         self.decision = Decision.from_bytes(decision)
@@ -205,7 +214,13 @@ class _Load:
     def give_manifest(self, answers: Answers) -> bytes:
         """Return where it was read, why each rank is to read for itself, and the manifest."""
         alone = why_alone(list(map(Offer.from_bytes, answers.values())), self.store)
-        return json.dumps([self.store.url, alone]).encode() + b"\n" + self.manifest_bytes
+        head = json.dumps([self.store.url, alone, self.mapping_digest()])
+        return head.encode() + b"\n" + self.manifest_bytes
+
+    def mapping_digest(self) -> str:
+        """Return what tells whether ranks see the checkpoint through the same mapping."""
+        mapping = self.options.mapping
+        return "" if mapping is None else digest(mapping.to_bytes()).hex()
 
     def check_same(self, url: str, manifest: bytes) -> None:
         """Raise LayoutMismatch if this rank was given a path where another checkpoint is."""
@@ -229,6 +244,7 @@ class _Load:
         state: Mapping[Any, Any] | Stateful,
         url: str,
         manifest: bytes,
+        mapping: str,
         *,
         is_alone: bool,
     ) -> bytes:
@@ -237,9 +253,15 @@ class _Load:
         What this rank reads is planned at once unless it may share that with others.
         """
         self.check_same(url, manifest)
+        if mapping != self.mapping_digest():
+            raise LayoutMismatch(
+                f"{url}: this rank was given another mapping= than rank {self.ranks.all[0]}. Give "
+                "the same to all"
+            )
         check_policy(self.options.dtype_policy)
         with paused_collector():
-            self.manifest = parse_manifest(manifest, self.store.url)
+            stored = parse_manifest(manifest, self.store.url)
+            self.manifest = mapped_manifest(stored, self.options.mapping, self.store.url)
             self.found = found = match(
                 state,
                 self.manifest,

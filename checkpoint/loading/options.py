@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..mapping.table import MappingTable
 from ..state.renaming import Rename
 from .casting import DTypePolicy
 
@@ -19,6 +20,7 @@ class LoadOptions:
     strict: bool
     select: str | Sequence[str] | None
     rename: Rename | None
+    mapping: MappingTable | None
     dtype_policy: DTypePolicy
     device: torch.device | str | None
     read_once: bool | None

@@ -12,10 +12,11 @@ import numpy as np
 
 from ...dtensor.geometry.box import Box
 from ..files.stored_data import StoredData
+from ..tensors.sink import Array
 from ..tensors.source import PIECE_BYTES, Source
 from .execution import execute
 from .read_plan import plan_reads
-from .wants import Array, ArraySink, Want
+from .wants import ArraySink, Want
 
 
 def counted(on_progress: Callable[[int, int], None] | None, total: int) -> Callable[[int], None]:

@@ -26,10 +26,11 @@ from ...dtensor.geometry.layout import Layout
 from ..files.stored_data import StoredData
 from ..files.stored_tensor import StoredTensor
 from ..ranks.boards import device_of
+from ..tensors.sink import Array, Sink
 from . import limits
 from .read_plan import Read, plan_reads
 from .stripes import Stripe, StripedTensor, deal
-from .wants import Array, ArraySink, Sink, Want
+from .wants import ArraySink, Fill, Want
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class StripeExchange:
         """Number of rounds, the same on all ranks."""
         return len(self._rounds)
 
-    def reads(self, number: int) -> list[Read]:
+    def reads(self, number: int) -> list[Read | Fill]:
         """Return what this rank reads in a round."""
         return self._reads[number]
 

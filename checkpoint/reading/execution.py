@@ -16,6 +16,7 @@ from ...storage.base import ReadRequest
 from ..files.stored_data import Damage, DataFile
 from . import limits
 from .read_plan import Extent, Range, Read
+from .wants import Fill
 
 Check = Callable[[], list[Damage]]
 """Compares bytes that have been read with their digests, and returns what is damaged."""
@@ -42,7 +43,7 @@ class ReadCache:
 
 
 def execute(
-    reads: Sequence[Read],
+    reads: Sequence[Read | Fill],
     *,
     touched: dict[str, None] | None = None,
     cache: ReadCache | None = None,
@@ -77,7 +78,7 @@ def execute(
             raise
 
 
-def _until(stop: Event, reads: Iterable[Read]) -> Iterable[Read]:
+def _until(stop: Event, reads: Iterable[Read | Fill]) -> Iterable[Read | Fill]:
     for read in reads:
         if stop.is_set():
             return
@@ -98,9 +99,16 @@ class _Reader:
         self._on_progress = on_progress
         self._buffer = memoryview(b"")
 
-    def run_all(self, reads: Iterable[Read]) -> int:
+    def run_all(self, reads: Iterable[Read | Fill]) -> int:
         """Run reads and return the bytes read."""
-        return sum([self._run(read) for read in reads])
+        return sum(
+            [self._fill(read) if isinstance(read, Fill) else self._run(read) for read in reads]
+        )
+
+    def _fill(self, fill: Fill) -> int:
+        self._touched[fill.name] = None
+        fill.run()
+        return 0
 
     def _run(self, read: Read) -> int:
         if self._on_progress is not None:
@@ -117,7 +125,7 @@ class _Reader:
         for r, view in fresh:
             checks[ReadRequest(base + r.start, view)] = partial(_damaged, file, r, view)
         for extent, _ in in_place:
-            self._touched[extent.want.tensor.name] = None
+            self._touched[extent.want.name] = None
         num_bytes = sum([request.view.nbytes for request in checks])
         if checks:
             for request in file.store.read_each(file.name, list(checks)):
@@ -129,7 +137,7 @@ class _Reader:
             raise Corrupt("; ".join(map(str, damaged)))
         for r, view in zip(read.ranges, views, strict=True):
             for extent in r.extents:
-                self._touched[extent.want.tensor.name] = None
+                self._touched[extent.want.name] = None
                 _store(extent, view, r.start)
         if self._cache is not None and fresh and not fresh[-1][0].has_gaps:
             self._cache.keep(file, fresh[-1][0].start, fresh[-1][1])
@@ -177,7 +185,7 @@ def _memory_of(extent: Extent) -> memoryview:
     memory, target = extent.want.sink.memory(), extent.cut.target
     if memory is None or target is None:
         raise LayoutMismatch(
-            f"tensor {extent.want.tensor.name!r}: its destination offered memory when the reads "
+            f"tensor {extent.want.name!r}: its destination offered memory when the reads "
             "were planned, and none when they were made; it must not change meanwhile"
         )
     return memory[target : target + extent.cut.end - extent.cut.start]

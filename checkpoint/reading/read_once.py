@@ -155,7 +155,7 @@ def find_striped(
     stored_bytes = read_bytes = 0.0
     for name, local in tensors.items():
         layout, saved = local.layout, stored[name]
-        if layout is None or 0 in layout.shape:
+        if layout is None or 0 in layout.shape or saved.recipe is not None:
             continue
         rule = id(saved.layout), saved.writers, saved.cut, saved.dtype.itemsize
         key = (*rule, layout)

@@ -15,7 +15,7 @@ from ..files.stored_data import DataFile, StoredData
 from ..files.stored_tensor import StoredTensor
 from . import limits
 from .cuts import Cut, Geometry
-from .wants import Want
+from .wants import Fill, Want, stored_wants
 
 _Stored = int | tuple[int, ...]
 
@@ -66,15 +66,21 @@ class Read:
         return in_place + sum(r.end - r.start for r in self.ranges)
 
 
-def plan_reads(data: StoredData, wants: Iterable[Want]) -> list[Read]:
+def plan_reads(data: StoredData, wants: Iterable[Want]) -> list[Read | Fill]:
     """Return reads that bring exactly the wanted elements, by file and offset.
+
+    Where tensors have a recipe those are read that they are made of.
 
     Raises Corrupt or LayoutMismatch unless the stored chunks cover every wanted box exactly;
     all files are checked here, before any element is read.
     """
     chunks = _Chunks(data)
     extents: dict[DataFile, list[Extent]] = {}
-    for want in wants:
+    fills: list[Read | Fill] = []
+    for want in stored_wants(wants):
+        if isinstance(want, Fill):
+            fills.append(want)
+            continue
         tensor = want.tensor
         for cell in chunks.meeting(want):
             file, entry = data.find(cell.rank, tensor, tensor.stored_name + cell.suffix, cell.shape)
@@ -85,7 +91,7 @@ def plan_reads(data: StoredData, wants: Iterable[Want]) -> list[Read]:
             for cut in cell.cuts(file, entry.strides):
                 found.append(Extent(start + cut.low, start + cut.high, cut, entry, want))
     files = sorted(extents, key=lambda file: file.name)
-    return [read for file in files for read in _merge(file, extents[file])]
+    return fills + [read for file in files for read in _merge(file, extents[file])]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,40 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 import numpy as np
 
 from ...dtensor.geometry.box import Box
 from ..files.stored_tensor import StoredTensor
-
-Array = np.ndarray[Any, Any]
-
-
-class Sink(Protocol):
-    """Where the elements of a wanted box go."""
-
-    @property
-    def is_memory(self) -> bool:
-        """Whether there will be ``memory`` when the reads are executed; asked when planning."""
-        ...
-
-    def memory(self) -> memoryview | None:
-        """Return the bytes of the box, which is not empty, if they are writable host memory.
-
-        In row-major order, one-dimensional, of single bytes; None where elements have to be
-        ``put``. Elements are read straight into it, so it may hold damaged ones after a failure.
-        """
-        ...
-
-    def put(self, part: Box, items: Array) -> None:
-        """Store ``items``, of unsigned ints as wide as an element, at ``part`` of the wanted box.
-
-        Called from several threads at once, for disjoint parts; ``items`` is valid only during
-        the call. May be called for some parts even where there is ``memory``.
-        """
-        ...
+from ..tensors.sink import Array, Sink
+from ..tensors.source import PIECE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +35,51 @@ class ArraySink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Want:
-    """A box of a stored tensor and where its elements go."""
+    """A box of a tensor and where its elements go."""
 
     tensor: StoredTensor
     box: Box
     sink: Sink
+    made_for: str = ""
+    """Name of the tensor that has a recipe, if this is a part of it."""
+
+    @property
+    def name(self) -> str:
+        """Name of the tensor that is asked for."""
+        return self.made_for or self.tensor.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fill:
+    """Elements that come from no file: all their bits are zero."""
+
+    name: str
+    """Of the tensor that is asked for."""
+    itemsize: int
+    box: Box
+    """In the coordinates of the sink."""
+    sink: Sink
+
+    def run(self) -> None:
+        """Store them, a piece at a time."""
+        for part in self.box.parts(PIECE_BYTES // self.itemsize):
+            zero = np.zeros((), dtype=f"u{self.itemsize}")
+            self.sink.put(part, np.broadcast_to(zero, part.sizes))
+
+
+def stored_wants(wants: Iterable[Want]) -> Iterator[Want | Fill]:
+    """Yield wants of stored tensors, in the place of those that have a recipe."""
+    for want in wants:
+        recipe = want.tensor.recipe
+        if recipe is None:
+            yield want
+        elif not want.box.is_empty:
+            name = want.name
+            for tensor, box, sink in recipe.parts(want.box, want.sink):
+                if tensor is None:
+                    itemsize = want.tensor.dtype.itemsize
+                    yield Fill(name=name, itemsize=itemsize, box=box, sink=sink)
+                else:
+                    yield from stored_wants(
+                        [Want(tensor=tensor, box=box, sink=sink, made_for=name)]
+                    )

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,8 +14,7 @@ import torch
 from dtckpt.errors import LayoutMismatch
 
 from ...dtensor.geometry.box import Box
-
-Array = np.ndarray[Any, Any]
+from .sink import Array
 
 _INT_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 from .console import count, iec, printable, progress
-from .options import debug_option, merged, store_at, store_option
+from .options import debug_option, mapping_option, merged, store_at, store_option
+
+if TYPE_CHECKING:
+    from ...checkpoint import MappingTable
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]i?)?B?", re.IGNORECASE)
 _UNITS = {"k": 1, "m": 2, "g": 3, "t": 4}
@@ -50,6 +53,7 @@ def parse_size(_ctx: click.Context, _param: click.Parameter, text: str) -> int:
     help="Where files are cut, such as 500MB or 2GiB; a larger tensor has its own.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace the weights at TARGET, if any.")
+@mapping_option
 @store_option("--option", "both stores")
 @store_option("--source-option", "SOURCE alone")
 @store_option("--target-option", "TARGET alone")
@@ -61,6 +65,7 @@ def export(
     part: str,
     max_file_bytes: int,
     overwrite: bool,
+    mapping: MappingTable | None,
     option: dict[str, Any],
     source_option: dict[str, Any],
     target_option: dict[str, Any],
@@ -91,6 +96,7 @@ def export(
             target,
             format=format,
             part=part,
+            mapping=mapping,
             max_file_bytes=max_file_bytes,
             overwrite=overwrite,
             target_options=merged(option, target_option),

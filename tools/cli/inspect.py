@@ -9,10 +9,17 @@ import click
 
 from dtckpt.errors import NotCommitted
 
-from .options import SCHEMA_VERSION, debug_option, json_option, store_at, store_option
+from .options import (
+    SCHEMA_VERSION,
+    debug_option,
+    json_option,
+    mapping_option,
+    store_at,
+    store_option,
+)
 
 if TYPE_CHECKING:
-    from ...checkpoint import Manifest, Step
+    from ...checkpoint import Manifest, MappingTable, Step
     from ...storage import Store
 
 
@@ -28,6 +35,7 @@ if TYPE_CHECKING:
 )
 @click.option("--values/--no-values", default=True, help="Whether to show what is not a tensor.")
 @click.option("--draw", is_flag=True, help="Draw instead which rank held which part of a tensor.")
+@mapping_option
 @store_option("--option", "the store")
 @debug_option
 def inspect(
@@ -36,6 +44,7 @@ def inspect(
     names: tuple[str, ...],
     values: bool,
     draw: bool,
+    mapping: MappingTable | None,
     option: dict[str, Any],
 ) -> None:
     """Show what CHECKPOINT holds: structure, shapes, dtypes, bytes, layouts and files.
@@ -57,6 +66,8 @@ def inspect(
                 raise
             _show_run(store, steps, as_json=as_json)
             return
+        if mapping is not None:
+            manifest = mapping.applied_to(manifest, store.url)
         if draw:
             from .inspect_pictures import show_layouts
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -11,7 +12,7 @@ import click
 from dtckpt.errors import PlacementError
 
 if TYPE_CHECKING:
-    from ...checkpoint import Rule
+    from ...checkpoint import MappingTable, Rule
     from ...dtensor import Mesh
     from ...storage import Store
 
@@ -120,6 +121,25 @@ def store_at(url: str, options: dict[str, Any], *, argument: str, option: str) -
         raise click.BadParameter(str(error), param_hint=argument) from error
     except TypeError as error:
         raise click.BadParameter(str(error), param_hint=option) from error
+
+
+def mapping_option(command: _Command) -> _Command:
+    """Add ``--mapping``."""
+
+    def read(_ctx: click.Context, _param: click.Parameter, path: str | None) -> MappingTable | None:
+        if path is None:
+            return None
+        from ...checkpoint import MappingTable
+
+        return MappingTable.from_bytes(Path(path).read_bytes(), path)
+
+    return click.option(
+        "--mapping",
+        callback=read,
+        type=click.Path(exists=True, dir_okay=False),
+        metavar="FILE",
+        help="JSON of a MappingTable: rules that make tensors of others before all else.",
+    )(command)
 
 
 def parse_mesh(_ctx: click.Context, _param: click.Parameter, text: str) -> Mesh:

@@ -10,6 +10,7 @@ import click
 from .console import count, iec, mesh_text, printable, progress
 from .options import (
     debug_option,
+    mapping_option,
     merged,
     parse_mesh,
     parse_rule_sets,
@@ -18,7 +19,7 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from ...checkpoint import Manifest, Rule
+    from ...checkpoint import Manifest, MappingTable, Rule
     from ...dtensor import Mesh
     from ...storage import Store
 
@@ -45,6 +46,7 @@ _TARGET = "'--option' / '--target-option'"
 @click.option(
     "-n", "--dry-run", is_flag=True, help="Show what every tensor would become; write nothing."
 )
+@mapping_option
 @store_option("--option", "both stores")
 @store_option("--source-option", "SOURCE alone")
 @store_option("--target-option", "TARGET alone")
@@ -56,6 +58,7 @@ def reshard(
     rules: tuple[Rule, ...],
     overwrite: bool,
     dry_run: bool,
+    mapping: MappingTable | None,
     option: dict[str, Any],
     source_option: dict[str, Any],
     target_option: dict[str, Any],
@@ -92,7 +95,7 @@ def reshard(
         store_at(source, merged(option, source_option), argument="'SOURCE'", option=_SOURCE) as old,
         store_at(target, merged(option, target_option), argument="'TARGET'", option=_TARGET) as new,
     ):
-        _reshard(old, new, mesh, rules, overwrite=overwrite, dry_run=dry_run)
+        _reshard(old, new, mesh, rules, mapping, overwrite=overwrite, dry_run=dry_run)
 
 
 def _check_rules(mesh: Mesh, rules: Sequence[Rule]) -> None:
@@ -112,13 +115,21 @@ def _check_rules(mesh: Mesh, rules: Sequence[Rule]) -> None:
 
 
 def _reshard(
-    old: Store, new: Store, mesh: Mesh, rules: Sequence[Rule], *, overwrite: bool, dry_run: bool
+    old: Store,
+    new: Store,
+    mesh: Mesh,
+    rules: Sequence[Rule],
+    mapping: MappingTable | None,
+    *,
+    overwrite: bool,
+    dry_run: bool,
 ) -> None:
     from ...checkpoint import place, read_manifest
     from ...checkpoint.files.committing import check_free
+    from ...checkpoint.mapping.table import mapped_manifest
     from .reshard_plan import unused
 
-    manifest = read_manifest(old)
+    manifest = mapped_manifest(read_manifest(old), mapping, old.url)
     check_free(new, overwrite=overwrite)
     placed = place(manifest, mesh, rules)
     for rule in unused(placed, rules):
@@ -131,7 +142,7 @@ def _reshard(
 
         show_plan(placed, mesh, source=old.url, target=new.url)
         return
-    written = _write(old, new, mesh, rules, overwrite=overwrite)
+    written = _write(old, new, mesh, rules, mapping, overwrite=overwrite)
     num_bytes = sum(tensor.num_bytes for tensor in written.tensors.values())
     click.echo(
         f"{printable(new.url)}: {count(len(written.tensors), 'tensor')}, {iec(num_bytes)}, in "
@@ -140,11 +151,23 @@ def _reshard(
 
 
 def _write(
-    old: Store, new: Store, mesh: Mesh, rules: Sequence[Rule], *, overwrite: bool
+    old: Store,
+    new: Store,
+    mesh: Mesh,
+    rules: Sequence[Rule],
+    mapping: MappingTable | None,
+    *,
+    overwrite: bool,
 ) -> Manifest:
     from ...checkpoint import reshard as reshard_checkpoint
 
     with progress("resharding") as on_progress:
         return reshard_checkpoint(
-            old, new, mesh, rules, overwrite=overwrite, on_progress=on_progress
+            old,
+            new,
+            mesh,
+            rules,
+            mapping=mapping,
+            overwrite=overwrite,
+            on_progress=on_progress,
         )

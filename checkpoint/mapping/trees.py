@@ -1,0 +1,82 @@
+"""The tree of a checkpoint with other tensors in it: leaves taken away, and others put in."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+
+from dtckpt.errors import LayoutMismatch
+
+from ..state.names import key_component, key_of
+from ..state.tree import ABSENT, DICT_TAGS, Node, below, children, container_node, tag_of
+
+
+def edited(tree: Node, removed: Container[str], added: Iterable[str]) -> Node:
+    """Return a tree without some leaves, and with tensors of some new names.
+
+    Containers that become empty go; lists that change become dicts, with the same names.
+    LayoutMismatch where a name is none, or something else stands there.
+    """
+    kept = _edited(tree, "", removed, [(name, name.split("/")) for name in added])
+    return container_node("dict", []) if kept is ABSENT else kept
+
+
+_Added = list[tuple[str, list[str]]]
+"""Names, with the components that are still to be gone down."""
+
+
+def _edited(node: Node, name: str, removed: Container[str], added: _Added) -> Node:
+    inner = children(node)
+    if not inner:
+        if name in removed:
+            node = ABSENT
+        elif added and node in [{tag: type(node[tag])()} for tag in DICT_TAGS if tag in node]:
+            node = ABSENT  # an empty dict takes what comes
+        elif added:
+            raise LayoutMismatch(f"{added[0][0]!r} cannot be made: a value stands at {name!r}")
+        return _container(name, added) if node is ABSENT and added else node
+    by_component: dict[str, _Added] = {}
+    for full, (first, *rest) in added:
+        by_component.setdefault(first, []).append((full, rest))
+    items: list[tuple[str | int, Node]] = []
+    for key, component, child in inner:
+        below_it = by_component.pop(component, [])
+        if any(not rest for _, rest in below_it) and children(child):
+            raise LayoutMismatch(f"{below_it[0][0]!r} cannot be made: a container stands there")
+        made = _edited(child, below(name, component), removed, below_it)
+        if made is not ABSENT:
+            items.append((key, made))
+    tag = tag_of(node)
+    if tag in ("list", "tuple") and (by_component or len(items) < len(inner)):
+        items = [(str(key), child) for key, child in items]
+        tag = "dict"
+    items += [(_key(c, rest), _container(below(name, c), rest)) for c, rest in by_component.items()]
+    if tag == "per_rank" and by_component:
+        raise LayoutMismatch(f"{name!r}: what each rank keeps for itself takes no tensors")
+    if tag == "dict" and any(isinstance(key, int) for key, _ in items):
+        tag = "items"
+    return container_node(tag, items) if items else ABSENT
+
+
+def _container(name: str, added: _Added) -> Node:
+    """Return the node of new names that have nothing beside them."""
+    if any(not rest for _, rest in added):
+        if len(added) > 1:
+            raise LayoutMismatch(f"{name!r} cannot be both a tensor and above others")
+        return {"tensor": added[0][0]}
+    by_component: dict[str, _Added] = {}
+    for full, (first, *rest) in added:
+        by_component.setdefault(first, []).append((full, rest))
+    items = [(_key(c, rest), _container(below(name, c), rest)) for c, rest in by_component.items()]
+    tag = "items" if any(isinstance(key, int) for key, _ in items) else "dict"
+    return container_node(tag, items)
+
+
+def _key(component: str, added: _Added) -> str | int:
+    """Return the key of a new component; LayoutMismatch where it is none."""
+    try:
+        key = key_of(component)
+    except ValueError:
+        key = ""
+    if not component or key_component(key) != component:
+        raise LayoutMismatch(f"{added[0][0]!r} is no name of a tensor: {component!r} is no key")
+    return key
