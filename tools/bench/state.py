@@ -139,6 +139,16 @@ class ShardedState:
         return {name: tensor.to_local() for name, tensor in self.tensors.items()}
 
     @property
+    def slices(self) -> dict[str, tuple[slice, ...]]:
+        """Where in the whole tensors lies what this rank holds, by name."""
+        found: dict[str, tuple[slice, ...]] = {}
+        for name, local in self.locals.items():
+            cut, start = self._starts[name]
+            at = (start if dim == cut else 0 for dim in range(local.ndim))
+            found[name] = tuple(slice(a, a + n) for a, n in zip(at, local.shape, strict=True))
+        return found
+
+    @property
     def local_bytes(self) -> int:
         """Bytes that this rank holds."""
         return sum(tensor.nbytes for tensor in self.locals.values())

@@ -83,7 +83,7 @@ def _move(
     call: Callable[[int, list[memoryview], int], int], descriptor: int, tensors: Iterable[Tensor]
 ) -> None:
     """Write or read all tensors in large vectored calls, going on where one was cut short."""
-    views = [_bytes_of(tensor) for tensor in tensors if tensor.nbytes]
+    views = [bytes_of(tensor) for tensor in tensors if tensor.nbytes]
     offset = 0
     while views:
         moved = call(descriptor, views[:_MAX_BUFFERS], offset)
@@ -96,6 +96,7 @@ def _move(
             views[0] = views[0][moved:]
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the memory of a contiguous tensor."""
     array: Any = tensor.reshape(-1).view(torch.uint8).numpy()  # numpy's stubs hide its buffer
     return memoryview(array)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..frame.row import Row
 from .background import BUSY, STALL
+from .formats import CONVERT, HUGGING_FACE_COLUMNS, HUGGING_FACE_ROWS
 from .loading import LOAD
 from .memory import memory_row
 from .resharding import RESHARD
@@ -22,4 +23,7 @@ ROWS: tuple[Row, ...] = (
     SMALL_SAVE,
     SMALL_LOAD,
     LOAD_ROUNDS,
+    HUGGING_FACE_ROWS,
+    HUGGING_FACE_COLUMNS,
+    CONVERT,
 )

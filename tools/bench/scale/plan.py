@@ -13,6 +13,7 @@ from dtckpt.checkpoint.files.blocks import DEFAULT_BLOCK_BYTES
 from dtckpt.checkpoint.files.datafile import lay_out
 from dtckpt.checkpoint.files.manifest import FileRecord, Manifest
 from dtckpt.checkpoint.files.stored_tensor import StoredTensor
+from dtckpt.checkpoint.reading import limits
 from dtckpt.checkpoint.reading.cuts import Geometry
 from dtckpt.checkpoint.saving.merging import merge_tensors, merge_values
 from dtckpt.checkpoint.saving.writers import assign_writers
@@ -207,6 +208,7 @@ def _touched(manifest: Manifest, job: Job, rank: int) -> tuple[int, int]:
                 wanted=wanted,
                 itemsize=spec.dtype.itemsize,
                 block_bytes=DEFAULT_BLOCK_BYTES,
+                staged_bytes=limits.READ_BYTES,
             )
             ranges += sum(1 for _ in geometry.cuts(runs=True))
     return len(files), ranges
