@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dtckpt.dtensor.geometry.layout import Layout
-from dtckpt.dtensor.geometry.placement import Shard
+from dtckpt.dtensor.geometry.placement import Packed, Shard
 
 Array = np.ndarray[Any, Any]
 
@@ -30,6 +30,10 @@ def _cutting_order(cut: tuple[int, Any]) -> tuple[int, int]:
 
 
 def _cut(whole: Array, dim: int, placement: Any, count: int) -> list[Array]:
+    if isinstance(placement, Packed):
+        parts = np.split(whole, np.cumsum(placement.sizes)[:-1], axis=dim)
+        shares = [_cut(part, dim, Shard(dim), count) for part in parts]
+        return [np.concatenate(held, axis=dim) for held in zip(*shares, strict=True)]
     if not isinstance(placement, Shard):
         ranges = placement.ranges_over(whole.shape[dim], count)
         indices = [[i for start, n in held for i in range(start, start + n)] for held in ranges]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dtckpt.dtensor.geometry.layout import Layout
 from dtckpt.dtensor.geometry.mesh import Mesh
-from dtckpt.dtensor.geometry.placement import Placement, Ragged, Replicate, Shard
+from dtckpt.dtensor.geometry.placement import Packed, Placement, Ragged, Replicate, Shard
 
 
 @st.composite
@@ -32,9 +32,13 @@ def shapes(draw: st.DrawFn, max_dims: int = 3, max_size: int = 9) -> tuple[int, 
 
 @st.composite
 def layouts(
-    draw: st.DrawFn, mesh: Mesh | None = None, shape: Sequence[int] | None = None
+    draw: st.DrawFn,
+    mesh: Mesh | None = None,
+    shape: Sequence[int] | None = None,
+    *,
+    with_packed: bool = False,
 ) -> Layout:
-    """Any layout: sharded, replicated, ordered, ragged, uneven, empty."""
+    """Any layout: sharded, replicated, ordered, ragged, uneven, empty; packed ones if asked."""
     mesh = draw(meshes()) if mesh is None else mesh
     shape = draw(shapes()) if shape is None else tuple(shape)
     dims = [draw(st.none() | st.integers(0, len(shape) - 1)) if shape else None for _ in mesh.shape]
@@ -43,7 +47,8 @@ def layouts(
         axes = [axis for axis, d in enumerate(dims) if d == dim]
         if axes and draw(st.booleans()):
             axis = draw(st.sampled_from(axes))
-            placements[axis] = draw(ragged(dim, shape[dim], mesh.shape[axis]))
+            uneven = ragged(dim, shape[dim], mesh.shape[axis])
+            placements[axis] = draw(uneven | packed(dim, shape[dim]) if with_packed else uneven)
             axes.remove(axis)
         if draw(st.booleans()):
             for order, axis in enumerate(draw(st.permutations(axes))):
@@ -57,3 +62,10 @@ def ragged(draw: st.DrawFn, dim: int, size: int, count: int) -> Ragged:
     cuts = sorted(draw(st.lists(st.integers(0, size), min_size=count - 1, max_size=count - 1)))
     bounds = [0, *cuts, size]
     return Ragged(dim, tuple(b - a for a, b in itertools.pairwise(bounds)))
+
+
+@st.composite
+def packed(draw: st.DrawFn, dim: int, size: int) -> Packed:
+    """A packed placement of ``size`` indices in parts of any sizes, empty ones included."""
+    cuts = sorted(draw(st.lists(st.integers(0, size), max_size=4)))
+    return Packed(dim, tuple(b - a for a, b in itertools.pairwise([0, *cuts, size])))
