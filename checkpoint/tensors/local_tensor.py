@@ -26,6 +26,7 @@ from .announced import (
     announced_shape,
     announces,
     hint_of_parts,
+    is_cut_otherwise,
     overrides,
 )
 from .dtypes import BY_TORCH_NAME, DType
@@ -130,6 +131,13 @@ def local_tensor(name: str, value: Any) -> LocalTensor:
         if local is not None and announces(local):
             return _announced(name, local, value, local)
         if layout is not None and not any(overrides(value, cls) for cls in _dtensor_classes()):
+            if is_cut_otherwise(value, layout):
+                raise Unsavable(
+                    f"tensor {name!r}: its mesh is one of Megatron-FSDP, which cuts in another "
+                    f"order than placements say ({layout}), and it does not announce what this "
+                    "rank holds. Give the state dict to preprocess_state_dict_for_uneven_dtensor "
+                    "of megatron_fsdp.uneven_dtensor first"
+                )
             return _distributed(name, value, layout)
     if announces(value):
         return _announced(name, value, value, value)

@@ -32,7 +32,7 @@ def load_local(store: Store, layout: Layout, coordinate: tuple[int, ...]) -> Arr
     return local
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data(), shapes(max_size=13), small_meshes, small_meshes)
 def test_any_parts_to_any_others(
     data: st.DataObject, shape: tuple[int, ...], old_mesh: Mesh, new_mesh: Mesh
@@ -76,7 +76,7 @@ def split_factors(draw: st.DrawFn, mesh: Mesh, ndim: int) -> list[Any]:
     return placements
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data(), st.lists(st.integers(0, 17), min_size=1, max_size=3), small_meshes, small_meshes)
 def test_any_split_factors_of_torch_to_any_others(
     data: st.DataObject, sizes: list[int], old_mesh: Mesh, new_mesh: Mesh

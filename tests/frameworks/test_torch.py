@@ -10,7 +10,7 @@ import torch
 import dtckpt.checkpoint as dcp
 
 from ..processes import run_processes
-from .small_training import make_model, make_optimizer, trained
+from .expected import WHOLE, make_model, make_optimizer, trained
 
 
 @pytest.fixture(scope="module")
@@ -50,3 +50,12 @@ def test_one_process_goes_on_with_what_owners_saved(folder: Path) -> None:
         if name.startswith("optimizer/")
     }
     assert owners == {(0,), (1,)}, "each part of the state is that of one rank"
+
+
+def test_one_process_loads_what_megatron_fsdp_cut(folder: Path) -> None:
+    model = {name: torch.zeros_like(value) for name, value in WHOLE.items()}
+    halves = [torch.zeros(4, 4), torch.zeros(6, 4)]
+    for place in ("megatron uneven", "megatron other"):
+        dcp.load({"model": model, "halves": halves}, folder / place)
+        assert all(value.equal(WHOLE[name]) for name, value in model.items())
+        assert torch.cat(halves).equal(WHOLE["rows"])

@@ -26,7 +26,8 @@ import dtckpt.checkpoint as dcp
 from dtckpt.errors import LayoutMismatch, Unsavable
 
 from ..processes import join_group, leave_group
-from .small_training import STEPS, make_model, make_optimizer, train, trained
+from .expected import STEPS, WHOLE, make_model, make_optimizer, train, trained
+from .megatron_ranks import check_megatron
 
 FSDP: Any = FullyShardedDataParallel  # torch's signatures are partly annotated
 Zero: Any = ZeroRedundancyOptimizer
@@ -210,11 +211,13 @@ def main(folder: Path) -> None:
     if rank == 0:
         model, optimizer = trained(0)
         dcp.save({"model": model, "optimizer": optimizer}, folder / "one", no_dist=True)
+        dcp.save({"model": WHOLE}, folder / "megatron one", no_dist=True)
     if rank < 2:
         save_on_two(folder, pair)
     save_copies(folder)
     load_on_four(folder)
     check_refused(folder)
+    check_megatron(folder)
     leave_group()
 
 

@@ -1,4 +1,4 @@
-"""A training of a few steps on one device, whose bits trainings on several ranks have."""
+"""What ranks have to have: tensors, and the bits of a training of a few steps on one device."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ import torch
 from torch import nn
 
 STEPS = 2
+WHOLE = {
+    "columns": torch.arange(28.0).reshape(7, 4),
+    "rows": torch.arange(40.0).reshape(10, 4) + 100,
+    "bias": torch.arange(10.0) + 200,
+}
+"""Tensors whose values are known."""
 
 
 def make_model(seed: int) -> nn.Module:
