@@ -1,8 +1,8 @@
 """Save, load, open, verify and reshard checkpoints of sharded state.
 
-``import dtckpt.checkpoint as dcp`` offers ``dcp.save`` and ``dcp.load`` under the argument names of
-``torch.distributed.checkpoint``. Names are imported when they are first used, so that looking at a
-checkpoint does not load torch.
+``from dtckpt.checkpoint import dcp`` takes the place of ``torch.distributed.checkpoint``: the same
+functions under the same arguments. Names are imported when they are first used, so that looking at
+a checkpoint does not load torch.
 """
 
 from __future__ import annotations

@@ -31,6 +31,7 @@ FLOORS = {
         "saving",
         "loading",
         "exporting",
+        "dcp",
         "",
     ),
     "dtensor": (

@@ -36,24 +36,21 @@ from ...storage.base import Store
 from ..files.manifest import Manifest
 from ..files.stored_data import StoredData
 from ..files.stored_tensor import StoredTensor
+from ..formats.flat_names import flat_leaves
 from ..formats.names import METADATA
 from ..reading.to_tensors import read_boxes
-from ..state.limits import shown
-from ..state.tree import DICT_TAGS, Node, children, index_tree, tag_of, unflatten
+from ..state.tree import DICT_TAGS, Node, index_tree, tag_of, unflatten
 
 _CHUNK_BYTES = 32 << 20
 """Most bytes of a chunk: torch makes its archive in memory."""
 _FILE_BYTES = 128 << 20
 """Where files are cut: each is made in memory, since a store is told how long it will be."""
 
-Path = tuple[str | int, ...]
-
 
 class _Item(NamedTuple):
     """What one archive holds: a chunk of a tensor, or a value."""
 
     fqn: str
-    path: Path
     node: Node
     tensor: StoredTensor | None
     box: Box
@@ -84,15 +81,7 @@ class DcpFiles:
                 f"{where}: {part!r} is no dict of a state; export what is above it"
             )
         self._manifest = manifest
-        self._leaves: dict[str, tuple[Path, Node]] = {}
-        for path, node in _leaves(top, ()):
-            fqn = ".".join(map(str, path))
-            if fqn in self._leaves:
-                told = f"{self._leaves[fqn][0]} and {path}"
-                raise LayoutMismatch(
-                    f"{where}: {told} would both be called {shown(fqn)}; export a part of them"
-                )
-            self._leaves[fqn] = (path, node)
+        self._leaves = flat_leaves(top, where, "export a part of them")
         items = list(self._items())
         self._files = {f"__0_{n}.distcp": group for n, group in enumerate(_dealt(items))}
         self.names = tuple(dict.fromkeys(item.fqn for item in items if item.tensor is not None))
@@ -131,21 +120,21 @@ class DcpFiles:
         made = replace(
             metadata,
             state_dict_metadata={fqn: tensors[fqn] for fqn in self._leaves},
-            planner_data={fqn: path for fqn, (path, _) in self._leaves.items()},
+            planner_data={fqn: leaf.path for fqn, leaf in self._leaves.items()},
             storage_data=storage,
             storage_meta=StorageMeta(),
         )
         return METADATA, pickle.dumps(made)
 
     def _items(self) -> Iterator[_Item]:
-        for fqn, (path, node) in self._leaves.items():
-            if tag_of(node) != "tensor":
-                yield _Item(fqn, path, node, None, Box((), ()), 0)
+        for fqn, leaf in self._leaves.items():
+            if leaf.tensor is None:
+                yield _Item(fqn, leaf.node, None, Box((), ()), 0)
                 continue
-            tensor = self._manifest.tensors[node["tensor"]]
+            tensor = self._manifest.tensors[leaf.tensor]
             parts = Box.whole(tensor.shape).parts(_CHUNK_BYTES // tensor.dtype.itemsize)
             for number, box in enumerate(parts):
-                yield _Item(fqn, path, node, tensor, box, number)
+                yield _Item(fqn, leaf.node, tensor, box, number)
 
     def _value(self, item: _Item, data: StoredData) -> Any:
         if item.tensor is not None:
@@ -157,28 +146,6 @@ class DcpFiles:
             return found.numpy() if tag == "ndarray" else found
 
         return unflatten(item.node, tensor, allow_pickle=False, path=(item.fqn,))
-
-
-def _leaves(node: Node, path: Path) -> Iterator[tuple[Path, Node]]:
-    """Yield what the planner of torch makes leaves of; a dict of nothing is one, too."""
-    tag, inner = tag_of(node), children(node)
-    if inner and tag in (*DICT_TAGS, "per_rank"):
-        for key, _, child in inner:
-            yield from _leaves(child, (*path, str(key)))
-    elif inner and tag == "list" and _has_parts(node):
-        for number, _, child in inner:
-            yield from _leaves(child, (*path, number))
-    else:
-        yield path, node
-
-
-def _has_parts(node: Node) -> bool:
-    """Whether a list holds tensors or dicts, lists in it included."""
-    tags = (*DICT_TAGS, "per_rank", "tensor")
-    return any(
-        tag_of(child) in tags or (tag_of(child) == "list" and _has_parts(child))
-        for _, _, child in children(node)
-    )
 
 
 def _dealt(items: Sequence[_Item]) -> list[list[_Item]]:

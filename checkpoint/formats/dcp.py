@@ -31,7 +31,7 @@ from .archives import Archive, Span, open_archives
 from .file_layouts import FileLayouts
 from .files import size_of_file
 from .names import METADATA, OF_TORCH
-from .trees import IntKey, StatePath, ValueNodes, component_of, name_of, tree_of_paths
+from .trees import ValueNodes, component_of, name_of, paths_of, tree_of_paths
 from .unpickling import Inert, Record, TensorNote, load_pickle
 
 _KNOWN: Mapping[str, Any] = {
@@ -86,7 +86,7 @@ class _Index:
         self._store = store
         self._where = where
         self._leaves: dict[str, Any] = dict(told.state_dict_metadata)
-        self._paths = _paths(self._leaves, getattr(told, "planner_data", None))
+        self._paths = paths_of(self._leaves, getattr(told, "planner_data", None))
         self._archives: dict[str, dict[tuple[int, ...] | None, _Where]] = defaultdict(dict)
         for key, info in told.storage_data.items():
             offset = getattr(key, "offset", None)
@@ -186,7 +186,7 @@ class _Index:
 
         value = load_pickle(archive.read("data.pkl"), where)
         path = tuple(map(component_of, self._paths[fqn]))
-        return ValueNodes(where, tensor).node(value, path)
+        return ValueNodes(where, TensorNote, tensor).node(value, path)
 
     def _check(self, at: _Where) -> None:
         """Raise Corrupt where a file is shorter than an archive in it tells."""
@@ -238,26 +238,3 @@ def _dtype(properties: Any, fqn: str) -> DType:
     if not isinstance(dtype, torch.dtype) or found is None:
         raise CheckpointError(f"tensor {fqn!r} is of dtype {shown(dtype)}, which dtckpt has not")
     return found
-
-
-def _paths(leaves: Mapping[str, Any], told: Any) -> dict[str, StatePath]:
-    """Return the path of every leaf. torch writes int keys as text: an optimizer's become ints."""
-    paths: dict[str, StatePath] = {}
-    for fqn in leaves:
-        path = (told or {}).get(fqn, (fqn,)) if isinstance(told, dict) else (fqn,)
-        if not all(type(part) in (str, int) for part in path):
-            raise ValueError(f"{shown(path)} is no path")
-        paths[text_of(fqn, "a name")] = tuple(path)
-    optimizers = {
-        p[:i] for p in paths.values() for i, part in enumerate(p) if part == "param_groups"
-    }
-    return {fqn: _with_numbers(path, optimizers) for fqn, path in paths.items()}
-
-
-def _with_numbers(path: StatePath, optimizers: set[StatePath]) -> StatePath:
-    for i, part in enumerate(path[:-1]):
-        number = path[i + 1]
-        is_number = isinstance(number, str) and number.isascii() and number.isdecimal()
-        if part == "state" and is_number and path[:i] in optimizers:
-            return (*path[: i + 1], IntKey(number), *path[i + 2 :])
-    return path

@@ -72,7 +72,7 @@ class _Index:
         if chosen is not None:
             value = {key: item for key, item in value.items() if chosen.get(key) == file}
         tensors = _Tensors(archive, number, self._layouts)
-        tree = ValueNodes(where, tensors.node).node(value, ())
+        tree = ValueNodes(where, TensorNote, tensors.node).node(value, ())
         nodes = [(key, node) for key, _, node in children(tree)]
         if self.names.intersection(key for key, _ in nodes):
             raise Corrupt(f"{where}: has names that are in other files, too")

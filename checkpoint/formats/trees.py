@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
 from dtckpt.errors import CheckpointError, Corrupt, Unsavable
 
-from ..state.limits import MAX_NESTING, shown
+from ..state.limits import MAX_NESTING, shown, text_of
 from ..state.names import index_component, join, key_component
 from ..state.tree import SEQUENCES, container_node, dict_tag
 from ..state.values import Node, encode_value
-from .unpickling import TensorNote
+
+T = TypeVar("T")
 
 _MOST_NODES = 1_000_000
 """Of one value: a pickle may name one list many times, and that one another."""
@@ -35,6 +36,34 @@ def component_of(part: str | int) -> str:
 def name_of(path: StatePath) -> str:
     """Return the name of what lies under a path."""
     return join(tuple(map(component_of, path)))
+
+
+def paths_of(flat_names: Iterable[str], told: object) -> dict[str, StatePath]:
+    """Return the path of every name that torch.distributed.checkpoint has made of one.
+
+    ``told`` is what it notes beside: paths by name, or None where names are keys. It writes int
+    keys as text: those of an optimizer's state become ints. ValueError for what is no path.
+    """
+    noted = cast(dict[str, Any], told) if isinstance(told, dict) else {}
+    paths: dict[str, StatePath] = {}
+    for name in flat_names:
+        path = tuple(noted.get(name, (name,)))
+        if not all(type(part) in (str, int) for part in path):
+            raise ValueError(f"{shown(path)} is no path")
+        paths[text_of(name, "a name")] = path
+    optimizers = {
+        p[:i] for p in paths.values() for i, part in enumerate(p) if part == "param_groups"
+    }
+    return {name: _with_numbers(path, optimizers) for name, path in paths.items()}
+
+
+def _with_numbers(path: StatePath, optimizers: set[StatePath]) -> StatePath:
+    for i, part in enumerate(path[:-1]):
+        number = path[i + 1]
+        is_number = isinstance(number, str) and number.isascii() and number.isdecimal()
+        if part == "state" and is_number and path[:i] in optimizers:
+            return (*path[: i + 1], IntKey(number), *path[i + 2 :])
+    return path
 
 
 def tree_of_paths(leaves: Iterable[tuple[StatePath, Node]], where: str) -> Node:
@@ -69,12 +98,24 @@ def _node(inner: dict[str | int, Any] | _Leaf) -> Node:
     return container_node("items", [(key if type(key) is str else int(key), n) for key, n in items])
 
 
-class ValueNodes:
-    """Makes nodes of values out of pickles; ``tensor`` names one, and returns its node."""
+class ValueNodes(Generic[T]):
+    """Makes nodes of values that were pickled; ``tensor`` is given those of ``kinds`` by name.
 
-    def __init__(self, where: str, tensor: Callable[[str, TensorNote], Node]) -> None:
+    It returns the node of one. ``allow_pickle`` pickles what the format does not hold.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        kinds: type[T] | tuple[type[T], ...],
+        tensor: Callable[[str, T], Node],
+        *,
+        allow_pickle: bool = False,
+    ) -> None:
         self._where = where
+        self._kinds = kinds
         self._tensor = tensor
+        self._allow_pickle = allow_pickle
         self._left = _MOST_NODES
 
     def node(self, value: Any, path: Sequence[str]) -> Node:
@@ -83,7 +124,7 @@ class ValueNodes:
         name = join(tuple(path))
         if self._left < 0 or len(path) > MAX_NESTING:
             raise CheckpointError(f"{self._where}: {name[:80]!r} is a value of too many parts")
-        if isinstance(value, TensorNote):
+        if isinstance(value, self._kinds):
             return self._tensor(name, value)
         if type(value) in SEQUENCES:
             items = [
@@ -96,6 +137,6 @@ class ValueNodes:
             is_plain = tag == "items" and all(type(key) is str for key in value)
             return container_node("dict" if is_plain else tag, nodes)
         try:
-            return encode_value(value, name, allow_pickle=False)
+            return encode_value(value, name, allow_pickle=self._allow_pickle)
         except Unsavable as error:
             raise CheckpointError(f"{self._where}: {error}") from error

@@ -26,14 +26,14 @@ from ..reading.read_once import Offer, why_alone
 from ..state.collector import paused_collector
 from ..state.renaming import Rename
 from ..state.tree import Stateful
-from .casting import DTypePolicy, check_policy
+from .casting import DTypePolicy
 from .decision import Decision, Matched
 from .destinations import Destinations
 from .differences import refuse_differences, refuse_idle
 from .filling import Filling
 from .match import Match
 from .matching import match
-from .options import LoadOptions
+from .options import LoadOptions, Strict
 from .report import LoadReport
 
 logger = logger_of("checkpoint")
@@ -45,7 +45,7 @@ def load(
     *,
     process_group: Any = None,
     no_dist: bool = False,
-    strict: bool = True,
+    strict: Strict = True,
     select: str | Sequence[str] | None = None,
     rename: Rename | None = None,
     mapping: TensorMapping | None = None,
@@ -79,7 +79,8 @@ def load(
 
     Every rank of ``process_group`` calls this; without a group this process alone does. ``strict``
     requires that the checkpoint has every leaf of the state and that some rank asks for every leaf
-    of the checkpoint; otherwise the report lists what was left out.
+    of the checkpoint; ``"state"`` requires the first alone, and False neither. The report lists
+    what was left out.
 
     ``select`` limits all of this to some leaves of the checkpoint: a pattern, or several, of which
     each has to select something. ``"model"`` means that leaf or all below it; ``*`` in
@@ -258,7 +259,7 @@ class _Load:
                 f"{url}: this rank was given another mapping= than rank {self.ranks.all[0]}. Give "
                 "the same to all"
             )
-        check_policy(self.options.dtype_policy)
+        self.options.check()
         with paused_collector():
             stored = parse_manifest(manifest, self.store.url)
             self.manifest = mapped_manifest(stored, self.options.mapping, self.store.url)
@@ -280,7 +281,7 @@ class _Load:
         return Matched(
             unexpected=found.unexpected_mask(),
             is_complete=not (self.options.strict and found.missing),
-            strict=self.options.strict,
+            strict=self.options.wants_all,
             idle=found.idle,
             offer=offer,
             calls_back=found.calls_back,
@@ -300,7 +301,8 @@ class _Load:
         refuse_idle(decision.idle, where)
         if self.options.strict:
             unexpected = self.found.names_of_mask(decision.unexpected)
-            refuse_differences(self.found, unexpected, self.ranks.rank, where)
+            unwanted = unexpected if self.options.wants_all else ()
+            refuse_differences(self.found, unwanted, self.ranks.rank, where)
         if not self.filling.is_planned:
             with paused_collector():
                 self.filling.plan(share=decision.read_once)

@@ -32,6 +32,7 @@ from dtckpt.errors import LayoutMismatch, Unsavable
 from ..dtensor.job_ranks import PublicOnly
 from ..processes import join_group, leave_group
 from .crossing import check_crossings
+from .dcp.dcp_ranks import check_dcp
 
 Full = dict[str, torch.Tensor]
 Strided: Any = getattr(placement_types, "_StridedShard", None)  # private
@@ -285,6 +286,7 @@ def main(folder: str) -> None:
     check_blocks_in_turn(f"{folder}/blocks")
     check_announced_boxes(f"{folder}/announced")
     check_crossings(f"{folder}/crossings")
+    check_dcp(f"{folder}/dcp")
     leave_group()
 
 

@@ -1,0 +1,7 @@
+"""``Stateful`` under the name of torch's module."""
+
+from __future__ import annotations
+
+from torch.distributed.checkpoint.stateful import Stateful
+
+__all__ = ["Stateful"]

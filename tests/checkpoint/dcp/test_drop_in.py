@@ -1,0 +1,187 @@
+"""dtckpt under the names of torch.distributed.checkpoint, in one process.
+
+Several are in ``dcp_ranks``.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as torch_dcp
+import torch.distributed.checkpoint.state_dict as torch_state_dict
+from torch.distributed.checkpoint.hf_storage import (
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+)
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+import dtckpt.checkpoint as ckpt
+from dtckpt.checkpoint import dcp
+from dtckpt.errors import CheckpointError, LayoutMismatch, NotCommitted, StorageError, Unsavable
+from dtckpt.storage import Fault, FaultyStore, LocalStore, Rule
+
+from ..formats.test_dcp import same, stepped
+
+
+def test_every_public_name_is_here() -> None:
+    public = {n for n in dir(torch_dcp) if not n.startswith("_")}
+    modules = {n for n in public if type(getattr(torch_dcp, n)).__name__ == "module"}
+    assert not public - modules - set(dcp.__all__)
+    theirs = set(torch_state_dict.__all__)
+    assert theirs == set(dcp.state_dict.__all__)
+
+
+def test_signatures_are_those_of_torch() -> None:
+    from inspect import signature
+
+    pairs: list[tuple[Any, Any]] = [
+        *((getattr(dcp, name), getattr(torch_dcp, name)) for name in ("save", "load")),
+        *((getattr(dcp, n), getattr(torch_dcp, n)) for n in ("async_save", "save_state_dict")),
+        (dcp.load_state_dict, getattr(torch_dcp, "load_state_dict")),  # noqa: B009
+        (dcp.FileSystemWriter, getattr(torch_dcp, "FileSystemWriter")),  # noqa: B009
+        (dcp.FileSystemReader, getattr(torch_dcp, "FileSystemReader")),  # noqa: B009
+        *(
+            (getattr(dcp.state_dict, name), getattr(torch_state_dict, name))
+            for name in ("set_state_dict", "set_optimizer_state_dict")
+        ),
+    ]
+    for ours, theirs in pairs:
+        assert list(signature(ours).parameters) == list(signature(theirs).parameters), ours
+
+
+def test_a_training_goes_on(tmp_path: Path) -> None:
+    model, optimizer = stepped(1)
+    given = {"model": model, "optimizer": optimizer, "step": 4, "list": [1, {"deep": 2}]}
+    report = dcp.save(given, checkpoint_id=tmp_path)
+    assert isinstance(report, ckpt.SaveReport)
+    again, fresh = stepped(2)
+    into = {"model": again, "optimizer": fresh, "step": 0, "list": None}
+    dcp.load(into, checkpoint_id=tmp_path)
+    assert (into["step"], into["list"]) == (4, [1, {"deep": 2}])
+    assert same(dict(again.state_dict()), dict(model.state_dict()))
+    assert same(fresh.state_dict(), optimizer.state_dict())
+
+
+def test_the_checkpoint_may_have_more_and_the_state_may_not(tmp_path: Path) -> None:
+    dcp.save({"a": torch.ones(2), "b": 3}, storage_writer=dcp.FileSystemWriter(tmp_path))
+    into: dict[str, Any] = {"a": torch.zeros(2, dtype=torch.float64)}
+    dcp.load(into, storage_reader=dcp.FileSystemReader(tmp_path))
+    assert same(into, {"a": torch.ones(2, dtype=torch.float64)})
+    with pytest.raises(LayoutMismatch, match="Missing in the checkpoint: c"):
+        dcp.load({"a": torch.zeros(2), "c": 1}, checkpoint_id=tmp_path)
+    wrong: Any = "all"
+    with pytest.raises(LayoutMismatch, match="expected True, False or 'state'"):
+        ckpt.load(into, tmp_path, strict=wrong)
+    with pytest.raises(NotCommitted):
+        dcp.load(into, checkpoint_id=tmp_path / "none")
+
+
+def test_a_checkpoint_is_replaced_as_by_torch(tmp_path: Path) -> None:
+    for value in (1.0, 2.0):
+        dcp.save({"w": torch.full((3,), value)}, checkpoint_id=tmp_path)
+    assert ckpt.open(tmp_path)["w"][...].tolist() == [2.0] * 3
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own
+def test_planners_and_storages_of_others_go_through_torch(tmp_path: Path) -> None:
+    given = {"w": torch.arange(4.0)}
+    metadata = dcp.save(given, checkpoint_id=tmp_path / "a", planner=dcp.DefaultSavePlanner())
+    assert isinstance(metadata, dcp.Metadata)
+    assert ckpt.verify(tmp_path / "a").has_checksums
+    into = {"w": torch.zeros(4), "x": 1}
+    partial = dcp.DefaultLoadPlanner(allow_partial_load=True)
+    dcp.load(into, checkpoint_id=tmp_path / "a", planner=partial)
+    assert same(into, {**given, "x": 1})
+    dcp.save(given, storage_writer=HuggingFaceStorageWriter(str(tmp_path / "hf")))
+    assert ckpt.open(tmp_path / "hf")["w"][...].equal(given["w"])
+    reader = HuggingFaceStorageReader(str(tmp_path / "hf"))
+    into = {"w": torch.zeros(4)}
+    dcp.load(into, storage_reader=reader)
+    assert same(into, given)
+    dcp.save_state_dict(given, dcp.FileSystemWriter(tmp_path / "old"), no_dist=True)
+    into = {"w": torch.zeros(4)}
+    dcp.load_state_dict(into, dcp.FileSystemReader(tmp_path / "old"), no_dist=True)
+    assert same(into, given)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own
+def test_stagers_of_torch_stage(tmp_path: Path) -> None:
+    stager = DefaultStager(StagingOptions(False, False, False, False))
+    given = {"w": torch.arange(4.0)}
+    future: Any = dcp.async_save(given, checkpoint_id=tmp_path, async_stager=stager)
+    future.result()
+    stager.close()
+    assert ckpt.open(tmp_path)["w"][...].equal(given["w"])
+
+
+class Gate(Fault):
+    """Holds a save until it is opened."""
+
+    opened = threading.Event()
+
+    def before(self) -> None:
+        self.opened.wait(30)
+
+
+def test_a_save_in_the_background_is_a_future(tmp_path: Path) -> None:
+    gate = Gate()
+    store = FaultyStore(LocalStore(tmp_path), [Rule(gate, op="create")])
+    given = {"w": torch.arange(4.0)}
+    future: Any = dcp.async_save(given, storage_writer=dcp.CheckpointWriter(store))
+    given["w"].zero_()
+    called: list[object] = []
+    future.add_done_callback(called.append)
+    assert isinstance(future, Future)
+    assert not future.done()
+    assert not future.cancel()
+    with pytest.raises(TimeoutError):
+        future.result(0.01)
+    gate.opened.set()
+    assert wait([future], 30).done == {future}
+    assert future.result().num_tensors == 1
+    assert called == [future]
+    assert ckpt.open(tmp_path)["w"][...].equal(torch.arange(4.0))
+
+
+def test_a_save_that_fails_in_the_background_tells_who_asks(tmp_path: Path) -> None:
+    class Broken(Fault):
+        def before(self) -> None:
+            raise StorageError("no room")
+
+    store = FaultyStore(LocalStore(tmp_path), [Rule(Broken(), op="create")])
+    future: Any = dcp.async_save({"w": torch.ones(3)}, storage_writer=dcp.CheckpointWriter(store))
+    assert isinstance(future.exception(30), CheckpointError)
+    with pytest.raises(CheckpointError, match="no room"):
+        future.result()
+    assert not (tmp_path / "manifest.json").exists()
+
+
+REFUSED: list[tuple[Callable[[Path], object], str]] = [
+    (lambda _: dcp.save({}), "checkpoint_id= or storage_writer="),
+    (lambda _: dcp.load({}), "checkpoint_id= or storage_reader="),
+    (lambda _: dcp.load({}, storage_reader=dcp.CheckpointReader()), "give the load"),
+    (lambda _: dcp.save({}, storage_writer=dcp.CheckpointWriter()), "give the save"),
+    (lambda p: dcp.save({}, checkpoint_id=p, use_collectives=False), "use_collectives=False"),
+    (lambda p: dcp.async_save({}, checkpoint_id=p, use_collectives=False), "use_collectives"),
+    (lambda p: dcp.FileSystemWriter(p, _extensions=[1]), "_extensions"),
+    (lambda p: dcp.FileSystemReader(p, _extension_registry=1), "_extension_registry"),
+]
+
+
+@pytest.mark.parametrize(("call", "match"), REFUSED)
+def test_what_is_not_meant_is_refused(
+    tmp_path: Path, call: Callable[[Path], object], match: str
+) -> None:
+    with pytest.raises(CheckpointError, match=match):
+        call(tmp_path)
+
+
+def test_objects_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(Unsavable, match="odd: a value of type"):
+        dcp.save({"odd": object()}, checkpoint_id=tmp_path)
