@@ -26,6 +26,7 @@ FLOORS = {
         "files",
         "formats",
         "reading",
+        "copies",
         "mapping",
         "optimizers",
         "saving",

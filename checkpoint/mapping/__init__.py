@@ -1,7 +1,7 @@
 """Checkpoints as somebody else's names and shapes see them: tables that say what is where.
 
-A table is a list of rules (``rules``), or was traced from a loader (``tracing``). Applied to a
-manifest (``table``) it gives one whose tensors are *mapped*: made of copies (``copies``) of stored
-ones. Whatever reads them asks the stored ones in their place (``mapped``), so loading, opening,
-resharding and exporting know nothing of rules.
+A table (``table``) is a list of rules that people write (``rules``, ``part_rules``), or was traced
+from a loader (``tracing``). Applied to a manifest it gives one whose tensors are made of others;
+whatever reads them asks the stored ones in their place, so loading, opening, resharding and
+exporting know nothing of rules.
 """

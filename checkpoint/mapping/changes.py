@@ -10,7 +10,7 @@ from typing import ClassVar, Protocol
 from dtckpt.errors import LayoutMismatch
 
 from ...dtensor.geometry.box import Box
-from .mapped import Mapped
+from ..copies.mapped import Mapped
 from .patterns import pattern
 
 Tensors = Mapping[str, Mapped]

@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 
 from dtckpt.errors import LayoutMismatch
 
+from ..copies.copies import Copy, Loop, joined
+from ..copies.mapped import Mapped
+from ..copies.meeting import through
+from ..copies.tiling import check_tiling
 from ..state.limits import MAX_DIMS, list_of, object_of, size_of, text_of
 from .changes import Change, Tensors, check_dtype
-from .copies import Copy, Loop, joined, through
-from .mapped import Mapped
-from .tiling import check_tiling
 
 
 @dataclass(frozen=True, slots=True)

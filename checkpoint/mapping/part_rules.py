@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from dtckpt.errors import LayoutMismatch
 
+from ..copies.mapped import Mapped, concatenated
 from .changes import (
     Change,
     Tensors,
@@ -23,7 +24,6 @@ from .changes import (
     one_more,
     slab,
 )
-from .mapped import Mapped, concatenated
 from .patterns import pattern
 
 

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from dtckpt.errors import LayoutMismatch
 
+from ..copies.mapped import Mapped, concatenated
 from .changes import (
     Change,
     MappingRule,
@@ -23,7 +24,6 @@ from .changes import (
     shape_of,
     slab,
 )
-from .mapped import Mapped, concatenated
 from .patterns import pattern
 
 

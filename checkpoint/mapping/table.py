@@ -9,12 +9,12 @@ from typing import Any
 
 from dtckpt.errors import CheckpointError, Corrupt, LayoutMismatch
 
+from ..copies.mapped import Mapped, mapped_tensor
 from ..files.manifest import Manifest
 from ..state.limits import check_metadata_bytes, list_of, object_of, parse_json, shown
 from ..state.selecting import near_names
 from ..state.tree import TENSORS, below, index_tree, tag_of
 from .changes import MappingRule
-from .mapped import Mapped, mapped_tensor
 from .rule_json import rule_of_json, rule_to_json
 from .trees import edited
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from dtckpt.errors import LayoutMismatch
 
-from .copies import MOST_COPIES, Copy, meet
+from .copies import MOST_COPIES, Copy
+from .meeting import meet
 
 _MOST_COMPARED = 1 << 20
 

@@ -13,7 +13,9 @@ from ..files.stored_tensor import StoredTensor
 from ..reading import limits
 from ..tensors.dtypes import DType
 from ..tensors.sink import Sink
-from .copies import Copy, box_copy, joined, permutation, source_boxes, through
+from .boxes import source_boxes
+from .copies import Copy, box_copy, joined, permutation
+from .meeting import through
 from .sinks import PlacingSink
 
 

@@ -10,7 +10,9 @@ import numpy as np
 
 from ...dtensor.geometry.box import Box
 from ..tensors.sink import Array, Sink
-from .copies import Copy, box_copy, source_boxes, through
+from .boxes import source_boxes
+from .copies import Copy, box_copy
+from .meeting import through
 
 
 class PlacingSink:
