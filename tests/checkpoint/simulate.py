@@ -18,7 +18,7 @@ from dtckpt.checkpoint.files.writing import Chunk, Contents, write_file
 from dtckpt.checkpoint.reading import limits
 from dtckpt.checkpoint.reading.execution import execute
 from dtckpt.checkpoint.reading.read_plan import plan_reads
-from dtckpt.checkpoint.reading.wants import Want
+from dtckpt.checkpoint.reading.wants import ArraySink, Want
 from dtckpt.checkpoint.saving.writers import assign_writers
 from dtckpt.checkpoint.tensors.dtypes import DTYPES
 from dtckpt.checkpoint.tensors.spec import GlobalTensor
@@ -52,7 +52,7 @@ class ArraySource:
 
 
 @dataclass(frozen=True)
-class ArraySink:
+class CountingSink:
     """Fills an array, counting how often each element is stored."""
 
     array: Array
@@ -70,26 +70,6 @@ class ArraySink:
         """Store the items."""
         self.array[part.slices] = items
         self.count[part.slices] += 1
-
-
-@dataclass(frozen=True)
-class MemorySink:
-    """Offers the memory of an array, into which runs are read straight."""
-
-    array: Array
-
-    @property
-    def is_memory(self) -> bool:
-        """Return True."""
-        return True
-
-    def memory(self) -> memoryview:
-        """Return the bytes of the array."""
-        return self.array.reshape(-1).view(np.uint8).data
-
-    def put(self, part: Box, items: Array) -> None:
-        """Store items that are no run."""
-        self.array[part.slices] = items
 
 
 def save_all(
@@ -132,12 +112,12 @@ def load_box(store: Store, name: str, box: Box) -> Array:
     tensor = data.manifest.tensors[name]
     array = np.zeros(box.sizes, dtype=f"u{tensor.dtype.itemsize}")
     count = np.zeros(box.sizes, dtype=int)
-    reads = plan_reads(data, [Want(tensor=tensor, box=box, sink=ArraySink(array, count))])
+    reads = plan_reads(data, [Want(tensor=tensor, box=box, sink=CountingSink(array, count))])
     execute(reads)
     assert (count == 1).all()
     straight = np.zeros_like(array)
     with mock.patch.object(limits, "IN_PLACE_BYTES", 1):  # so that small boxes take this way too
-        reads = plan_reads(data, [Want(tensor=tensor, box=box, sink=MemorySink(straight))])
+        reads = plan_reads(data, [Want(tensor=tensor, box=box, sink=ArraySink(straight))])
     execute(reads)
     assert np.array_equal(straight, array)
     return array

@@ -50,6 +50,19 @@ def assert_same_gradients(made: nn.Module, whole: nn.Module) -> None:
         torch.testing.assert_close(grad, wanted[name], msg=name)
 
 
+def assert_trains_sharded(start: nn.Module) -> None:
+    """Compare gradients of one sharded unit on two ranks with those of the whole module."""
+    whole = copy.deepcopy(start)
+    whole(X).square().mean().backward()
+
+    def body(mesh: DeviceMesh) -> None:
+        model: Any = fully_shard(copy.deepcopy(start), mesh=mesh)
+        model(half(X, mesh)).square().mean().backward()
+        assert_same_gradients(model, whole)
+
+    run_on_mesh((2,), body)
+
+
 class Inner(nn.Module):
     """Elementwise on its parameters, and perhaps made anew in the backward pass."""
 
@@ -381,16 +394,7 @@ def test_a_module_that_calls_itself() -> None:
         def forward(self, x: Tensor, again: bool = True) -> Tensor:
             return self.lin(self(x, again=False) if again else x)
 
-    start = Twice()
-    whole = copy.deepcopy(start)
-    whole(X).square().mean().backward()
-
-    def body(mesh: DeviceMesh) -> None:
-        model: Any = fully_shard(copy.deepcopy(start), mesh=mesh)
-        model(half(X, mesh)).square().mean().backward()
-        assert_same_gradients(model, whole)
-
-    run_on_mesh((2,), body)
+    assert_trains_sharded(Twice())
 
 
 def test_state_dicts_are_sharded_at_any_time() -> None:

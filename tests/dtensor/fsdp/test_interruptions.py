@@ -21,7 +21,7 @@ from dtckpt.dtensor.fsdp.state import states_below
 from dtckpt.dtensor.torch_private import saved_hooks
 from tests.dtensor.rank_meshes import run_on_mesh
 
-from .test_hazards import X, assert_same_gradients, half, linear
+from .test_hazards import X, assert_same_gradients, assert_trains_sharded, half, linear
 
 STOPS = [ValueError, KeyboardInterrupt]
 """torch calls hooks of a forward pass that fails only for the first."""
@@ -138,16 +138,7 @@ def test_what_a_module_stops_in_itself_leaves_it_running() -> None:
                 self(x, fails=True)
             return self.lin(x)
 
-    start = Retries()
-    whole = copy.deepcopy(start)
-    whole(X).square().mean().backward()
-
-    def body(mesh: DeviceMesh) -> None:
-        model: Any = fully_shard(copy.deepcopy(start), mesh=mesh)
-        model(half(X, mesh)).square().mean().backward()
-        assert_same_gradients(model, whole)
-
-    run_on_mesh((2,), body)
+    assert_trains_sharded(Retries())
 
 
 @pytest.mark.parametrize("stop", STOPS)
