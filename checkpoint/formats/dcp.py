@@ -26,13 +26,14 @@ from ..files.stored_tensor import StoredTensor
 from ..state.limits import check_metadata_bytes, shown, size_of, text_of
 from ..state.values import Node
 from ..tensors.dtypes import BY_TORCH_NAME, DType
-from .archived_files import IN_SAFETENSORS, ZSTD, open_compressed
-from .archives import Archive, Span, open_archives
+from .archives.archive import Archive, Span, open_archives
+from .archives.archived_files import IN_SAFETENSORS, ZSTD, open_compressed
+from .archives.value_tensors import ValueTensors
 from .file_layouts import FileLayouts
 from .files import size_of_file
 from .names import METADATA, OF_TORCH
+from .pickles.unpickling import Inert, Record, load_pickle
 from .trees import ValueNodes, component_of, name_of, paths_of, tree_of_paths
-from .unpickling import Inert, Record, TensorNote, load_pickle
 
 _KNOWN: Mapping[str, Any] = {
     **{
@@ -170,23 +171,19 @@ class _Index:
 
     def _value(self, fqn: str, archive: Archive) -> Node:
         """Return the node of a value; tensors in it are tensors of the checkpoint."""
-        where = f"{archive.where}, {fqn!r}"
-        at = self._archive(fqn, None)
-
-        def tensor(name: str, note: TensorNote) -> Node:
-            dtype = note.dtype(where)
-            self._tensors[name] = StoredTensor(
-                name, dtype, note.shape, self._layouts.whole(self._numbers[at.file], note.shape)
-            )
-            record, skip = f"data/{note.storage.key}", note.start * dtype.itemsize
-            strides = note.byte_strides(dtype.itemsize)
-            place = Place(name, at.span.start, at.span.size, record, skip, strides, at.form)
-            self._places[at.file].append(place)
-            return {"tensor": name}
-
+        where, at = f"{archive.where}, {fqn!r}", self._archive(fqn, None)
+        found = ValueTensors(
+            self._layouts,
+            self._numbers[at.file],
+            Place("", at.span.start, at.span.size, form=at.form),
+            where,
+        )
         value = load_pickle(archive.read("data.pkl"), where)
         path = tuple(map(component_of, self._paths[fqn]))
-        return ValueNodes(where, TensorNote, tensor).node(value, path)
+        node = ValueNodes(where, found.kinds, found.node).node(value, path)
+        self._tensors |= found.tensors
+        self._places[at.file] += found.places
+        return node
 
     def _check(self, at: _Where) -> None:
         """Raise Corrupt where a file is shorter than an archive in it tells."""

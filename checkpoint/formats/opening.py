@@ -39,7 +39,7 @@ def _of_torch(store: Store) -> Manifest | None:
 
 
 def _open_archived(store: Store, manifest: Manifest, record: FileRecord) -> DataFile:
-    from . import archived_files
+    from .archives import archived_files
 
     return archived_files.open_file(store, manifest, record)
 

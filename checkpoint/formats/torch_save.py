@@ -17,12 +17,13 @@ from ..files.stored_tensor import StoredTensor
 from ..state.limits import shown
 from ..state.tree import children, container_node, dict_tag
 from ..state.values import Node
-from .archives import Archive, Span, open_archives
+from .archives.archive import Span, open_archives
+from .archives.value_tensors import ValueTensors
 from .file_layouts import FileLayouts
-from .files import reach_bytes, size_of_file, where_of
+from .files import size_of_file, where_of
 from .names import OF_TORCH_SAVE
+from .pickles.unpickling import load_pickle
 from .trees import ValueNodes
-from .unpickling import TensorNote, load_pickle
 
 
 def manifest_of(
@@ -71,8 +72,9 @@ class _Index:
             raise CheckpointError(f"{where}: not a dict was saved, but {shown(value)}")
         if chosen is not None:
             value = {key: item for key, item in value.items() if chosen.get(key) == file}
-        tensors = _Tensors(archive, number, self._layouts)
-        tree = ValueNodes(where, TensorNote, tensors.node).node(value, ())
+        whole = Place("", 0, size)
+        tensors = ValueTensors(self._layouts, number, whole, archive.where, archive)
+        tree = ValueNodes(where, tensors.kinds, tensors.node).node(value, ())
         nodes = [(key, node) for key, _, node in children(tree)]
         if self.names.intersection(key for key, _ in nodes):
             raise Corrupt(f"{where}: has names that are in other files, too")
@@ -111,36 +113,3 @@ class _Index:
         except ValueError as error:
             raise Corrupt(f"{self._store.url}: {shown(error)}") from error
         return made
-
-
-class _Tensors:
-    """The tensors of a file, by their notes in its pickle."""
-
-    def __init__(self, archive: Archive, number: int, layouts: FileLayouts) -> None:
-        self._archive = archive
-        self._number = number
-        self._layouts = layouts
-        self._first: dict[TensorNote, str] = {}
-        self.tensors: dict[str, StoredTensor] = {}
-        self.places: list[Place] = []
-
-    def node(self, name: str, note: TensorNote) -> Node:
-        """Note where a tensor lies; return its node."""
-        where = f"{self._archive.where}, {name!r}"
-        dtype = note.dtype(where)
-        first = self._first.setdefault(note, name)
-        if first != name:
-            self.tensors[name] = self.tensors[first]._replace(name=name, same_as=first)
-            return {"tensor": name}
-        record, start = f"data/{note.storage.key}", note.start * dtype.itemsize
-        strides = note.byte_strides(dtype.itemsize)
-        room = self._archive.size_of(record) - start
-        if reach_bytes(note.shape, strides, dtype.itemsize) > max(room, 0):
-            raise Corrupt(
-                f"{where}: a tensor of shape {note.shape} and strides {note.strides} from element "
-                f"{note.start} on does not lie in its memory of {room + start} bytes"
-            )
-        layout = self._layouts.whole(self._number, note.shape)
-        self.tensors[name] = StoredTensor(name, dtype, note.shape, layout)
-        self.places.append(Place(name, 0, self._archive.size, record, start, strides))
-        return {"tensor": name}

@@ -7,13 +7,16 @@ from typing import Any, Generic, TypeVar, cast
 
 from dtckpt.errors import CheckpointError, Corrupt, Unsavable
 
-from ..state.limits import MAX_NESTING, shown, text_of
-from ..state.names import index_component, join, key_component
+from ..state.limits import MAX_NESTING, check_metadata_bytes, shown, text_of
+from ..state.names import index_component, is_encodable, join, key_component
 from ..state.tree import SEQUENCES, container_node, dict_tag
 from ..state.values import Node, encode_value
+from .pickles.unpickling import Namespace
 
 T = TypeVar("T")
 
+_MOST_KEY_BITS = 63
+_MOST_SHOWN = 80
 _MOST_NODES = 1_000_000
 """Of one value: a pickle may name one list many times, and that one another."""
 
@@ -101,7 +104,9 @@ def _node(inner: dict[str | int, Any] | _Leaf) -> Node:
 class ValueNodes(Generic[T]):
     """Makes nodes of values that were pickled; ``tensor`` is given those of ``kinds`` by name.
 
-    It returns the node of one. ``allow_pickle`` pickles what the format does not hold.
+    It returns the node of one. ``allow_pickle`` pickles what the format does not hold. A small
+    pickle does not become a large tree: it may name one object many times, a text of a megabyte
+    or a list of lists.
     """
 
     def __init__(
@@ -117,26 +122,56 @@ class ValueNodes(Generic[T]):
         self._tensor = tensor
         self._allow_pickle = allow_pickle
         self._left = _MOST_NODES
+        self._num_bytes = 0
 
     def node(self, value: Any, path: Sequence[str]) -> Node:
         """Return the node of a value; CheckpointError, with its name, for what has none."""
         self._left -= 1
-        name = join(tuple(path))
         if self._left < 0 or len(path) > MAX_NESTING:
-            raise CheckpointError(f"{self._where}: {name[:80]!r} is a value of too many parts")
-        if isinstance(value, self._kinds):
-            return self._tensor(name, value)
+            name = join(tuple(path))[:_MOST_SHOWN]
+            raise CheckpointError(f"{self._where}: {name!r} is a value of too many parts")
+        if isinstance(value, Namespace):
+            value = value.fields
         if type(value) in SEQUENCES:
             items = [
                 (i, self.node(item, (*path, index_component(i)))) for i, item in enumerate(value)
             ]
             return container_node(SEQUENCES[type(value)], items)
         tag = dict_tag(value)
-        if tag is not None and all(type(key) in (str, int) for key in value):
+        odd = [] if tag is None else [key for key in value if not _is_key(key)]
+        if tag is not None and not (odd and self._allow_pickle):
+            if odd:
+                name = join(tuple(path))[:_MOST_SHOWN]
+                raise CheckpointError(
+                    f"{self._where}: {name!r} is a dict with the key {shown(odd[0])}; checkpoints "
+                    "hold those of texts and of ints below 2**63"
+                )
             nodes = [(key, self.node(v, (*path, key_component(key)))) for key, v in value.items()]
+            self._count(sum(len(key) for key in value if type(key) is str))
             is_plain = tag == "items" and all(type(key) is str for key in value)
             return container_node("dict" if is_plain else tag, nodes)
+        return self._leaf(value, path)
+
+    def _leaf(self, value: Any, path: Sequence[str]) -> Node:
+        self._count(sum(map(len, path)))
+        name = join(tuple(path))
         try:
-            return encode_value(value, name, allow_pickle=self._allow_pickle)
+            if isinstance(value, self._kinds):
+                return self._tensor(name, value)
+            if isinstance(value, str | bytes | bytearray):
+                self._count(2 * len(value))
+            plain = bytes(value) if isinstance(value, bytearray) else value
+            return encode_value(plain, name[:_MOST_SHOWN], allow_pickle=self._allow_pickle)
         except Unsavable as error:
             raise CheckpointError(f"{self._where}: {error}") from error
+
+    def _count(self, num_bytes: int) -> None:
+        self._num_bytes += num_bytes
+        check_metadata_bytes(self._num_bytes, f"the values of {self._where}")
+
+
+def _is_key(key: object) -> bool:
+    """Whether something is a key of the dicts that checkpoints hold."""
+    if type(key) is str:
+        return is_encodable(key)
+    return type(key) is int and key.bit_length() <= _MOST_KEY_BITS

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import reprlib
 from typing import Any, cast
 
 from dtckpt.errors import CheckpointError, Corrupt
@@ -149,10 +150,28 @@ def shown(value: object) -> str:
     >>> shown("ab"), len(shown("a" * 10**6)) < 400
     ("'ab'", True)
     """
+    if type(value) in (str, bytes):
+        text = repr(cast("str | bytes", value)[:_MOST_SHOWN])
+        length = len(cast("str | bytes", value))
+        return text if length <= _MOST_SHOWN else f"{text[:-1]}... ({length} characters)"
     try:
-        text = repr(value)
+        text = _REPR.repr(value)
     except RecursionError:
         return f"a deeply nested {type(value).__name__}"
+    except ValueError:
+        return f"a {type(value).__name__} of very many digits"
     if len(text) <= _MOST_SHOWN:
         return text
     return f"{text[:_MOST_SHOWN]}... ({len(text)} characters)"
+
+
+def _bounded() -> reprlib.Repr:
+    """Return what shows no more of a list of lists than a message takes: it may repeat itself."""
+    shows = reprlib.Repr()
+    shows.maxlevel = 4
+    shows.maxdict = shows.maxlist = shows.maxtuple = shows.maxset = shows.maxfrozenset = 16
+    shows.maxstring = shows.maxother = shows.maxlong = 2 * _MOST_SHOWN
+    return shows
+
+
+_REPR = _bounded()

@@ -18,11 +18,11 @@ import zstandard
 
 from dtckpt.errors import Corrupt
 
-from ...storage.base import ReadRequest, Store
-from ...storage.one_file import OneFile
-from ..state.limits import check_metadata_bytes, shown
-from .archives import Span
-from .files import where_of
+from ....storage.base import ReadRequest, Store
+from ....storage.one_file import OneFile
+from ...state.limits import check_metadata_bytes, shown
+from ..files import where_of
+from .archive import Span
 
 _GAP = 1 << 20
 """Between pieces, so that no read takes one for the neighbour of another."""
@@ -69,11 +69,17 @@ class UnpackedFile(OneFile):
 
     def read_into(self, name: str, requests: Sequence[ReadRequest]) -> None:
         """Fill every buffer; what lies between pieces is left as it is."""
-        inside = [request for request in requests if request.offset < self.size]
+        inside = [
+            request
+            if request.stop <= self.size
+            else ReadRequest(request.offset, request.view[: self.size - request.offset])
+            for request in requests
+            if request.offset < self.size
+        ]
         if inside:
             super().read_into(name, inside)
         for request in requests:
-            if request.offset >= self.size:
+            if request.stop > self.size:
                 self._fill(request)
 
     def read_each(self, name: str, requests: Sequence[ReadRequest]) -> Iterator[ReadRequest]:

@@ -16,9 +16,9 @@ from typing import Protocol
 
 from dtckpt.errors import CheckpointError, Corrupt
 
-from ...storage.base import ReadRequest, Store
-from ..state.limits import check_metadata_bytes, shown
-from .files import where_of
+from ....storage.base import ReadRequest, Store
+from ...state.limits import check_metadata_bytes, shown
+from ..files import where_of
 
 _END_BYTES = 2048
 """Read from both ends of an archive: all there is of it besides one small tensor."""

@@ -13,18 +13,18 @@ from dataclasses import dataclass
 
 from dtckpt.errors import Corrupt
 
-from ...dtensor.geometry.box import Box
-from ...storage.base import Store
-from ..files.datafile import Entry
-from ..files.manifest import FileRecord, Manifest, Place
-from ..files.stored_data import DataFile, check_size
-from ..state.limits import shown
-from ..tensors.dtypes import DType
-from . import safetensors
-from .archives import Archive, Memory, Span, local_headers, open_archives
-from .files import data_file, reach_bytes, where_of
+from ....dtensor.geometry.box import Box
+from ....storage.base import Store
+from ...files.datafile import Entry
+from ...files.manifest import FileRecord, Manifest, Place
+from ...files.stored_data import DataFile, check_size
+from ...state.limits import shown
+from ...tensors.dtypes import DType
+from .. import safetensors
+from ..files import data_file, reach_bytes, where_of
+from ..pickles.unpickling import TensorNote, load_pickle
+from .archive import Archive, Memory, Span, local_headers, open_archives
 from .unpacked import UnpackedFile, unpack, unpack_head
-from .unpickling import TensorNote, load_pickle
 
 ZSTD = "zstd"
 """An archive that is compressed as a whole."""

@@ -11,7 +11,9 @@ import io
 import math
 import pickle
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sized
+from datetime import date, datetime, timedelta, timezone
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
@@ -19,12 +21,17 @@ import torch
 
 from dtckpt.errors import CheckpointError, Corrupt
 
-from ..state.limits import MAX_DIMS, check_metadata_bytes, shown, size_of
-from ..tensors.dtypes import BY_TORCH_NAME, DType
-from .pickle_memo import has_small_memo
+from ...state.limits import MAX_DIMS, check_metadata_bytes, shown, size_of, text_of
+from ...tensors.dtypes import BY_TORCH_NAME, DType
+from .arrays import ArrayDtype, NotHeld, UnfinishedArray, array_of, scalar
+from .memo import has_small_memo
 
 _BYTES_EACH = 16
 """Memory that a byte of a pickle may take: an opcode of one byte makes an empty dict."""
+_ARGUMENTS_EACH = 2
+"""How much functions may be given for a byte of a pickle, in characters and items."""
+_FREE = 64
+"""Arguments up to this length do not count, so that many may share a short one."""
 
 
 class Storage(NamedTuple):
@@ -64,10 +71,6 @@ class TensorNote(NamedTuple):
                 return tuple(stride * itemsize for stride in self.strides)
             expected *= size
         return None
-
-
-class _Unreadable(Exception):
-    """Why a value cannot be read, without where it is."""
 
 
 class Record:
@@ -115,24 +118,26 @@ def load_pickle(data: bytes, where: str, known: Known | None = None) -> Any:
             "damaged, or made to take all memory"
         )
     try:
-        return _Unpickler(io.BytesIO(data), where, {} if known is None else known).load()
+        return _Unpickler(io.BytesIO(data), where, {} if known is None else known, len(data)).load()
     except CheckpointError:
         raise
-    except _Unreadable as error:
+    except NotHeld as error:
         raise CheckpointError(f"{where}: {error}") from error
     except Exception as error:  # an unpickler raises anything for bytes that are none
         raise Corrupt(f"{where}: malformed pickle of {len(data)} bytes: {shown(error)}") from error
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, where: str, known: Known) -> None:
+    def __init__(self, file: io.BytesIO, where: str, known: Known, num_bytes: int) -> None:
         super().__init__(file, encoding="utf-8")
         self._where = where
         self._known = known
+        self._num_bytes = num_bytes
+        self._left = _ARGUMENTS_EACH * num_bytes
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         """Return what stands for a name here."""
-        module = "builtins" if module_name == "__builtin__" else module_name  # of protocol 2
+        module = _MOVED.get(module_name, module_name)
         name = f"{module}.{global_name}"
         found = self._known.get(name) or _KNOWN.get(name)
         if found is None:
@@ -141,7 +146,19 @@ class _Unpickler(pickle.Unpickler):
                 "dtckpt knows to be harmless; nothing of it was run. If you trust who wrote it, "
                 "load it with torch and save it anew without this value"
             )
-        return found
+        return Inert(partial(self._call, found)) if isinstance(found, Inert) else found
+
+    def _call(self, function: Inert, *args: Any) -> Any:
+        """Call a function, unless a small pickle has all memory taken by calls that copy."""
+        for argument in args:
+            if isinstance(argument, Sized) and len(argument) > _FREE:
+                self._left -= len(argument)
+        if self._left < 0:
+            raise Corrupt(
+                f"{self._where}: a pickle of {self._num_bytes} bytes has functions copy more than "
+                f"{_ARGUMENTS_EACH} times that; it is damaged, or made to take all memory"
+            )
+        return function(*args)
 
     def persistent_load(self, pid: Any) -> Storage:
         """Return the memory that torch refers to by its record."""
@@ -151,7 +168,13 @@ class _Unpickler(pickle.Unpickler):
         return Storage(key, str(dtype_name))
 
 
-class _DTypeName(str):
+class _Name(str):
+    """A class that is only named, and never called."""
+
+    __slots__ = ()
+
+
+class _DTypeName(_Name):
     """The class of a typed storage, as the name of its dtype."""
 
     __slots__ = ()
@@ -182,7 +205,7 @@ def _note(
 ) -> TensorNote:
     """Return the note of a tensor; ValueError where it is none.
 
-    Raises _Unreadable for a tensor whose values are others than those in its memory.
+    Raises NotHeld for a tensor whose values are others than those in its memory.
     """
     sizes, steps = tuple(shape), tuple(strides)
     numbers = (start, *sizes, *steps)
@@ -191,7 +214,7 @@ def _note(
     for number in numbers:
         size_of(number, "a size, a stride or a start")
     if any(more):
-        raise _Unreadable(
+        raise NotHeld(
             f"a tensor was saved as a view that computes its values ({shown(more[0])}); load it "
             "with torch, call resolve_conj() and resolve_neg(), and save it anew"
         )
@@ -208,12 +231,53 @@ def _text_to_bytes(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
 
 
+def _bytes(data: bytes | str = b"", *encoding: str) -> bytes:
+    """Return bytes; a number would be a length."""
+    if isinstance(data, str):
+        return _text_to_bytes(data, *encoding)
+    return bytes(memoryview(data))
+
+
 def _path(*parts: str) -> str:
     return str(PurePosixPath(*parts))
 
 
 def _no_factory(*_: Any) -> defaultdict[Any, Any]:
     return defaultdict(None)  # a factory is code
+
+
+def _list(items: Iterable[Any] = (), _most: Any = None) -> list[Any]:
+    return list(items)
+
+
+def _text_of_time(kind: type[datetime | date]) -> Inert:
+    return Inert(lambda *parts: kind(*parts).isoformat())
+
+
+def _of_type(function: Any, cls: Any, args: Any, *_: Any) -> Any:
+    """Return a tensor that has attributes, without these."""
+    if cls is not _TENSOR:
+        raise NotHeld(f"a tensor of a class of its own ({shown(cls)})")
+    return function(*args)
+
+
+class Namespace:
+    """An object of names, of which a checkpoint holds a dict."""
+
+    __slots__ = ("fields",)
+
+    def __init__(self) -> None:
+        self.fields: dict[str, Any] = {}
+
+    def __setstate__(self, state: Any) -> None:
+        self.fields = {text_of(name, "a name"): value for name, value in state.items()}
+
+
+class _SameText:
+    """The class of texts of a class of their own, which become plain ones."""
+
+    def __new__(cls, text: str = "") -> Any:
+        return text
 
 
 _STORAGES = {
@@ -231,28 +295,53 @@ _STORAGES = {
     "ComplexDoubleStorage": "complex128",
 }
 _DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
+_TENSOR = _Name("torch.Tensor")
 _KNOWN: dict[str, Any] = {
     "torch._utils._rebuild_tensor_v2": Inert(_tensor),
     "torch._utils._rebuild_tensor_v3": Inert(_tensor_of_dtype),
     "torch._utils._rebuild_parameter": Inert(_parameter),
     "torch._utils._rebuild_parameter_with_state": Inert(_parameter),
-    "torch.Size": torch.Size,
-    "torch.device": torch.device,
+    "torch._tensor._rebuild_from_type_v2": Inert(_of_type),
+    "torch.Tensor": _TENSOR,
+    "torch.nn.parameter.Parameter": _TENSOR,
+    "torch.Size": Inert(torch.Size),
+    "torch.device": Inert(torch.device),
     "torch.storage.UntypedStorage": _DTypeName("uint8"),
-    "collections.OrderedDict": OrderedDict,
+    "torch.serialization._get_layout": Inert(str),
+    "torch.torch_version.TorchVersion": _SameText,
+    "collections.OrderedDict": Inert(OrderedDict),
     "collections.Counter": Inert(Counter),
     "collections.defaultdict": Inert(_no_factory),
-    "builtins.list": list,
-    "builtins.dict": dict,
-    "builtins.int": int,
-    "builtins.float": float,
-    "builtins.complex": complex,
+    "collections.deque": Inert(_list),
+    "builtins.list": Inert(_list),
+    "builtins.dict": Inert(dict),
+    "builtins.int": Inert(int),
+    "builtins.float": Inert(float),
+    "builtins.complex": Inert(complex),
+    "builtins.bytes": Inert(_bytes),
+    "builtins.bytearray": Inert(_bytes),
     "_codecs.encode": Inert(_text_to_bytes),
     "pathlib.PosixPath": Inert(_path),
     "pathlib.PurePosixPath": Inert(_path),
     "pathlib.WindowsPath": Inert(_path),
-    "torch.serialization._get_layout": str,
+    "argparse.Namespace": Namespace,
+    "types.SimpleNamespace": Namespace,
+    "datetime.datetime": _text_of_time(datetime),
+    "datetime.date": _text_of_time(date),
+    "datetime.timedelta": Inert(timedelta),
+    "datetime.timezone": Inert(timezone),
+    "numpy.dtype": Inert(ArrayDtype),
+    "numpy.ndarray": _Name("numpy.ndarray"),
+    "numpy._core.multiarray._reconstruct": Inert(UnfinishedArray),
+    "numpy._core.multiarray.scalar": Inert(scalar),
+    "numpy._core.numeric._frombuffer": Inert(array_of),
     **{f"torch.{name}": _DTypeName(dtype) for name, dtype in _STORAGES.items()},
     **{f"torch.{name}": dtype for name, dtype in _DTYPES.items()},
 }
 """By module and name. Nothing that opens, imports, calls or takes memory by a number."""
+_MOVED = {
+    "__builtin__": "builtins",  # of protocol 2
+    "numpy.core.multiarray": "numpy._core.multiarray",  # of numpy 1
+    "numpy.core.numeric": "numpy._core.numeric",
+}
+"""Modules by the names that they had."""

@@ -1,0 +1,1 @@
+"""Archives of torch.save: where their records lie, and the tensors in them."""

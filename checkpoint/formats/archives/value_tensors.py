@@ -1,0 +1,99 @@
+"""The tensors of one pickle: their layouts, and where in its archive they lie."""
+
+from __future__ import annotations
+
+import base64
+
+from dtckpt.errors import CheckpointError, Corrupt
+
+from ...files.manifest import Place
+from ...files.stored_tensor import StoredTensor
+from ...state.limits import check_metadata_bytes, shown
+from ...state.values import Node
+from ...tensors.dtypes import BY_TORCH_NAME
+from ..file_layouts import FileLayouts
+from ..files import reach_bytes
+from ..pickles.arrays import Array, NotHeld, UnfinishedArray
+from ..pickles.unpickling import TensorNote
+from .archive import Archive
+from .archived_files import INLINE
+
+_MOST_SHOWN = 80
+
+
+class ValueTensors:
+    """Tensors that are whole in one file; those that are one view of one memory are tied."""
+
+    def __init__(
+        self,
+        layouts: FileLayouts,
+        file: int,
+        place: Place,
+        where: str,
+        archive: Archive | None = None,
+    ) -> None:
+        """``place`` is that of the archive in the file of this number.
+
+        With ``archive`` tensors are compared with the lengths of its records.
+        """
+        self._layouts = layouts
+        self._file = file
+        self._place = place
+        self._where = where
+        self._archive = archive
+        self._first: dict[TensorNote, str] = {}
+        self.tensors: dict[str, StoredTensor] = {}
+        self.places: list[Place] = []
+        self._inline_bytes = 0
+
+    kinds = (TensorNote, Array, UnfinishedArray)
+    """What ``node`` is given."""
+
+    def node(self, name: str, value: TensorNote | Array | UnfinishedArray) -> Node:
+        """Note where a tensor or an array lies; return its node."""
+        if isinstance(value, TensorNote):
+            self._add_tensor(name, value)
+            return {"tensor": name}
+        where = f"{self._where}, {name[:_MOST_SHOWN]!r}"
+        try:
+            self._add_array(name, value.made() if isinstance(value, UnfinishedArray) else value)
+        except NotHeld as error:
+            raise CheckpointError(f"{where}: {error}") from error
+        except (TypeError, ValueError) as error:
+            raise Corrupt(f"{where}: {shown(error)}") from error
+        return {"ndarray": name}
+
+    def _add_tensor(self, name: str, note: TensorNote) -> None:
+        where = f"{self._where}, {name!r}"
+        dtype = note.dtype(where)
+        first = self._first.setdefault(note, name)
+        if first != name:
+            self.tensors[name] = self.tensors[first]._replace(name=name, same_as=first)
+            return
+        record, skip = f"data/{note.storage.key}", note.start * dtype.itemsize
+        strides = note.byte_strides(dtype.itemsize)
+        room = None if self._archive is None else self._archive.size_of(record)
+        if room is not None and skip + reach_bytes(note.shape, strides, dtype.itemsize) > room:
+            raise Corrupt(
+                f"{where}: a tensor of shape {note.shape} and strides {note.strides} from element "
+                f"{note.start} on does not lie in its memory of {room} bytes"
+            )
+        layout = self._layouts.whole(self._file, note.shape)
+        self.tensors[name] = StoredTensor(name, dtype, note.shape, layout)
+        self.places.append(
+            self._place._replace(key=name, record=record, skip=skip, strides=strides)
+        )
+
+    def _add_array(self, name: str, array: Array) -> None:
+        """Keep the elements of an array, which no reader could find in a pickle."""
+        self._inline_bytes += len(array.data)
+        check_metadata_bytes(4 * self._inline_bytes, f"the arrays of {self._where}")
+        dtype = BY_TORCH_NAME.get(array.dtype_name)
+        if dtype is None:
+            raise CheckpointError(
+                f"{self._where}, {name!r}: an array of numpy's {array.dtype_name}, which dtckpt "
+                "does not hold; convert it and save anew"
+            )
+        layout = self._layouts.whole(self._file, array.shape)
+        self.tensors[name] = StoredTensor(name, dtype, array.shape, layout)
+        self.places.append(Place(name, 0, 0, base64.b64encode(array.data).decode(), form=INLINE))

@@ -1,0 +1,1 @@
+"""Pickles of other programs, of which nothing is run."""
