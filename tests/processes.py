@@ -109,14 +109,17 @@ def _wait(running: set[int], timeout: float) -> dict[int, int]:
     return codes
 
 
-def join_group() -> int:
-    """Make the default Gloo group of the ranks of ``run_processes`` and return this one's rank."""
+def join_group(size: int | None = None, name: str = "") -> int:
+    """Make the default Gloo group of the ranks of ``run_processes`` and return this one's rank.
+
+    Or one of the first ``size`` ranks only, which they end themselves; each has another ``name``.
+    """
     rank = int(os.environ["RANK"])
     dist.init_process_group(
         "gloo",
-        init_method=os.environ["DTCKPT_TEST_INIT"],
+        init_method=os.environ["DTCKPT_TEST_INIT"] + name,
         rank=rank,
-        world_size=int(os.environ["WORLD_SIZE"]),
+        world_size=size or int(os.environ["WORLD_SIZE"]),
         timeout=timedelta(seconds=60),
     )
     return rank
