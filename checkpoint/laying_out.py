@@ -39,7 +39,8 @@ def with_layouts(
 
     Raises LayoutMismatch, naming the tensor, where a layout and its tensor do not fit each other,
     and for layouts of what is no tensor, of what is within an object (give its ``state_dict()``),
-    or of nothing at all in the state.
+    and of names that the state has not: a misspelt one would leave a part to be taken for whole.
+    Programs list some: torchtitan those of fused weights beside their parts. Leave these out.
 
     >>> from dtckpt.dtensor import Layout, Mesh, Shard
     >>> rows = Layout(Mesh((2,), ("tp",)), (Shard(0),), (7, 3))
@@ -135,8 +136,9 @@ class _LayingOut:
             raise LayoutMismatch(
                 f"layouts of {within[:5]}, which are within an object; give its state_dict()"
             )
-        if rest and not self.used:
+        if rest:
             raise LayoutMismatch(
                 f"the state has no tensor {', '.join(map(repr, rest[:5]))}; layouts go by the "
-                "names that tensors have in the state, as 'model/w'"
+                "names that tensors have in the state, as 'model/w'. Mend the name, or leave the "
+                "layout out"
             )
