@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dtckpt.errors import LayoutMismatch
+from dtckpt.errors import LayoutMismatch, PlacementError
 
 from ...dtensor.geometry.box import Box
 from ...dtensor.geometry.layout import Layout
@@ -78,8 +78,16 @@ def announced_shape(value: Any) -> tuple[int, ...]:
 def announced_parts(name: str, teller: Any, whole: Any, local: Any) -> Parts:
     """Return the boxes that ``teller`` announces of ``whole``, with their elements in ``local``.
 
-    Raises LayoutMismatch where there is no telling which elements belong to which box.
+    Raises LayoutMismatch where there is no telling which elements belong to which box, and for what
+    is no box.
     """
+    try:
+        return _parts(name, teller, whole, local)
+    except PlacementError as error:
+        raise LayoutMismatch(f"tensor {name!r}: {error}") from error
+
+
+def _parts(name: str, teller: Any, whole: Any, local: Any) -> Parts:
     if not _has_hooks(teller):
         return _slices(name, teller, local) if _has_slices(teller) else _shards(teller)
     boxes = [box for box in _boxes(name, teller, whole) if not box.is_empty]

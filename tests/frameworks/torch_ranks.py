@@ -6,6 +6,7 @@ have the bits of one on a single device.
 
 from __future__ import annotations
 
+import importlib
 import sys
 import warnings
 from collections.abc import Callable
@@ -16,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._shard.metadata import ShardMetadata
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, StateDictType
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -29,6 +31,7 @@ from ..processes import join_group, leave_group
 from .expected import STEPS, WHOLE, make_model, make_optimizer, train, trained
 from .megatron_ranks import check_megatron
 
+sharded_tensor: Any = importlib.import_module("torch.distributed._shard.sharded_tensor")
 FSDP: Any = FullyShardedDataParallel  # torch's signatures are partly annotated
 Zero: Any = ZeroRedundancyOptimizer
 SHARDED, LOCAL, FULL = (
@@ -172,6 +175,35 @@ def load_on_four(folder: Path) -> None:
         check_owners(model, optimizer)
 
 
+def sharded(boxes: list[tuple[int, int, int, int]], *, fill: bool = True) -> Any:
+    """A ShardedTensor of which this rank has boxes of (row, column, rows, columns)."""
+    rank, whole = dist.get_rank(), WHOLE["rows"]
+    shards: list[Any] = []
+    for row, column, rows, columns in boxes:
+        part = whole[row : row + rows, column : column + columns].clone()
+        shards.append(
+            sharded_tensor.Shard(
+                part if fill else torch.zeros_like(part),
+                ShardMetadata([row, column], [rows, columns], f"rank:{rank}/cpu"),
+            )
+        )
+    return sharded_tensor.init_from_local_shards(shards, *whole.shape)
+
+
+def check_shards(folder: Path) -> None:
+    """Ranks with two shards and with none, as torchrec deals out its tables."""
+    rank = dist.get_rank()
+    rows = [[(0, 0, 3, 4), (7, 0, 3, 4)], [(3, 0, 1, 4)], [(4, 0, 3, 4)], []][rank]
+    columns = [[], [(0, 0, 10, 1)], [], [(0, 3, 10, 1), (0, 1, 10, 2)]][rank]
+    for saved, wanted in ((rows, columns), (columns, rows)):
+        place = folder / ("rows" if saved is rows else "columns")
+        dcp.save({"table": sharded(saved)}, place)
+        into = sharded(wanted, fill=False)
+        dcp.load({"table": into}, place)
+        for shard, other in zip(into.local_shards(), sharded(wanted).local_shards(), strict=True):
+            assert shard.tensor.equal(other.tensor)
+
+
 def check_owners(model: nn.Module, optimizer: Any) -> None:
     """Raise unless each rank has what it owns of the state, and all go on as one device does."""
     alone, alone_optimizer = trained(0)
@@ -217,6 +249,7 @@ def main(folder: Path) -> None:
     save_copies(folder)
     load_on_four(folder)
     check_refused(folder)
+    check_shards(folder)
     check_megatron(folder)
     leave_group()
 

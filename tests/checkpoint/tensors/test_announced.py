@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch_checkpointing.default_metadata import DefaultShardingMetadata
 
 import dtckpt.checkpoint as dcp
 from dtckpt.dtensor import DeviceMesh, DTensor, Mesh, Partial, Shard
@@ -158,9 +159,78 @@ def test_slices_of_a_global_tensor(cls: Any) -> None:
     run_ranks(2, run)
 
 
+def test_the_protocol_is_that_of_torch_checkpointing() -> None:
+    corners = [((0, 0), (2, 2)), ((5, 1), (3, 2)), ((2, 0), (3, 1))]
+    others = [((0, 2), (2, 1)), ((2, 1), (3, 2)), ((5, 0), (3, 1))]
+
+    def local(boxes: list[Any], fill: bool) -> Any:
+        """Boxes of any form, packed one below the other."""
+        heights = [rows for _, (rows, _) in boxes]
+        told: Any = torch.full((sum(heights), 3), -1.0)
+        told.global_shape = (8, 3)
+        told.global_offsets = tuple(start for start, _ in boxes)
+        told.local_offsets = tuple((sum(heights[:i]), 0) for i in range(len(boxes)))
+        told.local_sizes = tuple(sizes for _, sizes in boxes)
+        if fill:
+            for ((row, column), (rows, columns)), (at, _) in zip(
+                boxes, told.local_offsets, strict=True
+            ):
+                part = WHOLE[row : row + rows, column : column + columns]
+                told.data[at : at + rows, :columns] = part
+        return told
+
+    told = DefaultShardingMetadata.from_tensor(local(corners, True))  # their reader of it
+    assert told.global_offsets == tuple(start for start, _ in corners)
+    store = MemoryStore()
+
+    def run(rank: int, group: Any) -> None:
+        dcp.save({"w": local([corners, others][rank], True)}, store, process_group=group)
+        into = local([others, corners][rank], False)
+        dcp.load({"w": into}, store, process_group=group)
+        assert torch.equal(into, local([others, corners][rank], True)), "the rest is as it was"
+
+    run_ranks(2, run)
+    assert torch.equal(dcp.open(store)["w"][...], WHOLE)
+
+
+def test_a_local_tensor_may_list_shards() -> None:
+    store = MemoryStore()
+
+    def made(rank: int, rows: list[tuple[int, int]], fill: bool) -> Any:
+        told = split(rank, [rows, rows], "", fill)
+        local: Any = told._local_tensor  # pyright: ignore[reportPrivateUsage]
+        parts = list(local.split([size for _, size in rows]))
+        shards = [
+            SimpleNamespace(
+                tensor=part,
+                metadata=SimpleNamespace(shard_offsets=[start, 0], shard_sizes=list(part.shape)),
+            )
+            for (start, _), part in zip(rows, parts, strict=True)
+        ]
+        local.local_shards, local.sharding_spec = (lambda: shards), "any"
+        return told
+
+    def run(rank: int, group: Any) -> None:
+        rows = ROWS["several"][rank]
+        dcp.save({"w": made(rank, rows, True)}, store, process_group=group)
+        into = made(rank, ROWS["uneven"][rank], False)
+        dcp.load({"w": into}, store, process_group=group)
+        assert torch.equal(into.to_local(), made(rank, ROWS["uneven"][rank], True).to_local())
+
+    run_ranks(2, run)
+    assert torch.equal(dcp.open(store)["w"][...], WHOLE)
+    wrong = made(0, [(0, 8)], True)
+    wrong._local_tensor.local_shards()[0].metadata.shard_sizes = [7, 3]
+    with pytest.raises(LayoutMismatch, match=r"announces float32\[7, 3\] at \[0:7,0:3\], but"):
+        dcp.save({"w": wrong}, MemoryStore())
+
+
 def test_slices_that_do_not_fit_are_refused() -> None:
     for boxes in ([(0, 0, 9)], [(7, 0, 2)], [(0, 5, 3)]):
         with pytest.raises(LayoutMismatch, match="which does not lie in them"):
+            dcp.save({"w": sliced(torch.zeros(6, 3), (8, 3), boxes)}, MemoryStore())
+    for boxes in ([(-1, 0, 2)], [(0, -1, 2)], [(0, 0, -2)]):
+        with pytest.raises(LayoutMismatch, match="'w'"):
             dcp.save({"w": sliced(torch.zeros(6, 3), (8, 3), boxes)}, MemoryStore())
     told = sliced(torch.zeros(8, 3), (8, 3), [(0, 0, 8)])
     told.local_sizes = ()
