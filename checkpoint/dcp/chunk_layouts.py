@@ -7,6 +7,7 @@ cells of a grid, each on a rank of its own: a mesh with its axes says the same i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ...dtensor.geometry.box import Box
 from ...dtensor.geometry.irregular import IrregularLayout
@@ -30,6 +31,21 @@ def layout_of_chunks(shape: tuple[int, ...], chunks: Mapping[Box, int]) -> Layou
     layout = IrregularLayout(shape, tuple((rank, box) for box, rank in chunks.items()))
     layout.validate()
     return _grid(shape, layout.pieces) or layout
+
+
+class ChunkLayouts:
+    """Layouts of many tensors, most of which are cut alike: equal ones are one object."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], Layout | IrregularLayout] = {}
+
+    def of(self, shape: tuple[int, ...], chunks: Mapping[Box, int]) -> Layout | IrregularLayout:
+        """Return what ``layout_of_chunks`` does."""
+        key = (shape, *chunks.items())
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = layout_of_chunks(shape, chunks)
+        return known
 
 
 def _grid(shape: tuple[int, ...], pieces: Sequence[tuple[int, Box]]) -> Layout | None:

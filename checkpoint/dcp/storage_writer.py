@@ -27,7 +27,7 @@ from ..saving.job import json_copy
 from ..state.values import Node
 from ..tensors.local_tensor import LocalTensor, local_tensor
 from ..tensors.transfer import TensorSource
-from .chunk_layouts import layout_of_chunks
+from .chunk_layouts import ChunkLayouts
 from .item_values import node_of_item
 from .write_plan import Ticket, WritePlan, box_of, dtype_of, place_of
 
@@ -37,7 +37,8 @@ class CheckpointWriter(StorageWriter):
 
     What the planner has planned is written as ``save`` writes: a data file a rank, with checksums,
     and the manifest last, which is the commit. A save that fails leaves no checkpoint, and one that
-    was there as it was. ``load``, ``open`` and ``CheckpointReader`` read the result.
+    was there as it was; where one rank has failed, files of the others are left over until
+    ``clean``. ``load``, ``open`` and ``CheckpointReader`` read the result.
 
     ``checkpoint_id``, ``overwrite``, ``metadata``, ``storage_options`` and ``allow_pickle`` are
     those of ``save``. Where a save gives a ``checkpoint_id``, too, that one counts.
@@ -221,6 +222,7 @@ class _Part:
         self._planner = planner
         self._url = url
         self._allow_pickle = allow_pickle
+        self._layouts = ChunkLayouts()
         self.values: dict[str, Node] = {}
         self.tensors: list[StoredTensor] = []
 
@@ -245,7 +247,7 @@ class _Part:
 
     def _stored(self, name: str, dtype: Any, shape: tuple[int, ...]) -> StoredTensor:
         """Return a tensor of which this rank writes all, or a chunk that is named alike."""
-        layout = layout_of_chunks(shape, {Box.whole(shape): self._ticket.rank})
+        layout = self._layouts.of(shape, {Box.whole(shape): self._ticket.rank})
         return StoredTensor(name, dtype, shape, layout)
 
 

@@ -23,7 +23,7 @@ from ..state.limits import MAX_NESTING
 from ..state.names import is_encodable
 from ..state.values import Node
 from ..tensors.dtypes import BY_TORCH_NAME, DType
-from .chunk_layouts import layout_of_chunks
+from .chunk_layouts import ChunkLayouts
 
 Place = tuple[str, tuple[int, ...]]
 """Flat name of a tensor, and where in it a chunk begins."""
@@ -70,10 +70,11 @@ class WritePlan:
                     chunks = found.setdefault(item.index.fqn, _Chunks(item, url))
                     if not chunks.add(item, rank):
                         skipped[rank].add(place_of(item))
+        layouts = ChunkLayouts()
         return cls(
             save_id=secrets.token_hex(8),
             paths=paths,
-            tensors={fqn: chunks.stored(name_of(paths[fqn])) for fqn, chunks in found.items()},
+            tensors={f: chunks.stored(name_of(paths[f]), layouts) for f, chunks in found.items()},
             skipped=[frozenset(places) for places in skipped],
         )
 
@@ -167,12 +168,12 @@ class _Chunks:
         self.ranks[box] = rank
         return True
 
-    def stored(self, name: str) -> StoredTensor:
+    def stored(self, name: str, layouts: ChunkLayouts) -> StoredTensor:
         """Return the tensor as the checkpoint has it."""
         data = self.first.tensor_data
         shape = () if data is None else tuple(data.size)
         try:
-            layout = layout_of_chunks(shape, self.ranks)
+            layout = layouts.of(shape, self.ranks)
         except PlacementError as error:
             raise LayoutMismatch(
                 f"{self.url}: the planner's chunks of tensor {self.first.index.fqn!r} are not the "

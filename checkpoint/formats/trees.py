@@ -70,7 +70,10 @@ def _with_numbers(path: StatePath, optimizers: set[StatePath]) -> StatePath:
 
 
 def tree_of_paths(leaves: Iterable[tuple[StatePath, Node]], where: str) -> Node:
-    """Return the tree that has these leaves; Corrupt where one lies below another."""
+    """Return the tree that has these leaves; Corrupt where one lies below another.
+
+    A dict of nothing has no leaves: that of an optimizer without state stands beside its groups.
+    """
     root: dict[str | int, Any] = {}
     for path, node in leaves:
         at = root
@@ -93,10 +96,12 @@ def _node(inner: dict[str | int, Any] | _Leaf) -> Node:
     if isinstance(inner, _Leaf):
         return inner.node
     items = [(key, _node(child)) for key, child in inner.items()]
+    if "param_groups" in inner and "state" not in inner:
+        items.insert(0, ("state", {"dict": {}}))
     positions = [key for key in inner if type(key) is int]
     if positions and sorted(positions) == list(range(len(items))):
         return container_node("list", sorted(items))
-    if all(type(key) is str for key in inner):
+    if all(type(key) is str for key, _ in items):
         return container_node("dict", items)
     return container_node("items", [(key if type(key) is str else int(key), n) for key, n in items])
 

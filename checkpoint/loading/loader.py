@@ -79,8 +79,8 @@ def load(
 
     Every rank of ``process_group`` calls this; without a group this process alone does. ``strict``
     requires that the checkpoint has every leaf of the state and that some rank asks for every leaf
-    of the checkpoint; ``"state"`` requires the first alone, and False neither. The report lists
-    what was left out.
+    of the checkpoint; ``"state"`` requires the first alone, but for dicts of nothing, and False
+    neither. The report lists what was left out.
 
     ``select`` limits all of this to some leaves of the checkpoint: a pattern, or several, of which
     each has to select something. ``"model"`` means that leaf or all below it; ``*`` in

@@ -301,7 +301,8 @@ class Walk(Lookup):
         at = self.at(name)
         node = self.index.find(at)
         if node is ABSENT:
-            if self.is_selected(at):
+            is_nothing = dict_tag(value) is not None and self.options.strict == "state"
+            if self.is_selected(at) and not is_nothing:
                 self.found.missing[at] = name
             return None
         names = list(self.index.leaves_of(at)) if tag_of(node) in CONTAINERS else [at]

@@ -34,7 +34,7 @@ from dtckpt.checkpoint.dcp.state_dict import (
     set_model_state_dict,
     set_state_dict,
 )
-from dtckpt.dtensor import Layout, Shard
+from dtckpt.dtensor import Layout, Packed, Shard, distribute_tensor
 from dtckpt.errors import AlreadyCommitted, LayoutMismatch
 
 from ..crossing import OURS, TORCHS, Training
@@ -268,6 +268,17 @@ def check_storage(trainings: Trainings, folder: str) -> None:
             assert ckpt.verify(place).problems == ()
 
 
+def check_several_boxes(place: str) -> None:
+    """Ranks that hold several boxes write and read each of them."""
+    mesh = OURS.mesh("cpu", (4,))
+    rows = torch.arange(72.0).view(12, 6)
+    given = distribute_tensor(rows, mesh, [Packed(0, (8, 4))])
+    torch_save({"packed": given}, storage_writer=dcp.CheckpointWriter(place))
+    into = distribute_tensor(torch.zeros(12, 6), mesh, [Packed(0, (4, 8))])
+    torch_load({"packed": into}, storage_reader=dcp.CheckpointReader(place))
+    assert torch.equal(into.full_tensor(), rows)
+
+
 def check_refusals(folder: str) -> None:
     """Errors are the same on all ranks, before anything is written, or changed."""
     rank = dist.get_rank()
@@ -302,4 +313,5 @@ def check_dcp(folder: str) -> None:
         check_sent_from_the_first(trainings)
         check_storage(trainings, f"{folder}/storage")
         check_names()
+        check_several_boxes(f"{folder}/boxes")
         check_refusals(f"{folder}/refusals")

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as torch_dcp
 import torch.distributed.checkpoint.state_dict as torch_state_dict
+from torch.distributed.checkpoint import state_dict_saver as torch_saver
 from torch.distributed.checkpoint.hf_storage import (
     HuggingFaceStorageReader,
     HuggingFaceStorageWriter,
@@ -80,6 +81,25 @@ def test_the_checkpoint_may_have_more_and_the_state_may_not(tmp_path: Path) -> N
         ckpt.load(into, tmp_path, strict=wrong)
     with pytest.raises(NotCommitted):
         dcp.load(into, checkpoint_id=tmp_path / "none")
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own
+@pytest.mark.parametrize("writer", [None, dcp.CheckpointWriter()], ids=["torch's", "ours"])
+def test_dicts_of_nothing_are_lost_by_torch_and_not_missed(tmp_path: Path, writer: Any) -> None:
+    """Such as the state of SGD without momentum."""
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    given: dict[str, Any] = {"optimizer": optimizer.state_dict(), "extra": {}, "list": []}
+    torch_saver.save(given, checkpoint_id=tmp_path, storage_writer=writer, no_dist=True)
+    for fresh in (torch.optim.SGD(model.parameters(), lr=0.1), optimizer.state_dict()):
+        into: dict[str, Any] = {"optimizer": fresh, "extra": {}, "list": None}
+        dcp.load(into, checkpoint_id=tmp_path)
+        loaded: Any = fresh if isinstance(fresh, dict) else fresh.state_dict()
+        assert same(loaded, given["optimizer"])
+        assert into["list"] == []
+    alone = torch.optim.SGD(model.parameters(), lr=0.1)
+    ckpt.load({"optimizer": alone, "list": None}, tmp_path)
+    assert alone.param_groups[0]["lr"] == 0.5
 
 
 def test_a_checkpoint_is_replaced_as_by_torch(tmp_path: Path) -> None:
