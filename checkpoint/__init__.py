@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .mapping.part_rules import Merge, Split, Stack, Unstack
     from .mapping.rules import Crop, Drop, Move, Pad, Permute, Reshape
     from .mapping.table import MappingTable
+    from .mapping.tracing import trace_mapping
     from .opening import Checkpoint, LazyTensor, open
     from .placing import Placed, Rule, parse_rules, place
     from .resharding import reshard
@@ -106,6 +107,7 @@ __all__ = [
     "register_enum",
     "reshard",
     "save",
+    "trace_mapping",
     "verify",
     "visualize",
     "with_layouts",
@@ -127,6 +129,7 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
             ".mapping.part_rules": "Merge Split Stack Unstack",
             ".mapping.rules": "Crop Drop Move Pad Permute Reshape",
             ".mapping.table": "MappingTable",
+            ".mapping.tracing": "trace_mapping",
             ".opening": "Checkpoint LazyTensor open",
             ".placing": "Placed Rule parse_rules place",
             ".resharding": "reshard",

@@ -14,6 +14,7 @@ from ..copies.mapped import Mapped
 from ..copies.meeting import through
 from ..copies.tiling import check_tiling
 from ..state.limits import MAX_DIMS, list_of, object_of, size_of, text_of
+from ..tensors.dtypes import DType, dtype_of_code
 from .changes import Change, Tensors, check_dtype
 
 
@@ -23,17 +24,23 @@ class Made:
 
     shape: tuple[int, ...]
     copies: tuple[Copy, ...]
+    dtype: DType | None = None
+    """Where no tensor that it is made of tells: it has no elements, or zeros alone."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
-        return {"shape": self.shape, "copies": [list(_told(copy)) for copy in self.copies]}
+        told: dict[str, Any] = {"shape": list(self.shape)}
+        if self.dtype is not None:
+            told["dtype"] = self.dtype.code
+        return told | {"copies": [list(_told(copy)) for copy in self.copies]}
 
     @classmethod
     def from_json(cls, value: object) -> Made:
         """Return what ``to_json`` wrote; ValueError or TypeError where it is malformed."""
         told = object_of(value, "a tensor")
         copies = tuple(map(_copy_of, list_of(told["copies"], "copies")))
-        return cls(shape_of_json(told["shape"]), copies)
+        dtype = dtype_of_code(told["dtype"], "a tensor") if "dtype" in told else None
+        return cls(shape_of_json(told["shape"]), copies, dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +89,18 @@ class Copies:
 
     def _mapped(self, name: str, made: Made, tensors: Tensors) -> Mapped:
         used = list(dict.fromkeys(copy.source for copy in made.copies if copy.source is not None))
-        if not used:
-            raise LayoutMismatch(f"tensor {name!r} is made of nothing")
-        first = tensors[used[0]]
+        dtype = tensors[used[0]].dtype if used else made.dtype
+        if dtype is None:
+            raise LayoutMismatch(
+                f"tensor {name!r} is made of no tensor, and has no dtype of its own"
+            )
         copies: list[Copy] = []
         for source in used:
-            check_dtype(source, tensors[source], used[0], first)
+            check_dtype(source, tensors[source], used[0], tensors[used[0]])
         for copy in made.copies:
             found = tensors[copy.source].copies if copy.source is not None else ()
             copies += through(copy, found) if copy.source is not None else (copy,)
-        return Mapped(dtype=first.dtype, shape=made.shape, copies=joined(copies))
+        return Mapped(dtype=dtype, shape=made.shape, copies=joined(copies))
 
     def inverse(self) -> Copies:
         """Return the copies back, if each element of a source is somewhere, and once."""

@@ -49,7 +49,7 @@ class MappingTable:
         LayoutMismatch, naming rule and tensor, where a rule fits nothing, or names and shapes do
         not go together.
         """
-        leaves = _tensor_leaves(manifest, part)
+        leaves = tensor_leaves(manifest, part)
         tensors = {leaf: Mapped.of(manifest.tensors[name]) for leaf, name in leaves.items()}
         makers: dict[str, MappingRule] = {}
         for number, rule in enumerate(self.rules):
@@ -127,7 +127,7 @@ def mapped_manifest(
     return manifest if mapping is None else table_of(mapping).applied_to(manifest, where, part=part)
 
 
-def _tensor_leaves(manifest: Manifest, part: str) -> dict[str, str]:
+def tensor_leaves(manifest: Manifest, part: str) -> dict[str, str]:
     """Return the names of tensors by where they stand in a part.
 
     Without what ranks keep for themselves.
