@@ -16,6 +16,7 @@ from ..files.manifest import Manifest
 from ..files.stored_tensor import StoredTensor
 from ..reading.exchanging import Destination
 from ..reading.wants import Want
+from ..tensors.local_shard import LocalShard
 from ..tensors.local_tensor import LocalTensor, is_shared, local_tensor
 from ..tensors.materialising import (
     Replaced,
@@ -96,6 +97,12 @@ class Destinations:
                 f"{'; '.join(told)}. Load into separate tensors"
             )
         return sharing.tied
+
+    def check_rank(self, rank: int) -> None:
+        """Raise LayoutMismatch for tensors with layouts beside them that are of another rank."""
+        for name, value in self.held.items():
+            if isinstance(value, LocalShard):
+                self.tensors[name].check_rank(rank)
 
     def wants(self, elsewhere: Container[str]) -> tuple[list[Want], list[Want]]:
         """Return what this rank is to read into destinations, and what to compare tied ones with.

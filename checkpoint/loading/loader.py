@@ -271,6 +271,8 @@ class _Load:
                 where=self.store.url,
             )
             self.destinations = Destinations(found, self.manifest, self.options, self.store.url)
+            if len(self.ranks.all) > 1:
+                self.destinations.check_rank(self.ranks.rank)
             data = stored_data(self.store, self.manifest)
             self.filling = Filling(self.destinations, data, self.ranks, self.group)
             offer = self.offer()

@@ -76,9 +76,9 @@ def unknown_parts(optimizer: torch.optim.Optimizer, modules: Iterable[nn.Module]
             "owners; give them memory before the optimizer is made, by module.to_empty(device=...)"
         )
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is None:
+    params = {id(param): param for param in params_of(optimizer) if type(param) is nn.Parameter}
+    if fsdp is None or not params:  # those of FSDP2 are DTensors
         return ""
-    params = {id(param): param for param in params_of(optimizer)}
     flat = any(isinstance(param, fsdp.FlatParameter) for param in params.values())
     wrappers = (
         part

@@ -84,8 +84,8 @@ class LocalTensor:
             raise LayoutMismatch(
                 f"tensor {self.name!r}: rank {rank} of the process group would hold "
                 f"{held or 'nothing'} of {self.layout}, but the tensor's own mesh says "
-                f"{[str(box) for box, _ in self.parts] or 'nothing'}. Save with the process group "
-                "that the mesh was made from"
+                f"{[str(box) for box, _ in self.parts] or 'nothing'}. Give the process group that "
+                "the mesh was made from, and the rank in it"
             )
 
     def part(self, box: Box) -> torch.Tensor:

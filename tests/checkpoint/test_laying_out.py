@@ -28,7 +28,7 @@ from dtckpt.errors import LayoutMismatch, Unsavable
 from dtckpt.storage import MemoryStore
 
 from ..dtensor.oracle import local_array
-from ..ranks import run_ranks
+from ..ranks import RanksFailed, run_ranks
 
 MESH = Mesh((2, 2), ("dp", "tp"))
 WHOLE = torch.arange(48.0).reshape(8, 6)
@@ -179,8 +179,28 @@ def test_tensors_that_do_not_fit_their_layouts_are_refused() -> None:
     with pytest.raises(Unsavable, match="terms of a reduction"):
         dcp.save(told, MemoryStore())
     told = dcp.with_layouts({"w": torch.zeros(2, 4)}, {"w": rows}, rank=1)
-    with pytest.raises(LayoutMismatch, match="Save with the process group"):
+    with pytest.raises(LayoutMismatch, match="Give the process group that the mesh was made from"):
         dcp.save(told, MemoryStore())  # rank 0 of its own
+
+
+@pytest.mark.parametrize("read_once", [False, True])
+def test_a_rank_that_is_not_told_is_refused(read_once: bool) -> None:
+    rows, store = Layout(Mesh((2,)), (Shard(0),), (8, 6)), MemoryStore()
+    dcp.save({"w": WHOLE}, store)
+
+    def load(rank: int, group: Any) -> None:
+        into = torch.zeros(4, 6)
+        told = dcp.with_layouts({"w": into}, {"w": rows})  # rank 0, as there is no default group
+        try:
+            dcp.load(told, store, process_group=group, read_once=read_once)
+        finally:
+            assert not into.any()
+
+    with pytest.raises(RanksFailed, match="rank 1 of the process group would hold"):
+        run_ranks(2, load)
+    into = torch.zeros(4, 6)
+    dcp.load(dcp.with_layouts({"w": into}, {"w": rows}, rank=1), store)  # alone, as any rank
+    assert into.equal(WHOLE[4:])
 
 
 def test_what_knows_where_it_lies_stays_as_it_is() -> None:
