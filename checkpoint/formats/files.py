@@ -1,9 +1,11 @@
-"""Files of other programs: how messages call them, how long they are, and opening them."""
+"""Files of other programs: which there are, how messages call them, and opening them."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
+from itertools import islice
 
 from dtckpt.errors import Corrupt, ObjectNotFound
 
@@ -13,10 +15,23 @@ from ..files.datafile import Entry, FileLayout
 from ..files.manifest import FileRecord
 from ..files.stored_data import DataFile
 
+_MOST_ENTRIES = 10_000
+
 
 def where_of(store: Store, file: str) -> str:
     """Return how messages call a file of a store, which may be that file alone."""
     return store.url if isinstance(store, OneFile) else f"{store.url}/{file}"
+
+
+def names_in(store: Store) -> list[str]:
+    """Return names directly in a store, not all of them where it may be the root of anything."""
+    if os.path.isabs(store.url):
+        try:
+            with os.scandir(store.url) as entries:
+                return [entry.name for entry in islice(entries, _MOST_ENTRIES)]
+        except OSError:
+            return []
+    return [info.name for info in islice(store.list(), _MOST_ENTRIES)]
 
 
 def size_of_file(store: Store, file: str) -> int:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 from dtckpt.errors import Corrupt
@@ -15,6 +13,7 @@ from ...storage.one_file import OneFile
 from ..files.manifest import Manifest
 from ..state.limits import check_metadata_bytes, object_of, parse_json, shown, text_of
 from . import safetensors
+from .files import names_in
 from .names import SAFETENSORS
 
 _NAMES = (
@@ -25,7 +24,6 @@ _NAMES = (
 the one file before the index, as by their own loaders."""
 _SHARD = re.compile(r"(?:shard-\d+-)?model-\d+-of-\d+\.safetensors")
 """Files of ``save_pretrained(distributed_checkpoint=True)``, which have no index."""
-_MOST_ENTRIES = 10_000
 
 
 def find(store: Store) -> Manifest | None:
@@ -38,7 +36,7 @@ def find(store: Store) -> Manifest | None:
             return _of_files(store, [name])
         if store.exists(f"{name}.index.json"):
             return _indexed(store, f"{name}.index.json")
-    shards = sorted(filter(_SHARD.fullmatch, _names(store)))
+    shards = sorted(filter(_SHARD.fullmatch, names_in(store)))
     return _of_files(store, shards) if shards else None
 
 
@@ -79,14 +77,3 @@ def _indexed(store: Store, name: str) -> Manifest:
             raise Corrupt(f"{where}: {shown(file)} is no name of a file beside the index")
     names = sorted(set(files.values()))
     return _of_files(store, names, files, metadata)
-
-
-def _names(store: Store) -> list[str]:
-    """Return names directly in a store, not all of them where it may be the root of anything."""
-    if os.path.isabs(store.url):
-        try:
-            with os.scandir(store.url) as entries:
-                return [entry.name for entry in islice(entries, _MOST_ENTRIES)]
-        except OSError:
-            return []
-    return [info.name for info in islice(store.list(), _MOST_ENTRIES)]

@@ -27,7 +27,17 @@ from ..files.manifest import (
 )
 from ..files.stored_data import DataFile, OpenForeign, StoredData
 from . import hugging_face, safetensors
-from .names import ENDINGS, METADATA, OF_TORCH, OF_TORCH_SAVE
+from .by_rank import names as by_rank
+from .files import names_in
+from .names import (
+    ENDINGS,
+    METADATA,
+    OF_ACCELERATE,
+    OF_TORCH,
+    OF_TORCH_CHECKPOINTING,
+    OF_TORCH_SAVE,
+    OF_VERL,
+)
 
 
 def _of_torch(store: Store) -> Manifest | None:
@@ -36,6 +46,25 @@ def _of_torch(store: Store) -> Manifest | None:
     from . import dcp  # which imports torch: most checkpoints are looked at without it
 
     return dcp.read(store)
+
+
+def _of_ranks(store: Store) -> Manifest | None:
+    found = by_rank.find(store, names_in(store))
+    return None if found is None else _manifest_of_ranks(store, found)
+
+
+def _of_torch_checkpointing(store: Store) -> Manifest | None:
+    if not store.exists(by_rank.TORCH_CHECKPOINTING):
+        return None
+    from .by_rank import torch_checkpointing
+
+    return _manifest_of_ranks(store, torch_checkpointing.find(store, names_in(store)))
+
+
+def _manifest_of_ranks(store: Store, found: by_rank.FilesOfRanks) -> Manifest:
+    from .by_rank import manifests
+
+    return manifests.manifest_of(store, found)
 
 
 def _open_archived(store: Store, manifest: Manifest, record: FileRecord) -> DataFile:
@@ -47,13 +76,18 @@ def _open_archived(store: Store, manifest: Manifest, record: FileRecord) -> Data
 _FINDERS: tuple[Callable[[Store], Manifest | None], ...] = (
     hugging_face.find_one,
     _of_torch,
+    _of_torch_checkpointing,
     hugging_face.find,
+    _of_ranks,
 )
 """Each returns the manifest of what lies in a store, or None where it is of another format."""
 _OPENERS: dict[str, OpenForeign] = {
     safetensors.FORMAT: safetensors.open_file,
     OF_TORCH: _open_archived,
     OF_TORCH_SAVE: _open_archived,
+    OF_VERL: _open_archived,
+    OF_ACCELERATE: _open_archived,
+    OF_TORCH_CHECKPOINTING: _open_archived,
 }
 """What opens a file, by format."""
 _ON_DISK, _MADE = b"0", b"1"

@@ -194,32 +194,32 @@ def layout_from_torch(tensor: torch_tensor.DTensor) -> Layout:
     key = (tensor.placements, tuple(tensor.shape), order, as_order)
     layout = known.get(key)
     if layout is None:
-        layout = _layout_from_torch(tensor, spec)
+        mesh = mesh_from_torch(tensor.device_mesh)
+        layout = layout_of_spec(mesh, tensor.placements, tuple(tensor.shape), spec)
         if len(known) < _MAX_LAYOUTS:
             known[key] = layout
     return layout
 
 
-def _layout_from_torch(tensor: torch_tensor.DTensor, spec: Any) -> Layout:
-    mesh = mesh_from_torch(tensor.device_mesh)
-    shape = tuple(tensor.shape)
+def layout_of_spec(
+    mesh: Mesh, given: Sequence[AnyPlacement], shape: tuple[int, ...], spec: Any
+) -> Layout:
+    """Return the layout that torch's placements say, read as its ``spec`` tells how.
+
+    ``spec`` is a DTensorSpec of torch, or has those attributes of one that there are. Raises
+    PlacementError where it is no layout of ours.
+    """
     # Views of torch make split factors that are no order of cuts, and say so.
     factors_are_orders = getattr(spec, "use_strided_shard_as_shard_order", None) is not False
     placements = list(
-        _decoded(
-            tensor.placements,
-            mesh.shape,
-            len(shape),
-            shape=shape,
-            factors_are_orders=factors_are_orders,
-        )
+        _decoded(given, mesh.shape, len(shape), shape=shape, factors_are_orders=factors_are_orders)
     )
     for entry in getattr(spec, "shard_order", None) or ():
         axes = entry.mesh_dims
         if any(isinstance(placements[axis], Packed) for axis in axes):
             if list(axes) != sorted(axes):
                 raise PlacementError(
-                    f"torch tensor of shape {shape} with placements {tensor.placements} has both "
+                    f"torch tensor of shape {shape} with placements {tuple(given)} has both "
                     f"split factors and an order of cuts, {entry}; redistribute it to Shard first"
                 )
             continue

@@ -60,6 +60,10 @@ class Archive:
         """Return the length of a record, by the directory."""
         return self._info(name).file_size
 
+    def crc_of(self, name: str) -> int:
+        """Return the CRC-32 of a record; 0 where torch was told to compute none."""
+        return self._info(name).CRC
+
     def spans(self, names: Sequence[str]) -> list[Span]:
         """Return the bytes of records, from the start of the archive. Their headers are read."""
         infos = [self._info(name) for name in names]

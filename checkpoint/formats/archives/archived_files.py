@@ -32,6 +32,8 @@ IN_SAFETENSORS = "safetensors"
 """A safetensors file, in which the chunk has the name of the record."""
 INLINE = "inline"
 """No place at all, but the elements themselves: the record, in base64."""
+AS_IT_IS = "as it is"
+"""No archive, but the bytes from the first element on."""
 
 _HEAD_BYTES = 64 << 10
 """Of a compressed archive: its pickle, and the headers before the elements of a tensor."""
@@ -208,10 +210,16 @@ def _inline(file: UnpackedFile, chunks: Sequence[_Chunk]) -> list[_Found]:
     return found
 
 
+def _as_it_is(_: UnpackedFile, chunks: Sequence[_Chunk]) -> list[_Found]:
+    places = [chunk.place for chunk in chunks]
+    return [_Found(place.start, place.strides, place.size) for place in places]
+
+
 _FINDERS: dict[str, Callable[[UnpackedFile, Sequence[_Chunk]], list[_Found]]] = {
     "": _in_archives,
     ZSTD: _in_compressed,
     IN_SAFETENSORS: _in_safetensors,
     INLINE: _inline,
+    AS_IT_IS: _as_it_is,
 }
 """What finds the chunks of a form."""

@@ -11,11 +11,11 @@ import io
 import math
 import pickle
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Sized
 from datetime import date, datetime, timedelta, timezone
 from functools import partial
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -102,7 +102,26 @@ class Inert:
         raise AttributeError(f"a pickle may not set {shown(name)} of what it calls")
 
 
-Known = Mapping[str, Any]
+class Known(Protocol):
+    """Names besides those of every pickle, with what is called for them."""
+
+    def get(self, name: str, /) -> Any:
+        """Return what stands for a name; None where it is not known."""
+        ...
+
+
+def is_known(name: str) -> bool:
+    """Whether a name may be in every pickle."""
+    return name in _KNOWN
+
+
+def not_known(name: str) -> str:
+    """Return why a name is refused, for an error message."""
+    return (
+        f"the pickle asks for {name}, which is not among the names that dtckpt knows to be "
+        "harmless; nothing of it was run. If you trust who wrote it, load it with torch and save "
+        "it anew without this value"
+    )
 
 
 def load_pickle(data: bytes, where: str, known: Known | None = None) -> Any:
@@ -141,11 +160,7 @@ class _Unpickler(pickle.Unpickler):
         name = f"{module}.{global_name}"
         found = self._known.get(name) or _KNOWN.get(name)
         if found is None:
-            raise CheckpointError(
-                f"{self._where}: the pickle asks for {name}, which is not among the names that "
-                "dtckpt knows to be harmless; nothing of it was run. If you trust who wrote it, "
-                "load it with torch and save it anew without this value"
-            )
+            raise CheckpointError(f"{self._where}: {not_known(name)}")
         return Inert(partial(self._call, found)) if isinstance(found, Inert) else found
 
     def _call(self, function: Inert, *args: Any) -> Any:

@@ -1,0 +1,402 @@
+"""Distributed tensors in pickles: what a rank holds of a whole, and how the whole lies on ranks.
+
+A DTensor is pickled with its mesh and placements, a ShardedTensor (of FSDP1) with the boxes of its
+shards, a tensor of the protocol of torch_checkpointing with its own. torch builds these objects and
+needs process groups for it; here only what they say is kept (torch/distributed/tensor/_api.py,
+device_mesh.py and _shard/sharded_tensor/api.py of torch 2.13, and older ones as far as told below).
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from itertools import product
+from typing import Any, ClassVar, NamedTuple
+
+import torch.distributed.tensor as torch_tensor
+
+from dtckpt.errors import CheckpointError, PlacementError
+
+from ....dtensor.geometry.box import Box, row_major_strides
+from ....dtensor.geometry.layout import Layout
+from ....dtensor.geometry.mesh import Mesh
+from ....dtensor.mesh.torch_layouts import layout_of_spec
+from ....dtensor.torch_private import strided_shard
+from ...state.limits import list_of, shown, size_of
+from ..pickles.arrays import NotHeld
+from ..pickles.unpickling import Inert, Record, TensorNote, is_known, not_known
+
+PROTOCOL = ("global_shape", "global_offsets", "local_offsets", "local_sizes")
+"""Attributes by which a tensor says its boxes to torch_checkpointing."""
+
+
+class LaidOut(NamedTuple):
+    """A tensor that lies on the ranks of a mesh."""
+
+    layout: Layout
+    local: TensorNote
+    """What this rank holds."""
+
+
+class Boxes(NamedTuple):
+    """A tensor of which a rank holds some boxes."""
+
+    shape: tuple[int, ...]
+    parts: tuple[tuple[Box, TensorNote], ...]
+
+
+Note = TensorNote | LaidOut | Boxes
+"""What stands for a tensor in a pickle: a plain one, or a rank's part."""
+NOTES = (TensorNote, LaidOut, Boxes)
+
+
+def narrowed(note: TensorNote, box: Box) -> TensorNote:
+    """Return the note of a box of a tensor; ValueError where it does not lie in the tensor."""
+    if len(box.sizes) != len(note.shape) or not Box.whole(note.shape).contains(box):
+        raise ValueError(f"the box {box} does not lie in a tensor of shape {note.shape}")
+    start = sum(at * step for at, step in zip(box.offsets, note.strides, strict=True))
+    return note._replace(start=note.start + start, shape=box.sizes)
+
+
+def parts_of(note: Note, rank: int) -> tuple[tuple[Box, TensorNote], ...]:
+    """Return the boxes that a rank holds of a tensor, with its elements; none outside of the mesh.
+
+    Raises ValueError where the local tensor is not of the size that the layout says.
+    """
+    if isinstance(note, TensorNote):
+        return ((Box.whole(note.shape), note),)
+    if isinstance(note, Boxes):
+        return note.parts
+    coordinate = note.layout.mesh.coordinate(rank)
+    if coordinate is None:
+        return ()
+    held = note.layout.box(coordinate)
+    if held.is_empty:
+        return ()
+    if note.local.shape != held.sizes:
+        raise ValueError(
+            f"rank {rank} has a part of shape {note.local.shape}, where {note.layout} says {held}"
+        )
+    return tuple((box, narrowed(note.local, at)) for box, at in note.layout.parts(coordinate))
+
+
+def boxes_of(told: Mapping[str, Any], local: TensorNote) -> Boxes:
+    """Return the boxes of a tensor that tells them as torch_checkpointing asks; else ValueError."""
+    shape, *each = (list_of_ints(told[name]) for name in PROTOCOL[:1])
+    places = [[list_of_ints(one) for one in as_list(told[name])] for name in PROTOCOL[1:]]
+    if each or len(set(map(len, places))) != 1:
+        raise ValueError("offsets and sizes of shards are not equally many")
+    parts = [
+        (Box(offsets, sizes), narrowed(local, Box(at, sizes)))
+        for offsets, at, sizes in zip(*places, strict=True)
+    ]
+    if any(not Box.whole(shape).contains(box) for box, _ in parts):
+        raise ValueError(f"a shard does not lie in a tensor of shape {shape}")
+    return Boxes(shape, tuple(parts))
+
+
+def list_of_ints(value: Any) -> tuple[int, ...]:
+    """Return sizes or offsets; ValueError for anything else."""
+    return tuple(size_of(n, "a size or an offset") for n in as_list(value))
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return a list or a tuple as a list; ValueError for anything else."""
+    return list_of(list(value) if isinstance(value, tuple) else value, "sizes or offsets")
+
+
+class _Object(Record):
+    """An object of a class, with the arguments that made it."""
+
+    def __new__(cls, *args: Any) -> _Object:
+        made = super().__new__(cls)
+        made.args = args
+        return made
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):
+            state = state[1]  # of slots
+        super().__setstate__(state)
+
+
+class _Shard(_Object): ...
+
+
+class _StridedShard(_Object): ...
+
+
+class _Replicate(_Object): ...
+
+
+class _Partial(_Object): ...
+
+
+class _Mesh(_Object): ...
+
+
+class _GroupState(_Object): ...
+
+
+class _Class:
+    """A class of tensors that a pickle names, and that is never made."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        object.__setattr__(self, "name", name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"a pickle may not set {shown(name)} of a class")
+
+
+class _Unknown:
+    """A class or a function of which nothing is known but the name."""
+
+    name: ClassVar[str] = ""
+
+    def __new__(cls, *_: Any) -> _Unknown:
+        raise NotHeld(not_known(cls.name))
+
+    def __setstate__(self, state: Any) -> None:
+        raise NotHeld(not_known(self.name))
+
+
+_TENSOR, _DTENSOR, _SHARDED = map(_Class, ("Tensor", "DTensor", "ShardedTensor"))
+_WRAPPER = _Class("_rebuild_wrapper_subclass")
+
+
+def _of_type(make: Any, kind: Any, args: Any, state: Any) -> Any:
+    """Return the note of a tensor of a class; ``state`` has its attributes."""
+    if kind is _DTENSOR and make is _WRAPPER:
+        return _dtensor(_attributes(state))
+    if kind is _SHARDED and make is _WRAPPER:
+        return _sharded(state)
+    if isinstance(make, Inert):
+        note, told = make(*args), _attributes(state)
+        if isinstance(note, TensorNote) and set(PROTOCOL) <= told.keys():
+            return boxes_of(told, note)
+        if kind is _TENSOR:
+            return note
+    raise NotHeld(not_known(str(getattr(kind, "name", "a class of tensors"))))
+
+
+def _attributes(state: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for part in state if isinstance(state, tuple) else (state,):
+        if part is not None:
+            found |= part
+    return found
+
+
+def _dtensor(told: dict[str, Any]) -> Note:
+    spec, local = told["_spec"], told["_local_tensor"]
+    if not isinstance(local, TensorNote):
+        raise TypeError(f"a DTensor of {shown(local)}")
+    meta = spec.tensor_meta
+    shape = list_of_ints(meta.args[0] if meta.args else meta.shape)
+    entries = getattr(spec, "shard_order", None) or ()
+    how = _Spec(
+        tuple(_Entry(e.args[0], list_of_ints(e.args[1])) for e in entries),
+        getattr(spec, "use_strided_shard_as_shard_order", None),
+    )
+    return laid(local, laid_out(_mesh(spec.mesh), spec.placements, shape, how))
+
+
+def laid(local: TensorNote, layout: Layout) -> Note:
+    """Return what a rank holds of a tensor of a layout; an empty one is a plain tensor."""
+    if 0 in layout.shape:
+        return local._replace(shape=layout.shape, strides=row_major_strides(layout.shape))
+    return LaidOut(layout, local)
+
+
+class _Entry(NamedTuple):
+    tensor_dim: int
+    mesh_dims: tuple[int, ...]
+
+
+class _Spec(NamedTuple):
+    """What a DTensorSpec says of its placements."""
+
+    shard_order: tuple[_Entry, ...] = ()
+    use_strided_shard_as_shard_order: bool | None = None
+
+
+def laid_out(
+    mesh: Mesh, placements: Sequence[Any], shape: tuple[int, ...], spec: _Spec | None = None
+) -> Layout:
+    """Return the layout of placements of a pickle; CheckpointError for what no file can hold."""
+    return _layout(mesh, tuple(map(_placement, placements)), shape, spec or _Spec())
+
+
+@lru_cache(maxsize=4096)
+def _layout(mesh: Mesh, placements: tuple[Any, ...], shape: tuple[int, ...], spec: _Spec) -> Layout:
+    try:
+        layout = layout_of_spec(mesh, placements, shape, spec)
+    except PlacementError as error:
+        raise CheckpointError(f"a DTensor of shape {shape} on {mesh}: {error}") from error
+    if layout.is_partial:
+        raise CheckpointError(f"a DTensor is laid out as {layout}, terms of a sum still to be done")
+    return layout
+
+
+def _placement(told: Any) -> Any:
+    if isinstance(told, _Replicate):
+        return torch_tensor.Replicate()
+    if isinstance(told, _Shard):
+        return torch_tensor.Shard(size_of(vars(told)["dim"], "a dim"))
+    if isinstance(told, _Partial):
+        return torch_tensor.Partial()
+    made = strided_shard()
+    if isinstance(told, _StridedShard) and made is not None:
+        factor = size_of(vars(told)["split_factor"], "a split factor")
+        return made(size_of(vars(told)["dim"], "a dim"), split_factor=factor)
+    raise ValueError(f"{shown(told)} is no placement")
+
+
+def replicated() -> Any:
+    """Return what a pickle would have for a placement that replicates."""
+    return _Replicate()
+
+
+def sharded(dim: int, split_factor: int | None = None) -> Any:
+    """Return what a pickle would have for a placement that shards, perhaps strided."""
+    made = _Shard() if split_factor is None else _StridedShard()
+    made.__setstate__({"dim": dim, "split_factor": split_factor})
+    return made
+
+
+def _mesh(told: Any) -> Mesh:
+    """Return the mesh of a DeviceMesh: a tensor of ranks once, a table of them with strides now."""
+    if not isinstance(told, _Mesh):
+        raise TypeError(f"{shown(told)} is no mesh")
+    state = vars(told)
+    names = tuple(state.get("_mesh_dim_names", state.get("mesh_dim_names")) or ())
+    if "_layout" not in state:  # up to torch 2.9
+        return Mesh(state["mesh"].shape, names, list_of_ints(state["_flatten_mesh_list"]))
+    ranks = list_of_ints(state["_flatten_rank_map"])
+    own = state.get("_coordinate_on_dim")
+    at = None if own is None else ranks.index(state["_rank"]), list_of_ints(own or ())
+    return _mesh_of_table(names, _axes(state["_layout"]), ranks, *at)
+
+
+Axis = tuple[tuple[int, ...], tuple[int, ...]]
+"""Sizes and strides of the axes of a table that are one axis of a mesh."""
+
+
+@lru_cache(maxsize=256)
+def _mesh_of_table(
+    names: tuple[str, ...],
+    axes: tuple[Axis, ...],
+    ranks: tuple[int, ...],
+    index: int | None,
+    own: tuple[int, ...],
+) -> Mesh:
+    """Return the mesh with the rank at an index, of all that a table of ranks was cut into."""
+    if math.prod(math.prod(sizes) for sizes, _ in axes) > len(ranks):
+        raise ValueError(f"a mesh of axes {shown(axes)} in a table of {len(ranks)} ranks")
+    offsets = [
+        [sum(map(operator.mul, at, strides)) for at in product(*map(range, sizes))]
+        for sizes, strides in axes
+    ]
+    first = 0
+    if index is not None:
+        first = index - sum(offset[i] for offset, i in zip(offsets, own, strict=True))
+    if first < 0:
+        raise ValueError("a rank does not lie in its own mesh")
+    found = tuple(ranks[first + sum(at)] for at in product(*offsets))
+    return Mesh(tuple(map(len, offsets)), names, found)
+
+
+def _axes(layout: Any) -> tuple[Axis, ...]:
+    axes = getattr(layout, "axes", None)
+    if axes is None:  # up to torch 2.12
+        pairs = list(zip(_several(layout.shape), _several(layout.stride), strict=True))
+    else:
+        pairs = [(axis.shape, axis.stride) for axis in axes]
+    return tuple((list_of_ints(_several(n)), list_of_ints(_several(s))) for n, s in pairs)
+
+
+def _several(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
+
+
+def _sharded(state: Any) -> Boxes:
+    shards, told, *_ = state
+    shape = list_of_ints(told.size)
+    parts: list[tuple[Box, TensorNote]] = []
+    for shard in shards:
+        where, local = shard.metadata, shard.tensor
+        box = Box(list_of_ints(where.shard_offsets), list_of_ints(where.shard_sizes))
+        if not isinstance(local, TensorNote) or local.shape != box.sizes:
+            raise ValueError(f"a shard {shown(local)} at {box}")
+        parts.append((box, local))
+    return Boxes(shape, tuple(parts))
+
+
+def _attribute(value: Any, name: Any) -> Any:
+    if value is _SHARDED and name == "ProcessGroupState":
+        return _GroupState
+    raise NotHeld(not_known("builtins.getattr"))
+
+
+_SHARDING = "torch.distributed._shard"
+_NAMES: Mapping[str, Any] = {
+    "torch._tensor._rebuild_from_type_v2": Inert(_of_type),
+    "torch._utils._rebuild_wrapper_subclass": _WRAPPER,
+    "torch._tensor.Tensor": _TENSOR,
+    "torch.Tensor": _TENSOR,
+    "torch.nn.parameter.Parameter": _TENSOR,
+    **{
+        f"torch.distributed.{module}.DTensor": _DTENSOR
+        for module in ("tensor", "tensor._api", "_tensor", "_tensor.api")
+    },
+    **{
+        f"torch.distributed.{module}.{name}": kind
+        for module in ("tensor.placement_types", "_tensor.placement_types")
+        for name, kind in {
+            "Shard": _Shard,
+            "_StridedShard": _StridedShard,
+            "Replicate": _Replicate,
+            "Partial": _Partial,
+            "_Partial": _Partial,
+            "TensorMeta": _Object,
+            "DTensorSpec": _Object,
+        }.items()
+    },
+    **{
+        f"torch.distributed.{module}.{name}": _Object
+        for module in ("tensor._dtensor_spec", "_tensor._dtensor_spec")
+        for name in ("DTensorSpec", "TensorMeta", "ShardOrderEntry")
+    },
+    "torch.distributed.device_mesh.DeviceMesh": _Mesh,
+    "torch.distributed._mesh_layout._MeshLayout": _Object,
+    "torch.distributed._mesh_layout._FlatLayout": _Object,
+    f"{_SHARDING}.sharded_tensor.api.ShardedTensor": _SHARDED,
+    f"{_SHARDING}.sharded_tensor.shard.Shard": _Object,
+    f"{_SHARDING}.sharded_tensor.metadata.ShardedTensorMetadata": _Object,
+    f"{_SHARDING}.sharded_tensor.metadata.TensorProperties": _Object,
+    f"{_SHARDING}.sharded_tensor.metadata.MEM_FORMAT_ENCODING": Inert(int),
+    f"{_SHARDING}.metadata.ShardMetadata": _Object,
+    f"{_SHARDING}.sharding_spec.chunk_sharding_spec.ChunkShardingSpec": _Object,
+    f"{_SHARDING}.sharding_spec.api.EnumerableShardingSpec": _Object,
+    "torch.distributed.remote_device._remote_device": _Object,
+    "builtins.getattr": Inert(_attribute),
+}
+
+
+class _Known:
+    """Names of distributed tensors; all others may only be classes of tensors that say their boxes.
+
+    These are of people's own (``CheckpointableTensor`` is a protocol), so none is known by name.
+    """
+
+    def get(self, name: str) -> Any:
+        """Return what stands for a name; None where every pickle may have it."""
+        if name in _NAMES or is_known(name):
+            return _NAMES.get(name)
+        return type("Unknown", (_Unknown,), {"name": name})
+
+
+KNOWN = _Known()
