@@ -1,7 +1,8 @@
 """The leaves of a saved state under the flat names of torch.distributed.checkpoint.
 
 Its planner joins the keys of dicts by dots, and looks into a list only where there are tensors or
-dicts in it; any other list, and every tuple, is one value.
+dicts in it; any other list, and every tuple, is one value. Dicts of nothing, which it leaves out,
+are values here, and a list that has no others is one, too.
 """
 
 from __future__ import annotations
@@ -28,16 +29,27 @@ class FlatLeaf(NamedTuple):
         return self.node["tensor"] if tag_of(self.node) == "tensor" else None
 
 
+class _SameText(Exception):
+    """An int key and a str key of one dict are the same text."""
+
+
 def flat_leaves(
     tree: Node, where: str, remedy: str, *, rank: int | None = None
 ) -> dict[str, FlatLeaf]:
     """Return the leaves of a tree by their flat names; a dict of nothing is one, too.
 
     Of what ranks keep for themselves that of ``rank``; without one, each rank is a key. Raises
-    LayoutMismatch, with a ``remedy``, where two leaves have one name.
+    LayoutMismatch, with a ``remedy``, where two leaves have one name, or two keys of a dict one
+    text: 1 and "1".
     """
     found: dict[str, FlatLeaf] = {}
-    for leaf in _leaves(tree, (), rank):
+    try:
+        leaves = list(_leaves(tree, (), rank))
+    except _SameText as same:
+        raise LayoutMismatch(
+            f"{where}: a dict has the keys {same} and its text, which would be one; {remedy}"
+        ) from None
+    for leaf in leaves:
         name = ".".join(map(str, leaf.path))
         if name in found:
             raise LayoutMismatch(
@@ -56,7 +68,10 @@ def _leaves(node: Node, path: tuple[str | int, ...], rank: int | None) -> Iterat
         return
     inner = children(node)
     if inner and tag in (*DICT_TAGS, "per_rank"):
+        texts = {key for key, _, _ in inner if isinstance(key, str)}
         for key, _, child in inner:
+            if isinstance(key, int) and str(key) in texts:
+                raise _SameText("/".join(map(str, (*path, key))))
             yield from _leaves(child, (*path, str(key)), rank)
     elif inner and tag == "list" and _has_parts(node):
         for position, _, child in inner:
@@ -66,9 +81,10 @@ def _leaves(node: Node, path: tuple[str | int, ...], rank: int | None) -> Iterat
 
 
 def _has_parts(node: Node) -> bool:
-    """Whether a list holds tensors or dicts, lists in it included."""
-    tags = (*DICT_TAGS, "per_rank", "tensor")
+    """Whether a list holds tensors or dicts that hold something, lists in it included."""
     return any(
-        tag_of(child) in tags or (tag_of(child) == "list" and _has_parts(child))
+        tag_of(child) == "tensor"
+        or (tag_of(child) in (*DICT_TAGS, "per_rank") and children(child))
+        or (tag_of(child) == "list" and _has_parts(child))
         for _, _, child in children(node)
     )

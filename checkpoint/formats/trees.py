@@ -96,7 +96,7 @@ def _node(inner: dict[str | int, Any] | _Leaf) -> Node:
     if isinstance(inner, _Leaf):
         return inner.node
     items = [(key, _node(child)) for key, child in inner.items()]
-    if "param_groups" in inner and "state" not in inner:
+    if _are_groups(inner.get("param_groups")) and "state" not in inner:
         items.insert(0, ("state", {"dict": {}}))
     positions = [key for key in inner if type(key) is int]
     if positions and sorted(positions) == list(range(len(items))):
@@ -104,6 +104,12 @@ def _node(inner: dict[str | int, Any] | _Leaf) -> Node:
     if all(type(key) is str for key, _ in items):
         return container_node("dict", items)
     return container_node("items", [(key if type(key) is str else int(key), n) for key, n in items])
+
+
+def _are_groups(inner: dict[str | int, Any] | _Leaf | None) -> bool:
+    """Whether this is the list of the groups of an optimizer."""
+    first = inner.get(0) if isinstance(inner, dict) else None
+    return isinstance(first, dict) and "params" in first
 
 
 class ValueNodes(Generic[T]):

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as torch_dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 import dtckpt.checkpoint as ckpt
@@ -169,4 +170,18 @@ def test_parts_that_it_cannot_hold(saved: Path, tmp_path: Path) -> None:
     ckpt.save({"a": {"b": 1}, "a.b": 2}, tmp_path / "two", no_dist=True)
     with pytest.raises(LayoutMismatch, match=r"would both be called 'a\.b'"):
         ckpt.export(tmp_path / "two", tmp_path / "out", format="dcp")
+    ckpt.save({"a": {1: {"x": 1}, "1": {"y": 2}}}, tmp_path / "text", no_dist=True)
+    with pytest.raises(LayoutMismatch, match="a dict has the keys a/1 and its text"):
+        ckpt.export(tmp_path / "text", tmp_path / "out", format="dcp")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_list_of_nothing_but_empty_dicts_comes_back(tmp_path: Path) -> None:
+    given = {"groups": [{}, 1], "mixed": [{}, torch.ones(2)]}
+    ckpt.save(given, tmp_path / "run", no_dist=True)
+    ckpt.export(tmp_path / "run", tmp_path / "out", format="dcp")
+    metadata = torch_dcp.FileSystemReader(tmp_path / "out").read_metadata()
+    assert set(metadata.state_dict_metadata) == {"groups", "mixed.0", "mixed.1"}
+    assert ckpt.open(tmp_path / "out").state_dict()["groups"] == [{}, 1]
+    dcp_to_torch_save(tmp_path / "out", tmp_path / "state.pt")  # which makes the state of names
+    assert alike(torch.load(tmp_path / "state.pt"), given)
