@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, StateDictType
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -98,6 +99,16 @@ def whole(state: dict[str, Any]) -> dict[str, torch.Tensor]:
     return {n: v.full_tensor() if isinstance(v, DTensor) else v for n, v in found.items()}
 
 
+def spoil(model: Any, optimizer: Any) -> None:
+    """Leave no value that a load has to bring."""
+    with torch.no_grad():
+        for param in model.parameters():
+            param.fill_(-1)
+    for entry in optimizer.state.values():
+        for value in entry.values():
+            value.fill_(-1)
+
+
 def same(given: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor], what: str) -> None:
     """Raise unless two trainings have the same bits."""
     assert given.keys() == wanted.keys(), (what, given.keys() ^ wanted.keys())
@@ -128,6 +139,7 @@ def save_on_two(folder: Path, pair: Any) -> None:
     with CommDebugMode() as sent:
         state = {"model": model.module, "optimizer": optimizer}
         dcp.save(state, folder / "owners", process_group=pair)
+        dcp.save({"optimizer": optimizer}, folder / "numbers", process_group=pair)
     assert sent.get_total_counts() == 0, sent.get_comm_counts()
 
 
@@ -159,8 +171,12 @@ def load_on_four(folder: Path) -> None:
     for kind, saved in places.items():
         model, optimizer = wrapped(kind, 1, None, steps=1)
         for place in saved:
+            spoil(model, optimizer)
             state = state_of(model, optimizer)
-            dcp.load(state, folder / place)
+            live = {"model": model} if kind == "sharded tensors" else {}
+            dcp.load(state | live, folder / place)
+            if live:  # and has its state already
+                state["model"] = model.state_dict()
             what = f"{place} as {kind} on {rank}"
             if kind == "dtensors":  # with use_orig_params torch does not hand over the same bits
                 same(whole(state), wanted, what)
@@ -168,11 +184,23 @@ def load_on_four(folder: Path) -> None:
             take(model, optimizer, state)
             same(contents(model, optimizer), wanted, what)
             FSDP.set_state_dict_type(model, KINDS[kind][1])
+    model, optimizer = wrapped("sharded tensors", 1, None, steps=0)
+    parts, optim_parts = get_state_dict(model, optimizer)
+    dcp.load({"model": parts, "optimizer": optim_parts}, folder / "copies")
+    set_state_dict(model, optimizer, model_state_dict=parts, optim_state_dict=optim_parts)
+    same(contents(model, optimizer), wanted, "by get_state_dict")
     for place in ("owners", "one"):
         model = nn.parallel.DistributedDataParallel(make_model(1))
         optimizer = make_optimizer(model.parameters(), Zero, optimizer_class=torch.optim.AdamW)
         dcp.load({"model": model.module, "optimizer": optimizer}, folder / place)
         check_owners(model, optimizer)
+    alone = list(make_model(0).parameters())
+    optimizer = make_optimizer(alone, Zero, optimizer_class=torch.optim.AdamW)
+    dcp.load({"optimizer": optimizer}, folder / "numbers")
+    _, known = trained(0)
+    for param, entry in zip(alone, known.state.values(), strict=True):
+        if param in optimizer.optim.state:
+            assert optimizer.optim.state[param]["exp_avg"].equal(entry["exp_avg"])
 
 
 def sharded(boxes: list[tuple[int, int, int, int]], *, fill: bool = True) -> Any:
