@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .loading.loader import load
     from .loading.report import LoadReport
     from .mapping.copies_rule import Copies
+    from .mapping.dequantize import Dequantize
     from .mapping.part_rules import Merge, Split, Stack, Unstack
     from .mapping.rules import Crop, Drop, Move, Pad, Permute, Reshape
     from .mapping.table import MappingTable
@@ -61,6 +62,7 @@ __all__ = [
     "Copies",
     "Corrupt",
     "Crop",
+    "Dequantize",
     "Drop",
     "DtckptError",
     "ExportReport",
@@ -126,6 +128,7 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
             ".loading.loader": "load",
             ".loading.report": "LoadReport",
             ".mapping.copies_rule": "Copies",
+            ".mapping.dequantize": "Dequantize",
             ".mapping.part_rules": "Merge Split Stack Unstack",
             ".mapping.rules": "Crop Drop Move Pad Permute Reshape",
             ".mapping.table": "MappingTable",

@@ -118,7 +118,8 @@ def mapped_tensor(name: str, mapped: Mapped, sources: Mapping[str, StoredTensor]
     if len(mapped.copies) == 1 and mapped.copies[0].source is not None:
         source = sources[mapped.copies[0].source]
         if source.shape == mapped.shape and mapped.is_all_of(source.name):
-            return source._replace(name=name, same_as=source.stored_name)
+            stored = source.stored_name if source.recipe is None else None
+            return source._replace(name=name, same_as=stored)
     used = {c.source: sources[c.source] for c in mapped.copies if c.source is not None}
     return StoredTensor(
         name=name,

@@ -9,12 +9,26 @@ from typing import Any, cast
 from ..state.limits import list_of, object_of, shown, text_of
 from .changes import MappingRule
 from .copies_rule import Copies
+from .dequantize import Dequantize
 from .part_rules import Merge, Split, Stack, Unstack
 from .rules import Crop, Drop, Move, Pad, Permute, Reshape
 
 _KINDS: dict[str, type[Any]] = {
     rule.kind: rule
-    for rule in (Copies, Crop, Drop, Merge, Move, Pad, Permute, Reshape, Split, Stack, Unstack)
+    for rule in (
+        Copies,
+        Crop,
+        Dequantize,
+        Drop,
+        Merge,
+        Move,
+        Pad,
+        Permute,
+        Reshape,
+        Split,
+        Stack,
+        Unstack,
+    )
 }
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import takewhile
+from typing import Any, cast
 
 from dtckpt.errors import CheckpointError, Corrupt, LayoutMismatch
 
@@ -15,6 +17,7 @@ from ..state.limits import check_metadata_bytes, list_of, object_of, parse_json,
 from ..state.selecting import near_names
 from ..state.tree import TENSORS, below, index_tree, tag_of
 from .changes import MappingRule
+from .dequantize import Dequantize
 from .rule_json import rule_of_json, rule_to_json
 from .trees import edited
 
@@ -49,16 +52,19 @@ class MappingTable:
         LayoutMismatch, naming rule and tensor, where a rule fits nothing, or names and shapes do
         not go together.
         """
+        stored = manifest
+        first = list(takewhile(lambda rule: isinstance(rule, Dequantize), self.rules))
+        for number, rule in enumerate(first):
+            with _naming(where, number, rule):
+                manifest = cast(Dequantize, rule).seen(
+                    manifest, tensor_leaves(manifest, part), part
+                )
         leaves = tensor_leaves(manifest, part)
         tensors = {leaf: Mapped.of(manifest.tensors[name]) for leaf, name in leaves.items()}
         makers: dict[str, MappingRule] = {}
-        for number, rule in enumerate(self.rules):
-            try:
+        for number, rule in enumerate(self.rules[len(first) :], len(first)):
+            with _naming(where, number, rule):
                 _apply(rule, tensors, makers)
-            except LayoutMismatch as error:
-                raise LayoutMismatch(
-                    f"{where}: rule {number} of the mapping, {shown(rule)}: {error}"
-                ) from error
         stays = {leaf for leaf in leaves if leaf in tensors and leaf not in makers}
         try:
             tree = edited(
@@ -74,7 +80,7 @@ class MappingTable:
         made = {
             name: mapped_tensor(name, mapped, manifest.tensors) for name, mapped in named.items()
         }
-        return replace(manifest, tree=tree, tensors=kept | made, stored=manifest)
+        return replace(manifest, tree=tree, tensors=kept | made, stored=stored)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
@@ -125,6 +131,17 @@ def mapped_manifest(
 ) -> Manifest:
     """Return a checkpoint as it is seen through a mapping, if there is one."""
     return manifest if mapping is None else table_of(mapping).applied_to(manifest, where, part=part)
+
+
+@contextmanager
+def _naming(where: str, number: int, rule: MappingRule) -> Generator[None]:
+    """Name a rule where it does not fit."""
+    try:
+        yield
+    except LayoutMismatch as error:
+        raise LayoutMismatch(
+            f"{where}: rule {number} of the mapping, {shown(rule)}: {error}"
+        ) from error
 
 
 def tensor_leaves(manifest: Manifest, part: str) -> dict[str, str]:

@@ -13,6 +13,7 @@ from ...dtensor.geometry.box import Box
 from ..files.datafile import Entry
 from ..files.stored_data import DataFile, StoredData
 from ..files.stored_tensor import StoredTensor
+from ..tensors.sink import EarlySink
 from . import limits
 from .cuts import Cut, Geometry
 from .wants import Fill, Want, stored_wants
@@ -75,13 +76,15 @@ def plan_reads(data: StoredData, wants: Iterable[Want]) -> list[Read | Fill]:
     all files are checked here, before any element is read.
     """
     chunks = _Chunks(data)
-    extents: dict[DataFile, list[Extent]] = {}
-    fills: list[Read | Fill] = []
+    early: dict[DataFile, list[Extent]] = {}
+    late: dict[DataFile, list[Extent]] = {}
+    reads: list[Read | Fill] = []
     for want in stored_wants(wants):
         if isinstance(want, Fill):
-            fills.append(want)
+            reads.append(want)
             continue
         tensor = want.tensor
+        extents = early if isinstance(want.sink, EarlySink) else late
         for cell in chunks.meeting(want):
             file, entry = data.find(cell.rank, tensor, tensor.stored_name + cell.suffix, cell.shape)
             found = extents.get(file)
@@ -90,8 +93,10 @@ def plan_reads(data: StoredData, wants: Iterable[Want]) -> list[Read | Fill]:
             start = entry.start
             for cut in cell.cuts(file, entry.strides):
                 found.append(Extent(start + cut.low, start + cut.high, cut, entry, want))
-    files = sorted(extents, key=lambda file: file.name)
-    return fills + [read for file in files for read in _merge(file, extents[file])]
+    for extents in (early, late):
+        for file in sorted(extents, key=lambda file: file.name):
+            reads += _merge(file, extents[file])
+    return reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,3 +37,7 @@ class Sink(Protocol):
         the call. May be called for some parts even where there is ``memory``.
         """
         ...
+
+
+class EarlySink:
+    """Base of sinks that others wait for: what goes to them is read before all else."""
