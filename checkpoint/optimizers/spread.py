@@ -2,7 +2,8 @@
 
 ZeroRedundancyOptimizer gives every parameter an owner, whose inner optimizer (``optim``) has its
 state, whole. FSDP1 cuts parameters as one flat vector, and state that is kept beside it does not
-tell of which parameter it is a part.
+tell of which parameter it is a part. Private fields of the vector would, until the next release;
+torch's own functions give the same by names.
 """
 
 from __future__ import annotations

@@ -48,7 +48,8 @@ def merge_values(reports: Sequence[ValueReport]) -> Node:
                 raise LayoutMismatch(
                     f"plain tensor {name!r} has different values on {ranks_text(first)} and "
                     f"{ranks_text(ranks)}. Plain tensors count as replicated: make them equal, "
-                    "shard them as DTensors, or wrap a value of one rank in PerRank"
+                    "shard them as DTensors, say by with_layouts what they are parts of, or wrap a "
+                    "value of one rank in PerRank"
                 )
     groups = frozenset(name for _, values in reports for name in values.groups)
     return _merge_nodes([(ranks, values.tree) for ranks, values in reports], (), groups)

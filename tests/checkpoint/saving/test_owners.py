@@ -23,6 +23,14 @@ def owned(rank: int, size: int) -> list[str]:
     return NAMES[rank::size]
 
 
+def counted(model: nn.Module, seed: int) -> nn.Module:
+    """Give parameters values that do not depend on the random numbers that threads share."""
+    with torch.no_grad():
+        for number, param in enumerate(model.parameters()):
+            param.copy_(torch.arange(param.numel()).view_as(param) + 10 * number + seed)
+    return model
+
+
 def test_owners_change_with_the_number_of_ranks() -> None:
     store = MemoryStore()
 
@@ -54,8 +62,7 @@ def test_an_optimizer_may_have_stepped_other_parameters_on_every_rank() -> None:
     store = MemoryStore()
 
     def make(seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-        torch.manual_seed(seed)
-        model = nn.Sequential(*(nn.Linear(2, 3) for _ in range(3)))
+        model = counted(nn.Sequential(*(nn.Linear(2, 3) for _ in range(3))), seed)
         return model, torch.optim.Adam(model.parameters(), lr=0.1 if seed == 0 else 0.3)
 
     def save(rank: int, group: Any) -> None:
@@ -74,6 +81,42 @@ def test_an_optimizer_may_have_stepped_other_parameters_on_every_rank() -> None:
     for number, param in enumerate(model.parameters()):
         assert optimizer.state[param]["exp_avg"].equal(torch.full_like(param, 0.1 * number))
     assert optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_optimizers_over_other_matrices_on_every_rank() -> None:
+    store, size = MemoryStore(), 7
+
+    def make(seed: int, rank: int, count: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = counted(nn.Sequential(*(nn.Linear(2, 3, bias=False) for _ in range(size))), seed)
+        own = list(model.parameters())[rank::count]
+        return model, torch.optim.Muon(own, lr=0.1 if seed == 0 else 0.3)
+
+    def trained(rank: int, count: int) -> tuple[nn.Module, torch.optim.Optimizer]:
+        model, optimizer = make(0, rank, count)
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        for number, param in enumerate(model.parameters()):
+            param.grad = torch.full_like(param, float(number))
+        optimizer.step()
+        model.load_state_dict(before)  # as if owners had told the others
+        return model, optimizer
+
+    def save(rank: int, group: Any) -> None:
+        model, optimizer = trained(rank, 2)
+        dcp.save({"model": model, "optimizer": optimizer}, store, process_group=group)
+
+    run_ranks(2, save)
+
+    def load(rank: int, group: Any, count: int = 3) -> None:
+        model, optimizer = make(1, rank, count)
+        dcp.load({"model": model, "optimizer": optimizer}, store, process_group=group)
+        _, wanted = trained(rank, count)
+        assert len(optimizer.state) == len(wanted.state) == len(range(rank, size, count))
+        for entry, other in zip(optimizer.state.values(), wanted.state.values(), strict=True):
+            assert entry["momentum_buffer"].equal(other["momentum_buffer"])
+        assert optimizer.param_groups[0]["lr"] == 0.1
+
+    run_ranks(3, load)
+    load(0, None, 1)
 
 
 @pytest.mark.parametrize(
