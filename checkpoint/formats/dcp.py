@@ -44,6 +44,16 @@ _KNOWN: Mapping[str, Any] = {
         )
     },
     f"{OF_TORCH}.filesystem._StorageInfo": Record,
+    f"{OF_TORCH}.filesystem._StoragePrefix": Record,
+    **{
+        f"{OF_TORCH}.planner.{name}": Record
+        for name in ("SavePlan", "WriteItem", "TensorWriteData", "BytesIOWriteData")
+    },
+    f"{OF_TORCH}.planner.WriteItemType": Inert(int),
+    **{
+        f"megatron.core.dist_checkpointing.strategies.torch.{name}": Record
+        for name in ("MCoreMetadata", "MCoreSavePlan")
+    },
     f"{OF_TORCH}.metadata._MEM_FORMAT_ENCODING": Inert(int),
 }
 
@@ -87,6 +97,7 @@ class _Index:
         self._store = store
         self._where = where
         self._leaves: dict[str, Any] = dict(told.state_dict_metadata)
+        _check_unflattened(told, where)
         self._paths = paths_of(self._leaves, getattr(told, "planner_data", None))
         self._archives: dict[str, dict[tuple[int, ...] | None, _Where]] = defaultdict(dict)
         for key, info in told.storage_data.items():
@@ -222,6 +233,18 @@ def _where(info: Any, where: str) -> _Where:
         raise ValueError(f"{shown(file)} is no name of a file beside {METADATA}")
     start = size_of(info.offset, "an offset")
     return _Where(file, Span(start, size_of(info.length, "a length")), form)
+
+
+def _check_unflattened(told: Any, where: str) -> None:
+    """Raise CheckpointError where tensors lie in shapes that Megatron before 0.14 gave them."""
+    for fqn, data in (getattr(told, "mcore_data", None) or {}).items():
+        shape = data.get("nd_reformulated_orig_global_shape")
+        if shape is not None:
+            raise CheckpointError(
+                f"{where}: tensor {shown(fqn)} of shape {shown(tuple(shape))} was saved flattened, "
+                "by the distributed optimizer of Megatron before 0.14; load it with Megatron and "
+                "save it anew, with --dist-ckpt-optim-fully-reshardable"
+            )
 
 
 def _boxes(leaf: Any) -> list[Box]:

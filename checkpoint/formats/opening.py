@@ -30,14 +30,25 @@ from . import hugging_face, safetensors
 from .by_rank import names as by_rank
 from .files import names_in
 from .names import (
+    COMMON,
+    CONFIG,
     ENDINGS,
     METADATA,
     OF_ACCELERATE,
+    OF_MEGATRON,
     OF_TORCH,
     OF_TORCH_CHECKPOINTING,
     OF_TORCH_SAVE,
     OF_VERL,
 )
+
+
+def _of_megatron(store: Store) -> Manifest | None:
+    if not (store.exists(CONFIG) or store.exists(COMMON)):
+        return None
+    from . import megatron
+
+    return megatron.find(store)
 
 
 def _of_torch(store: Store) -> Manifest | None:
@@ -75,6 +86,7 @@ def _open_archived(store: Store, manifest: Manifest, record: FileRecord) -> Data
 
 _FINDERS: tuple[Callable[[Store], Manifest | None], ...] = (
     hugging_face.find_one,
+    _of_megatron,
     _of_torch,
     _of_torch_checkpointing,
     hugging_face.find,
@@ -84,6 +96,7 @@ _FINDERS: tuple[Callable[[Store], Manifest | None], ...] = (
 _OPENERS: dict[str, OpenForeign] = {
     safetensors.FORMAT: safetensors.open_file,
     OF_TORCH: _open_archived,
+    OF_MEGATRON: _open_archived,
     OF_TORCH_SAVE: _open_archived,
     OF_VERL: _open_archived,
     OF_ACCELERATE: _open_archived,

@@ -11,7 +11,7 @@ from ..state.limits import MAX_NESTING, check_metadata_bytes, shown, text_of
 from ..state.names import index_component, is_encodable, join, key_component
 from ..state.tree import SEQUENCES, container_node, dict_tag
 from ..state.values import Node, encode_value
-from .pickles.unpickling import Namespace
+from .pickles.unpickling import Namespace, Stream
 
 T = TypeVar("T")
 
@@ -143,6 +143,8 @@ class ValueNodes(Generic[T]):
             raise CheckpointError(f"{self._where}: {name!r} is a value of too many parts")
         if isinstance(value, Namespace):
             value = value.fields
+        if isinstance(value, Stream):
+            value = value.data
         if type(value) in SEQUENCES:
             items = [
                 (i, self.node(item, (*path, index_component(i)))) for i, item in enumerate(value)

@@ -288,6 +288,18 @@ class Namespace:
         self.fields = {text_of(name, "a name"): value for name, value in state.items()}
 
 
+class Stream:
+    """A stream of bytes in memory, of which a checkpoint holds the bytes."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: bytes = b"") -> None:
+        self.data = data
+
+    def __setstate__(self, state: Any) -> None:
+        self.data = state[0]
+
+
 class _SameText:
     """The class of texts of a class of their own, which become plain ones."""
 
@@ -341,6 +353,7 @@ _KNOWN: dict[str, Any] = {
     "pathlib.WindowsPath": Inert(_path),
     "argparse.Namespace": Namespace,
     "types.SimpleNamespace": Namespace,
+    "_io.BytesIO": Stream,
     "datetime.datetime": _text_of_time(datetime),
     "datetime.date": _text_of_time(date),
     "datetime.timedelta": Inert(timedelta),
