@@ -2,14 +2,15 @@
 
 ``torch.distributed.checkpoint.state_dict`` gathers and cuts tensors of torch's class DTensor, and
 passes on any other as it is: of ours ``get_model_state_dict`` would return shards where it is asked
-for whole tensors, without a word.
+for whole tensors, without a word. What the first rank sends to all it cuts by one offset and size,
+which gives ranks other elements of a tensor that is dealt out in blocks, without a word either.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed.tensor as torch_tensor
@@ -19,11 +20,21 @@ from dtckpt.errors import PlacementError
 
 from .geometry.layout import Layout
 from .mesh.device_mesh import DeviceMesh
-from .mesh.torch_layouts import AnyPlacement, mesh_from_torch, placements_from_torch
+from .mesh.torch_layouts import (
+    AnyPlacement,
+    layout_from_torch,
+    mesh_from_torch,
+    placements_from_torch,
+)
 from .tensor.wrapper import Wrapper
 from .torch_private import state_dict_helpers
 
-_NAMES = ("DTensor", "distribute_tensor", "compute_local_shape_and_global_offset")
+_NAMES = (
+    "DTensor",
+    "distribute_tensor",
+    "compute_local_shape_and_global_offset",
+    "_distribute_tensors",
+)
 
 
 def compute_local_shape_and_global_offset(
@@ -72,8 +83,13 @@ def teach_state_dicts(cls: Any, distribute: Callable[..., Any]) -> None:
 
 
 def _of_either(
-    cls: Any, distribute: Callable[..., Any], their_cls: Any, their_distribute: Any, their_part: Any
-) -> tuple[Any, Any, Any]:
+    cls: Any,
+    distribute: Callable[..., Any],
+    their_cls: Any,
+    their_distribute: Any,
+    their_part: Any,
+    their_cut: Any,
+) -> tuple[Any, Any, Any, Any]:
     """Return what stands for torch's class and functions: the same, told apart by the mesh."""
 
     class Meta(type):
@@ -95,4 +111,41 @@ def _of_either(
             return compute_local_shape_and_global_offset(shape, mesh, placements)
         return their_part(shape, mesh, placements, *options)
 
-    return EitherDTensor, distribute_either, part_of_either
+    def cut_either(tensors: dict[str, Any], keys: Sequence[str], *options: Any) -> None:
+        left: list[str] = []
+        for key in keys:
+            pair: Any = tensors.get(key)  # of what a rank holds and the whole, or something else
+            layout = _layout_of(pair[0]) if isinstance(pair, tuple) else None
+            if layout is None:
+                left.append(key)
+            else:
+                tensors[key] = _cut(pair[0], pair[1], layout, EitherDTensor.from_local)
+        their_cut(tensors, left, *options)
+
+    return EitherDTensor, distribute_either, part_of_either, cut_either
+
+
+def _layout_of(tensor: Any) -> Layout | None:
+    """Return the layout of a DTensor of either library; None where we have no name for it."""
+    try:
+        ours = isinstance(tensor, Wrapper)
+        layout: Layout = cast(Any, tensor).global_layout if ours else layout_from_torch(tensor)
+    except PlacementError:
+        return None
+    return None if layout.is_partial else layout
+
+
+def _cut(like: Any, whole: torch.Tensor, layout: Layout, make: Callable[..., Any]) -> Any:
+    """Return ``like`` with what this rank holds of a whole tensor; a new one if it is on meta."""
+    here = like.device_mesh.get_coordinate()
+    if here is None:
+        return like
+    local = like.to_local().detach()
+    if like.is_meta:
+        local = whole.new_empty(local.shape)
+    for held, place in layout.parts(tuple(here)):
+        if not held.is_empty:
+            local[place.slices].copy_(whole[held.slices])
+    if not like.is_meta:
+        return like
+    return make(local, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())

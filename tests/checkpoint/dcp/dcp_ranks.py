@@ -15,6 +15,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint.state_dict as torch_state_dict
+import torch.distributed.fsdp as torch_fsdp
+import torch.distributed.tensor as torch_tensor
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.checkpoint.api import CheckpointException
@@ -22,6 +24,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load as torch_load
 from torch.distributed.checkpoint.state_dict_saver import async_save as torch_async_save
 from torch.distributed.checkpoint.state_dict_saver import save as torch_save
+from torch.distributed.tensor import placement_types
 from torch.utils._pytree import tree_map
 
 import dtckpt.checkpoint as ckpt
@@ -39,11 +42,11 @@ from dtckpt.errors import AlreadyCommitted, LayoutMismatch
 
 from ..crossing import OURS, TORCHS, Training
 
+Strided: Any = getattr(placement_types, "_StridedShard", None)  # private
 TUTORIAL = Path(__file__).with_name("tutorial.py")
 OPTIONS: tuple[dict[str, Any], ...] = (
     {},
     {"full_state_dict": True},
-    {"cpu_offload": True},
     {"full_state_dict": True, "cpu_offload": True},
     {"flatten_optimizer_state_dict": True},
     {"flatten_optimizer_state_dict": True, "full_state_dict": True},
@@ -279,6 +282,47 @@ def check_several_boxes(place: str) -> None:
     assert torch.equal(into.full_tensor(), rows)
 
 
+def check_blocks_sent_from_the_first() -> None:
+    """What is dealt out in blocks, and what is cut out of order, gets its own elements."""
+    rank, rows = dist.get_rank(), torch.arange(44.0).view(11, 4)
+    sends = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    theirs = TORCHS.mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    ours = OURS.mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    packed = rows[:8]
+    line = TORCHS.mesh("cpu", (4,))
+    dealt = torch_tensor.DTensor.from_local(
+        torch.cat([packed[rank : rank + 1], packed[4 + rank : 5 + rank]]),
+        line,
+        [Strided(0, split_factor=2)],
+        run_check=False,
+        shape=packed.shape,
+        stride=packed.stride(),
+    )
+    uneven = torch_tensor.distribute_tensor(rows, theirs["tp"], [torch_tensor.Shard(0)])
+    layer: Any = nn.Linear(4, 11, bias=False)
+    layer.weight = nn.Parameter(uneven)
+    torch_fsdp.fully_shard(layer, mesh=theirs["dp"])
+    cases: list[tuple[Tensor, Any]] = [
+        (packed, nn.Parameter(dealt)),
+        (rows, layer.weight),
+        (rows, nn.Parameter(distribute_tensor(rows, ours["tp"], [Packed(0, (6, 5))]))),
+        (rows, nn.Parameter(distribute_tensor(rows, ours, [Shard(0, order=1), Shard(0, order=0)]))),
+    ]
+    for whole_rows, parameter in cases:
+        held = parameter.to_local().detach().clone()
+        for device in ("cpu", "meta"):
+            target: Any = nn.Linear(4, len(whole_rows), bias=False)
+            target.weight = parameter
+            if device == "meta":
+                target.weight = nn.Parameter(parameter.detach().to("meta"))
+            else:
+                parameter.to_local().detach().zero_()
+            given: Any = {"weight": whole_rows.clone()} if rank == 0 else {}
+            set_model_state_dict(target, given, options=sends)
+            loaded: Any = target.weight
+            assert torch.equal(loaded.to_local(), held), (parameter.placements, device)
+
+
 def check_refusals(folder: str) -> None:
     """Errors are the same on all ranks, before anything is written, or changed."""
     rank = dist.get_rank()
@@ -314,4 +358,5 @@ def check_dcp(folder: str) -> None:
         check_storage(trainings, f"{folder}/storage")
         check_names()
         check_several_boxes(f"{folder}/boxes")
+        check_blocks_sent_from_the_first()
         check_refusals(f"{folder}/refusals")
