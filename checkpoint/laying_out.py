@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from dtckpt.errors import LayoutMismatch, PlacementError
@@ -82,6 +83,11 @@ class _LayingOut:
         if given is None:
             return value
         self.used.add(name)
+        if isinstance(value, np.ndarray):
+            raise LayoutMismatch(
+                f"{name}: a layout for a numpy array; give torch.from_numpy(array), which has its "
+                "memory"
+            )
         if not isinstance(value, torch.Tensor) or announces(value):
             return value
         if hasattr(value, "device_mesh"):  # a DTensor, ours or torch's

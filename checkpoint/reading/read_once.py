@@ -91,7 +91,9 @@ def find_shareable(
                 num_replicas = len(all_ranks)
                 found.append(Shareable(name=name, group="everyone", num_replicas=num_replicas))
         elif layout is not None:
-            mesh = values[name].device_mesh
+            mesh = getattr(values[name], "device_mesh", None)
+            if mesh is None:  # a layout beside a tensor, for which there are no groups
+                continue
             axis, size = axes.get(layout) or axes.setdefault(layout, _widest_axis(layout))
             if size >= max(min_replicas, 2) and set(layout.mesh.all_ranks()) <= set(all_ranks):
                 key = id(mesh), axis

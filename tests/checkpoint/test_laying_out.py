@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.distributed.tensor import Replicate as TorchReplicate
@@ -51,6 +52,7 @@ def part(layout: Layout, rank: int) -> torch.Tensor:
 
 
 LAYOUTS: dict[str, tuple[tuple[Any, ...], Any]] = {
+    "replicated": ((Replicate(), Replicate()), (Replicate(), TorchReplicate())),
     "ours": ((Replicate(), Shard(1)), (Replicate(), Shard(1))),
     "ordered": ((Shard(0, 1), Shard(0, 0)), (Shard(0, 1), Shard(0, 0))),
     "torch's": ((Shard(0), Replicate()), (TorchShard(0), TorchReplicate())),
@@ -82,8 +84,10 @@ def test_plain_tensors_are_saved_and_filled_as_what_layouts_say(name: str) -> No
         _, told = state_of(rank, part(layout, rank))
         dcp.save(told, store, process_group=group)
         into, told = state_of(rank, torch.zeros_like(part(layout, rank)))
-        dcp.load(told, store, process_group=group)
-        assert into["model"]["w"].equal(part(layout, rank)), "the tensor itself is filled"
+        for read_once in (True, False):
+            dcp.load(told, store, process_group=group, read_once=read_once)
+            assert into["model"]["w"].equal(part(layout, rank)), "the tensor itself is filled"
+            into["model"]["w"].zero_()
         other = DTensor.from_local(
             torch.zeros(2, 6), DeviceMesh("cpu", Mesh((4,)), rank=rank), [Shard(0)], shape=(8, 6)
         )
@@ -165,6 +169,8 @@ def test_what_has_no_such_tensor_is_refused() -> None:
         dcp.with_layouts({"model": {"w": torch.zeros(4, 4)}}, {"w": rows})
     with pytest.raises(LayoutMismatch, match=r"model/weight.*within an object; give its state_d"):
         dcp.with_layouts({"model": torch.nn.Linear(4, 4)}, {"model/weight": rows})
+    with pytest.raises(LayoutMismatch, match="w: a layout for a numpy array; give torch"):
+        dcp.with_layouts({"w": np.zeros((4, 4))}, {"w": rows})
     with pytest.raises(LayoutMismatch, match="step: a layout for a int, not a tensor"):
         dcp.with_layouts({"step": 1}, {"step": rows})
 
