@@ -31,7 +31,8 @@ def counted(model: nn.Module, seed: int) -> nn.Module:
     return model
 
 
-def test_owners_change_with_the_number_of_ranks() -> None:
+@pytest.mark.parametrize("read_once", [None, True, False])
+def test_owners_change_with_the_number_of_ranks(read_once: bool | None) -> None:
     store = MemoryStore()
 
     def save(rank: int, group: Any) -> dcp.SaveReport:
@@ -46,7 +47,7 @@ def test_owners_change_with_the_number_of_ranks() -> None:
             n: {"momentum": torch.zeros(2, 3), "step": 0} for n in owned(rank, 3)
         }
         state = {"muon": mine, "step": 0}
-        report = dcp.load(state, store, process_group=group)
+        report = dcp.load(state, store, process_group=group, read_once=read_once)
         for name, entry in mine.items():
             assert WHOLE[name].equal(entry["momentum"])
             assert entry["step"] == state["step"] == 4
