@@ -10,11 +10,23 @@ from pathlib import Path
 
 import pytest
 
+from tests.checkpoint.formats.makers import unpacked
+
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 # As in a shell or a notebook: no launcher has told this process its rank.
 ALONE = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+
+
+# That the model of transformers is the one of Megatron whose checkpoint the page reads.
+AFTER = {
+    "docs/moving-in.md": """
+expected = torch.load(f"{old}/expected.pt")["logits of 0 to 4"]
+torch.testing.assert_close(llama(torch.arange(5).unsqueeze(0)).logits, expected)
+assert int(step) == 1 and float(moments["exp_avg"]["lm_head.weight"].abs().max()) > 0
+"""
+}
 
 
 @pytest.mark.parametrize(
@@ -26,7 +38,8 @@ def test_pages_run(page: str, least_blocks: int, num_commands: int, tmp_path: Pa
     blocks = [code for language, code in found if language == "python"]
     assert len(blocks) >= least_blocks
     script = tmp_path / "page.py"
-    script.write_text("\n".join(blocks))
+    script.write_text("\n".join([*blocks, AFTER.get(page, "")]))
+    unpacked("megatron-core-0.16.1", tmp_path / "runs/megatron/iter_0000010")
     for _ in range(2 if page == "README.md" else 1):  # the second run finds what the first saved
         run = subprocess.run(
             [sys.executable, "-W", "ignore", str(script)],

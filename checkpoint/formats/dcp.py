@@ -243,7 +243,7 @@ def _check_unflattened(told: Any, where: str) -> None:
             raise CheckpointError(
                 f"{where}: tensor {shown(fqn)} of shape {shown(tuple(shape))} was saved flattened, "
                 "by the distributed optimizer of Megatron before 0.14; load it with Megatron and "
-                "save it anew, with --dist-ckpt-optim-fully-reshardable"
+                "save it anew, its optimizer as fully_reshardable"
             )
 
 

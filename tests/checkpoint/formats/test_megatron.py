@@ -33,7 +33,8 @@ def made(tmp_path: Path) -> Path:
 
 
 def expected(made: Path) -> dict[str, Tensor]:
-    return torch.load(made / "expected.pt")
+    found = torch.load(made / "expected.pt")
+    return {name: tensor for name, tensor in found.items() if not name.startswith("logits")}
 
 
 def test_tensors_are_what_megatron_loads(made: Path) -> None:

@@ -6,7 +6,7 @@
 Saved by ``megatron.core.dist_checkpointing.save`` as a training of Megatron-LM does: the sharded
 state dict of a GPTModel, in which layers are stacked, that of an Adam, generators of each rank, and
 what is the same on all in ``common.pt``, with the arguments. ``expected.pt`` has what
-``dist_checkpointing`` loads of it again.
+``dist_checkpointing`` loads of it again, and what the model says of five tokens.
 """
 
 # pyright: reportPrivateImportUsage=false, reportMissingImports=false, reportUnknownVariableType=false
@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import random
 from argparse import Namespace
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,13 @@ def rank_main(rank: int, place: str) -> None:
     from megatron.core import dist_checkpointing, parallel_state
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
     from megatron.core.transformer import TransformerConfig
 
+    patch = pytest.MonkeyPatch()  # of what it calls without a GPU, too
+    patch.setattr(torch.cuda, "synchronize", lambda: None)
+    patch.setattr(torch.cuda, "current_device", lambda: "cpu")
+    patch.setattr(CudaRNGStatesTracker, "fork", lambda *_: nullcontext())
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=RANKS)
     torch.manual_seed(1)
     config = TransformerConfig(
@@ -59,6 +65,7 @@ def rank_main(rank: int, place: str) -> None:
         vocab_size=32,
         max_sequence_length=16,
         position_embedding_type="rope",
+        parallel_output=False,
         share_embeddings_and_output_weights=False,
     )
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -66,17 +73,17 @@ def rank_main(rank: int, place: str) -> None:
         parameter.grad = torch.randn_like(parameter)
     optimizer.step()
 
+    ids, mask = torch.arange(5).unsqueeze(0), torch.ones(1, 1, 5, 5).triu(1).bool()
+    with torch.no_grad():
+        logits = model.eval()(ids, ids, mask)
     for seed in (torch.manual_seed, random.seed, np.random.seed):
         seed(100 + rank)
     save = stated(model, optimizer, rank)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.cuda, "synchronize", lambda: None)  # called without a GPU, too
-        patch.setattr(torch.cuda, "current_device", lambda: "cpu")
-        dist_checkpointing.save(save, place)
-        loaded = dist_checkpointing.load_plain_tensors(place)
+    dist_checkpointing.save(save, place)
+    loaded = dist_checkpointing.load_plain_tensors(place)
     if rank == 0:
         tensors = {k: v for k, v in loaded.items() if isinstance(v, torch.Tensor)}
-        torch.save(tensors, Path(place) / "expected.pt")
+        torch.save(tensors | {"logits of 0 to 4": logits}, Path(place) / "expected.pt")
     dist.destroy_process_group()
 
 
