@@ -16,7 +16,6 @@ import torch
 from dtckpt.errors import LayoutMismatch, PlacementError
 
 from ...dtensor.geometry.box import Box
-from ...dtensor.geometry.layout import Layout
 
 _CHUNKS, _WRITES = "__create_chunk_list__", "__create_write_items__"
 _SHARD = "__get_tensor_shard__"
@@ -30,8 +29,6 @@ _HINTS = (
     *("global_offset", "local_shape", "placements"),
     *("device_mesh", "_local_tensor", "_local_shard"),
 )
-_ORDER_OF_MESH = "_shard_order"
-"""By which Megatron-FSDP notes on a mesh in which order axes cut a dim; placements do not tell."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 Parts = list[tuple[Box, torch.Tensor]]
@@ -52,16 +49,6 @@ def overrides(value: Any, base: type) -> bool:
     cls = type(value)
     own, given = getattr(cls, _CHUNKS, None), getattr(base, _CHUNKS, None)
     return issubclass(cls, base) and own is not None and own is not given
-
-
-def is_cut_otherwise(value: Any, layout: Layout) -> bool:
-    """Whether the mesh of a DTensor says that axes cut a dim in another order than a layout."""
-    noted = getattr(value.device_mesh, _ORDER_OF_MESH, None)
-    if noted is None:
-        return False
-    counts = layout.mesh.shape
-    cuts = [[s.axis for s in splits if counts[s.axis] > 1] for splits in layout.splits]
-    return any(axes != sorted(axes, key=list(noted).index) for axes in cuts)
 
 
 def hint_of_parts(value: Any) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import xxhash
 
-from dtckpt.errors import LayoutMismatch, PlacementError, Unsavable
+from dtckpt.errors import LayoutMismatch, Unsavable
 
 from ...dtensor.geometry.box import Box
 from ...dtensor.geometry.layout import Layout
@@ -26,14 +26,12 @@ from .announced import (
     announced_shape,
     announces,
     hint_of_parts,
-    is_cut_otherwise,
-    overrides,
 )
+from .dtensors import is_dtensor, layout_of, require_elements, require_storable_layout
 from .dtypes import BY_TORCH_NAME, DType
 from .local_shard import LocalShard
 from .source import PIECE_BYTES
 from .spec import TensorSpec
-from .stored_placements import require_storable
 from .transfer import TensorSource
 
 Array = np.ndarray[Any, Any]
@@ -122,22 +120,16 @@ def local_tensor(name: str, value: Any) -> LocalTensor:
     if type(value) in _ARRAYS:
         return _plain(name, _tensor_of_array(name, value))
     if isinstance(value, LocalShard):
-        _require_known(name, value.layout)
+        require_storable_layout(name, value.layout)
         local = _own_memory(name, value.tensor)
         return _laid_out(name, local, value.layout, value.coordinate)
-    if any(isinstance(value, cls) for cls in _dtensor_classes()):
-        layout = _layout_of(name, value)  # refuses what is partial, whoever tells of boxes
+    if is_dtensor(value):
         local = getattr(value, "_local_tensor", None)  # private in torch
         if local is not None and announces(local):
+            require_elements(name, value.placements)
             return _announced(name, local, value, local)
-        if layout is not None and not any(overrides(value, cls) for cls in _dtensor_classes()):
-            if is_cut_otherwise(value, layout):
-                raise Unsavable(
-                    f"tensor {name!r}: its mesh is one of Megatron-FSDP, which cuts in another "
-                    f"order than placements say ({layout}), and it does not announce what this "
-                    "rank holds. Give the state dict to preprocess_state_dict_for_uneven_dtensor "
-                    "of megatron_fsdp.uneven_dtensor first"
-                )
+        layout = layout_of(name, value)
+        if layout is not None:
             return _distributed(name, value, layout)
     if announces(value):
         return _announced(name, value, value, value)
@@ -223,48 +215,6 @@ def _announced(name: str, teller: Any, value: Any, local: Any) -> LocalTensor:
     return LocalTensor(
         name=name, dtype=dtype, shape=shape, layout=None, is_plain=False, parts=parts
     )
-
-
-def _dtensor_classes() -> list[Any]:
-    """Return the classes of DTensors, ours and torch's, as far as they are loaded."""
-    modules = (sys.modules.get(m) for m in ("dtckpt.dtensor.dtensor", "torch.distributed.tensor"))
-    return [module.DTensor for module in modules if module is not None]
-
-
-def _layout_of(name: str, value: Any) -> Layout | None:
-    """Return mesh and placements of a DTensor of ours or torch's; None if we cannot name them."""
-    layout = _named_layout(name, value)
-    if layout is not None:
-        _require_known(name, layout)
-    return layout
-
-
-def _require_known(name: str, layout: Layout) -> None:
-    """Raise Unsavable for a layout whose ranks do not hold elements, or that files cannot name."""
-    if layout.is_partial:
-        raise Unsavable(
-            f"tensor {name!r} is laid out as {layout}: its ranks hold terms of a reduction that "
-            "is still to be done. Redistribute it to Shard or Replicate before saving or loading"
-        )
-    try:
-        require_storable(layout)
-    except Unsavable as error:
-        raise Unsavable(f"tensor {name!r}: {error}") from error
-
-
-def _named_layout(name: str, value: Any) -> Layout | None:
-    ours = sys.modules.get("dtckpt.dtensor.dtensor")
-    if ours is not None and isinstance(value, ours.DTensor):
-        return value.global_layout
-    from ...dtensor.mesh import torch_layouts as interop  # loads all of torch.distributed.tensor
-
-    try:
-        return interop.layout_from_torch(value)
-    except PlacementError as error:
-        # Of blocks that are dealt out in turn torch's chunk list makes one box with other elements.
-        if any(p.is_partial() or interop.split_factor(p) is not None for p in value.placements):
-            raise Unsavable(f"tensor {name!r}: {error}") from error
-        return None  # a placement that we cannot name; the chunk list still tells the boxes
 
 
 def _speaks_protocol(value: object) -> bool:

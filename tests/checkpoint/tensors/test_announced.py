@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.tensor import DTensor as TorchDTensor
+from torch.distributed.tensor import Shard as TorchShard
 from torch_checkpointing.default_metadata import DefaultShardingMetadata
 
 import dtckpt.checkpoint as dcp
 from dtckpt.dtensor import DeviceMesh, DTensor, Mesh, Partial, Shard
+from dtckpt.dtensor.torch_private import strided_shard
 from dtckpt.errors import LayoutMismatch, Unsavable
 from dtckpt.storage import MemoryStore
 
@@ -92,6 +95,29 @@ def test_the_local_tensor_of_a_dtensor_counts_before_its_placements(hooks: str, 
     into = torch.zeros(8, 3)
     dcp.load({"w": into}, store)
     assert torch.equal(into, WHOLE)
+
+
+def test_boxes_count_before_split_factors_that_tell_nothing() -> None:
+    store, strided = MemoryStore(), strided_shard()
+    if strided is None:
+        pytest.skip("this torch has no split factors")
+    placements = [TorchShard(0), strided(0, split_factor=2)]
+
+    def made(rank: int, hooks: str) -> Any:
+        local = WHOLE[2 * rank : 2 * rank + 2].clone()
+        mesh: Any = DeviceMesh("cpu", Mesh((2, 2)), rank=rank)
+        sizes: Any = {"shape": WHOLE.shape, "stride": WHOLE.stride()}
+        value: Any = TorchDTensor.from_local(local, mesh, placements, run_check=False, **sizes)
+        hooked(value._local_tensor, [chunk(2 * rank, 2)], hooks)
+        return value
+
+    def save(rank: int, group: Any) -> None:
+        dcp.save({"w": made(rank, "chunks")}, store, process_group=group)
+
+    run_ranks(4, save)
+    assert torch.equal(dcp.open(store)["w"][...], WHOLE)
+    with pytest.raises(Unsavable, match="split factors of dim 0 are no order of cuts"):
+        dcp.load({"w": made(0, "")}, store)
 
 
 def test_several_boxes_without_a_way_to_ask_for_each_are_refused() -> None:
