@@ -1,7 +1,8 @@
 """Values between torch.distributed.checkpoint, which pickles them, and nodes of a checkpoint.
 
-What a planner hands to a writer was pickled in this process a moment before, and what a reader
-hands to a planner is pickled here: nothing of what is unpickled has come from a file.
+Nothing is unpickled that could run code: a planner that pickles as torch's does is asked for the
+value itself, and of any other the bytes are read as weights only. What a reader hands to a planner
+is pickled here.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
 
 from dtckpt.errors import Unsavable
 
@@ -20,22 +23,35 @@ from ..state.values import Node
 from ..tensors.local_tensor import LocalTensor, local_tensor
 
 
-def node_of_item(
-    pickled: io.BytesIO, path: StatePath, url: str, *, allow_pickle: bool
+def value_of_item(planner: SavePlanner, item: WriteItem, path: StatePath) -> Any:
+    """Return the value that a planner gives for an item; Unsavable, with its name, if it is none.
+
+    Of a planner that pickles in its own way, it is what ``torch.load`` reads as weights only.
+    """
+    cls: Any = type(planner)
+    if isinstance(planner, DefaultSavePlanner) and (
+        cls.resolve_data is DefaultSavePlanner.resolve_data
+        and cls.transform_object is DefaultSavePlanner.transform_object
+    ):
+        return planner.lookup_object(item.index)
+    data: Any = planner.resolve_data(item)
+    try:
+        data.seek(0)
+        return torch.load(data, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise Unsavable(
+            f"{name_of(path)}: the planner gives bytes that torch.load does not read as weights "
+            f"only ({error!r}); have it pickle plain values by torch.save"
+        ) from error
+
+
+def node_of_value(
+    value: object, path: StatePath, url: str, *, allow_pickle: bool
 ) -> tuple[Node, Sequence[LocalTensor]]:
-    """Return the node of a value that a planner has pickled, and the tensors in it.
+    """Return the node of a value, and the tensors in it.
 
     Unsavable, with its name, for what the format does not hold.
     """
-    name = name_of(path)
-    try:
-        pickled.seek(0)
-        value = torch.load(pickled, map_location="cpu", weights_only=False)
-    except Exception as error:
-        raise Unsavable(
-            f"{name}: the planner gives bytes that torch.load does not read ({error!r}); have it "
-            "pickle by torch.save, as DefaultSavePlanner does"
-        ) from error
     tensors: list[LocalTensor] = []
 
     def tensor(name: str, value: Any) -> Node:

@@ -28,7 +28,7 @@ from ..state.values import Node
 from ..tensors.local_tensor import LocalTensor, local_tensor
 from ..tensors.transfer import TensorSource
 from .chunk_layouts import ChunkLayouts
-from .item_values import node_of_item
+from .item_values import node_of_value, value_of_item
 from .write_plan import Ticket, WritePlan, box_of, dtype_of, place_of
 
 
@@ -236,8 +236,8 @@ class _Part:
                 box = Box.whole(size) if 0 in size else box_of(item)
                 yield Chunk(tensor=tensor, box=box, source=_Resolved(self._planner, item))
             return
-        data: Any = self._planner.resolve_data(item)
-        node, tensors = node_of_item(data, path, self._url, allow_pickle=self._allow_pickle)
+        value = value_of_item(self._planner, item, path)
+        node, tensors = node_of_value(value, path, self._url, allow_pickle=self._allow_pickle)
         self.values[item.index.fqn] = node
         for found in tensors:
             tensor = self._stored(found.name, found.dtype, found.shape)

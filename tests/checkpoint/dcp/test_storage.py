@@ -331,6 +331,40 @@ def test_planners_that_cannot_be_served_are_refused(tmp_path: Path) -> None:
     )
 
 
+class Handing(DefaultSavePlanner):
+    """Hands on what is pickled already."""
+
+    def transform_object(self, write_item: WriteItem, object: Any) -> Any:
+        return object
+
+
+class Poison:
+    """Makes a directory when it is unpickled."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+
+    def __reduce__(self) -> Any:
+        return Path.mkdir, (self.place,)
+
+
+def test_pickles_from_elsewhere_run_nothing(tmp_path: Path) -> None:
+    plain, poisoned, place = io.BytesIO(), io.BytesIO(), tmp_path / "ran"
+    torch.save({"deep": [1, torch.ones(2)]}, plain)
+    torch.save(Poison(place), poisoned)
+    writer = CheckpointWriter(tmp_path / "plain")
+    save({"value": plain}, storage_writer=writer, planner=Handing(), no_dist=True)
+    found = whole(ckpt.open(tmp_path / "plain").state_dict())
+    assert same(found, {"value": {"deep": [1, torch.ones(2)]}})
+    writer = CheckpointWriter(tmp_path / "poisoned", allow_pickle=True)
+    raises_in_torch(
+        Unsavable,
+        "value: the planner gives bytes that torch.load does not read as weights only",
+        lambda: save({"value": poisoned}, storage_writer=writer, planner=Handing(), no_dist=True),
+    )
+    assert not place.exists()
+
+
 def test_planners_that_change_what_is_written(tmp_path: Path) -> None:
     class Halves(DefaultSavePlanner):
         """Writes float16, as torch's documentation has it."""
