@@ -23,7 +23,6 @@ from torch.futures import Future
 from dtckpt.errors import CheckpointError, LayoutMismatch
 
 from ...dtensor.geometry.box import Box
-from ...storage.base import Store
 from ..files.manifest import Manifest
 from ..files.stored_data import StoredData
 from ..files.stored_tensor import StoredTensor
@@ -44,13 +43,13 @@ from ..state.tree import unflatten
 from ..tensors.local_tensor import local_tensor
 from ..tensors.transfer import TensorSink
 from .item_values import pickled
-from .storage_writer import is_place
+from .place import AtPlace, Target
 
 _BATCH_BYTES = 1 << 30
 """Read at once: planners may take memory for each item that they resolve."""
 
 
-class CheckpointReader(StorageReader):
+class CheckpointReader(AtPlace, StorageReader):
     """Reads a checkpoint of dtckpt wherever a ``storage_reader`` of DCP is taken.
 
     So, too, all that ``load`` reads: checkpoints of DCP itself, of Hugging Face, of ``torch.save``.
@@ -64,15 +63,14 @@ class CheckpointReader(StorageReader):
 
     def __init__(
         self,
-        checkpoint_id: str | os.PathLike[str] | Store | None = None,
+        checkpoint_id: Target | None = None,
         *,
         storage_options: Mapping[str, Any] | None = None,
         dtype_policy: DTypePolicy = "cast",
         allow_pickle: bool = False,
     ) -> None:
-        super().__init__()
+        AtPlace.__init__(self, checkpoint_id)
         check_policy(dtype_policy)
-        self.target = checkpoint_id
         self.storage_options = dict(storage_options or {})
         self.dtype_policy: DTypePolicy = dtype_policy
         self.allow_pickle = allow_pickle
@@ -80,8 +78,7 @@ class CheckpointReader(StorageReader):
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin another load, of ``checkpoint_id`` where it is given."""
-        if checkpoint_id is not None:
-            self.target = checkpoint_id
+        AtPlace.reset(self, checkpoint_id)
         self._found = None
 
     def read_metadata(self) -> Metadata:
@@ -142,23 +139,6 @@ class CheckpointReader(StorageReader):
         future: Future[None] = Future()
         future.set_result(None)
         return future
-
-    @property
-    def place(self) -> str | os.PathLike[str] | Store:
-        """Where it reads from; CheckpointError if nobody has said so."""
-        if self.target is None:
-            raise CheckpointError("give the load a checkpoint_id, or the reader")
-        return self.target
-
-    @property
-    def checkpoint_id(self) -> str | os.PathLike[str] | None:
-        """Where it reads from."""
-        return self.target.url if isinstance(self.target, Store) else self.target
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether this is a path or a URL that a store serves."""
-        return is_place(checkpoint_id)
 
 
 class _Found:

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from dtckpt.errors import CheckpointError, DtckptError, LayoutMismatch
+from dtckpt.errors import CheckpointError, LayoutMismatch
 
 from ...dtensor.geometry.box import Box
 from ...storage.base import Store
@@ -25,14 +25,15 @@ from ..files.writing import Chunk, Contents, write_file
 from ..formats.trees import name_of
 from ..saving.job import json_copy
 from ..state.values import Node
-from ..tensors.local_tensor import LocalTensor, local_tensor
+from ..tensors.local_tensor import local_tensor
 from ..tensors.transfer import TensorSource
 from .chunk_layouts import ChunkLayouts
 from .item_values import node_of_value, value_of_item
-from .write_plan import Ticket, WritePlan, box_of, dtype_of, place_of
+from .place import AtPlace, Target
+from .write_plan import Ticket, WritePlan, box_of, place_of, planned_dtype
 
 
-class CheckpointWriter(StorageWriter):
+class CheckpointWriter(AtPlace, StorageWriter):
     """Writes a checkpoint of dtckpt wherever a ``storage_writer`` of DCP is taken.
 
     What the planner has planned is written as ``save`` writes: a data file a rank, with checksums,
@@ -49,15 +50,14 @@ class CheckpointWriter(StorageWriter):
 
     def __init__(
         self,
-        checkpoint_id: str | os.PathLike[str] | Store | None = None,
+        checkpoint_id: Target | None = None,
         *,
         overwrite: bool = False,
         metadata: Any = None,
         storage_options: Mapping[str, Any] | None = None,
         allow_pickle: bool = False,
     ) -> None:
-        super().__init__()
-        self.target = checkpoint_id
+        AtPlace.__init__(self, checkpoint_id)
         self.overwrite = overwrite
         self.metadata = metadata
         self.storage_options = dict(storage_options or {})
@@ -67,8 +67,7 @@ class CheckpointWriter(StorageWriter):
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin another save, to ``checkpoint_id`` where it is given."""
-        if checkpoint_id is not None:
-            self.target = checkpoint_id
+        AtPlace.reset(self, checkpoint_id)
         self._plan = None
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -163,26 +162,9 @@ class CheckpointWriter(StorageWriter):
         return StorageMeta(checkpoint_id=self.checkpoint_id)
 
     @property
-    def checkpoint_id(self) -> str | os.PathLike[str] | None:
-        """Where it saves to."""
-        return self.target.url if isinstance(self.target, Store) else self.target
-
-    @property
-    def place(self) -> str | os.PathLike[str] | Store:
-        """Where it saves to; CheckpointError if nobody has said so."""
-        if self.target is None:
-            raise CheckpointError("give the save a checkpoint_id, or the writer")
-        return self.target
-
-    @property
     def store(self) -> Store:
         """The store to write to."""
         return open_store(self.place, **self.storage_options)
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether this is a path or a URL that a store serves."""
-        return is_place(checkpoint_id)
 
 
 def refuse_alone(*, use_collectives: bool) -> None:
@@ -192,15 +174,6 @@ def refuse_alone(*, use_collectives: bool) -> None:
             "use_collectives=False makes a checkpoint on each rank, and one of dtckpt is one "
             "of all ranks: leave it out, or save with no_dist=True to a place for each rank"
         )
-
-
-def is_place(checkpoint_id: str | os.PathLike[str]) -> bool:
-    """Whether this is a path or a URL that a store serves."""
-    try:
-        open_store(checkpoint_id).close()
-    except (DtckptError, TypeError, ValueError):
-        return False
-    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +205,7 @@ class _Part:
         if item.type != WriteItemType.BYTE_IO:
             if place_of(item) not in self._ticket.skipped:
                 size = () if item.tensor_data is None else tuple(item.tensor_data.size)
-                tensor = self._stored(name_of(path), dtype_of(item), size)
+                tensor = self._stored(name_of(path), planned_dtype(item), size)
                 box = Box.whole(size) if 0 in size else box_of(item)
                 yield Chunk(tensor=tensor, box=box, source=_Resolved(self._planner, item))
             return
@@ -260,18 +233,15 @@ class _Resolved:
 
     def pieces(self, max_bytes: int) -> Iterator[memoryview]:
         """Yield the bytes; LayoutMismatch where the planner resolves to another tensor."""
-        name, box = self.item.index.fqn, box_of(self.item)
+        name, box, dtype = self.item.index.fqn, box_of(self.item), planned_dtype(self.item)
         resolved = self.planner.resolve_data(self.item)
-        found = local_tensor(name, resolved) if isinstance(resolved, torch.Tensor) else None
-        if found is None or not self._is_planned(found, box):
-            what = type(resolved).__name__ if found is None else f"{found.dtype.torch_name}"
+        if not isinstance(resolved, torch.Tensor):
+            raise LayoutMismatch(f"tensor {name!r}: the planner resolves it to {type(resolved)}")
+        found = local_tensor(name, resolved)
+        has_sizes = found.shape == box.sizes or (box.is_empty and 0 in found.shape)
+        if not (found.is_plain and found.dtype == dtype and has_sizes):
             raise LayoutMismatch(
-                f"tensor {name!r}: planned as {dtype_of(self.item).torch_name}{list(box.sizes)}, "
-                f"but the planner resolves it to {what}"
-                f"{'' if found is None else list(found.shape)}"
+                f"tensor {name!r}: planned as {dtype.torch_name}{list(box.sizes)}, but the planner "
+                f"resolves it to {found.dtype.torch_name}{list(found.shape)}"
             )
         yield from TensorSource(found.part(Box.whole(found.shape))).pieces(max_bytes)
-
-    def _is_planned(self, found: LocalTensor, box: Box) -> bool:
-        has_sizes = found.shape == box.sizes or (box.is_empty and 0 in found.shape)
-        return found.is_plain and found.dtype == dtype_of(self.item) and has_sizes

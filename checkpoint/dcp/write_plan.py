@@ -22,7 +22,8 @@ from ..formats.trees import StatePath, component_of, name_of, paths_of, tree_of_
 from ..state.limits import MAX_NESTING
 from ..state.names import is_encodable
 from ..state.values import Node
-from ..tensors.dtypes import BY_TORCH_NAME, DType
+from ..tensors.dtypes import DType
+from ..tensors.local_tensor import dtype_of
 from .chunk_layouts import ChunkLayouts
 
 Place = tuple[str, tuple[int, ...]]
@@ -104,16 +105,10 @@ def box_of(item: WriteItem) -> Box:
     return Box(tuple(data.chunk.offsets), tuple(data.chunk.sizes))
 
 
-def dtype_of(item: WriteItem) -> DType:
-    """Return the element type of a tensor as it is planned; Unsavable where there is none."""
-    dtype = None if item.tensor_data is None else item.tensor_data.properties.dtype
-    found = BY_TORCH_NAME.get(str(dtype).removeprefix("torch."))
-    if found is None:
-        raise Unsavable(
-            f"tensor {item.index.fqn!r} has the dtype {dtype}, which safetensors does not hold; "
-            f"expected one of {', '.join(BY_TORCH_NAME)}"
-        )
-    return found
+def planned_dtype(item: WriteItem) -> DType:
+    """Return the element type of a tensor as it is planned; Unsavable where files have none."""
+    data = item.tensor_data
+    return dtype_of(item.index.fqn, None if data is None else data.properties.dtype)
 
 
 def place_of(item: WriteItem) -> Place:
@@ -179,4 +174,4 @@ class _Chunks:
                 f"{self.url}: the planner's chunks of tensor {self.first.index.fqn!r} are not the "
                 f"whole of it, once: {error}"
             ) from error
-        return StoredTensor(name, dtype_of(self.first), shape, layout)
+        return StoredTensor(name, planned_dtype(self.first), shape, layout)

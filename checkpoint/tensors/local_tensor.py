@@ -199,7 +199,7 @@ def _announced(name: str, teller: Any, value: Any, local: Any) -> LocalTensor:
     """Return a tensor whose boxes ``teller`` announces: the value itself or its local tensor."""
     found = announced_parts(name, teller, value, local)
     parts = tuple((box, _own_memory(name, shard, is_part=True)) for box, shard in found)
-    dtype = _dtype_of(name, value.dtype)
+    dtype = dtype_of(name, value.dtype)
     shape = tuple(value.shape) if teller is not value else announced_shape(value)
     outside = [box for box, _ in parts if not Box.whole(shape).contains(box)]
     if outside:
@@ -266,10 +266,11 @@ def _check(name: str, tensor: torch.Tensor) -> DType:
             f"tensor {name!r} is on the meta device and has no memory; materialise it first, for "
             "instance with module.to_empty(device=...)"
         )
-    return _dtype_of(name, tensor.dtype)
+    return dtype_of(name, tensor.dtype)
 
 
-def _dtype_of(name: str, dtype: torch.dtype) -> DType:
+def dtype_of(name: str, dtype: torch.dtype | None) -> DType:
+    """Return the element type of a tensor; Unsavable, with its name, where files have none."""
     found = BY_TORCH_NAME.get(str(dtype).removeprefix("torch."))
     if found is None:
         raise Unsavable(

@@ -185,8 +185,8 @@ def test_a_save_that_fails_in_the_background_tells_who_asks(tmp_path: Path) -> N
 REFUSED: list[tuple[Callable[[Path], object], str]] = [
     (lambda _: dcp.save({}), "checkpoint_id= or storage_writer="),
     (lambda _: dcp.load({}), "checkpoint_id= or storage_reader="),
-    (lambda _: dcp.load({}, storage_reader=dcp.CheckpointReader()), "give the load"),
-    (lambda _: dcp.save({}, storage_writer=dcp.CheckpointWriter()), "give the save"),
+    (lambda _: dcp.load({}, storage_reader=dcp.CheckpointReader()), r"CheckpointReader\(path"),
+    (lambda _: dcp.save({}, storage_writer=dcp.CheckpointWriter()), r"CheckpointWriter\(path"),
     (lambda p: dcp.save({}, checkpoint_id=p, use_collectives=False), "use_collectives=False"),
     (lambda p: dcp.async_save({}, checkpoint_id=p, use_collectives=False), "use_collectives"),
     (lambda p: dcp.FileSystemWriter(p, _extensions=[1]), "_extensions"),
