@@ -93,7 +93,15 @@ class Copied:
     sources: Mapping[str, StoredTensor]
     """All that the copies name."""
 
-    def parts(self, box: Box, sink: Sink) -> Iterator[tuple[StoredTensor | None, Box, Sink]]:
+    @property
+    def in_any_order(self) -> bool:
+        """Whether that is so for all sources."""
+        recipes = (source.recipe for source in self.sources.values())
+        return all(recipe is None or recipe.in_any_order for recipe in recipes)
+
+    def parts(
+        self, box: Box, sink: Sink, *, exact: bool = False
+    ) -> Iterator[tuple[StoredTensor | None, Box, Sink]]:
         """Yield boxes of the sources, each with the sink that puts them where they belong."""
         for copy in through(box_copy("", box, self.shape), self.copies):
             if copy.source is None:
@@ -102,7 +110,7 @@ class Copied:
                 continue
             source = self.sources[copy.source]
             itemsize = source.dtype.itemsize
-            skipped = limits.STEP_BYTES // itemsize
+            skipped = 0 if exact else limits.STEP_BYTES // itemsize
             for wanted, placed in source_boxes(copy, source.shape, skipped):
                 yield source, wanted, PlacingSink(sink, box.sizes, itemsize, wanted, placed)
 

@@ -20,11 +20,19 @@ from ..tensors.sink import Sink
 class Recipe(Protocol):
     """How the elements of a tensor that is stored nowhere are made of others."""
 
-    def parts(self, box: Box, sink: Sink) -> Iterable[tuple[StoredTensor | None, Box, Sink]]:
+    @property
+    def in_any_order(self) -> bool:
+        """Whether parts may come in any order, as they do from ranks that read for each other."""
+        ...
+
+    def parts(
+        self, box: Box, sink: Sink, *, exact: bool = False
+    ) -> Iterable[tuple[StoredTensor | None, Box, Sink]]:
         """Yield boxes of other tensors, with sinks that bring their elements into ``sink``.
 
         ``sink`` takes the elements of ``box``, which is not empty. In the place of a tensor None
-        stands for a box of a sink that is to be filled with zero bits. Nothing is changed yet.
+        stands for a box of a sink that is to be filled with zero bits. Boxes hold nothing beside
+        what is needed if they are to be ``exact``. Nothing is changed yet.
         """
         ...
 

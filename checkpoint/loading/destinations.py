@@ -15,7 +15,8 @@ from dtckpt.errors import CheckpointError, LayoutMismatch
 from ..files.manifest import Manifest
 from ..files.stored_tensor import StoredTensor
 from ..reading.exchanging import Destination
-from ..reading.wants import Want
+from ..reading.striping import Striped
+from ..reading.wants import Fill, Want, stored_wants
 from ..tensors.local_shard import LocalShard
 from ..tensors.local_tensor import LocalTensor, is_shared, local_tensor
 from ..tensors.materialising import (
@@ -125,16 +126,21 @@ class Destinations:
                     compared.append(Want(tensor=self._stored[name], box=box, sink=sink))
         return filled, compared
 
-    def received(self, names: Iterable[str]) -> dict[str, Destination]:
-        """Return where tensors of one part go that other ranks read."""
-        return {
-            name: Destination(
-                self.tensors[name].parts[0][0],
-                self.tensors[name].dtype.itemsize,
-                self._sink(name, 0),
-            )
-            for name in names
-        }
+    def received(self, striped: Striped) -> tuple[dict[str, list[Destination]], list[Fill]]:
+        """Return where stored tensors go that ranks read for each other, and what is filled."""
+        found: dict[str, list[Destination]] = {name: [] for name in striped.tensors}
+        fills: list[Fill] = []
+        for name in striped.names:
+            itemsize = self.tensors[name].dtype.itemsize
+            for number, (box, _) in enumerate(self.tensors[name].parts):
+                want = Want(tensor=self._stored[name], box=box, sink=self._sink(name, number))
+                for made in stored_wants([want], exact=True):
+                    if isinstance(made, Fill):
+                        fills.append(made)
+                    else:
+                        key = striped.key(made.tensor.name, is_part=bool(made.made_for))
+                        found[key].append(Destination(name, made.box, itemsize, made.sink))
+        return found, fills
 
     def _sink(self, name: str, number: int, *, is_filled: bool = False) -> Sink:
         """Return what takes the saved elements of a part of a tensor, or compares them with it."""

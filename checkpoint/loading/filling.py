@@ -23,11 +23,10 @@ from ..reading.read_once import (
     Offer,
     Shareable,
     find_shareable,
-    find_striped,
     fingerprint,
 )
 from ..reading.read_plan import Read, plan_reads
-from ..reading.stripes import StripedTensor
+from ..reading.striping import Striped, find_striped
 from ..reading.wants import Fill
 from .destinations import Destinations
 
@@ -44,10 +43,10 @@ class Filling:
         self._ranks = ranks
         self._group = group
         self._shareable: list[Shareable] = []
-        self._striped: dict[str, StripedTensor] = {}
+        self._striped = Striped()
         self._broadcasts: Broadcasts | None = None
         self._stripes: StripeExchange | None = None
-        self._received: dict[str, Destination] = {}
+        self._received: dict[str, list[Destination]] = {}
         """Where tensors go that other ranks read."""
         self._reads: list[Read | Fill] = []
         self._comparisons: list[Read | Fill] = []
@@ -69,19 +68,19 @@ class Filling:
         shareable = find_shareable(
             untied, self._destinations.held, ranks.all, 2 if asked else MIN_REPLICAS
         )
-        self._striped, times = find_striped(
+        self._striped = find_striped(
             untied,
             self._data.manifest.tensors,
             ranks.all,
             ranks.rank,
-            shareable,
+            {item.name for item in shareable},
             MIN_TIMES_ASKED if asked else MIN_TIMES,
         )
-        self._shareable = [item for item in shareable if item.name not in self._striped]
+        self._shareable = [item for item in shareable if item.name not in self._striped.names]
         return replace(
             offer,
             fingerprint=fingerprint(common, self._shareable, self._striped, sorted(tied)),
-            times=times,
+            times=self._striped.times,
             has_replicas=bool(self._shareable),
         )
 
@@ -91,10 +90,10 @@ class Filling:
         Raises Corrupt or LayoutMismatch where a file or a part of a tensor is not there.
         """
         elsewhere: set[str] = set()
-        if share and self._striped:
-            striped = list(self._striped.values())
+        if share and self._striped.names:
+            striped = list(self._striped.tensors.values())
             self._stripes = StripeExchange(self._data, striped, self._group, self._ranks.all)
-            elsewhere |= self._striped.keys()
+            elsewhere |= self._striped.names
         if share and self._shareable:
             tensors = self._destinations.tensors
             self._broadcasts = Broadcasts(self._shareable, tensors, self._group)
@@ -127,10 +126,12 @@ class Filling:
     def _read(self, number: int) -> int:
         if number == 0:
             self._destinations.materialise()
+            reads = self._reads
             if self._stripes is not None:  # now: once all have read, the others are in a collective
-                self._received = self._destinations.received(self._striped)
+                self._received, fills = self._destinations.received(self._striped)
+                reads = [*reads, *fills]
             tell_alive = self._ranks.tell_alive
-            self.bytes_read = execute(self._reads, touched=self._touched, on_progress=tell_alive)
+            self.bytes_read = execute(reads, touched=self._touched, on_progress=tell_alive)
             self.bytes_read += execute(self._comparisons, on_progress=tell_alive)
         if self._stripes is None:
             return 0

@@ -64,7 +64,14 @@ class Dequantized:
         """Elements in a byte of codes: two where they have four bits."""
         return 1 if self.codes.dtype.torch_name.startswith("float8") else 2
 
-    def parts(self, box: Box, sink: Sink) -> Iterator[tuple[StoredTensor, Box, Sink]]:
+    @property
+    def in_any_order(self) -> bool:
+        """Return False: codes that come before their scales have to wait in memory."""
+        return False
+
+    def parts(
+        self, box: Box, sink: Sink, *, exact: bool = False
+    ) -> Iterator[tuple[StoredTensor, Box, Sink]]:
         """Yield the boxes of scales and codes, with sinks that convert what comes."""
         work = _Work(self, box, sink)
         for number, scale in enumerate(self.scales):

@@ -35,12 +35,18 @@ from .wants import ArraySink, Fill, Want
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where this rank's part of a tensor goes."""
+    """Where elements of a box of a stored tensor go on this rank."""
 
+    name: str
+    """Of the tensor that is filled with them."""
     box: Box
     itemsize: int
     sink: Sink
     """Takes elements of the dtype that was saved, at places in the box."""
+
+
+Destinations = Mapping[str, Sequence[Destination]]
+"""Those of the elements of stored tensors, by the names of these."""
 
 
 class StripeExchange:
@@ -76,7 +82,7 @@ class StripeExchange:
         self._own: list[tuple[StoredTensor, Box, Array]] = []
         """What this rank has read for itself in a round."""
         self._messages = Messages((), (), self._peers, device)
-        self._destinations: Mapping[str, Destination] = {}
+        self._destinations: Destinations = {}
         self._touched: dict[str, None] = {}
         self._failure: BaseException | None = None
 
@@ -117,7 +123,7 @@ class StripeExchange:
     def send(
         self,
         count: int,
-        destinations: Mapping[str, Destination],
+        destinations: Destinations,
         touched: dict[str, None],
         on_progress: Callable[[], None],
     ) -> None:
@@ -145,10 +151,13 @@ class StripeExchange:
 
     def put(self, stored: StoredTensor, box: Box, items: Array) -> int:
         """Bring elements to their destination, and return how many bytes they are there."""
-        destination = self._destinations[stored.name]
-        self._touched[stored.name] = None
-        destination.sink.put(box.relative_to(destination.box), items)
-        return box.numel * destination.itemsize
+        num_bytes = 0
+        for destination in self._destinations[stored.name]:
+            if destination.box.contains(box):
+                self._touched[destination.name] = None
+                destination.sink.put(box.relative_to(destination.box), items)
+                num_bytes += box.numel * destination.itemsize
+        return num_bytes
 
     def finish(self) -> None:
         """Raise what went wrong in the round before."""
@@ -207,7 +216,9 @@ def _by_tensor(
 
 
 @remembered(64)  # many tensors have the same layout
-def _flows(readers: _Readers, layout: Layout, rank: int) -> tuple[list[PartFlow], list[PartFlow]]:
+def _flows(
+    readers: _Readers, layout: Layout | IrregularLayout, rank: int
+) -> tuple[list[PartFlow], list[PartFlow]]:
     """Return what a rank sends of what it has read, and what it receives."""
     flows = Flows(IrregularLayout(layout.shape, readers), layout)
     return flows.sent_by(rank), flows.received_by(rank)

@@ -24,10 +24,9 @@ from ...dtensor.geometry.mesh import Mesh
 from ...dtensor.geometry.placement import Replicate
 from ...dtensor.mesh.device_mesh import DeviceMesh
 from ...storage.base import Store
-from ..files.stored_tensor import StoredTensor
 from ..tensors.local_tensor import LocalTensor
 from . import limits
-from .stripes import StripedTensor, times_read
+from .striping import Striped
 
 MIN_REPLICAS = 4
 """From so many replicas on, reading once is chosen where reading is expensive."""
@@ -136,57 +135,14 @@ def _has_group(mesh: Any, axis: int) -> bool:
     return True
 
 
-def find_striped(
-    tensors: Mapping[str, LocalTensor],
-    stored: Mapping[str, StoredTensor],
-    all_ranks: tuple[int, ...],
-    rank: int,
-    shareable: Sequence[Shareable],
-    min_times: float,
-) -> tuple[dict[str, StripedTensor], float]:
-    """Return what is to be exchanged by name, and how many times it would be read otherwise.
-
-    These are tensors that would be read at least ``min_times``: for replicas that are ``shareable``
-    without counting them, since broadcasts serve them as well. Every rank of the load must know
-    what every other one wants, so only layouts on all of them count.
-    """
-    among_replicas = {item.name for item in shareable}
-    everyone = sorted(all_ranks)
-    known: dict[tuple[object, ...], tuple[float, bool]] = {}
-    striped: dict[str, StripedTensor] = {}
-    stored_bytes = read_bytes = 0.0
-    for name, local in tensors.items():
-        layout, saved = local.layout, stored[name]
-        if layout is None or 0 in layout.shape or saved.recipe is not None:
-            continue
-        rule = id(saved.layout), saved.writers, saved.cut, saved.dtype.itemsize
-        key = (*rule, layout)
-        if key not in known:
-            is_usable = sorted(layout.mesh.all_ranks()) == everyone
-            known[key] = (times_read(StripedTensor(saved, layout)) if is_usable else 0.0), is_usable
-        times, is_usable = known[key]
-        all_times = times * layout.num_replicas
-        enough = times if name in among_replicas else all_times
-        if is_usable and enough >= min_times and _holds_its_part(local, layout, rank):
-            striped[name] = StripedTensor(saved, layout)
-            stored_bytes += saved.num_bytes
-            read_bytes += all_times * saved.num_bytes
-    return striped, read_bytes / stored_bytes if striped else 0.0
-
-
-def _holds_its_part(local: LocalTensor, layout: Layout, rank: int) -> bool:
-    """Whether the mesh numbers ranks as the load does."""
-    return bool(local.parts) and tuple(box for box, _ in local.parts) == layout.held_by(rank)
-
-
 def fingerprint(
     tensors: Mapping[str, LocalTensor],
     shareable: Sequence[Shareable],
-    striped: Mapping[str, StripedTensor],
+    striped: Striped,
     rest: object,
 ) -> str:
     """Return a hash that is equal on ranks with equal destinations, or "" if none is shared."""
-    if not shareable and not striped:
+    if not shareable and not striped.names:
         return ""
     meshes: dict[Mesh, int] = {}
     texts: dict[Layout, str] = {}
@@ -201,8 +157,9 @@ def fingerprint(
         if group != "everyone":
             group = [meshes.setdefault(group[0], len(meshes)), group[1]]
         told.append([item.name, group])
-    for name, item in striped.items():
-        told.append([name, meshes.setdefault(item.layout.mesh, len(meshes))])
+    for name in sorted(striped.names):
+        layout = tensors[name].layout
+        told.append([name, meshes.setdefault(layout.mesh, len(meshes)) if layout else None])
     told.append([mesh.to_json() for mesh in meshes])
     return xxhash.xxh3_128_hexdigest(json.dumps(told).encode())
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ...dtensor.geometry.box import Box, run_boxes
+from ...dtensor.geometry.irregular import IrregularLayout
 from ...dtensor.geometry.layout import Layout
 from ...dtensor.geometry.mesh import unravel
 from ..files.stored_tensor import StoredTensor
@@ -30,7 +31,7 @@ class StripedTensor:
     """A stored tensor and the layout in which ranks want it."""
 
     stored: StoredTensor
-    layout: Layout
+    layout: Layout | IrregularLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,29 +86,37 @@ def _runs(stored: StoredTensor, stripe_bytes: int) -> Iterator[tuple[tuple[Box, 
             yield tuple(run_boxes(chunk, start, stop)), (stop - start) * itemsize
 
 
-def times_read(tensor: StripedTensor) -> float:
+def times_read(stored: StoredTensor, layout: Layout) -> float:
     """Return how many bytes ranks would read of a tensor, each for itself, for one byte of it.
 
     Without what replicas read once more. An estimate from a few boxes and chunks; 0 where the
     tensor has no elements.
     """
     wanted_bytes = read_bytes = 0
-    for box in _some_boxes(tensor.layout):
-        chunks = itertools.islice(tensor.stored.chunks_meeting(box), _SAMPLED_CHUNKS)
-        for _, chunk, _ in chunks:
-            geometry = Geometry(
-                chunk=chunk,
-                wanted=box,
-                itemsize=tensor.stored.dtype.itemsize,
-                block_bytes=limits.BLOCK_BYTES,
-                staged_bytes=limits.READ_BYTES,
-            )
-            end = 0
-            for cut in itertools.islice(geometry.cuts(runs=False), _SAMPLED_CUTS):
-                wanted_bytes += cut.part.numel * geometry.itemsize
-                read_bytes += max(cut.high - max(cut.low, end), 0)
-                end = max(end, cut.high)
+    for box in _some_boxes(layout):
+        wanted, read = sampled_bytes(stored, box)
+        wanted_bytes += wanted
+        read_bytes += read
     return read_bytes / wanted_bytes if wanted_bytes else 0.0
+
+
+def sampled_bytes(stored: StoredTensor, box: Box) -> tuple[int, int]:
+    """Return some bytes of a box, and how many are read for them."""
+    wanted_bytes = read_bytes = 0
+    for _, chunk, _ in itertools.islice(stored.chunks_meeting(box), _SAMPLED_CHUNKS):
+        geometry = Geometry(
+            chunk=chunk,
+            wanted=box,
+            itemsize=stored.dtype.itemsize,
+            block_bytes=limits.BLOCK_BYTES,
+            staged_bytes=limits.READ_BYTES,
+        )
+        end = 0
+        for cut in itertools.islice(geometry.cuts(runs=False), _SAMPLED_CUTS):
+            wanted_bytes += cut.part.numel * geometry.itemsize
+            read_bytes += max(cut.high - max(cut.low, end), 0)
+            end = max(end, cut.high)
+    return wanted_bytes, read_bytes
 
 
 def _some_boxes(layout: Layout) -> Iterator[Box]:

@@ -67,19 +67,22 @@ class Fill:
             self.sink.put(part, np.broadcast_to(zero, part.sizes))
 
 
-def stored_wants(wants: Iterable[Want]) -> Iterator[Want | Fill]:
-    """Yield wants of stored tensors, in the place of those that have a recipe."""
+def stored_wants(wants: Iterable[Want], *, exact: bool = False) -> Iterator[Want | Fill]:
+    """Yield wants of stored tensors, in the place of those that have a recipe.
+
+    Their boxes hold nothing beside what is needed if they are to be ``exact``.
+    """
     for want in wants:
         recipe = want.tensor.recipe
         if recipe is None:
             yield want
         elif not want.box.is_empty:
             name = want.name
-            for tensor, box, sink in recipe.parts(want.box, want.sink):
+            for tensor, box, sink in recipe.parts(want.box, want.sink, exact=exact):
                 if tensor is None:
                     itemsize = want.tensor.dtype.itemsize
                     yield Fill(name=name, itemsize=itemsize, box=box, sink=sink)
                 else:
                     yield from stored_wants(
-                        [Want(tensor=tensor, box=box, sink=sink, made_for=name)]
+                        [Want(tensor=tensor, box=box, sink=sink, made_for=name)], exact=exact
                     )

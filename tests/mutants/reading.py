@@ -57,7 +57,7 @@ MUTANTS = (
     Mutant(
         name="blocks read straight into place are not told as touched",
         file="checkpoint/reading/execution.py",
-        old="in in_place:\n            self._touched[extent.want.tensor.name] = None",
+        old="in in_place:\n            self._touched[extent.want.name] = None",
         new="in in_place:\n            pass",
         tests=("tests/checkpoint/reading/test_reading.py", "tests/checkpoint/files/test_damage.py"),
     ),

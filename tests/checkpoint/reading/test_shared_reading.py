@@ -216,8 +216,8 @@ def test_replicas_of_column_shards_cost_no_more_reads() -> None:
 
 def test_what_is_read_about_once_anyway_is_not_exchanged() -> None:
     layout = flat(4, Shard(0), (256, 16))
-    assert times_read(StripedTensor(stored_as(layout), layout)) == 1
-    assert times_read(StripedTensor(stored_as(layout), flat(4, Shard(1), (256, 16)))) == 4
+    assert times_read(stored_as(layout), layout) == 1
+    assert times_read(stored_as(layout), flat(4, Shard(1), (256, 16))) == 4
     store = saved(w=("F32", layout))
     assert not load_all(store, {"w": layout})[0].read_once
     reports = load_all(store, {"w": flat(3, Shard(0), (256, 16))})
