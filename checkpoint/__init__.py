@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from .mapping.rules import Crop, Drop, Move, Pad, Permute, Reshape
     from .mapping.table import MappingTable
     from .mapping.tracing import trace_mapping
+    from .megatron import megatron_tensors
     from .opening import Checkpoint, LazyTensor, open
     from .placing import Placed, Rule, parse_rules, place
     from .resharding import reshard
@@ -102,6 +103,7 @@ __all__ = [
     "export",
     "latest",
     "load",
+    "megatron_tensors",
     "open",
     "parse_rules",
     "place",
@@ -133,6 +135,7 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
             ".mapping.rules": "Crop Drop Move Pad Permute Reshape",
             ".mapping.table": "MappingTable",
             ".mapping.tracing": "trace_mapping",
+            ".megatron": "megatron_tensors",
             ".opening": "Checkpoint LazyTensor open",
             ".placing": "Placed Rule parse_rules place",
             ".resharding": "reshard",

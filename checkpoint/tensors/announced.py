@@ -9,6 +9,7 @@ as FSDP1 and torchrec make them, lists ``local_shards()``. Any of them may name 
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -34,6 +35,16 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 Parts = list[tuple[Box, torch.Tensor]]
 
 
+@dataclass(slots=True, eq=False)
+class BoxedTensor:
+    """The boxes that this rank holds of a tensor, in tensors of their own."""
+
+    shape: torch.Size
+    """Of the global tensor."""
+    dtype: torch.dtype
+    parts: dict[Box, torch.Tensor] = field(default_factory=dict[Box, torch.Tensor])
+
+
 def announces(value: Any) -> bool:
     """Whether a value says by one of the protocols what this rank holds; cheap for plain tensors.
 
@@ -41,6 +52,8 @@ def announces(value: Any) -> bool:
     """
     if type(value) in _PLAIN and (not vars(value) or _TELLING.isdisjoint(vars(value))):
         return False
+    if isinstance(value, BoxedTensor):
+        return True
     return _has_hooks(value) or _has_slices(value) or has_shards(value)
 
 
@@ -75,6 +88,8 @@ def announced_parts(name: str, teller: Any, whole: Any, local: Any) -> Parts:
 
 
 def _parts(name: str, teller: Any, whole: Any, local: Any) -> Parts:
+    if isinstance(teller, BoxedTensor):
+        return [(box, part) for box, part in teller.parts.items() if not box.is_empty]
     if not _has_hooks(teller):
         return _slices(name, teller, local) if _has_slices(teller) else _shards(teller)
     boxes = [box for box in _boxes(name, teller, whole) if not box.is_empty]

@@ -22,6 +22,7 @@ from dtckpt.errors import LayoutMismatch, Unsavable
 from ...dtensor.geometry.box import Box
 from ...dtensor.geometry.layout import Layout
 from .announced import (
+    BoxedTensor,
     announced_parts,
     announced_shape,
     announces,
@@ -101,7 +102,7 @@ class LocalTensor:
 
 def tensor_tag(value: object) -> str | None:
     """Say how a value is stored: "tensor", "ndarray", or None if it is not a tensor at all."""
-    if isinstance(value, torch.Tensor | LocalShard) or _speaks_protocol(value):
+    if isinstance(value, torch.Tensor | LocalShard | BoxedTensor) or _speaks_protocol(value):
         return "tensor"
     if type(value) in _ARRAYS:  # others, such as masked arrays, hold more
         return "ndarray"
