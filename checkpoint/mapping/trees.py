@@ -29,7 +29,7 @@ def _edited(node: Node, name: str, removed: Container[str], added: _Added) -> No
     if not inner:
         if name in removed:
             node = ABSENT
-        elif added and node in [{tag: type(node[tag])()} for tag in DICT_TAGS if tag in node]:
+        elif added and tag_of(node) in DICT_TAGS:
             node = ABSENT  # an empty dict takes what comes
         elif added:
             raise LayoutMismatch(f"{added[0][0]!r} cannot be made: a value stands at {name!r}")
