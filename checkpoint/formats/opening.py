@@ -26,6 +26,7 @@ from ..files.manifest import (
     read_own_manifest,
 )
 from ..files.stored_data import DataFile, OpenForeign, StoredData
+from ..state.collector import paused_collector
 from . import hugging_face, safetensors
 from .by_rank import names as by_rank
 from .files import names_in
@@ -149,7 +150,8 @@ def read_manifest(store: Store) -> Manifest:
 
 def _made(store: Store, error: NotCommitted) -> Manifest:
     """Return the manifest of what another program saved; NotCommitted where that is nothing."""
-    found = next((m for find in _FINDERS if (m := find(store)) is not None), None)
+    with paused_collector():
+        found = next((m for find in _FINDERS if (m := find(store)) is not None), None)
     if found is None:
         raise NotCommitted(what_is_there(store)) from error
     return found

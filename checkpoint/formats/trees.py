@@ -166,7 +166,9 @@ class ValueNodes(Generic[T]):
         return self._leaf(value, path)
 
     def _leaf(self, value: Any, path: Sequence[str]) -> Node:
-        self._count(sum(map(len, path)))
+        self._count(sum(map(len, path)))  # of its name, which is made later
+        if type(value) is int and value.bit_length() <= _MOST_KEY_BITS:
+            return value  # as most of the leaves that are no tensors
         name = join(tuple(path))
         try:
             if isinstance(value, self._kinds):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import struct
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -77,10 +78,14 @@ class Archive:
         return [self._span(name, info, header) for name, info, header in told]
 
     def read(self, name: str) -> bytes:
-        """Return a small record."""
+        """Return a small record; Corrupt where it has not the checksum that it was written with."""
         check_metadata_bytes(self.size_of(name), f"{self.where}: {name}")
         (span,) = self.spans([name])
-        return self._source.read(span.start, span.start + span.size)
+        data = self._source.read(span.start, span.start + span.size)
+        expected = self._info(name).CRC
+        if expected and zlib.crc32(data) != expected:  # none where torch was told to write none
+            raise Corrupt(f"{self.where}: the record {name!r} is damaged. Fetch the file again")
+        return data
 
     def check_byte_order(self) -> None:
         """Raise Corrupt where numbers are of another byte order."""

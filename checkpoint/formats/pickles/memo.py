@@ -1,12 +1,16 @@
-"""How far a pickle numbers its objects: an unpickler takes memory for all up to the last number.
+"""How far a pickle numbers its objects, and how long it says that they are.
 
-Twenty bytes with the number 2**31 would take 32 GiB before anything else is looked at.
+An unpickler takes memory for all objects up to the last number, and for a bytearray before it has
+read any of it: twenty bytes with the number 2**31 would take 32 GiB.
 """
 
 from __future__ import annotations
 
 import pickle
 import pickletools
+import re
+from collections.abc import Iterable
+from functools import cache
 
 _PREFIXED = {  # opcodes whose argument is a length, in so many bytes, and as many bytes
     pickletools.TAKEN_FROM_ARGUMENT1: 1,
@@ -32,28 +36,51 @@ _STOP, _PUT, _LONG_BINPUT = pickle.STOP[0], pickle.PUT[0], pickle.LONG_BINPUT[0]
 _MOST_DIGITS = 20
 
 
-def has_small_memo(data: bytes) -> bool:
-    """Whether all numbers that a pickle gives to objects are below its length in bytes.
+def _any_of(codes: Iterable[int]) -> bytes:
+    return b"[" + b"".join(re.escape(bytes([code])) for code in codes) + b"]"
 
-    Picklers count them up from 0. What is malformed is left to the unpickler, which stops there.
 
-    >>> has_small_memo(pickle.dumps([1, "a", (2,)])), has_small_memo(b"Nr\\xff\\xff\\xff\\x7f.")
+@cache
+def _plain_run(last: int) -> re.Pattern[bytes]:
+    """Return what fits a run of opcodes with arguments of fixed lengths, nearly all that there are.
+
+    Numbers of objects are below ``last`` in units of 65,536, or of 2**24 where there are so many.
+    """
+    by_size: dict[int, list[int]] = {}
+    for code, size in _FIXED.items():
+        if code not in (_STOP, _LONG_BINPUT):
+            by_size.setdefault(size, []).append(code)
+    forms = [_any_of(codes) + b".{%d}" % size for size, codes in by_size.items()]
+    high = b"[\\x00-\\x%02x]" % min(last, 255)
+    forms.append(re.escape(pickle.LONG_BINPUT) + b".." + high + b"[\\x00-\\x%02x]" % (last >> 8))
+    return re.compile(b"(?:%s)*+" % b"|".join(forms), re.DOTALL)
+
+
+def is_bounded(data: bytes) -> bool:
+    """Whether numbers of objects are about below the length of a pickle, and all lengths within it.
+
+    Picklers count objects up from 0. What else is malformed is left to the unpickler, which stops
+    there.
+
+    >>> is_bounded(pickle.dumps([1, "a", (2,)])), is_bounded(b"Nr\\xff\\xff\\xff\\x7f.")
     (True, False)
+    >>> is_bounded(pickle.BYTEARRAY8 + (1 << 40).to_bytes(8, "little"))
+    False
     """
     at, end = 0, len(data)
+    plain = _plain_run(end >> 16)
     while at < end:
+        run = plain.match(data, at)
+        at = run.end() if run else at
+        if at >= end:
+            break
         code = data[at]
         at += 1
-        size = _FIXED.get(code)
-        if size is not None:
-            if code == _LONG_BINPUT and int.from_bytes(data[at : at + 4], "little") > end:
-                return False
-            if code == _STOP:
-                return True
-            at += size
-        elif code in _LENGTHS:
+        if code in _LENGTHS:
             width = _LENGTHS[code]
             at += width + int.from_bytes(data[at : at + width], "little")
+            if at > end:
+                return False
         elif code in _LINES:
             for _ in range(_LINES[code]):
                 stop = data.find(b"\n", at)
@@ -64,6 +91,6 @@ def has_small_memo(data: bytes) -> bool:
                     len(line) <= _MOST_DIGITS and line.strip().isdigit() and int(line) <= end
                 ):
                     return False
-        else:
-            return True
+        else:  # the end, a number that is too large, or nothing that an unpickler takes
+            return code != _LONG_BINPUT
     return True

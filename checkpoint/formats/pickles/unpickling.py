@@ -11,9 +11,8 @@ import io
 import math
 import pickle
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Iterable, Sized
+from collections.abc import Callable, Iterable
 from datetime import date, datetime, timedelta, timezone
-from functools import partial
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple, Protocol
 
@@ -24,12 +23,18 @@ from dtckpt.errors import CheckpointError, Corrupt
 from ...state.limits import MAX_DIMS, check_metadata_bytes, shown, size_of, text_of
 from ...tensors.dtypes import BY_TORCH_NAME, DType
 from .arrays import ArrayDtype, NotHeld, UnfinishedArray, array_of, scalar
-from .memo import has_small_memo
+from .memo import is_bounded
 
-_BYTES_EACH = 16
-"""Memory that a byte of a pickle may take: an opcode of one byte makes an empty dict."""
+_BYTES_EACH = 6
+"""Memory that a byte of a pickle takes, beside what is told by the next."""
+_BYTES_OF = ((b"}", 64), (b"]", 56), (b"\x8f", 216), (b"\x85", 48), (b"\x86", 56), (b"\x87", 64))
+"""Memory that opcodes of a single byte take, which make dicts, lists, sets and tuples."""
+_BYTES_CALLED = 256
+"""The same of what a function makes."""
 _ARGUMENTS_EACH = 2
 """How much functions may be given for a byte of a pickle, in characters and items."""
+_SIZED = frozenset({str, bytes, bytearray, tuple, list, dict, OrderedDict, Counter, defaultdict})
+_CALLS_BETWEEN = 1 << 12
 _FREE = 64
 """Arguments up to this length do not count, so that many may share a short one."""
 
@@ -81,7 +86,7 @@ class Record:
 
     def __setstate__(self, state: Any) -> None:
         if isinstance(state, dict):
-            vars(self).update({str(key): value for key, value in state.items()})
+            self.__dict__.update(state)
         else:
             self.args = tuple(state)
 
@@ -89,14 +94,16 @@ class Record:
 class Inert:
     """A function that a pickle may call, and not change: it could else set attributes of it."""
 
-    __slots__ = ("_function",)
+    __slots__ = ("function",)
+
+    function: Callable[..., Any]
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        object.__setattr__(self, "_function", function)
+        object.__setattr__(self, "function", function)
 
     def __call__(self, *args: Any) -> Any:
         """Call the function."""
-        return self._function(*args)
+        return self.function(*args)
 
     def __setattr__(self, name: str, value: Any) -> None:
         raise AttributeError(f"a pickle may not set {shown(name)} of what it calls")
@@ -130,11 +137,12 @@ def load_pickle(data: bytes, where: str, known: Known | None = None) -> Any:
     ``known`` are names besides those of every pickle, with what is called for them. Raises
     CheckpointError for a name that is not known, and Corrupt for what is no pickle.
     """
-    check_metadata_bytes(_BYTES_EACH * len(data), where)
-    if not has_small_memo(data):
+    taken = _BYTES_EACH * len(data) + sum(size * data.count(code) for code, size in _BYTES_OF)
+    check_metadata_bytes(taken, where)
+    if not is_bounded(data):
         raise Corrupt(
-            f"{where}: a pickle of {len(data)} bytes numbers its objects beyond that; it is "
-            "damaged, or made to take all memory"
+            f"{where}: malformed pickle of {len(data)} bytes: it numbers objects beyond that, or "
+            "says that they are longer; it is damaged, or made to take all memory"
         )
     try:
         return _Unpickler(io.BytesIO(data), where, {} if known is None else known, len(data)).load()
@@ -153,6 +161,7 @@ class _Unpickler(pickle.Unpickler):
         self._known = known
         self._num_bytes = num_bytes
         self._left = _ARGUMENTS_EACH * num_bytes
+        self._calls = 0
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         """Return what stands for a name here."""
@@ -161,19 +170,27 @@ class _Unpickler(pickle.Unpickler):
         found = self._known.get(name) or _KNOWN.get(name)
         if found is None:
             raise CheckpointError(f"{self._where}: {not_known(name)}")
-        return Inert(partial(self._call, found)) if isinstance(found, Inert) else found
+        return self._limited(found) if isinstance(found, Inert) else found
 
-    def _call(self, function: Inert, *args: Any) -> Any:
-        """Call a function, unless a small pickle has all memory taken by calls that copy."""
-        for argument in args:
-            if isinstance(argument, Sized) and len(argument) > _FREE:
-                self._left -= len(argument)
-        if self._left < 0:
-            raise Corrupt(
-                f"{self._where}: a pickle of {self._num_bytes} bytes has functions copy more than "
-                f"{_ARGUMENTS_EACH} times that; it is damaged, or made to take all memory"
-            )
-        return function(*args)
+    def _limited(self, inert: Inert) -> Inert:
+        """Return a function that a small pickle cannot have take all memory by copies."""
+        function = inert.function
+
+        def call(*args: Any) -> Any:
+            self._calls += 1
+            for argument in args:
+                if type(argument) in _SIZED and len(argument) > _FREE:
+                    self._left -= len(argument)
+            if self._left < 0:
+                raise Corrupt(
+                    f"{self._where}: a pickle of {self._num_bytes} bytes has functions copy more "
+                    f"than {_ARGUMENTS_EACH} times that; it is damaged, or made to take all memory"
+                )
+            if self._calls % _CALLS_BETWEEN == 0:
+                check_metadata_bytes(self._calls * _BYTES_CALLED, self._where)
+            return function(*args)
+
+        return Inert(call)
 
     def persistent_load(self, pid: Any) -> Storage:
         """Return the memory that torch refers to by its record."""

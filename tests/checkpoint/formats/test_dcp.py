@@ -168,7 +168,7 @@ def numbering_in_text(place: Path) -> None:
 def setting_what_is_known(place: Path) -> None:
     save({"a": torch.ones(2)}, place)
     (place / ".metadata").write_bytes(  # BUILD with a state for slots sets attributes
-        b"ccollections\nCounter\n(N}S'_function'\nccollections\nOrderedDict\nstb."
+        b"ccollections\nCounter\n(N}S'function'\nccollections\nOrderedDict\nstb."
     )
 
 
@@ -176,9 +176,9 @@ POISONED: dict[Callable[[Path], None], str] = {
     poisoned_metadata: r"\.metadata: the pickle asks for .*, which is not among the names",
     poisoned_value: r"__0_0\.distcp \(bytes \d+ to \d+\), 'b': the pickle asks for .*not among",
     poisoned_by_the_system: r"\.metadata: the pickle asks for os\.system",
-    numbering_to_the_end: r"\.metadata: a pickle of \d+ bytes numbers its objects beyond that",
-    numbering_in_text: r"\.metadata: a pickle of \d+ bytes numbers its objects beyond that",
-    setting_what_is_known: r"a pickle may not set '_function'",
+    numbering_to_the_end: r"\.metadata: malformed pickle of \d+ bytes: it numbers objects",
+    numbering_in_text: r"\.metadata: malformed pickle of \d+ bytes: it numbers objects",
+    setting_what_is_known: r"a pickle may not set 'function'",
 }
 
 
