@@ -43,6 +43,8 @@ _BACKENDS = {"sharded_backend": "torch_dist", "common_backend": "torch"}
 _OF_MEGATRON = ("megatron.", "transformer_engine.", "nemo.")
 """Modules whose objects are left out of the values, by name."""
 _MOST_PARTS = 1_000_000
+_MOST_CLASSES = 1000
+"""Of one pickle, which are a kilobyte each."""
 
 
 def find(store: Store) -> Manifest | None:
@@ -143,11 +145,16 @@ class _Object:
 class _Known:
     """Names of Megatron, of which nothing is made but a note."""
 
+    def __init__(self) -> None:
+        self._classes: dict[str, type[_Object]] = {}
+
     def get(self, name: str) -> Any:
         """Return what stands for a name; None where it is not Megatron's."""
         if is_known(name) or not name.startswith(_OF_MEGATRON):
             return None
-        return type("Object", (_Object,), {"name": name})
+        if name not in self._classes and len(self._classes) < _MOST_CLASSES:
+            self._classes[name] = type("Object", (_Object,), {"name": name})
+        return self._classes.get(name)
 
 
 class _LeftOut:

@@ -18,7 +18,7 @@ from ..pickles.unpickling import TensorNote, load_pickle
 from ..safetensors import read_header
 from .memories import ArchiveMemory, Memory, SafetensorsMemory
 from .names import RankFile
-from .notes import KNOWN
+from .notes import KnownNames
 from .torch_checkpointing import with_layouts
 
 _NUM_READERS = 16
@@ -84,7 +84,7 @@ def _open(store: Store, file: RankFile, number: int) -> Opened:
         archive = open_archives(store, file.name, [Span(0, size)])[0]
         archive.check_byte_order()
         pickled = archive.read("data.pkl")
-        memory, value = ArchiveMemory(archive), load_pickle(pickled, where, KNOWN)
+        memory, value = ArchiveMemory(archive), load_pickle(pickled, where, KnownNames())
         told = digest(pickled).hex()
     return Opened(
         file=file,

@@ -57,7 +57,8 @@ class Merger:
         found = list(values.values())
         if all(isinstance(value, NOTES) for value in found):
             return self._tensor(values, path)
-        if len({dict_tag(value) for value in found} - {None}) == 1 and _have_plain_keys(found):
+        tags = {dict_tag(value) for value in found}
+        if len(tags) == 1 and tags != {None} and _have_plain_keys(found):
             return self._dict(values, path)
         if not any(_has_notes(value, set()) for value in found):
             return self._value(values, path)

@@ -24,12 +24,17 @@ from ....dtensor.geometry.layout import Layout
 from ....dtensor.geometry.mesh import Mesh
 from ....dtensor.mesh.torch_layouts import layout_of_spec
 from ....dtensor.torch_private import strided_shard
-from ...state.limits import list_of, shown, size_of
+from ...state.limits import MAX_DIMS, list_of, shown, size_of
 from ..pickles.arrays import NotHeld
-from ..pickles.unpickling import Inert, Record, TensorNote, is_known, not_known
-
-PROTOCOL = ("global_shape", "global_offsets", "local_offsets", "local_sizes")
-"""Attributes by which a tensor says its boxes to torch_checkpointing."""
+from ..pickles.unpickling import (
+    PROTOCOL,
+    Inert,
+    Record,
+    TensorNote,
+    attributes_of,
+    is_known,
+    not_known,
+)
 
 
 class LaidOut(NamedTuple):
@@ -151,6 +156,12 @@ class _Class:
         raise AttributeError(f"a pickle may not set {shown(name)} of a class")
 
 
+_MOST_CLASSES = 100
+"""Of one pickle, which are a kilobyte each."""
+_MOST_PARTS = 1 << 16
+"""That a split factor may cut a dim into."""
+
+
 class _Unknown:
     """A class or a function of which nothing is known but the name."""
 
@@ -170,24 +181,16 @@ _WRAPPER = _Class("_rebuild_wrapper_subclass")
 def _of_type(make: Any, kind: Any, args: Any, state: Any) -> Any:
     """Return the note of a tensor of a class; ``state`` has its attributes."""
     if kind is _DTENSOR and make is _WRAPPER:
-        return _dtensor(_attributes(state))
+        return _dtensor(attributes_of(state))
     if kind is _SHARDED and make is _WRAPPER:
         return _sharded(state)
     if isinstance(make, Inert):
-        note, told = make(*args), _attributes(state)
+        note, told = make(*args), attributes_of(state)
         if isinstance(note, TensorNote) and set(PROTOCOL) <= told.keys():
             return boxes_of(told, note)
         if kind is _TENSOR:
             return note
     raise NotHeld(not_known(str(getattr(kind, "name", "a class of tensors"))))
-
-
-def _attributes(state: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for part in state if isinstance(state, tuple) else (state,):
-        if part is not None:
-            found |= part
-    return found
 
 
 def _dtensor(told: dict[str, Any]) -> Note:
@@ -227,6 +230,8 @@ def laid_out(
     mesh: Mesh, placements: Sequence[Any], shape: tuple[int, ...], spec: _Spec | None = None
 ) -> Layout:
     """Return the layout of placements of a pickle; CheckpointError for what no file can hold."""
+    if len(shape) > MAX_DIMS:
+        raise ValueError(f"a tensor of {len(shape)} dims")
     return _layout(mesh, tuple(map(_placement, placements)), shape, spec or _Spec())
 
 
@@ -250,7 +255,7 @@ def _placement(told: Any) -> Any:
         return torch_tensor.Partial()
     made = strided_shard()
     if isinstance(told, _StridedShard) and made is not None:
-        factor = size_of(vars(told)["split_factor"], "a split factor")
+        factor = size_of(vars(told)["split_factor"], "a split factor", below=_MOST_PARTS)
         return made(size_of(vars(told)["dim"], "a dim"), split_factor=factor)
     raise ValueError(f"{shown(told)} is no placement")
 
@@ -386,17 +391,19 @@ _NAMES: Mapping[str, Any] = {
 }
 
 
-class _Known:
+class KnownNames:
     """Names of distributed tensors; all others may only be classes of tensors that say their boxes.
 
     These are of people's own (``CheckpointableTensor`` is a protocol), so none is known by name.
     """
 
+    def __init__(self) -> None:
+        self._classes: dict[str, type[_Unknown]] = {}
+
     def get(self, name: str) -> Any:
-        """Return what stands for a name; None where every pickle may have it."""
+        """Return what stands for a name; None where every pickle may have it, or none may."""
         if name in _NAMES or is_known(name):
             return _NAMES.get(name)
-        return type("Unknown", (_Unknown,), {"name": name})
-
-
-KNOWN = _Known()
+        if name not in self._classes and len(self._classes) < _MOST_CLASSES:
+            self._classes[name] = type("Unknown", (_Unknown,), {"name": name})
+        return self._classes.get(name)

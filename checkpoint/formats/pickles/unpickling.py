@@ -122,8 +122,15 @@ def is_known(name: str) -> bool:
     return name in _KNOWN
 
 
+PROTOCOL = ("global_shape", "global_offsets", "local_offsets", "local_sizes")
+"""Attributes by which a tensor says to torch_checkpointing which boxes of another it has."""
+_OF_RANKS = "open the folder that has the files of all ranks"
+
+
 def not_known(name: str) -> str:
     """Return why a name is refused, for an error message."""
+    if name == "torch._utils._rebuild_wrapper_subclass":
+        return f"the pickle has a tensor that is made of others, as DTensors are; {_OF_RANKS}"
     return (
         f"the pickle asks for {name}, which is not among the names that dtckpt knows to be "
         "harmless; nothing of it was run. If you trust who wrote it, load it with torch and save "
@@ -286,11 +293,21 @@ def _text_of_time(kind: type[datetime | date]) -> Inert:
     return Inert(lambda *parts: kind(*parts).isoformat())
 
 
-def _of_type(function: Any, cls: Any, args: Any, *_: Any) -> Any:
+def _of_type(function: Any, cls: Any, args: Any, state: Any, *_: Any) -> Any:
     """Return a tensor that has attributes, without these."""
     if cls is not _TENSOR:
         raise NotHeld(f"a tensor of a class of its own ({shown(cls)})")
+    if set(PROTOCOL) <= attributes_of(state).keys():
+        raise NotHeld(f"a tensor that has {PROTOCOL[0]} and is a part of another; {_OF_RANKS}")
     return function(*args)
+
+
+def attributes_of(state: Any) -> dict[str, Any]:
+    """Return the attributes of a tensor that was pickled with some: a dict, and perhaps slots."""
+    found: dict[str, Any] = {}
+    for part in state if isinstance(state, tuple) else (state,):
+        found |= part or {}
+    return found
 
 
 class Namespace:

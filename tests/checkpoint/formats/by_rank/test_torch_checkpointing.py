@@ -85,6 +85,12 @@ def test_files_of_epochs_are_not_taken_for_those_of_ranks(tmp_path: Path) -> Non
         ckpt.open(tmp_path)
 
 
+def test_a_part_by_itself_is_not_taken_for_the_whole(made: Path) -> None:
+    for file in ("bare/boxes_0.pt", "bare/model_0.pt"):
+        with pytest.raises(CheckpointError, match="open the folder that has the files of all"):
+            ckpt.open(made / file)
+
+
 def remove_a_file(place: Path) -> None:
     (place / "optimizer_1.pt").unlink()
 

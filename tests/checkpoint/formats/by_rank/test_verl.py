@@ -9,6 +9,7 @@ others are of that call, on meshes that would need many processes.
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -214,10 +215,36 @@ def put_code(place: Path) -> None:
     torch.save({"w": Poison()}, place / "model_world_size_2_rank_1.pt")
 
 
+def put_many_names(place: Path) -> None:
+    names = b"".join(b"cmodule\nname%d\n0" % i for i in range(10_000))
+    put_pickle(place, b"\x80\x02" + names + b"N.")
+
+
+def put_pickle(place: Path, data: bytes) -> None:
+    file = place / "model_world_size_2_rank_1.pt"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("model/data.pkl", data)
+
+
+def put_a_factor(place: Path) -> None:
+    def save(rank: int) -> None:
+        mesh = init_device_mesh("cpu", (2,))
+        spread = [_StridedShard(0, split_factor=1 << 40)]
+        part = DTensor.from_local(torch.ones(1), mesh, [Shard(0)], run_check=False)
+        part._spec.placements = tuple(spread)
+        torch.save({"w": part}, place / f"model_world_size_2_rank_{rank}.pt")
+
+    in_turn(2, save)
+
+
 def put_another_shape(place: Path) -> None:
     part = torch.load(place / "model_world_size_2_rank_0.pt", weights_only=False)
     part["norm.bias"] = torch.ones(2)
     torch.save(part, place / "model_world_size_2_rank_0.pt")
+
+
+def put_a_tensor_in_a_dicts_place(place: Path) -> None:
+    torch.save(torch.ones(2), place / "model_world_size_2_rank_0.pt")
 
 
 def lose_a_tensor(place: Path) -> None:
@@ -234,7 +261,10 @@ def lose_a_tensor(place: Path) -> None:
         (mix_runs, Corrupt, "files of 2 and of 4 ranks lie side by side"),
         (cut_short, Corrupt, "model_world_size_2_rank_1.pt.*no archive of torch.save"),
         (put_code, CheckpointError, "rank_1.pt: the pickle asks for builtins.getattr"),
+        (put_many_names, CheckpointError, "the pickle asks for module.name100, which"),
+        (put_a_factor, Corrupt, "rank_0.pt: malformed pickle .*a split factor is"),
         (put_another_shape, CheckpointError, "'model/norm.bias' is not laid out alike"),
+        (put_a_tensor_in_a_dicts_place, CheckpointError, "'model' is not of one kind in .*rank_1"),
         (lose_a_tensor, Corrupt, "'model/norm.bias' lies on the ranks of .*no file of rank 1"),
     ],
 )

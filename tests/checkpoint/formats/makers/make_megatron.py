@@ -43,7 +43,7 @@ def rank_main(rank: int, place: str) -> None:
     patch = pytest.MonkeyPatch()  # of what it calls without a GPU, too
     patch.setattr(torch.cuda, "synchronize", lambda: None)
     patch.setattr(torch.cuda, "current_device", lambda: "cpu")
-    patch.setattr(CudaRNGStatesTracker, "fork", lambda *_: nullcontext())
+    patch.setattr(CudaRNGStatesTracker, "fork", unforked)
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=RANKS)
     torch.manual_seed(1)
     config = TransformerConfig(
@@ -106,6 +106,11 @@ def stated(model: Any, adam: Any, rank: int) -> dict[str, Any]:
         "opt_param_scheduler": {"max_lr": 0.01, "num_steps": 80},
         "rng_state": ShardedObject("rng_state", [rng_state()], (1, RANKS), (0, rank)),
     }
+
+
+def unforked(*_: Any) -> Any:
+    """Draw from the one generator that there is without a GPU."""
+    return nullcontext()
 
 
 def rng_state() -> dict[str, Any]:
