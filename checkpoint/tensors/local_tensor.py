@@ -38,6 +38,7 @@ from .transfer import TensorSource
 Array = np.ndarray[Any, Any]
 
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
+_HELD = (torch.Tensor, LocalShard, BoxedTensor)
 _ARRAYS = (np.ndarray, np.memmap)
 
 
@@ -102,7 +103,7 @@ class LocalTensor:
 
 def tensor_tag(value: object) -> str | None:
     """Say how a value is stored: "tensor", "ndarray", or None if it is not a tensor at all."""
-    if isinstance(value, torch.Tensor | LocalShard | BoxedTensor) or _speaks_protocol(value):
+    if isinstance(value, _HELD) or _speaks_protocol(value):
         return "tensor"
     if type(value) in _ARRAYS:  # others, such as masked arrays, hold more
         return "ndarray"
