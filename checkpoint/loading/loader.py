@@ -79,8 +79,9 @@ def load(
 
     Every rank of ``process_group`` calls this; without a group this process alone does. ``strict``
     requires that the checkpoint has every leaf of the state and that some rank asks for every leaf
-    of the checkpoint; ``"state"`` requires the first alone, but for dicts of nothing, and False
-    neither. The report lists what was left out.
+    of the checkpoint; False neither, and the report lists what was left out. ``"state"`` requires
+    the first alone, but for dicts of nothing, and takes lists of plain values, and tuples, as one
+    value each, as torch.distributed.checkpoint does.
 
     ``select`` limits all of this to some leaves of the checkpoint: a pattern, or several, of which
     each has to select something. ``"model"`` means that leaf or all below it; ``*`` in

@@ -10,7 +10,7 @@ import copy
 import io
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any
 
@@ -45,6 +45,7 @@ from ..tensors.materialising import adopt, foreign_tensors, has_meta_tensors, is
 from ..tensors.visiting import visit
 from .lookup import Lookup
 from .match import Finisher, Match, Rebuild
+from .whole_values import is_whole
 
 OptimizerMatcher = Callable[["Walk", torch.optim.Optimizer, str, Any], Finisher | None]
 """Matches an optimizer, given its name and state, and returns what hands the new state over."""
@@ -127,7 +128,7 @@ class Walk(Lookup):
             return self.stateful(value, name)
         if dict_tag(value) is not None and value:
             return self.dict(value, name)
-        if type(value) in SEQUENCES and value:
+        if type(value) in SEQUENCES and value and not (self.takes_more and is_whole(value)):
             return self.sequence(value, name)
         return self.leaf(value, name)
 
@@ -247,9 +248,16 @@ class Walk(Lookup):
 
         return rebuild_dict
 
+    @property
+    def takes_more(self) -> bool:
+        """Whether the checkpoint may have more than the state without anybody hearing of it."""
+        return self.options.strict == "state"
+
     def sequence(self, value: list[Any] | tuple[Any, ...], name: str) -> Rebuild | None:
         if not self.is_kind(("list", "tuple"), value, name):
             return None
+        if self.takes_more and isinstance(value, tuple):
+            self.at_end.append(partial(self.refuse_more, name))
         rebuilds = [self.node(v, below(name, index_component(i))) for i, v in enumerate(value)]
         if not any(rebuilds):
             return None
@@ -266,6 +274,15 @@ class Walk(Lookup):
             return new if isinstance(value, list) else tuple(new)
 
         return rebuild_sequence
+
+    def refuse_more(self, name: str) -> None:
+        """Note a problem where more was saved for a tuple than it has."""
+        at = self.at(name)
+        node = self.index.find(at)
+        leaves = [] if node is ABSENT else self.index.leaves_of(at)
+        more = [leaf for leaf in leaves if leaf not in self.taken and self.is_selected(leaf)]
+        if more:
+            self.found.problems.append(f"{at}: more was saved than this tuple has: {more[0]}")
 
     def may_fill(self, value: Any, name: str) -> bool:
         """Whether a container takes its new items itself; else a copy takes its place.
@@ -300,9 +317,10 @@ class Walk(Lookup):
         """A leaf of the template takes whatever value was saved there, containers included."""
         at = self.at(name)
         node = self.index.find(at)
+        if self.takes_more and dict_tag(value) is not None:
+            return None  # a dict of nothing
         if node is ABSENT:
-            is_nothing = dict_tag(value) is not None and self.options.strict == "state"
-            if self.is_selected(at) and not is_nothing:
+            if self.is_selected(at):
                 self.found.missing[at] = name
             return None
         names = list(self.index.leaves_of(at)) if tag_of(node) in CONTAINERS else [at]

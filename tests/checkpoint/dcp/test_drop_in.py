@@ -5,6 +5,7 @@ Several are in ``dcp_ranks``.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -15,6 +16,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as torch_dcp
 import torch.distributed.checkpoint.state_dict as torch_state_dict
+from torch.distributed.checkpoint import state_dict_loader as torch_loader
 from torch.distributed.checkpoint import state_dict_saver as torch_saver
 from torch.distributed.checkpoint.hf_storage import (
     HuggingFaceStorageReader,
@@ -102,10 +104,69 @@ def test_dicts_of_nothing_are_lost_by_torch_and_not_missed(tmp_path: Path, write
     assert alone.param_groups[0]["lr"] == 0.5
 
 
+ONE, TWO = torch.ones(2), torch.full((2,), 2.0)
+VALUES_IN_PLACE: list[tuple[Any, Any]] = [
+    ([1, 2, 3], [0]),
+    ([1], [0, 5, 6]),
+    ((1, 2, 3), (0,)),
+    ([1, 2], (0, 0)),
+    ([], [1]),
+    ([1], []),
+    ({"a": 1}, {}),
+    ({"a": 1, "b": 2}, {"a": 0}),
+    (5, [1]),
+    ([1, [2, 3]], [0, [0]]),
+    ([ONE, [1, 2, 3]], [0 * ONE, [0]]),
+    ([ONE, TWO], [0 * ONE]),
+    ([{"a": 1}, {"a": 2}], [{"a": 0}]),
+    ((1, {"x": 2, "y": 3}), (0, {"x": 0})),
+    ((1, ONE), (0, 0 * ONE)),
+]
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own
+@pytest.mark.parametrize(("saved", "held"), VALUES_IN_PLACE, ids=str)
+def test_values_take_the_place_of_others_as_by_torch(tmp_path: Path, saved: Any, held: Any) -> None:
+    """What was saved longer than what the state has does not lose its end."""
+    found: list[Any] = []
+    for name, save, load in (
+        ("theirs", torch_saver.save, torch_loader.load),
+        ("ours", dcp.save, dcp.load),
+    ):
+        state = copy.deepcopy({"value": held})
+        save({"value": saved}, checkpoint_id=tmp_path / name)
+        load(state, checkpoint_id=tmp_path / name)
+        found.append(state)
+    assert same(*found)
+
+
+def test_a_tuple_with_tensors_is_filled_in_place_or_refused(tmp_path: Path) -> None:
+    dcp.save({"value": (1, ONE, 3)}, checkpoint_id=tmp_path)
+    with pytest.raises(LayoutMismatch, match="value: more was saved than this tuple has: value/2"):
+        dcp.load({"value": (0, 0 * ONE)}, checkpoint_id=tmp_path)
+
+
 def test_a_checkpoint_is_replaced_as_by_torch(tmp_path: Path) -> None:
     for value in (1.0, 2.0):
         dcp.save({"w": torch.full((3,), value)}, checkpoint_id=tmp_path)
     assert ckpt.open(tmp_path)["w"][...].tolist() == [2.0] * 3
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own
+def test_a_training_that_torch_saved_goes_on_in_its_place(tmp_path: Path) -> None:
+    torch_saver.save({"w": torch.ones(3), "step": 1}, checkpoint_id=tmp_path, no_dist=True)
+    state = {"w": torch.zeros(3), "step": 0}
+    dcp.load(state, checkpoint_id=tmp_path)
+    assert same(state, {"w": torch.ones(3), "step": 1})
+    dcp.save({**state, "step": 2}, checkpoint_id=tmp_path)
+    dcp.load(state, checkpoint_id=tmp_path)
+    assert state["step"] == 2
+    assert ckpt.verify(tmp_path).has_checksums
+    described = dcp.FileSystemReader(tmp_path).read_metadata().state_dict_metadata
+    assert {name: type(found).__name__ for name, found in described.items()} == {
+        "w": "TensorStorageMetadata",
+        "step": "BytesStorageMetadata",
+    }
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own
