@@ -70,6 +70,9 @@ _PATTERNS = (
     ),
 )
 
+_BESIDE = {"fsdp_config.json", "huggingface", "lora_train_meta.json"}
+"""What verl writes beside its files of ranks, with no state of a training in it."""
+
 
 def find(store: Store, names: Sequence[str]) -> FilesOfRanks | None:
     """Return which of the names in a store are files of ranks; None where none is.
@@ -92,8 +95,12 @@ def find(store: Store, names: Sequence[str]) -> FilesOfRanks | None:
                     f"rank {missing} is missing. Fetch it from the machine of that rank"
                 )
         ordered = [RankFile(i, r, files[i, r]) for i in items for r in range(size)]
-        return FilesOfRanks(pattern.kind, ordered)
+        return FilesOfRanks(pattern.kind, ordered, _others(names, ordered))
     return _guessed(names)
+
+
+def _others(names: Sequence[str], files: Sequence[RankFile]) -> tuple[str, ...]:
+    return tuple(sorted(set(names) - {file.name for file in files} - _BESIDE))
 
 
 def _guessed(names: Sequence[str]) -> FilesOfRanks | None:
@@ -107,8 +114,7 @@ def _guessed(names: Sequence[str]) -> FilesOfRanks | None:
     if not matches or any(found not in ([0], list(range(size))) for found in each.values()):
         return None
     files = [RankFile(item, rank, ranks[item, rank]) for item in items for rank in each[item]]
-    known = {file.name for file in files}
-    others = tuple(name for name in sorted(names) if name not in known)
+    others = _others(names, files)
     return FilesOfRanks(OF_TORCH_CHECKPOINTING, files, others, are_guessed=size > 1)
 
 
