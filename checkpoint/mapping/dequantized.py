@@ -110,7 +110,9 @@ class _Work:
                 self._scales[number] = np.empty(self.scale_boxes[number].sizes, items.dtype)
             self._scales[number][part.slices] = items
             self._missing -= part.numel
-            waiting, self._waiting = (self._waiting, []) if not self._missing else ([], [])
+            if self._missing:
+                return
+            waiting, self._waiting = self._waiting, []
         for codes_part, codes in waiting:
             self._convert(codes_part, codes)
 
@@ -185,7 +187,7 @@ class _Work:
         """Return the values of codes without their scales."""
         import torch
 
-        plain = torch.from_numpy(np.ascontiguousarray(codes).view("i1"))
+        plain = torch.from_numpy(np.array(codes, order="C").view("i1"))  # torch's are writable
         if self.recipe.per_code == 1:
             kind = getattr(torch, self.recipe.codes.dtype.torch_name)
             return plain.view(kind).to(torch.float32)

@@ -6,10 +6,14 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Callable
+from functools import partial
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as torch_dcp
@@ -22,7 +26,8 @@ from dtckpt.checkpoint import Dequantize, Merge, Move, Permute
 from dtckpt.checkpoint.mapping import dequantized
 from dtckpt.checkpoint.mapping.changes import MappingRule
 from dtckpt.checkpoint.reading import limits
-from dtckpt.dtensor import Mesh, Shard, distribute_tensor
+from dtckpt.checkpoint.reading.wants import ArraySink
+from dtckpt.dtensor import Box, Mesh, Shard, distribute_tensor
 from dtckpt.errors import LayoutMismatch
 
 from ...dtensor.rank_meshes import run_on_mesh
@@ -238,6 +243,31 @@ def test_four_bits_of_nvidia(tmp_path: Path) -> None:
     assert found["w"][...].equal(expected)
     assert found["w"][2:4, 15:50].equal(expected[2:4, 15:50])
     assert found["other"].dtype == torch.uint8
+
+
+def test_codes_wait_for_all_scales_in_whatever_order_they_come(tmp_path: Path) -> None:
+    stored = {
+        "w": torch.randint(0, 256, (6, 32), dtype=torch.uint8),
+        "w_scale": eight_bits(6, 4),
+        "w_scale_2": torch.tensor(0.5),
+    }
+    save_file(stored, tmp_path / "model.safetensors")
+    opened = ckpt.open(tmp_path, mapping=[Dequantize(dtype="float32")])
+    expected = opened["w"][...]
+    recipe = opened.manifest.tensors["w"].recipe
+    assert isinstance(recipe, dequantized.Dequantized)
+    whole = Box.whole(expected.shape)
+    for order in permutations(range(5)):  # codes and small scales come in halves
+        made = np.zeros(whole.sizes, np.uint32)
+        puts: list[Callable[[], None]] = []
+        for tensor, box, sink in recipe.parts(whole, ArraySink(made)):
+            as_ints = stored[tensor.name].view(getattr(torch, f"int{8 * tensor.dtype.itemsize}"))
+            items = as_ints.numpy().view(f"u{tensor.dtype.itemsize}")
+            halves = Box.whole(box.sizes).parts(max(box.numel // 2, 1))
+            puts += [partial(sink.put, part, items[part.slices]) for part in halves]
+        for i in order:
+            puts[i]()
+        assert torch.from_numpy(made.view(np.float32)).equal(expected), order
 
 
 def test_what_does_not_fit_is_named(place: Path, tmp_path: Path) -> None:
