@@ -16,7 +16,7 @@ import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
 
-from dtckpt.errors import Unsavable
+from dtckpt.errors import CheckpointError, Unsavable
 
 from ..formats.trees import StatePath, ValueNodes, component_of, name_of
 from ..state.values import Node
@@ -66,7 +66,10 @@ def node_of_value(
 
     kinds: tuple[type[Any], ...] = (torch.Tensor, np.ndarray)
     nodes = ValueNodes(url, kinds, tensor, allow_pickle=allow_pickle)
-    return nodes.node(value, tuple(map(component_of, path))), tensors
+    try:
+        return nodes.node(value, tuple(map(component_of, path))), tensors
+    except CheckpointError as error:
+        raise Unsavable(str(error)) from error
 
 
 def pickled(value: object) -> io.BytesIO:

@@ -280,7 +280,7 @@ def test_what_is_there_is_replaced_only_if_asked(tmp_path: Path) -> None:
 )
 def test_what_has_no_form_is_refused_by_name(tmp_path: Path, value: Any, match: str) -> None:
     raises_in_torch(
-        CheckpointError,
+        Unsavable,
         match,
         lambda: save({"bad": value}, storage_writer=CheckpointWriter(tmp_path), no_dist=True),
     )
