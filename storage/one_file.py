@@ -16,7 +16,8 @@ class OneFile(Store):
     def __init__(self, around: Store, name: str) -> None:
         self.name = name
         self.url = join(around.url, name)
-        self._around = around
+        self.around = around
+        """The store that the file is in."""
 
     def stat(self, name: str) -> ObjectInfo:
         """Size of the file."""
@@ -60,12 +61,12 @@ class OneFile(Store):
 
     def close(self) -> None:
         """Release what the other store holds open."""
-        self._around.close()
+        self.around.close()
 
     def _of(self, name: str) -> Store:
         if name != self.name:
             raise ObjectNotFound(f"{self.url} is a file, in which no {name} can be")
-        return self._around
+        return self.around
 
     def _refuse(self) -> NoReturn:
         raise StorageError(f"{self.url} is a file of another program, which is only read")

@@ -117,7 +117,7 @@ class UnpackedFile(OneFile):
                 found = max(near, key=lambda stream: stream.position)
                 del self._idle[found]
                 return found
-        return _Decompressor(self._around, self.name, piece)
+        return _Decompressor(self.around, self.name, piece)
 
 
 def unpack(store: Store, name: str, piece: Span) -> bytes:
