@@ -3,16 +3,13 @@
 A DTensor is pickled with its mesh and placements, a ShardedTensor (of FSDP1) with the boxes of its
 shards, a tensor of the protocol of torch_checkpointing with its own. torch builds these objects and
 needs process groups for it; here only what they say is kept (torch/distributed/tensor/_api.py,
-device_mesh.py and _shard/sharded_tensor/api.py of torch 2.13, and older ones as far as told below).
+_dtensor_spec.py and _shard/sharded_tensor/api.py of torch 2.13).
 """
 
 from __future__ import annotations
 
-import math
-import operator
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import product
 from typing import Any, ClassVar, NamedTuple
 
 import torch.distributed.tensor as torch_tensor
@@ -24,17 +21,18 @@ from ....dtensor.geometry.layout import Layout
 from ....dtensor.geometry.mesh import Mesh
 from ....dtensor.mesh.torch_layouts import layout_of_spec
 from ....dtensor.torch_private import strided_shard
-from ...state.limits import MAX_DIMS, list_of, shown, size_of
+from ...state.limits import MAX_DIMS, shown, size_of
 from ..pickles.arrays import NotHeld
 from ..pickles.unpickling import (
     PROTOCOL,
     Inert,
-    Record,
     TensorNote,
     attributes_of,
     is_known,
     not_known,
 )
+from .meshes import MeshObject, mesh_of
+from .objects import Object, as_list, list_of_ints
 
 
 class LaidOut(NamedTuple):
@@ -84,14 +82,16 @@ def parts_of(note: Note, rank: int) -> tuple[tuple[Box, TensorNote], ...]:
         raise ValueError(
             f"rank {rank} has a part of shape {note.local.shape}, where {note.layout} says {held}"
         )
+    if not note.layout.is_dealt:
+        return ((held, note.local),)
     return tuple((box, narrowed(note.local, at)) for box, at in note.layout.parts(coordinate))
 
 
 def boxes_of(told: Mapping[str, Any], local: TensorNote) -> Boxes:
     """Return the boxes of a tensor that tells them as torch_checkpointing asks; else ValueError."""
-    shape, *each = (list_of_ints(told[name]) for name in PROTOCOL[:1])
+    shape = list_of_ints(told[PROTOCOL[0]])
     places = [[list_of_ints(one) for one in as_list(told[name])] for name in PROTOCOL[1:]]
-    if each or len(set(map(len, places))) != 1:
+    if len(set(map(len, places))) != 1:
         raise ValueError("offsets and sizes of shards are not equally many")
     parts = [
         (Box(offsets, sizes), narrowed(local, Box(at, sizes)))
@@ -102,46 +102,19 @@ def boxes_of(told: Mapping[str, Any], local: TensorNote) -> Boxes:
     return Boxes(shape, tuple(parts))
 
 
-def list_of_ints(value: Any) -> tuple[int, ...]:
-    """Return sizes or offsets; ValueError for anything else."""
-    return tuple(size_of(n, "a size or an offset") for n in as_list(value))
+class _Shard(Object): ...
 
 
-def as_list(value: Any) -> list[Any]:
-    """Return a list or a tuple as a list; ValueError for anything else."""
-    return list_of(list(value) if isinstance(value, tuple) else value, "sizes or offsets")
+class _StridedShard(Object): ...
 
 
-class _Object(Record):
-    """An object of a class, with the arguments that made it."""
-
-    def __new__(cls, *args: Any) -> _Object:
-        made = super().__new__(cls)
-        made.args = args
-        return made
-
-    def __setstate__(self, state: Any) -> None:
-        if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):
-            state = state[1]  # of slots
-        super().__setstate__(state)
+class _Replicate(Object): ...
 
 
-class _Shard(_Object): ...
+class _Partial(Object): ...
 
 
-class _StridedShard(_Object): ...
-
-
-class _Replicate(_Object): ...
-
-
-class _Partial(_Object): ...
-
-
-class _Mesh(_Object): ...
-
-
-class _GroupState(_Object): ...
+class _GroupState(Object): ...
 
 
 class _Class:
@@ -204,7 +177,7 @@ def _dtensor(told: dict[str, Any]) -> Note:
         tuple(_Entry(e.args[0], list_of_ints(e.args[1])) for e in entries),
         getattr(spec, "use_strided_shard_as_shard_order", None),
     )
-    return laid(local, laid_out(_mesh(spec.mesh), spec.placements, shape, how))
+    return laid(local, laid_out(mesh_of(spec.mesh), spec.placements, shape, how))
 
 
 def laid(local: TensorNote, layout: Layout) -> Note:
@@ -272,61 +245,6 @@ def sharded(dim: int, split_factor: int | None = None) -> Any:
     return made
 
 
-def _mesh(told: Any) -> Mesh:
-    """Return the mesh of a DeviceMesh: a tensor of ranks once, a table of them with strides now."""
-    if not isinstance(told, _Mesh):
-        raise TypeError(f"{shown(told)} is no mesh")
-    state = vars(told)
-    names = tuple(state.get("_mesh_dim_names", state.get("mesh_dim_names")) or ())
-    if "_layout" not in state:  # up to torch 2.9
-        return Mesh(state["mesh"].shape, names, list_of_ints(state["_flatten_mesh_list"]))
-    ranks = list_of_ints(state["_flatten_rank_map"])
-    own = state.get("_coordinate_on_dim")
-    at = None if own is None else ranks.index(state["_rank"]), list_of_ints(own or ())
-    return _mesh_of_table(names, _axes(state["_layout"]), ranks, *at)
-
-
-Axis = tuple[tuple[int, ...], tuple[int, ...]]
-"""Sizes and strides of the axes of a table that are one axis of a mesh."""
-
-
-@lru_cache(maxsize=256)
-def _mesh_of_table(
-    names: tuple[str, ...],
-    axes: tuple[Axis, ...],
-    ranks: tuple[int, ...],
-    index: int | None,
-    own: tuple[int, ...],
-) -> Mesh:
-    """Return the mesh with the rank at an index, of all that a table of ranks was cut into."""
-    if math.prod(math.prod(sizes) for sizes, _ in axes) > len(ranks):
-        raise ValueError(f"a mesh of axes {shown(axes)} in a table of {len(ranks)} ranks")
-    offsets = [
-        [sum(map(operator.mul, at, strides)) for at in product(*map(range, sizes))]
-        for sizes, strides in axes
-    ]
-    first = 0
-    if index is not None:
-        first = index - sum(offset[i] for offset, i in zip(offsets, own, strict=True))
-    if first < 0:
-        raise ValueError("a rank does not lie in its own mesh")
-    found = tuple(ranks[first + sum(at)] for at in product(*offsets))
-    return Mesh(tuple(map(len, offsets)), names, found)
-
-
-def _axes(layout: Any) -> tuple[Axis, ...]:
-    axes = getattr(layout, "axes", None)
-    if axes is None:  # up to torch 2.12
-        pairs = list(zip(_several(layout.shape), _several(layout.stride), strict=True))
-    else:
-        pairs = [(axis.shape, axis.stride) for axis in axes]
-    return tuple((list_of_ints(_several(n)), list_of_ints(_several(s))) for n, s in pairs)
-
-
-def _several(value: Any) -> tuple[Any, ...]:
-    return tuple(value) if isinstance(value, tuple | list) else (value,)
-
-
 def _sharded(state: Any) -> Boxes:
     shards, told, *_ = state
     shape = list_of_ints(told.size)
@@ -366,27 +284,27 @@ _NAMES: Mapping[str, Any] = {
             "Replicate": _Replicate,
             "Partial": _Partial,
             "_Partial": _Partial,
-            "TensorMeta": _Object,
-            "DTensorSpec": _Object,
+            "TensorMeta": Object,
+            "DTensorSpec": Object,
         }.items()
     },
     **{
-        f"torch.distributed.{module}.{name}": _Object
+        f"torch.distributed.{module}.{name}": Object
         for module in ("tensor._dtensor_spec", "_tensor._dtensor_spec")
         for name in ("DTensorSpec", "TensorMeta", "ShardOrderEntry")
     },
-    "torch.distributed.device_mesh.DeviceMesh": _Mesh,
-    "torch.distributed._mesh_layout._MeshLayout": _Object,
-    "torch.distributed._mesh_layout._FlatLayout": _Object,
+    "torch.distributed.device_mesh.DeviceMesh": MeshObject,
+    "torch.distributed._mesh_layout._MeshLayout": Object,
+    "torch.distributed._mesh_layout._FlatLayout": Object,
     f"{_SHARDING}.sharded_tensor.api.ShardedTensor": _SHARDED,
-    f"{_SHARDING}.sharded_tensor.shard.Shard": _Object,
-    f"{_SHARDING}.sharded_tensor.metadata.ShardedTensorMetadata": _Object,
-    f"{_SHARDING}.sharded_tensor.metadata.TensorProperties": _Object,
+    f"{_SHARDING}.sharded_tensor.shard.Shard": Object,
+    f"{_SHARDING}.sharded_tensor.metadata.ShardedTensorMetadata": Object,
+    f"{_SHARDING}.sharded_tensor.metadata.TensorProperties": Object,
     f"{_SHARDING}.sharded_tensor.metadata.MEM_FORMAT_ENCODING": Inert(int),
-    f"{_SHARDING}.metadata.ShardMetadata": _Object,
-    f"{_SHARDING}.sharding_spec.chunk_sharding_spec.ChunkShardingSpec": _Object,
-    f"{_SHARDING}.sharding_spec.api.EnumerableShardingSpec": _Object,
-    "torch.distributed.remote_device._remote_device": _Object,
+    f"{_SHARDING}.metadata.ShardMetadata": Object,
+    f"{_SHARDING}.sharding_spec.chunk_sharding_spec.ChunkShardingSpec": Object,
+    f"{_SHARDING}.sharding_spec.api.EnumerableShardingSpec": Object,
+    "torch.distributed.remote_device._remote_device": Object,
     "builtins.getattr": Inert(_attribute),
 }
 

@@ -27,7 +27,8 @@ from ...state.limits import (
 from ..names import OF_TORCH_CHECKPOINTING, SAFETENSORS
 from ..pickles.unpickling import TensorNote, load_pickle
 from .names import ITEM_OF_RANK, TORCH_CHECKPOINTING, FilesOfRanks, RankFile
-from .notes import Note, boxes_of, laid, laid_out, list_of_ints, replicated, sharded
+from .notes import Note, boxes_of, laid, laid_out, replicated, sharded
+from .objects import list_of_ints
 
 _MOST_RANKS = 1 << 31
 _SERIALISED = {"TorchSerialization": ".pt", "SafetensorsSerialization": SAFETENSORS}
