@@ -32,12 +32,17 @@ QUICK = (
     "tests/dtensor/calls/test_quick.py",
     "tests/dtensor/random/test_random_hazards.py",
     "tests/dtensor/redistribute/test_redistribute_many.py",
+    "tests/checkpoint/dcp/test_drop_in.py",
+    "tests/checkpoint/dcp/test_storage.py",
+    "tests/checkpoint/exporting/test_dcp_files.py",
+    "tests/checkpoint/formats/test_dcp_layouts.py",
+    "tests/checkpoint/formats/test_hugging_face.py",
     "tests/checkpoint/saving/test_async_save.py",
     "tests/checkpoint/tensors/test_dtensors.py",
     "tests/checkpoint/state/test_structure.py",
     "tests/storage/local/test_local.py",
 )
-"""What shows most of what a release can break, in about two minutes."""
+"""What shows most of what a release can break, in about three minutes."""
 
 _NOT_FOR_TESTS = ("pyright", "ruff")
 
