@@ -30,7 +30,7 @@ from .archives.archive import Archive, Span, open_archives
 from .archives.archived_files import IN_SAFETENSORS, ZSTD, open_compressed
 from .archives.value_tensors import ValueTensors
 from .file_layouts import FileLayouts
-from .files import size_of_file
+from .files import record_of, size_of_file
 from .names import METADATA, OF_TORCH
 from .pickles.unpickling import Inert, Record, load_pickle
 from .trees import ValueNodes, component_of, name_of, paths_of, tree_of_paths
@@ -207,16 +207,7 @@ class _Index:
 
     def _record(self, file: str) -> FileRecord:
         places = tuple(sorted(self._places[file], key=lambda place: (place.start, place.key)))
-        return FileRecord(
-            rank=self._numbers[file],
-            size=self._sizes[file],
-            header_bytes=0,
-            data_bytes=self._sizes[file],
-            header_digest="",
-            table_digest="",
-            name=file,
-            places=places,
-        )
+        return record_of(self._numbers[file], file, self._sizes[file], places)
 
 
 def _where(info: Any, where: str) -> _Where:

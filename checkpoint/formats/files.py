@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from dtckpt.errors import Corrupt, ObjectNotFound
@@ -12,7 +12,7 @@ from dtckpt.errors import Corrupt, ObjectNotFound
 from ...storage.base import Store
 from ...storage.one_file import OneFile
 from ..files.datafile import Entry, FileLayout
-from ..files.manifest import FileRecord
+from ..files.manifest import FileRecord, Place
 from ..files.stored_data import DataFile
 
 _MOST_ENTRIES = 10_000
@@ -54,6 +54,22 @@ def reach_bytes(sizes: tuple[int, ...], strides: tuple[int, ...] | None, itemsiz
     if strides is None or 0 in sizes:
         return math.prod(sizes) * itemsize
     return sum((n - 1) * stride for n, stride in zip(sizes, strides, strict=True)) + itemsize
+
+
+def record_of(
+    number: int, name: str, size: int, places: Iterable[Place], *, digest: str = ""
+) -> FileRecord:
+    """Return what a manifest has of a file without a header, of which places tell the chunks."""
+    return FileRecord(
+        rank=number,
+        size=size,
+        header_bytes=0,
+        data_bytes=size,
+        header_digest=digest,
+        table_digest="",
+        name=name,
+        places=tuple(places),
+    )
 
 
 def data_file(

@@ -19,7 +19,7 @@ from dtckpt.logs import logger_of
 
 from ...storage.base import Store
 from ..files.blocks import digest
-from ..files.manifest import FileRecord, Manifest, Place
+from ..files.manifest import Manifest, Place
 from ..state.limits import (
     MAX_NESTING,
     check_metadata_bytes,
@@ -32,7 +32,7 @@ from . import dcp
 from .archives.archive import Span, open_archives
 from .archives.value_tensors import ValueTensors
 from .file_layouts import FileLayouts
-from .files import size_of_file
+from .files import record_of, size_of_file
 from .names import COMMON, CONFIG, METADATA, OF_MEGATRON
 from .pickles.unpickling import Namespace, is_known, load_pickle
 from .trees import ValueNodes
@@ -102,16 +102,7 @@ def _with_common(made: Manifest, store: Store) -> Manifest:
     twice = {key for key, _, _ in children(tree)} & {key for key, _, _ in children(made.tree)}
     if twice:
         raise Corrupt(f"{where}: has {sorted(map(str, twice))[0]!r}, as {METADATA} has")
-    record = FileRecord(
-        rank=number,
-        size=size,
-        header_bytes=0,
-        data_bytes=size,
-        header_digest=digest(pickled).hex(),
-        table_digest="",
-        name=COMMON,
-        places=tuple(tensors.places),
-    )
+    record = record_of(number, COMMON, size, tensors.places, digest=digest(pickled).hex())
     if left_out.found:
         told = ", ".join(f"{name} ({kind})" for name, kind in left_out.found.items())
         logger.warning("%s: left out objects of Megatron: %s", where, told)

@@ -20,7 +20,7 @@ from ..state.values import Node
 from .archives.archive import Span, open_archives
 from .archives.value_tensors import ValueTensors
 from .file_layouts import FileLayouts
-from .files import size_of_file, where_of
+from .files import record_of, size_of_file, where_of
 from .names import OF_TORCH_SAVE
 from .pickles.unpickling import load_pickle
 from .trees import ValueNodes
@@ -86,16 +86,7 @@ class _Index:
         self._tree = tree
         self._tensors |= tensors.tensors
         self._records.append(
-            FileRecord(
-                rank=number,
-                size=size,
-                header_bytes=0,
-                data_bytes=size,
-                header_digest=digest(pickled).hex(),
-                table_digest="",
-                name=file,
-                places=tuple(tensors.places),
-            )
+            record_of(number, file, size, tensors.places, digest=digest(pickled).hex())
         )
 
     def manifest(self) -> Manifest:

@@ -12,7 +12,7 @@ from ....storage.base import Store
 from ...files.blocks import digest
 from ...files.manifest import FileRecord, Place
 from ..archives.archive import Span, open_archives
-from ..files import size_of_file, where_of
+from ..files import record_of, size_of_file, where_of
 from ..names import SAFETENSORS
 from ..pickles.unpickling import TensorNote, load_pickle
 from ..safetensors import read_header
@@ -50,15 +50,8 @@ class Opened:
 
     def record(self) -> FileRecord:
         """Return what the manifest has of it."""
-        return FileRecord(
-            rank=self.number,
-            size=self.memory.size,
-            header_bytes=0,
-            data_bytes=self.memory.size,
-            header_digest=self.digest,
-            table_digest="",
-            name=self.file.name,
-            places=tuple(self.places),
+        return record_of(
+            self.number, self.file.name, self.memory.size, self.places, digest=self.digest
         )
 
     def place(self, key: str, note: TensorNote) -> None:
