@@ -16,6 +16,7 @@ from ...storage.base import Store
 from ..copies.copies import joined
 from ..files.manifest import Manifest
 from ..formats.opening import open_place, read_manifest
+from ..tensors.dtensors import is_dtensor
 from ..tensors.dtypes import BY_TORCH_NAME, DType
 from .copies_rule import Copies, Made
 from .recording import Recorder
@@ -57,7 +58,12 @@ def trace_mapping(
         leaf: recorder.source(leaf, getattr(torch, tensor.dtype.torch_name), tensor.shape)
         for leaf, tensor in stored.items()
     }
-    for tensor in _named(target).values():
+    for name, tensor in _targets(target).items():
+        if is_dtensor(tensor):
+            raise LayoutMismatch(
+                f"target {name!r} is a DTensor: trace into the whole module, for instance on the "
+                "meta device, and load the one that is spread over ranks by the table"
+            )
         recorder.add_target(tensor)
     with warnings.catch_warnings(), torch.no_grad(), recorder.watching():
         # Parameters without memory: what is copied to them goes nowhere, and is recorded.
@@ -90,6 +96,16 @@ def _manifest(source: str | os.PathLike[str] | Store, options: Mapping[str, Any]
 
 def _dtype_of(tensor: Tensor) -> DType | None:
     return BY_TORCH_NAME.get(str(tensor.dtype).removeprefix("torch."))
+
+
+def _targets(target: torch.nn.Module | Mapping[str, Tensor] | None) -> dict[str, Tensor]:
+    """Return the tensors that a loader may fill; LayoutMismatch where there are none."""
+    named = _named(target)
+    if target is not None and not named:
+        raise LayoutMismatch(
+            "target= has no tensors; give a module, or a dict of tensors by name, not of others"
+        )
+    return named
 
 
 def _named(target: object) -> dict[str, Tensor]:

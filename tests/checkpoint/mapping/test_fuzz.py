@@ -145,7 +145,7 @@ def test_chains_of_rules_and_their_inverse(data: st.DataObject) -> None:
         assert np.array_equal(opened[name][...].numpy(), value), name
         assert np.array_equal(opened[name][index].numpy(), value[index]), name
     made = MemoryStore()
-    ckpt.save({n: a.copy() for n, a in chain.arrays.items()}, made, no_dist=True)
+    ckpt.save({n: np.array(a) for n, a in chain.arrays.items()}, made, no_dist=True)
     back = ckpt.open(made, mapping=table.inverse())
     assert {name: back[name][...].tolist() for name in back} == {
         name: value.tolist() for name, value in arrays.items()

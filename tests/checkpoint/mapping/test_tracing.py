@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import dtckpt.checkpoint as ckpt
 from dtckpt.checkpoint.mapping.copies_rule import Copies
+from dtckpt.dtensor import DeviceMesh, DTensor, Mesh, Replicate
 from dtckpt.errors import LayoutMismatch
 
 Weights = dict[str, Tensor]
@@ -163,6 +164,17 @@ def test_what_is_filled_in_part_is_named(source: Path) -> None:
         ckpt.trace_mapping(lambda _: {}, source)
     with pytest.raises(LayoutMismatch, match="a module or tensors by name, got list"):
         ckpt.trace_mapping(lambda _: [], source)
+
+
+def test_targets_that_cannot_be_traced(source: Path) -> None:
+    mesh = DeviceMesh("cpu", Mesh((1,)), rank=0)
+    spread = DTensor.from_local(torch.zeros(12, 4), mesh, (Replicate(),), shape=(12, 4))
+    for target, told in [
+        ({"a": spread}, "'a' is a DTensor: trace into the whole module"),
+        ({"model": Model("meta")}, "target= has no tensors"),
+    ]:
+        with pytest.raises(LayoutMismatch, match=told):
+            ckpt.trace_mapping(lambda _: None, source, target)  # type: ignore[arg-type]
 
 
 class Model(nn.Module):
