@@ -11,7 +11,16 @@ from rich.tree import Tree
 
 from ...checkpoint.tensors.spec import FORMAT_VERSION
 from ...dtensor import IrregularLayout, Layout
-from .console import count, iec, layout_text, mesh_text, printable, stdout_console, tensor_text
+from .console import (
+    count,
+    iec,
+    layout_text,
+    mesh_text,
+    placements_text,
+    printable,
+    stdout_console,
+    tensor_text,
+)
 from .grid import Grid, Line, Lines, plain, show
 from .treeview import Branch, Guides, matcher, rows, view
 
@@ -78,8 +87,12 @@ def _header(url: str, manifest: Manifest) -> Grid:
 
 
 def _files_text(layout: Layout | IrregularLayout) -> str:
-    """Return in how many parts a tensor of another format is."""
-    return f"{len(layout.boxes()):,} boxes" if isinstance(layout, IrregularLayout) else "whole"
+    """Return in how many parts a tensor of another format is, or how it lies on ranks."""
+    if isinstance(layout, IrregularLayout):
+        return f"{len(layout.boxes()):,} boxes"
+    if layout.mesh.size == 1:
+        return "whole"
+    return f"{placements_text(layout)} on {layout.mesh}"  # whose ranks are numbers of files
 
 
 def _lenders(manifest: Manifest) -> list[str]:

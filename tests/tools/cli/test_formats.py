@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import dtckpt.checkpoint as ckpt
+from tests.checkpoint.formats.makers import unpacked
 
 from .conftest import Run, document
 
@@ -33,6 +34,15 @@ def test_weights_of_hugging_face(run: Run, tmp_path: Path) -> None:
     assert made.exit_code == 0, made.stderr
     assert "S(0) on tp=2" in run("inspect", target).stdout
     assert "intact" in run("verify", target).stdout
+
+
+def test_files_of_ranks(run: Run, tmp_path: Path) -> None:
+    place = unpacked("verl-0.9.1", tmp_path)
+    shown = run("inspect", place)
+    assert shown.exit_code == 0, shown.stderr
+    assert "verl" in shown.stdout
+    assert "S(0) on fsdp=2\n" in shown.stdout
+    assert "complete, but without checksums" in run("verify", place).stdout
 
 
 def test_export(run: Run, tmp_path: Path) -> None:
