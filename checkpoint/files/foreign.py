@@ -13,6 +13,9 @@ from dtckpt.logs import logger_of
 from ...storage.base import Store
 from .places import MANIFEST
 
+ENDINGS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
+"""How files of tensors end that are opened by themselves."""
+
 logger = logger_of("checkpoint")
 
 _DCP = re.compile(r"(?:.*/)?(?:\.metadata|[^/]*\.distcp)")
@@ -86,6 +89,12 @@ def what_is_there(store: Store) -> str:
             f"{url} is no checkpoint, but a directory of them: {first}{more}. Give the path of one "
             "of them; dtckpt.checkpoint.latest finds the newest"
         )
+    files = _files_in(url) if is_local else []
+    if files:
+        return (
+            f"{url}: no checkpoint of a known form here, but files of tensors "
+            f"({', '.join(files[:_FEW_CHECKPOINTS])}). Give the path of one of them"
+        )
     return nothing_there(store)
 
 
@@ -97,11 +106,21 @@ def nothing_there(store: Store) -> str:
     )
 
 
-def _checkpoints_in(directory: str) -> list[str]:
-    """Return the names of checkpoints directly under a local directory."""
+def _names_in(directory: str) -> list[str]:
+    """Return names directly under a local directory, not all of them where there are very many."""
     try:
         with os.scandir(directory) as entries:
-            names = sorted(entry.name for entry in islice(entries, _MOST_ENTRIES))
+            return sorted(entry.name for entry in islice(entries, _MOST_ENTRIES))
     except OSError:
         return []
+
+
+def _files_in(directory: str) -> list[str]:
+    """Return the names of files that may hold tensors and are opened by their own paths."""
+    return [name for name in _names_in(directory) if name.lower().endswith(ENDINGS)]
+
+
+def _checkpoints_in(directory: str) -> list[str]:
+    """Return the names of checkpoints directly under a local directory."""
+    names = _names_in(directory)
     return [name for name in names if os.path.isfile(os.path.join(directory, name, MANIFEST))]

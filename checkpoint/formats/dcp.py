@@ -20,6 +20,7 @@ from dtckpt.errors import CheckpointError, Corrupt
 
 from ...dtensor.geometry.box import Box
 from ...storage.base import Store
+from ...storage.names import check_component
 from ..files.blocks import digest
 from ..files.manifest import FileRecord, Manifest, Place
 from ..files.stored_tensor import StoredTensor
@@ -220,8 +221,10 @@ def _where(info: Any, where: str) -> _Where:
             "save it anew"
         )
     file = text_of(info.relative_path, "a file")
-    if "/" in file or file in ("", ".", ".."):
-        raise ValueError(f"{shown(file)} is no name of a file beside {METADATA}")
+    try:
+        check_component(file)
+    except ValueError as error:
+        raise Corrupt(f"{where}: {shown(file)} is no name of a file beside {METADATA}") from error
     start = size_of(info.offset, "an offset")
     return _Where(file, Span(start, size_of(info.length, "a length")), form)
 

@@ -57,16 +57,25 @@ def reach_bytes(sizes: tuple[int, ...], strides: tuple[int, ...] | None, itemsiz
 
 
 def record_of(
-    number: int, name: str, size: int, places: Iterable[Place], *, digest: str = ""
+    number: int,
+    name: str,
+    size: int,
+    places: Iterable[Place],
+    *,
+    digest: str = "",
+    fingerprint: str = "",
 ) -> FileRecord:
-    """Return what a manifest has of a file without a header, of which places tell the chunks."""
+    """Return what a manifest has of a file without a header, of which places tell the chunks.
+
+    ``fingerprint`` is what is compared when the file is opened, in the place of checksums.
+    """
     return FileRecord(
         rank=number,
         size=size,
         header_bytes=0,
         data_bytes=size,
         header_digest=digest,
-        table_digest="",
+        table_digest=fingerprint,
         name=name,
         places=tuple(places),
     )

@@ -9,6 +9,7 @@ from typing import Any
 from dtckpt.errors import Corrupt
 
 from ...storage.base import Store
+from ...storage.names import check_component
 from ...storage.one_file import OneFile
 from ..files.manifest import Manifest
 from ..state.limits import check_metadata_bytes, object_of, parse_json, shown, text_of
@@ -22,7 +23,7 @@ _NAMES = (
 )
 """What transformers, diffusers and peft call weights; the first that is there is meant, and of each
 the one file before the index, as by their own loaders."""
-_SHARD = re.compile(r"(?:shard-\d+-)?model-\d+-of-\d+\.safetensors")
+_SHARD = re.compile(r"(?:shard-\d+-)?model-(\d{1,9})-of-(\d{1,9})\.safetensors")
 """Files of ``save_pretrained(distributed_checkpoint=True)``, which have no index."""
 
 
@@ -36,8 +37,28 @@ def find(store: Store) -> Manifest | None:
             return _of_files(store, [name])
         if store.exists(f"{name}.index.json"):
             return _indexed(store, f"{name}.index.json")
-    shards = sorted(filter(_SHARD.fullmatch, names_in(store)))
-    return _of_files(store, shards) if shards else None
+    shards = {name: found for name in names_in(store) if (found := _SHARD.fullmatch(name))}
+    if not shards:
+        return None
+    _check_all(store, [(int(found[1]), int(found[2])) for found in shards.values()])
+    return _of_files(store, sorted(shards))
+
+
+def _check_all(store: Store, numbers: Sequence[tuple[int, int]]) -> None:
+    """Raise Corrupt unless files that are numbered are all there, and of one save."""
+    counts = {count for _, count in numbers}
+    if len(counts) > 1:
+        raise Corrupt(
+            f"{store.url}: files of saves in {' and in '.join(map(str, sorted(counts)))} files lie "
+            "here, and no index. Remove those that are not meant"
+        )
+    (count,) = counts
+    there = {number for number, _ in numbers}
+    if len(there) != count or not there <= set(range(1, len(numbers) + 1)):
+        raise Corrupt(
+            f"{store.url}: {len(there)} of {count} files of weights are here, and no index "
+            f"(there are numbers {', '.join(map(str, sorted(there)[:8]))}). Fetch all files"
+        )
 
 
 def find_one(store: Store) -> Manifest | None:
@@ -73,7 +94,10 @@ def _indexed(store: Store, name: str) -> Manifest:
     except (KeyError, TypeError) as error:
         raise Corrupt(f"{where}: malformed index: {shown(error)}") from error
     for file in files.values():
-        if "/" in file or file in (".", ".."):
-            raise Corrupt(f"{where}: {shown(file)} is no name of a file beside the index")
+        try:
+            check_component(file)
+        except ValueError as error:
+            what = f"{shown(file)} is no name of a file beside the index"
+            raise Corrupt(f"{where}: {what}") from error
     names = sorted(set(files.values()))
     return _of_files(store, names, files, metadata)

@@ -19,5 +19,3 @@ COMMON = "common.pt"
 OF_MEGATRON = "torch_dist"
 """The name of the format of Megatron's distributed checkpoints."""
 SAFETENSORS = ".safetensors"
-ENDINGS = (SAFETENSORS, ".pt", ".pth", ".bin", ".ckpt")
-"""How files end that are opened by themselves."""

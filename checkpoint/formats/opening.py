@@ -16,7 +16,7 @@ from dtckpt.errors import NotCommitted
 from ...storage.base import Store
 from ...storage.one_file import OneFile
 from ...storage.open import open_store
-from ..files.foreign import what_is_there
+from ..files.foreign import ENDINGS, what_is_there
 from ..files.manifest import (
     MANIFEST,
     OURS,
@@ -33,7 +33,6 @@ from .files import names_in
 from .names import (
     COMMON,
     CONFIG,
-    ENDINGS,
     METADATA,
     OF_ACCELERATE,
     OF_MEGATRON,

@@ -86,7 +86,14 @@ class _Index:
         self._tree = tree
         self._tensors |= tensors.tensors
         self._records.append(
-            record_of(number, file, size, tensors.places, digest=digest(pickled).hex())
+            record_of(
+                number,
+                file,
+                size,
+                tensors.places,
+                digest=digest(pickled).hex(),
+                fingerprint=archive.fingerprint("data.pkl"),
+            )
         )
 
     def manifest(self) -> Manifest:

@@ -18,6 +18,7 @@ from typing import Protocol
 from dtckpt.errors import CheckpointError, Corrupt
 
 from ....storage.base import ReadRequest, Store
+from ...files.blocks import digest
 from ...state.limits import check_metadata_bytes, shown
 from ..files import where_of
 
@@ -86,6 +87,14 @@ class Archive:
         if expected and zlib.crc32(data) != expected:  # none where torch was told to write none
             raise Corrupt(f"{self.where}: the record {name!r} is damaged. Fetch the file again")
         return data
+
+    def fingerprint(self, name: str) -> str:
+        """Return what tells a record from others: checksum and length, or a digest if it has none.
+
+        The directory has both, so nothing is read where torch wrote checksums.
+        """
+        info = self._info(name)
+        return f"{info.CRC:08x}{info.file_size:x}" if info.CRC else digest(self.read(name)).hex()
 
     def check_byte_order(self) -> None:
         """Raise Corrupt where numbers are of another byte order."""

@@ -44,6 +44,11 @@ def open_file(store: Store, manifest: Manifest, record: FileRecord) -> DataFile:
     name = manifest.path_of(record)
     check_size(store, name, record.size)
     file = UnpackedFile(store, name, record.size)
+    if record.table_digest:  # of a file that is one archive: that of its pickle
+        (archive,) = open_archives(store, name, [Span(0, record.size)])
+        if archive.fingerprint("data.pkl") != record.table_digest:
+            where = where_of(store, name)
+            raise Corrupt(f"{where}: the file was replaced while it was read. Load it anew")
     by_form: dict[str, list[_Chunk]] = defaultdict(list)
     for place in record.places:
         by_form[place.form].append(_chunk(manifest, place, where_of(store, name)))

@@ -247,6 +247,13 @@ def with_another_folder(place: Path) -> None:
     write(place, metadata)
 
 
+def with_an_odd_name(place: Path) -> None:
+    metadata = metadata_of(two(place))
+    for info in metadata.storage_data.values():
+        info.relative_path = "a\\b"
+    write(place, metadata)
+
+
 def of_another_dtype(place: Path) -> None:
     metadata = metadata_of(two(place))
     entry: Any = metadata.state_dict_metadata["a"]
@@ -271,6 +278,7 @@ BROKEN: dict[Callable[[Path], None], tuple[type[CheckpointError], str]] = {
     without_a_place: (Corrupt, r"'a': nothing tells where the chunk at \[0\] lies"),
     without_a_chunk: (Corrupt, r"tensor 'a' in __0_0\.distcp: .*Fetch all files"),
     with_another_folder: (Corrupt, r"'\.\./x' is no name of a file beside"),
+    with_an_odd_name: (Corrupt, r"is no name of a file beside \.metadata"),
     of_another_dtype: (Corrupt, r"'a': expected a float64 tensor of shape \(40,\), got"),
     cut_metadata: (Corrupt, r"\.metadata: malformed pickle of \d+ bytes"),
     no_metadata_at_all: (Corrupt, r"\.metadata: malformed metadata"),

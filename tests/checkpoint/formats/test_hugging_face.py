@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as torch_save
 
 import dtckpt.checkpoint as ckpt
 from dtckpt.dtensor import Mesh, Shard, distribute_tensor
-from dtckpt.errors import CheckpointError, Corrupt, LayoutMismatch
+from dtckpt.errors import CheckpointError, Corrupt, LayoutMismatch, NotCommitted
 from dtckpt.storage import open_store
 
 from ...dtensor.rank_meshes import run_on_mesh
@@ -76,10 +76,10 @@ def place(tmp_path: Path) -> Path:
     return made
 
 
-def shard(path: Path, number: int, count: int, tensors: dict[str, Tensor], **starts: Any) -> None:
-    """Write a file as torch's writer does, with where its tensors begin."""
+def shard(path: Path, number: int, tensors: dict[str, Tensor], **starts: Any) -> None:
+    """Write the file of a rank as torch's writer does, with where its tensors begin."""
     told = json.dumps({name: {"saved_offsets": at} for name, at in starts.items()})
-    name = f"shard-{number:05d}-model-00001-of-{count:05d}.safetensors"
+    name = f"shard-{number:05d}-model-00001-of-00001.safetensors"
     save_file(tensors, path / name, {"DCP_SHARDING_INFO": told, "DCP_VERSION": "1.0"})
 
 
@@ -126,8 +126,8 @@ def test_each_rank_reads_what_it_holds_and_no_more(place: Path, kind: str) -> No
 
 def test_parts_of_a_tensor_lie_in_several_files(place: Path) -> None:
     whole, small = torch.randn(6, 4), torch.randn(3)
-    shard(place, 1, 2, {"w": whole[:4].clone(), "b": small}, w=[0, 0], b=[0])
-    shard(place, 2, 2, {"w": whole[4:].clone()}, w=[4, 0])
+    shard(place, 1, {"w": whole[:4].clone(), "b": small}, w=[0, 0], b=[0])
+    shard(place, 2, {"w": whole[4:].clone()}, w=[4, 0])
     opened = ckpt.open(place)
     assert opened["w"][...].equal(whole)
     assert opened["w"][3:5].equal(whole[3:5])
@@ -249,13 +249,13 @@ def of_an_unknown_dtype(path: Path) -> None:
 
 
 def without_a_part(path: Path) -> None:
-    shard(path, 1, 2, {"w": torch.ones(4, 4)}, w=[0, 0])
-    shard(path, 2, 2, {"w": torch.ones(1, 4)}, w=[5, 0])
+    shard(path, 1, {"w": torch.ones(4, 4)}, w=[0, 0])
+    shard(path, 2, {"w": torch.ones(1, 4)}, w=[5, 0])
 
 
 def with_parts_twice(path: Path) -> None:
-    shard(path, 1, 2, {"w": torch.ones(4, 4)}, w=[0, 0])
-    shard(path, 2, 2, {"w": torch.ones(4, 4)}, w=[2, 0])
+    shard(path, 1, {"w": torch.ones(4, 4)}, w=[0, 0])
+    shard(path, 2, {"w": torch.ones(4, 4)}, w=[2, 0])
 
 
 def with_two_of_a_name(path: Path) -> None:
@@ -264,11 +264,32 @@ def with_two_of_a_name(path: Path) -> None:
 
 
 def with_parts_of_two_dtypes(path: Path) -> None:
-    shard(path, 1, 2, {"w": torch.ones(4)}, w=[0])
-    shard(path, 2, 2, {"w": torch.ones(4).double()}, w=[4])
+    shard(path, 1, {"w": torch.ones(4)}, w=[0])
+    shard(path, 2, {"w": torch.ones(4).double()}, w=[4])
+
+
+def half_of_it(path: Path) -> None:
+    save_file({"w": torch.ones(3)}, path / "model-00001-of-00002.safetensors")
+
+
+def of_two_saves(path: Path) -> None:
+    half_of_it(path)
+    save_file({"v": torch.ones(3)}, path / "model-00001-of-00001.safetensors")
+
+
+def with_no_name(path: Path) -> None:
+    rewrite(path, {"weight_map": {"w": ""}})
+
+
+def with_an_odd_name(path: Path) -> None:
+    rewrite(path, {"weight_map": {"w": "a\\b.safetensors"}})
 
 
 BROKEN: dict[Callable[[Path], Any], str] = {
+    half_of_it: r"1 of 2 files of weights are here, and no index \(there are numbers 1\)\. Fetch",
+    of_two_saves: r"files of saves in 1 and in 2 files lie here, and no index\. Remove",
+    with_no_name: r"index\.json: '' is no name of a file beside the index",
+    with_an_odd_name: r"is no name of a file beside the index",
     without_a_file: r"model-0000\d-of-0000\d\.safetensors: this file of the checkpoint is missing",
     with_a_name_too_many: r"the index names tensor 'more' in model-",
     with_another_folder: r"'\.\./secret\.safetensors' is no name of a file beside the index",
@@ -300,6 +321,13 @@ def test_what_is_broken_is_named(place: Path, made: Callable[[Path], Any]) -> No
     for call in calls:
         with pytest.raises(Corrupt, match=BROKEN[made]):
             call()
+
+
+def test_files_of_other_names_are_told(place: Path) -> None:
+    save_file({"w": torch.ones(3)}, place / "weights.safetensors")
+    torch.save({"w": torch.ones(3)}, place / "state.pt")
+    with pytest.raises(NotCommitted, match=r"\(state\.pt, weights\.safetensors\)\. Give the path"):
+        ckpt.open(place)
 
 
 def test_no_header_makes_a_reader_take_memory(place: Path) -> None:

@@ -255,6 +255,29 @@ def test_what_is_broken_is_named(
     assert Poison.ran == []
 
 
+@pytest.mark.parametrize("has_crc", [True, False])
+def test_a_file_that_is_replaced_meanwhile_is_noticed(file: Path, has_crc: bool) -> None:
+    torch.serialization.set_crc32_options(has_crc)
+    try:
+        torch.save({"a": torch.arange(4), "b": torch.zeros(4)}, file)
+        opened, size = ckpt.open(file), file.stat().st_size
+        torch.save({"b": torch.zeros(4), "a": torch.arange(4)}, file)
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert file.stat().st_size == size
+    with pytest.raises(Corrupt, match="was replaced while it was read"):
+        opened["a"][...]
+
+
+def test_damage_in_a_pickle_is_noticed(file: Path) -> None:
+    torch.save({"a": torch.arange(4), "text": "words"}, file)
+    data = file.read_bytes()
+    assert data.count(b"words") == 1
+    file.write_bytes(data.replace(b"words", b"wards"))
+    with pytest.raises(Corrupt, match=r"the record 'data\.pkl' is damaged"):
+        ckpt.open(file)
+
+
 def test_files_are_only_read(file: Path) -> None:
     torch.save({"a": torch.ones(2)}, file)
     before = file.read_bytes()
