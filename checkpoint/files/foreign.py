@@ -20,6 +20,7 @@ logger = logger_of("checkpoint")
 
 _DCP = re.compile(r"(?:.*/)?(?:\.metadata|[^/]*\.distcp)")
 _HUGGING_FACE = ("tf_model.h5", "flax_model.msgpack")
+_OF_EACH_RANK = "__0.metadata"
 _FEW_CHECKPOINTS = 3
 _MOST_ENTRIES = 10_000
 _KINDS = {
@@ -80,6 +81,12 @@ def what_is_there(store: Store) -> str:
             f"{url}: no checkpoint of dtckpt here, but weights as Hugging Face saves them "
             f"({found}), of which dtckpt reads those of torch and safetensors. Load them by "
             "from_pretrained of their library and save anew"
+        )
+    if store.exists(_OF_EACH_RANK):
+        return (
+            f"{url}: {_OF_EACH_RANK} here, as torch.distributed.checkpoint saves it with "
+            "use_collectives=False: nothing tells what the ranks have together. Load it with torch "
+            "on as many ranks and save anew"
         )
     steps = _checkpoints_in(url) if is_local else []
     if steps:

@@ -7,6 +7,9 @@ it had. Tensors that are one view of one memory are tied.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import NamedTuple
 
 from dtckpt.errors import CheckpointError, Corrupt
 
@@ -17,13 +20,15 @@ from ..files.stored_tensor import StoredTensor
 from ..state.limits import shown
 from ..state.tree import children, container_node, dict_tag
 from ..state.values import Node
-from .archives.archive import Span, open_archives
+from .archives.archive import Archive, Span, open_archives
 from .archives.value_tensors import ValueTensors
 from .file_layouts import FileLayouts
 from .files import record_of, size_of_file, where_of
 from .names import OF_TORCH_SAVE
 from .pickles.unpickling import load_pickle
 from .trees import ValueNodes
+
+_NUM_READERS = 16
 
 
 def manifest_of(
@@ -35,8 +40,9 @@ def manifest_of(
     ``torch.save`` or a name is missing, CheckpointError for what no checkpoint holds.
     """
     index = _Index(store, files)
-    for number in range(len(files)):
-        index.read(number, chosen)
+    with ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="dtckpt-pickles") as pool:
+        for number, opened in enumerate(pool.map(partial(_open, store), files)):
+            index.add(number, opened, chosen)
     missing = [name for name in chosen or () if name not in index.names]
     if missing:
         raise Corrupt(
@@ -44,6 +50,21 @@ def manifest_of(
             "does not have it. Fetch the files again"
         )
     return index.manifest()
+
+
+class _Opened(NamedTuple):
+    """A file, of which the pickle has been read."""
+
+    size: int
+    archive: Archive
+    pickled: bytes
+
+
+def _open(store: Store, file: str) -> _Opened:
+    size = size_of_file(store, file)
+    archive = open_archives(store, file, [Span(0, size)])[0]
+    archive.check_byte_order()
+    return _Opened(size, archive, archive.read("data.pkl"))
 
 
 class _Index:
@@ -59,14 +80,11 @@ class _Index:
         self.names: set[str | int] = set()
         """Keys of the dicts."""
 
-    def read(self, number: int, chosen: Mapping[str, str] | None) -> None:
+    def add(self, number: int, opened: _Opened, chosen: Mapping[str, str] | None) -> None:
         """Take what a file has."""
         file = self._files[number]
         where = where_of(self._store, file)
-        size = size_of_file(self._store, file)
-        archive = open_archives(self._store, file, [Span(0, size)])[0]
-        archive.check_byte_order()
-        pickled = archive.read("data.pkl")
+        size, archive, pickled = opened
         value = load_pickle(pickled, where)
         if dict_tag(value) is None:
             raise CheckpointError(f"{where}: not a dict was saved, but {shown(value)}")

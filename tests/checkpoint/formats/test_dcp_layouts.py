@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 import dtckpt.checkpoint as ckpt
 from dtckpt.checkpoint.reading import limits
 from dtckpt.dtensor import Mesh, Shard, distribute_tensor
-from dtckpt.errors import CheckpointError, Corrupt
+from dtckpt.errors import CheckpointError, Corrupt, NotCommitted
 from dtckpt.storage import open_store
 from dtckpt.storage.testing.faulty import FaultyStore
 
@@ -322,6 +322,13 @@ def test_the_writer_for_hugging_face(
     assert ckpt.verify(tmp_path / "hf").problems == ()
     ckpt.export(tmp_path / "hf", tmp_path / "one.safetensors")
     assert same(load_file(tmp_path / "one.safetensors"), state)
+
+
+def test_what_each_rank_saved_for_itself_is_named(tmp_path: Path) -> None:
+    place = save({"a": torch.ones(3)}, tmp_path / "dcp")
+    (place / ".metadata").rename(place / "__0.metadata")  # as use_collectives=False calls it
+    with pytest.raises(NotCommitted, match=r"__0\.metadata here, .*use_collectives=False"):
+        ckpt.open(place)
 
 
 def test_a_second_save_replaces_the_first(tmp_path: Path) -> None:
