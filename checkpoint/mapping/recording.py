@@ -10,16 +10,17 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from dtckpt.errors import LayoutMismatch
 
 from ...dtensor.tensor.arguments import collect_tensors, map_tensors
-from ...dtensor.tensor.schemas import base_name
+from ...dtensor.tensor.schemas import base_name, is_written
 from ...dtensor.torch_private import (
     DispatchMode,
     make_wrapper,
@@ -34,6 +35,8 @@ from .recorded_ops import OPERATORS
 _NOT_THE_LOADER = tuple(
     os.path.dirname(os.path.realpath(file)) + os.sep for file in (str(torch.__file__), __file__)
 )
+
+_HANDING_OUT = ("numpy", "tolist", "__array__", "__dlpack__")
 
 
 class RecordingTensor(Tensor):
@@ -95,7 +98,7 @@ class Recorder:
         memory = self._memory(torch.empty(shape, dtype=dtype, device="meta"))
         if 0 not in shape:
             memory.copies.append(Copy.whole(name, shape))
-        return RecordingTensor(memory.base.view(shape), self)
+        return self._recording(memory.base.view(shape))
 
     def add_target(self, tensor: Tensor) -> None:
         """Note a tensor that a loader may fill; nothing will be written to it."""
@@ -111,17 +114,26 @@ class Recorder:
 
     def watching(self) -> AbstractContextManager[Any]:
         """Return a context in which operators on ordinary tensors of this thread are seen, too."""
-        return _Watching(self)
+        watching = ExitStack()
+        watching.enter_context(_Watching(self))
+        watching.enter_context(_WatchingMethods(self))
+        return watching
+
+    def is_filled(self, tensor: Tensor) -> bool:
+        """Whether something was recorded into the memory of a tensor."""
+        return bool((known := self._plain.get(storage_id(tensor))) and known[1].copies)
 
     def concerns(self, func: Any, args: Sequence[Any], kwargs: Any) -> bool:
         """Whether an operator on ordinary tensors changes or copies what is recorded."""
-        known = [
-            self._plain[number][1] if (number := storage_id(tensor)) in self._plain else None
-            for tensor in _tensors(args, kwargs)
-        ]
-        if schema_of(func).is_mutable:
-            return bool(known) and known[0] is not None
-        return not func.is_view and any(memory is not None and memory.copies for memory in known)
+        if func.is_view:
+            return False
+        for position, argument in enumerate(schema_of(func).arguments):
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            for tensor in _tensors([value], None):
+                known = self._plain.get(storage_id(tensor))
+                if known is not None and (known[1].copies or is_written(argument)):
+                    return True
+        return False
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record one call of an operator; LayoutMismatch, naming the line, if that cannot be."""
@@ -151,7 +163,10 @@ class Recorder:
                 memory.zero(memory.base)
             elif is_read:
                 raise LayoutMismatch("it has values that are not those of the checkpoint")
-        return self._plain[storage_id(tensor)][1].view(tensor)
+        memory = self._plain[storage_id(tensor)][1]
+        if memory.base.dtype != tensor.dtype:
+            raise LayoutMismatch("elements are seen as other ones")
+        return memory.view(tensor)
 
     def is_target(self, tensor: Tensor) -> bool:
         """Whether a tensor is one that was to be filled, or a part of one."""
@@ -169,13 +184,19 @@ class Recorder:
         """Return a new tensor, strided as another one is, that is made of copies."""
         inner = self._memory(like).view(like)
         self.write(inner, copies)
-        return RecordingTensor(inner, self)
+        return self._recording(inner)
+
+    def _recording(self, inner: Tensor) -> RecordingTensor:
+        made = RecordingTensor(inner, self)
+        # An ordinary tensor whose ``data`` becomes this one lies as this one does.
+        self._plain[storage_id(made)] = made, self._memories[storage_id(inner)]
+        return made
 
     def _viewed(self, dtype: torch.dtype) -> Any:
         def wrap(view: Tensor) -> RecordingTensor:
             if view.dtype != dtype or view.is_conj() or view.is_neg():
                 raise LayoutMismatch("elements are seen as other ones")
-            return RecordingTensor(view, self)
+            return self._recording(view)
 
         return wrap
 
@@ -208,6 +229,22 @@ class _Watching(DispatchMode):
         if is_seen or not self._recorder.concerns(func, args, given):
             return func(*args, **given)
         return self._recorder.call(func, args, given)
+
+
+class _WatchingMethods(TorchFunctionMode):
+    """Sees what hands out the elements of ordinary tensors and is no operator."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in _HANDING_OUT and any(map(self._recorder.is_filled, _tensors(args, None))):
+            raise refused(f"{name}() asks for elements, which are not there")
+        return func(*args, **kwargs or {})
 
 
 def _tensors(args: Sequence[Any], kwargs: Any) -> list[Tensor]:

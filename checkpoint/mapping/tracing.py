@@ -70,10 +70,15 @@ def trace_mapping(
         warnings.filterwarnings("ignore", message=".*copying from a non-meta parameter")
         returned = loader(given)
     filled = _named(returned if target is None else target)
+    if target is None:
+        _check_returned(returned, recorder)
     made: dict[str, Made] = {}
     seen: set[int] = set()
     for name, tensor in filled.items():
-        copies = joined(recorder.copies_of(tensor))
+        try:
+            copies = joined(recorder.copies_of(tensor))
+        except LayoutMismatch as error:
+            raise LayoutMismatch(f"tensor {name!r}: {error}") from error
         is_filled = bool(copies) or tensor.numel() == 0
         if is_filled and id(tensor) not in seen:
             dtype = None if any(copy.source for copy in copies) else _dtype_of(tensor)
@@ -106,6 +111,19 @@ def _targets(target: torch.nn.Module | Mapping[str, Tensor] | None) -> dict[str,
             "target= has no tensors; give a module, or a dict of tensors by name, not of others"
         )
     return named
+
+
+def _check_returned(returned: Any, recorder: Recorder) -> None:
+    """Raise LayoutMismatch where something is not a tensor by its name that was made here."""
+    for name, value in returned.items():
+        if isinstance(value, Mapping | list | tuple):
+            raise LayoutMismatch(
+                f"the loader returns {type(value).__name__} as {name!r}; expected tensors by name"
+            )
+        if isinstance(value, Tensor) and value.numel() and not recorder.is_filled(value):
+            raise LayoutMismatch(
+                f"the loader returns {name!r}, in which is nothing of the checkpoint; leave it out"
+            )
 
 
 def _named(target: object) -> dict[str, Tensor]:

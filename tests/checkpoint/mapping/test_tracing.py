@@ -78,6 +78,7 @@ MOVES: dict[str, Callable[[Weights], Tensor]] = {
     "what was written over": written_over,
     "head by head": head_by_head,
     "by einsum": lambda w: torch.einsum("ij->ji", w["v"]),
+    "by memory of ones own": lambda w: torch.ones(12, 4).copy_(torch.zeros(12, 4).copy_(w["a"])),
     "on another device": lambda w: w["b"].narrow(0, 2, 10).to("cpu").clone(),
     "one number": lambda w: w["v"][2, 3],
     "all of it": lambda w: w["a"],
@@ -131,6 +132,25 @@ def fills_with_ones(w: Weights) -> Tensor:
     return w["a"].clone().fill_(1)
 
 
+def computes_into_another(w: Weights) -> Tensor:
+    made = torch.zeros(12, 4).copy_(w["a"])
+    return torch.add(torch.ones(12, 4), torch.ones(12, 4), out=made)
+
+
+def mixes_with_its_own(w: Weights) -> Tensor:
+    return torch.ones(12, 4).lerp_(torch.zeros(12, 4).copy_(w["a"]), 1.0)
+
+
+def hands_out(w: Weights) -> Any:
+    made = torch.zeros(12, 4).copy_(w["a"])
+    return torch.from_numpy(made.numpy().copy())
+
+
+def reads_a_list(w: Weights) -> Any:
+    made = torch.zeros(12, 4).copy_(w["a"])
+    return made.tolist()
+
+
 @pytest.mark.parametrize(
     ("loader", "told"),
     [
@@ -139,6 +159,10 @@ def fills_with_ones(w: Weights) -> Tensor:
         (takes_bits, "elements are seen as other ones"),
         (asks, "sum computes with elements"),
         (leaves_torch, r"numpy\(\) asks for elements"),
+        (hands_out, r"numpy\(\) asks for elements"),
+        (reads_a_list, r"tolist\(\) asks for elements"),
+        (computes_into_another, "add computes with elements"),
+        (mixes_with_its_own, "lerp_ computes with elements"),
         (adds_its_own, "it has values that are not those of the checkpoint"),
         (fills_with_ones, "no values but those of the checkpoint, and zeros"),
     ],
@@ -146,7 +170,7 @@ def fills_with_ones(w: Weights) -> Tensor:
 def test_what_does_more_is_named_with_its_line(
     source: Path, loader: Callable[[Weights], Any], told: str
 ) -> None:
-    line = loader.__code__.co_firstlineno + 1
+    line = max(number for *_, number in loader.__code__.co_lines() if number)
     where = re.escape(f"{__file__}:{line} ({loader.__name__}): ")
     with pytest.raises(LayoutMismatch, match=f"{where}.*{told}"):
         ckpt.trace_mapping(lambda weights: {"x": loader(weights)}, source)
@@ -164,6 +188,34 @@ def test_what_is_filled_in_part_is_named(source: Path) -> None:
         ckpt.trace_mapping(lambda _: {}, source)
     with pytest.raises(LayoutMismatch, match="a module or tensors by name, got list"):
         ckpt.trace_mapping(lambda _: [], source)
+    with pytest.raises(LayoutMismatch, match="'y', in which is nothing of the checkpoint"):
+        ckpt.trace_mapping(lambda w: {"x": w["a"], "y": torch.zeros(3)}, source)
+    with pytest.raises(LayoutMismatch, match="returns dict as 'y'; expected tensors by name"):
+        ckpt.trace_mapping(lambda w: {"x": w["a"], "y": dict(w)}, source)
+
+
+def test_memory_that_is_seen_as_another_type_is_refused(source: Path) -> None:
+    kept = torch.zeros(12, 2, dtype=torch.float64)
+
+    def loader(w: Weights) -> Weights:
+        kept.view(torch.float32).copy_(w["a"])
+        return {"x": kept}
+
+    with pytest.raises(LayoutMismatch, match="'x': elements are seen as other ones"):
+        ckpt.trace_mapping(loader, source)
+    with pytest.raises(LayoutMismatch, match="elements are seen as other ones"):
+        ckpt.trace_mapping(loader, source, {"x": kept})
+
+
+def test_parameters_whose_data_is_replaced(source: Path) -> None:
+    model = Model("cpu")
+
+    def loader(weights: Weights) -> None:
+        model.up.weight.data = weights["b"].flip(0)[:, 1:]
+
+    table = ckpt.trace_mapping(loader, source, {"w": model.up.weight})
+    with ckpt.open(source, mapping=table) as opened:
+        assert opened["w"][...].equal(STORED["b"].flip(0)[:, 1:])
 
 
 def test_targets_that_cannot_be_traced(source: Path) -> None:
