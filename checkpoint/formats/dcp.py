@@ -30,7 +30,7 @@ from ..tensors.dtypes import BY_TORCH_NAME, DType
 from .archives.archive import Archive, Span, open_archives
 from .archives.archived_files import IN_SAFETENSORS, ZSTD, open_compressed
 from .archives.value_tensors import ValueTensors
-from .file_layouts import FileLayouts
+from .file_layouts import FileLayouts, unflattened
 from .files import record_of, size_of_file
 from .names import METADATA, OF_TORCH
 from .pickles.unpickling import Inert, Record, load_pickle
@@ -70,6 +70,8 @@ class _Where(NamedTuple):
 _FORMS: dict[tuple[str, ...], str] = {(): "", ("stream.zstd/1",): ZSTD}
 """By the extensions that torch names, in the order in which they are undone."""
 _NUM_READERS = 32
+_ELEMENTS = "data/0"
+"""The record of an archive of one tensor that has its elements."""
 
 
 def read(store: Store) -> Manifest:
@@ -98,7 +100,7 @@ class _Index:
         self._store = store
         self._where = where
         self._leaves: dict[str, Any] = dict(told.state_dict_metadata)
-        _check_unflattened(told, where)
+        self._flattened = _flattened(told)
         self._paths = paths_of(self._leaves, getattr(told, "planner_data", None))
         self._archives: dict[str, dict[tuple[int, ...] | None, _Where]] = defaultdict(dict)
         for key, info in told.storage_data.items():
@@ -137,12 +139,31 @@ class _Index:
         return made
 
     def _tensor(self, fqn: str, leaf: Any) -> Node:
-        name, shape = name_of(self._paths[fqn]), tuple(size_of(n, "a size") for n in leaf.size)
+        if fqn in self._flattened:
+            return self._flat_tensor(fqn, leaf)
+        name, shape = name_of(self._paths[fqn]), _shape(leaf.size)
         tensor = StoredTensor(name, _dtype(leaf.properties, fqn), shape, self._layout(fqn, leaf))
         for box in _boxes(leaf):
             if not box.is_empty or box.sizes == shape:
                 at = self._archive(fqn, box.offsets)
                 self._places[at.file].append(self._place(tensor, box, at, fqn))
+        self._tensors[name] = tensor
+        return {"tensor": name}
+
+    def _flat_tensor(self, fqn: str, leaf: Any) -> Node:
+        name, shape = name_of(self._paths[fqn]), self._flattened[fqn]
+        parts = [
+            (box, start, self._archive(fqn, chunk.offsets))
+            for chunk in _boxes(leaf)
+            for box, start in unflattened(shape, _shape(leaf.size), chunk)
+        ]
+        boxes = [(self._numbers[at.file], box) for box, _, at in parts]
+        layout = self._layouts.of_parts(fqn, shape, boxes)
+        tensor = StoredTensor(name, _dtype(leaf.properties, fqn), shape, layout)
+        for box, start, at in parts:
+            skip = start * tensor.dtype.itemsize
+            place = Place(tensor.key(box), at.span.start, at.span.size, _ELEMENTS, skip)
+            self._places[at.file].append(place._replace(form=at.form))
         self._tensors[name] = tensor
         return {"tensor": name}
 
@@ -229,16 +250,15 @@ def _where(info: Any, where: str) -> _Where:
     return _Where(file, Span(start, size_of(info.length, "a length")), form)
 
 
-def _check_unflattened(told: Any, where: str) -> None:
-    """Raise CheckpointError where tensors lie in shapes that Megatron before 0.14 gave them."""
-    for fqn, data in (getattr(told, "mcore_data", None) or {}).items():
-        shape = data.get("nd_reformulated_orig_global_shape")
-        if shape is not None:
-            raise CheckpointError(
-                f"{where}: tensor {shown(fqn)} of shape {shown(tuple(shape))} was saved flattened, "
-                "by the distributed optimizer of Megatron before 0.14; load it with Megatron and "
-                "save it anew, its optimizer as fully_reshardable"
-            )
+def _flattened(told: Any) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of tensors that Megatron before 0.14 has written in others, by name."""
+    noted = (getattr(told, "mcore_data", None) or {}).items()
+    shapes = {fqn: data.get("nd_reformulated_orig_global_shape") for fqn, data in noted}
+    return {fqn: _shape(shape) for fqn, shape in shapes.items() if shape is not None}
+
+
+def _shape(sizes: Any) -> tuple[int, ...]:
+    return tuple(size_of(n, "a size") for n in sizes)
 
 
 def _boxes(leaf: Any) -> list[Box]:

@@ -1,12 +1,14 @@
-"""Layouts of tensors that lie in the files of other programs: whole in one, or in parts."""
+"""Layouts of tensors that lie in the files of other programs: whole, in parts, or flattened."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import operator
+from collections.abc import Iterator, Sequence
 
 from dtckpt.errors import Corrupt, PlacementError
 
-from ...dtensor.geometry.box import Box
+from ...dtensor.geometry.box import Box, run_boxes
 from ...dtensor.geometry.irregular import IrregularLayout
 from ...dtensor.geometry.layout import Layout
 from ...dtensor.geometry.mesh import Mesh
@@ -44,3 +46,34 @@ class FileLayouts:
                 f"{self._url}: tensor {name!r} in {names or 'no file'}: {error}. Fetch all files"
             ) from error
         return layout
+
+
+def unflattened(
+    shape: tuple[int, ...], written: tuple[int, ...], chunk: Box
+) -> Iterator[tuple[Box, int]]:
+    """Yield the boxes of a tensor that a chunk of its flattened blocks has.
+
+    Each with the number of its first element in the chunk. ``written`` is the shape that it has
+    with blocks: how many there are in every dim, and the elements of one, as the distributed
+    optimizer of Megatron had it before 0.14. ValueError where these do not go together.
+
+    >>> whole, written = (4, 6), (2, 1, 12)  # two blocks of two rows each
+    >>> for box, start in unflattened(whole, written, Box((1, 0, 4), (1, 1, 8))):
+    ...     print(box, start)
+    [2:3,4:6] 0
+    [3:4,0:6] 2
+    """
+    counts, ndim = written[:-1], len(shape)
+    fits = len(counts) == ndim == len(chunk.sizes) - 1 and min(counts, default=1) > 0
+    sizes = tuple(n // c for n, c in zip(shape, counts, strict=True)) if fits else ()
+    is_whole = all(size * count == n for size, count, n in zip(sizes, counts, shape, strict=False))
+    if not (fits and is_whole) or (math.prod(sizes), (1,) * ndim) != (
+        written[-1],
+        chunk.sizes[:-1],
+    ):
+        raise ValueError(f"a tensor of shape {shape} was flattened to {written}, with {chunk}")
+    block = Box(tuple(map(operator.mul, chunk.offsets, sizes)), sizes)
+    start, done = chunk.offsets[-1], 0
+    for box in run_boxes(block, start, start + chunk.sizes[-1]):
+        yield box, done
+        done += box.numel
