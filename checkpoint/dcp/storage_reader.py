@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.metadata import (
+    STORAGE_TYPES,
     BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
@@ -90,23 +91,28 @@ class CheckpointReader(AtPlace, StorageReader):
         store = open_place(self.place, **self.storage_options)
         manifest = read_manifest(store)
         rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-        remedy = "load it by dtckpt's load, which tells them apart"
-        leaves = flat_leaves(manifest.tree, store.url, remedy, rank=rank)
-        self._found = found = _Found(manifest, leaves, stored_data(store, manifest))
+        self._found = found = _Found(manifest, stored_data(store, manifest), rank)
         return Metadata(
-            state_dict_metadata={
-                name: _metadata_of(found.tensor(leaf)) for name, leaf in found.leaves.items()
-            },
-            planner_data={name: leaf.path for name, leaf in found.leaves.items()},
+            state_dict_metadata=found.described(),
+            planner_data=found.paths(),
             storage_meta=StorageMeta(checkpoint_id=self.checkpoint_id),
         )
 
     def set_up_storage_reader(
         self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
     ) -> None:
-        """Make sure that what is there is known."""
+        """Make sure that what is there is known, and what of it is this rank's own.
+
+        Only here DCP says which rank of the group this one is, so ``metadata`` changes where that
+        is another one than in the job.
+        """
         if self._found is None:
             self.read_metadata()
+        found, rank = self._found, kwargs.get("rank")
+        if found is not None and rank is not None and rank != found.rank:
+            self._found = found = _Found(found.manifest, found.data, rank)
+            metadata.state_dict_metadata = found.described()
+            metadata.planner_data = found.paths()
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Return the plan as it is: each rank reads for itself."""
@@ -142,14 +148,22 @@ class CheckpointReader(AtPlace, StorageReader):
 
 
 class _Found:
-    """A checkpoint that is read."""
+    """A checkpoint that is read by one rank of some."""
 
-    def __init__(
-        self, manifest: Manifest, leaves: Mapping[str, FlatLeaf], data: StoredData
-    ) -> None:
+    def __init__(self, manifest: Manifest, data: StoredData, rank: int) -> None:
+        remedy = "load it by dtckpt's load, which tells them apart"
         self.manifest = manifest
-        self.leaves = leaves
         self.data = data
+        self.rank = rank
+        self.leaves = flat_leaves(manifest.tree, data.store.url, remedy, rank=rank)
+
+    def described(self) -> dict[str, STORAGE_TYPES]:
+        """Return what DCP has to know of every leaf, by its name."""
+        return {name: _metadata_of(self.tensor(leaf)) for name, leaf in self.leaves.items()}
+
+    def paths(self) -> dict[str, Any]:
+        """Return where every leaf stands in the state, by its name."""
+        return {name: leaf.path for name, leaf in self.leaves.items()}
 
     def leaf(self, name: str) -> FlatLeaf:
         """Return a leaf; LayoutMismatch where there is none of the name."""

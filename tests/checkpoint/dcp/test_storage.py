@@ -51,6 +51,7 @@ from dtckpt.errors import (
 )
 from dtckpt.storage import Fault, FaultyStore, LocalStore, MemoryStore, Rule, Store
 
+from ...ranks import run_ranks
 from ..formats.test_dcp import VALUES, same, stepped, whole
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's own
@@ -182,6 +183,27 @@ def test_what_dtckpt_reads_torch_loads(tmp_path: Path) -> None:
     into = {"a": {"b": torch.zeros(3)}, "step": 0}
     load(into, storage_reader=CheckpointReader(theirs), no_dist=True)
     assert same(into, {"a": {"b": torch.ones(3)}, "step": 2})
+
+
+def test_what_ranks_keep_for_themselves_goes_by_the_rank_in_the_group(tmp_path: Path) -> None:
+    kept: dict[int, Any] = {
+        rank: {"seed": rank, "noise": torch.full((1 + rank,), float(rank))} for rank in range(3)
+    }
+
+    def save_own(rank: int, group: Any) -> None:
+        state = {"own": ckpt.PerRank(kept[rank]), "w": torch.ones(2)}
+        ckpt.save(state, tmp_path, process_group=group)
+
+    run_ranks(3, save_own)
+    for rank in range(3):  # as DCP calls a reader on a rank whose number in the job is 0
+        reader, planner = CheckpointReader(tmp_path), DefaultLoadPlanner()
+        state: Any = {"own": {"seed": -1, "noise": torch.zeros(1 + rank)}, "w": torch.zeros(2)}
+        metadata = reader.read_metadata()
+        planner.set_up_planner(state, metadata, rank == 0)
+        reader.set_up_storage_reader(metadata, rank == 0, rank=rank, use_collectives=True)
+        plan = reader.prepare_local_plan(planner.create_local_plan())
+        reader.read_data(planner.finish_plan(plan), planner).wait()
+        assert same(state, {"own": kept[rank], "w": torch.ones(2)})
 
 
 def test_names_that_torch_would_confuse_are_refused(tmp_path: Path) -> None:
