@@ -15,10 +15,11 @@ from dtckpt.errors import LayoutMismatch, ObjectExists
 from ...storage.base import Store
 from ...storage.one_file import OneFile
 from ...storage.open import open_store
+from ..files.blocks import digest
 from ..files.manifest import Manifest
 from ..formats.names import SAFETENSORS
 from ..formats.opening import manifest_bytes, open_place, parse_manifest, stored_data
-from ..mapping.table import TensorMapping, mapped_manifest
+from ..mapping.table import TensorMapping, mapped_manifest, table_of
 from ..ranks.failing import CalledOff
 from ..ranks.together import DEFAULT_TIMEOUT, Answers, Ranks, closing, ranks_of, together
 from ..reading.batches import counted
@@ -100,12 +101,12 @@ def export(
         wrong=_wrong(format, max_file_bytes),
     )
     with closing(ranks):
-        job = _Export(ranks, part.strip("/"), mapping, format, max_file_bytes)
+        job = _Export(ranks, part.strip("/"), mapping, format, max_file_bytes, overwrite)
         opening = partial(
             job.open, source, target, dict(source_options or {}), dict(target_options or {})
         )
         told = together(ranks, "export: open", opening, lambda _: job.tell())
-        together(ranks, "export: plan", partial(job.plan, told, overwrite=overwrite))
+        together(ranks, "export: plan", partial(job.plan, told))
         together(
             ranks,
             "export: write",
@@ -135,12 +136,14 @@ class _Export:
         mapping: TensorMapping | None,
         format: FormatName,
         max_file_bytes: int,
+        overwrite: bool,
     ) -> None:
         self.ranks = ranks
         self.part = part
         self.mapping = mapping
         self.format: FormatName = format
         self.max_file_bytes = max_file_bytes
+        self.overwrite = overwrite
         self.manifest_text = b""
         self.written: list[str] = []
 
@@ -160,24 +163,38 @@ class _Export:
         return b""
 
     def tell(self) -> bytes:
-        """Return what the coordinator has found, and where."""
-        return json.dumps([self.old.url, self.place.url]).encode() + b"\n" + self.manifest_text
+        """Return what the coordinator was given, and what it has found."""
+        return json.dumps(self._given()).encode() + b"\n" + self.manifest_text
 
-    def plan(self, told: bytes, *, overwrite: bool) -> bytes:
+    def _given(self) -> dict[str, Any]:
+        """Return all that the plan follows from, by the names of arguments."""
+        table = b"" if self.mapping is None else table_of(self.mapping).to_bytes()
+        return {
+            "source": self.old.url,
+            "target": self.place.url if self.only is None else f"{self.place.url}/{self.only}",
+            "format": self.format,
+            "part": self.part,
+            "max_file_bytes": self.max_file_bytes,
+            "overwrite": self.overwrite,
+            "mapping": f"that of digest {digest(table).hex()}" if table else None,
+        }
+
+    def plan(self, told: bytes) -> bytes:
         """Plan all files, alike on all ranks; the coordinator makes room for them."""
-        urls, _, manifest_text = told.partition(b"\n")
-        for url, mine in zip(json.loads(urls), (self.old.url, self.place.url), strict=True):
-            if url != mine:
+        given, _, manifest_text = told.partition(b"\n")
+        mine = self._given()
+        for name, other in json.loads(given).items():
+            if other != mine[name]:
                 raise LayoutMismatch(
-                    f"the ranks were not given the same places: this rank has {mine}, and rank "
-                    f"{self.ranks.all[0]} has {url}. Give them to all alike"
+                    f"the ranks were not given the same {name}: this rank has {mine[name]}, and "
+                    f"rank {self.ranks.all[0]} has {other}. Give it to all alike"
                 )
         self.manifest = parse_manifest(manifest_text, self.old.url)
         self._check_part()
         self.manifest = mapped_manifest(self.manifest, self.mapping, self.old.url, part=self.part)
         self.files = self._format_of(self.manifest)
         if self.ranks.is_coordinator:
-            _make_room(self.place, self.only, self.files, overwrite=overwrite)
+            _make_room(self.place, self.only, self.files, overwrite=self.overwrite)
         return b""
 
     def _check_part(self) -> None:

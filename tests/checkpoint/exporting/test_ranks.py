@@ -80,8 +80,13 @@ def test_one_that_fails_leaves_nothing_of_all(
     [
         ({"format": "hdf5"}, "expected 'safetensors' or 'dcp'"),
         ({"max_file_bytes": 0}, "a number of bytes above zero"),
-        ({"part": "nothing"}, "there is no part 'nothing'"),
-        ({"target": "elsewhere"}, "were not given the same places: this rank has .*elsewhere"),
+        ({"part": "nothing"}, "were not given the same part: this rank has nothing, and rank 0"),
+        ({"target": "elsewhere"}, "were not given the same target: this rank has .*elsewhere"),
+        ({"target": "out/a.safetensors"}, "same target: this rank has .*out/a.safetensors"),
+        ({"max_file_bytes": 300}, "were not given the same max_file_bytes: this rank has 300"),
+        ({"format": "dcp"}, "were not given the same format: this rank has dcp"),
+        ({"overwrite": True}, "were not given the same overwrite: this rank has True"),
+        ({"mapping": [ckpt.Drop("{x*}")]}, "were not given the same mapping: this rank has that"),
     ],
 )
 def test_all_hear_what_is_wrong_on_one(
