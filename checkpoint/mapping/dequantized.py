@@ -9,11 +9,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...dtensor.comm.caches import remembered
 from ...dtensor.geometry.box import Box
 from ..files.stored_tensor import StoredTensor
 from ..tensors.dtypes import DType
@@ -195,7 +195,7 @@ class _Work:
         return pairs.reshape(*plain.shape[:-1], -1)
 
 
-@cache
+@remembered(1)
 def _pairs() -> torch.Tensor:
     """Return the two values of every byte: that of the low bits is the first."""
     import torch

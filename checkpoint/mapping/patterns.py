@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 from dtckpt.errors import LayoutMismatch
+
+from ...dtensor.comm.caches import remembered
 
 _CAPTURE = re.compile(r"\{([a-zA-Z_][a-zA-Z_0-9]*)(\*?)\}")
 
@@ -59,7 +60,7 @@ class Pattern:
         return _CAPTURE.sub(lambda found: captured[found[1]], self.text)
 
 
-@lru_cache(1024)
+@remembered(1024)
 def pattern(text: str) -> Pattern:
     """Return the pattern of a text; LayoutMismatch where it is none."""
     return Pattern(text)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 import operator
-from functools import lru_cache
 from itertools import product
 from typing import Any
 
+from ....dtensor.comm.caches import remembered
 from ....dtensor.geometry.mesh import Mesh
 from ...state.limits import shown
 from .objects import Object, list_of_ints
@@ -40,7 +40,7 @@ Axis = tuple[tuple[int, ...], tuple[int, ...]]
 """Sizes and strides of the axes of a table that are one axis of a mesh."""
 
 
-@lru_cache(maxsize=256)
+@remembered(256)
 def _mesh_of_table(
     names: tuple[str, ...],
     axes: tuple[Axis, ...],

@@ -9,13 +9,13 @@ _dtensor_spec.py and _shard/sharded_tensor/api.py of torch 2.13).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 import torch.distributed.tensor as torch_tensor
 
 from dtckpt.errors import CheckpointError, PlacementError
 
+from ....dtensor.comm.caches import remembered
 from ....dtensor.geometry.box import Box, row_major_strides
 from ....dtensor.geometry.layout import Layout
 from ....dtensor.geometry.mesh import Mesh
@@ -208,7 +208,7 @@ def laid_out(
     return _layout(mesh, tuple(map(_placement, placements)), shape, spec or _Spec())
 
 
-@lru_cache(maxsize=4096)
+@remembered(4096)
 def _layout(mesh: Mesh, placements: tuple[Any, ...], shape: tuple[int, ...], spec: _Spec) -> Layout:
     try:
         layout = layout_of_spec(mesh, placements, shape, spec)

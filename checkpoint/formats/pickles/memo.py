@@ -10,7 +10,8 @@ import pickle
 import pickletools
 import re
 from collections.abc import Iterable
-from functools import cache
+
+from ....dtensor.comm.caches import remembered
 
 _PREFIXED = {  # opcodes whose argument is a length, in so many bytes, and as many bytes
     pickletools.TAKEN_FROM_ARGUMENT1: 1,
@@ -40,7 +41,7 @@ def _any_of(codes: Iterable[int]) -> bytes:
     return b"[" + b"".join(re.escape(bytes([code])) for code in codes) + b"]"
 
 
-@cache
+@remembered(1024)
 def _plain_run(last: int) -> re.Pattern[bytes]:
     """Return what fits a run of opcodes with arguments of fixed lengths, nearly all that there are.
 
