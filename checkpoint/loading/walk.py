@@ -318,6 +318,8 @@ class Walk(Lookup):
         at = self.at(name)
         node = self.index.find(at)
         if self.takes_more and dict_tag(value) is not None:
+            if node is not ABSENT and tag_of(node) in DICT_TAGS and not children(node):
+                self.taken.add(at)
             return None  # a dict of nothing
         if node is ABSENT:
             if self.is_selected(at):
