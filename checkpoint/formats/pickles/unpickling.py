@@ -382,9 +382,11 @@ _KNOWN: dict[str, Any] = {
     "builtins.bytes": Inert(_bytes),
     "builtins.bytearray": Inert(_bytes),
     "_codecs.encode": Inert(_text_to_bytes),
-    "pathlib.PosixPath": Inert(_path),
-    "pathlib.PurePosixPath": Inert(_path),
-    "pathlib.WindowsPath": Inert(_path),
+    **{
+        f"{module}.{name}": Inert(_path)
+        for module in ("pathlib", "pathlib._local")  # as Python 3.13 calls it
+        for name in ("PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")
+    },
     "argparse.Namespace": Namespace,
     "types.SimpleNamespace": Namespace,
     "_io.BytesIO": Stream,

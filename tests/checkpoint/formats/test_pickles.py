@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import tracemalloc
 import zipfile
@@ -11,7 +12,7 @@ from argparse import Namespace
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from datetime import UTC, date, datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import Any
 
@@ -297,3 +298,12 @@ def test_texts_that_no_file_can_hold_are_refused(tmp_path: Path) -> None:
     for state in ({"\ud800": 1}, {"a": {"\ud800": torch.ones(1)}}, {10**5000: 1}, {None: 1}):
         with pytest.raises(CheckpointError, match="is a dict with the key"):
             ckpt.open(with_torch_save(state, tmp_path))
+
+
+@pytest.mark.parametrize("module", ["pathlib", "pathlib._local"])
+def test_paths_are_texts_whatever_python_pickled_them(module: str) -> None:
+    pickled = pickle.dumps({"at": PurePosixPath("a/b")}, protocol=2)
+    name = f"c{PurePosixPath.__module__}\nPurePosixPath\n".encode()
+    assert name in pickled
+    theirs = pickled.replace(name, f"c{module}\nPurePosixPath\n".encode())
+    assert load_pickle(theirs, "here") == {"at": "a/b"}
