@@ -105,7 +105,7 @@ class DcpFiles:
             spans.append((start, made.tell() - start))
             on_read(item.num_bytes)
         with place.create(file, made.tell()) as stream:
-            stream.write(made.getbuffer())
+            stream.write(made.getvalue())  # which is not copied, and no view that outlives an error
         return json.dumps(spans)
 
     def index(self, told: Mapping[str, str]) -> tuple[str, bytes] | None:
