@@ -3,11 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip
-CODE := dtensor checkpoint storage tools tests
+CODE := dtensor checkpoint storage integrations tools tests
 # Tests start some hundred processes, which find all modules compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install check format test mutants demo demo-parallel bench bench-scale bench-dispatch bench-redistribute bench-training bench-random operators test-matrix gpu-check clean
+.PHONY: help install check format test mutants demo demo-parallel bench bench-scale bench-dispatch bench-redistribute bench-training bench-random operators test-matrix test-adapters gpu-check clean
 
 help:
 	@echo "make demo    train, kill a rank during a save, resume on another mesh, prove the losses"
@@ -21,6 +21,7 @@ help:
 	@echo "make operators     every operator against one device; writes docs/operators.md"
 	@echo "make test    the whole test suite"
 	@echo "make test-matrix   the quick part of it on other Pythons and another torch"
+	@echo "make test-adapters   adapters in environments with the frameworks' releases (ADAPTERS=names)"
 	@echo "make gpu-check   what only a machine with a GPU can show; figures into gpu-figures/"
 	@echo "make mutants   changes of the code that some test must notice (MUTANTS=word)"
 	@echo "make check   formatter, linter, type checker"
@@ -61,6 +62,9 @@ test: install
 
 test-matrix: install
 	$(BIN)/python -m tests.matrix $(MATRIX)
+
+test-adapters: install
+	$(BIN)/python -m tests.adapters $(ADAPTERS)
 
 gpu-check: install
 	$(BIN)/python -m tools.gpu --record gpu-figures $(GPU)

@@ -20,6 +20,7 @@ from dtckpt.errors import (
     LayoutMismatch,
     NotCommitted,
     RankFailed,
+    StateChanged,
     StorageError,
     Timeout,
     Unsavable,
@@ -28,13 +29,23 @@ from dtckpt.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from .cleaning import clean
+    from .copying import copy
     from .deleting import delete
+    from .detaching import detach
     from .exporting.exporter import ExportReport, export
     from .files.manifest import Manifest
     from .formats.opening import read_manifest
+    from .job_state.counters import Counters
+    from .job_state.dealing import deal_samples
+    from .job_state.random_numbers import RandomNumbers
     from .laying_out import with_layouts
     from .loading.loader import load
     from .loading.report import LoadReport
+    from .manager.demand import request_save
+    from .manager.emergency import Emergency
+    from .manager.manager import CheckpointManager
+    from .manager.requests import OnSignals
+    from .manager.when import Continuously, EveryMinutes, EverySteps
     from .mapping.copies_rule import Copies
     from .mapping.dequantize import Dequantize
     from .mapping.part_rules import Merge, Split, Stack, Unstack
@@ -45,29 +56,49 @@ if TYPE_CHECKING:
     from .opening import Checkpoint, LazyTensor, open
     from .placing import Placed, Rule, parse_rules, place
     from .resharding import reshard
-    from .saving.background import SaveHandle, SaveProgress, async_save
+    from .runs.keep import Best, Keep
+    from .runs.places import Tier
+    from .saving.background import async_save
+    from .saving.handle import SaveHandle, SaveProgress
     from .saving.job import SaveReport
     from .saving.saver import save
+    from .state.coordinates import Dealing, PerCoordinate
     from .state.tree import PerRank, Stateful
     from .state.values import register_enum
     from .steps import Step, committed_steps, latest
+    from .timing.advice import Advice, advise
+    from .timing.costs import Costs, PhaseCost, PhaseSummary
+    from .timing.observers import Occasion
+    from .timing.telemetry import OpenTelemetry
+    from .timing.trace import Tracing, write_trace
     from .verifying import Problem, VerifyReport, verify
     from .visualizing import visualize
 
 __all__ = [
+    "Advice",
     "AlreadyCommitted",
+    "Best",
     "Busy",
     "Cancelled",
     "Checkpoint",
     "CheckpointError",
+    "CheckpointManager",
+    "Continuously",
     "Copies",
     "Corrupt",
+    "Costs",
+    "Counters",
     "Crop",
+    "Dealing",
     "Dequantize",
     "Drop",
     "DtckptError",
+    "Emergency",
+    "EveryMinutes",
+    "EverySteps",
     "ExportReport",
     "InUse",
+    "Keep",
     "LayoutMismatch",
     "LazyTensor",
     "LoadReport",
@@ -76,11 +107,18 @@ __all__ = [
     "Merge",
     "Move",
     "NotCommitted",
+    "Occasion",
+    "OnSignals",
+    "OpenTelemetry",
     "Pad",
+    "PerCoordinate",
     "PerRank",
     "Permute",
+    "PhaseCost",
+    "PhaseSummary",
     "Placed",
     "Problem",
+    "RandomNumbers",
     "RankFailed",
     "Reshape",
     "Rule",
@@ -89,17 +127,24 @@ __all__ = [
     "SaveReport",
     "Split",
     "Stack",
+    "StateChanged",
     "Stateful",
     "Step",
     "StorageError",
+    "Tier",
     "Timeout",
+    "Tracing",
     "Unsavable",
     "Unstack",
     "VerifyReport",
+    "advise",
     "async_save",
     "clean",
     "committed_steps",
+    "copy",
+    "deal_samples",
     "delete",
+    "detach",
     "export",
     "latest",
     "load",
@@ -109,12 +154,14 @@ __all__ = [
     "place",
     "read_manifest",
     "register_enum",
+    "request_save",
     "reshard",
     "save",
     "trace_mapping",
     "verify",
     "visualize",
     "with_layouts",
+    "write_trace",
 ]
 
 if not TYPE_CHECKING:  # else any name would be one of the module's
@@ -122,13 +169,23 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
         __name__,
         {
             ".cleaning": "clean",
+            ".copying": "copy",
             ".deleting": "delete",
+            ".detaching": "detach",
             ".exporting.exporter": "ExportReport export",
             ".files.manifest": "Manifest",
             ".formats.opening": "read_manifest",
+            ".job_state.counters": "Counters",
+            ".job_state.dealing": "deal_samples",
+            ".job_state.random_numbers": "RandomNumbers",
             ".laying_out": "with_layouts",
             ".loading.loader": "load",
             ".loading.report": "LoadReport",
+            ".manager.demand": "request_save",
+            ".manager.emergency": "Emergency",
+            ".manager.manager": "CheckpointManager",
+            ".manager.requests": "OnSignals",
+            ".manager.when": "Continuously EveryMinutes EverySteps",
             ".mapping.copies_rule": "Copies",
             ".mapping.dequantize": "Dequantize",
             ".mapping.part_rules": "Merge Split Stack Unstack",
@@ -139,12 +196,21 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
             ".opening": "Checkpoint LazyTensor open",
             ".placing": "Placed Rule parse_rules place",
             ".resharding": "reshard",
-            ".saving.background": "SaveHandle SaveProgress async_save",
+            ".runs.keep": "Best Keep",
+            ".runs.places": "Tier",
+            ".saving.background": "async_save",
+            ".saving.handle": "SaveHandle SaveProgress",
             ".saving.job": "SaveReport",
             ".saving.saver": "save",
+            ".state.coordinates": "Dealing PerCoordinate",
             ".state.tree": "PerRank Stateful",
             ".state.values": "register_enum",
             ".steps": "Step committed_steps latest",
+            ".timing.advice": "Advice advise",
+            ".timing.costs": "Costs PhaseCost PhaseSummary",
+            ".timing.observers": "Occasion",
+            ".timing.telemetry": "OpenTelemetry",
+            ".timing.trace": "Tracing write_trace",
             ".verifying": "Problem VerifyReport verify",
             ".visualizing": "visualize",
         },

@@ -17,6 +17,7 @@ from ..storage.base import Store
 from ..storage.open import open_store
 from .files.committing import check_complete, check_free, commit, discard
 from .files.manifest import FileRecord, Manifest
+from .files.stored_data import StoredData
 from .files.stored_tensor import StoredTensor
 from .files.writing import Chunk, Contents, write_file
 from .formats.opening import open_place, read_manifest, stored_data
@@ -57,8 +58,8 @@ def reshard(
         for p in place(manifest, mesh, rules)
     )
     total = sum(tensor.num_bytes for tensor in tensors)
-    reader = BatchedReader(stored_data(old, manifest), counted(on_progress, total))
-    job = _Reshard(reader, new)
+    data = stored_data(old, manifest)
+    job = Rewriting(data, BatchedReader(data, counted(on_progress, total)), new)
     files = job.write_all(tensors)
     made = Manifest(
         save_id=job.save_id,
@@ -73,12 +74,16 @@ def reshard(
 
 
 @dataclass(slots=True)
-class _Reshard:
+class Rewriting:
+    """Data files of a checkpoint that is written anew from another one."""
+
+    data: StoredData
     reader: BatchedReader
     target: Store
     save_id: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def write_all(self, tensors: Sequence[StoredTensor]) -> list[FileRecord]:
+        """Write what the writers of some tensors hold; nothing is left of it after an error."""
         ranks = sorted({rank for tensor in tensors for rank, _ in tensor.chunks()})
         files: list[FileRecord] = []
         try:
@@ -87,6 +92,7 @@ class _Reshard:
                 record = write_file(self.target, contents, save_id=self.save_id, rank=rank)
                 if record is not None:
                     files.append(record)
+            self.data.check_unchanged()
         except BaseException:
             for rank in ranks:
                 discard(self.target, self.save_id, rank)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -17,12 +18,13 @@ from ..storage.open import open_store
 from .files.committing import missing_files
 from .files.foreign import tell_of_others
 from .files.manifest import Manifest, read_manifest_bytes
-from .files.places import MANIFEST
+from .files.places import MANIFEST, record_path
 from .ranks.text import ranks_text
 
 logger = logger_of("checkpoint")
 
 _STEP = re.compile(r"(?:.*\D)?(\d+)")
+_NUM_REQUESTS = 16
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -43,24 +45,42 @@ def committed_steps(
     """Return every checkpoint directly under ``root`` whose manifest is there, oldest first.
 
     Directories are numbered by the digits that end their names (``step-1000``); others are passed
-    over. Half-written checkpoints have no manifest and are not listed.
+    over. Half-written checkpoints have no manifest and are not listed. Costs one listing of one
+    level, whatever the checkpoints hold, and a request for each that has no record beside it
+    (``step-1000.json``, which ``CheckpointManager`` leaves once a checkpoint is committed).
 
     Where there is none, but something else, a warning names it; NotCommitted is raised if that is a
     checkpoint itself or those of ``torch.distributed.checkpoint``. StorageError where ``root``
     cannot be looked at.
     """
     store = open_store(root, **dict(storage_options or {}))
-    steps: list[Step] = []
-    names: list[str] = []
-    for info in store.list():
-        names.append(info.name)
-        name, _, rest = info.name.partition("/")
-        match = _STEP.fullmatch(name)
-        if match and rest == MANIFEST:
-            steps.append(Step(int(match[1]), name, store.substore(name).url))
-    if names and not steps:
-        tell_of_others(store.url, names)
-    return sorted(steps)
+    level = store.level()
+    numbers = {name: int(match[1]) for name in level.folders if (match := _STEP.fullmatch(name))}
+    beside = {info.name for info in level.objects}
+    committed = committed_among(store, list(numbers), beside)
+    if not committed and (level.objects or level.folders):
+        names = [info.name for info in store.list()]
+        # Manifests that are listed and not found: not to be taken for a run that holds nothing.
+        committed = {name for name in numbers if f"{name}/{MANIFEST}" in names}
+        if names and not committed:
+            tell_of_others(store.url, names)
+    return sorted(Step(numbers[name], name, store.substore(name).url) for name in committed)
+
+
+def committed_among(store: Store, names: Sequence[str], beside: Container[str]) -> set[str]:
+    """Return which of the directories in ``store`` are committed checkpoints.
+
+    ``beside`` are the objects of the same level; what has no record there is asked for its
+    manifest, several at a time.
+    """
+    unknown = [name for name in names if record_path(name) not in beside]
+    if not unknown:
+        return set(names)
+    manifests = [f"{name}/{MANIFEST}" for name in unknown]
+    with ThreadPoolExecutor(min(_NUM_REQUESTS, len(unknown)), "dtckpt-steps") as pool:
+        are_there = list(pool.map(store.exists, manifests))
+    gone = {name for name, is_there in zip(unknown, are_there, strict=True) if not is_there}
+    return set(names) - gone
 
 
 def latest(
@@ -97,7 +117,7 @@ def latest(
         return opened[0].url.encode()
 
     def find(urls: Mapping[int, bytes]) -> bytes:
-        _check_same_root(urls)
+        check_same_root(urls)
         found = newest_whole(opened[0])
         return found.name.encode() if found else b""
 
@@ -109,7 +129,7 @@ def latest(
     return Step(int(match[1]) if match else 0, name, opened[0].substore(name).url)
 
 
-def _check_same_root(urls: Mapping[int, bytes]) -> None:
+def check_same_root(urls: Mapping[int, bytes]) -> None:
     """Raise LayoutMismatch where ranks were asked for the checkpoints of different roots."""
     first_rank, first = next(iter(urls.items()))
     others = [rank for rank, url in urls.items() if url != first]
@@ -133,7 +153,7 @@ def newest_whole(store: Store) -> Step | None:
         steps = committed_steps(store)
         for step in reversed(steps):
             try:
-                _check_whole(store.substore(step.name))
+                check_whole(store.substore(step.name))
             except NotCommitted as error:
                 logger.warning("passing over %s: %s", step.url, error)
                 if step.name not in gone:  # deleted since it was listed: others may have come
@@ -158,7 +178,7 @@ def newest_whole(store: Store) -> Step | None:
     return None
 
 
-def _check_whole(place: Store) -> None:
+def check_whole(place: Store) -> None:
     """Raise Corrupt if the manifest is damaged or a data file is not there with its size."""
     before = b""
     missing: list[str] = []

@@ -7,17 +7,17 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from dtckpt.errors import CheckpointError, PlacementError
 
 from ..dtensor.geometry.box import Box
-from ..storage.base import ReadRequest, Store
+from ..storage.base import Store
 from .files.datafile import Entry
 from .files.manifest import FileRecord, Manifest
 from .files.stored_data import Damage, DataFile
 from .formats.opening import open_place, read_manifest, stored_data
-from .reading import limits
+from .reading.whole_files import stretches
 
 _MOST_PROBLEMS = 10_000
 _MOST_LOOKUPS = 200_000
@@ -166,15 +166,9 @@ class _Verification:
 
     def check_blocks(self, file: DataFile, entries: Iterable[Entry]) -> None:
         """Verify all blocks of some chunks, given in file order."""
-        for spans in _batches(entries, file.layout.block_bytes):
-            start, end = spans[0].start, spans[-1].end
-            data = memoryview(bytearray(end - start))
-            file.store.read_into(file.name, [ReadRequest(file.layout.data_start + start, data)])
-            for span in spans:
-                blocks = data[span.start - start : span.end - start]
-                damaged = file.damaged(span.entry, span.start - span.entry.start, blocks)
-                self.report(*map(_damaged, damaged))
-            self.progress(sum(span.end - span.start for span in spans))
+        for stretch in stretches(file, entries):
+            self.report(*map(_damaged, stretch.damaged))
+            self.progress(stretch.num_chunk_bytes)
 
     def count(self, rank: int, entries: Iterable[Entry]) -> None:
         """Count the elements of chunks that a rank was to write; all else is of no use."""
@@ -217,29 +211,6 @@ class _Verification:
         self.checked += num_bytes
         if self.on_progress is not None:
             self.on_progress(self.checked, self.total)
-
-
-class _Span(NamedTuple):
-    """Whole blocks of a chunk; bytes count from the start of the data region."""
-
-    entry: Entry
-    start: int
-    end: int
-
-
-def _batches(entries: Iterable[Entry], block_bytes: int) -> Iterator[list[_Span]]:
-    """Yield chunks in spans that are read together."""
-    step = max(limits.READ_BYTES // block_bytes, 1) * block_bytes
-    batch: list[_Span] = []
-    for entry in entries:
-        for start in range(entry.start, entry.end, step):
-            end = min(start + step, entry.end)
-            if batch and end - batch[0].start > limits.READ_BYTES:
-                yield batch
-                batch = []
-            batch.append(_Span(entry, start, end))
-    if batch:
-        yield batch
 
 
 def _damaged(damage: Damage) -> Problem:

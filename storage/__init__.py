@@ -1,4 +1,4 @@
-"""Where bytes live: one small ``Store`` protocol over local disk and object stores.
+"""Where bytes live: one small ``Store`` protocol over disks, object stores and agents.
 
 ``open_store`` is the way in. Names are imported when they are first used, so that local stores do
 not load the drivers of remote ones.
@@ -16,10 +16,12 @@ from dtckpt.errors import (
 from dtckpt.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from .base import ObjectInfo, ReadRequest, Store, WriteStream
+    from .base import Level, ObjectInfo, ReadRequest, Store, WriteStream
     from .local.store import LocalStore
     from .memory import MemoryStore
     from .open import open_store
+    from .peers.starting import AgentStatus, agent_status, start_agent, stop_agent
+    from .peers.store import PeersStore
     from .remote.fsspec_store import FsspecStore
     from .testing.faults import (
         Call,
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from .testing.faulty import FaultyStore
 
 __all__ = [
+    "AgentStatus",
     "Call",
     "Delay",
     "Fault",
@@ -42,11 +45,13 @@ __all__ = [
     "FlipBit",
     "FsspecStore",
     "Kill",
+    "Level",
     "LocalStore",
     "MemoryStore",
     "ObjectExists",
     "ObjectInfo",
     "ObjectNotFound",
+    "PeersStore",
     "RaiseError",
     "ReadRequest",
     "Rule",
@@ -55,17 +60,22 @@ __all__ = [
     "Store",
     "TornWrite",
     "WriteStream",
+    "agent_status",
     "open_store",
+    "start_agent",
+    "stop_agent",
 ]
 
 if not TYPE_CHECKING:  # else any name would be one of the module's
     __getattr__ = lazy_exports(
         __name__,
         {
-            ".base": "ObjectInfo ReadRequest Store WriteStream",
+            ".base": "Level ObjectInfo ReadRequest Store WriteStream",
             ".local.store": "LocalStore",
             ".memory": "MemoryStore",
             ".open": "open_store",
+            ".peers.starting": "AgentStatus agent_status start_agent stop_agent",
+            ".peers.store": "PeersStore",
             ".remote.fsspec_store": "FsspecStore",
             ".testing.faults": "Call Delay Fault FlipBit Kill RaiseError Rule ShortRead TornWrite",
             ".testing.faulty": "FaultyStore",

@@ -59,7 +59,21 @@ class ObjectInfo:
     size: int
     """In bytes."""
     modified: float | None = field(default=None, compare=False)
-    """When it was written or put here, in seconds since 1970, as far as a listing tells."""
+    """When it was last written to, in seconds since 1970; None where the store does not tell.
+
+    It is as exact as the store is: to a tick of the clock on a local disk, to a second in many
+    object stores. What a listing tells of a local file is when it was put here, if that is later.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """What lies directly below a name: one level of a listing."""
+
+    objects: tuple[ObjectInfo, ...]
+    folders: tuple[str, ...]
+    """Names, relative to the store that was asked, below which there are objects, or were; a
+    folder of a file system may be empty."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -239,7 +253,10 @@ class Store(ABC):
 
     @abstractmethod
     def stat(self, name: str) -> ObjectInfo:
-        """Size of one object; ``ObjectNotFound`` if there is none (a directory is none)."""
+        """Size of one object, and when it was last written to, as it is now, not from any cache.
+
+        ``ObjectNotFound`` if there is none (a directory is none).
+        """
 
     def exists(self, name: str) -> bool:
         """Whether the object is there now, not from any cache."""
@@ -317,6 +334,19 @@ class Store(ABC):
 
         Recursive; ``"a"`` means ``a/...``, not ``ab``. Unfinished writes are not listed.
         """
+
+    def level(self, prefix: str = "") -> Level:
+        """What is directly below ``prefix``, sorted by name, without looking any deeper.
+
+        Costs one listing of one level, whatever the folders hold, where the storage can do so; it
+        lists all, as here, where it cannot. Unfinished writes are not listed.
+        """
+        start = len(prefix) + 1 if prefix else 0
+        found = list(self.list(prefix))
+        objects = (info for info in found if "/" not in info.name[start:])
+        firsts = (info.name[start:].partition("/") for info in found)
+        folders = dict.fromkeys(join(prefix, first) for first, slash, _ in firsts if slash)
+        return Level(tuple(objects), tuple(sorted(folders)))
 
     def leftovers(self, prefix: str = "", *, before: float | None = None) -> Iterator[str]:
         """Names of unfinished writes below ``prefix``, fit for ``delete``, uploads in parts too.

@@ -20,7 +20,7 @@ class OneFile(Store):
         """The store that the file is in."""
 
     def stat(self, name: str) -> ObjectInfo:
-        """Size of the file."""
+        """Size of the file, and when it was last written to."""
         return self._of(name).stat(name)
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:

@@ -16,10 +16,10 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 def open_store(target: str | os.PathLike[str] | Store, **options: object) -> Store:
     """The store rooted at ``target``.
 
-    A path or ``file://`` URL gives a ``LocalStore``, which takes ``direct_io``, any other
-    ``scheme://`` a ``FsspecStore`` with ``options`` handed to its driver; a ``Store`` is returned
-    as it is. ``TypeError`` for options that the target does not take, ``ValueError`` for a URL that
-    cannot be a root, ``StorageError`` if its driver is not installed.
+    A path or ``file://`` URL gives a ``LocalStore``, which takes ``direct_io``, ``peers://job`` a
+    ``PeersStore``, any other ``scheme://`` a ``FsspecStore`` with ``options`` handed to its driver;
+    a ``Store`` is returned as it is. ``TypeError`` for options that the target does not take,
+    ``ValueError`` for a URL that cannot be a root, ``StorageError`` if its driver is not installed.
     """
     if isinstance(target, Store):
         _refuse(options, "a store that is open")
@@ -34,6 +34,8 @@ def open_store(target: str | os.PathLike[str] | Store, **options: object) -> Sto
         return _local(path, options)
     if match[1].lower() in ("file", "local"):
         return _local(_local_path(path[match.end() :]), options)
+    if match[1].lower() == "peers":
+        return _peers(path, options)
     from .remote.fsspec_store import FsspecStore
 
     return FsspecStore(path, **options)
@@ -42,6 +44,13 @@ def open_store(target: str | os.PathLike[str] | Store, **options: object) -> Sto
 def _local(path: str, options: dict[str, Any]) -> LocalStore:
     _refuse({name for name in options if name != "direct_io"}, "a local path")
     return LocalStore(path, **options)
+
+
+def _peers(path: str, options: dict[str, Any]) -> Store:
+    from .peers.store import OPTIONS, PeersStore
+
+    _refuse(options.keys() - OPTIONS, "a store in the memory of agents")
+    return PeersStore(path, **options)
 
 
 def _local_path(rest: str) -> str:

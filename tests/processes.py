@@ -46,7 +46,7 @@ def run_processes(module: str, size: int, *args: str, timeout: float = 180) -> l
             launcher.wait()
         assert launcher.returncode == 0, told
         texts = [_output(folder, rank).read_text() for rank in range(size)]
-    failed = [rank for rank, code in enumerate(json.loads(told)) if code != 0]
+    failed = [rank for rank, code in enumerate(json.loads(told.splitlines()[-1])) if code]
     told = "\n".join(f"rank {rank}:\n{texts[rank][-3000:]}" for rank in failed)
     assert not failed, told
     return texts

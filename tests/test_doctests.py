@@ -15,7 +15,13 @@ NAMES = [*(name for name, _ in modules()), *modules_of_tools()]
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.endswith("__main__")])
 def test_examples_in_docstrings(name: str) -> None:
-    failures = doctest.testmod(importlib.import_module(name)).failed
+    try:
+        module = importlib.import_module(name)
+    except ImportError as error:
+        if not name.startswith("dtckpt.integrations."):
+            raise
+        pytest.skip(str(error))
+    failures = doctest.testmod(module).failed
     if dist.is_initialized():  # a mesh of one rank makes its own group
         dist.destroy_process_group()
     assert failures == 0

@@ -16,12 +16,16 @@ MAY_IMPORT = {
     "storage": set[str](),
     "dtensor": set[str](),
     "checkpoint": {"dtensor", "storage"},
+    "integrations": {"checkpoint", "storage"},
     "tools": {"checkpoint", "dtensor", "storage"},
 }
+FRAMEWORKS = ("lightning", "transformers", "accelerate", "torchtitan", "torchft", "verl")
+"""What integrations/ alone may import."""
 FLOORS = {
     "checkpoint": (
         "state",
         "ranks",
+        "timing",
         "tensors",
         "files",
         "formats",
@@ -29,11 +33,15 @@ FLOORS = {
         "copies",
         "mapping",
         "optimizers",
+        "staging",
         "saving",
         "loading",
+        "job_state",
         "exporting",
         "dcp",
         "",
+        "runs",
+        "manager",
     ),
     "dtensor": (
         "torch_private",
@@ -54,12 +62,14 @@ FLOORS = {
         "elastic",
         "experimental",
     ),
+    "integrations": ("", "lightning", "torchft"),
     "storage": (
         "names",
         "failures",
         "base",
         "arena",
         "local",
+        "peers",
         "remote",
         "testing",
         "",
@@ -91,7 +101,7 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
 
 @pytest.mark.parametrize("package", MAY_IMPORT)
 def test_imports_point_down(package: str) -> None:
-    allowed = MAY_IMPORT[package] | {package, "errors", "lazy", "logs"}
+    allowed = MAY_IMPORT[package] | {package, "addresses", "errors", "lazy", "logs"}
     for path in (ROOT / package).rglob("*.py"):
         if "namespace" in path.parts:
             continue
@@ -108,6 +118,17 @@ def test_no_code_imports_tests_or_what_is_not_installed(package: str) -> None:
                 names = [node.module or ""]
             for name in names:
                 assert name.split(".")[0] not in ("tests", "tools"), f"{path}:{name}"
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_no_code_imports_a_framework_as_it_is_loaded(package: str) -> None:
+    """Adapters ask ``frameworks.framework`` for theirs, which says how to install it."""
+    for path in (ROOT / package).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            assert not {name.split(".")[0] for name in names} & set(FRAMEWORKS), path
 
 
 def imported_modules(path: Path, package: Path) -> Iterator[Path]:
@@ -139,11 +160,12 @@ def floor_of(path: Path, package: str) -> str:
 @pytest.mark.parametrize("package", FLOORS)
 def test_floors_import_those_below_them(package: str) -> None:
     height = {floor: number for number, floor in enumerate(FLOORS[package])}
+    own = ROOT / package / "__init__.py"  # names everything
     up = [
         f"{path.relative_to(ROOT)} imports {target.relative_to(ROOT)}"
         for path, targets in modules_of(package).items()
         for target in targets
-        if height[floor_of(path, package)] < height[floor_of(target, package)]
+        if path != own and height[floor_of(path, package)] < height[floor_of(target, package)]
     ]
     assert not up
 
@@ -202,6 +224,8 @@ def test_manifests_are_read_without_torch_and_numpy(tmp_path: Path) -> None:
         f"c.read_manifest(s.open_store({str(tmp_path)!r}))"
     )
     assert not {"torch", "numpy", "fsspec"} & loaded_by(code)
+    code = f"import dtckpt.checkpoint.manager as m; m.request_save({str(tmp_path)!r})"
+    assert not {"torch", "numpy", "fsspec"} & loaded_by(code)
     code = f"import dtckpt.checkpoint as c; c.verify({str(tmp_path)!r})"
     assert not {"torch", "fsspec"} & loaded_by(code)
     code = (
@@ -211,7 +235,9 @@ def test_manifests_are_read_without_torch_and_numpy(tmp_path: Path) -> None:
     assert not {"torch", "fsspec"} & loaded_by(code)
 
 
-@pytest.mark.parametrize("package", ["checkpoint", "dtensor", "dtensor.debug", "storage"])
+@pytest.mark.parametrize(
+    "package", ["checkpoint", "checkpoint.manager", "dtensor", "dtensor.debug", "storage"]
+)
 def test_all_names_everything_public(package: str) -> None:
     import importlib
 

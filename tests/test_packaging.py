@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 NAMESPACE = ROOT / "tools" / "namespace"  # installed as dtckpt itself
 NOT_INSTALLED = tuple(ROOT / "tools" / name for name in ("bench", "demo", "demo_parallel", "gpu"))
 RUN_FROM_THE_ROOT = tuple(f"tools.{folder.name}" for folder in NOT_INSTALLED)
-FOLDERS = ("dtensor", "checkpoint", "storage", "tools")
+FOLDERS = ("dtensor", "checkpoint", "storage", "integrations", "tools")
 
 
 def modules() -> Iterator[tuple[str, Path]]:

@@ -6,6 +6,8 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,14 +27,39 @@ AFTER = {
 expected = torch.load(f"{old}/expected.pt")["logits of 0 to 4"]
 torch.testing.assert_close(llama(torch.arange(5).unsqueeze(0)).logits, expected)
 assert int(step) == 1 and float(moments["exp_avg"]["lm_head.weight"].abs().max()) > 0
-"""
+""",
+    "docs/memory-tier.md": """
+from dtckpt.storage import agent_status, stop_agent
+ckpt.async_save({}, "runs/other").result()  # after the ones before
+held = ckpt.committed_steps("peers://run-17")
+assert [step.number for step in held] == [30] and newest().url == "peers://run-17/step-30"
+assert stop_agent("run-17") and agent_status("run-17") is None
+assert newest().name == "step-30" and "peers" not in newest().url
+""",
 }
 
 
+@pytest.fixture
+def agents() -> Iterator[Path]:
+    """A directory for sockets of agents: their names are short."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name) / "agents"
+
+
 @pytest.mark.parametrize(
-    ("page", "least_blocks", "num_commands"), [("README.md", 5, 4), ("docs/moving-in.md", 5, 2)]
+    ("page", "least_blocks", "num_commands"),
+    [
+        ("README.md", 5, 4),
+        ("docs/costs.md", 3, 0),
+        ("docs/guide.md", 10, 2),
+        ("docs/job-state.md", 3, 0),
+        ("docs/memory-tier.md", 1, 0),
+        ("docs/moving-in.md", 5, 2),
+    ],
 )
-def test_pages_run(page: str, least_blocks: int, num_commands: int, tmp_path: Path) -> None:
+def test_pages_run(
+    page: str, least_blocks: int, num_commands: int, tmp_path: Path, agents: Path
+) -> None:
     text = (ROOT / page).read_text()
     found = BLOCK.findall(text)
     blocks = [code for language, code in found if language == "python"]
@@ -44,7 +71,7 @@ def test_pages_run(page: str, least_blocks: int, num_commands: int, tmp_path: Pa
         run = subprocess.run(
             [sys.executable, "-W", "ignore", str(script)],
             cwd=tmp_path,
-            env=ALONE,
+            env=ALONE | {"DTCKPT_AGENT_DIR": str(agents)},
             capture_output=True,
             text=True,
             timeout=120,

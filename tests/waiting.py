@@ -23,9 +23,9 @@ def beside_each_other(body: Callable[..., object], cases: Iterable[tuple[Any, ..
         raise BaseExceptionGroup(f"{len(errors)} of {len(listed)} cases failed", errors)
 
 
-def wait_for(condition: Callable[[], object]) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 20) -> None:
     """Wait until something holds; AssertionError if it does not for long."""
-    limit = time.monotonic() + 20
+    limit = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < limit
         time.sleep(0.005)

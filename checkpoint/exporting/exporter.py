@@ -10,7 +10,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Literal
 
-from dtckpt.errors import LayoutMismatch, ObjectExists
+from dtckpt.errors import CheckpointError, LayoutMismatch, ObjectExists
 
 from ...storage.base import Store
 from ...storage.one_file import OneFile
@@ -18,7 +18,13 @@ from ...storage.open import open_store
 from ..files.blocks import digest
 from ..files.manifest import Manifest
 from ..formats.names import SAFETENSORS
-from ..formats.opening import manifest_bytes, open_place, parse_manifest, stored_data
+from ..formats.opening import (
+    ManifestText,
+    manifest_text,
+    open_place,
+    parse_manifest,
+    stored_data,
+)
 from ..mapping.table import TensorMapping, mapped_manifest, table_of
 from ..ranks.failing import CalledOff
 from ..ranks.together import DEFAULT_TIMEOUT, Answers, Ranks, closing, ranks_of, together
@@ -107,13 +113,9 @@ def export(
         )
         told = together(ranks, "export: open", opening, lambda _: job.tell())
         together(ranks, "export: plan", partial(job.plan, told))
-        together(
-            ranks,
-            "export: write",
-            partial(job.write, on_progress),
-            job.finish,
-            on_failure=lambda _: job.take_away(),
-        )
+        write = partial(job.write, on_progress)
+        together(ranks, "export: write", write, on_failure=job.take_away)
+        together(ranks, "export: finish", job.check, job.finish, on_failure=job.take_away)
         return job.report()
 
 
@@ -144,8 +146,10 @@ class _Export:
         self.format: FormatName = format
         self.max_file_bytes = max_file_bytes
         self.overwrite = overwrite
-        self.manifest_text = b""
+        self.made = ManifestText()
         self.written: list[str] = []
+        self.told: dict[str, str] = {}
+        """What the index must know of the files of this rank."""
 
     def open(
         self,
@@ -159,12 +163,12 @@ class _Export:
         self.place, self.only = _place(target, target_options, self.format)
         _refuse_source(self.old, self.place)
         if self.ranks.is_coordinator:
-            self.manifest_text = manifest_bytes(self.old)
+            self.made = manifest_text(self.old)
         return b""
 
     def tell(self) -> bytes:
         """Return what the coordinator was given, and what it has found."""
-        return json.dumps(self._given()).encode() + b"\n" + self.manifest_text
+        return json.dumps(self._given()).encode() + b"\n" + self.made.text
 
     def _given(self) -> dict[str, Any]:
         """Return all that the plan follows from, by the names of arguments."""
@@ -181,7 +185,7 @@ class _Export:
 
     def plan(self, told: bytes) -> bytes:
         """Plan all files, alike on all ranks; the coordinator makes room for them."""
-        given, _, manifest_text = told.partition(b"\n")
+        given, _, text = told.partition(b"\n")
         mine = self._given()
         for name, other in json.loads(given).items():
             if other != mine[name]:
@@ -189,7 +193,7 @@ class _Export:
                     f"the ranks were not given the same {name}: this rank has {mine[name]}, and "
                     f"rank {self.ranks.all[0]} has {other}. Give it to all alike"
                 )
-        self.manifest = parse_manifest(manifest_text, self.old.url)
+        self.manifest = parse_manifest(text, self.old.url, self.made.seen)
         self._check_part()
         self.manifest = mapped_manifest(self.manifest, self.mapping, self.old.url, part=self.part)
         self.files = self._format_of(self.manifest)
@@ -217,10 +221,10 @@ class _Export:
         )
 
     def write(self, on_progress: Callable[[int, int], None] | None) -> bytes:
-        """Write the files of this rank and return what the index must know of them."""
+        """Write the files of this rank."""
         turn, count = self.ranks.all.index(self.ranks.rank), len(self.ranks.all)
         mine = self.files.files[turn::count]
-        data = stored_data(self.old, self.manifest)
+        self.data = stored_data(self.old, self.manifest)
         progress = counted(on_progress, self.files.num_bytes)
 
         def on_read(num_bytes: int) -> None:
@@ -229,11 +233,19 @@ class _Export:
                 raise CalledOff
             progress(num_bytes)
 
-        told: dict[str, str] = {}
         for file in mine:
-            told[file] = self.files.write(file, self.place, data, on_read)
+            self.told[file] = self.files.write(file, self.place, self.data, on_read)
             self.written.append(file)  # only now: a file that is there already is another's
-        return json.dumps(told).encode()
+        return b""
+
+    def check(self) -> bytes:
+        """Return what the index must know of the files of this rank; all have read all by now.
+
+        A rank that opened a file without checksums later than others would not see that they have
+        read another version of it: each asks once more for those that it opened itself.
+        """
+        self.data.check_unchanged()
+        return json.dumps(self.told).encode()
 
     def finish(self, answers: Answers) -> bytes:
         """Write what tells of all files; runs on the coordinator."""
@@ -252,7 +264,7 @@ class _Export:
             raise
         return b""
 
-    def take_away(self) -> None:
+    def take_away(self, _: CheckpointError) -> None:
         """Delete what this rank has written."""
         self.place.delete(self.written)
 

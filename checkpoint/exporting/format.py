@@ -46,6 +46,8 @@ class Format(Protocol):
     ) -> str:
         """Write one of the files, and return what ``index`` must know of it.
 
+        Once all files are written the caller asks whether ``data`` is still what it was.
+
         ``on_read`` is called with the number of bytes of tensors after each read.
         """
         ...

@@ -76,6 +76,8 @@ class SafetensorsFiles:
             for source in BatchedReader(data, on_read).sources(parts):
                 for piece in source.pieces(PIECE_BYTES):
                     stream.write(piece)
+            if len(self._files) == 1:  # without an index, the file counts as soon as it appears
+                data.check_unchanged()
         return ""
 
     def index(self, told: Mapping[str, str]) -> tuple[str, bytes] | None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from dtckpt.errors import CheckpointError, Corrupt, NotCommitted, ObjectNotFound, StorageError
 
 from ...dtensor.geometry.layout import Layout
-from ...storage.base import Store
+from ...storage.base import ObjectInfo, Store
 from ...storage.names import check_component
 from ..state.limits import (
     MAX_JSON_NESTING,
@@ -88,6 +88,9 @@ class FileRecord:
     """Name in the store of a file that another program wrote; None where a save gave it."""
     places: tuple[Place, ...] = ()
     """Of the chunks in a file that has no header."""
+    seen: ObjectInfo | None = field(default=None, compare=False, repr=False)
+    """What was told of another program's file before it was read for the manifest, in this process:
+    other hosts may have copies of their own, of other times."""
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""

@@ -9,3 +9,8 @@ MANIFEST = "manifest.json"
 def data_path(save_id: str, rank: int) -> str:
     """Return the name of a rank's data file; a save id is never used twice."""
     return f"data/{save_id}/{rank:05d}.safetensors"
+
+
+def record_path(checkpoint: str) -> str:
+    """Return the name of the record that a run keeps of a committed checkpoint, beside it."""
+    return f"{checkpoint}.json"

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from dtckpt.errors import Corrupt, ObjectNotFound
 
 from ...dtensor.geometry.box import Box
-from ...storage.base import ReadRequest, Store
+from ...storage.base import ObjectInfo, ReadRequest, Store
 from ..state.limits import check_metadata_bytes
 from .blocks import DIGEST_BYTES, digest, num_blocks
 from .datafile import Entry, FileLayout, parse_header
 from .manifest import FileRecord, Manifest, data_path
 from .stored_tensor import StoredTensor
+
+_NUM_ASKING = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,8 +35,24 @@ class DataFile:
     record: FileRecord
     source: str | None = None
     """Name of the checkpoint that wrote it, unless it is the one that is read."""
-    has_digests: bool = True
-    """Whether there is anything to compare what is read with."""
+    seen: ObjectInfo | None = None
+    """Of a file without checksums: what the store told of it before any of it was read."""
+
+    def check_unchanged(self) -> None:
+        """Raise Corrupt if a file without checksums is not, as it was when it was opened.
+
+        Whoever has read of it asks this before anything that was read counts: nothing else tells
+        elements of two versions apart.
+        """
+        if self.seen is None:
+            return
+        try:
+            now = self.store.stat(self.name)
+        except ObjectNotFound as error:
+            raise Corrupt(
+                f"{self.where}: the file was taken away while it was read. Load it anew"
+            ) from error
+        check_same(self.where, self.seen, now)
 
     def digests(self, entry: Entry) -> bytes:
         """Return the digests of a chunk's blocks, one after the other."""
@@ -45,7 +65,7 @@ class DataFile:
 
         ``data`` is whole blocks, of which the first starts ``low`` bytes into the chunk.
         """
-        if not self.has_digests:
+        if self.seen is not None:
             return []
         size = self.layout.block_bytes
         at = (entry.first_block + low // size) * DIGEST_BYTES
@@ -145,6 +165,14 @@ class StoredData:
             if file is not None:
                 self._table_bytes -= len(file.table)
 
+    def check_unchanged(self) -> None:
+        """Raise Corrupt if a file without checksums is not as it was when it was opened."""
+        with self._lock:
+            files = [file for file in self._files.values() if file.seen is not None]
+        if files:
+            with ThreadPoolExecutor(_NUM_ASKING, thread_name_prefix="dtckpt-asking") as pool:
+                list(pool.map(DataFile.check_unchanged, files))
+
     def _open(self, store: Store, record: FileRecord, save_id: str, source: str | None) -> DataFile:
         """Open a file, unless the tables of all open ones take more memory than they may."""
         total = self._table_bytes + record.table_bytes
@@ -152,7 +180,7 @@ class StoredData:
         if self._open_foreign is not None:
             file = self._open_foreign(store, self.manifest.stored or self.manifest, record)
         else:
-            file = _open(store, record, save_id, source)
+            file = open_data_file(store, record, save_id, source)
         self._table_bytes = total
         return file
 
@@ -179,24 +207,49 @@ class StoredData:
         return file, entry
 
 
-def check_size(store: Store, name: str, expected: int) -> None:
-    """Raise Corrupt unless a file is there and has so many bytes."""
-    where = f"{store.url}/{name}"
-    try:
-        size = store.stat(name).size
-    except ObjectNotFound as error:
+def check_same(where: str, seen: ObjectInfo, now: ObjectInfo) -> None:
+    """Raise Corrupt if length or time tell that a file was written to since it was seen.
+
+    Stores need not tell the time.
+    """
+    is_timed = seen.modified is not None and now.modified is not None
+    if seen.size != now.size or (is_timed and seen.modified != now.modified):
         raise Corrupt(
-            f"{where}: this data file is missing, though the checkpoint was committed with "
-            f"it ({expected} bytes). Restore the file or load another checkpoint"
-        ) from error
-    if size != expected:
-        raise Corrupt(
-            f"{where}: the file has {size} bytes, expected {expected}; it was truncated "
-            "or replaced. Load another checkpoint"
+            f"{where}: the file was written to while it was read, and has no checksums that would "
+            f"tell what is of which version: it had {seen.size} bytes{_written(seen)}, and has "
+            f"{now.size}{_written(now)}. Load it anew"
         )
 
 
-def _open(store: Store, record: FileRecord, save_id: str, source: str | None) -> DataFile:
+def _written(info: ObjectInfo) -> str:
+    """Return when a file was written, for messages."""
+    if info.modified is None:
+        return ""
+    return f" written at {datetime.fromtimestamp(info.modified, UTC).isoformat()}"
+
+
+def check_size(store: Store, name: str, expected: int) -> ObjectInfo:
+    """Return what is told of a file; Corrupt unless it is there and has so many bytes."""
+    where = f"{store.url}/{name}"
+    try:
+        info = store.stat(name)
+    except ObjectNotFound as error:
+        raise Corrupt(
+            f"{where}: this data file is missing, though the checkpoint was committed with "
+            f"it ({expected} bytes): {error}. Restore the file or load another checkpoint"
+        ) from error
+    if info.size != expected:
+        raise Corrupt(
+            f"{where}: the file has {info.size} bytes, expected {expected}; it was truncated "
+            "or replaced. Load another checkpoint"
+        )
+    return info
+
+
+def open_data_file(
+    store: Store, record: FileRecord, save_id: str, source: str | None = None
+) -> DataFile:
+    """Open a data file that dtckpt has written; Corrupt unless it is the one of the record."""
     name = data_path(save_id, record.rank)
     where = f"{store.url}/{name}"
     check_size(store, name, record.size)

@@ -31,7 +31,7 @@ from .archives.archive import Archive, Span, open_archives
 from .archives.archived_files import IN_SAFETENSORS, ZSTD, open_compressed
 from .archives.value_tensors import ValueTensors
 from .file_layouts import FileLayouts, unflattened
-from .files import record_of, size_of_file
+from .files import info_of_file, record_of
 from .names import METADATA, OF_TORCH
 from .pickles.unpickling import Inert, Record, load_pickle
 from .trees import ValueNodes, component_of, name_of, paths_of, tree_of_paths
@@ -111,8 +111,8 @@ class _Index:
         self._files = sorted(names)
         self._numbers = {name: number for number, name in enumerate(self._files)}
         with ThreadPoolExecutor(_NUM_READERS, thread_name_prefix="dtckpt-sizes") as pool:
-            sizes = list(pool.map(partial(size_of_file, store), self._files))
-        self._sizes = dict(zip(self._files, sizes, strict=True))
+            seen = list(pool.map(partial(info_of_file, store), self._files))
+        self._seen = dict(zip(self._files, seen, strict=True))
         for places in self._archives.values():
             for place in places.values():
                 self._check(place)
@@ -220,7 +220,7 @@ class _Index:
 
     def _check(self, at: _Where) -> None:
         """Raise Corrupt where a file is shorter than an archive in it tells."""
-        size, last = self._sizes[at.file], at.span.start + at.span.size
+        size, last = self._seen[at.file].size, at.span.start + at.span.size
         if last > size:
             raise Corrupt(
                 f"{self._store.url}/{at.file}: the file has {size} bytes, {METADATA} tells of "
@@ -229,7 +229,7 @@ class _Index:
 
     def _record(self, file: str) -> FileRecord:
         places = tuple(sorted(self._places[file], key=lambda place: (place.start, place.key)))
-        return record_of(self._numbers[file], file, self._sizes[file], places)
+        return record_of(self._numbers[file], self._seen[file], places)
 
 
 def _where(info: Any, where: str) -> _Where:

@@ -9,11 +9,11 @@ from itertools import islice
 
 from dtckpt.errors import Corrupt, ObjectNotFound
 
-from ...storage.base import Store
+from ...storage.base import ObjectInfo, Store
 from ...storage.one_file import OneFile
 from ..files.datafile import Entry, FileLayout
 from ..files.manifest import FileRecord, Place
-from ..files.stored_data import DataFile
+from ..files.stored_data import DataFile, check_same
 
 _MOST_ENTRIES = 10_000
 
@@ -34,10 +34,10 @@ def names_in(store: Store) -> list[str]:
     return [info.name for info in islice(store.list(), _MOST_ENTRIES)]
 
 
-def size_of_file(store: Store, file: str) -> int:
-    """Return the length of a file of a checkpoint; Corrupt where it is missing."""
+def info_of_file(store: Store, file: str) -> ObjectInfo:
+    """Return what a store tells of a file of a checkpoint; Corrupt where it is missing."""
     try:
-        return store.stat(file).size
+        return store.stat(file)
     except ObjectNotFound as error:
         where = where_of(store, file)
         raise Corrupt(f"{where}: this file of the checkpoint is missing. Fetch it again") from error
@@ -58,8 +58,7 @@ def reach_bytes(sizes: tuple[int, ...], strides: tuple[int, ...] | None, itemsiz
 
 def record_of(
     number: int,
-    name: str,
-    size: int,
+    seen: ObjectInfo,
     places: Iterable[Place],
     *,
     digest: str = "",
@@ -67,24 +66,33 @@ def record_of(
 ) -> FileRecord:
     """Return what a manifest has of a file without a header, of which places tell the chunks.
 
-    ``fingerprint`` is what is compared when the file is opened, in the place of checksums.
+    ``seen`` is what was told of it before anything of it was read, and ``fingerprint`` what is
+    compared when the file is opened, in the place of checksums.
     """
     return FileRecord(
         rank=number,
-        size=size,
+        size=seen.size,
         header_bytes=0,
-        data_bytes=size,
+        data_bytes=seen.size,
         header_digest=digest,
         table_digest=fingerprint,
-        name=name,
+        name=seen.name,
         places=tuple(places),
+        seen=seen,
     )
 
 
 def data_file(
-    store: Store, name: str, record: FileRecord, entries: Mapping[str, Entry]
+    store: Store, seen: ObjectInfo, record: FileRecord, entries: Mapping[str, Entry]
 ) -> DataFile:
-    """Return a file of a known record and entries: blocks of one byte, and nothing to verify by."""
+    """Return a file of a known record and entries: blocks of one byte, and nothing to verify by.
+
+    ``seen`` is what was told of it before it was opened. Raises Corrupt where that is not what was
+    told when the record was made.
+    """
+    name = seen.name
+    if record.seen is not None:
+        check_same(where_of(store, name), record.seen, seen)
     layout = FileLayout(
         save_id="",
         block_bytes=1,
@@ -93,4 +101,4 @@ def data_file(
         num_blocks=0,
         entries=dict(entries),
     )
-    return DataFile(store, name, where_of(store, name), layout, b"", record, has_digests=False)
+    return DataFile(store, name, where_of(store, name), layout, b"", record, seen=seen)

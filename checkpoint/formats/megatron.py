@@ -32,7 +32,7 @@ from . import dcp
 from .archives.archive import Span, open_archives
 from .archives.value_tensors import ValueTensors
 from .file_layouts import FileLayouts
-from .files import record_of, size_of_file
+from .files import info_of_file, record_of
 from .names import COMMON, CONFIG, METADATA, OF_MEGATRON
 from .pickles.unpickling import Namespace, is_known, load_pickle
 from .trees import ValueNodes
@@ -67,7 +67,7 @@ def find(store: Store) -> Manifest | None:
                 f"{expected!r}. Load it with Megatron and save it so"
             )
     for name in (METADATA, COMMON):
-        size_of_file(store, name)  # Corrupt where it is missing
+        info_of_file(store, name)  # Corrupt where it is missing
     return _with_common(dcp.read(store), store)
 
 
@@ -86,15 +86,15 @@ def _config(store: Store) -> dict[str, Any] | None:
 
 def _with_common(made: Manifest, store: Store) -> Manifest:
     """Return a manifest with what ``common.pt`` has."""
-    where, size, number = f"{store.url}/{COMMON}", size_of_file(store, COMMON), len(made.files)
-    archive = open_archives(store, COMMON, [Span(0, size)])[0]
+    where, seen, number = f"{store.url}/{COMMON}", info_of_file(store, COMMON), len(made.files)
+    archive = open_archives(store, COMMON, [Span(0, seen.size)])[0]
     archive.check_byte_order()
     pickled = archive.read("data.pkl")
     value = load_pickle(pickled, where, _Known())
     if dict_tag(value) is None:
         raise Corrupt(f"{where}: expected a dict, got {shown(value)}")
     left_out = _LeftOut(where)
-    whole = Place("", 0, size)
+    whole = Place("", 0, seen.size)
     tensors = ValueTensors(FileLayouts(store.url, []), number, whole, where, archive)
     tree = ValueNodes(where, tensors.kinds, tensors.node).node(left_out.without(value, ()), ())
     nodes = [(key, node) for key, _, node in children(tree)]
@@ -102,7 +102,7 @@ def _with_common(made: Manifest, store: Store) -> Manifest:
     twice = {key for key, _, _ in children(tree)} & {key for key, _, _ in children(made.tree)}
     if twice:
         raise Corrupt(f"{where}: has {sorted(map(str, twice))[0]!r}, as {METADATA} has")
-    record = record_of(number, COMMON, size, tensors.places, digest=digest(pickled).hex())
+    record = record_of(number, seen, tensors.places, digest=digest(pickled).hex())
     if left_out.found:
         told = ", ".join(f"{name} ({kind})" for name, kind in left_out.found.items())
         logger.warning("%s: left out objects of Megatron: %s", where, told)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dtckpt.errors import NotCommitted
@@ -122,21 +123,35 @@ def open_place(target: str | os.PathLike[str] | Store, **options: Any) -> Store:
     return open_store(target, **options)
 
 
-def manifest_bytes(store: Store) -> bytes:
+@dataclass(frozen=True, slots=True)
+class ManifestText:
+    """The manifest of what lies in a store, as ranks give it to each other."""
+
+    text: bytes = b""
+    seen: tuple[FileRecord, ...] = ()
+    """Files of other programs as this process, which made the manifest, has seen them."""
+
+
+def manifest_text(store: Store) -> ManifestText:
     """Return the text of the manifest of what lies in a store, for ``parse_manifest``.
 
     NotCommitted, saying what is there instead, where it is no checkpoint that dtckpt reads.
     """
     try:
-        return _ON_DISK + read_manifest_bytes(store)
+        return ManifestText(_ON_DISK + read_manifest_bytes(store))
     except NotCommitted as error:
-        return _MADE + _made(store, error).to_bytes()
+        made = _made(store, error)
+        return ManifestText(_MADE + made.to_bytes(), made.files)
 
 
-def parse_manifest(text: bytes, url: str) -> Manifest:
-    """Return the manifest of a text that ``manifest_bytes`` returned, on this rank or another."""
+def parse_manifest(text: bytes, url: str, seen: tuple[FileRecord, ...] = ()) -> Manifest:
+    """Return the manifest of a text that ``manifest_text`` returned, on this rank or another.
+
+    ``seen`` is what it returned beside, on the rank that called it.
+    """
     formats = tuple(_OPENERS) if text[:1] == _MADE else (OURS,)
-    return Manifest.from_bytes(text[1:], f"{url}/{MANIFEST}", formats=formats)
+    manifest = Manifest.from_bytes(text[1:], f"{url}/{MANIFEST}", formats=formats)
+    return replace(manifest, files=seen) if seen else manifest
 
 
 def read_manifest(store: Store) -> Manifest:

@@ -20,7 +20,7 @@ from dtckpt.errors import CheckpointError, Corrupt
 from ...dtensor.geometry.box import Box
 from ...dtensor.geometry.irregular import IrregularLayout
 from ...dtensor.geometry.layout import Layout
-from ...storage.base import Store
+from ...storage.base import ObjectInfo, Store
 from ..files.blocks import digest
 from ..files.datafile import Entry, entries_of
 from ..files.manifest import FileRecord, Manifest
@@ -30,7 +30,7 @@ from ..state.limits import check_metadata_bytes, object_of, parse_json, shown, s
 from ..state.names import key_component, key_of
 from ..state.tree import container_node
 from .file_layouts import FileLayouts
-from .files import data_file, size_of_file, where_of
+from .files import data_file, info_of_file, where_of
 
 FORMAT = "safetensors"
 _SHARDS = "DCP_SHARDING_INFO"
@@ -123,7 +123,7 @@ def open_file(store: Store, manifest: Manifest, record: FileRecord) -> DataFile:
     """Return a file that a manifest knows; Corrupt unless it is what it was then."""
     name = manifest.path_of(record)
     where = where_of(store, name)
-    check_size(store, name, record.size)
+    seen = check_size(store, name, record.size)
     header = read_header(
         store, name, record.rank, end=record.size, header_bytes=record.header_bytes
     )
@@ -134,7 +134,7 @@ def open_file(store: Store, manifest: Manifest, record: FileRecord) -> DataFile:
         for name, entry in header.entries.items()
         if (key := _key(manifest, key_component(name), header.boxes.get(name))) is not None
     }
-    return data_file(store, name, record, entries)
+    return data_file(store, seen, record, entries)
 
 
 def _key(manifest: Manifest, name: str, box: Box | None) -> str | None:
@@ -159,7 +159,8 @@ def read_header(
     known ``end``. Raises Corrupt where the header does not describe the file.
     """
     where = where_of(store, name)
-    size = (size_of_file(store, name) if end is None else end) - start
+    seen = info_of_file(store, name) if end is None else ObjectInfo(name, end)
+    size = seen.size - start
     if size < _LEAST_BYTES:
         raise Corrupt(f"{where}: {size} bytes are no safetensors file")
     data = store.read(name, start, start + min(size, max(header_bytes, _LEAST_BYTES)))
@@ -200,6 +201,7 @@ def read_header(
             header_digest=digest(text).hex(),
             table_digest="",
             name=name,
+            seen=seen if end is None else None,
         ),
         data_start=start + 8 + length,
         entries=named,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from dtckpt.errors import CheckpointError, Corrupt
 
-from ...storage.base import Store
+from ...storage.base import ObjectInfo, Store
 from ..files.blocks import digest
 from ..files.manifest import FileRecord, Manifest, Place
 from ..files.stored_tensor import StoredTensor
@@ -23,7 +23,7 @@ from ..state.values import Node
 from .archives.archive import Archive, Span, open_archives
 from .archives.value_tensors import ValueTensors
 from .file_layouts import FileLayouts
-from .files import record_of, size_of_file, where_of
+from .files import info_of_file, record_of, where_of
 from .names import OF_TORCH_SAVE
 from .pickles.unpickling import load_pickle
 from .trees import ValueNodes
@@ -55,16 +55,16 @@ def manifest_of(
 class _Opened(NamedTuple):
     """A file, of which the pickle has been read."""
 
-    size: int
+    seen: ObjectInfo
     archive: Archive
     pickled: bytes
 
 
 def _open(store: Store, file: str) -> _Opened:
-    size = size_of_file(store, file)
-    archive = open_archives(store, file, [Span(0, size)])[0]
+    seen = info_of_file(store, file)
+    archive = open_archives(store, file, [Span(0, seen.size)])[0]
     archive.check_byte_order()
-    return _Opened(size, archive, archive.read("data.pkl"))
+    return _Opened(seen, archive, archive.read("data.pkl"))
 
 
 class _Index:
@@ -84,13 +84,13 @@ class _Index:
         """Take what a file has."""
         file = self._files[number]
         where = where_of(self._store, file)
-        size, archive, pickled = opened
+        seen, archive, pickled = opened
         value = load_pickle(pickled, where)
         if dict_tag(value) is None:
             raise CheckpointError(f"{where}: not a dict was saved, but {shown(value)}")
         if chosen is not None:
             value = {key: item for key, item in value.items() if chosen.get(key) == file}
-        whole = Place("", 0, size)
+        whole = Place("", 0, seen.size)
         tensors = ValueTensors(self._layouts, number, whole, archive.where, archive)
         tree = ValueNodes(where, tensors.kinds, tensors.node).node(value, ())
         nodes = [(key, node) for key, _, node in children(tree)]
@@ -106,8 +106,7 @@ class _Index:
         self._records.append(
             record_of(
                 number,
-                file,
-                size,
+                seen,
                 tensors.places,
                 digest=digest(pickled).hex(),
                 fingerprint=archive.fingerprint("data.pkl"),

@@ -7,12 +7,15 @@ it for a rank that has failed.
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
+from itertools import chain
 from typing import Any
 
 from ..files.stored_data import StoredData
-from ..ranks.together import Answers, Ranks, together
+from ..ranks.together import Answers, Decide, Ranks, nothing, together
 from ..reading.broadcasting import Broadcasts
 from ..reading.exchanging import Destination, StripeExchange
 from ..reading.execution import execute
@@ -28,6 +31,9 @@ from ..reading.read_once import (
 from ..reading.read_plan import Read, plan_reads
 from ..reading.striping import Striped, find_striped
 from ..reading.wants import Fill
+from ..timing.bars import OnProgress
+from ..timing.recorder import Recorder
+from ..timing.sharing import last_round
 from .destinations import Destinations
 
 
@@ -35,13 +41,24 @@ class Filling:
     """How one rank fills its destinations: offer to share the reading, plan, run."""
 
     def __init__(
-        self, destinations: Destinations, data: StoredData, ranks: Ranks, group: Any
+        self,
+        destinations: Destinations,
+        data: StoredData,
+        ranks: Ranks,
+        group: Any,
+        recorder: Recorder,
+        on_progress: OnProgress | None,
     ) -> None:
         """``group`` is the process group of the load, if there are several ranks."""
         self._destinations = destinations
         self._data = data
         self._ranks = ranks
         self._group = group
+        self._recorder = recorder
+        self._tell_user = on_progress
+        self._read_bytes = 0
+        """What has been read, gaps between what is wanted included."""
+        self._lock = threading.Lock()
         self._shareable: list[Shareable] = []
         self._striped = Striped()
         self._broadcasts: Broadcasts | None = None
@@ -103,16 +120,33 @@ class Filling:
         self._comparisons = plan_reads(self._data, compared)
         self.is_planned = True
 
-    def run(self) -> None:
-        """Fill the destinations. Collective; all ranks raise the same error."""
-        count = self._together_read(0)
+    def run(self, *, is_last: bool) -> None:
+        """Fill the destinations. Collective; all ranks raise the same error.
+
+        With ``is_last`` no round of the load follows, and this one's last tells what it has cost.
+        """
+        sends, exchanges = self._broadcasts is not None, self._stripes is not None
+        count = self._together_read(0, is_last=is_last and not (sends or exchanges))
         if self._broadcasts is not None:
             send = partial(self._broadcast, self._broadcasts)
-            together(self._ranks, "load: send to replicas", send, touched=self._touched_names)
+            self._together("load: send to replicas", send, is_last=is_last and not exchanges)
         if self._stripes is not None:
-            self._exchange(self._stripes, count)
+            self._exchange(self._stripes, count, is_last=is_last)
 
-    def _together_read(self, number: int) -> int:
+    def _together(
+        self,
+        phase: str,
+        body: Callable[[], bytes],
+        decide: Decide = nothing,
+        *,
+        is_last: bool,
+    ) -> bytes:
+        touched = self._touched_names
+        if is_last:
+            return last_round(self._ranks, self._recorder, phase, body, decide, touched=touched)
+        return together(self._ranks, phase, body, decide, touched=touched)
+
+    def _together_read(self, number: int, *, is_last: bool = False) -> int:
         """Read what belongs to a round; return how many exchanges must follow it."""
 
         def most(counts: Answers) -> bytes:
@@ -121,44 +155,71 @@ class Filling:
         def read() -> bytes:
             return b"%d" % self._read(number)
 
-        return int(together(self._ranks, "load: read", read, most, touched=self._touched_names))
+        return int(self._together("load: read", read, most, is_last=is_last))
 
     def _read(self, number: int) -> int:
+        with self._recorder.phase("read") as phase:
+            before = self.bytes_read
+            count = self._read_part(number)
+            phase.num_bytes = self.bytes_read - before
+        return count
+
+    def _read_part(self, number: int) -> int:
+        """Read, and return how many exchanges this rank needs for what it has read."""
         if number == 0:
             self._destinations.materialise()
             reads = self._reads
             if self._stripes is not None:  # now: once all have read, the others are in a collective
                 self._received, fills = self._destinations.received(self._striped)
                 reads = [*reads, *fills]
-            tell_alive = self._ranks.tell_alive
-            self.bytes_read = execute(reads, touched=self._touched, on_progress=tell_alive)
-            self.bytes_read += execute(self._comparisons, on_progress=tell_alive)
+            self.bytes_read = execute(reads, touched=self._touched, on_progress=self._get_on)
+            self.bytes_read += execute(self._comparisons, on_progress=self._get_on)
         if self._stripes is None:
             return 0
         count = self._stripes.prepare(number)
         reads = self._stripes.reads(number)
-        self.bytes_read += execute(reads, on_progress=self._ranks.tell_alive)
+        self.bytes_read += execute(reads, on_progress=self._get_on)
         return count
+
+    def _get_on(self, num_bytes: int) -> None:
+        """Note that so many bytes have been read; called from several threads."""
+        self._ranks.tell_alive()
+        if self._tell_user is not None:
+            with self._lock:
+                self._read_bytes += num_bytes
+                self._tell_user(self._read_bytes, self._planned_bytes)
+
+    @cached_property
+    def _planned_bytes(self) -> int:
+        stripes = self._stripes
+        shared = () if stripes is None else map(stripes.reads, range(stripes.num_rounds))
+        reads = chain(self._reads, self._comparisons, *shared)
+        return sum(read.num_bytes for read in reads if isinstance(read, Read))
 
     def _broadcast(self, broadcasts: Broadcasts) -> bytes:
         """Exchange with replicas what each of them has read."""
         self._touched |= dict.fromkeys(broadcasts.names)
         tensors = self._destinations.tensors
-        self.bytes_received = broadcasts.run(tensors, self._ranks.tell_alive)
+        with self._recorder.phase("receive") as phase:
+            phase.num_bytes = broadcasts.run(tensors, self._ranks.tell_alive)
+        self.bytes_received = phase.num_bytes
         return b""
 
-    def _exchange(self, stripes: StripeExchange, count: int) -> None:
+    def _exchange(self, stripes: StripeExchange, count: int, *, is_last: bool) -> None:
         """Exchange what was read in the first round, then read and exchange in turns."""
         for number in range(stripes.num_rounds):
             if number > 0:
                 count = self._together_read(number)
-            stripes.send(count, self._received, self._touched, self._ranks.tell_alive)
+            with self._recorder.phase("receive") as phase:
+                before = stripes.bytes_received
+                stripes.send(count, self._received, self._touched, self._ranks.tell_alive)
+                phase.num_bytes = stripes.bytes_received - before
 
         def finish() -> bytes:
             stripes.finish()
             return b""
 
-        together(self._ranks, "load: exchange", finish, touched=self._touched_names)
+        self._together("load: exchange", finish, is_last=is_last)
         self.bytes_received += stripes.bytes_received
 
     def _touched_names(self) -> list[str]:

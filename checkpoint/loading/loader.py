@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import socket
-import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -19,13 +18,22 @@ from dtckpt.logs import logger_of
 from ...storage.base import Store
 from ..files.blocks import digest
 from ..files.manifest import Manifest
-from ..formats.opening import manifest_bytes, open_place, parse_manifest, stored_data
+from ..formats.opening import (
+    ManifestText,
+    manifest_text,
+    open_place,
+    parse_manifest,
+    stored_data,
+)
 from ..mapping.table import TensorMapping, mapped_manifest, table_of
 from ..ranks.together import DEFAULT_TIMEOUT, Answers, Ranks, closing, ranks_of, together
 from ..reading.read_once import Offer, why_alone
 from ..state.collector import paused_collector
 from ..state.renaming import Rename
 from ..state.tree import Stateful
+from ..timing.bars import OnProgress
+from ..timing.recorder import Recorder
+from ..timing.sharing import last_round
 from .casting import DTypePolicy
 from .decision import Decision, Matched
 from .destinations import Destinations
@@ -55,6 +63,7 @@ def load(
     timeout: timedelta = DEFAULT_TIMEOUT,
     storage_options: Mapping[str, Any] | None = None,
     allow_pickle: bool = False,
+    on_progress: OnProgress | None = None,
 ) -> LoadReport:
     """Fill ``state_dict`` from a checkpoint, whatever layout it was saved with.
 
@@ -109,6 +118,9 @@ def load(
     in a collective; a rank that dies or falls silent while it sends is noticed by the timeout of
     the process group.
 
+    ``on_progress`` is called with the bytes that this rank has read and those that it will read in
+    all, one call at a time, from the threads that read; what it raises fails the load.
+
     A rank that shows no sign of life for ``timeout`` while others wait for it is given up.
 
     Raises the same error on every rank: NotCommitted, Corrupt, LayoutMismatch, StorageError,
@@ -126,6 +138,7 @@ def load(
         read_once=read_once,
         allow_pickle=allow_pickle,
         storage=storage_options or {},
+        on_progress=on_progress,
     )
     ranks = ranks_of(process_group, no_dist=no_dist, timeout=timeout, purpose="load")
     with closing(ranks):
@@ -141,7 +154,6 @@ class _Load:
     """One load on one rank; holds what the phases hand on."""
 
     store: Store
-    manifest_bytes: bytes
     """On the coordinator, which reads them."""
     manifest: Manifest
     found: Match
@@ -153,7 +165,8 @@ class _Load:
         self.ranks = ranks
         self.group = group
         self.options = options
-        self._started = time.perf_counter()
+        self.made = ManifestText()
+        self.recorder = Recorder("load", ranks)
 
     def run(
         self, state: Mapping[Any, Any] | Stateful, target: str | os.PathLike[str] | Store
@@ -176,9 +189,9 @@ class _Load:
         self.decision = Decision.from_bytes(decision)
         if self.decision.must_check:
             together(ranks, "load: check", self.check)
-        self.filling.run()
+        self.filling.run(is_last=not self.decision.calls_back)
         if self.decision.calls_back:
-            together(ranks, "load: restore", self.restore)
+            last_round(ranks, self.recorder, "load: restore", self.restore)
         else:
             self.restore()
         report = self.report()
@@ -191,22 +204,25 @@ class _Load:
             return
         logger.info(
             "loaded %s: rank %d filled %d bytes of %d tensors in %.3f s; it read %d bytes and got "
-            "%d from other ranks (%s)",
+            "%d from other ranks (%s); %s",
             report.url,
             self.ranks.rank,
             report.bytes_needed,
             len(self.destinations.tensors),
-            time.perf_counter() - self._started,
+            report.costs.seconds,
             report.bytes_read,
             report.bytes_received,
             report.read_once_reason or "each rank reads for itself",
+            report.costs.line(),
         )
 
     def open(self, target: str | os.PathLike[str] | Store) -> bytes:
         """Open the store; the coordinator reads the manifest."""
         self.store = open_place(target, **self.options.storage)
         if self.ranks.is_coordinator:
-            self.manifest_bytes = manifest_bytes(self.store)
+            with self.recorder.phase("manifest") as phase:
+                self.made = manifest_text(self.store)
+                phase.num_bytes = len(self.made.text)
         return self.offer().to_bytes()
 
     def offer(self) -> Offer:
@@ -217,7 +233,7 @@ class _Load:
         """Return where it was read, why each rank is to read for itself, and the manifest."""
         alone = why_alone(list(map(Offer.from_bytes, answers.values())), self.store)
         head = json.dumps([self.store.url, alone, self.mapping_digest()])
-        return head.encode() + b"\n" + self.manifest_bytes
+        return head.encode() + b"\n" + self.made.text
 
     def mapping_digest(self) -> str:
         """Return what tells whether ranks see the checkpoint through the same mapping."""
@@ -229,7 +245,7 @@ class _Load:
         if self.store.url == url:
             return
         try:
-            found = manifest_bytes(self.store)
+            found = manifest_text(self.store).text
         except NotCommitted:
             found = None
         # What has no checksums may differ although the headers of its files are alike.
@@ -261,8 +277,8 @@ class _Load:
                 "the same to all"
             )
         self.options.check()
-        with paused_collector():
-            stored = parse_manifest(manifest, self.store.url)
+        with paused_collector(), self.recorder.phase("match"):
+            stored = parse_manifest(manifest, self.store.url, self.made.seen)
             self.manifest = mapped_manifest(stored, self.options.mapping, self.store.url)
             self.found = found = match(
                 state,
@@ -275,12 +291,20 @@ class _Load:
             if len(self.ranks.all) > 1:
                 self.destinations.check_rank(self.ranks.rank)
             data = stored_data(self.store, self.manifest)
-            self.filling = Filling(self.destinations, data, self.ranks, self.group)
+            self.filling = Filling(
+                self.destinations,
+                data,
+                self.ranks,
+                self.group,
+                self.recorder,
+                self.options.on_progress,
+            )
             offer = self.offer()
             if not is_alone:
                 offer = self.filling.offer(offer, found.own)
             if not offer.fingerprint:
-                self.filling.plan(share=False)
+                with self.recorder.phase("plan"):
+                    self.filling.plan(share=False)
         return Matched(
             unexpected=found.unexpected_mask(),
             is_complete=not (self.options.strict and found.missing),
@@ -307,17 +331,18 @@ class _Load:
             unwanted = unexpected if self.options.wants_all else ()
             refuse_differences(self.found, unwanted, self.ranks.rank, where)
         if not self.filling.is_planned:
-            with paused_collector():
+            with paused_collector(), self.recorder.phase("plan"):
                 self.filling.plan(share=decision.read_once)
         return b""
 
     def restore(self) -> bytes:
         """Put the saved values into place and hand stateful objects their state."""
-        self.destinations.note_change()
-        self.found.rebuild()
-        for finish in self.found.in_order():
-            finish(self.destinations.replaced)
-            self.ranks.tell_alive()
+        with self.recorder.phase("fill"):
+            self.destinations.note_change()
+            self.found.rebuild()
+            for finish in self.found.in_order():
+                finish(self.destinations.replaced)
+                self.ranks.tell_alive()
         return b""
 
     def report(self) -> LoadReport:
@@ -332,6 +357,7 @@ class _Load:
             unexpected=tuple(found.names_of_mask(decision.unexpected)),
             dropped=tuple(found.dropped),
             kept=tuple(found.kept),
+            dealt=tuple(found.dealt),
             by_position=tuple(found.by_position),
             resharded=tuple(destinations.resharded(self.ranks.rank)),
             cast=destinations.casts(),
@@ -340,4 +366,5 @@ class _Load:
             bytes_received=self.filling.bytes_received,
             read_once=decision.read_once,
             read_once_reason=decision.reason,
+            costs=self.recorder.costs(self.store.url),
         )

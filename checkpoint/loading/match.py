@@ -45,12 +45,16 @@ class Match:
     by_position: list[str] = field(default_factory=list[str])
     """State of parameters of optimizers that nothing but their number tells."""
     kept: list[str] = field(default_factory=list[str])
-    """Values (PerRank) that this rank keeps, since it had none at the save."""
+    """Values (PerRank, PerCoordinate) that this rank keeps, since it had none at the save."""
+    dealt: list[str] = field(default_factory=list[str])
+    """Values (PerCoordinate) that a rule makes of those of other coordinates."""
     adopters: dict[str, Finisher] = field(default_factory=dict[str, Finisher])
     """Calls of ``load_state_dict`` of modules without memory, by the name of the object. They add
     to what took the place of tensors without memory."""
     finishers: dict[str, Finisher] = field(default_factory=dict[str, Finisher])
     """Calls of ``load_state_dict`` of other objects, which are given what the adopters added to."""
+    last: set[str] = field(default_factory=set[str])
+    """Names of the objects whose calls come after all others."""
     leaves: list[str] = field(default_factory=list[str])
     """All leaves of the checkpoint, in the order that all ranks know."""
     idle: list[str] = field(default_factory=list[str])
@@ -85,7 +89,7 @@ class Match:
         return [
             calls[name]
             for calls in (self.adopters, self.finishers)
-            for name in sorted(calls, key=after_its_parts)
+            for name in sorted(calls, key=lambda n: (n in self.last, after_its_parts(n)))
         ]
 
     def unexpected_mask(self) -> str:

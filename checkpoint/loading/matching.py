@@ -15,6 +15,7 @@ from dtckpt.errors import LayoutMismatch
 from ..files.manifest import Manifest
 from ..ranks.together import Ranks
 from ..state.tree import Stateful, dict_tag, is_stateful
+from .coordinate_matching import match_coordinate
 from .match import Match
 from .optimizer_matching import match_optimizer
 from .options import LoadOptions
@@ -40,7 +41,13 @@ def match(
             f"got {type(template).__name__}. load changes it in place, so wrap other things in a "
             "dict"
         )
-    walk = Walk(manifest=manifest, options=options, ranks=ranks, match_optimizer=match_optimizer)
+    walk = Walk(
+        manifest=manifest,
+        options=options,
+        ranks=ranks,
+        match_optimizer=match_optimizer,
+        match_coordinate=match_coordinate,
+    )
     if walk.selection is not None:
         walk.selection.check(walk.index.leaves, where)
     rebuild = walk.run(template)

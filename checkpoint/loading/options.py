@@ -12,6 +12,7 @@ from dtckpt.errors import LayoutMismatch
 
 from ..mapping.table import MappingTable
 from ..state.renaming import Rename
+from ..timing.bars import OnProgress
 from .casting import DTypePolicy, check_policy
 
 Strict = bool | Literal["state"]
@@ -31,6 +32,7 @@ class LoadOptions:
     read_once: bool | None
     allow_pickle: bool
     storage: Mapping[str, Any]
+    on_progress: OnProgress | None
 
     @property
     def wants_all(self) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..ranks.text import some_names
+from ..timing.costs import Costs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -26,9 +27,13 @@ class LoadReport:
     unexpected: tuple[str, ...]
     """Leaves of the checkpoint that were selected and that no rank asked for."""
     dropped: tuple[str, ...]
-    """Values that some rank kept for itself (PerRank) which takes no part in this load."""
+    """Values of ranks (PerRank) and coordinates (PerCoordinate) that are not there any more."""
     kept: tuple[str, ...]
-    """Values (PerRank) of this rank that it kept, since it took no part in the save."""
+    """Values (PerRank, PerCoordinate) that this rank kept: it, or its coordinate, was not there at
+    the save."""
+    dealt: tuple[str, ...]
+    """Values (PerCoordinate) of this rank that a rule made, since the mesh has other sizes than at
+    the save: nothing was saved for this coordinate, or it was not taken as it was saved."""
     by_position: tuple[str, ...]
     """State of optimizers that was given to the parameter of the same number, because nothing tells
     a name: not at the save, or not now. Only shapes vouch for it."""
@@ -46,6 +51,12 @@ class LoadReport:
     """Whether ranks read once what several of them would read, and sent it to each other."""
     read_once_reason: str
     """Why they did, or why each rank read for itself."""
+    costs: Costs = field(compare=False)
+    """Seconds and bytes of each phase, on this rank and over all."""
+
+    passed_over: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Where newer checkpoints were that a CheckpointManager found damaged, and how; also places
+    that it could not look at."""
 
     def __str__(self) -> str:
         first = f"loaded {len(self.loaded)} tensors and values of {self.url}: "
@@ -59,11 +70,13 @@ class LoadReport:
             "missing in the checkpoint": self.missing,
             "not in the checkpoint, and tied to what is": tuple(self.tied),
             "not asked for": self.unexpected,
-            "of ranks that take no part": self.dropped,
-            "kept, since this rank took no part in the save": self.kept,
+            "of ranks or coordinates that are not there": self.dropped,
+            "kept, since this rank or coordinate was not there at the save": self.kept,
+            "made by a rule for another mesh": self.dealt,
             "state of optimizers given by position": self.by_position,
         }
         told = [f"  {what}: {some_names(names)}" for what, names in named.items() if names]
+        told += [f"  passed over {url}: {why}" for url, why in self.passed_over.items()]
         return "\n".join([first, *told])
 
     def __repr__(self) -> str:

@@ -22,7 +22,9 @@ from ..optimizers.named_state import optimizers_in, wrong_numbers
 from ..optimizers.pairing import Tables
 from ..optimizers.param_names import ParamNames, plain_name
 from ..optimizers.spread import state_dict_of
+from ..optimizers.unwrapping import wrapped_again
 from ..ranks.together import Ranks
+from ..state.coordinates import PerCoordinate
 from ..state.names import index_component, key_component, rank_component
 from ..state.tree import (
     ABSENT,
@@ -42,13 +44,14 @@ from ..state.tree import (
 )
 from ..tensors.local_tensor import tensor_tag
 from ..tensors.materialising import adopt, foreign_tensors, has_meta_tensors, is_meta
-from ..tensors.visiting import visit
+from ..tensors.visiting import comes_last, is_whole, visit
 from .lookup import Lookup
 from .match import Finisher, Match, Rebuild
-from .whole_values import is_whole
 
 OptimizerMatcher = Callable[["Walk", torch.optim.Optimizer, str, Any], Finisher | None]
 """Matches an optimizer, given its name and state, and returns what hands the new state over."""
+CoordinateMatcher = Callable[["Walk", PerCoordinate, str], Rebuild | None]
+"""Matches a value that belongs to a coordinate of a mesh, given its name."""
 
 
 @dataclass(kw_only=True)
@@ -57,6 +60,7 @@ class Walk(Lookup):
 
     ranks: Ranks
     match_optimizer: OptimizerMatcher
+    match_coordinate: CoordinateMatcher
     found: Match = field(init=False)
     within_per_rank: bool = field(init=False, default=False)
     within_object: bool = field(init=False, default=False)
@@ -83,8 +87,9 @@ class Walk(Lookup):
             template,
             rank,
             lambda name: asks_all or not self.cannot_reach(name),
-            ask=state_dict_of,
+            ask=_template_of,
             tell_alive=tell_alive,
+            asks_all=False,
         )
         self.names = ParamNames(template, self.visited, rank)
         return self.node(template, "")
@@ -124,6 +129,8 @@ class Walk(Lookup):
             return None  # and ask nobody for a state dict in vain
         if isinstance(value, PerRank):
             return self.per_rank(value, name)
+        if isinstance(value, PerCoordinate):
+            return self.match_coordinate(self, value, name)
         if is_stateful(value):
             return self.stateful(value, name)
         if dict_tag(value) is not None and value:
@@ -134,6 +141,8 @@ class Walk(Lookup):
 
     def tensor(self, value: Any, name: str) -> Rebuild | None:
         at = self.at(name)
+        if self.index.find(at) is ABSENT:
+            at = self.wrapped(at)
         if not self.is_selected(at):
             return None
         node = self.index.find(at)
@@ -154,6 +163,16 @@ class Walk(Lookup):
         if self.within_per_rank:
             self.found.own.add(stored)
         return (lambda: destinations[stored]) if is_meta(value) else None
+
+    def wrapped(self, at: str) -> str:
+        """Return what a tensor was saved as in a wrapper, or outside of one; else the same name.
+
+        Not where more than one may be meant, or where that is another tensor of the state.
+        """
+        found = self.tables.stored_names.find(at)
+        if found is None or found in self.tables.renamed.tensors:
+            return at
+        return found
 
     def take(self, at: str, name: str) -> bool:
         """Note that a leaf of the checkpoint has a place; not so if it has one already."""
@@ -183,9 +202,15 @@ class Walk(Lookup):
             elif self.is_selected(below(at, own)):
                 self.found.missing[below(at, own)] = below(name, own)
             return None
-        self.within_per_rank = True
-        rebuild = self.node(value.value, below(name, own))
-        self.within_per_rank = False
+        return self.own(value, name, below(name, own), below(at, own))
+
+    def own(
+        self, value: PerRank | PerCoordinate, name: str, inner: str, place: str
+    ) -> Rebuild | None:
+        """Walk a value called ``inner`` of which this rank is given what stands at ``place``."""
+        outside, self.within_per_rank = self.within_per_rank, True
+        rebuild = self.node_at(value.value, inner, place)
+        self.within_per_rank = outside
         if rebuild is None:
             return None
         made = copy.copy(value)  # now: code of a class derived from it may raise
@@ -199,7 +224,9 @@ class Walk(Lookup):
     def stateful(self, value: Any, name: str) -> Rebuild | None:
         found = self.found
         state = self.visited.states[name]
-        before = len(found.destinations), len(found.values)
+        if comes_last(value):
+            found.last.add(name)
+        before = len(found.destinations), len(found.values), len(found.dealt)
         outside, self.within_object = self.within_object, True
         if isinstance(value, torch.optim.Optimizer):
             finisher = self.match_optimizer(self, value, name, state)
@@ -209,15 +236,15 @@ class Walk(Lookup):
             return None
         rebuild = self.node(state, name) or (lambda: state)
         self.within_object = outside
-        if (len(found.destinations), len(found.values)) == before:
+        if (len(found.destinations), len(found.values), len(found.dealt)) == before:
             return None  # nothing to hand over, and nothing may change
         if isinstance(value, torch.nn.Module) and has_meta_tensors(value):
             new = dict(islice(found.destinations.items(), before[0], None))
             found.problems += foreign_tensors(value, new)
-            found.adopters[name] = lambda replaced: adopt(value, rebuild(), replaced)
+            found.adopters[name] = lambda replaced: adopt(value, wrapped_again(rebuild()), replaced)
         else:
             load_state_dict: Callable[[Any], object] = value.load_state_dict
-            found.finishers[name] = lambda _: load_state_dict(rebuild())
+            found.finishers[name] = lambda _: load_state_dict(wrapped_again(rebuild()))
         return None
 
     def dict(self, value: Mapping[Any, Any], name: str) -> Rebuild | None:
@@ -357,6 +384,12 @@ class Walk(Lookup):
         if isinstance(value, io.BytesIO) and isinstance(loaded, bytes):
             return lambda: io.BytesIO(loaded)
         return lambda: loaded
+
+
+def _template_of(value: Any) -> Any:
+    """Return the form of an object's state; ``state_template()`` of one that has it costs less."""
+    told = getattr(value, "state_template", None)
+    return told() if callable(told) else state_dict_of(value)
 
 
 def _copy_of(value: Mapping[Any, Any]) -> Any:

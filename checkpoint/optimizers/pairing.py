@@ -59,6 +59,11 @@ class Tables:
         return self.names.apart
 
     @cached_property
+    def stored_names(self) -> TensorNames[StoredTensor | str]:
+        """The checkpoint."""
+        return TensorNames(self.stored, _tied_to)
+
+    @cached_property
     def renamed(self) -> TensorNames[torch.Tensor]:
         """The state, as named in the checkpoint."""
         return self.state if self.rename is None else self.names.renamed(self.rename)

@@ -20,6 +20,7 @@ from ..state.names import key_component
 from ..state.tree import below
 from ..tensors.materialising import Key, memory_key
 from ..tensors.visiting import Visited, tensors_in
+from .unwrapping import plain_names
 from .wrappers import TensorNames, without_wrappers
 
 
@@ -108,12 +109,13 @@ class ParamNames:
 
     @cached_property
     def _params_of_modules(self) -> list[tuple[str, torch.Tensor]]:
-        return [
-            (below(name, key_component(inner)), param)
-            for name, module in self._visited.objects.items()
-            if isinstance(module, nn.Module)
-            for inner, param in module.named_parameters(remove_duplicate=False)
-        ]
+        found: list[tuple[str, torch.Tensor]] = []
+        for name, module in self._visited.objects.items():
+            if isinstance(module, nn.Module):
+                params = list(module.named_parameters(remove_duplicate=False))
+                plain = plain_names(module, [inner for inner, _ in params])
+                found += [(below(name, key_component(plain[n])), param) for n, param in params]
+        return found
 
     @cached_property
     def _tensors(self) -> list[tuple[str, torch.Tensor]]:

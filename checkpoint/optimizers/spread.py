@@ -18,16 +18,19 @@ from torch import nn
 from ..tensors.materialising import is_meta
 from .named_state import settings_of
 from .param_names import params_of
+from .unwrapping import unwrapped
 
 
 def state_dict_of(value: Any) -> Any:
     """Return the state dict of an object; of an optimizer with owners what this rank owns.
 
-    The latter has all groups and the numbers of all parameters, as if state had been gathered.
+    That of a module is without the names of wrappers. What is owned has all groups and the numbers
+    of all parameters, as if state had been gathered.
     """
     owned = owned_part(value)
     if owned is None:
-        return value.state_dict()
+        state = value.state_dict()
+        return unwrapped(value, state) if isinstance(value, nn.Module) else state
     numbers = {id(param): number for number, param in enumerate(params_of(value))}
     state = {numbers.get(id(key), key): entry for key, entry in owned.state.items()}
     groups = [

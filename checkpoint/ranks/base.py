@@ -39,7 +39,12 @@ class Ranks(ABC):
     """Some ranks, of which this process (or thread) is one, during one save or load."""
 
     def __init__(
-        self, rank: int, everyone: tuple[int, ...], memory: dict[str, Any], wrong: str
+        self,
+        rank: int,
+        everyone: tuple[int, ...],
+        memory: dict[str, Any],
+        wrong: str,
+        call: int = 0,
     ) -> None:
         self.rank = rank
         """Global number of this rank."""
@@ -47,7 +52,11 @@ class Ranks(ABC):
         """Global numbers of all ranks that take part, that of the coordinator first."""
         self.memory = memory
         """What these ranks keep from one save or load to the next."""
+        self.call = call
+        """Number of the save or load over the group, the same on all ranks."""
         self._wrong = wrong
+        self.waited_seconds = 0.0
+        """How long this rank has waited for answers and decisions of others."""
         self._progress_at = time.monotonic()
 
     @property

@@ -13,15 +13,15 @@ from dtckpt.errors import CheckpointError
 from ...dtensor.comm.collectives import Peers, start_all_gather
 
 _KEY = "dtckpt/coordinator"
-_GENERATIONS = "dtckpt/introductions of rank {}"
+_GENERATIONS = "dtckpt/introductions of rank {} of {}"
 _MAX_INVITATION_BYTES = 2048
 
 
 class Board(Protocol):
     """Where the coordinator leaves word for the members; all it does may hang, or fail."""
 
-    def introduce(self, rank: int) -> int:
-        """Count a rank in; return how often it has been, by groups that had the same name."""
+    def introduce(self, rank: int, size: int) -> int:
+        """Count a rank in; return how often it has been, by groups of this name and size."""
         ...
 
     def post(self, word: bytes) -> None:
@@ -39,8 +39,8 @@ class StoreBoard:
 
     store: Any
 
-    def introduce(self, rank: int) -> int:
-        return self.store.add(_GENERATIONS.format(rank), 1)
+    def introduce(self, rank: int, size: int) -> int:
+        return self.store.add(_GENERATIONS.format(rank, size), 1)
 
     def post(self, word: bytes) -> None:
         self.store.set(_KEY, word)
@@ -62,7 +62,7 @@ class GatherBoard:
         self._gathered: torch.Tensor
         self._sent: torch.Tensor
 
-    def introduce(self, rank: int) -> int:
+    def introduce(self, rank: int, size: int) -> int:
         return 0
 
     def post(self, word: bytes) -> None:

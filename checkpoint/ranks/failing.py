@@ -16,6 +16,8 @@ from .text import ranks_text
 
 OK, FAILED = b"\0", b"\1"
 """The first byte of every answer and decision."""
+RELAYED, OFFERED = b"\2", b"\3"
+"""Instead of it: what follows is a decision, to be handed on; or who hands one on."""
 
 CALLED_OFF = json.dumps(
     {"type": "RankFailed", "text": "another rank failed", "errno": None, "is_certain": False}

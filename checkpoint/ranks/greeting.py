@@ -57,8 +57,10 @@ class Invitation:
     token: str = ""
     welcome: str = ""
     """What the coordinator answers: who answers otherwise is somebody else."""
+    size: int = 0
+    """How many ranks the group has."""
     generation: int = 0
-    """How often this rank has introduced itself to the ranks of a group of this name."""
+    """How often this rank has introduced itself to the ranks of a group of this name and size."""
     problem: str = ""
     """Why the coordinator cannot be reached at all."""
 
@@ -110,6 +112,7 @@ class Listener:
     def __init__(self, sockets: list[socket.socket], num_ranks: int = 0) -> None:
         """``num_ranks`` may come at the same time; none of them has to make way for another."""
         self.sockets = sockets
+        self._num_ranks = num_ranks
         self._most = _MAX_STRANGERS + num_ranks
         for listening in sockets:
             listening.setblocking(False)
@@ -126,6 +129,7 @@ class Listener:
             ),
             token=self._token.hex(),
             welcome=self._welcome.hex(),
+            size=self._num_ranks,
             generation=generation,
         )
 

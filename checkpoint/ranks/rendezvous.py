@@ -17,14 +17,15 @@ from typing import Any, cast
 
 import torch
 
+from dtckpt.addresses import HOST_VARIABLE, listen
 from dtckpt.errors import CheckpointError, RankFailed
 from dtckpt.logs import logger_of
 
-from .addresses import HOST_VARIABLE, listen
 from .boards import Board, board_of
 from .call import CallNumbers
 from .greeting import Hello, Invitation, Listener, probe, say_hello
 from .link import Link
+from .relay import Relay, children_of
 from .text import ranks_text
 from .wire import Wire
 
@@ -118,6 +119,8 @@ class Route:
         if not word:
             return None
         invitation = Invitation.from_bytes(word)
+        if invitation.size != len(self._everyone):
+            return None  # of a group before it that had the same name
         if invitation.problem:
             raise CheckpointError(invitation.problem)
         return invitation
@@ -152,6 +155,8 @@ class Members:
     """Global numbers, that of the coordinator first."""
     wire: Wire
     route: Route
+    relay: Relay | None = None
+    """What a member hands on, if it does so to anybody."""
     memory: dict[str, Any] = field(default_factory=dict[str, Any])
     """What saves and loads keep for the next one over the same group."""
 
@@ -203,12 +208,14 @@ def _introduced(group: Any, numbers: CallNumbers, seconds: float) -> Members:
         )
 
     try:
-        generation: int = _within(lambda: board.introduce(rank), seconds)
+        generation: int = _within(lambda: board.introduce(rank, len(everyone)), seconds)
     except Exception as error:
         raise told(error) from error
     route = Route(board, rank, everyone, generation)
     if rank != everyone[0]:
-        return Members(rank, everyone, Wire(numbers=numbers), route)
+        hands_on = children_of(group.rank(), len(everyone))
+        relay = Relay() if hands_on else None
+        return Members(rank, everyone, Wire(numbers=numbers), route, relay)
     listener: Listener | None = None
     problem: CheckpointError | None = None
     try:
@@ -218,7 +225,7 @@ def _introduced(group: Any, numbers: CallNumbers, seconds: float) -> Members:
             f"rank {rank}, which coordinates {ranks_text(everyone)}, cannot listen for the others: "
             f"{error}"
         )
-        invitation = Invitation(problem=str(problem), generation=generation)
+        invitation = Invitation(problem=str(problem), size=len(everyone), generation=generation)
     else:
         listener = Listener(sockets, len(everyone))
         invitation = listener.invitation(hosts, generation)

@@ -236,7 +236,10 @@ class Wire(Owner):
 
     def send(self, ranks: Iterable[int], call: int, number: int, payload: bytes) -> None:
         """Send a message of round ``number`` to those of the ranks that have come."""
-        frame = message(number, payload)
+        self.send_frame(ranks, call, message(number, payload))
+
+    def send_frame(self, ranks: Iterable[int], call: int, frame: bytes) -> None:
+        """Send what ``frames.message`` has made to those of the ranks that have come."""
         with self._changed:
             links = self._calls[call].links
             found = [links[rank] for rank in ranks if rank in links]
@@ -311,18 +314,21 @@ class Wire(Owner):
         ranks: Iterable[int],
         timeout: float,
         is_enough: Callable[[dict[int, bytes]], bool] = lambda _: False,
+        since: float | None = None,
     ) -> tuple[dict[int, bytes], dict[int, str]]:
         """Wait for the messages of some ranks; return them, and who is lost with the reason.
 
         A rank is lost when its connection is, when it has left the call, or when for ``timeout``
         seconds in which this process was awake it has not come, has sent nothing, or its work has
-        not got on. ``is_enough``, asked with what is new, may end the wait early.
+        not got on. ``is_enough``, asked with what is new, may end the wait early; one that goes on
+        with it says ``since`` when they have been waited for.
         """
-        waiting = Waiting(time.monotonic(), timeout)
+        now = time.monotonic()
+        waiting = Waiting(now if since is None else since, timeout)
         pending = set(ranks)
         answers: dict[int, bytes] = {}
         pause = min(timeout / 4, _LOOK_SECONDS)
-        expected = waiting.start
+        expected = now
         while True:
             with self._changed:
                 now = time.monotonic()
@@ -340,11 +346,17 @@ class Wire(Owner):
                 expected = max(wake, now)
                 self._changed.wait(max(wake - now, 0.001))
 
-    def arrived(self, call: int, number: int) -> list[bytes]:
-        """Return the messages of a round that are there already."""
+    def arrived(self, call: int, number: int) -> dict[int, bytes]:
+        """Return the messages of a round that are there already, by rank."""
         with self._changed:
             held = self._calls.get(call)
-            return list(held.rounds.get(number, {}).values()) if held is not None else []
+            return dict(held.rounds.get(number, {})) if held is not None else {}
+
+    def gone(self, call: int) -> dict[int, str]:
+        """Return who has left a call, or has been lost, and why."""
+        with self._changed:
+            held = self._calls.get(call)
+            return dict(held.gone) if held is not None else {}
 
     def abandon(self, call: int) -> None:
         """Have a call ended soon; may be called by the garbage collector, at any point."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from threading import Event
@@ -47,24 +48,38 @@ def execute(
     *,
     touched: dict[str, None] | None = None,
     cache: ReadCache | None = None,
-    on_progress: Callable[[], None] | None = None,
+    on_progress: Callable[[int], None] | None = None,
+    check_files: bool = True,
 ) -> int:
     """Run reads in parallel and return the bytes read.
 
-    Raises Corrupt at the first read with damaged blocks. ``touched`` collects the names of tensors
-    of which elements were stored, also where the call fails; those that were being read straight
-    into their destination when it failed may hold damaged elements. ``on_progress`` is called, from
-    several threads, before every read.
+    Raises Corrupt at the first read with damaged blocks, and at the end if a file without checksums
+    was written to meanwhile: the store is asked once for each that was read. Without
+    ``check_files`` the caller does that, once it has read all (``StoredData.check_unchanged``).
+    ``touched`` collects the names of tensors of which elements were stored, also where the call
+    fails; those that were being read straight into their destination when it failed may hold
+    damaged elements. ``on_progress`` is called, from several threads, after every read, with
+    its bytes.
     """
-    touched = {} if touched is None else touched
+    run = _Run({} if touched is None else touched, cache, on_progress)
+    num_bytes = _run_all(run, reads, check_files=check_files)
+    if cache is not None and run.unsure is not None:
+        cache.keep(*run.unsure)  # only now: another thread may find it at once
+    return num_bytes
+
+
+def _run_all(run: _Run, reads: Sequence[Read | Fill], *, check_files: bool) -> int:
     if len(reads) <= 1:
-        return _Reader(touched, cache, on_progress).run_all(reads)
+        num_bytes = _Reader(run).run_all(reads)
+        for file in run.unverified if check_files else ():
+            file.check_unchanged()
+        return num_bytes
     stop = Event()
     shared = iter(reads)  # a list's iterator may be advanced by several threads
 
     def work() -> int:
         try:
-            return _Reader(touched, cache, on_progress).run_all(_until(stop, shared))
+            return _Reader(run).run_all(_until(stop, shared))
         except BaseException:
             stop.set()
             raise
@@ -72,10 +87,13 @@ def execute(
     with ThreadPoolExecutor(limits.NUM_READERS, thread_name_prefix="dtckpt-read") as pool:
         futures = [pool.submit(work) for _ in range(min(limits.NUM_READERS, len(reads)))]
         try:
-            return sum(future.result() for future in futures)
+            num_bytes = sum(future.result() for future in futures)
         except BaseException:
             stop.set()
             raise
+        if check_files:
+            list(pool.map(DataFile.check_unchanged, run.unverified))
+    return num_bytes
 
 
 def _until(stop: Event, reads: Iterable[Read | Fill]) -> Iterable[Read | Fill]:
@@ -85,18 +103,26 @@ def _until(stop: Event, reads: Iterable[Read | Fill]) -> Iterable[Read | Fill]:
         yield read
 
 
+@dataclass(slots=True)
+class _Run:
+    """What the readers of one execution share."""
+
+    touched: dict[str, None]
+    cache: ReadCache | None
+    on_progress: Callable[[int], None] | None
+    unverified: dict[DataFile, None] = field(default_factory=dict[DataFile, None])
+    """Files that were read and have no checksums."""
+    unsure: tuple[DataFile, int, memoryview] | None = None
+    """What the cache is to hold once that file is known to be unchanged."""
+
+
 class _Reader:
     """Runs reads one after the other, with one buffer."""
 
-    def __init__(
-        self,
-        touched: dict[str, None],
-        cache: ReadCache | None,
-        on_progress: Callable[[], None] | None,
-    ) -> None:
-        self._touched = touched
-        self._cache = cache
-        self._on_progress = on_progress
+    def __init__(self, run: _Run) -> None:
+        self._touched = run.touched
+        self._cache = run.cache
+        self._shared = run
         self._buffer = memoryview(b"")
 
     def run_all(self, reads: Iterable[Read | Fill]) -> int:
@@ -111,8 +137,6 @@ class _Reader:
         return 0
 
     def _run(self, read: Read) -> int:
-        if self._on_progress is not None:
-            self._on_progress()
         file, base = read.file, read.file.layout.data_start
         in_place = [(extent, _memory_of(extent)) for extent in read.in_place]
         known = [None if self._cache is None else self._cache.find(file, r) for r in read.ranges]
@@ -128,6 +152,8 @@ class _Reader:
             self._touched[extent.want.name] = None
         num_bytes = sum([request.view.nbytes for request in checks])
         if checks:
+            if file.seen is not None:
+                self._shared.unverified[file] = None
             for request in file.store.read_each(file.name, list(checks)):
                 check = checks.pop(request, None)
                 damaged += check() if check is not None else ()
@@ -140,8 +166,14 @@ class _Reader:
                 self._touched[extent.want.name] = None
                 _store(extent, view, r.start)
         if self._cache is not None and fresh and not fresh[-1][0].has_gaps:
-            self._cache.keep(file, fresh[-1][0].start, fresh[-1][1])
+            found = (file, fresh[-1][0].start, fresh[-1][1])
+            if file.seen is None:
+                self._cache.keep(*found)
+            else:
+                self._shared.unsure = found
             self._buffer = memoryview(b"")  # it belongs to the cache now, where others find it
+        if self._shared.on_progress is not None:
+            self._shared.on_progress(read.num_bytes)
         return num_bytes
 
     def _buffers(

@@ -16,14 +16,22 @@ from .wants import Want
 
 
 def read_boxes(
-    data: StoredData, tensor: StoredTensor, boxes: Sequence[Box], cache: ReadCache | None = None
+    data: StoredData,
+    tensor: StoredTensor,
+    boxes: Sequence[Box],
+    cache: ReadCache | None = None,
+    *,
+    check_files: bool = True,
 ) -> list[torch.Tensor]:
-    """Return the elements of every box as a contiguous CPU tensor of its sizes."""
+    """Return the elements of every box as a contiguous CPU tensor of its sizes.
+
+    ``check_files`` is that of ``execute``.
+    """
     dtype = getattr(torch, tensor.dtype.torch_name)
     found = [torch.empty(box.sizes, dtype=dtype, device="cpu") for box in boxes]
     wants = [
         Want(tensor=tensor, box=box, sink=TensorSink(out))
         for box, out in zip(boxes, found, strict=True)
     ]
-    execute(plan_reads(data, wants), cache=cache)
+    execute(plan_reads(data, wants), cache=cache, check_files=check_files)
     return found

@@ -2,9 +2,10 @@
 
 All give 16 bytes: a hash of what they hold, of its values and of where they save to. Where these
 are equal nothing else is said. Where they differ, ranks compare what of it differs, and of ranks
-with the same description one speaks for all. Tensors are compared without their elements, so a
-plan is remembered and serves the next save; then even ranks of different stages have one and the
-same hash to give, that of the agreement that they have come to before.
+with the same description one speaks for all; ranks of sibling meshes, too, have the same one
+(``outlines.py``). Tensors are compared without their elements, so a plan is remembered and serves
+the next save; then even ranks of different stages have one and the same hash to give, that of the
+agreement that they have come to before.
 """
 
 from __future__ import annotations
@@ -23,23 +24,17 @@ from ..files.stored_tensor import StoredTensor
 from ..ranks.text import ranks_text
 from ..ranks.together import Answers, Ranks, together
 from ..state.tree import Node, per_rank_nodes
-from ..tensors.spec import (
-    GlobalTensor,
-    PerRankPart,
-    TensorSpecs,
-    Values,
-    fingerprint,
-    specs_fingerprint,
-    specs_from_json,
-    specs_to_json,
-)
+from ..tensors.spec import GlobalTensor, PerRankPart, TensorSpecs, Values, fingerprint
 from .merging import (
+    SpecReport,
     ValueReport,
+    check_copies,
     merge_tensors,
     merge_values,
     per_rank_tensors,
     with_per_rank_parts,
 )
+from .outlines import Outline, Speakers, Told, print_of
 from .writers import assign_writers
 
 _SAVE_ID_BYTES = 8
@@ -113,6 +108,8 @@ class _Agreeing:
     memory: PlanMemory
     phase: str
     said: Description = field(init=False)
+    outline: Outline = field(init=False)
+    prints: bytes = field(init=False)
     specs: bytes = field(init=False)
     values: bytes = field(init=False)
     known: SharedPlan | None = field(init=False)
@@ -122,7 +119,9 @@ class _Agreeing:
     def run(self, describe: Callable[[], Description]) -> Agreement:
         def token() -> bytes:
             said = self.said = describe()
-            self.specs = specs_fingerprint(said.specs)
+            self.outline = Outline.of(said.specs)
+            self.prints = self.outline.prints()
+            self.specs = print_of(self.prints)
             self.values = fingerprint(said.values.to_bytes())
             self.known = self.memory.get(self.specs)
             shared = self.known.agreement if self.known else self.specs
@@ -137,7 +136,8 @@ class _Agreeing:
 
         verdict = json.loads(together(self.ranks, self.phase, token, compare))
         if verdict["equal"]:
-            plan = self.known or self.plan_of([(self.ranks.all, self.said.specs)], self.specs)
+            report = SpecReport.of(self.ranks.all, self.said.specs)
+            plan = self.known or self.plan_of(merge_tensors([report]), self.specs)
             self.tree = self.said.values.tree
             has_per_rank = bool(self.said.own.nodes)
         else:
@@ -152,10 +152,7 @@ class _Agreeing:
             tree=self.tree,
         )
 
-    def plan_of(
-        self, reports: list[tuple[tuple[int, ...], TensorSpecs]], agreement: bytes
-    ) -> SharedPlan:
-        tensors = merge_tensors(reports)
+    def plan_of(self, tensors: tuple[GlobalTensor, ...], agreement: bytes) -> SharedPlan:
         stored = assign_writers(tensors)
         return SharedPlan(
             agreement=agreement, tensors=tensors, stored=stored, chunks=self.chunks_of(stored)
@@ -167,60 +164,61 @@ class _Agreeing:
 
     def settle(self) -> tuple[SharedPlan, bool]:
         """Find out what differs and merge it; return the plan and whether ranks keep anything."""
-        groups: dict[str, dict[str, list[int]]] = json.loads(
+        chosen: dict[str, Any] = json.loads(
             together(self.ranks, "save: compare", self.record, self.choose_speakers)
         )
-        spec_groups = {ranks[0]: tuple(ranks) for ranks in groups["specs"].values()}
-        value_groups = {ranks[0]: tuple(ranks) for ranks in groups["values"].values()}
+        speakers = Speakers.from_json(chosen["specs"])
+        value_groups = {ranks[0]: tuple(ranks) for ranks in chosen["values"]}
         rank = self.ranks.rank
+        tensors: list[tuple[GlobalTensor, ...]] = []
 
         def speak() -> bytes:
-            told: dict[str, Any] = {}
-            if rank in spec_groups:
-                told["specs"] = specs_to_json(self.said.specs)
-            if rank in value_groups:
-                told["values"] = self.said.values.to_bytes().decode()
-            return json.dumps(told).encode() if told else b""
+            own = speakers.told_by(rank, self.outline)
+            values = self.said.values.to_bytes().decode() if rank in value_groups else None
+            return json.dumps([own.to_json(), values]).encode() if own or values else b""
 
         def merge(answers: Answers) -> bytes:
-            told: dict[int, dict[str, Any]] = {r: json.loads(a) for r, a in answers.items() if a}
+            told = {r: json.loads(answer) for r, answer in answers.items() if answer}
             values: list[ValueReport] = [
-                (group, Values.from_bytes(told[r]["values"].encode()))
-                for r, group in value_groups.items()
+                (group, Values.from_bytes(told[r][1].encode())) for r, group in value_groups.items()
             ]
-            specs = {r: told[r]["specs"] for r in spec_groups}
-            merge_tensors([(group, specs_from_json(specs[r])) for r, group in spec_groups.items()])
+            whole = Told.joined(Told.from_json(own) for own, _ in told.values())
+            tensors.append(merge_tensors(speakers.reports(whole)))
             self.tree = merge_values(values)
             has_per_rank = any(True for _ in per_rank_nodes(self.tree))
-            return json.dumps({"specs": specs, "has_per_rank": has_per_rank}).encode()
+            return json.dumps([whole.to_json(), has_per_rank]).encode()
 
-        merged = json.loads(together(self.ranks, "save: agree", speak, merge))
-        if not spec_groups:
-            return cast(SharedPlan, self.known), merged["has_per_rank"]
-        reports = [
-            (group, specs_from_json(merged["specs"][str(r)])) for r, group in spec_groups.items()
-        ]
-        agreement = fingerprint(json.dumps(groups["specs"]).encode())
-        return self.plan_of(reports, agreement), merged["has_per_rank"]
+        merged = together(self.ranks, "save: agree", speak, merge)
+        whole, has_per_rank = json.loads(merged)
+        if not speakers.groups:
+            return cast(SharedPlan, self.known), has_per_rank
+        if not tensors:
+            tensors.append(merge_tensors(speakers.reports(Told.from_json(whole))))
+        return self.plan_of(tensors[0], bytes.fromhex(chosen["agreement"])), has_per_rank
 
     def record(self) -> bytes:
-        """Return 16 + 16 + 16 bytes and 8 for each term: what the token was made of, and more."""
+        """Return what the token was made of, and more: hashes, of 16 bytes, or 8 for terms."""
         known = self.known.agreement if self.known else _UNKNOWN
         terms = [fingerprint(term.encode())[:_TERM_BYTES] for term in self.said.terms.values()]
-        return self.specs + self.values + known + b"".join(terms)
+        return b"".join([self.values, known, *terms, self.prints])
 
     def choose_speakers(self, answers: Answers) -> bytes:
-        """Return the ranks of every fingerprint, of tensors only unless all know their plan."""
-        _check_terms(self.said.terms, {rank: record[48:] for rank, record in answers.items()})
-        specs: dict[str, list[int]] = {}
-        values: dict[str, list[int]] = {}
+        """Return who has the same and who tells of it; of tensors only unless all know the plan."""
+        end = 32 + _TERM_BYTES * len(self.said.terms)
+        _check_terms(self.said.terms, {rank: record[32:end] for rank, record in answers.items()})
+        values: dict[bytes, list[int]] = {}
         for rank, record in answers.items():
-            specs.setdefault(record[:16].hex(), []).append(rank)
-            values.setdefault(record[16:32].hex(), []).append(rank)
-        agreements = {record[32:48] for record in answers.values()}
-        if len(agreements) == 1 and agreements != {_UNKNOWN}:
-            specs = {}
-        return json.dumps({"specs": specs, "values": values}).encode()
+            values.setdefault(record[:16], []).append(rank)
+        agreements = {record[16:32] for record in answers.values()}
+        is_known = len(agreements) == 1 and agreements != {_UNKNOWN}
+        prints = {} if is_known else {rank: record[end:] for rank, record in answers.items()}
+        return json.dumps(
+            {
+                "specs": Speakers.of(prints).to_json(),
+                "agreement": fingerprint(*prints.values()).hex(),
+                "values": list(values.values()),
+            }
+        ).encode()
 
     def stored_per_rank(self, has_per_rank: bool) -> tuple[StoredTensor, ...]:
         """Return the tensors that ranks keep for themselves, and put their values into the tree."""
@@ -230,6 +228,7 @@ class _Agreeing:
 
         def collect(answers: Answers) -> bytes:
             parts.update({r: PerRankPart.from_bytes(answer) for r, answer in answers.items()})
+            check_copies(parts)
             self.tree = with_per_rank_parts(self.tree, parts.values())
             return b""
 

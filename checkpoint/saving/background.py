@@ -8,186 +8,24 @@ ends, when a save may still have to be brought to its end.
 from __future__ import annotations
 
 import os
-import threading
-import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any, Literal
 
-from dtckpt.errors import Busy, Cancelled, Timeout
-from dtckpt.logs import logger_of
+from dtckpt.errors import Busy
 
-from ...dtensor.comm.traffic import observers_here, observing
 from ...storage.base import Store
 from ..ranks.together import DEFAULT_TIMEOUT, Ranks, ranks_of, together
+from ..staging.area import StagingArea, StagingPool
+from ..staging.quiet import Spreading, require_spreading
 from ..state.tree import Stateful
-from .exiting import AtExit, forget, remember
-from .job import CheckReplicas, SaveJob, SaveOptions, SaveReport
-from .staging import StagingArea, StagingPool
-
-logger = logger_of("checkpoint")
+from .exiting import AtExit
+from .handle import Afterwards, SaveHandle
+from .job import CheckReplicas, SaveJob, SaveOptions
 
 IfBusy = Literal["wait", "refuse", "supersede"]
-
-_WAIT_SECONDS = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class SaveProgress:
-    """How far this rank is with its part of a save."""
-
-    written_bytes: int
-    total_bytes: int
-
-
-class SaveHandle:
-    """A save that goes on in the background."""
-
-    def __init__(
-        self, job: SaveJob, at_exit: AtExit, timeout: timedelta, on_end: Callable[[], None]
-    ) -> None:
-        self._job = job
-        self.at_exit: AtExit = at_exit
-        self._timeout = timeout
-        self._on_end = on_end
-        self._future: Future[SaveReport] = Future()
-        self._seen = False
-        self._observers = observers_here()
-
-    @property
-    def url(self) -> str:
-        """Where it saves to."""
-        return self._job.store.url
-
-    def done(self) -> bool:
-        """Whether the save has ended, well or not."""
-        return self._future.done()
-
-    def result(self, timeout: float | None = None) -> SaveReport:
-        """Wait for the end, at most ``timeout`` seconds, and return the report.
-
-        Raises what the save failed with, the same on all ranks; Cancelled if it was cancelled;
-        Timeout if it has not ended in time, in which case it goes on.
-        """
-        self._wait(timeout)
-        return self._future.result()
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait as ``result`` does, and return the error, or None where the save succeeded."""
-        self._wait(timeout)
-        return self._future.exception()
-
-    def _wait(self, timeout: float | None) -> None:
-        try:
-            self._future.exception(timeout)
-        except FutureTimeout:
-            raise Timeout(
-                f"{self.url}: the save has not ended within {timeout:g} s; it goes on"
-            ) from None
-        self._see()
-
-    def _see(self) -> None:
-        """Note that somebody knows how it ended."""
-        self._seen = True
-        forget(self)
-
-    def cancel(self) -> None:
-        """Ask the save to stop; it fails with Cancelled on all ranks unless it was as good as done.
-
-        One rank that cancels is enough. Returns at once; ``exception`` tells what became of it.
-        """
-        self._job.cancelled.set()
-
-    def progress(self) -> SaveProgress:
-        """Return how many bytes this rank has written, of how many."""
-        return SaveProgress(self._job.written_bytes, self._job.total_bytes)
-
-    def add_done_callback(self, callback: Callable[[SaveHandle], object]) -> None:
-        """Call ``callback(handle)`` at the end, in the save's thread; at once if it is over."""
-        self._future.add_done_callback(lambda _: callback(self))
-
-    def start(self, ranks: Ranks) -> None:
-        """Begin the part in the background."""
-        thread = threading.Thread(target=self._run, args=(ranks,), name="dtckpt-save", daemon=True)
-        remember(self)
-        try:
-            thread.start()
-        except BaseException as error:
-            self._end(ranks, error, None)
-            self._see()
-            raise
-
-    def _run(self, ranks: Ranks) -> None:
-        try:
-            with observing(self._observers):
-                report = self._job.finish()
-        except BaseException as error:
-            self._end(ranks, error, None)
-        else:
-            self._end(ranks, None, report)
-
-    def _end(self, ranks: Ranks, error: BaseException | None, report: SaveReport | None) -> None:
-        try:
-            ranks.close(error)
-            self._job.forget_state()
-            self._on_end()
-        finally:  # whatever happens here, nobody must wait for ever
-            if error is None or isinstance(error, Cancelled):
-                forget(self)
-            if report is not None:
-                self._future.set_result(report)
-            else:
-                self._future.set_exception(error)
-
-    def make_way(self, timeout: timedelta, on_wait: Callable[[], None] = lambda: None) -> bool:
-        """Wait for the end; a failure that nobody has asked for is logged, and False returned.
-
-        Raises Busy once this rank's part has not got on for ``timeout``: its storage hangs. Others
-        that do not get on are found out by the save itself, which gives them up in its own time.
-        """
-        began = time.monotonic()
-        while True:
-            try:
-                error = self._future.exception(_WAIT_SECONDS)
-                break
-            except FutureTimeout:
-                on_wait()
-            stalled = min(self._job.ranks.stalled_seconds(), time.monotonic() - began)
-            if stalled > timeout.total_seconds():
-                raise Busy(
-                    f"{self.url}: this save has not got on for {timeout.total_seconds():g} s and "
-                    f"no other one may begin: {self!r}. Its storage seems to hang"
-                )
-        if error is None or self._seen or isinstance(error, Cancelled):
-            return True
-        self._see()
-        logger.error("a save in the background failed, and nobody asked for it: %s", error)
-        return False
-
-    def end_with_process(self) -> bool:
-        """Bring the save to its end, as it was asked to, and return whether all is well.
-
-        It is not if the save failed, or hangs, and nobody has been told; that is logged.
-        """
-        if self.at_exit == "abort":
-            self.cancel()
-        try:
-            return self.make_way(self._timeout)
-        except Busy as error:
-            logger.warning("given up at the end of the process: %s", error)
-            return False
-
-    def __repr__(self) -> str:
-        progress = self.progress()
-        state = "done" if self.done() else "under way"
-        return (
-            f"<SaveHandle {self.url!r} {state}, {progress.written_bytes} of "
-            f"{progress.total_bytes} bytes>"
-        )
 
 
 def async_save(
@@ -202,9 +40,11 @@ def async_save(
     allow_pickle: bool = False,
     check_replicas: CheckReplicas = None,
     base: str | os.PathLike[str] | Store | None = None,
+    elsewhere: Sequence[str | os.PathLike[str] | Store] = (),
     timeout: timedelta = DEFAULT_TIMEOUT,
     if_busy: IfBusy = "wait",
     at_exit: AtExit = "wait",
+    spread: Spreading = False,
 ) -> SaveHandle:
     """Save as ``save`` does, but return once what this rank writes has been copied.
 
@@ -216,6 +56,23 @@ def async_save(
     "wait" for its end, "refuse" with Busy on all ranks, or "supersede" it, which cancels it. All
     ranks give the same. When the interpreter exits during the save, ``at_exit`` says whether it
     waits for its end or aborts it, so that no checkpoint comes of it.
+
+    ``spread=True`` returns once it is clear who copies what, and spreads the copying over the
+    forward and backward passes that follow: a little with each gradient, what is left at the
+    beginning of the next step of any ``torch.optim.Optimizer``; on a GPU beside them, on a stream
+    of its own. It is for what only such steps change: the parameters of optimizers that are in the
+    state, the other parameters of modules that have some of these, and the state of the optimizers.
+    All else (buffers, averages of weights, tensors of nobody's, what is small) is copied within the
+    call. For a state that holds state dicts in the place of modules and optimizers, give a list of
+    these: ``spread=[model, optimizer]``. What is copied later is watched: where a tensor was
+    written to meanwhile, by any operator that torch counts, the save fails with StateChanged, which
+    names it, and nothing is committed. Writes that torch does not count (through ``.data``, NumPy
+    or DLPack, by collectives, by kernels of one's own, by lists of torch's DTensors) are found on a
+    GPU by a sum of all bytes; on a CPU by some hundred elements of each tensor, so that a write to
+    a few elements may be missed; ``spread="checked"`` adds up all bytes there, too, which takes
+    half as long as the copy. Where something else is to change the state,
+    ``handle.finish_staging()`` first. A rank that comes to no backward pass and no step within
+    ``timeout`` fails the save.
 
     Errors of planning and staging are raised here, the same on all ranks; those of the rest by the
     handle. A handle that nobody asks logs its error when the next save begins or the process ends;
@@ -229,43 +86,71 @@ def async_save(
         allow_pickle=allow_pickle,
         check_replicas=check_replicas,
         base=base,
+        elsewhere=elsewhere,
+        timeout=timeout,
     )
     ranks = ranks_of(process_group, no_dist=no_dist, timeout=timeout, purpose="async_save")
+    way = Background(if_busy=if_busy, at_exit=at_exit, spread=spread)
+    return begin_save(ranks, state_dict, checkpoint_id, options, way)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Background:
+    """How a save goes on in the background."""
+
+    if_busy: IfBusy = "wait"
+    at_exit: AtExit = "wait"
+    spread: Spreading = False
+    afterwards: Afterwards | None = None
+    """Called in the save's thread once it has ended well, before its ranks part."""
+
+
+def begin_save(
+    ranks: Ranks,
+    state_dict: Mapping[Any, Any] | Stateful,
+    checkpoint_id: str | os.PathLike[str] | Store,
+    options: SaveOptions,
+    way: Background,
+) -> SaveHandle:
+    """Do what ``async_save`` does, over given ranks."""
+    timeout = options.timeout
     before: SaveHandle | None = ranks.memory.get("save")
     pool: StagingPool = ranks.memory.setdefault("staging", StagingPool())
     area: StagingArea | None = None
     job = SaveJob(ranks, options)
-    make_way = partial(_make_way, before, if_busy, at_exit, timeout, ranks)
+    make_way = partial(_make_way, before, way, timeout, ranks)
     try:
         job.plan(state_dict, checkpoint_id, first=make_way)
         area = pool.take()
-        together(ranks, "save: stage", partial(job.stage, area))
+        together(ranks, "save: stage", partial(job.stage, area, way.spread))
+        job.recorder.call_returns()
     except BaseException as error:
         ranks.close(error)
+        job.forget_state()
         if area is not None:
             pool.give_back(area)
         raise
-    handle = SaveHandle(job, at_exit, timeout, on_end=partial(pool.give_back, area))
+    give_back = partial(pool.give_back, area)
+    handle = SaveHandle(job, way.at_exit, timeout, give_back, way.afterwards)
     handle.start(ranks)
     ranks.memory["save"] = handle
     return handle
 
 
-def _make_way(
-    before: SaveHandle | None, if_busy: IfBusy, at_exit: AtExit, timeout: timedelta, ranks: Ranks
-) -> None:
+def _make_way(before: SaveHandle | None, way: Background, timeout: timedelta, ranks: Ranks) -> None:
     """Deal with a save that may still be under way."""
-    if if_busy not in ("wait", "refuse", "supersede"):
-        raise ValueError(f"if_busy is 'wait', 'refuse' or 'supersede', got {if_busy!r}")
-    if at_exit not in ("wait", "abort"):
-        raise ValueError(f"at_exit is 'wait' or 'abort', got {at_exit!r}")
+    if way.if_busy not in ("wait", "refuse", "supersede"):
+        raise ValueError(f"if_busy is 'wait', 'refuse' or 'supersede', got {way.if_busy!r}")
+    if way.at_exit not in ("wait", "abort"):
+        raise ValueError(f"at_exit is 'wait' or 'abort', got {way.at_exit!r}")
+    require_spreading(way.spread)
     if before is None:
         return
-    if if_busy == "refuse" and not before.done():
+    if way.if_busy == "refuse" and not before.done():
         raise Busy(
             f"{before.url}: this save is still under way and no other one may begin: {before!r}. "
             "Wait for its result(), or pass if_busy='wait'"
         )
-    if if_busy == "supersede":
+    if way.if_busy == "supersede":
         before.cancel()
     before.make_way(timeout, ranks.tell_alive)

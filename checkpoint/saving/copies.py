@@ -11,9 +11,14 @@ from collections.abc import Iterable, Mapping
 
 from dtckpt.errors import LayoutMismatch
 
+from ...dtensor.geometry.box import Box
+from ...dtensor.geometry.irregular import IrregularLayout
+from ...dtensor.geometry.layout import Layout
+from ...dtensor.geometry.mesh import Mesh
 from ..ranks.text import ranks_text
 from ..ranks.together import Answers, Ranks, together
 from ..tensors.local_tensor import LocalTensor
+from ..tensors.sampling import Sampling
 from ..tensors.spec import GlobalTensor, fingerprint
 
 _Parts = dict[str, dict[str, str]]
@@ -26,10 +31,12 @@ def compare_copies(
     held: Mapping[str, LocalTensor],
     *,
     must_agree: bool = True,
+    sampling: Sampling | None = None,
 ) -> tuple[str, ...]:
     """Return what disagrees, one line for each part of a tensor; the same on all ranks.
 
-    Raises LayoutMismatch instead if copies ``must_agree``.
+    With a ``sampling`` only what stands for large parts is compared. Raises LayoutMismatch instead
+    if copies ``must_agree``.
     """
     tensors = list(tensors)
     if not tensors or len(ranks.all) == 1:
@@ -37,7 +44,7 @@ def compare_copies(
     parts: _Parts = {}
 
     def summary() -> bytes:
-        parts.update(_shared_parts(tensors, held, ranks))
+        parts.update(_shared_parts(tensors, held, ranks, sampling))
         whole = {key: fingerprint(_dump(found)).hex() for key, found in parts.items()}
         return _dump(whole)
 
@@ -67,18 +74,49 @@ def compare_copies(
 
 
 def _shared_parts(
-    tensors: list[GlobalTensor], held: Mapping[str, LocalTensor], ranks: Ranks
+    tensors: list[GlobalTensor],
+    held: Mapping[str, LocalTensor],
+    ranks: Ranks,
+    sampling: Sampling | None,
 ) -> _Parts:
     found: _Parts = {}
+    sets = _HolderSets(ranks.rank)
     for tensor in tensors:
         local = held.get(tensor.name)
-        for box, digest in local.digests() if local is not None else ():
+        for box, digest in local.digests(sampling) if local is not None else ():
             ranks.tell_alive()
-            holders = [] if box.is_empty else sorted(tensor.layout.replica_ranks(box))
-            if len(holders) > 1:
-                key = fingerprint(_dump(holders))[:8].hex()
+            if not box.is_empty and (key := sets.key(tensor.layout, box)):
                 found.setdefault(key, {})[f"{tensor.name} {box}"] = digest
     return found
+
+
+class _HolderSets:
+    """Names the sets of ranks with which a rank shares parts: all of a set by one name.
+
+    The ranks of a set may be thousands, so they are not listed for every tensor.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._keys: dict[tuple[Mesh, tuple[int, ...]], str] = {}
+
+    def key(self, layout: Layout | IrregularLayout, box: Box) -> str:
+        """Return the name of those that hold a box of this rank; none if nobody else does."""
+        if isinstance(layout, IrregularLayout):
+            holders = sorted(layout.replica_ranks(box))
+            return _short(holders) if len(holders) > 1 else ""
+        if layout.num_replicas == 1:
+            return ""
+        place = layout.mesh, layout.replica_axes
+        if place not in self._keys:
+            at = layout.mesh.coordinate(self._rank) or ()
+            own = [i for axis, i in enumerate(at) if axis not in layout.replica_axes]
+            self._keys[place] = _short([layout.mesh.to_json(), layout.replica_axes, own])
+        return self._keys[place]
+
+
+def _short(value: object) -> str:
+    return fingerprint(_dump(value))[:8].hex()
 
 
 def _differing(found: Mapping[int, Mapping[str, str]]) -> list[str]:

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
 
-from dtckpt.errors import Unsavable
+from dtckpt.errors import PlacementError, Unsavable
 
 from ..optimizers.named_state import named_state
 from ..optimizers.param_names import ParamNames
 from ..optimizers.spread import state_dict_of, unknown_parts
+from ..state.coordinates import MESH, VALUES, PerCoordinate
 from ..state.limits import MAX_NESTING
 from ..state.names import Path, index_component, is_encodable, join, key_component, rank_component
-from ..state.tree import DICTS, SEQUENCES, PerRank, container_node, dict_tag, is_stateful
+from ..state.tree import (
+    DICTS,
+    SEQUENCES,
+    TENSORS,
+    PerRank,
+    children,
+    container_node,
+    dict_tag,
+    is_stateful,
+    tag_of,
+)
 from ..state.values import Node, encode_value
-from ..tensors.local_tensor import tensor_tag
+from ..tensors.local_tensor import local_tensor, tensor_tag
+from ..tensors.spec import fingerprint
 from ..tensors.visiting import Visited, visit
 
 
@@ -29,23 +42,29 @@ class Flattened:
     tensors: dict[str, Any]
     """Every tensor and numpy array by name, in order of appearance."""
     has_per_rank: bool
-    """Whether something is kept for this rank alone."""
+    """Whether something is kept for this rank alone, or for its coordinate on a mesh."""
+    copies: dict[str, tuple[int, str]]
+    """Of every value of a coordinate the rank that keeps it and a hash of what is here, by name."""
     groups: tuple[str, ...]
     """Lists of groups of optimizers whose parameters have names, which ranks bring together."""
+    objects: tuple[Any, ...]
+    """Those that stand for their state dicts."""
 
 
 def flatten(
     state: Any,
     *,
     rank: int,
+    everyone: Sequence[int],
     allow_pickle: bool,
     tell_alive: Callable[[], None] = lambda: None,
 ) -> Flattened:
     """Take a state dict, or an object that has one, apart into its structure and its tensors.
 
     Objects with ``state_dict()`` and ``load_state_dict()`` stand for their state dict; that of an
-    optimizer goes by the names of its parameters. ``tell_alive`` is called after each object was
-    asked. Raises Unsavable, with the name of the leaf, for what cannot be written.
+    optimizer goes by the names of its parameters. ``everyone`` are the ranks that take part.
+    ``tell_alive`` is called after each object was asked. Raises Unsavable, with the name of the
+    leaf, for what cannot be written.
     """
     if dict_tag(state) is None and not is_stateful(state):
         raise Unsavable(
@@ -54,7 +73,22 @@ def flatten(
         )
     visited = visit(state, rank, ask=state_dict_of, tell_alive=tell_alive)
     names = ParamNames(state, visited, rank)
-    return _Flattening(visited, names, rank, allow_pickle).run(state)
+    return _Flattening(visited, names, rank, tuple(everyone), allow_pickle).run(state)
+
+
+def _hash_of(node: Node, tensors: Mapping[str, Any]) -> str:
+    """Return what tells values of ranks apart, whatever numbers these have."""
+
+    def told(node: Node) -> Node:
+        tag = tag_of(node)
+        if tag in TENSORS:
+            local = local_tensor(node[tag], tensors[node[tag]])
+            parts = [[str(box), digest] for box, digest in local.digests()]
+            return [tag, local.dtype.code, list(local.shape), parts]
+        inner = children(node)
+        return [tag, [[key, told(child)] for key, _, child in inner]] if inner else node
+
+    return fingerprint(json.dumps(told(node)).encode()).hex()
 
 
 def _check_depth(path: Path) -> None:
@@ -68,13 +102,17 @@ class _Flattening:
     visited: Visited
     names: ParamNames
     rank: int
+    everyone: tuple[int, ...]
     allow_pickle: bool
     tensors: dict[str, Any] = field(default_factory=dict[str, Any])
     has_per_rank: bool = False
+    copies: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
     groups: list[str] = field(default_factory=list[str])
 
     def run(self, state: Any) -> Flattened:
-        return Flattened(self.node(state, ()), self.tensors, self.has_per_rank, tuple(self.groups))
+        node, objects = self.node(state, ()), tuple(self.visited.objects.values())
+        groups = tuple(self.groups)
+        return Flattened(node, self.tensors, self.has_per_rank, self.copies, groups, objects)
 
     def node(self, value: Any, path: Path) -> Node:
         if type(value) in DICTS:  # nothing else, and there may be very many
@@ -93,6 +131,8 @@ class _Flattening:
             self.has_per_rank = True
             child = self.node(value.value, (*path, rank_component(self.rank)))
             return {"per_rank": {str(self.rank): child}}
+        if isinstance(value, PerCoordinate):
+            return self.per_coordinate(value, path)
         if is_stateful(value):
             return self.stateful(value, path)
         if dict_tag(value) is not None:
@@ -102,6 +142,25 @@ class _Flattening:
             items = [self.node(v, (*path, index_component(i))) for i, v in enumerate(value)]
             return {SEQUENCES[type(value)]: items}
         return encode_value(value, join(path), allow_pickle=self.allow_pickle)
+
+    def per_coordinate(self, value: PerCoordinate, path: Path) -> Node:
+        """Return the node of a value that the first rank at each coordinate keeps for all."""
+        self.has_per_rank = True
+        try:
+            places, own = value.place(self.rank, self.everyone)
+        except PlacementError as error:
+            raise Unsavable(f"{join(path)}: {error}") from error
+        at = (*path, key_component(VALUES))
+        before, self.tensors = self.tensors, {}
+        child = self.node(value.value, (*at, rank_component(self.rank)))
+        here, self.tensors = self.tensors, before
+        owner = places.rank(own)
+        self.copies[join(at)] = owner, _hash_of(child, here)
+        if owner == self.rank:
+            self.tensors |= here
+        nodes = {str(self.rank): child} if owner == self.rank else {}
+        mesh = self.node(places.to_json(), (*path, key_component(MESH)))
+        return {"dict": {MESH: mesh, VALUES: {"per_rank": nodes}}}
 
     def stateful(self, value: Any, path: Path) -> Node:
         state = self.visited.states[join(path)]

@@ -7,7 +7,8 @@ error.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dtckpt.errors import LayoutMismatch, PlacementError
@@ -21,21 +22,36 @@ from ..state.names import Path, index_component, join, key_component
 from ..state.tree import DICT_TAGS, Node, children, container_node, per_rank_nodes, tag_of
 from ..tensors.spec import GlobalTensor, PerRankPart, TensorSpec, TensorSpecs, Values
 from .merging_groups import NodeOfRanks, differ, merge_groups
+from .merging_meshes import Holders, RanksOfMeshes, Side, are_siblings
 
-SpecReport = tuple[tuple[int, ...], TensorSpecs]
-"""Ranks with the same tensors."""
+
+@dataclass(frozen=True, slots=True)
+class SpecReport:
+    """Ranks whose tensors differ in nothing but the ranks of the meshes on which they lie."""
+
+    specs: TensorSpecs
+    """As the first group has them."""
+    groups: tuple[RanksOfMeshes, ...]
+    """Their meshes correspond by their places."""
+
+    @classmethod
+    def of(cls, ranks: tuple[int, ...], specs: TensorSpecs, place: int = 0) -> SpecReport:
+        """Return the report of one group, which has the same meshes."""
+        layouts = (spec.layout for spec in specs.values())
+        meshes = dict.fromkeys(layout.mesh for layout in layouts if layout is not None)
+        return cls(specs, (RanksOfMeshes(place, ranks, tuple(meshes)),))
+
+
 ValueReport = tuple[tuple[int, ...], Values]
 """Ranks with the same values."""
 
 
 def merge_tensors(reports: Sequence[SpecReport]) -> tuple[GlobalTensor, ...]:
-    """Return the tensors of all ranks; LayoutMismatch, naming the ranks, where they contradict."""
-    holders: dict[str, _Found] = {}
-    for ranks, specs in reports:
-        for name, tensor in specs.items():
-            holders.setdefault(name, []).append((ranks, tensor))
-    merge = _Merge()
-    return tuple(merge.tensor(name, found) for name, found in holders.items())
+    """Return the tensors of all ranks; LayoutMismatch, naming the ranks, where they contradict.
+
+    Reports come in the order of their first groups.
+    """
+    return _Merge(reports).run()
 
 
 def merge_values(reports: Sequence[ValueReport]) -> Node:
@@ -55,39 +71,33 @@ def merge_values(reports: Sequence[ValueReport]) -> Node:
     return _merge_nodes([(ranks, values.tree) for ranks, values in reports], (), groups)
 
 
-_Found = list[tuple[tuple[int, ...], TensorSpec]]
+_Found = list[tuple[int, TensorSpec]]
+"""What reports, by their numbers, say of a tensor."""
 
 
 class _Merge:
-    """Merges the specs of tensors, one by one.
+    """Merges the specs of tensors, one by one."""
 
-    What depends on ranks and meshes alone is worked out once: there are few different ones, but
-    each may list thousands of ranks.
-    """
+    def __init__(self, reports: Sequence[SpecReport]) -> None:
+        self.reports = reports
+        self.slots = [
+            {mesh: slot for slot, mesh in enumerate(report.groups[0].meshes)} for report in reports
+        ]
+        self.holders: dict[tuple[tuple[int, int], ...], Holders] = {}
 
-    def __init__(self) -> None:
-        # Tuples of ranks are told apart by identity: hashing them would cost most of the time.
-        self.holding: dict[tuple[int, ...], tuple[int, ...]] = {}
-        self.siblings: dict[tuple[Mesh, Mesh], bool] = {}
-        self.joined: dict[tuple[Mesh, ...], Mesh | LayoutMismatch] = {}
-        self.absent: dict[tuple[Mesh, int], list[int]] = {}
-        self.lines: dict[int, Mesh] = {}
+    def run(self) -> tuple[GlobalTensor, ...]:
+        found: dict[str, _Found] = {}
+        for number, report in enumerate(self.reports):
+            for name, tensor in report.specs.items():
+                found.setdefault(name, []).append((number, tensor))
+        return tuple(self.tensor(name, specs) for name, specs in found.items())
 
     def tensor(self, name: str, found: _Found) -> GlobalTensor:
-        ranks, first = found[0]
-        for other_ranks, other in found[1:]:
-            if (other.dtype, other.shape) != (first.dtype, first.shape):
-                raise LayoutMismatch(
-                    f"tensor {name!r} is {_describe(first)} on {ranks_text(ranks)} but "
-                    f"{_describe(other)} on {ranks_text(other_ranks)}; give different tensors "
-                    "different names, or wrap a value of one rank in PerRank"
-                )
-            if not self.are_alike(first, other):
-                raise LayoutMismatch(
-                    f"tensor {name!r} is laid out as {_where(first)} on {ranks_text(ranks)} but as "
-                    f"{_where(other)} on {ranks_text(other_ranks)}"
-                )
-        layout = self.layout(name, first, found)
+        _, first = found[0]
+        holders = self.holders_of(found)
+        if not holders.are_alike or not all(_match(first, other) for _, other in found[1:]):
+            raise _contradiction(name, dict(found), holders)
+        layout = _layout(name, dict(found), holders)
         return GlobalTensor(
             name=name,
             dtype=first.dtype,
@@ -98,86 +108,95 @@ class _Merge:
             same_as=first.same_as if len({spec.same_as for _, spec in found}) == 1 else None,
         )
 
-    def are_alike(self, one: TensorSpec, other: TensorSpec) -> bool:
-        """Return whether both say where they lie in the same way, be it on sibling meshes."""
-        if one.layout is None or other.layout is None:
-            return one.layout is other.layout and (one.boxes is None) == (other.boxes is None)
-        if one.layout == other.layout:
-            return True
-        a, b = one.layout.mesh, other.layout.mesh
-        if (a, b) not in self.siblings:
-            apart = set(a.all_ranks()).isdisjoint(b.all_ranks())
-            self.siblings[(a, b)] = apart and a.shape == b.shape
-        return self.siblings[(a, b)] and one.layout.placements == other.layout.placements
+    def holders_of(self, found: _Found) -> Holders:
+        key = tuple((number, self.slot_of(number, spec)) for number, spec in found)
+        if key not in self.holders:
+            self.holders[key] = Holders(
+                [
+                    Side(group, number, None if slot < 0 else group.meshes[slot])
+                    for number, slot in key
+                    for group in self.reports[number].groups
+                ]
+            )
+        return self.holders[key]
 
-    def layout(self, name: str, first: TensorSpec, found: _Found) -> Layout | IrregularLayout:
-        holding = self.holders(found)
-        if first.layout is not None:
-            layouts = dict.fromkeys(spec.layout for _, spec in found if spec.layout is not None)
-            joined = self.join(name, list(layouts))
-            absent = self.absentees(joined.mesh, holding)
-            if absent:
-                raise LayoutMismatch(
-                    f"tensor {name!r} lies on the ranks of mesh {joined.mesh}, but "
-                    f"{ranks_text(absent)} did not bring it to this save (taking part: "
-                    f"{ranks_text(holding)}); save from every rank of the mesh"
-                )
-            return joined
-        if first.boxes is None:
-            if id(holding) not in self.lines:
-                self.lines[id(holding)] = Mesh((len(holding),), ("rank",), holding)
-            return Layout.replicated(self.lines[id(holding)], first.shape)
-        pieces = [(rank, box) for ranks, s in found for rank in ranks for box in s.boxes or ()]
-        layout = IrregularLayout(first.shape, tuple(pieces))
-        try:
-            layout.validate()
-        except PlacementError as error:
-            raise LayoutMismatch(f"tensor {name!r}: {error}") from error
-        return layout
+    def slot_of(self, number: int, spec: TensorSpec) -> int:
+        """Return which mesh of a report a tensor lies on; -1 for none."""
+        return -1 if spec.layout is None else self.slots[number][spec.layout.mesh]
 
-    def holders(self, found: _Found) -> tuple[int, ...]:
-        """Return all ranks that have a tensor, sorted."""
-        key = tuple(id(ranks) for ranks, _ in found)
-        if key not in self.holding:
-            self.holding[key] = tuple(sorted(rank for ranks, _ in found for rank in ranks))
-        return self.holding[key]
 
-    def absentees(self, mesh: Mesh, holding: tuple[int, ...]) -> list[int]:
-        """Return the ranks of a mesh that do not have a tensor which lies on it."""
-        key = (mesh, id(holding))
-        if key not in self.absent:
-            self.absent[key] = sorted(set(mesh.all_ranks()) - set(holding))
-        return self.absent[key]
+def _match(one: TensorSpec, other: TensorSpec) -> bool:
+    """Return whether two specs say the same, but for the ranks of their meshes."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    if one.layout is None or other.layout is None:
+        return one.layout is other.layout and (one.boxes is None) == (other.boxes is None)
+    return one.layout.placements == other.layout.placements
 
-    def join(self, name: str, layouts: Sequence[Layout]) -> Layout:
-        """Return one layout for copies of a tensor on meshes of one form and different ranks.
 
-        Under data plus tensor parallelism, what only the data axis shards lies so: every line of
-        ranks along that axis is a mesh of its own and holds a copy. The joined mesh has an axis of
-        copies.
-        """
-        first = layouts[0]
-        if len(layouts) == 1:
-            return first
-        meshes = tuple(layout.mesh for layout in layouts)
-        if meshes not in self.joined:
-            self.joined[meshes] = _join_meshes(meshes)
-        mesh = self.joined[meshes]
+def _contradiction(name: str, specs: Mapping[int, TensorSpec], holders: Holders) -> LayoutMismatch:
+    """Return the error that names the first group of ranks which does not agree with the first."""
+    sides = [(side.group.ranks, _on(specs[side.report], side.mesh)) for side in holders.sides]
+    ranks, first = sides[0]
+    other_ranks, other = next(
+        side for side in sides if not (_match(first, side[1]) and _lie_alike(first, side[1]))
+    )
+    if (other.dtype, other.shape) != (first.dtype, first.shape):
+        return LayoutMismatch(
+            f"tensor {name!r} is {_describe(first)} on {ranks_text(ranks)} but "
+            f"{_describe(other)} on {ranks_text(other_ranks)}; give different tensors "
+            "different names, or wrap a value of one rank in PerRank"
+        )
+    return LayoutMismatch(
+        f"tensor {name!r} is laid out as {_where(first)} on {ranks_text(ranks)} but as "
+        f"{_where(other)} on {ranks_text(other_ranks)}"
+    )
+
+
+def _on(spec: TensorSpec, mesh: Mesh | None) -> TensorSpec:
+    if spec.layout is None or mesh is None:
+        return spec
+    return replace(spec, layout=Layout(mesh, spec.layout.placements, spec.shape))
+
+
+def _lie_alike(one: TensorSpec, other: TensorSpec) -> bool:
+    if one.layout is None or other.layout is None:
+        return True
+    meshes = one.layout.mesh, other.layout.mesh
+    return meshes[0] == meshes[1] or are_siblings(*meshes)
+
+
+def _layout(
+    name: str, specs: Mapping[int, TensorSpec], holders: Holders
+) -> Layout | IrregularLayout:
+    first = specs[holders.sides[0].report]
+    if first.layout is not None:
+        mesh = holders.joined
         if isinstance(mesh, LayoutMismatch):
             raise LayoutMismatch(f"tensor {name!r} {mesh}")
-        return Layout(mesh, (Replicate(), *first.placements), first.shape)
-
-
-def _join_meshes(meshes: tuple[Mesh, ...]) -> Mesh | LayoutMismatch:
-    taken = meshes[0].axis_names
-    label = next(n for n in ("copy", *(f"copy{i}" for i in range(len(taken)))) if n not in taken)
-    ranks = tuple(rank for mesh in meshes for rank in mesh.all_ranks())
-    if len(set(ranks)) != len(ranks):
-        return LayoutMismatch(
-            f"lies on {len(meshes)} meshes, some of which share ranks: "
-            f"{', '.join(ranks_text(mesh.all_ranks()) for mesh in meshes)}"
-        )
-    return Mesh((len(meshes), *meshes[0].shape), (label, *taken), ranks)
+        if holders.absent:
+            raise LayoutMismatch(
+                f"tensor {name!r} lies on the ranks of mesh {mesh}, but "
+                f"{ranks_text(holders.absent)} did not bring it to this save (taking part: "
+                f"{ranks_text(holders.ranks)}); save from every rank of the mesh"
+            )
+        if mesh is holders.meshes[0]:
+            return first.layout
+        return Layout(mesh, (Replicate(), *first.layout.placements), first.shape)
+    if first.boxes is None:
+        return Layout.replicated(holders.line, first.shape)
+    pieces = [
+        (rank, box)
+        for side in holders.sides
+        for rank in side.group.ranks
+        for box in specs[side.report].boxes or ()
+    ]
+    layout = IrregularLayout(first.shape, tuple(pieces))
+    try:
+        layout.validate()
+    except PlacementError as error:
+        raise LayoutMismatch(f"tensor {name!r}: {error}") from error
+    return layout
 
 
 def _have_copies(found: _Found, layout: Layout | IrregularLayout) -> bool:
@@ -200,6 +219,20 @@ def per_rank_tensors(rank: int, part: PerRankPart) -> list[GlobalTensor]:
         )
         for name, t in part.tensors.items()
     ]
+
+
+def check_copies(parts: Mapping[int, PerRankPart]) -> None:
+    """Raise LayoutMismatch, naming the ranks, where two have other values of one coordinate."""
+    seen: dict[tuple[str, int], tuple[int, str]] = {}
+    for rank, part in parts.items():
+        for name, (owner, told) in part.copies.items():
+            first, expected = seen.setdefault((name, owner), (rank, told))
+            if told != expected:
+                raise LayoutMismatch(
+                    f"value {name.rpartition('/')[0]!r} belongs to a coordinate that "
+                    f"{ranks_text([first, rank])} have, and differs between them. Make it "
+                    "equal, or name the axes along which it differs, too"
+                )
 
 
 def with_per_rank_parts(tree: Node, parts: Iterable[PerRankPart]) -> Node:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -25,6 +25,7 @@ def save(
     allow_pickle: bool = False,
     check_replicas: CheckReplicas = None,
     base: str | os.PathLike[str] | Store | None = None,
+    elsewhere: Sequence[str | os.PathLike[str] | Store] = (),
     timeout: timedelta = DEFAULT_TIMEOUT,
 ) -> SaveReport:
     """Write a checkpoint and return when it is durable and committed.
@@ -39,13 +40,20 @@ def save(
     ``checkpoint_id`` is a directory, a URL such as ``s3://bucket/run/step-1000`` (with
     ``storage_options`` passed on to its driver), or a ``Store``. ``metadata`` is any JSON value
     and is kept in the manifest, that of the first rank; a warning names ranks that gave another.
-    ``allow_pickle`` pickles values that the format does not hold. ``check_replicas`` compares the
-    copies that ranks hold of DTensors, too, and makes a difference an error, or warns of it;
-    hardware that computes wrong silently is found so.
+    ``allow_pickle`` pickles values that the format does not hold.
+
+    Plain tensors above 256 KiB are compared by a sample of their pages, other ones at every save.
+    ``check_replicas`` compares them whole, and the copies that ranks hold of DTensors, too, where
+    it makes a difference an error, or warns of it; hardware that computes wrong silently is found
+    so. It takes the time to hash all that a rank holds, before anything is written.
 
     ``base`` makes the save incremental: it names an earlier checkpoint in the same directory, and
     what has the same bytes there is referred to instead of written again. The base may then not be
     deleted before the new one.
+
+    ``elsewhere`` are other places, paths or open stores, of which the next is taken where the
+    storage fails on some rank, be it that a disk is full or that a store does not answer; the
+    report's ``url`` says where the checkpoint is. What is written there refers to no base.
 
     ``timeout`` bounds how long ranks wait for one that shows no sign of life; a save of any length
     may go on as long as all do.
@@ -64,6 +72,7 @@ def save(
         allow_pickle=allow_pickle,
         check_replicas=check_replicas,
         base=base,
+        elsewhere=elsewhere,
     )
     ranks = ranks_of(process_group, no_dist=no_dist, timeout=timeout, purpose="save")
     with closing(ranks):

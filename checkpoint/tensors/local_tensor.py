@@ -19,6 +19,7 @@ import xxhash
 
 from dtckpt.errors import LayoutMismatch, Unsavable
 
+from ...dtensor.comm.caches import remembered
 from ...dtensor.geometry.box import Box
 from ...dtensor.geometry.layout import Layout
 from .announced import (
@@ -31,6 +32,7 @@ from .announced import (
 from .dtensors import is_dtensor, layout_of, require_elements, require_storable_layout
 from .dtypes import BY_TORCH_NAME, DType
 from .local_shard import LocalShard
+from .sampling import Sampling
 from .source import PIECE_BYTES
 from .spec import TensorSpec
 from .transfer import TensorSource
@@ -66,11 +68,17 @@ class LocalTensor:
             dtype=self.dtype, shape=self.shape, layout=self.layout, boxes=boxes, same_as=same_as
         )
 
-    def digests(self) -> Iterator[tuple[Box, str]]:
-        """Yield every box that this rank holds with the xxh3_128 of its bytes, in hex digits."""
+    def digests(self, sampling: Sampling | None = None) -> Iterator[tuple[Box, str]]:
+        """Yield every box that this rank holds with the xxh3_128 of its bytes, in hex digits.
+
+        Or of those bytes that stand for them.
+        """
         for box, tensor in self.parts:
             hasher = xxhash.xxh3_128()
-            for piece in TensorSource(tensor.detach()).pieces(PIECE_BYTES):
+            told = tensor.detach()
+            if sampling is not None:
+                told = sampling.of(told)
+            for piece in TensorSource(told).pieces(PIECE_BYTES):
                 hasher.update(piece)
             yield box, hasher.hexdigest()
 
@@ -78,8 +86,7 @@ class LocalTensor:
         """Raise LayoutMismatch unless ``rank`` of the process group is this rank of the mesh."""
         if self.layout is None:
             return
-        coordinate = self.layout.mesh.coordinate(rank)
-        held = [] if coordinate is None else list(self.layout.held_by(rank))
+        held = _held_by(self.layout, rank)
         if [box for box, _ in self.parts] != held:
             raise LayoutMismatch(
                 f"tensor {self.name!r}: rank {rank} of the process group would hold "
@@ -168,12 +175,25 @@ def _distributed(name: str, value: Any, layout: Layout) -> LocalTensor:
     return _laid_out(name, local, layout, value.device_mesh.get_coordinate())
 
 
+# A state has few layouts for very many tensors, and each save asks again.
+
+
+@remembered(1024)
+def _box_at(layout: Layout, coordinate: tuple[int, ...]) -> Box:
+    return layout.box(coordinate)
+
+
+@remembered(1024)
+def _held_by(layout: Layout, rank: int) -> list[Box]:
+    return list(layout.held_by(rank))
+
+
 def _laid_out(
     name: str, local: torch.Tensor, layout: Layout, coordinate: Sequence[int] | None
 ) -> LocalTensor:
     parts: tuple[tuple[Box, torch.Tensor], ...] = ()
     if coordinate is not None:
-        box = layout.box(tuple(coordinate))
+        box = _box_at(layout, tuple(coordinate))
         if box.is_empty and local.numel() == 0:
             local = local.view(box.sizes)  # FSDP2 makes empty parts empty along other dims too
         if tuple(local.shape) != box.sizes:

@@ -8,7 +8,8 @@ change with every step and are described apart.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import xxhash
@@ -72,21 +73,25 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class PerRankPart:
-    """What a rank keeps for itself (PerRank), which no other rank has to agree with."""
+    """What a rank keeps for itself (PerRank), or for all that have its coordinate on a mesh."""
 
     nodes: dict[str, Node]
     """Nodes of the tree by the name of their ``per_rank`` node."""
     tensors: TensorSpecs
+    copies: Mapping[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
+    """Of every value of a coordinate the rank that keeps it and a hash of what is here, by name."""
 
     def to_bytes(self) -> bytes:
         """Return JSON."""
-        return _dump({"nodes": self.nodes, "tensors": specs_to_json(self.tensors)})
+        tensors = specs_to_json(self.tensors)
+        return _dump({"nodes": self.nodes, "tensors": tensors, "copies": self.copies})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> PerRankPart:
         """Return the part that ``to_bytes`` wrote."""
         value = json.loads(data)
-        return cls(value["nodes"], specs_from_json(value["tensors"]))
+        copies = {name: (owner, told) for name, (owner, told) in value["copies"].items()}
+        return cls(value["nodes"], specs_from_json(value["tensors"]), copies)
 
 
 def fingerprint(*parts: bytes) -> bytes:
@@ -96,11 +101,6 @@ def fingerprint(*parts: bytes) -> bytes:
         hasher.update(len(part).to_bytes(8, "little"))
         hasher.update(part)
     return hasher.digest()
-
-
-def specs_fingerprint(specs: TensorSpecs) -> bytes:
-    """Return the fingerprint of names, dtypes, shapes and layouts, and of the format's version."""
-    return fingerprint(_dump([FORMAT_VERSION, specs_to_json(specs)]))
 
 
 def specs_to_json(specs: TensorSpecs) -> dict[str, Any]:
@@ -119,9 +119,10 @@ def specs_to_json(specs: TensorSpecs) -> dict[str, Any]:
     return {"meshes": [mesh.to_json() for mesh in meshes], "places": told, "tensors": tensors}
 
 
-def specs_from_json(value: dict[str, Any]) -> TensorSpecs:
-    """Return the specs that ``specs_to_json`` was given."""
-    meshes = [Mesh.from_json(mesh) for mesh in value["meshes"]]
+def specs_from_json(value: Mapping[str, Any], meshes: Sequence[Mesh] | None = None) -> TensorSpecs:
+    """Return the specs that ``specs_to_json`` was given, or the same on other meshes."""
+    if meshes is None:
+        meshes = [Mesh.from_json(mesh) for mesh in value["meshes"]]
     places = [(meshes[mesh], tuple(map(parse_placement, ps))) for mesh, ps in value["places"]]
     specs: TensorSpecs = {}
     for name, (code, sizes, where, same_as) in value["tensors"].items():
@@ -164,7 +165,9 @@ class GlobalTensor:
         )
 
 
-def split_per_rank(tree: Node, specs: TensorSpecs) -> tuple[Node, TensorSpecs, PerRankPart]:
+def split_per_rank(
+    tree: Node, specs: TensorSpecs, copies: Mapping[str, tuple[int, str]]
+) -> tuple[Node, TensorSpecs, PerRankPart]:
     """Return tree and specs without what the rank keeps for itself, and that part alone."""
     own: dict[str, Node] = {}
     shared = _without_per_rank(tree, (), own)
@@ -172,13 +175,14 @@ def split_per_rank(tree: Node, specs: TensorSpecs) -> tuple[Node, TensorSpecs, P
     for name in mine:
         if not specs[name].is_plain:
             raise Unsavable(
-                f"tensor {name!r} is distributed; PerRank is for plain tensors and values"
+                f"tensor {name!r} is distributed; PerRank and PerCoordinate are for plain tensors "
+                "and values"
             )
     if not mine:
-        return shared, specs, PerRankPart(own, {})
+        return shared, specs, PerRankPart(own, {}, copies)
     kept = {name: spec for name, spec in specs.items() if name in mine}
     rest = {name: spec for name, spec in specs.items() if name not in mine}
-    return shared, rest, PerRankPart(own, kept)
+    return shared, rest, PerRankPart(own, kept, copies)
 
 
 def _without_per_rank(node: Node, path: Path, own: dict[str, Node]) -> Node:

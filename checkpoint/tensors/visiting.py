@@ -2,7 +2,7 @@
 
 A ``state_dict()`` or ``load_state_dict()`` may make collectives. Ranks whose dicts list the same
 objects in another order would then wait for each other in different ones, so objects are visited in
-the order of their names.
+the order of their names, and those that say so (``comes_last``) after all others.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import torch
 
 from dtckpt.errors import Unsavable
 
+from ..state.coordinates import VALUES, PerCoordinate
 from ..state.limits import MAX_NESTING
 from ..state.names import index_component, key_component, rank_component
-from ..state.tree import DICTS, SEQUENCES, PerRank, dict_tag, is_stateful
+from ..state.tree import DICTS, SEQUENCES, PerRank, below, dict_tag, is_stateful
 from .local_shard import LocalShard
 from .local_tensor import tensor_tag
 
@@ -33,6 +34,8 @@ class Visited:
     """Every object that stands for its state dict, by its name."""
     states: dict[str, Any] = field(default_factory=dict[str, Any])
     """The state dict of every object that was asked."""
+    given_whole: set[str] = field(default_factory=set[str])
+    """Names of the objects that take what was saved for a coordinate as it is."""
 
     @property
     def modules(self) -> list[torch.nn.Module]:
@@ -47,30 +50,32 @@ def visit(
     *,
     ask: Callable[[Any], Any] = lambda value: value.state_dict(),
     tell_alive: Callable[[], None] = lambda: None,
+    asks_all: bool = True,
 ) -> Visited:
     """Ask all objects in a state for their state dicts; those that are not wanted are only noted.
 
-    ``ask`` gets that of an object. ``tell_alive`` is called after each of them. Raises Unsavable
-    for a container that holds itself.
+    ``ask`` gets that of an object. ``tell_alive`` is called after each of them. Without
+    ``asks_all`` those are not asked that take what was saved as it is. Raises Unsavable for a
+    container that holds itself.
     """
 
     visited = Visited()
-    waiting = _objects_in(state, "", rank)
+    waiting = _objects_in(state, "", rank, visited)
     while waiting:
         at, value = waiting.pop()
         visited.objects[at] = value
-        if is_wanted(at):
+        if is_wanted(at) and (asks_all or at not in visited.given_whole):
             visited.states[at] = ask(value)
             tell_alive()
-            waiting += _objects_in(visited.states[at], at, rank)
+            waiting += _objects_in(visited.states[at], at, rank, visited)
     return visited
 
 
-def _objects_in(value: Any, name: str, rank: int) -> list[tuple[str, Any]]:
+def _objects_in(value: Any, name: str, rank: int, visited: Visited) -> list[tuple[str, Any]]:
     """Return the objects in a state by their names, the last one first."""
     found: dict[str, Any] = {}
-    _Search(rank, objects=found).run(value, name)
-    return sorted(found.items(), key=lambda item: item[0], reverse=True)
+    _Search(rank, objects=found, given_whole=visited.given_whole).run(value, name)
+    return sorted(found.items(), key=lambda item: (comes_last(item[1]), item[0]), reverse=True)
 
 
 def tensors_in(value: Any, name: str, rank: int) -> list[tuple[str, torch.Tensor]]:
@@ -80,13 +85,61 @@ def tensors_in(value: Any, name: str, rank: int) -> list[tuple[str, torch.Tensor
     return found
 
 
+def is_given_whole(value: object) -> bool:
+    """Whether an object that belongs to a coordinate of a mesh takes what was saved as it is.
+
+    That of others tells where their tensors are to go.
+    """
+    return is_stateful(value) and not isinstance(value, torch.nn.Module | torch.optim.Optimizer)
+
+
+def comes_last(value: object) -> bool:
+    """Whether an object is asked and loaded after all others, as it says itself.
+
+    Others may draw random numbers as they are asked or loaded, or count what they have done.
+    """
+    return bool(getattr(value, "comes_last", False))
+
+
 def after_its_parts(name: str) -> str:
     """Return a key that sorts names so that what an object consists of comes before it."""
     return f"{name}/\U0010ffff"
 
 
+def is_whole(value: list[Any] | tuple[Any, ...]) -> bool:
+    """Whether a sequence is one value: a list of plain values, or a tuple without tensors.
+
+    Where a checkpoint may have more than the state such a one is taken over whole. Elements are
+    found by their position: a list that was saved longer would lose its end, which nobody had
+    asked for, and nobody would miss.
+
+    >>> is_whole([1, [2, 3]]), is_whole(({"lr": 1.0},)), is_whole([{"lr": 1.0}])
+    (True, True, False)
+    """
+    return not _has_parts(value, of_dicts=isinstance(value, tuple))
+
+
+def _has_parts(value: Any, *, of_dicts: bool) -> bool:
+    """Whether there is something that is filled in place; within dicts only if they are no part."""
+    if (
+        tensor_tag(value) is not None
+        or isinstance(value, PerRank | PerCoordinate)
+        or is_stateful(value)
+    ):
+        return True
+    if dict_tag(value) is not None:
+        return not of_dicts or any(_has_parts(item, of_dicts=True) for item in value.values())
+    if type(value) not in SEQUENCES:
+        return False
+    return any(_has_parts(item, of_dicts=of_dicts) for item in value)
+
+
 def _component_of_key(key: object) -> str | None:
     return key_component(key) if isinstance(key, str | int) else None
+
+
+def _component_of_own(rank: int) -> str:
+    return f"{VALUES}/{rank_component(rank)}"
 
 
 class _Search:
@@ -98,10 +151,12 @@ class _Search:
         *,
         objects: dict[str, Any] | None = None,
         tensors: list[tuple[str, torch.Tensor]] | None = None,
+        given_whole: set[str] | None = None,
     ) -> None:
         self.rank = rank
         self.objects = objects
         self.tensors = tensors
+        self.given_whole = given_whole
         self.passed = _ATOMS if tensors is None else _ATOMS.difference(_TENSORS)
         """What need not be looked at."""
         self.above: set[int] = set()
@@ -116,6 +171,10 @@ class _Search:
             return
         elif isinstance(value, PerRank):
             items, component_of = [(self.rank, value.value)], rank_component
+        elif isinstance(value, PerCoordinate):
+            items, component_of = [(self.rank, value.value)], _component_of_own
+            if self.given_whole is not None and is_given_whole(value.value):
+                self.given_whole.add(below(name, _component_of_own(self.rank)))
         else:
             items = cast(Mapping[Any, Any], value).items()
         if id(value) in self.above:
@@ -140,7 +199,7 @@ class _Search:
             if self.tensors is not None and isinstance(tensor, torch.Tensor):
                 self.tensors.append((name, tensor))
             return True
-        if isinstance(value, PerRank):
+        if isinstance(value, PerRank | PerCoordinate):
             return False
         if is_stateful(value):
             if self.objects is not None:

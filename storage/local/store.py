@@ -11,7 +11,7 @@ from typing import Literal, final
 
 from dtckpt.errors import ObjectExists, StorageError
 
-from ..base import ObjectInfo, ReadRequest, Store, WriteStream, check_range, is_before
+from ..base import Level, ObjectInfo, ReadRequest, Store, WriteStream, check_range, is_before
 from ..failures import (
     already_exists,
     changed,
@@ -77,7 +77,7 @@ class LocalStore(Store):
             status = os.stat(path)
             if not stat.S_ISREG(status.st_mode):
                 raise not_found(path, _NO_FILE)
-        return ObjectInfo(name, status.st_size)
+        return ObjectInfo(name, status.st_size, status.st_mtime)
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
         check_range(start, stop)
@@ -171,6 +171,16 @@ class LocalStore(Store):
         found = (item for item in self._walk(prefix) if not is_reserved(item.name))
         return iter(sorted(found, key=lambda item: item.name))
 
+    def level(self, prefix: str = "") -> Level:
+        found = list(self._scan(check_prefix(prefix)))
+        objects = (item for item in found if isinstance(item, ObjectInfo))
+        return Level(
+            tuple(
+                sorted((i for i in objects if not is_reserved(i.name)), key=lambda item: item.name)
+            ),
+            tuple(sorted(item for item in found if isinstance(item, str))),
+        )
+
     def leftovers(self, prefix: str = "", *, before: float | None = None) -> Iterator[str]:
         found = (item for item in self._walk(prefix) if is_reserved(item.name))
         return iter(sorted(item.name for item in found if is_before(item, before)))
@@ -256,23 +266,30 @@ class LocalStore(Store):
         """Every regular file below ``prefix``; links to directories are not followed."""
         pending = [check_prefix(prefix)]
         while pending:
-            below = pending.pop()
-            path = join(self.url, below)
-            with translated("list", path):
-                try:
-                    entries = list(os.scandir(path))
-                except (FileNotFoundError, NotADirectoryError):
-                    continue
-                for entry in entries:
-                    name = join(below, entry.name)
-                    if entry.is_dir(follow_symlinks=False):
-                        pending.append(name)
-                    elif entry.is_file():
-                        with suppress(FileNotFoundError):  # deleted since the scan
-                            status = entry.stat()
-                            # Copies and unpacked archives keep the time of the original.
-                            since = max(status.st_mtime, status.st_ctime)
-                            yield ObjectInfo(name, status.st_size, since)
+            for item in self._scan(pending.pop()):
+                if isinstance(item, str):
+                    pending.append(item)
+                else:
+                    yield item
+
+    def _scan(self, below: str) -> Iterator[ObjectInfo | str]:
+        """The regular files directly in a directory, and the names of the directories in it."""
+        path = join(self.url, below)
+        with translated("list", path):
+            try:
+                entries = list(os.scandir(path))
+            except (FileNotFoundError, NotADirectoryError):
+                return
+            for entry in entries:
+                name = join(below, entry.name)
+                if entry.is_dir(follow_symlinks=False):
+                    yield name
+                elif entry.is_file():
+                    with suppress(FileNotFoundError):  # deleted since the scan
+                        status = entry.stat()
+                        # Copies and unpacked archives keep the time of the original.
+                        since = max(status.st_mtime, status.st_ctime)
+                        yield ObjectInfo(name, status.st_size, since)
 
 
 class _LocalStream(WriteStream):

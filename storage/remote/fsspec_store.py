@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any, final
 
 from dtckpt.errors import ObjectNotFound, StorageError
 
 from ..base import (
+    Level,
     ObjectInfo,
     ReadRequest,
     Store,
@@ -29,7 +30,7 @@ from ..failures import (
 )
 from ..names import check_component, check_name, check_prefix, is_reserved, join, reserved_name
 from .driver import Driver
-from .listing import find_files
+from .listing import find_files, find_level
 from .puts import only_new, only_same, put_whole, remove_same
 from .s3_requests import Requests, is_condition_failed
 from .s3_uploads import abort_upload, split_upload, unfinished_uploads, upload_name
@@ -157,6 +158,21 @@ class FsspecStore(Store):
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         found = (item for item in self._find(prefix) if not is_reserved(item.name))
         return iter(sorted(found, key=lambda item: item.name))
+
+    def level(self, prefix: str = "") -> Level:
+        with self._listing(prefix) as (fs, top, below, start):
+            objects: list[ObjectInfo] = []
+            folders: set[str] = set()
+            for path, info in find_level(fs, top).items():
+                key = path.strip("/")
+                if below != "/" and not key.startswith(below):
+                    continue  # the driver may tell of what it was asked for, too
+                if info["type"] == "directory":
+                    folders.add(key[start:])
+                elif not path.endswith("/") and not is_reserved(key):
+                    objects.append(_object_info(key[start:], info))
+        objects.sort(key=lambda item: item.name)
+        return Level(tuple(objects), tuple(sorted(folders)))
 
     def leftovers(self, prefix: str = "", *, before: float | None = None) -> Iterator[str]:
         hidden = [item for item in self._find(prefix) if is_reserved(item.name)]
@@ -331,22 +347,26 @@ class FsspecStore(Store):
             )
 
     def _find(self, prefix: str) -> Iterator[ObjectInfo]:
-        where = join(self.url, check_prefix(prefix))
-        with translated("list", where):
-            fs, root = self._driver.get()
-            fs.invalidate_cache()
-            top = f"{root}/{join(self._prefix, prefix)}".rstrip("/")
-            found = find_files(fs, top)
-            # Drivers differ in leading slashes.
-            base = f"{root}/{self._prefix}".strip("/")
-            below = join(base, prefix).strip("/") + "/"
-            start = len(base) + 1 if base else 0
-            for path, info in found.items():
+        with self._listing(prefix) as (fs, top, below, start):
+            for path, info in find_files(fs, top).items():
                 key = path.lstrip("/")
                 # Directory markers end in a slash; an object called like the prefix is not in it.
                 inside = below == "/" or key.startswith(below)
                 if inside and info["type"] == "file" and not key.endswith("/"):
                     yield _object_info(key[start:], info)
+
+    @contextmanager
+    def _listing(self, prefix: str) -> Generator[tuple[Any, str, str, int]]:
+        """File system, its path of ``prefix``, how keys in it begin, and where names do in keys.
+
+        Keys are the driver's paths without leading slashes, in which drivers differ.
+        """
+        with translated("list", join(self.url, check_prefix(prefix))):
+            fs, root = self._driver.get()
+            fs.invalidate_cache()
+            base = f"{root}/{self._prefix}".strip("/")
+            top = f"{root}/{join(self._prefix, prefix)}".rstrip("/")
+            yield fs, top, join(base, prefix).strip("/") + "/", len(base) + 1 if base else 0
 
 
 def _object_info(name: str, info: dict[str, Any]) -> ObjectInfo:

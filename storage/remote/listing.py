@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import Any
 
 from .s3_requests import server_code
@@ -13,14 +15,27 @@ def find_files(fs: Any, top: str) -> dict[str, dict[str, Any]]:
     Raises what the driver does where it could not look: a host that does not answer, a listing that
     is denied, a bucket that does not exist. The drivers' own way of walking passes over all these.
     """
-    try:
-        # No driver walks its own way and takes this argument, too.
-        told = {"on_error": _raise_unless_missing} if _walks_as_inherited(fs) else {}
+    # No driver walks its own way and takes this argument, too.
+    told = {"on_error": _raise_unless_missing} if _walks_as_inherited(fs) else {}
+    with _nothing_is_no_error(top):
         return fs.find(top or fs.root_marker, detail=True, **told)
+    return {}
+
+
+def find_level(fs: Any, top: str) -> dict[str, dict[str, Any]]:
+    """Return what the driver tells of all that is directly below ``top``; errors as above."""
+    with _nothing_is_no_error(top):
+        return {info["name"]: info for info in fs.ls(top or fs.root_marker, detail=True)}
+    return {}
+
+
+@contextmanager
+def _nothing_is_no_error(top: str) -> Generator[None]:
+    try:
+        yield
     except FileNotFoundError as error:
         if server_code(error) == "NoSuchBucket":
             raise OSError(f"the bucket of {top} does not exist") from error
-        return {}
 
 
 def _raise_unless_missing(error: Exception) -> None:

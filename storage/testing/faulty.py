@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TypeVar, final
 
-from ..base import ObjectInfo, ReadRequest, Store, WriteStream, byte_view, check_range
+from ..base import Level, ObjectInfo, ReadRequest, Store, WriteStream, byte_view, check_range
 from ..names import check_name, check_prefix, join
 from .faults import Call, Fault, Op, Plan, Rule
 
@@ -96,6 +96,9 @@ class FaultyStore(Store):
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         return self._run("list", prefix, 0, lambda: self._inner.list(prefix))
+
+    def level(self, prefix: str = "") -> Level:
+        return self._run("list", prefix, 0, lambda: self._inner.level(prefix))
 
     def leftovers(self, prefix: str = "", *, before: float | None = None) -> Iterator[str]:
         return self._run("list", prefix, 0, lambda: self._inner.leftovers(prefix, before=before))

@@ -162,7 +162,7 @@ def test_a_save_that_fails_leaves_nothing_and_the_next_one_works(
         trap = without_memory.get(threading.current_thread())
         return Arena(size) if trap is None else trap.spring()
 
-    monkeypatch.setattr("dtckpt.checkpoint.saving.staging.Arena", arena)
+    monkeypatch.setattr("dtckpt.checkpoint.staging.area.Arena", arena)
     dcp.save(state(0.0), root.substore("earlier"), no_dist=True)
 
     def save(group: Any, place: Store, trap: Trap | None) -> None:

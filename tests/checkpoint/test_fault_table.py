@@ -362,10 +362,10 @@ def test_a_copy_for_the_background_that_fails_is_raised_at_once_by_all(
     """There: the future of the staging reports success, and other ranks wait in collectives."""
     stage = SaveJob.stage
 
-    def fail_on_one(job: SaveJob, area: Any) -> bytes:
+    def fail_on_one(job: SaveJob, *given: Any) -> bytes:
         if job.ranks.rank == 1:
             raise MemoryError("no room for copies")
-        return stage(job, area)
+        return stage(job, *given)
 
     monkeypatch.setattr(SaveJob, "stage", fail_on_one)
     store = MemoryStore()

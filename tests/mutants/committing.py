@@ -334,8 +334,8 @@ def refuse_if_going""",
     Mutant(
         name="latest is silent about whatever else is there",
         file="checkpoint/steps.py",
-        old="    if names and not steps:",
-        new="    if False:",
+        old="        if names and not committed:",
+        new="        if False:",
         tests=_STEPS,
     ),
     Mutant(

@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 LIMIT_SECONDS = 240
 """Tests that take longer hang, which is noticed, too."""
-FOLDERS = ("checkpoint", "dtensor", "storage", "tools")
+FOLDERS = ("checkpoint", "dtensor", "integrations", "storage", "tools")
 
 
 def copy_repository(folder: Path) -> Path:

@@ -27,6 +27,20 @@ MUTANTS = (
         tests=("tests/checkpoint/reading/test_reading.py",),
     ),
     Mutant(
+        name="files without checksums are not asked for once all is read",
+        file="checkpoint/reading/execution.py",
+        old="            list(pool.map(DataFile.check_unchanged, run.unverified))",
+        new="            pass",
+        tests=("tests/checkpoint/formats/test_rewritten_files.py",),
+    ),
+    Mutant(
+        name="a file may be another than when the manifest was made",
+        file="checkpoint/formats/files.py",
+        old="    if record.seen is not None:",
+        new="    if False:",
+        tests=("tests/checkpoint/formats/test_rewritten_files.py",),
+    ),
+    Mutant(
         name="another file's bytes are taken from the cache",
         file="checkpoint/reading/execution.py",
         old="if last is None or last[0] is not file or wanted.start < last[1]:",

@@ -21,7 +21,7 @@ MUTANTS = (
     ),
     Mutant(
         name="saves that ended well are remembered until the process ends",
-        file="checkpoint/saving/background.py",
+        file="checkpoint/saving/handle.py",
         old="isinstance(error, Cancelled):\n                forget(self)",
         new="isinstance(error, Cancelled):\n                pass",
         tests=("tests/checkpoint/test_leaks.py",),
@@ -63,7 +63,7 @@ MUTANTS = (
     ),
     Mutant(
         name="a failure that was never asked for is forgotten",
-        file="checkpoint/saving/background.py",
+        file="checkpoint/saving/handle.py",
         old="            if error is None or isinstance(error, Cancelled):",
         new="            if True:",
         tests=("tests/checkpoint/saving/test_exits.py",),
@@ -119,14 +119,14 @@ MUTANTS = (
     ),
     Mutant(
         name="memory for copies that is too small is used",
-        file="checkpoint/saving/staging.py",
+        file="checkpoint/staging/area.py",
         old="        if arena is None or not size <= arena.size <= 2 * size + (64 << 20):",
         new="        if arena is None:",
         tests=("tests/checkpoint/saving/test_async_save.py",),
     ),
     Mutant(
         name="an area for copies is lent twice",
-        file="checkpoint/saving/staging.py",
+        file="checkpoint/staging/area.py",
         old="            area, self._free = self._free, None",
         new="            area = self._free",
         tests=(
@@ -143,8 +143,8 @@ MUTANTS = (
     ),
     Mutant(
         name="a failure that somebody knows is logged",
-        file="checkpoint/saving/background.py",
-        old="        if error is None or self._seen or isinstance(error, Cancelled):",
+        file="checkpoint/saving/handle.py",
+        old="        if error is None or is_seen or isinstance(error, Cancelled):",
         new="        if error is None or isinstance(error, Cancelled):",
         tests=(
             "tests/checkpoint/saving/test_async_save.py",
@@ -153,14 +153,14 @@ MUTANTS = (
     ),
     Mutant(
         name="a save that cannot get on is waited for without end",
-        file="checkpoint/saving/background.py",
+        file="checkpoint/saving/handle.py",
         old="            if stalled > timeout.total_seconds():",
         new="            if False:",
         tests=("tests/checkpoint/saving/test_save_hazards.py",),
     ),
     Mutant(
         name="a save that gets on slowly is given up",
-        file="checkpoint/saving/background.py",
+        file="checkpoint/saving/handle.py",
         old="stalled = min(self._job.ranks.stalled_seconds(), time.monotonic() - began)",
         new="stalled = time.monotonic() - began",
         tests=(

@@ -11,7 +11,7 @@ from typing import Protocol
 import pytest
 
 from dtckpt.errors import ObjectExists, ObjectNotFound, StorageError
-from dtckpt.storage import ObjectInfo, ReadRequest, Store
+from dtckpt.storage import Level, ObjectInfo, ReadRequest, Store
 
 DATA = bytes(range(256)) * 5
 
@@ -52,7 +52,10 @@ class StoreTests:
 
     def test_stat(self, store: Store, raw: Raw) -> None:
         raw.put("a/b", DATA)
-        assert store.stat("a/b") == ObjectInfo("a/b", len(DATA))
+        found = store.stat("a/b")
+        assert found == ObjectInfo("a/b", len(DATA))
+        assert found.modified is None or abs(found.modified - time.time()) < 3600
+        assert store.stat("a/b").modified == found.modified
         assert store.exists("a/b")
 
     def test_missing(self, store: Store) -> None:
@@ -372,8 +375,24 @@ class StoreTests:
         assert names(store, "a/b") == ["a/b/c"]
         assert names(store, "B") == names(store, "none") == []
 
+    def test_one_level(self, store: Store, raw: Raw) -> None:
+        sizes = {"a/z": 1, "a/b/c": 2, "a-b": 3, "ab/c": 4, "B": 5, "a/b.c": 6, "a/b/d/e": 7}
+        for name, size in sizes.items():
+            raw.put(name, bytes(size))
+        assert store.level() == Level((ObjectInfo("B", 5), ObjectInfo("a-b", 3)), ("a", "ab"))
+        assert store.level("a") == Level((ObjectInfo("a/b.c", 6), ObjectInfo("a/z", 1)), ("a/b",))
+        assert store.substore("a").level("b") == Level((ObjectInfo("b/c", 2),), ("b/d",))
+        assert store.level("B") == store.level("none") == store.level("a/z") == Level((), ())
+
+    def test_one_level_hides_unfinished_writes(self, store: Store) -> None:
+        with store.create("x", 1) as stream:
+            stream.write(b"1")
+            assert store.level().objects == ()
+        assert store.level() == Level((ObjectInfo("x", 1),), ())
+
     def test_list_of_nothing(self, store: Store) -> None:
         assert names(store) == list(store.leftovers()) == []
+        assert store.level() == Level((), ())
 
     def test_list_hides_unfinished_writes(self, store: Store) -> None:
         with store.create("a/x", 1) as stream:

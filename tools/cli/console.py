@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, NoReturn
 
@@ -16,8 +14,6 @@ if TYPE_CHECKING:
 
     from ...checkpoint.files.stored_tensor import StoredTensor
     from ...dtensor import IrregularLayout, Layout, Mesh
-
-OnProgress = Callable[[int, int], None]
 
 BROKEN_PIPE = 141
 """Exit code when the reader of our output has gone, as a shell reports SIGPIPE."""
@@ -54,31 +50,6 @@ def silence_stdout() -> None:
     """Send what is still buffered for a closed pipe nowhere, so that exiting raises nothing."""
     with open(os.devnull, "w", encoding="utf-8") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
-
-
-@contextmanager
-def progress(label: str) -> Generator[OnProgress | None]:
-    """Show a bar on stderr while the block runs; yield what to call with (done, total) bytes.
-
-    Yields None, and shows nothing, where stderr is not a terminal.
-    """
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    with bar:
-        task = bar.add_task(label, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def iec(num_bytes: int) -> str:

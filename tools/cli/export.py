@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from .console import count, iec, printable, progress
+from ...checkpoint.timing.bars import progress
+from .console import count, iec, printable
 from .options import debug_option, mapping_option, merged, store_at, store_option
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .console import count, iec, mesh_text, printable, progress
+from ...checkpoint.timing.bars import progress
+from .console import count, iec, mesh_text, printable
 from .options import (
     debug_option,
     mapping_option,

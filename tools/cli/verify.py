@@ -12,7 +12,8 @@ import click
 
 from dtckpt.errors import Corrupt
 
-from .console import count, iec, printable, progress
+from ...checkpoint.timing.bars import progress
+from .console import count, iec, printable
 from .options import DAMAGE, SCHEMA_VERSION, debug_option, json_option, store_at, store_option
 
 if TYPE_CHECKING:

@@ -33,6 +33,7 @@ from .saving import (
     check_group,
     check_other_device,
     check_speed,
+    check_spread,
     check_staging,
 )
 from .setting import Finding, Setting
@@ -51,6 +52,7 @@ CHECKS: tuple[Callable[[Setting], Finding], ...] = (
     check_group,
     check_staging,  # before other saves in the background, whose memory it would reuse
     check_async_content,
+    check_spread,
     check_other_device,
     check_speed,
     check_ops,

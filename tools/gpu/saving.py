@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import dtckpt.checkpoint as ck
 from dtckpt.checkpoint.ranks.rendezvous import members_of
-from dtckpt.checkpoint.saving.staging import StagingPool
+from dtckpt.checkpoint.staging.area import StagingPool
 
 from .setting import MIB, Finding, Setting, State, differing, emptied
 
@@ -88,6 +88,45 @@ def check_async_content(setting: Setting) -> Finding:
     return Finding(
         name="async_save holds the state at the call, on the current stream",
         problems=tuple(problems),
+    )
+
+
+def check_spread(setting: Setting) -> Finding:
+    """What is copied beside the training is the state of the call, or the save fails."""
+    problems: list[str] = []
+    side = int((setting.mib * MIB / 16) ** 0.5)
+    model = torch.nn.Sequential(*(torch.nn.Linear(side, side) for _ in range(2)))
+    model.to(setting.device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    batch = torch.ones(4, side, device=setting.device)
+    stalls: list[float] = []
+    for number in range(setting.rounds + 1):
+        model(batch).square().mean().backward()
+        optimizer.step()
+        expected = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        with setting.place("spread") as path:
+            with setting.timed(stalls):
+                state = {"model": model, "optimizer": optimizer}
+                handle = ck.async_save(state, path, spread=True, timeout=TIMEOUT)
+            if number % 2:
+                model(batch).square().mean().backward()
+            optimizer.step()
+            handle.result()
+            into = emptied(expected, setting.device)
+            ck.load({"model": into}, path, strict=False, timeout=TIMEOUT)
+        problems += differing(expected, into)
+    with setting.place("written") as path:
+        handle = ck.async_save(
+            {"model": model, "optimizer": optimizer}, path, spread=True, timeout=TIMEOUT
+        )
+        with torch.no_grad():
+            next(model.parameters()).add_(1)
+        if not isinstance(handle.exception(), ck.StateChanged):
+            problems.append("a write before the next step was not found")
+    return Finding(
+        name="async_save(spread=True): the state of the call, copied beside the training",
+        problems=tuple(problems),
+        numbers={"stall and copies, ms": median(stalls[1:]) * 1e3},
     )
 
 

@@ -12,6 +12,7 @@
         Corrupt                           stored bytes are not those written: use another checkpoint
         LayoutMismatch(ValueError)        names, shapes or dtypes differ from what was asked for
         Unsavable(TypeError)              a value that the format cannot hold
+        StateChanged                      tensors changed before they were copied: save again
         RankFailed                        another rank failed or fell silent
         Timeout(TimeoutError)             a deadline passed
         Cancelled                         a save was called off
@@ -43,6 +44,7 @@ __all__ = [
     "ObjectNotFound",
     "PlacementError",
     "RankFailed",
+    "StateChanged",
     "StorageError",
     "Timeout",
     "Unsavable",
@@ -97,6 +99,10 @@ class LayoutMismatch(CheckpointError, ValueError):
 
 class Unsavable(CheckpointError, TypeError):
     """A value has a type that the format does not hold."""
+
+
+class StateChanged(CheckpointError):
+    """A tensor changed after the call of a save and before it was copied: nothing was saved."""
 
 
 class RankFailed(CheckpointError):

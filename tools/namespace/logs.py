@@ -18,6 +18,7 @@ NAMES = {
     "checkpoint": "what a save or load moves, per rank, and how long it takes",
     "dtensor": "operators without a rule of their own, and plans as they are made",
     "redistribute": "every redistribute: from, to, bytes and steps",
+    "storage": "agents that hold checkpoints in memory, and which do not answer",
 }
 """What there is to be logged."""
 

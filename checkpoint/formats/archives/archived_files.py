@@ -42,7 +42,7 @@ _HEAD_BYTES = 64 << 10
 def open_file(store: Store, manifest: Manifest, record: FileRecord) -> DataFile:
     """Return a file of archives, of which the headers are read; Corrupt where one is no such."""
     name = manifest.path_of(record)
-    check_size(store, name, record.size)
+    seen = check_size(store, name, record.size)
     file = UnpackedFile(store, name, record.size)
     if record.table_digest:  # of a file that is one archive: that of its pickle
         (archive,) = open_archives(store, name, [Span(0, record.size)])
@@ -57,7 +57,7 @@ def open_file(store: Store, manifest: Manifest, record: FileRecord) -> DataFile:
         found = _FINDERS[form](file, chunks)
         entries |= {c.place.key: c.entry(at) for c, at in zip(chunks, found, strict=True)}
     ordered = dict(sorted(entries.items(), key=lambda item: item[1].start))
-    return data_file(file if file.has_pieces else store, name, record, ordered)
+    return data_file(file if file.has_pieces else store, seen, record, ordered)
 
 
 @dataclass(frozen=True, slots=True)

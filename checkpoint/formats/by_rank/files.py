@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ....storage.base import Store
+from ....storage.base import ObjectInfo, Store
 from ...files.blocks import digest
 from ...files.manifest import FileRecord, Place
 from ..archives.archive import Span, open_archives
-from ..files import record_of, size_of_file, where_of
+from ..files import info_of_file, record_of, where_of
 from ..names import SAFETENSORS
 from ..pickles.unpickling import TensorNote, load_pickle
 from ..safetensors import read_header
@@ -33,6 +33,8 @@ class Opened:
     number: int
     """Among all files, which stands for its rank in layouts."""
     store: Store
+    seen: ObjectInfo
+    """What was told of it before it was read."""
     memory: Memory
     value: Any
     digest: str
@@ -50,9 +52,7 @@ class Opened:
 
     def record(self) -> FileRecord:
         """Return what the manifest has of it."""
-        return record_of(
-            self.number, self.file.name, self.memory.size, self.places, digest=self.digest
-        )
+        return record_of(self.number, self.seen, self.places, digest=self.digest)
 
     def place(self, key: str, note: TensorNote) -> None:
         """Note where the chunk of a key lies; Corrupt where the file does not have all of it."""
@@ -66,15 +66,14 @@ def open_all(store: Store, files: Sequence[RankFile]) -> list[Opened]:
 
 
 def _open(store: Store, file: RankFile, number: int) -> Opened:
-    where = where_of(store, file.name)
+    where, seen = where_of(store, file.name), info_of_file(store, file.name)
     if file.name.endswith(SAFETENSORS):
-        header = read_header(store, file.name, number)
+        header = read_header(store, file.name, number, end=seen.size)
         memory: Memory = SafetensorsMemory(header)
         value: Any = SafetensorsMemory(header).notes()
         told = header.record.header_digest
     else:
-        size = size_of_file(store, file.name)
-        archive = open_archives(store, file.name, [Span(0, size)])[0]
+        archive = open_archives(store, file.name, [Span(0, seen.size)])[0]
         archive.check_byte_order()
         pickled = archive.read("data.pkl")
         memory, value = ArchiveMemory(archive), load_pickle(pickled, where, KnownNames())
@@ -83,6 +82,7 @@ def _open(store: Store, file: RankFile, number: int) -> Opened:
         file=file,
         number=number,
         store=store,
+        seen=seen,
         memory=memory,
         value=with_layouts(value, file, where),
         digest=told,

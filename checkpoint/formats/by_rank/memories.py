@@ -19,11 +19,6 @@ from ..safetensors import Header
 class Memory(Protocol):
     """The tensors of a file, by notes of them."""
 
-    @property
-    def size(self) -> int:
-        """Bytes of the file."""
-        ...
-
     def place(self, key: str, note: TensorNote, where: str) -> Place:
         """Return where a chunk lies; Corrupt where the file does not have all of it."""
         ...

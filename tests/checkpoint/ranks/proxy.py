@@ -36,6 +36,7 @@ class Network:
                 addresses=addresses,
                 token=told.token,
                 welcome=told.welcome,
+                size=told.size,
                 generation=told.generation,
             )
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dtckpt.checkpoint.ranks import addresses, rendezvous
+from dtckpt import addresses
+from dtckpt.checkpoint.ranks import rendezvous
 from dtckpt.checkpoint.ranks.boards import GatherBoard, device_of
 from dtckpt.checkpoint.ranks.greeting import Invitation, Listener
 from dtckpt.checkpoint.ranks.rendezvous import Route, members_of
@@ -31,7 +32,7 @@ class Board:
         self.word = word
         self.reads = 0
 
-    def introduce(self, rank: int) -> int:
+    def introduce(self, rank: int, size: int) -> int:
         return 1
 
     def post(self, word: bytes) -> None:
@@ -54,7 +55,7 @@ def refused(host: str = "127.0.0.1", generation: int = 1) -> Invitation:
     """Word of an address at which nobody listens any more."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    return Invitation(addresses=((host, port),), generation=generation)
+    return Invitation(addresses=((host, port),), size=2, generation=generation)
 
 
 def is_refused(invitation: Invitation) -> bool:
@@ -78,7 +79,7 @@ def coordinators() -> Iterator[list[tuple[Wire, Invitation]]]:
     """Two that listen."""
     made: list[tuple[Wire, Invitation]] = []
     for _ in range(2):
-        listener = Listener([socket.create_server(("127.0.0.1", 0))])
+        listener = Listener([socket.create_server(("127.0.0.1", 0))], 2)
         made.append((Wire([1], listener), listener.invitation(["127.0.0.1"], 1)))
     yield made
     for wire, _ in made:

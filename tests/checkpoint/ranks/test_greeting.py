@@ -13,7 +13,8 @@ from typing import Any, cast
 
 import pytest
 
-from dtckpt.checkpoint.ranks import addresses, greeting
+from dtckpt import addresses
+from dtckpt.checkpoint.ranks import greeting
 from dtckpt.checkpoint.ranks.greeting import (
     Greeting,
     Hello,

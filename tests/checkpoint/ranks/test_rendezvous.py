@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 
 import dtckpt.checkpoint as dcp
-from dtckpt.checkpoint.ranks import addresses, group_ranks, rendezvous
+from dtckpt import addresses
+from dtckpt.checkpoint.ranks import group_ranks, rendezvous
 from dtckpt.checkpoint.ranks.boards import StoreBoard
 from dtckpt.checkpoint.ranks.greeting import Invitation
 from dtckpt.checkpoint.ranks.rendezvous import members_of
@@ -148,7 +149,10 @@ def posted(store: Any, **changes: Any) -> None:
     word = board.read()
     assert word is not None
     told = Invitation.from_bytes(word)
-    value = {name: getattr(told, name) for name in ("addresses", "token", "welcome", "generation")}
+    value = {
+        name: getattr(told, name)
+        for name in ("addresses", "token", "welcome", "size", "generation")
+    }
     board.post(Invitation(**value | changes).to_bytes())
 
 
@@ -366,3 +370,19 @@ def test_what_is_kept_for_a_group_goes_with_it() -> None:
     run(2, lambda _, group: agree(group))
     gc.collect()
     assert len(known) <= before
+
+
+def test_groups_of_other_sizes_follow_one_another_under_one_name() -> None:
+    """As when a job in one process goes on with more or fewer ranks; old word is not believed."""
+    store = _c10d.HashStore()
+    kept: list[Any] = []
+
+    def body(rank: int, group: Any) -> bytes:
+        if rank % 2:
+            kept.append(group)  # some groups still listen when the next one meets
+        if rank == 0:
+            time.sleep(0.05)  # the others find what the group before has left
+        return agree(group, timedelta(seconds=20))
+
+    for size in (2, 3, 3, 2, 4, 4):
+        assert run(size, body, store) == dict.fromkeys(range(size), b"x" * size)

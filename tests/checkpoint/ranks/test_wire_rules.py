@@ -78,9 +78,9 @@ def test_only_the_first_message_of_a_round_counts(ends: Ends) -> None:
     wire.begin_call(0, "save", QUIET)
     ends.come(wire, 1, 0, message(0, b"one"), message(0, b"other"), message(1, b"next"))
     assert wire.collect(0, 1, [1], 60.0) == ({1: b"next"}, {})
-    assert wire.arrived(0, 0) == [b"one"]
+    assert wire.arrived(0, 0) == {1: b"one"}
     wire.end_call(0, "")
-    assert wire.arrived(0, 0) == []
+    assert wire.arrived(0, 0) == {}
 
 
 # Who is lost, when and why.
@@ -293,7 +293,7 @@ def test_a_call_that_is_abandoned_ends_soon(ends: Ends, monkeypatch: pytest.Monk
     wait_for(lambda: beats)
     wire.abandon(0)
     assert [frame.payload for frame in coordinator.all()] == [b"it has given up"]
-    assert wire.arrived(0, 0) == []
+    assert wire.arrived(0, 0) == {}
 
 
 def test_connections_whose_other_end_does_not_close_are_closed(

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import dtckpt.checkpoint as dcp
-from dtckpt.checkpoint.ranks.addresses import listen
+from dtckpt.addresses import listen
 from dtckpt.errors import CheckpointError
 
 

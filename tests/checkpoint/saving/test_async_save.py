@@ -18,7 +18,7 @@ import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint.ranks import base as solo_ranks
 from dtckpt.checkpoint.ranks.rendezvous import members_of
 from dtckpt.checkpoint.ranks.together import ranks_of, together
-from dtckpt.checkpoint.saving import background
+from dtckpt.checkpoint.saving import handle as handles
 from dtckpt.errors import (
     AlreadyCommitted,
     Busy,
@@ -250,9 +250,9 @@ def test_a_save_that_gets_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> N
     first = dcp.async_save(state(), gated(store, gate))
     assert gate.reached.wait(30)
     clock = SimpleNamespace(monotonic=lambda: 3600.0 * next(hours))
-    for module in (background, solo_ranks):
+    for module in (handles, solo_ranks):
         monkeypatch.setattr(module, "time", clock)
-    monkeypatch.setattr(background, "_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(handles, "_WAIT_SECONDS", 0.001)
     moves: list[int] = []
 
     def on_wait() -> None:
@@ -270,7 +270,7 @@ def test_a_save_that_waits_for_a_slower_rank_is_waited_for(
     slow: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the timeout of whoever waits: the save gives up ranks that do not get on itself."""
-    monkeypatch.setattr(background, "_WAIT_SECONDS", 0.01)
+    monkeypatch.setattr(handles, "_WAIT_SECONDS", 0.01)
     store, gate, met = MemoryStore(), Gate(), threading.Barrier(2)
     looks: list[int] = []
 

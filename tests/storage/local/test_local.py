@@ -353,6 +353,15 @@ def test_a_dropped_stream_leaves_nothing(store: LocalStore, root: Path) -> None:
     assert list(root.iterdir()) == []
 
 
+def test_stat_tells_when_a_file_was_written(store: LocalStore, root: Path) -> None:
+    store.publish("x", DATA, overwrite=False)
+    os.utime(root / "x", ns=(0, 1_700_000_000_123_456_789))
+    assert store.stat("x").modified == pytest.approx(1_700_000_000.123456789, abs=1e-6)
+    with (root / "x").open("r+b") as file:
+        file.write(b"?")
+    assert (store.stat("x").modified or 0) > 1_700_000_001
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
 def test_read_only_directory(store: LocalStore, root: Path) -> None:
     write(store, "x", DATA)

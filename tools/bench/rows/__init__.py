@@ -7,10 +7,12 @@ from .background import BUSY, STALL
 from .formats import CONVERT, HUGGING_FACE_COLUMNS, HUGGING_FACE_ROWS
 from .loading import LOAD
 from .memory import memory_row
+from .memory_tier import PEERS_LOAD, PEERS_SAVE
 from .resharding import RESHARD
 from .rounds import LOAD_ROUNDS
 from .saving import SAVE
 from .small import SMALL_LOAD, SMALL_SAVE
+from .spread import SPREAD
 
 ROWS: tuple[Row, ...] = (
     SAVE,
@@ -18,6 +20,7 @@ ROWS: tuple[Row, ...] = (
     RESHARD,
     STALL,
     BUSY,
+    SPREAD,
     memory_row("memory-quarter", 0.25),
     memory_row("memory-whole", 1.0),
     SMALL_SAVE,
@@ -26,4 +29,6 @@ ROWS: tuple[Row, ...] = (
     HUGGING_FACE_ROWS,
     HUGGING_FACE_COLUMNS,
     CONVERT,
+    PEERS_SAVE,
+    PEERS_LOAD,
 )

@@ -22,6 +22,7 @@ from .plan import Scale, simulate
 
 _PLAN_SECONDS = 1.0
 _MANIFEST_BYTES = 4 << 20
+_SENT_BYTES = 32 << 20
 _BALANCE = 1.1
 
 _HEADINGS = (
@@ -31,7 +32,9 @@ _HEADINGS = (
     "cached",
     "coordinator",
     "its memory",
+    "told",
     "manifest",
+    "one sends",
     "busiest / mean",
     "forced",
     "load by",
@@ -47,6 +50,7 @@ def missed(scale: Scale) -> list[str]:
     bars = {
         f"plan over {_PLAN_SECONDS:g} s": scale.plan_seconds > _PLAN_SECONDS,
         f"manifest over {iec(_MANIFEST_BYTES)}": scale.manifest_bytes > _MANIFEST_BYTES,
+        f"one rank sends over {iec(_SENT_BYTES)}": scale.sent_bytes > _SENT_BYTES,
         f"busiest over {_BALANCE:g} x forced": scale.busiest > _BALANCE * scale.forced,
     }
     return [bar for bar, is_missed in bars.items() if is_missed]
@@ -69,7 +73,9 @@ def _cells(scale: Scale) -> tuple[str, ...]:
         show(scale.cached_seconds, "seconds"),
         show(scale.coordinator_seconds, "seconds"),
         iec(scale.coordinator_bytes),
+        iec(scale.told_bytes),
         iec(scale.manifest_bytes),
+        iec(scale.sent_bytes),
         f"{scale.busiest:.3f}",
         f"{scale.forced:.3f}",
         scale.loaded_by,

@@ -5,26 +5,23 @@ from __future__ import annotations
 import json
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from dtckpt.checkpoint.files.blocks import DEFAULT_BLOCK_BYTES
+from dtckpt.checkpoint.files.blocks import DEFAULT_BLOCK_BYTES, digest
 from dtckpt.checkpoint.files.datafile import lay_out
 from dtckpt.checkpoint.files.manifest import FileRecord, Manifest
 from dtckpt.checkpoint.files.stored_tensor import StoredTensor
+from dtckpt.checkpoint.ranks.frames import message
+from dtckpt.checkpoint.ranks.relay import children_of, is_relayed
 from dtckpt.checkpoint.reading import limits
 from dtckpt.checkpoint.reading.cuts import Geometry
-from dtckpt.checkpoint.saving.merging import merge_tensors, merge_values
+from dtckpt.checkpoint.saving.merging import SpecReport, merge_tensors, merge_values
+from dtckpt.checkpoint.saving.outlines import Outline, Speakers, Told
 from dtckpt.checkpoint.saving.writers import assign_writers
 from dtckpt.checkpoint.state.values import Node
-from dtckpt.checkpoint.tensors.spec import (
-    TensorSpecs,
-    Values,
-    specs_fingerprint,
-    specs_from_json,
-    specs_to_json,
-)
+from dtckpt.checkpoint.tensors.spec import TensorSpecs, Values
 from dtckpt.dtensor import Layout
 
 from .jobs import Job
@@ -32,7 +29,10 @@ from .jobs import Job
 T = TypeVar("T")
 
 _SAVE_ID = "0123456789abcdef"
-_DIGEST = "0123456789abcdef" * 2
+_PARTS = ("header", "blocks")
+"""Of a data file, what has a digest in the manifest; digests do not shrink when they are packed."""
+_OFFER_BYTES = 200
+"""What a rank is told of another one which hands on to it."""
 _SAVING_SAMPLE = 64
 _LOADING_SAMPLE = 8
 
@@ -53,6 +53,10 @@ class Scale:
     """What the coordinator does besides: answers and file records of all ranks, the manifest."""
     coordinator_bytes: int
     """Most memory that the coordinator's plan and manifest take."""
+    told_bytes: int
+    """What all ranks are told of others before they plan, packed."""
+    sent_bytes: int
+    """Most that one rank sends so that all have the manifest."""
     manifest_bytes: int
     busiest: float
     """Bytes written by the busiest rank looked at over the mean of all ranks."""
@@ -68,15 +72,16 @@ class Scale:
 
 def simulate(saving: Job, loading: Job) -> Scale:
     """Plan a save by one job and a load of it by another one."""
-    told = [json.dumps(specs_to_json(stage.describe())).encode() for stage in saving.stages]
+    outlines = {rank: told for stage in saving.stages for rank, told in stage.outlines()}
+    answers = _answers(outlines)
+    talk = _talk(outlines)
     # The rank whose stage has most to describe; all ranks of it do the same work.
-    rank = max(range(len(told)), key=lambda s: len(told[s])) * saving.num_ranks // len(told)
-    plan_seconds, stored = _timed(lambda: _plan(saving, told, rank))
-    cached_seconds, _ = _timed(lambda: specs_fingerprint(saving.stage_of(rank).describe()))
-    answers = _answers(saving)
+    rank = max(outlines, key=lambda rank: len(outlines[rank].form))
+    plan_seconds, stored = _timed(lambda: _plan(saving, talk, rank))
+    cached_seconds, _ = _timed(lambda: Outline.of(saving.describe(rank)).prints())
     coordinator_seconds, manifest = _timed(lambda: _coordinate(saving, stored, answers))
     tracemalloc.start()
-    _coordinate(saving, _plan(saving, told, rank), answers)
+    _coordinate(saving, _plan(saving, talk, rank), answers)
     coordinator_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     busiest, forced = _balance(saving, stored)
@@ -93,6 +98,8 @@ def simulate(saving: Job, loading: Job) -> Scale:
         cached_seconds=cached_seconds,
         coordinator_seconds=coordinator_seconds,
         coordinator_bytes=coordinator_bytes,
+        told_bytes=0 if talk is None else len(message(0, talk.speakers) + message(0, talk.told)),
+        sent_bytes=_sent(manifest, saving.num_ranks),
         manifest_bytes=len(manifest),
         busiest=busiest,
         forced=forced,
@@ -103,60 +110,91 @@ def simulate(saving: Job, loading: Job) -> Scale:
 
 
 def _timed(call: Callable[[], T]) -> tuple[float, T]:
-    start = time.perf_counter()
+    """Return the time of the processor, since nothing here waits, and the result."""
+    start = time.process_time()
     result = call()
-    return time.perf_counter() - start, result
+    return time.process_time() - start, result
 
 
-def _plan(job: Job, told: list[bytes], rank: int) -> tuple[StoredTensor, ...]:
-    """Do what one rank does before it writes, given what one rank of each other stage says."""
-    own = job.stage_of(rank).describe()
-    specs_fingerprint(own)
-    everyone = tuple(range(job.num_ranks))
-    size = len(everyone) // len(job.stages)
-    reports: list[tuple[tuple[int, ...], TensorSpecs]] = [(everyone, own)]
-    if len(told) > 1:
-        reports = [
-            (everyone[number * size : (number + 1) * size], specs_from_json(json.loads(text)))
-            for number, text in enumerate(told)
-        ]
+@dataclass(frozen=True, slots=True)
+class _Talk:
+    """What the coordinator sends to all where ranks differ."""
+
+    speakers: bytes
+    told: bytes
+
+
+def _talk(outlines: Mapping[int, Outline]) -> _Talk | None:
+    """Return what is said before a plan; None where all ranks have the same."""
+    prints = {rank: outline.prints() for rank, outline in outlines.items()}
+    if len(set(prints.values())) == 1:
+        return None
+    speakers = Speakers.of(prints)
+    told = Told.joined(speakers.told_by(rank, outline) for rank, outline in outlines.items())
+    return _Talk(json.dumps(speakers.to_json()).encode(), json.dumps(told.to_json()).encode())
+
+
+def _plan(job: Job, talk: _Talk | None, rank: int) -> tuple[StoredTensor, ...]:
+    """Do what one rank does before it writes, given what the others say."""
+    own = job.describe(rank)
+    outline = Outline.of(own)
+    outline.prints()
+    if talk is None:
+        reports = [SpecReport.of(tuple(range(job.num_ranks)), own)]
+    else:
+        speakers = Speakers.from_json(json.loads(talk.speakers))
+        speakers.told_by(rank, outline)
+        reports = speakers.reports(Told.from_json(json.loads(talk.told)))
     stored = assign_writers(merge_tensors(reports))
     chunks = [(tensor, box) for tensor in stored for box in tensor.chunks_of(rank)]
     lay_out(((t.key(box), t.dtype, box.sizes) for t, box in chunks), save_id=_SAVE_ID)
     return stored
 
 
-def _answers(job: Job) -> list[tuple[bytes, bytes]]:
-    """Return what every rank sends to the coordinator: its fingerprint, its file's record."""
-    prints = [specs_fingerprint(stage.describe()) for stage in job.stages]
-    size = job.num_ranks // len(prints)
+def _sent(decision: bytes, num_ranks: int) -> int:
+    """Return the bytes that the rank which sends most sends of a decision.
+
+    That is the coordinator, which also tells most of the others who hands it on to them.
+    """
+    frame = len(message(0, decision))
+    if not is_relayed(frame, num_ranks - 1):
+        return frame * (num_ranks - 1)
+    direct = len(children_of(0, num_ranks))
+    return frame * direct + _OFFER_BYTES * (num_ranks - 1 - direct)
+
+
+def _answers(outlines: Mapping[int, Outline]) -> dict[int, tuple[bytes, bytes]]:
+    """Return what every rank sends to the coordinator: its fingerprints, its file's record."""
     record = FileRecord(
         rank=0,
         size=123_456_789_012,
         header_bytes=491_520,
         data_bytes=123_456_297_492,
-        header_digest=_DIGEST,
-        table_digest=_DIGEST,
-    )
-    told = [json.dumps(record.to_json() | {"rank": r}).encode() for r in range(job.num_ranks)]
-    return [(prints[rank // size], text) for rank, text in enumerate(told)]
+        header_digest="",
+        table_digest="",
+    ).to_json()
+    found: dict[int, tuple[bytes, bytes]] = {}
+    for rank, outline in outlines.items():
+        own = {part: digest(b"%s %d" % (part.encode(), rank)).hex() for part in _PARTS}
+        found[rank] = outline.prints(), json.dumps(record | own | {"rank": rank}).encode()
+    return found
 
 
 def _coordinate(
-    job: Job, stored: tuple[StoredTensor, ...], answers: list[tuple[bytes, bytes]]
+    job: Job, stored: tuple[StoredTensor, ...], answers: Mapping[int, tuple[bytes, bytes]]
 ) -> bytes:
     """Do what the coordinator does besides planning, and return the manifest."""
-    groups: dict[bytes, list[int]] = {}
-    for rank, (told, _) in enumerate(answers):
-        groups.setdefault(told, []).append(rank)
-    trees = [Values(_tree(stage.describe()), {}) for stage in job.stages]
-    tree = merge_values([(tuple(g), v) for g, v in zip(groups.values(), trees, strict=True)])
+    Speakers.of({rank: prints for rank, (prints, _) in answers.items()})
+    stages = [
+        (tuple(stage.ranks), Values(_tree(stage.describe(stage.ranks[0])), {}))
+        for stage in job.stages
+    ]
     manifest = Manifest(
         save_id=_SAVE_ID,
         created="2026-01-01T00:00:00+00:00",
         tensors={tensor.name: tensor for tensor in stored},
-        tree=tree,
-        files=tuple(FileRecord.from_json(json.loads(record)) for _, record in answers),
+        tree=merge_values(stages),
+        files=tuple(FileRecord.from_json(json.loads(record)) for _, record in answers.values()),
     )
     return manifest.to_bytes()
 
@@ -195,7 +233,7 @@ def _touched(manifest: Manifest, job: Job, rank: int) -> tuple[int, int]:
     """Return how many files and byte ranges a rank of a loading job reads."""
     files: set[int] = set()
     ranges = 0
-    for name, spec in job.stage_of(rank).describe().items():
+    for name, spec in job.describe(rank).items():
         layout = spec.layout
         coordinate = layout.mesh.coordinate(rank) if layout is not None else None
         if layout is None or coordinate is None:

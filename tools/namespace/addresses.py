@@ -1,6 +1,6 @@
-"""At which addresses of its host the coordinator listens.
+"""At which addresses of its host a process listens: the coordinator of ranks, an agent.
 
-Only at those that other ranks are told of: by default the one on the way to where the ranks met
+Only at those that others are told of: by default the one on the way to where the ranks met
 (``MASTER_ADDR``), so that nobody on another network can even connect.
 """
 
@@ -20,19 +20,24 @@ HOST_VARIABLE = "DTCKPT_HOST"
 """Environment variable: the address or name at which other ranks reach this host."""
 PORT_VARIABLE = "DTCKPT_PORT"
 """Environment variable: the port to listen at, or a range of them such as ``29600-29699``."""
+AGENT_PORT_VARIABLE = "DTCKPT_AGENT_PORT"
+"""Environment variable: the same for the agent of a host (``dtckpt.storage.peers``)."""
 
 _BACKLOG = 4096
 _ANYWHERE = ("192.0.2.1", "2001:db8::1")
 """Addresses that are nobody's; the way to them is the way to the rest of the world."""
 
 
-def listen(num_ranks: int) -> tuple[list[str], list[socket.socket]]:
+def listen(
+    num_ranks: int, port_variable: str = PORT_VARIABLE
+) -> tuple[list[str], list[socket.socket]]:
     """Return listening sockets and the host name that others use for each.
 
-    Raises OSError where nothing can be listened at, CheckpointError for a wrong setting.
+    ``port_variable`` is the environment variable that may tell the port. Raises OSError where
+    nothing can be listened at, CheckpointError for a wrong setting.
     """
     _allow_descriptors(num_ranks)
-    ports = _ports()
+    ports = _ports(port_variable)
     if given := os.environ.get(HOST_VARIABLE):
         return [given], [_bound_as(given, ports)]
     hosts: list[str] = []
@@ -49,16 +54,28 @@ def listen(num_ranks: int) -> tuple[list[str], list[socket.socket]]:
     return (hosts, sockets) if hosts else (["127.0.0.1"], [_bound("127.0.0.1", ports)])
 
 
-def _ports() -> range:
+def listen_beside(host: str) -> socket.socket:
+    """Return a listening socket at an address of this host, for one who coordinates nothing.
+
+    Where ports are given it takes the last that is free, and none if there is only one: those who
+    coordinate cannot do without. Raises OSError where nothing can be listened at.
+    """
+    ports = _ports(PORT_VARIABLE)
+    if len(ports) == 1 and ports[0]:
+        raise OSError(errno.EADDRINUSE, f"{PORT_VARIABLE} leaves no port to spare")
+    return _bound(host, ports[::-1])
+
+
+def _ports(variable: str) -> range:
     """Return the ports to try."""
-    text = os.environ.get(PORT_VARIABLE) or "0"
+    text = os.environ.get(variable) or "0"
     first, _, last = text.partition("-")
     with suppress(ValueError):
         found = range(int(first), int(last or first) + 1)
         if found and found[0] >= 0 and found[-1] < 1 << 16:
             return found
     raise CheckpointError(
-        f"{PORT_VARIABLE} is a port or a range of them, such as 29600 or 29600-29699; got {text!r}"
+        f"{variable} is a port or a range of them, such as 29600 or 29600-29699; got {text!r}"
     )
 
 
@@ -91,7 +108,7 @@ def _bound(host: str, ports: range) -> socket.socket:
     raise OSError(
         errno.EADDRINUSE,
         f"no port of {ports[0]}-{ports[-1]} is free at {host or 'this host'}; each process group "
-        f"that saves or loads needs one ({PORT_VARIABLE})",
+        f"that saves or loads needs one ({PORT_VARIABLE}), each agent, too ({AGENT_PORT_VARIABLE})",
     ) from busy
 
 

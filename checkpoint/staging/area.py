@@ -1,4 +1,4 @@
-"""Copying what a rank is to write into memory of its own, so that the training may go on.
+"""Memory into which a rank copies what it is to write, so that the training may go on.
 
 Only the bytes that this rank writes are copied, once, to where they lie in the file. The memory is
 kept for the next save.
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,9 +18,34 @@ from ...storage.arena import Arena
 from ..files.writing import Chunk
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Copy:
+    """A copy that is to be made."""
+
+    name: str
+    """Of the tensor in the checkpoint."""
+    source: torch.Tensor
+    target: torch.Tensor
+    """Contiguous memory for the same elements, in the staging area."""
+
+    def make(self) -> None:
+        """Copy; from a GPU in the order of its current stream, without waiting for it."""
+        self.target.copy_(self.source, non_blocking=self.source.is_cuda)
+
+
 @dataclass(frozen=True, slots=True)
-class _Staged:
-    """A chunk in staging memory."""
+class Staged:
+    """Where everything is, or will be, once it has been copied."""
+
+    chunks: list[Chunk]
+    image: memoryview
+    """The memory, in which all chunks lie as in the file."""
+    copies: list[Copy]
+
+
+@dataclass(frozen=True, slots=True)
+class _InMemory:
+    """The bytes of a chunk in staging memory."""
 
     view: memoryview
 
@@ -36,32 +61,26 @@ class StagingArea:
         self._arena: Arena | None = None
         self._unpin: Callable[[], object] | None = None
 
-    def stage(
-        self,
-        chunks: Sequence[Chunk],
-        tensors: Sequence[torch.Tensor],
-        on_progress: Callable[[], None],
-    ) -> tuple[list[Chunk], memoryview]:
-        """Copy chunks, given in file order, and return them as staged, with the memory's image.
+    def lay_out(self, chunks: Sequence[Chunk], tensors: Sequence[torch.Tensor]) -> Staged:
+        """Give each chunk, of those in file order, its memory; ``tensors`` hold their elements.
 
-        ``tensors`` hold their elements. The memory belongs to the caller until its save has ended.
+        The memory belongs to the caller until its save has ended.
         """
         size = sum(tensor.nbytes for tensor in tensors)
         image = self._memory(size, pinned=any(tensor.is_cuda for tensor in tensors))
-        whole = torch.frombuffer(image, dtype=torch.uint8) if size else torch.empty(0)
-        staged: list[Chunk] = []
+        staged = Staged([], image, [])
         start = 0
         for chunk, source in zip(chunks, tensors, strict=True):
-            end = start + source.nbytes
+            tensor, end = chunk.tensor, start + source.nbytes
             if end > start:
-                target = whole[start:end].view(source.dtype).view(source.shape)
-                target.copy_(source, non_blocking=source.is_cuda)
-                on_progress()
-            staged.append(replace(chunk, source=_Staged(image[start:end])))
+                count, dtype = source.numel(), source.dtype
+                flat = torch.frombuffer(image, dtype=dtype, count=count, offset=start)
+                target = flat.view(source.shape)
+                staged.copies.append(Copy(tensor.name, source, target))
+            memory = _InMemory(image[start:end])
+            staged.chunks.append(Chunk(tensor=tensor, box=chunk.box, source=memory))
             start = end
-        for device in {tensor.device for tensor in tensors if tensor.is_cuda}:
-            torch.cuda.current_stream(device).synchronize()
-        return staged, image
+        return staged
 
     def _memory(self, size: int, *, pinned: bool) -> memoryview:
         arena = self._arena
@@ -80,6 +99,18 @@ class StagingArea:
         if self._arena is not None:
             self._arena.close()
             self._arena = None
+
+
+def copy_all(copies: Iterable[Copy], on_progress: Callable[[], None]) -> None:
+    """Make copies and return when they are made."""
+    devices: set[torch.device] = set()
+    for copy in copies:
+        copy.make()
+        if copy.source.is_cuda:
+            devices.add(copy.source.device)
+        on_progress()
+    for device in devices:
+        torch.cuda.current_stream(device).synchronize()
 
 
 def _pin(arena: Arena) -> bool:

@@ -1,0 +1,125 @@
+"""Copying a checkpoint as it is from one place to another, verified on the way.
+
+A copy has the same bytes and the same save id, so whatever lies there of an earlier copy that was
+interrupted is compared with the checksums and kept. Nothing that is there is written over.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from dtckpt.errors import CheckpointError, Corrupt, ObjectExists
+
+from ..storage.base import Store
+from ..storage.open import open_store
+from .files.blocks import digest
+from .files.committing import check_complete, check_free, commit
+from .files.manifest import FileRecord, Manifest, read_own_manifest
+from .files.stored_data import Damage, DataFile, open_data_file
+from .files.writing import Progress
+from .ranks.text import some_names
+from .reading.batches import counted
+from .reading.whole_files import stretches
+
+_NUM_FILES = 4
+"""Files that are copied at the same time; each takes a buffer of READ_BYTES."""
+
+
+def copy(
+    source: str | os.PathLike[str] | Store,
+    target: str | os.PathLike[str] | Store,
+    *,
+    source_options: Mapping[str, Any] | None = None,
+    target_options: Mapping[str, Any] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Manifest:
+    """Copy a committed checkpoint to another place, in any store; one process calls this.
+
+    Every block is compared with its checksum as it is read, and the manifest is published last, so
+    that the copy is there as a whole or not at all. Its files are the same, byte by byte. After an
+    error a second call goes on from the files that are complete. ``on_progress(done, total)`` is
+    called with bytes, from any thread but never from two at once.
+
+    Raises Corrupt, naming file, bytes and tensor, where the source is damaged; AlreadyCommitted
+    where a checkpoint is at the target; CheckpointError for an incremental checkpoint, which would
+    not load without those that it refers to (``detach`` makes it stand on its own); NotCommitted
+    for what dtckpt has not saved; StorageError.
+    """
+    old = open_store(source, **dict(source_options or {}))
+    new = open_store(target, **dict(target_options or {}))
+    manifest = read_own_manifest(old)
+    check_standing_alone(old, manifest)
+    check_free(new, overwrite=False)
+    lock = threading.Lock()
+    add = counted(on_progress, sum(record.size for record in manifest.files))
+
+    def on_bytes(num_bytes: int) -> None:
+        with lock:
+            add(num_bytes)
+
+    def copy_one(record: FileRecord) -> None:
+        copy_file(old, new, record, manifest.save_id, on_bytes)
+
+    with ThreadPoolExecutor(_NUM_FILES, thread_name_prefix="dtckpt-copy") as pool:
+        list(pool.map(copy_one, manifest.files))
+    check_complete(new, manifest)
+    commit(new, manifest, overwrite=False)
+    return manifest
+
+
+def check_standing_alone(store: Store, manifest: Manifest) -> None:
+    """Raise CheckpointError for a checkpoint that refers to files of others."""
+    names = sorted({file.source for file in manifest.borrowed})
+    if names:
+        raise CheckpointError(
+            f"{store.url}: this checkpoint is incremental: what has not changed lies in files of "
+            f"{some_names(names)} beside it, and a copy of it alone would not load. Call detach "
+            "first, which writes that into it, or save without base"
+        )
+
+
+def copy_file(
+    source: Store, target: Store, record: FileRecord, save_id: str, on_progress: Progress
+) -> bool:
+    """Copy a data file as it is, in bounded memory; return whether it had not been there.
+
+    ``on_progress`` is called with the number of bytes after each piece, and stops the copying by
+    raising; nothing is visible under the file's name then. Corrupt where a block, header or table
+    is not as it was written, in the source or in what is there already.
+    """
+    file = open_data_file(source, record, save_id)
+    try:
+        _write(file, target, on_progress)
+    except ObjectExists:
+        there = open_data_file(target, record, save_id)
+        for stretch in stretches(there, there.layout.entries.values()):
+            _refuse_damage(stretch.damaged)
+            on_progress(0)
+        on_progress(record.size)
+        return False
+    return True
+
+
+def _write(file: DataFile, target: Store, on_progress: Progress) -> None:
+    header = file.store.read(file.name, 0, file.layout.data_start)
+    if digest(header).hex() != file.record.header_digest:  # it was intact when it was opened
+        raise Corrupt(f"{file.where}: bytes 0 to {len(header)} (header) are damaged")
+    with target.create(file.name, file.layout.size) as stream:
+        stream.write(header)
+        for stretch in stretches(file, file.layout.entries.values()):
+            _refuse_damage(stretch.damaged)
+            stream.write(stretch.data)
+            on_progress(len(stretch.data))
+        stream.write(file.table)
+        on_progress(len(header) + len(file.table))  # which may raise as long as nothing is there
+
+
+def _refuse_damage(damaged: tuple[Damage, ...]) -> None:
+    if damaged:
+        raise Corrupt(
+            f"{damaged[0]}. The checkpoint is not copied; verify lists all that is damaged"
+        )

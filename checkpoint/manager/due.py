@@ -1,0 +1,50 @@
+"""Whether a call of ``save`` saves: by the step's number, or by what all ranks have agreed on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from .agreement import Agreement
+from .gate import Agreed
+from .when import When, look_at_the_clock, rules_of
+
+
+class Due:
+    """The rules of a manager, and the agreement that those need that look at the clock."""
+
+    def __init__(self, when: When | Iterable[When], agreement: Agreement | None) -> None:
+        self._rules = rules_of(when)
+        self._asks = look_at_the_clock(self._rules)
+        self._agreement = agreement
+        self._last = time.monotonic()
+        self._asked = False
+
+    def is_due(self, step: int, *, is_durable: bool, is_first: bool) -> str | Agreed | None:
+        """Return why this call is to save, None if it is not; the same on every rank.
+
+        ``is_first`` is true on the rank that looks at the clock, ``is_durable`` says that no save
+        is under way on it.
+        """
+        reason: str | Agreed | None = None
+        if self._agreement is not None:
+            try:
+                reason = self._agreement.at_call()
+            except BaseException:
+                self._asked = False
+                raise
+            if reason is not None:
+                self._asked = False  # answered, whatever comes of it
+        if reason is None and any(rule.is_step(step) for rule in self._rules):
+            reason = f"step {step}"
+        if self._agreement is None or not (is_first and self._asks) or self._asked or reason:
+            return reason
+        since_last = time.monotonic() - self._last
+        if any(rule.is_time(since_last, is_durable=is_durable) for rule in self._rules):
+            self._asked = True
+            self._agreement.ask("the time has come")
+        return None
+
+    def begun(self) -> None:
+        """Note that a save begins: from now on it is counted to the next one."""
+        self._last, self._asked = time.monotonic(), False

@@ -1,0 +1,89 @@
+"""The line of steps that a run goes on from, and those that it has gone back from.
+
+A run that has restored an earlier step says so before it saves anything: later checkpoints are
+marked as abandoned first, in a round of all ranks, so that no process that comes after ever takes
+one of them for the newest. What is to be saved again makes way before its save begins, which then
+writes to a place that is free.
+"""
+
+from __future__ import annotations
+
+from dtckpt.errors import AlreadyCommitted
+from dtckpt.logs import logger_of
+
+from ..files.places import record_path
+from ..runs.finding import listings
+from ..runs.keep import Keep
+from ..runs.places import Place, Places
+from ..runs.run import ABANDONED, RunStep
+from .deciding import Tick
+
+logger = logger_of("checkpoint")
+
+
+def begin(places: Places, restored: int | None, step: int, tick: Tick) -> list[str]:
+    """Begin to save to a run with ``step``; return the names that have to make way before a save.
+
+    AlreadyCommitted if the run holds this step or a later one and none was restored.
+    """
+    places.wait(tick)
+    found = list(listings(places.runs))
+    line = sorted({seen.number for _, listing in found for seen in listing.line})
+    if restored is None and line and line[-1] >= step:
+        raise AlreadyCommitted(
+            f"{places.durable.url} holds checkpoints up to step {line[-1]}, and this run, which is "
+            f"to save step {step}, has not restored any of them. Call restore first, or choose "
+            "another root"
+        )
+    if restored is None and line:
+        logger.warning(
+            "%s holds checkpoints up to step %d, which this run has not restored; they stay",
+            places.durable.url,
+            line[-1],
+        )
+    in_the_way: set[str] = set()
+    for number, listing in found:
+        place = places.all[number]
+        later = [s.name for s in listing.line if restored is not None and s.number > restored]
+        place.upkeep.abandon(later)
+        tick()
+        in_the_way.update(later, (seen.name for seen in listing.steps if seen.is_abandoned))
+        in_the_way.update(n.removesuffix(ABANDONED) for n in listing.stray if n.endswith(ABANDONED))
+        if restored is None:
+            place.upkeep.unrestored.update(seen.name for seen in listing.line)
+    return sorted(in_the_way)
+
+
+def make_way(places: Places, name: str, tick: Tick) -> None:
+    """Delete what was abandoned under a name that is to be saved to, in all places.
+
+    AlreadyCommitted if it is pinned.
+    """
+    places.wait(tick)  # or what the upkeep has just listed as abandoned would be the new one
+    for number, listing in listings(places.runs):
+        place = places.all[number]
+        there = next((seen for seen in listing.steps if seen.name == name), None)
+        if there is None:
+            place.run.store.delete([name + ABANDONED, record_path(name)])
+            continue
+        if there.is_pinned:
+            raise AlreadyCommitted(
+                f"{place.url}: {name}, which the run has gone back from, is pinned. Unpin it, or "
+                "go on in another root"
+            )
+        others = [seen for seen in reversed(listing.steps) if seen.name != name]
+        _let_go(place, name, others, tick)
+        place.run.delete(name)
+
+
+def _let_go(place: Place, name: str, others: list[RunStep], tick: Tick) -> None:
+    """See that no checkpoint refers to the one that is to go; the newest come first."""
+    for other in others:
+        tick()
+        if name not in place.run.known(other).bases:
+            continue
+        keeps: Keep = place.upkeep.keep
+        if other.is_abandoned and not other.is_pinned and not keeps.is_all:
+            place.run.delete(other.name)
+        else:
+            place.upkeep.detach(other.name, tick)

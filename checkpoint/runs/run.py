@@ -1,0 +1,219 @@
+"""The directory of a run: its checkpoints, and what is known of them without opening any."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from dtckpt.errors import Corrupt, InUse, NotCommitted, ObjectExists, ObjectNotFound
+from dtckpt.logs import logger_of
+
+from ...storage.base import Level, Store
+from ..deleting import delete
+from ..files.manifest import MANIFEST, Manifest, read_manifest_bytes
+from ..files.places import record_path
+from ..steps import check_whole, committed_among
+from .keep import KnownStep
+from .record import StepRecord
+
+logger = logger_of("checkpoint")
+
+PIN = ".pinned"
+"""Ends the name of an empty object beside a checkpoint that is to stay."""
+ABANDONED = ".abandoned"
+"""Ends the name of an empty object beside a checkpoint that the run has gone back from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStep:
+    """A committed checkpoint of a run, as one listing tells of it."""
+
+    number: int
+    name: str
+    is_recorded: bool
+    is_pinned: bool
+    is_abandoned: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunListing:
+    """What a run holds."""
+
+    steps: tuple[RunStep, ...]
+    """Committed checkpoints by number, those that were abandoned too."""
+    dead: tuple[str, ...]
+    """Directories of checkpoints that are not committed: saves under way, or dead ones."""
+    stray: tuple[str, ...]
+    """Records and marks of checkpoints that are not there any more."""
+
+    @property
+    def line(self) -> tuple[RunStep, ...]:
+        """The checkpoints that the run has not gone back from."""
+        return tuple(step for step in self.steps if not step.is_abandoned)
+
+
+class Run:
+    """Checkpoints under one root, called ``{prefix}{step}``; others are left alone.
+
+    One process changes a run at a time, any number may look at it.
+    """
+
+    def __init__(self, store: Store, prefix: str = "step-") -> None:
+        self.store = store
+        self.prefix = prefix
+        self._name = re.compile(rf"{re.escape(prefix)}(\d+)")
+        self._records: dict[str, StepRecord] = {}
+        """As last read or written, by name; one of another save is read again."""
+
+    def name_of(self, step: int) -> str:
+        """Return what the checkpoint of a step is called."""
+        return f"{self.prefix}{step}"
+
+    def place_of(self, step: int) -> Store:
+        """Return where the checkpoint of a step is, or will be."""
+        return self.store.substore(self.name_of(step))
+
+    def look(self, level: Level | None = None) -> RunListing:
+        """List the run: one level, and one request more for every checkpoint without a record."""
+        level = self.store.level() if level is None else level
+        beside = {info.name for info in level.objects}
+        numbers = {
+            name: int(match[1])
+            for name in level.folders
+            if (match := self._name.fullmatch(name)) and name == self.name_of(int(match[1]))
+        }
+        committed = committed_among(self.store, list(numbers), beside)
+        steps = [
+            RunStep(
+                number=numbers[name],
+                name=name,
+                is_recorded=record_path(name) in beside,
+                is_pinned=name + PIN in beside,
+                is_abandoned=name + ABANDONED in beside,
+            )
+            for name in committed
+        ]
+        return RunListing(
+            steps=tuple(sorted(steps, key=lambda step: step.number)),
+            dead=tuple(sorted(numbers.keys() - committed)),
+            stray=tuple(sorted(name for name in beside if self._is_stray(name, committed))),
+        )
+
+    def _is_stray(self, name: str, committed: set[str]) -> bool:
+        for end in (record_path(""), PIN, ABANDONED):
+            own = name.removesuffix(end)
+            if own != name and self._name.fullmatch(own):
+                return own not in committed
+        return False
+
+    def record(self, step: RunStep) -> StepRecord | None:
+        """Return the record of a checkpoint; None if there is none, or a damaged one."""
+        return self.record_of(step.number) if step.is_recorded else None
+
+    def record_of(self, step: int) -> StepRecord | None:
+        """Return the record of a step, if there is a sound one."""
+        checkpoint = self.name_of(step)
+        name = record_path(checkpoint)
+        try:
+            found = StepRecord.from_bytes(self.store.read(name), f"{self.store.url}/{name}")
+        except ObjectNotFound:
+            return None
+        except Corrupt as error:
+            logger.warning("passing over a record: %s", error)
+            return None
+        self._records[checkpoint] = found
+        return found
+
+    def known(self, step: RunStep) -> KnownStep:
+        """Return what there is to know of a checkpoint, of its manifest where it has no record."""
+        record = self._records.get(step.name) or self.record(step) or self.make_record(step)
+        return KnownStep(
+            number=step.number,
+            name=step.name,
+            saved_at=record.saved_at,
+            metrics=record.metrics,
+            bases=frozenset(record.bases),
+            is_pinned=step.is_pinned,
+            is_abandoned=step.is_abandoned,
+        )
+
+    def make_record(self, step: RunStep) -> StepRecord:
+        """Write the record of a checkpoint whose save died before; NotCommitted if it is gone."""
+        place = self.store.substore(step.name)
+        manifest = Manifest.from_bytes(read_manifest_bytes(place), f"{place.url}/{MANIFEST}")
+        record = StepRecord(
+            step=step.number,
+            save_id=manifest.save_id,
+            saved_at=place.stat(MANIFEST).modified or time.time(),
+            bases=bases_of(manifest),
+            total_bytes=sum(tensor.stored_bytes for tensor in manifest.tensors.values()),
+        )
+        self.write_record(record)
+        return record
+
+    def write_record(self, record: StepRecord) -> None:
+        """Write or replace the record of a step."""
+        name = self.name_of(record.step)
+        self.store.publish(record_path(name), record.to_bytes(), overwrite=True)
+        self._records[name] = record
+
+    def detached(self, name: str, save_id: str) -> None:
+        """Note that a checkpoint was written anew and refers to no other one any more."""
+        record = self._records.get(name)
+        if record is not None:
+            self.write_record(replace(record, save_id=save_id, bases=()))
+
+    def set_metrics(self, step: RunStep, metrics: Mapping[str, float]) -> None:
+        """Add metrics to the record of a checkpoint."""
+        record = self.record(step) or self.make_record(step)
+        self.write_record(replace(record, metrics={**record.metrics, **metrics}))
+
+    def forget(self, name: str) -> None:
+        """Take away the record of a checkpoint that is to be replaced."""
+        self._records.pop(name, None)
+        self.store.delete([record_path(name)])
+
+    def mark(self, name: str, mark: str, *, is_set: bool = True) -> None:
+        """Set or take away a mark, PIN or ABANDONED, of a checkpoint."""
+        if not is_set:
+            self.store.delete([name + mark])
+            return
+        with suppress(ObjectExists):
+            self.store.publish(name + mark, b"", overwrite=False)
+
+    def check_whole(self, name: str) -> None:
+        """Raise Corrupt or NotCommitted unless manifest and data files are there in full."""
+        check_whole(self.store.substore(name))
+
+    def delete(self, name: str) -> None:
+        """Delete a checkpoint, its manifest before its data files, and what is kept beside it.
+
+        InUse, and nothing is changed, where others refer to its files.
+        """
+        record = self._records.get(name)
+        self.forget(name)  # else it would tell of a checkpoint half deleted
+        try:
+            delete(self.store.substore(name))
+        except NotCommitted:
+            pass  # somebody else has deleted it
+        except InUse:
+            if record is not None:
+                self.write_record(record)
+            raise
+        self.sweep(name)
+        self.store.delete([name + PIN, name + ABANDONED])
+
+    def sweep(self, name: str) -> None:
+        """Take away the directory of a checkpoint that is gone, if it is empty.
+
+        Of a name that no save ever writes, since one may be at it again.
+        """
+        self.store.delete([f"{name}/nothing"])
+
+
+def bases_of(manifest: Manifest) -> tuple[str, ...]:
+    """Return the names of the checkpoints to whose files a checkpoint refers."""
+    return tuple(sorted({file.source for file in manifest.borrowed}))

@@ -1,0 +1,140 @@
+"""Accelerate's objects are saved and loaded by dtckpt: see docs/integrations/accelerate.md.
+
+``save_accelerator`` and ``load_accelerator`` take the place of ``save_state`` and ``load_state``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from ..checkpoint import LoadReport, PerRank, SaveHandle, SaveReport, async_save, load, save
+from ..checkpoint.ranks.base import DEFAULT_TIMEOUT
+from .frameworks import framework
+from .newest import newest
+from .random_state import random_state, set_random_state
+from .whole_state import read_of_rank
+
+DistributedType: Any = framework("accelerate", "accelerate.utils").DistributedType
+SeedableRandomSampler: Any = framework("accelerate", "accelerate.data_loader").SeedableRandomSampler
+
+__all__ = ["load_accelerator", "newest", "save_accelerator"]
+
+
+def save_accelerator(
+    accelerator: Any,
+    path: str | os.PathLike[str],
+    *,
+    in_background: bool = False,
+    step: int | None = None,
+    overwrite: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    allow_pickle: bool = False,
+    timeout: timedelta = DEFAULT_TIMEOUT,
+) -> SaveReport | SaveHandle:
+    """Save all that an Accelerator has prepared or was told of by ``register_for_checkpointing``.
+
+    All ranks call it; each writes what it holds of models and optimizers. Schedulers, the scaler,
+    samplers and the random numbers of every rank go with them. ``in_background`` returns a handle
+    once all is copied. ``step`` is what ``newest`` goes by. Other arguments and errors are those of
+    ``dtckpt.checkpoint.save``; ValueError for DeepSpeed, Megatron-LM and FSDP1.
+    """
+    _refuse_others(accelerator)
+    state = _state(accelerator)
+    for number, loader in enumerate(accelerator._dataloaders):
+        if getattr(loader, "use_stateful_dataloader", False):
+            state["data"][number] = PerRank(loader.state_dict())
+    begin = async_save if in_background else save
+    return begin(
+        state | {"rng": PerRank(random_state()), "step": accelerator.step},
+        path,
+        overwrite=overwrite,
+        metadata=None if step is None else {"global_step": step},
+        storage_options=storage_options,
+        allow_pickle=allow_pickle,
+        timeout=timeout,
+    )
+
+
+def load_accelerator(
+    accelerator: Any,
+    path: str | os.PathLike[str],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    allow_pickle: bool = False,
+    timeout: timedelta = DEFAULT_TIMEOUT,
+) -> LoadReport:
+    """Fill what an Accelerator has prepared, in the same order as at the save, on any mesh.
+
+    A rank that is new takes the random numbers of one before it, in turn. Data loaders that keep
+    their own place (``use_stateful_dataloader``) have it on each rank, and go on only where there
+    are as many as there were. Errors are those of ``dtckpt.checkpoint.load``.
+    """
+    _refuse_others(accelerator)
+    state = _state(accelerator)
+    state["step"] = 0
+    loaders: dict[int, Any] = {}
+    for number, loader in enumerate(accelerator._dataloaders):
+        if getattr(loader, "use_stateful_dataloader", False):
+            loaders[number] = loader
+            state["data"][number] = PerRank(loader.state_dict())
+    select = [name for name, part in state.items() if part != []]
+    report = load(
+        {name: state[name] for name in select},
+        path,
+        select=select,
+        storage_options=storage_options,
+        allow_pickle=allow_pickle,
+        timeout=timeout,
+    )
+    for number, loader in loaders.items():
+        loader.load_state_dict(state["data"][number].value)
+    rank = accelerator.process_index
+    set_random_state(read_of_rank(path, "rng", rank, storage_options=storage_options))
+    accelerator.step = state["step"]
+    return report
+
+
+class _Sampler:
+    """What a shuffling sampler has to know to shuffle as before."""
+
+    def __init__(self, sampler: Any) -> None:
+        self._sampler = sampler
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self._sampler.epoch, "initial_seed": self._sampler.initial_seed}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self._sampler.epoch = state["epoch"]
+        self._sampler.initial_seed = state["initial_seed"]
+
+
+def _state(accelerator: Any) -> dict[str, Any]:
+    """Return all parts under the names that they have in a checkpoint."""
+    state: dict[str, Any] = {
+        "models": [accelerator.unwrap_model(model) for model in accelerator._models],
+        "optimizers": [getattr(o, "optimizer", o) for o in accelerator._optimizers],
+        "schedulers": [getattr(s, "scheduler", s) for s in accelerator._schedulers],
+        "custom": list(accelerator._custom_objects),
+        "data": [_data(loader) for loader in accelerator._dataloaders],
+    }
+    if accelerator.scaler is not None:
+        state["scaler"] = accelerator.scaler
+    return state
+
+
+def _data(loader: Any) -> Any:
+    """Return the sampler of a data loader if it is one that can be told where it is; else None."""
+    sampler = loader.get_sampler() if hasattr(loader, "get_sampler") else None
+    return _Sampler(sampler) if isinstance(sampler, SeedableRandomSampler) else None
+
+
+def _refuse_others(accelerator: Any) -> None:
+    """Raise ValueError for what keeps its state where dtckpt cannot see it."""
+    kind = accelerator.distributed_type
+    if kind in (DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM):
+        raise ValueError(f"{kind} saves and loads its own state; dtckpt cannot see it")
+    if kind == DistributedType.FSDP and not accelerator.is_fsdp2:
+        raise ValueError("FSDP1: prepare the Accelerator with fsdp_version=2")

@@ -1,0 +1,1 @@
+"""The process that holds objects on a host, and what it does there."""

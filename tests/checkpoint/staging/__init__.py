@@ -1,0 +1,1 @@
+"""Copies of what is to be written."""
