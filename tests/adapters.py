@@ -129,8 +129,8 @@ def run(adapter: Adapter, seconds: float) -> str:
     try:
         python = make_environment(adapter)
     except subprocess.CalledProcessError as error:
-        log = PLACE / adapter.name / "install.log"
-        return f"FAILED: cannot be installed ({error}); see {log}"
+        print((PLACE / adapter.name / "install.log").read_text()[-4000:])
+        return f"FAILED: cannot be installed ({error}), as the lines of pip above say"
     command = [str(python), "-m", "pytest", "-q", *adapter.tests]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "DTCKPT_ADAPTER": adapter.name}
     try:

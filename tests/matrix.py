@@ -91,6 +91,18 @@ def requirements(torch: str) -> list[str]:
     return [f"torch=={torch}", *(name for name in others if not name.startswith("torch>"))]
 
 
+def constraints() -> list[str]:
+    """Return the releases that this environment has of everything but torch, to take the same.
+
+    An installer that has to find them by itself tries many releases of a cloud's libraries, which
+    pin each other: minutes of search, or none that it accepts.
+    """
+    told = [sys.executable, "-m", "pip", "list", "--format=freeze"]
+    done = subprocess.run(told, check=True, capture_output=True, text=True)
+    own = ("torch==", "setuptools==", "pip==", "dtckpt==")
+    return [line for line in done.stdout.split() if not line.startswith(own)]
+
+
 def make_environment(pair: Pair, interpreter: str) -> Path:
     """Return the Python of the environment of a pair, which is made or brought up to date."""
     folder, needed = PLACE / str(pair), "\n".join(requirements(pair.torch))
@@ -101,8 +113,12 @@ def make_environment(pair: Pair, interpreter: str) -> Path:
             folder.mkdir(parents=True, exist_ok=True)
             subprocess.run([interpreter, "-m", "venv", str(folder)], check=True)
         pip = [str(python), "-m", "pip", "install", "--quiet"]
+        limits = folder / "constraints.txt"
+        limits.write_text("\n".join(constraints()))
         with (folder / "install.log").open("w") as log:
-            subprocess.run([*pip, *needed.split("\n")], check=True, stdout=log, stderr=log)
+            subprocess.run([*pip, "--upgrade", "pip>=25.1"], check=True, stdout=log, stderr=log)
+            chosen = [*pip, "--constraint", str(limits), *needed.split("\n")]
+            subprocess.run(chosen, check=True, stdout=log, stderr=log)
         stamp.write_text(needed)
     return python
 
@@ -115,7 +131,8 @@ def run(pair: Pair, seconds: float) -> str:
     try:
         python = make_environment(pair, interpreter)
     except subprocess.CalledProcessError as error:
-        return f"FAILED: cannot be installed ({error}); see install.log in {PLACE / str(pair)}"
+        print((PLACE / str(pair) / "install.log").read_text()[-4000:])
+        return f"FAILED: cannot be installed ({error}), as the lines of pip above say"
     command = [str(python), "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", *QUICK]
     links = max(ROOT.glob("build/__editable__.dtckpt-*"))  # of the strict editable install
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(links)}
