@@ -25,6 +25,7 @@ FLOORS = {
     "checkpoint": (
         "state",
         "ranks",
+        "agreement",
         "timing",
         "tensors",
         "files",

@@ -1,4 +1,4 @@
-"""The training loop's side: when all ranks save, how they agree on it, and what asks for it.
+"""The training loop's side: when all ranks save, what asks for it, and what follows.
 
 Names are imported when they are first used: asking for a save from another process loads no torch.
 """
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from dtckpt.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from .agreement import Agreement
+    from ..agreement.agreement import Agreement
+    from ..agreement.gate import Agreed
     from .demand import request_save
     from .emergency import Emergency
-    from .gate import Agreed
     from .signals import Signals
 
 __all__ = [
@@ -28,10 +28,10 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
     __getattr__ = lazy_exports(
         __name__,
         {
-            ".agreement": "Agreement",
+            "..agreement.agreement": "Agreement",
             ".demand": "request_save",
             ".emergency": "Emergency",
-            ".gate": "Agreed",
+            "..agreement.gate": "Agreed",
             ".signals": "Signals",
         },
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 
-from .agreement import Agreement
-from .gate import Agreed
+from ..agreement.agreement import Agreement
+from ..agreement.gate import Agreed
 from .when import When, look_at_the_clock, rules_of
 
 

@@ -11,10 +11,10 @@ from typing import Literal, cast
 
 from dtckpt.errors import Timeout
 
+from ..agreement.gate import Agreed
 from ..ranks.together import Answers, Ranks, together
 from ..saving.background import SaveHandle
 from ..saving.job import SaveReport
-from .gate import Agreed
 
 Way = Literal["wait", "supersede", "finish"]
 """What becomes of a save under way: another one follows it, or takes its place, or does not."""

@@ -24,6 +24,7 @@ from dtckpt.logs import logger_of
 
 from ...storage.base import Store
 from ...storage.open import open_store
+from ..agreement.gate import Agreed
 from ..loading.report import LoadReport
 from ..ranks.together import DEFAULT_TIMEOUT, Ranks, closing, ranks_of, together
 from ..runs.keep import EVERYTHING, Best, Keep
@@ -41,7 +42,6 @@ from ..timing.observers import Occasion, OnCost, tell_cost
 from .deciding import Tick, decided
 from .due import Due
 from .emergency import Emergency, agree_on_way, report_in_time
-from .gate import Agreed
 from .line import begin, make_way
 from .promotion import Promotions, Ticket
 from .requests import OnSignals, Requests, is_first

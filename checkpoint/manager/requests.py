@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from ...storage.base import Store
-from .agreement import Agreement
+from ..agreement.agreement import Agreement
+from ..agreement.gate import Agreed
 from .demand import DemandWatch
 from .emergency import Emergency
-from .gate import Agreed
 from .signals import Signals
 
 

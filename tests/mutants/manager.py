@@ -4,51 +4,51 @@ from __future__ import annotations
 
 from .mutant import Mutant
 
-_VOTER = ("tests/checkpoint/manager/test_voter.py",)
+_VOTER = ("tests/checkpoint/agreement/test_voter.py",)
 _SIGNALS = ("tests/checkpoint/manager/test_signals.py",)
 
 MUTANTS = (
     Mutant(
         name="ranks agree on a call that some have gone past",
-        file="checkpoint/manager/voter.py",
+        file="checkpoint/agreement/voter.py",
         old='"call": max(',
         new='"call": min(',
         tests=_VOTER,
     ),
     Mutant(
         name="ranks agree before all have voted",
-        file="checkpoint/manager/voter.py",
+        file="checkpoint/agreement/voter.py",
         old='if self._register.arrive(self._turn, "vote") == len(self._ranks):',
         new='if self._register.arrive(self._turn, "vote") >= 1:',
         tests=_VOTER,
     ),
     Mutant(
         name="a rank that is given up ends the turn in its own opinion only",
-        file="checkpoint/manager/voter.py",
+        file="checkpoint/agreement/voter.py",
         old="return self._register.move(self._turn, word, self._end_of(word, now - began))",
         new="return self._end_of(word, now - began)",
         tests=_VOTER,
     ),
     Mutant(
         name="what is asked twice before the agreed call is saved twice",
-        file="checkpoint/manager/voter.py",
+        file="checkpoint/agreement/voter.py",
         old="for r, t in self._requests.items() if not self._gate.is_due(r)}",
         new="for r, t in self._requests.items()}",
         tests=_VOTER,
     ),
     Mutant(
         name="a call slips through while it is being held",
-        file="checkpoint/manager/gate.py",
+        file="checkpoint/agreement/gate.py",
         old="            self._is_held, self._is_open = True, False\n",
         new="            self._is_held = True\n",
-        tests=("tests/checkpoint/manager/test_gate.py",),
+        tests=("tests/checkpoint/agreement/test_gate.py",),
     ),
     Mutant(
         name="a failure hides that the others save at this call",
-        file="checkpoint/manager/gate.py",
+        file="checkpoint/agreement/gate.py",
         old="        if agreed is None and error is not None:",
         new="        if error is not None:",
-        tests=("tests/checkpoint/manager/test_gate.py",),
+        tests=("tests/checkpoint/agreement/test_gate.py",),
     ),
     Mutant(
         name="forked processes keep the handlers of signals",

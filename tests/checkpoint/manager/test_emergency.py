@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dtckpt.checkpoint as dcp
+from dtckpt.checkpoint.agreement.gate import Agreed
 from dtckpt.checkpoint.files.places import MANIFEST
 from dtckpt.checkpoint.manager.emergency import (
     Emergency,
@@ -22,7 +23,6 @@ from dtckpt.checkpoint.manager.emergency import (
     report_in_time,
     way_for,
 )
-from dtckpt.checkpoint.manager.gate import Agreed
 from dtckpt.checkpoint.ranks.together import closing, ranks_of
 from dtckpt.errors import Cancelled, Timeout
 from dtckpt.storage import Fault, FaultyStore, MemoryStore, Rule

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from dtckpt.checkpoint.manager.agreement import Agreement
+from dtckpt.checkpoint.agreement.agreement import Agreement
 from dtckpt.checkpoint.manager.signals import Signals
 
 USED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM)

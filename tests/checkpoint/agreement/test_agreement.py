@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from dtckpt.checkpoint.manager.agreement import Agreement
-from dtckpt.checkpoint.manager.gate import Agreed
-from dtckpt.checkpoint.manager.register import Register, meet
-from dtckpt.checkpoint.manager.voter import ASKED
+from dtckpt.checkpoint.agreement.agreement import Agreement
+from dtckpt.checkpoint.agreement.gate import Agreed
+from dtckpt.checkpoint.agreement.register import Register, meet
+from dtckpt.checkpoint.agreement.voter import ASKED
 from dtckpt.errors import RankFailed
 from tests.checkpoint.ranks.plain_groups import Group, run
 from tests.ranks import run_ranks
@@ -285,7 +285,7 @@ def test_closing_waits_for_no_store_that_hangs(monkeypatch: pytest.MonkeyPatch) 
         return Agreement(group, poll=POLL, timeout=TIMEOUT)
 
     monkeypatch.setattr(Register, "word", word)
-    monkeypatch.setattr("dtckpt.checkpoint.manager.agreement._JOIN_SECONDS", 0.05)
+    monkeypatch.setattr("dtckpt.checkpoint.agreement.agreement._JOIN_SECONDS", 0.05)
     for agreement in run(2, body).values():
         assert hangs.wait(20)
         agreement.close()

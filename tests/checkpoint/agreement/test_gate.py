@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from dtckpt.checkpoint.manager.gate import Agreed, CallGate
+from dtckpt.checkpoint.agreement.gate import Agreed, CallGate
 from dtckpt.errors import RankFailed
 from tests.waiting import wait_for
 

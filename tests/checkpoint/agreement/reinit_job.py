@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 import dtckpt.checkpoint as dcp
-from dtckpt.checkpoint.manager.agreement import Agreement
+from dtckpt.checkpoint.agreement.agreement import Agreement
 
 TIMEOUT = timedelta(seconds=30)
 _c10d: Any = dist

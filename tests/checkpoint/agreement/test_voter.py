@@ -12,9 +12,9 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtckpt.checkpoint.manager.gate import Agreed, CallGate
-from dtckpt.checkpoint.manager.register import Register
-from dtckpt.checkpoint.manager.voter import ASKED, Pace, Voter
+from dtckpt.checkpoint.agreement.gate import Agreed, CallGate
+from dtckpt.checkpoint.agreement.register import Register
+from dtckpt.checkpoint.agreement.voter import ASKED, Pace, Voter
 from dtckpt.errors import RankFailed
 
 _c10d: Any = dist

@@ -8,7 +8,7 @@ from tests.processes import run_processes
 
 
 def test_groups_made_anew_in_the_same_processes_agree_anew(tmp_path: Path) -> None:
-    module = "tests.checkpoint.manager.reinit_job"
+    module = "tests.checkpoint.agreement.reinit_job"
     texts = run_processes(module, 3, str(tmp_path / "run"))
     lines = [[line for line in text.splitlines() if line.startswith("saved")] for text in texts]
     assert all(text.splitlines()[-1] == "ok" for text in texts)
