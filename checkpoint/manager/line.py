@@ -8,6 +8,10 @@ writes to a place that is free.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from typing import Any
+
 from dtckpt.errors import AlreadyCommitted
 from dtckpt.logs import logger_of
 
@@ -16,9 +20,52 @@ from ..runs.finding import listings
 from ..runs.keep import Keep
 from ..runs.places import Place, Places
 from ..runs.run import ABANDONED, RunStep
-from .deciding import Tick
+from ..runs.upkeep import Upkeep
+from .deciding import Tick, decided
 
 logger = logger_of("checkpoint")
+
+
+class Line:
+    """Where a run goes on from, and whether a step of it may be saved."""
+
+    def __init__(self, places: Places, group: Mapping[str, Any], *, is_first: bool) -> None:
+        """``group`` are the arguments of ``ranks_of``."""
+        self._places = places
+        self._group = group
+        self._is_first = is_first
+        self._restored: int | None = None
+        self._in_the_way: set[str] = set()
+        """Names of checkpoints that the run has gone back from, once it has begun."""
+        self.has_begun = False
+
+    def go_on_from(self, step: int) -> None:
+        """Note that a step was restored: the run begins anew from it, at the next save."""
+        self._restored, self.has_begun = step, False
+
+    def clear(self, step: int) -> None:
+        """See, before a save, that this run may write to its place, and that the place is free.
+
+        All ranks call it. Raises AlreadyCommitted, or what the storage fails with.
+        """
+        root, name = self._places.url, self._places.first.run.name_of(step)
+        if not self.has_begun:
+
+            def look(tick: Tick) -> bytes:
+                return json.dumps(begin(self._places, self._restored, step, tick)).encode()
+
+            self._in_the_way = set(json.loads(decided(self._group, "begin the run", root, look)))
+            self.has_begun = True
+            if self._is_first:
+                self._places.do(Upkeep.collect)
+        if name in self._in_the_way:
+
+            def clear(tick: Tick) -> bytes:
+                make_way(self._places, name, tick)
+                return b""
+
+            decided(self._group, "make way", root, clear)
+            self._in_the_way.discard(name)
 
 
 def begin(places: Places, restored: int | None, step: int, tick: Tick) -> list[str]:

@@ -4,57 +4,32 @@ from __future__ import annotations
 
 import json
 import os
-import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
-from functools import partial
 from types import TracebackType
-from typing import Any, Literal, Self, SupportsIndex, Unpack
+from typing import Any, Self, SupportsIndex, Unpack
 
-from dtckpt.errors import (
-    AlreadyCommitted,
-    Busy,
-    CheckpointError,
-    LayoutMismatch,
-    NotCommitted,
-    Unsavable,
-)
-from dtckpt.logs import logger_of
+from dtckpt.errors import CheckpointError, NotCommitted
 
 from ...storage.base import Store
 from ...storage.open import open_store
 from ..agreement.gate import Agreed
 from ..loading.report import LoadReport
-from ..ranks.together import DEFAULT_TIMEOUT, Ranks, closing, ranks_of, together
+from ..ranks.together import DEFAULT_TIMEOUT
 from ..runs.keep import EVERYTHING, Best, Keep
 from ..runs.places import Places, Sighted, Tier
-from ..runs.record import StepRecord
 from ..runs.run import PIN, Run, RunStep
-from ..runs.upkeep import Upkeep
-from ..saving.background import Background, begin_save
 from ..saving.handle import SaveHandle
-from ..saving.job import CheckReplicas, SaveOptions, SaveReport
-from ..saving.saver import save
-from ..state.tree import Stateful
-from ..timing.bars import watch
+from ..saving.job import CheckReplicas, SaveReport
 from ..timing.observers import Occasion, OnCost, tell_cost
 from .deciding import Tick, decided
 from .due import Due
-from .emergency import Emergency, agree_on_way, report_in_time
-from .line import begin, make_way
-from .promotion import Promotions, Ticket
+from .emergency import Emergency
+from .promotion import Promotions
 from .requests import OnSignals, Requests, is_first
 from .restoring import LoadChoices, no_such_step, restore_newest, search
+from .saves import Failures, Manner, OnFailure, Saves, State, Wanted
 from .when import EVERY_STEP, When, look_at_the_clock, rules_of
-
-logger = logger_of("checkpoint")
-
-State = Mapping[Any, Any] | Stateful
-OnFailure = Literal["raise", "warn"]
-
-_HOPELESS = (Unsavable, LayoutMismatch)
-"""Errors of saves that the next one will have as well."""
 
 
 class CheckpointManager:
@@ -149,6 +124,8 @@ class CheckpointManager:
                 "incremental saves do not go with tiers: the checkpoints that they refer to need "
                 "not be in every place. Leave out one of the two"
             )
+        group = {"process_group": process_group, "no_dist": no_dist, "timeout": timeout}
+        self._group = group
         self._places = Places(
             open_store(root, **dict(storage_options or {})),
             keep,
@@ -156,35 +133,22 @@ class CheckpointManager:
             [open_store(place) for place in elsewhere],
             prefix=prefix,
             leftovers_after=leftovers_after,
-            spare=lambda: [self._run.name_of(step) for step in self._promotions.steps()],
+            spare=lambda: [*map(self._places.first.run.name_of, self._promotions.steps())],
         )
-        self._run = self._places.first.run
-        """Where saves go."""
         self._keep = keep
-        self._in_background = in_background
-        self._incremental = incremental
         self._on_failure: OnFailure = on_failure
-        self._timeout = timeout
-        self._group: dict[str, Any] = {
-            "process_group": process_group,
-            "no_dist": no_dist,
-            "timeout": timeout,
-        }
+        self._on_cost = on_cost
+        self._is_first = is_first(group)
+        self._shows = progress and self._is_first
+        self._failures: Failures = []
         self._promotions = Promotions(
             self._places,
-            self._group,
+            group,
             on_failure=lambda step, error: self._failures.append((step, error)),
             timeout=timeout,
         )
-        self._spread = spread
-        self._on_cost = on_cost
-        self._shows = progress and is_first(self._group)
-        self._choices: dict[str, Any] = {
-            "allow_pickle": allow_pickle,
-            "check_replicas": check_replicas,
-        }
         self._requests = Requests(
-            self._group,
+            group,
             by_clock=look_at_the_clock(rules := rules_of(when)),
             on_signals=on_signals,
             root=self._places.durable.run.store,
@@ -192,30 +156,24 @@ class CheckpointManager:
         )
         self._emergency = Emergency() if on_signals is None else on_signals.emergency
         self._due = Due(rules, self._requests.agreement)
-        self._is_first = is_first(self._group)
+        manner = Manner(
+            group=group,
+            timeout=timeout,
+            is_first=self._is_first,
+            in_background=in_background,
+            spread=spread,
+            incremental=incremental,
+            on_failure=on_failure,
+            on_cost=on_cost,
+            progress=self._shows,
+            choices={"allow_pickle": allow_pickle, "check_replicas": check_replicas},
+        )
+        self._saves = Saves(
+            self._places, self._promotions, self._due, self._requests, manner, self._failures
+        )
         self._is_stopping = False
-        self._answers: tuple[str, ...] = ()
-        """Requests of other processes that the save under way is for."""
-        self._began = 0.0
-        self._has_begun = False
-        self._is_closed = False
-        self._restored: int | None = None
-        self._in_the_way: set[str] = set()
-        """Names of checkpoints that the run has gone back from, once it has begun."""
         self._ending: Agreed | None = None
-        self._handle: SaveHandle | None = None
-        self._tended: SaveHandle | None = None
-        self._lock = threading.Lock()
-        self._underway: int | None = None
-        """Step of the save that nobody has asked for the end of."""
-        self._metrics: Mapping[str, float] = {}
-        self._last: int | None = None
-        """Step of the last save that succeeded, or of the checkpoint that was restored."""
-        self._base: int | None = None
-        self._num_referring = 0
-        """How many saves in a row refer to earlier ones, up to now."""
-        self._report: SaveReport | None = None
-        self._failures: list[tuple[int, CheckpointError]] = []
+        self._is_closed = False
 
     # -- saving
 
@@ -241,275 +199,35 @@ class CheckpointManager:
         """
         step, metrics = _checked(step, metrics or {})
         if self._is_closed:
-            raise CheckpointError(f"{self._run.store.url}: this manager is closed; make another")
+            raise CheckpointError(f"{self._places.first.url}: this manager is closed; make another")
         reason = self._due.is_due(step, is_durable=self.saving is None, is_first=self._is_first)
         if reason is None and not force:
             return False
         ending = self._requests.ends_with(reason)
+        saves = self._saves
         try:
             if ending is None:
-                if not self._settle():
+                if not saves.settle():
                     return False
-            elif not self._make_room(ending):
+            elif not saves.make_room(ending, self._emergency):
                 return False
-            if self._last is not None and step <= self._last:
-                if step == self._last:
+            if saves.last is not None and step <= saves.last:
+                if step == saves.last:
                     return False
-                raise ValueError(f"steps count up: {step} comes after {self._last}")
-            return self._save(step, state, metrics, metadata, ending, is_forced=force)
+                raise ValueError(f"steps count up: {step} comes after {saves.last}")
+            wanted = Wanted(
+                step=step,
+                state=state,
+                metrics=metrics,
+                metadata=metadata,
+                is_forced=force,
+                ending=ending,
+            )
+            return saves.begin(wanted)
         finally:
             if ending is not None:
                 self._is_stopping, self._ending = True, ending
                 self._requests.raise_held()
-
-    def _save(
-        self,
-        step: int,
-        state: State | Callable[[], State],
-        metrics: Mapping[str, float],
-        metadata: Any,
-        ending: Agreed | None,
-        *,
-        is_forced: bool,
-    ) -> bool:
-        self._underway = step
-        try:
-            self._begin(step)
-        except AlreadyCommitted:
-            self._underway = None
-            raise
-        except CheckpointError as error:
-            self._failed(error)
-            return False
-        try:
-            self._due.begun()
-            self._answers = self._requests.begin_save()
-            self._start(step, state, metrics, metadata, ending, is_forced=is_forced)
-        except CheckpointError as error:
-            self._failed(error)
-        if ending is not None:
-            self._settle(ending)
-        return step in (self._underway, self._last)
-
-    def _make_room(self, ending: Agreed) -> bool:
-        """Deal with the save under way when the process is about to be ended.
-
-        Returns whether there is time for another one.
-        """
-        with closing(ranks := ranks_of(**self._group, purpose="emergency")):
-            way = agree_on_way(ranks, self._handle, self._began, ending, self._emergency)
-        if way == "supersede" and self._handle is not None:
-            self._handle.cancel()
-        self._settle(ending, is_quiet=True)
-        return way != "finish"
-
-    def _start(
-        self,
-        step: int,
-        state: State | Callable[[], State],
-        metrics: Mapping[str, float],
-        metadata: Any,
-        ending: Agreed | None,
-        *,
-        is_forced: bool,
-    ) -> None:
-        target = self._run.place_of(step)
-        base = self._base if self._num_referring < self._incremental else None
-        options: dict[str, Any] = {
-            **self._choices,
-            "metadata": metadata,
-            "base": None if base is None else self._run.place_of(base),
-            "elsewhere": [place.run.place_of(step) for place in self._places.for_want],
-        }
-        self._num_referring = 0 if base is None else self._num_referring + 1
-        given = _Deferred(state) if callable(state) else state
-        if ending is not None:
-            left = timedelta(seconds=max(ending.seconds_left() or 0.0, 1.0))
-            options |= {"timeout": min(left, self._timeout)}
-        is_urgent = is_forced or ending is not None or bool(self._answers)
-        ticket = self._promotions.announce(step, must=is_urgent, replaces=False)
-        try:
-            if ending is None and not self._in_background:
-                report = save(given, target, **self._group | options)
-                self._succeeded(report, metrics)
-                tell_cost(self._on_cost, report.costs, Occasion("save", step))
-                self._promotions.begin(ticket, report.url)
-                return
-            self._metrics, self._began = metrics, time.monotonic()
-            self._handle = self._save_in_background(given, target, options, ticket, ending)
-            self._handle.add_done_callback(self._tend_once)
-            self._handle.add_done_callback(partial(self._tell_cost, step))
-        except BaseException:
-            self._promotions.withdraw(ticket)
-            raise
-        if self._shows:
-            watch(f"saving {self._run.name_of(step)}", self._handle.standing)
-
-    def _save_in_background(
-        self,
-        state: State,
-        target: Store,
-        options: Mapping[str, Any],
-        ticket: Ticket | None,
-        ending: Agreed | None,
-    ) -> SaveHandle:
-        def promote(handle: SaveHandle, ranks: Ranks) -> None:
-            self._tend_once(handle)
-            self._promotions.bring(ticket, ranks, handle.url)
-
-        def withdraw_if_failed(handle: SaveHandle) -> None:
-            if handle.report is None:
-                self._promotions.withdraw(ticket)
-
-        way = Background(
-            at_exit="wait" if ending is None else "abort",
-            spread=self._spread and ending is None,
-            afterwards=None if ticket is None else promote,
-        )
-        chosen: dict[str, Any] = {"timeout": self._timeout, **options}
-        group = {**self._group, "timeout": chosen["timeout"]}
-        ranks = ranks_of(**group, purpose="async_save")
-        handle = begin_save(ranks, state, target, SaveOptions(**chosen), way)
-        handle.add_done_callback(withdraw_if_failed)
-        return handle
-
-    def _is_at_first_place(self, report: SaveReport | None) -> bool:
-        """Whether a save was made where saves go, and not elsewhere for want of it."""
-        root = f"{self._run.store.url.rstrip('/')}/"
-        return report is not None and report.url.startswith(root)
-
-    def _tell_cost(self, step: int, handle: SaveHandle) -> None:
-        if (report := handle.report) is not None:
-            tell_cost(self._on_cost, report.costs, Occasion("save", step))
-
-    def _tend_once(self, handle: SaveHandle) -> None:
-        """Do what follows a commit; called as soon as it is done, and when that is waited for.
-
-        The one may come before the other, and whoever waits is to find all of it begun.
-        """
-        with self._lock:
-            step, report = self._underway, handle.report
-            if handle is self._tended or step is None:
-                return
-            self._tended = handle
-            if report is not None:
-                self._tend(report, step, self._metrics)
-            else:
-                self._answer(problem=str(handle.error))
-
-    def _tend(self, report: SaveReport, step: int, metrics: Mapping[str, float]) -> None:
-        """Do what is to be done for the run after a commit; on one rank, in the background."""
-        if not self._is_first:
-            return
-        record = StepRecord(
-            step=step,
-            save_id=report.save_id,
-            saved_at=time.time(),
-            bases=report.bases,
-            total_bytes=report.total_bytes,
-            metrics=metrics,
-        )
-        here = self._places.of(step, report.url)
-        self._answer(report.url)
-        here.worker.do(lambda: here.run.write_record(record))
-        here.worker.do(here.upkeep.retain)
-
-    def _answer(self, url: str = "", problem: str = "") -> None:
-        """Tell those who have asked for the save that was under way what has become of it."""
-        answers, self._answers = self._answers, ()
-        if answers:
-            self._places.durable.worker.do(lambda: self._requests.answer(answers, url, problem))
-
-    def _settle(
-        self, ending: Agreed | None = None, *, is_quiet: bool = False, is_alone: bool = False
-    ) -> bool:
-        """Wait for the save under way, and learn how it ended; call it off when time is over.
-
-        Returns whether it has: where it hangs on some rank, all go on without it for now, if
-        ``on_failure`` says so. ``is_quiet`` notes a failure and raises none. ``is_alone`` asks no
-        other rank, which may not come: this one may be leaving by an error of its own.
-        """
-        handle = self._handle
-        if handle is None:
-            return True
-        error: BaseException | None = None
-        try:
-            if is_alone and ending is None:
-                error = handle.outcome(self._timeout)
-            elif ending is None:
-                self._wait_together(handle)
-                error = handle.error
-            else:
-                report_in_time(handle, ending)
-        except Busy as hangs:
-            if self._on_failure == "raise":
-                raise
-            logger.warning("no save is made for now: %s", hangs)
-            return False
-        except Exception as found:
-            error = found
-        self._handle = None
-        self._tend_once(handle)
-        if error is None:
-            self._ended_well(handle.result())
-        elif isinstance(error, CheckpointError):
-            self._failed(error, is_quiet=is_quiet)
-        else:
-            raise error
-        return True
-
-    def _wait_together(self, handle: SaveHandle) -> None:
-        """Wait for a save on all ranks; the same Busy on all where it hangs on one."""
-
-        def wait() -> bytes:
-            handle.outcome(self._timeout, ranks.tell_alive)
-            return b""
-
-        with closing(ranks := ranks_of(**self._group, purpose="end of a save")):
-            together(ranks, "wait for the save before", wait)
-
-    def _succeeded(self, report: SaveReport, metrics: Mapping[str, float]) -> None:
-        if self._underway is not None:
-            self._tend(report, self._underway, metrics)
-        self._ended_well(report)
-
-    def _ended_well(self, report: SaveReport) -> None:
-        self._last = self._underway
-        self._base = self._underway if self._is_at_first_place(report) else None
-        self._report = report
-        self._underway = None
-
-    def _failed(self, error: CheckpointError, *, is_quiet: bool = False) -> None:
-        step, self._underway = self._underway, None
-        self._answer(problem=str(error))
-        self._base = None  # whatever was wrong, the next one stands on its own
-        if step is not None:
-            self._failures.append((step, error))
-        if not is_quiet and (self._on_failure == "raise" or isinstance(error, _HOPELESS)):
-            raise error
-        logger.error("the save of step %s failed, and the run goes on without it: %s", step, error)
-
-    def _begin(self, step: int) -> None:
-        """See, before a save, that this run may write to its place, and that the place is free."""
-        root, name = self._places.url, self._run.name_of(step)
-        if not self._has_begun:
-            self._promotions.wait()  # or what is brought meanwhile would not be seen
-
-            def look(tick: Tick) -> bytes:
-                return json.dumps(begin(self._places, self._restored, step, tick)).encode()
-
-            self._in_the_way = set(json.loads(decided(self._group, "begin the run", root, look)))
-            self._has_begun = True
-            if self._is_first:
-                self._places.do(Upkeep.collect)
-        if name in self._in_the_way:
-
-            def clear(tick: Tick) -> bytes:
-                make_way(self._places, name, tick)
-                return b""
-
-            decided(self._group, "make way", root, clear)
-            self._in_the_way.discard(name)
 
     # -- what the run holds; every rank asks, one looks
 
@@ -571,8 +289,8 @@ class CheckpointManager:
                 raise no_such_step(self._places.durable.run, step, steps)
             return b""
 
-        if step == self._underway:
-            self._settle()
+        if step == self._saves.step:
+            self._saves.settle()
         self._look(find_and_change)
 
     # -- going on
@@ -607,7 +325,7 @@ class CheckpointManager:
         return self._restore(state, None, choices)
 
     def _restore(self, state: State, step: int | None, choices: LoadChoices) -> LoadReport | None:
-        self._settle()
+        self._saves.settle()
         restored = restore_newest(
             self._places.runs,
             self._look,
@@ -619,8 +337,7 @@ class CheckpointManager:
         )
         if restored is None:
             return None
-        self._restored = self._last = restored.step
-        self._base, self._has_begun = None, False
+        self._saves.go_on_from(restored.step)
         tell_cost(self._on_cost, restored.report.costs, Occasion("restore", restored.step))
         return restored.report
 
@@ -629,8 +346,7 @@ class CheckpointManager:
     @property
     def saving(self) -> SaveHandle | None:
         """The save that is under way in the background, if any."""
-        handle = self._handle
-        return None if handle is None or handle.done() else handle
+        return self._saves.handle
 
     @property
     def stopping(self) -> bool:
@@ -648,10 +364,10 @@ class CheckpointManager:
         Raises what it failed with, if ``on_failure`` says so; also where the last one is in the
         first tier and has not come to ``root``.
         """
-        self._settle(is_alone=True)
+        self._saves.settle(is_alone=True)
         self._await_promotions()
         self._places.wait()
-        return self._report
+        return self._saves.report
 
     def _await_promotions(self) -> None:
         self._promotions.wait()
@@ -666,7 +382,7 @@ class CheckpointManager:
         self._is_closed = True
         try:
             try:
-                self._settle(is_alone=True)
+                self._saves.settle(is_alone=True)
             finally:
                 self._await_promotions()
         finally:
@@ -704,19 +420,3 @@ def _checked(step: object, metrics: Mapping[str, Any]) -> tuple[int, dict[str, f
         except (TypeError, ValueError, RuntimeError):
             raise ValueError(f"metrics are numbers, got {value!r} for {name!r}") from None
     return number, found
-
-
-class _Deferred:
-    """A state that is asked for once all ranks take part in the save, so that errors are shared."""
-
-    def __init__(self, give: Callable[[], State]) -> None:
-        self._give = give
-
-    def state_dict(self) -> dict[Any, Any]:
-        """Return the state."""
-        state = self._give()
-        return dict(state) if isinstance(state, Mapping) else state.state_dict()
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        """Never called: what is saved is not loaded."""
-        raise NotImplementedError

@@ -81,9 +81,9 @@ MUTANTS = (
     ),
     Mutant(
         name="a failure before a stop keeps the last save from being made",
-        file="checkpoint/manager/manager.py",
-        old="        self._settle(ending, is_quiet=True)",
-        new="        self._settle(ending)",
+        file="checkpoint/manager/saves.py",
+        old="        self.settle(ending, is_quiet=True)",
+        new="        self.settle(ending)",
         tests=("tests/checkpoint/manager/test_requests.py",),
     ),
     Mutant(

@@ -157,7 +157,7 @@ def test_a_promotion_that_fails_leaves_nothing_half(tmp_path: Path, op: str) -> 
     with CheckpointManager(store, tiers=[Tier(tmp_path / "fast")]) as manager:
         for step in (1, 2):
             manager.save(step, state(step))
-            manager._settle()  # pyright: ignore[reportPrivateUsage]
+            manager._saves.settle()  # pyright: ignore[reportPrivateUsage]
             manager._promotions.wait()  # pyright: ignore[reportPrivateUsage]
         ((number, error),) = manager.failures
         assert (number, "full" in str(error)) == (2, True)
@@ -430,7 +430,7 @@ def test_one_ranks_failure_is_everyones_and_costs_one_promotion(tmp_path: Path) 
         store = FaultyStore(LocalStore(root), rules if rank == 1 else [])
         with CheckpointManager(store, tiers=[Tier(fast)], process_group=group) as manager:
             manager.save(1, shards(group, rank, 1))
-            manager._settle()  # pyright: ignore[reportPrivateUsage]
+            manager._saves.settle()  # pyright: ignore[reportPrivateUsage]
             manager._promotions.wait()  # pyright: ignore[reportPrivateUsage]
             ((step, error),) = manager.failures
             assert (step, "rank 1" in str(error)) == (1, True)

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import dtckpt.checkpoint as ckpt
-from dtckpt.checkpoint.manager import manager as managers
+from dtckpt.checkpoint.manager import saves
 from dtckpt.checkpoint.timing.bars import progress, watch
 from dtckpt.dtensor import DTensor, Shard
 from dtckpt.storage import MemoryStore
@@ -109,7 +109,7 @@ def test_the_first_rank_shows_bars_on_a_terminal(
         bars.append(watch(label, standing))
         return bars[-1]
 
-    monkeypatch.setattr(managers, "watch", watched)
+    monkeypatch.setattr(saves, "watch", watched)
     with redirect_stderr(Terminal()) as terminal:
         run_ranks(2, lambda _, group: run(tmp_path, group, progress=True))
         for bar in bars:
