@@ -22,7 +22,9 @@ from ..tensors.spec import GlobalTensor
 MIN_SLICE_BYTES = 4 << 20
 """Tensors are not cut into smaller slices than this."""
 _SLICES_PER_REPLICA = 8
-"""Slices are at least this part of what a replica has to write, which bounds their number."""
+"""Slices are at least this part of what a replica has to write, which evens out what they write."""
+_MAX_SLICES = 80_000
+"""About as many slices there are of a group at most: the manifest names the writer of each."""
 
 
 def assign_writers(tensors: Iterable[GlobalTensor]) -> tuple[StoredTensor, ...]:
@@ -73,8 +75,9 @@ def _deal(
     members: list[_Cells], num_replicas: int, dealt: dict[str, tuple[tuple[int, ...], int]]
 ) -> None:
     """Deal the tensors of a group out to its replicas; ``dealt`` gets replicas and dim by name."""
-    fair = sum(cells.num_bytes for cells in members) / num_replicas
-    granule = max(MIN_SLICE_BYTES, fair / _SLICES_PER_REPLICA)
+    total = sum(cells.num_bytes for cells in members)
+    slices_per_replica = min(_SLICES_PER_REPLICA, _MAX_SLICES / num_replicas)
+    granule = max(MIN_SLICE_BYTES, total / num_replicas / slices_per_replica)
     slices: list[tuple[int, str, int]] = []
     cuts: dict[str, int] = {}
     replicas: dict[str, list[int]] = {}

@@ -42,6 +42,17 @@ def test_one_large_tensor_is_cut_for_all_replicas(num_replicas: int) -> None:
     assert len(stored[0].writers) <= 8 * num_replicas
 
 
+def test_very_many_replicas_get_fewer_slices_each() -> None:
+    num_replicas = 16_384
+    layout = Layout(Mesh((num_replicas,)), (Replicate(),), shape := (1 << 20, 256, 256))
+    stored = assign_writers([tensor(f"t{i}", shape, layout) for i in range(40)])
+    writers = [writer for t in stored for writer in t.writers]
+    assert len(writers) <= 80_000, "each is a number in the manifest"
+    loads = Counter(writers)
+    assert len(loads) == num_replicas
+    assert max(loads.values()) <= 1.1 * len(writers) / num_replicas
+
+
 def test_small_tensors_are_not_cut() -> None:
     mesh = Mesh((4,), ("dp",))
     layout = Layout(mesh, (Replicate(),), (MIB,))
