@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +17,10 @@ from dtckpt.storage import Store, open_store
 # How long one example takes says more about what else the machine does than about the code.
 settings.register_profile("without deadline", deadline=None)
 settings.load_profile("without deadline")
+
+# What is imported and collected stays until the end. The collector need not walk it, neither
+# while it comes to be nor in each of its later rounds, which take a second then.
+gc.disable()
 
 ROOT = Path(__file__).parent
 BUCKET = "dtckpt-tests"
@@ -65,6 +70,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     place = {ROOT / name: number for number, name in enumerate(SLOW)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
+
+
+def pytest_collection_finish() -> None:
+    """Set apart what is there before the tests: the collector looks at what they make."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 @dataclass(frozen=True, slots=True)
