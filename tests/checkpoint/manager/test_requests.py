@@ -17,10 +17,12 @@ import torch.distributed as dist
 
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint import CheckpointManager, Emergency, OnSignals, request_save
+from dtckpt.checkpoint.manager.demand import SAVE_NOW
 from dtckpt.errors import CheckpointError
 from dtckpt.storage import Delay, FaultyStore, LocalStore, RaiseError, Rule, StorageError
 
 from ...ranks import run_ranks
+from ...waiting import wait_for
 from .test_manager_ranks import state as sharded
 
 OFTEN = timedelta(seconds=0.05)
@@ -127,6 +129,25 @@ def test_who_asks_is_told_of_a_failure(tmp_path: Path) -> None:
         pytest.raises(CheckpointError, match=r"the save failed: .*disk full"),
     ):
         ask_meanwhile(tmp_path, manager, state)
+
+
+def test_who_asks_is_told_why_a_save_was_called_off(tmp_path: Path) -> None:
+    slow = FaultyStore(LocalStore(tmp_path), [Rule(Delay(1.5), op="close", name="step-1/*")])
+    on_signals = OnSignals(emergency=Emergency(deadline=timedelta(seconds=0.4)))
+    with (
+        ThreadPoolExecutor(1) as pool,
+        CheckpointManager(
+            slow, when=(), on_signals=on_signals, on_demand=OFTEN, on_failure="warn"
+        ) as manager,
+    ):
+        answer = pool.submit(request_save, tmp_path, wait=timedelta(seconds=60))
+        wait_for(lambda: (tmp_path / SAVE_NOW).exists())
+        num_calls = len(slow.calls)
+        wait_for(lambda: len(slow.calls) >= num_calls + 3)  # one look is over, whatever it saw
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert not manager.save(1, state(1))
+        with pytest.raises(CheckpointError, match="called off"):
+            answer.result()
 
 
 def test_all_ranks_save_what_one_was_asked_for(tmp_path: Path) -> None:
