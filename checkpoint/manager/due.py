@@ -28,13 +28,9 @@ class Due:
         """
         reason: str | Agreed | None = None
         if self._agreement is not None:
-            try:
-                reason = self._agreement.at_call()
-            except BaseException:
-                self._asked = False
-                raise
-            if reason is not None:
-                self._asked = False  # answered, whatever comes of it
+            asked, self._asked = self._asked, False  # an error is an answer, too
+            reason = self._agreement.at_call()
+            self._asked = asked and reason is None
         if reason is None and any(rule.is_step(step) for rule in self._rules):
             reason = f"step {step}"
         if self._agreement is None or not (is_first and self._asks) or self._asked or reason:

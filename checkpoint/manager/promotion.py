@@ -41,8 +41,6 @@ class Ticket:
     step: int
     must: bool
     """Whether it may not be left out."""
-    replaces: bool
-    """Whether an earlier checkpoint of this step, which the run has gone back from, may go."""
     is_committed: bool = False
     """Whether it is in the first place by now."""
     is_done: bool = False
@@ -66,7 +64,7 @@ class Promotions:
     _tickets: list[Ticket] = field(default_factory=list[Ticket])
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
-    def announce(self, step: int, *, must: bool, replaces: bool) -> Ticket | None:
+    def announce(self, step: int, *, must: bool) -> Ticket | None:
         """Note that a step is about to be saved; from now on the first place does not lose it.
 
         None where there is only one place.
@@ -75,7 +73,7 @@ class Promotions:
             return None
         every = self.places.durable.upkeep.keep.every
         is_milestone = every is not None and step % every == 0
-        ticket = Ticket(step, must or is_milestone, replaces)
+        ticket = Ticket(step, must or is_milestone)
         with self._changed:
             self._tickets.append(ticket)
         remember(self)  # the process does not end before it is there
@@ -209,6 +207,9 @@ class Promotions:
 class _Promotion:
     """One checkpoint on its way to one place, on one rank."""
 
+    _manifest: Manifest
+    """On the coordinator, once it has looked."""
+
     def __init__(
         self, ranks: Ranks, ticket: Ticket, places: Places, origin: Place, target: Place
     ) -> None:
@@ -222,8 +223,6 @@ class _Promotion:
         self._created: list[int] = []
         """Ranks whose files this rank has copied."""
         self._save_id = ""
-        self._manifest: Manifest | None = None
-        """On the coordinator."""
 
     def run(self) -> None:
         """Copy what this rank has to copy, and let the coordinator commit."""
@@ -256,16 +255,15 @@ class _Promotion:
 
     def _look(self, _: Answers) -> bytes:
         """Return what there is to copy; nothing if it is there already."""
-        self._place.worker.wait()  # which may be about to mark what this one replaces
+        self._place.worker.wait()  # which may be about to delete what stands there
         manifest = read_own_manifest(self._source)
         check_standing_alone(self._source, manifest)
         there = _save_id_at(self._target)
         if there == manifest.save_id:
             return b"null"
         name = self._place.run.name_of(self._ticket.step)
-        is_old = self._ticket.replaces or self._place.run.store.exists(name + ABANDONED)
-        if there is not None and is_old:
-            self._place.run.delete(name)
+        if there is not None and self._place.run.store.exists(name + ABANDONED):
+            self._place.run.delete(name)  # the place did not answer when it was to make way
         check_free(self._target, overwrite=False)
         self._manifest = manifest
         files = [record.to_json() for record in manifest.files]
@@ -277,12 +275,10 @@ class _Promotion:
             raise CalledOff
 
     def _check(self, _: Answers) -> bytes:
-        assert self._manifest is not None
         check_complete(self._target, self._manifest)
         return b""
 
     def _commit(self, _: Answers) -> bytes:
-        assert self._manifest is not None
         commit(self._target, self._manifest, overwrite=False)
         try:  # now: the tier may lose what is on no way any more, and its record with it
             self._places.pass_on_record(self._origin, self._place, self._ticket.step)

@@ -160,7 +160,7 @@ class Saves:
     def _start(self, save: StepSave, wanted: Wanted) -> None:
         ending = wanted.ending
         is_urgent = wanted.is_forced or ending is not None or bool(save.asked_by)
-        ticket = self._promotions.announce(save.step, must=is_urgent, replaces=False)
+        ticket = self._promotions.announce(save.step, must=is_urgent)
         given = _Deferred(wanted.state) if callable(wanted.state) else wanted.state
         target = self._places.first.run.place_of(save.step)
         options = self._options(wanted)

@@ -89,9 +89,9 @@ MUTANTS = (
     Mutant(
         name="the clock asks once only",
         file="checkpoint/manager/due.py",
-        old="                self._asked = False  # answered, whatever comes of it",
-        new="                pass",
-        tests=_MANAGER,
+        old="            self._asked = asked and reason is None",
+        new="            self._asked = asked",
+        tests=("tests/checkpoint/manager/test_due.py",),
     ),
     Mutant(
         name="what a damaged checkpoint has overwritten need not be filled again",

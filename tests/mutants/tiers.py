@@ -69,7 +69,7 @@ MUTANTS = (
     Mutant(
         name="tiers: an old checkpoint of the step stays in the root",
         file="checkpoint/manager/promotion.py",
-        old="        if there is not None and is_old:",
+        old="        if there is not None and self._place.run.store.exists(name + ABANDONED):",
         new="        if False:",
         tests=_TIERS,
     ),

@@ -302,6 +302,28 @@ def test_a_run_that_goes_back_replaces_later_steps_everywhere(tmp_path: Path) ->
     manager.close()
 
 
+def test_a_later_step_gives_way_in_a_tier_that_did_not_answer(tmp_path: Path) -> None:
+    fast, disk, root = (tmp_path / name for name in ("fast", "disk", "root"))
+    keep = Keep(last=3)
+    with CheckpointManager(root, tiers=[Tier(fast, keep), Tier(disk, keep)]) as manager:
+        for step in (1, 2, 3):
+            manager.save(step, state(step), force=True)
+
+    def plan(call: Call) -> Fault | None:
+        is_listed = call.op == "list" and not call.name
+        is_marked = (disk / "step-2.abandoned").exists()
+        return RaiseError(StorageError(EIO, "away")) if is_listed and is_marked else None
+
+    tiers = [Tier(fast, keep), Tier(FaultyStore(LocalStore(disk), plan), keep)]
+    with CheckpointManager(root, tiers=tiers) as manager:
+        manager.restore(state(0), step=1)
+        manager.save(2, state(102))
+        manager.wait()
+        assert manager.failures == ()
+    assert [value_of(place / "step-2") for place in (fast, disk, root)] == [102] * 3
+    assert not (disk / "step-2.abandoned").exists()
+
+
 @pytest.mark.parametrize("in_background", [True, False])
 @pytest.mark.parametrize("tiers", [0, 1])
 def test_a_run_may_come_to_all_later_steps_again(
