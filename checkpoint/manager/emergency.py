@@ -24,7 +24,11 @@ Way = Literal["wait", "supersede", "finish"]
 class Emergency:
     """How a save is made that a signal to stop asks for.
 
-    It is waited for, and nothing is deleted or promoted before the process goes on to end.
+    It is waited for until it is committed in the first place, or called off at the deadline. What
+    follows goes on in the background: with tiers it is brought on to the others and to the root for
+    as long as the process lives. ``close`` waits for that without a deadline, and for what else is
+    to be done, such as deletions, until the deadline. A process that is killed then leaves it whole
+    in the first tier.
     """
 
     deadline: timedelta = timedelta(seconds=25)

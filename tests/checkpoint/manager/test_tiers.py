@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import timedelta
 from errno import EIO
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 import dtckpt.checkpoint as dcp
-from dtckpt.checkpoint import Best, CheckpointManager, EverySteps, Keep, OnSignals, Tier
+from dtckpt.checkpoint import Best, CheckpointManager, Emergency, EverySteps, Keep, OnSignals, Tier
 from dtckpt.dtensor import DeviceMesh, DTensor, Mesh, Shard
 from dtckpt.errors import AlreadyCommitted, Corrupt, StorageError
 from dtckpt.storage import (
@@ -392,6 +393,22 @@ def test_what_a_signal_asks_for_comes_to_the_root(tmp_path: Path) -> None:
             time.sleep(0.001)
         assert step in steps(tmp_path / "fast")
     assert value_of(tmp_path / "root" / f"step-{step}") == step
+
+
+def test_a_stop_waits_for_the_first_tier_and_closing_for_the_root(tmp_path: Path) -> None:
+    fast, root = tmp_path / "fast", tmp_path / "root"
+    gate = Gate()
+    store = FaultyStore(LocalStore(root), lambda call: gate if call.op == "create" else None)
+    on_signals = OnSignals(emergency=Emergency(deadline=timedelta(seconds=20)))
+    with CheckpointManager(store, when=(), tiers=[Tier(fast)], on_signals=on_signals) as manager:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert manager.save(1, state(1))
+        assert manager.stopping
+        assert value_of(fast / "step-1") == 1
+        assert gate.met.wait(30)
+        assert steps(root) == []
+        gate.opened.set()
+    assert value_of(root / "step-1") == 1
 
 
 def test_a_process_that_waits_for_nothing_ends_with_its_last_step_in_the_root(
