@@ -101,11 +101,16 @@ class RanksFailed(Exception):
 
 
 def run_ranks(
-    size: int, body: Callable[[int, dist.ProcessGroup], T], *, timeout: timedelta = TIMEOUT
+    size: int,
+    body: Callable[[int, dist.ProcessGroup], T],
+    *,
+    timeout: timedelta = TIMEOUT,
+    seconds: float = 180,
 ) -> list[T]:
     """Run ``body(rank, group)`` in one thread per rank and return the results by rank.
 
-    Raises RanksFailed with every rank's exception, and TimeoutError where a rank hangs.
+    Raises RanksFailed with every rank's exception, and TimeoutError where a rank hangs, which is
+    to be done within ``seconds``.
     """
     store = _c10d.HashStore()
     results: dict[int, T] = {}
@@ -125,7 +130,7 @@ def run_ranks(
         for thread in threads:
             thread.start()
         for rank, thread in enumerate(threads):
-            thread.join(timeout=180)
+            thread.join(timeout=seconds)
             if thread.is_alive():
                 raise TimeoutError(f"rank {rank} hangs; errors so far: {errors}")
     for error in errors.values():

@@ -19,6 +19,7 @@ import torch
 import dtckpt.checkpoint as dcp
 from dtckpt.errors import AlreadyCommitted, CheckpointError, StorageError
 from dtckpt.storage import open_store
+from tools.demo.s3 import loopback_bucket
 
 from ..conftest import BUCKET, S3
 from ..storage.fault_proxy import FaultProxy, Trouble, fault_proxy
@@ -324,19 +325,8 @@ def test_a_listing_that_is_denied_is_not_empty(
 
 def main() -> None:
     """Make 25 saves at each share of refusals, and tell how many failed."""
-    import boto3
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    endpoint = "http://{}:{}".format(*server.get_host_and_port())
-    made: Any = boto3
-    keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test"}
-    made.client("s3", endpoint_url=endpoint, region_name="us-east-1", **keys).create_bucket(
-        Bucket=BUCKET
-    )
     given = {"key": "test", "secret": "test"}
-    with fault_proxy(endpoint) as proxy:
+    with loopback_bucket(BUCKET) as bucket, fault_proxy(bucket.endpoint) as proxy:
         options = {
             **given,
             "client_kwargs": {"endpoint_url": proxy.url, "region_name": "us-east-1"},
@@ -353,7 +343,6 @@ def main() -> None:
                 sep="\n  ",
                 flush=True,
             )
-    server.stop()
 
 
 if __name__ == "__main__":

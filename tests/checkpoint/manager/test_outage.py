@@ -1,0 +1,120 @@
+"""A training whose S3 server refuses everything for a while goes on, and the next save is whole.
+
+``python -m tests.checkpoint.manager.test_outage MINUTES`` is refused for as long as that.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import uuid
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import dtckpt.checkpoint as ckpt
+from dtckpt.dtensor import DeviceMesh, DTensor, Mesh, Shard
+from dtckpt.errors import StorageError
+from tools.demo.s3 import loopback_bucket
+
+from ...conftest import BUCKET
+from ...ranks import run_ranks
+from ...storage.fault_proxy import FaultProxy, Trouble, fault_proxy
+
+# moto and botocore warn of their own deprecations.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+WORLD = 2
+ROWS = 4
+
+
+def state_at(step: int, mesh: DeviceMesh) -> dict[str, Any]:
+    local = torch.full((ROWS // WORLD, 100), float(step))
+    return {"w": DTensor.from_local(local, mesh, [Shard(0)], shape=(ROWS, 100)), "step": step}
+
+
+class Loop:
+    """A training loop on some ranks; the first one cuts the server off, and gives it back."""
+
+    def __init__(self, proxy: FaultProxy, options: dict[str, Any], seconds: float) -> None:
+        self.url = f"s3://{BUCKET}/{uuid.uuid4().hex}"
+        self.proxy = proxy
+        self.options = options
+        self.seconds = seconds
+        """How long it is refused; at least for two saves."""
+
+    def run(self, rank: int, group: dist.ProcessGroup) -> tuple[list[int], tuple[int, ...]]:
+        """Return the steps whose saves failed, and those that the run holds at the end."""
+        mesh = DeviceMesh("cpu", Mesh((WORLD,)), groups=[group])
+        with ckpt.CheckpointManager(
+            self.url,
+            storage_options=self.options,
+            process_group=group,
+            on_failure="warn",
+            timeout=timedelta(minutes=2),
+        ) as manager:
+            for step in (1, 2):
+                assert manager.save(step, state_at(step, mesh))
+            manager.wait()
+            group.barrier().wait()
+            began, over = time.monotonic(), torch.tensor([0])
+            while not over.item():
+                if rank == 0:  # in the middle of a save, and then from its beginning
+                    self.proxy.trouble = Trouble(share=1.0, match="/data/" if step == 2 else "")
+                group.barrier().wait()
+                step += 1
+                manager.save(step, state_at(step, mesh))
+                manager.wait()
+                over.fill_(step > 3 and time.monotonic() - began >= self.seconds)
+                group.broadcast(over, 0).wait()
+            if rank == 0:
+                self.proxy.trouble = Trouble()
+            group.barrier().wait()
+            assert manager.save(step + 1, state_at(step + 1, mesh))
+            report = manager.wait()
+            assert report is not None
+            assert report.url.endswith(f"step-{step + 1}")
+            assert all(isinstance(error, StorageError) for _, error in manager.failures)
+            return [number for number, _ in manager.failures], manager.all_steps()
+
+
+def check(loop: Loop) -> int:
+    """Run the loop on all ranks, look at what is there, and return how many saves failed."""
+    (failed, held), *others = run_ranks(WORLD, loop.run, seconds=loop.seconds + 180)
+    assert others == [(failed, held)] * (WORLD - 1)
+    assert failed == list(range(3, 3 + len(failed)))
+    last = failed[-1] + 1
+    assert held == (1, 2, last)
+    with ckpt.open(f"{loop.url}/step-{last}", storage_options=loop.options) as checkpoint:
+        assert torch.equal(checkpoint["w"][:], torch.full((ROWS, 100), float(last)))
+    found = ckpt.verify(f"{loop.url}/step-{last}", storage_options=loop.options)
+    assert not found.problems
+    return len(failed)
+
+
+def options_through(proxy: FaultProxy) -> dict[str, Any]:
+    given = {"endpoint_url": proxy.url, "region_name": "us-east-1"}
+    return {"key": "test", "secret": "test", "client_kwargs": given}
+
+
+def test_a_training_outlives_a_server_that_refuses_everything(
+    s3_endpoint: str, s3_client: Any
+) -> None:
+    with fault_proxy(s3_endpoint) as proxy:
+        assert check(Loop(proxy, options_through(proxy), 0.0)) == 2
+
+
+def main() -> None:
+    """Be refused for some minutes, with the pauses between requests that drivers really make."""
+    minutes = float(sys.argv[1])
+    with loopback_bucket(BUCKET) as bucket, fault_proxy(bucket.endpoint) as proxy:
+        loop = Loop(proxy, options_through(proxy), minutes * 60)
+        failed = check(loop)
+        print(f"refused for {minutes:g} minutes: {failed} saves failed, the next one is whole")
+
+
+if __name__ == "__main__":
+    main()
