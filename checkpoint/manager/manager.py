@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Self, SupportsIndex, Unpack
+from typing import Any, Self, SupportsIndex, Unpack, cast
 
 from dtckpt.errors import CheckpointError, NotCommitted
 
@@ -21,6 +21,7 @@ from ..runs.places import Places, Sighted, Tier
 from ..runs.run import PIN, Run, RunStep
 from ..saving.handle import SaveHandle
 from ..saving.job import CheckReplicas, SaveReport
+from ..state.tree import GiveState, State, is_stateful
 from ..timing.observers import Occasion, OnCost, tell_cost
 from .deciding import Tick, decided
 from .due import Due
@@ -28,7 +29,7 @@ from .emergency import Emergency
 from .promotion import Promotions
 from .requests import OnSignals, Requests, is_first
 from .restoring import LoadChoices, no_such_step, restore_newest, search
-from .saves import Failures, Manner, OnFailure, Saves, State, Wanted
+from .saves import Failures, Manner, OnFailure, Saves, Wanted
 from .when import EVERY_STEP, When, look_at_the_clock, rules_of
 
 
@@ -180,7 +181,7 @@ class CheckpointManager:
     def save(
         self,
         step: int,
-        state: State | Callable[[], State],
+        state: State | GiveState,
         *,
         metrics: Mapping[str, float] | None = None,
         metadata: Any = None,
@@ -217,7 +218,7 @@ class CheckpointManager:
                 raise ValueError(f"steps count up: {step} comes after {saves.last}")
             wanted = Wanted(
                 step=step,
-                state=state,
+                state=_giving(state),
                 metrics=metrics,
                 metadata=metadata,
                 is_forced=force,
@@ -404,6 +405,14 @@ class CheckpointManager:
             if error is None:
                 raise
             error.add_note(f"and the save in the background failed: {second}")
+
+
+def _giving(state: State | GiveState) -> GiveState:
+    """Return what gives a state; one that can be called itself, as a module can, is none of it."""
+    if callable(state) and not is_stateful(state):
+        return state
+    given = cast(State, state)
+    return lambda: given
 
 
 def _checked(step: object, metrics: Mapping[str, Any]) -> tuple[int, dict[str, float]]:

@@ -11,7 +11,7 @@ the latest the next save; what follows its commit is done at once (``underway``)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
@@ -26,8 +26,8 @@ from ..runs.places import Places
 from ..saving.background import Background, begin_save
 from ..saving.handle import SaveHandle
 from ..saving.job import SaveOptions, SaveReport
-from ..saving.saver import save as save_now
-from ..state.tree import Stateful
+from ..saving.saver import save_now
+from ..state.tree import GiveState
 from ..timing.bars import watch
 from ..timing.observers import OnCost
 from .due import Due
@@ -40,7 +40,6 @@ from .underway import Following, StepSave
 
 logger = logger_of("checkpoint")
 
-State = Mapping[Any, Any] | Stateful
 OnFailure = Literal["raise", "warn"]
 Failures = list[tuple[int, CheckpointError]]
 
@@ -53,7 +52,7 @@ class Wanted:
     """What one call asks to be saved."""
 
     step: int
-    state: State | Callable[[], State]
+    state: GiveState
     metrics: Mapping[str, float]
     metadata: Any
     is_forced: bool
@@ -161,18 +160,15 @@ class Saves:
         ending = wanted.ending
         is_urgent = wanted.is_forced or ending is not None or bool(save.asked_by)
         ticket = self._promotions.announce(save.step, must=is_urgent)
-        given = _Deferred(wanted.state) if callable(wanted.state) else wanted.state
-        target = self._places.first.run.place_of(save.step)
-        options = self._options(wanted)
         try:
             if ending is None and not self._manner.in_background:
-                report = save_now(given, target, **self._manner.group, **options)
+                report = self._save_now(wanted)
                 save.ended(report, None)
                 self._ended_well(save, report)
                 self._following.tell_cost(save.step, report)
                 self._promotions.begin(ticket, report.url)
                 return
-            handle = self._begin_in_background(save, given, target, options, ticket, ending)
+            handle = self._begin_in_background(save, wanted, ticket)
         except BaseException:
             self._promotions.withdraw(ticket)
             raise
@@ -182,27 +178,28 @@ class Saves:
         if self._manner.progress:
             watch(f"saving {self._places.first.run.name_of(save.step)}", handle.standing)
 
-    def _options(self, wanted: Wanted) -> dict[str, Any]:
-        base = self._increments.next_base()
-        options: dict[str, Any] = {
-            **self._manner.choices,
-            "metadata": wanted.metadata,
-            "base": None if base is None else self._places.first.run.place_of(base),
-            "elsewhere": [place.run.place_of(wanted.step) for place in self._places.for_want],
-        }
+    def _save_now(self, wanted: Wanted) -> SaveReport:
+        ranks = ranks_of(**self._manner.group, purpose="save")
+        return save_now(ranks, wanted.state, self._target(wanted), self._options(wanted))
+
+    def _target(self, wanted: Wanted) -> Store:
+        return self._places.first.run.place_of(wanted.step)
+
+    def _options(self, wanted: Wanted) -> SaveOptions:
+        base, timeout = self._increments.next_base(), self._manner.timeout
         if wanted.ending is not None:
             left = timedelta(seconds=max(wanted.ending.seconds_left() or 0.0, 1.0))
-            options |= {"timeout": min(left, self._manner.timeout)}
-        return options
+            timeout = min(left, timeout)
+        return SaveOptions(
+            metadata=wanted.metadata,
+            base=None if base is None else self._places.first.run.place_of(base),
+            elsewhere=[place.run.place_of(wanted.step) for place in self._places.for_want],
+            timeout=timeout,
+            **self._manner.choices,
+        )
 
     def _begin_in_background(
-        self,
-        save: StepSave,
-        state: State,
-        target: Store,
-        options: Mapping[str, Any],
-        ticket: Ticket | None,
-        ending: Agreed | None,
+        self, save: StepSave, wanted: Wanted, ticket: Ticket | None
     ) -> SaveHandle:
         def promote(handle: SaveHandle, ranks: Ranks) -> None:
             save.handle_ended(handle)
@@ -213,14 +210,14 @@ class Saves:
                 self._promotions.withdraw(ticket)
 
         way = Background(
-            at_exit="wait" if ending is None else "abort",
-            spread=self._manner.spread and ending is None,
+            at_exit="wait" if wanted.ending is None else "abort",
+            spread=self._manner.spread and wanted.ending is None,
             afterwards=None if ticket is None else promote,
         )
-        chosen: dict[str, Any] = {"timeout": self._manner.timeout, **options}
-        group = {**self._manner.group, "timeout": chosen["timeout"]}
+        options = self._options(wanted)
+        group: dict[str, Any] = {**self._manner.group, "timeout": options.timeout}
         ranks = ranks_of(**group, purpose="async_save")
-        handle = begin_save(ranks, state, target, SaveOptions(**chosen), way)
+        handle = begin_save(ranks, wanted.state, self._target(wanted), options, way)
         handle.add_done_callback(withdraw_if_failed)
         return handle
 
@@ -302,19 +299,3 @@ class Saves:
         if not is_quiet and (self._manner.on_failure == "raise" or is_hopeless):
             raise error
         logger.error("the save of step %s failed, and the run goes on without it: %s", step, error)
-
-
-class _Deferred:
-    """A state that is asked for once all ranks take part in the save, so that errors are shared."""
-
-    def __init__(self, give: Callable[[], State]) -> None:
-        self._give = give
-
-    def state_dict(self) -> dict[Any, Any]:
-        """Return the state."""
-        state = self._give()
-        return dict(state) if isinstance(state, Mapping) else state.state_dict()
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        """Never called: what is saved is not loaded."""
-        raise NotImplementedError

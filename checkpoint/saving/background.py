@@ -20,7 +20,7 @@ from ...storage.base import Store
 from ..ranks.together import DEFAULT_TIMEOUT, Ranks, ranks_of, together
 from ..staging.area import StagingArea, StagingPool
 from ..staging.quiet import Spreading, require_spreading
-from ..state.tree import Stateful
+from ..state.tree import GiveState, Stateful
 from .exiting import AtExit
 from .handle import Afterwards, SaveHandle
 from .job import CheckReplicas, SaveJob, SaveOptions
@@ -91,7 +91,7 @@ def async_save(
     )
     ranks = ranks_of(process_group, no_dist=no_dist, timeout=timeout, purpose="async_save")
     way = Background(if_busy=if_busy, at_exit=at_exit, spread=spread)
-    return begin_save(ranks, state_dict, checkpoint_id, options, way)
+    return begin_save(ranks, lambda: state_dict, checkpoint_id, options, way)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ class Background:
 
 def begin_save(
     ranks: Ranks,
-    state_dict: Mapping[Any, Any] | Stateful,
+    state: GiveState,
     checkpoint_id: str | os.PathLike[str] | Store,
     options: SaveOptions,
     way: Background,
@@ -120,7 +120,7 @@ def begin_save(
     job = SaveJob(ranks, options)
     make_way = partial(_make_way, before, way, timeout, ranks)
     try:
-        job.plan(state_dict, checkpoint_id, first=make_way)
+        job.plan(state, checkpoint_id, first=make_way)
         area = pool.take()
         together(ranks, "save: stage", partial(job.stage, area, way.spread))
         job.recorder.call_returns()

@@ -30,7 +30,7 @@ from ..staging.spread import Spread
 from ..staging.witness import witnesses
 from ..state.collector import paused_collector
 from ..state.limits import MAX_JSON_NESTING, check_nesting
-from ..state.tree import Stateful
+from ..state.tree import GiveState
 from ..tensors.local_tensor import LocalTensor, local_tensor
 from ..tensors.sampling import Sampling
 from ..tensors.spec import PerRankPart, TensorSpecs, Values, fingerprint, split_per_rank
@@ -121,7 +121,7 @@ class SaveJob:
 
     def plan(
         self,
-        state: Mapping[Any, Any] | Stateful,
+        state: GiveState,
         target: str | os.PathLike[str] | Store,
         *,
         first: Callable[[], None],
@@ -132,7 +132,7 @@ class SaveJob:
 
     def plan_together(
         self,
-        state: Mapping[Any, Any] | Stateful,
+        state: GiveState,
         target: str | os.PathLike[str] | Store,
         first: Callable[[], None],
     ) -> None:
@@ -155,9 +155,7 @@ class SaveJob:
                 part.nbytes for tensor in self.tensors.values() for _, part in tensor.parts
             )
 
-    def describe(
-        self, state: Mapping[Any, Any] | Stateful, target: str | os.PathLike[str] | Store
-    ) -> Description:
+    def describe(self, state: GiveState, target: str | os.PathLike[str] | Store) -> Description:
         """Flatten the state and return what this rank says of it."""
         storage_options = self.options.storage_options
         self.store = open_store(target, **storage_options)
@@ -174,7 +172,7 @@ class SaveJob:
         rank = self.ranks.rank
         with paused_collector():
             flat = flatten(
-                state,
+                state(),
                 rank=rank,
                 everyone=self.ranks.all,
                 allow_pickle=self.options.allow_pickle,

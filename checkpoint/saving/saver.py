@@ -9,7 +9,7 @@ from typing import Any
 
 from ...storage.base import Store
 from ..ranks.together import DEFAULT_TIMEOUT, Ranks, closing, ranks_of
-from ..state.tree import Stateful
+from ..state.tree import GiveState, Stateful
 from .job import CheckReplicas, SaveJob, SaveOptions, SaveReport
 
 
@@ -73,11 +73,22 @@ def save(
         check_replicas=check_replicas,
         base=base,
         elsewhere=elsewhere,
+        timeout=timeout,
     )
     ranks = ranks_of(process_group, no_dist=no_dist, timeout=timeout, purpose="save")
+    return save_now(ranks, lambda: state_dict, checkpoint_id, options)
+
+
+def save_now(
+    ranks: Ranks,
+    state: GiveState,
+    checkpoint_id: str | os.PathLike[str] | Store,
+    options: SaveOptions,
+) -> SaveReport:
+    """Do what ``save`` does, over given ranks."""
     with closing(ranks):
         job = SaveJob(ranks, options)
-        job.plan(state_dict, checkpoint_id, first=lambda: _wait_for_another(ranks, timeout))
+        job.plan(state, checkpoint_id, first=lambda: _wait_for_another(ranks, options.timeout))
         return job.finish()
 
 

@@ -64,6 +64,11 @@ class Stateful(Protocol):
         ...
 
 
+State = Mapping[Any, Any] | Stateful
+GiveState = Callable[[], State]
+"""Gives a state when all ranks take part in its save, so that all learn of its errors."""
+
+
 def is_stateful(value: object) -> bool:
     """Whether ``value`` is an object (not a class) with both methods."""
     return (
