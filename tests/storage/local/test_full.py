@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -16,26 +14,16 @@ from dtckpt.errors import StorageError
 from dtckpt.storage import LocalStore
 
 from ..conformance import names, write
+from ..small_disks import RDONLY, REMOUNT, mount, small_disk_at
 
 MIB = 1 << 20
-_RDONLY, _REMOUNT = 1, 32
-
-
-def mount(target: Path, flags: int, options: str) -> None:
-    """Mount a file system in memory at ``target``, or skip the test where that is not allowed."""
-    if sys.platform != "linux":
-        pytest.skip("mounts a tmpfs, which only Linux has")
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mount(b"tmpfs", os.fsencode(target), b"tmpfs", flags, options.encode()):
-        pytest.skip(f"may not mount a tmpfs: {os.strerror(ctypes.get_errno())}")
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 8 MiB."""
-    mount(tmp_path, 0, "size=8m")
-    yield tmp_path
-    ctypes.CDLL(None).umount2(os.fsencode(tmp_path), 2)
+    with small_disk_at(tmp_path) as disk:
+        yield disk
 
 
 def refused(*_: Any) -> NoReturn:
@@ -73,7 +61,7 @@ def test_a_disk_that_fills_while_it_is_written(
 def test_a_disk_that_is_read_only(small_disk: Path) -> None:
     store = LocalStore(small_disk)
     write(store, "x", b"1")
-    mount(small_disk, _REMOUNT | _RDONLY, "")
+    mount(small_disk, REMOUNT | RDONLY, "")
     assert store.read("x") == b"1"
     for call in (
         lambda: store.create("y", 1),
