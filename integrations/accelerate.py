@@ -10,12 +10,19 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from ..checkpoint import LoadReport, PerRank, SaveHandle, SaveReport, async_save, load, save
+from ..checkpoint import (
+    LoadReport,
+    PerCoordinate,
+    RandomNumbers,
+    SaveHandle,
+    SaveReport,
+    async_save,
+    load,
+    save,
+)
 from ..checkpoint.ranks.base import DEFAULT_TIMEOUT
 from .frameworks import framework
 from .newest import newest
-from .random_state import random_state, set_random_state
-from .whole_state import read_of_rank
 
 DistributedType: Any = framework("accelerate", "accelerate.utils").DistributedType
 SeedableRandomSampler: Any = framework("accelerate", "accelerate.data_loader").SeedableRandomSampler
@@ -42,13 +49,9 @@ def save_accelerator(
     ``dtckpt.checkpoint.save``; ValueError for DeepSpeed, Megatron-LM and FSDP1.
     """
     _refuse_others(accelerator)
-    state = _state(accelerator)
-    for number, loader in enumerate(accelerator._dataloaders):
-        if getattr(loader, "use_stateful_dataloader", False):
-            state["data"][number] = PerRank(loader.state_dict())
     begin = async_save if in_background else save
     return begin(
-        state | {"rng": PerRank(random_state()), "step": accelerator.step},
+        _state(accelerator),
         path,
         overwrite=overwrite,
         metadata=None if step is None else {"global_step": step},
@@ -74,25 +77,14 @@ def load_accelerator(
     """
     _refuse_others(accelerator)
     state = _state(accelerator)
-    state["step"] = 0
-    loaders: dict[int, Any] = {}
-    for number, loader in enumerate(accelerator._dataloaders):
-        if getattr(loader, "use_stateful_dataloader", False):
-            loaders[number] = loader
-            state["data"][number] = PerRank(loader.state_dict())
-    select = [name for name, part in state.items() if part != []]
     report = load(
-        {name: state[name] for name in select},
+        state,
         path,
-        select=select,
+        select=[name for name, part in state.items() if part != []],
         storage_options=storage_options,
         allow_pickle=allow_pickle,
         timeout=timeout,
     )
-    for number, loader in loaders.items():
-        loader.load_state_dict(state["data"][number].value)
-    rank = accelerator.process_index
-    set_random_state(read_of_rank(path, "rng", rank, storage_options=storage_options))
     accelerator.step = state["step"]
     return report
 
@@ -119,6 +111,8 @@ def _state(accelerator: Any) -> dict[str, Any]:
         "schedulers": [getattr(s, "scheduler", s) for s in accelerator._schedulers],
         "custom": list(accelerator._custom_objects),
         "data": [_data(loader) for loader in accelerator._dataloaders],
+        "rng": RandomNumbers(resize="repeat", numpy=True, python=True),
+        "step": accelerator.step,
     }
     if accelerator.scaler is not None:
         state["scaler"] = accelerator.scaler
@@ -126,7 +120,9 @@ def _state(accelerator: Any) -> dict[str, Any]:
 
 
 def _data(loader: Any) -> Any:
-    """Return the sampler of a data loader if it is one that can be told where it is; else None."""
+    """Return what knows the place of a data loader and can be told it; None if nothing does."""
+    if getattr(loader, "use_stateful_dataloader", False):
+        return PerCoordinate(loader)
     sampler = loader.get_sampler() if hasattr(loader, "get_sampler") else None
     return _Sampler(sampler) if isinstance(sampler, SeedableRandomSampler) else None
 

@@ -10,10 +10,10 @@ from dtckpt.errors import Corrupt, NotCommitted
 from dtckpt.logs import logger_of
 
 from ..checkpoint import verify
-from ..checkpoint.files.committing import missing_files
 from ..checkpoint.files.manifest import Manifest, read_manifest_bytes
 from ..checkpoint.files.places import MANIFEST
-from ..checkpoint.ranks.together import closing, ranks_of, together
+from ..checkpoint.manager.deciding import Tick, decided
+from ..checkpoint.steps import check_whole
 from ..storage.base import Store
 from ..storage.open import open_store
 
@@ -36,58 +36,50 @@ def newest(
 
     Within a process group all ranks call this, the first one looks, and all get its answer.
     """
-    options = dict(storage_options or {})
-    ranks = ranks_of(purpose="newest")
+    base, options = os.fspath(root), dict(storage_options or {})
 
-    def find(_: object) -> bytes:
-        store = open_store(root, **options)
-        name = _newest(store, by, _faults_of_bytes if read else _faults_of_sizes)
-        return name.encode()
+    def look(tick: Tick) -> bytes:
+        return _newest(open_store(base, **options), by, read, tick).encode()
 
-    with closing(ranks):
-        name = together(ranks, "newest", lambda: b"", find).decode()
-    if not name:
-        return None
-    base = os.fspath(root)
-    return f"{base.rstrip('/')}/{name}"
+    name = decided({}, "newest", base, look).decode()
+    return f"{base.rstrip('/')}/{name}" if name else None
 
 
-def _newest(store: Store, by: str, faults_of: Any) -> str:
+def _newest(store: Store, by: str, read: bool, tick: Tick) -> str:
     found: list[tuple[float, str, str]] = []
     faults: list[str] = []
-    for info in store.list():
-        name, _, rest = info.name.partition("/")
-        if rest == MANIFEST:
-            try:
-                text = read_manifest_bytes(store.substore(name))
-                manifest = Manifest.from_bytes(text, f"{store.url}/{name}/{MANIFEST}")
-            except NotCommitted:  # deleted since it was listed
-                continue
-            except Corrupt as error:
-                logger.warning("passing over %s/%s: %s", store.url, name, error)
-                faults.append(str(error))
-                continue
-            told = manifest.metadata
-            number = told.get(by) if isinstance(told, dict) else None  # pyright: ignore
-            order = float(number) if isinstance(number, int | float) else -1.0
-            found.append((order, manifest.created, name))
+    for name in store.level().folders:
+        place = store.substore(name)
+        try:
+            manifest = Manifest.from_bytes(read_manifest_bytes(place), f"{place.url}/{MANIFEST}")
+        except NotCommitted:
+            continue
+        except Corrupt as error:
+            logger.warning("passing over %s: %s", place.url, error)
+            faults.append(str(error))
+            continue
+        told = manifest.metadata
+        number = told.get(by) if isinstance(told, dict) else None  # pyright: ignore
+        order = float(number) if isinstance(number, int | float) else -1.0
+        found.append((order, manifest.created, name))
+        tick()
     for _, _, name in sorted(found, reverse=True):
-        fault = faults_of(store.substore(name))
-        if not fault:
+        place = store.substore(name)
+        try:
+            check_whole(place)
+            if read:
+                _verify(place, tick)
+        except (Corrupt, NotCommitted) as error:
+            logger.warning("passing over %s: %s", place.url, error)
+            faults.append(str(error))
+        else:
             return name
-        logger.warning("passing over %s/%s: %s", store.url, name, fault)
-        faults.append(fault)
     if faults:
         raise Corrupt(f"{store.url}: none of the checkpoints here is intact: {faults[0]}")
     return ""
 
 
-def _faults_of_bytes(store: Store) -> str:
-    problems = verify(store).problems
-    return problems[0].message if problems else ""
-
-
-def _faults_of_sizes(store: Store) -> str:
-    text = read_manifest_bytes(store)
-    missing = missing_files(store, Manifest.from_bytes(text, f"{store.url}/{MANIFEST}"))
-    return f"{missing[0]} is missing or has another size" if missing else ""
+def _verify(place: Store, tick: Tick) -> None:
+    problems = verify(place, on_progress=lambda _, __: tick()).problems
+    if problems:
+        raise Corrupt(problems[0].message)

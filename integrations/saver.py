@@ -39,11 +39,6 @@ class Saver:
         self._pending: SaveHandle | None = None
         self._unwanted: list[tuple[str, bool]] = []
 
-    @property
-    def pending(self) -> SaveHandle | None:
-        """The save in the background that nobody has waited for yet."""
-        return self._pending
-
     def save(
         self,
         state: Mapping[str, Any],

@@ -16,13 +16,22 @@ import torch
 from dtckpt.errors import Corrupt, NotCommitted
 from dtckpt.logs import logger_of
 
-from ..checkpoint import Dequantize, SaveHandle, export, load, save
+from ..checkpoint import (
+    CheckpointManager,
+    Dequantize,
+    Keep,
+    SaveHandle,
+    delete,
+    export,
+    load,
+    save,
+)
 from ..checkpoint.files.places import MANIFEST
+from ..checkpoint.manager.deciding import decided
 from ..checkpoint.ranks.base import DEFAULT_TIMEOUT
-from ..checkpoint.ranks.together import closing, ranks_of, together
+from ..storage.base import Store
 from ..storage.open import open_store
 from .frameworks import framework
-from .saver import Saver
 
 _base: Any = framework("torchtitan", "torchtitan.components.checkpointer.base")
 _DTYPES: Any = framework("torchtitan", "torchtitan.config").TORCH_DTYPE_MAP
@@ -31,7 +40,8 @@ BaseCheckpointManager: Any = _base.BaseCheckpointManager
 MODEL: str = _base.MODEL
 
 logger = logger_of("checkpoint")
-_STEP = re.compile(r"step-(\d+)")
+_PREFIX = "step-"
+_STEP = re.compile(rf"{_PREFIX}\d+")
 _DCP = ".metadata"
 
 
@@ -46,10 +56,10 @@ class _Part:
 class DtckptManager(BaseCheckpointManager):
     """torchtitan's checkpoints, ``step-N`` in its folder, as checkpoints of dtckpt.
 
-    Each rank writes and reads what it holds. All settings of ``BaseCheckpointManager.Config``
-    count. The newest checkpoint is loaded, and where it is damaged the one before it, with a
-    warning; older ones go once a newer one is durable. What torchtitan saved by
-    torch.distributed.checkpoint is resumed, too.
+    Each rank writes and reads what it holds, by a ``CheckpointManager`` of dtckpt. All settings of
+    ``BaseCheckpointManager.Config`` count. The newest checkpoint is loaded, and where it is damaged
+    the one before it, with a warning; older ones go once a newer one is durable. What torchtitan
+    saved by torch.distributed.checkpoint is resumed, too.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -97,24 +107,29 @@ class DtckptManager(BaseCheckpointManager):
             "storage_options": dict(config.storage_options),
             "timeout": timedelta(seconds=config.timeout_seconds),
         }
-        self._saver = Saver(in_background=config.async_save, **self._options)
+        self._manager = CheckpointManager(
+            self.folder,
+            keep=Keep(last=config.keep_latest_k or None),
+            in_background=config.async_save,
+            prefix=_PREFIX,
+            **self._options,
+        )
 
     def _save(self, curr_step: int, last_step: bool = False) -> bool:
         if not self._should_save(curr_step, last_step):
             return False
         if last_step and self.config.last_save_in_hf:
-            self._saver.wait()
+            self._manager.wait()
             self._save_in_hf(curr_step)
             return True
         state: dict[str, Any] = self._parts(self.states)
         if last_step and self.config.last_save_model_only:
             state = {MODEL: self._exported()}
-        self._saver.save(state, self._path(curr_step), metadata={"step": curr_step})
-        self.save_future = self._saver.pending
-        self._purge(curr_step)
+        is_saved = self._manager.save(curr_step, state, metadata={"step": curr_step})
+        self.save_future = self._manager.saving
         if last_step:
             self._wait_for_saving()
-        return True
+        return is_saved
 
     def _should_save(self, step: int, last_step: bool) -> bool:
         config = self.config
@@ -124,7 +139,7 @@ class DtckptManager(BaseCheckpointManager):
         return is_first or last_step or step % config.interval == 0
 
     def _path(self, step: int) -> str:
-        return _filesystem.join(self.folder, f"step-{step}")
+        return _filesystem.join(self.folder, f"{_PREFIX}{step}")
 
     def _parts(self, states: Mapping[str, Any]) -> dict[str, Any]:
         return {name: _Part(part) for name, part in states.items() if part is not None}
@@ -156,24 +171,21 @@ class DtckptManager(BaseCheckpointManager):
             source_options=storage,
             target_options=storage,
         )
-        self._on_first_rank("delete", lambda: self._saver.remove(between))
 
-    def _purge(self, step: int) -> None:
-        """Remove what ``keep_latest_k`` does not keep, once this step is durable."""
-        keep = self.config.keep_latest_k
-        if not keep or not self._is_first_rank():
-            return
-        older = sorted(n for n in self._steps((MANIFEST,)) if n != step)
-        for number in older[: max(0, len(older) + 1 - keep)]:
-            self._saver.remove(self._path(number))
+        def take_away(root: Store) -> None:
+            name = f"{_PREFIX}{step}.weights"
+            delete(root.substore(name))
+            root.delete([f"{name}/nothing"])  # and with it the folder, which is empty
+
+        self._on_first_rank(self.folder, take_away)
 
     def _load(self, step: int = -1) -> bool:
-        self._saver.wait()
         if step != -1:
             self._load_step(step)
             return True
         damaged: Corrupt | None = None
-        for number in self._agreed_steps():
+        steps = {*self._manager.all_steps(), *self._steps_of_dcp()}
+        for number in sorted(steps, reverse=True):
             try:
                 self._load_step(number)
             except (Corrupt, NotCommitted) as error:  # the same on every rank
@@ -186,8 +198,11 @@ class DtckptManager(BaseCheckpointManager):
         return self._load_initial()
 
     def _load_step(self, step: int) -> None:
-        model_only = step == 0  # the seed checkpoint
-        self._fill(self._path(step), model_only=model_only)
+        path, model_only = self._path(step), step == 0  # the seed checkpoint
+        if self._is_dcp(path):
+            self._fill(path, model_only=model_only)
+        else:
+            self._manager.restore(self._wanted(model_only=model_only), step, strict="state")
 
     def _load_initial(self) -> bool:
         """Load what the training begins from, if anything."""
@@ -205,13 +220,17 @@ class DtckptManager(BaseCheckpointManager):
 
     def _fill(self, path: str, *, model_only: bool) -> None:
         """Fill all parts, or the model alone, from a checkpoint of dtckpt or of DCP."""
+        rename = {MODEL: ""} if self._is_dcp(path) else None
+        wanted = self._wanted(model_only=model_only)
+        load(wanted, path, strict="state", rename=rename, **self._options)
+
+    def _wanted(self, *, model_only: bool) -> dict[str, Any]:
+        """Return the parts that are to be filled."""
         left_out = set(self.config.exclude_from_loading)
         if unknown := left_out - set(self.states):
             raise ValueError(f"exclude_from_loading: there is no {', '.join(sorted(unknown))}")
         wanted = {MODEL} if model_only else set(self.states) - left_out
-        state = self._parts({name: self.states[name] for name in self.states if name in wanted})
-        rename = {MODEL: ""} if self._is_dcp(path) else None
-        load(state, path, strict="state", rename=rename, **self._options)
+        return self._parts({name: self.states[name] for name in self.states if name in wanted})
 
     def _fill_from_hf(self, path: str) -> None:
         """Fill the model from weights of Hugging Face, through the names of its adapter."""
@@ -227,38 +246,32 @@ class DtckptManager(BaseCheckpointManager):
 
     def _wait_for_saving(self) -> None:
         self.save_future = None
-        self._saver.wait()
+        self._manager.wait()
 
     def _close(self) -> None:
-        if hasattr(self, "_saver"):
-            self._wait_for_saving()
+        if hasattr(self, "_manager"):
+            self.save_future = None
+            self._manager.close()
 
     def _is_dcp(self, path: str) -> bool:
-        names = {info.name for info in open_store(path, **self._options["storage_options"]).list()}
-        return MANIFEST not in names and _DCP in names
+        return bool(self._on_first_rank(path, lambda store: b"1" if _is_dcp(store) else b""))
 
-    def _steps(self, markers: tuple[str, ...]) -> set[int]:
-        """Return the steps whose folder has a file that is the last one to be written."""
-        found: set[int] = set()
-        for info in open_store(self.folder, **self._options["storage_options"]).list():
-            name, _, rest = info.name.partition("/")
-            match = _STEP.fullmatch(name)
-            if match and rest in markers:
-                found.add(int(match[1]))
-        return found
+    def _steps_of_dcp(self) -> list[int]:
+        def look(store: Store) -> bytes:
+            steps = [name for name in store.level().folders if _STEP.fullmatch(name)]
+            return " ".join(name for name in steps if _is_dcp(store.substore(name))).encode()
 
-    def _agreed_steps(self) -> list[int]:
-        """Return the steps that there are, as the first rank sees them, newest first."""
-        told = self._on_first_rank(
-            "steps", lambda: " ".join(map(str, self._steps((MANIFEST, _DCP)))).encode()
-        )
-        return sorted(map(int, told.split()), reverse=True)
+        names = self._on_first_rank(self.folder, look).decode().split()
+        return [int(name.removeprefix(_PREFIX)) for name in names]
 
-    def _on_first_rank(self, purpose: str, action: Callable[[], bytes | None]) -> bytes:
-        """Return what the first rank gets; all raise its error."""
-        ranks = ranks_of(purpose=purpose, timeout=self._options["timeout"])
-        with closing(ranks):
-            return together(ranks, purpose, lambda: b"", lambda _: action() or b"")
+    def _on_first_rank(self, path: str, action: Callable[[Store], bytes | None]) -> bytes:
+        """Return what the first rank gets of a place; all raise its error."""
 
-    def _is_first_rank(self) -> bool:
-        return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+        def act(_: object) -> bytes:
+            return action(open_store(path, **self._options["storage_options"])) or b""
+
+        return decided({"timeout": self._options["timeout"]}, "look", path, act)
+
+
+def _is_dcp(store: Store) -> bool:
+    return store.exists(_DCP) and not store.exists(MANIFEST)

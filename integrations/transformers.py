@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -20,23 +19,24 @@ import torch
 
 from dtckpt.errors import NotCommitted
 
-from ..checkpoint import PerRank, load
+from ..checkpoint import RandomNumbers, load
 from ..checkpoint.files.places import MANIFEST
+from ..checkpoint.manager.deciding import decided
 from ..checkpoint.ranks.base import DEFAULT_TIMEOUT
-from ..checkpoint.ranks.together import closing, ranks_of, together
+from ..checkpoint.runs.run import Run
+from ..storage.open import open_store
 from .frameworks import framework
 from .newest import newest
-from .random_state import random_state, set_random_state
 from .saver import Saver
 from .schedules import regrouped
-from .whole_state import read_of_rank, read_part
+from .whole_state import read_part
 
 _trainer = framework("transformers", "transformers.trainer")
 _callbacks = framework("transformers", "transformers.trainer_callback")
 Trainer: Any = _trainer.Trainer
 TrainerState: Any = _callbacks.TrainerState
 
-_FOLDER = re.compile(r"checkpoint-(\d+)")
+_PREFIX = "checkpoint-"
 _STATE = "trainer_state.json"
 
 
@@ -116,7 +116,6 @@ class DtckptTrainerMixin:
 
     def _write_trainer_state(self, path: str) -> None:
         """Write the file that the Trainer reads its progress from, as the checkpoint has it."""
-        ranks = ranks_of(purpose="trainer state")
 
         def write(_: object) -> bytes:
             text = bytes(read_part(path, "trainer_state").tolist()).decode()
@@ -127,21 +126,20 @@ class DtckptTrainerMixin:
                 temporary.replace(file)
             return b""
 
-        with closing(ranks):
-            together(ranks, "trainer state", lambda: b"", write)
+        decided({"timeout": self._saver.timeout}, "trainer state", path, write)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         trainer: Any = self
         if trainer.hp_search_backend is None and trial is None:
             trainer.store_flos()
         folder = Path(trainer._get_output_dir(trial=trial))
-        path = folder / f"checkpoint-{self.state.global_step}"
-        best = folder / f"checkpoint-{self.state.best_global_step}"
+        path = folder / f"{_PREFIX}{self.state.global_step}"
+        best = folder / f"{_PREFIX}{self.state.best_global_step}"
         if self.state.best_global_step and (best == path or best.is_dir()):
             self.state.best_model_checkpoint = str(best)
         state: dict[str, Any] = {"model": self._bare_model()}
         if not self.args.save_only_model:
-            state |= self._training_state() | {"rng": PerRank(random_state())}
+            state |= self._training_state() | {"rng": _random_numbers()}
         if self.args.should_save:
             text = self._trainer_state().encode()
             state["trainer_state"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
@@ -194,15 +192,12 @@ class DtckptTrainerMixin:
         limit = self.args.save_total_limit
         if not limit or limit < 0:
             return
-        found: list[int] = []
-        for place in folder.iterdir():
-            match = _FOLDER.fullmatch(place.name)
-            if match and int(match[1]) != step and (place / MANIFEST).exists():
-                found.append(int(match[1]))
+        steps = Run(open_store(folder), _PREFIX).look().steps
+        older = [found.name for found in steps if found.number != step]
         best = Path(self.state.best_model_checkpoint or folder).name
-        removable = [n for n in sorted(found) if f"checkpoint-{n}" != best]
-        for number in removable[: max(0, len(found) + 1 - limit)]:
-            self._saver.remove(folder / f"checkpoint-{number}", with_folder=True)
+        removable = [name for name in older if name != best]
+        for name in removable[: max(0, len(older) + 1 - limit)]:
+            self._saver.remove(folder / name, with_folder=True)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         if not _is_ours(resume_from_checkpoint):
@@ -234,7 +229,7 @@ class DtckptTrainerMixin:
         if checkpoint is None or not _is_ours(checkpoint):
             super()._load_rng_state(checkpoint)  # pyright: ignore
             return
-        set_random_state(read_of_rank(checkpoint, "rng", self.args.process_index))
+        self._load({"rng": _random_numbers()}, checkpoint, select=["rng"])
 
     def _load_best_model(self) -> None:
         self._saver.wait()
@@ -273,6 +268,10 @@ def _without_its_refusal(model: Any, args: Any) -> Generator[None]:
         yield
     finally:
         args.save_only_model = False
+
+
+def _random_numbers() -> RandomNumbers:
+    return RandomNumbers(resize="repeat", numpy=True, python=True)
 
 
 def _is_ours(path: str | os.PathLike[str]) -> bool:

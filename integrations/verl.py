@@ -10,12 +10,10 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from ..checkpoint import PerRank, export, load
+from ..checkpoint import RandomNumbers, export, load
 from ..checkpoint.ranks.base import DEFAULT_TIMEOUT
 from .frameworks import framework
-from .random_state import random_state, set_random_state
 from .saver import Saver
-from .whole_state import read_of_rank
 
 BaseCheckpointManager: Any = framework(
     "verl", "verl.utils.checkpoint.checkpoint_manager"
@@ -61,8 +59,6 @@ class DtckptManager(BaseCheckpointManager):
             return
         self.previous_global_step = global_step
         state = self._state(self.checkpoint_save_contents)
-        if self.should_save_extra:
-            state["rng"] = PerRank(random_state())
         if self.rank == 0:
             self._write_beside(Path(local_path) / "huggingface")
         self._saver.save(state, local_path, metadata={"global_step": global_step})
@@ -91,8 +87,6 @@ class DtckptManager(BaseCheckpointManager):
         state = self._state(self.checkpoint_load_contents)
         select = list(state)
         load({"model": self.model} | state, local_path, select=select, timeout=self._saver.timeout)
-        if self.should_load_extra:
-            set_random_state(read_of_rank(local_path, "rng", self.rank))
 
     def wait(self) -> None:
         """Return once the last save in the background is durable; raise its error."""
@@ -103,6 +97,8 @@ class DtckptManager(BaseCheckpointManager):
         wanted = {name: part for name, part in parts.items() if name in contents}
         if missing := [name for name in ("model", "optimizer") if wanted.get(name, 0) is None]:
             raise ValueError(f"{', '.join(missing)} is to be saved or loaded, and was not given")
+        if "extra" in contents:
+            wanted["rng"] = RandomNumbers(resize="repeat", numpy=True, python=True)
         return {name: part for name, part in wanted.items() if part is not None}
 
     def _write_beside(self, folder: Path) -> None:

@@ -56,23 +56,6 @@ def read_part(
         return _read(found)
 
 
-def read_of_rank(
-    path: str | os.PathLike[str],
-    key: str,
-    rank: int,
-    *,
-    storage_options: Mapping[str, Any] | None = None,
-) -> Any:
-    """Return what a rank had as its ``PerRank`` value.
-
-    A rank that was not there takes that of another one, in turn: neighbours in a job, as those of
-    a group of tensor parallelism, have neighbours' values then.
-    """
-    with open(path, storage_options=storage_options) as checkpoint:
-        values = checkpoint.state_dict()[key]
-        return _read(values[sorted(values)[rank % len(values)]])
-
-
 def _empty(value: Any) -> Any:
     def empty(lazy: LazyTensor) -> torch.Tensor:
         return torch.empty(lazy.shape, dtype=lazy.dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -45,6 +45,10 @@ class RandomNumbers:
       checkpoint is loaded on that mesh, and another one for each;
     * along an axis that is gone the states of its first coordinate count.
 
+    With ``resize="repeat"`` coordinates that are new take the states of those that were there, in
+    turn, instead of beginning: ranks whose numbers are neighbours in a group that has to draw alike
+    then do, though no mesh says so, and other new ones draw what earlier ones draw.
+
     The report lists it as ``dealt`` where a state did not come from the same coordinate. A
     generator that was asked for by name and was not saved is refused; a device of a kind that was
     not there keeps its state, with a warning.
@@ -68,13 +72,17 @@ class RandomNumbers:
         mesh: Any = None,
         *,
         axes: Axes | None = None,
+        resize: Literal["begin", "repeat"] = "begin",
         process: bool = True,
         numpy: bool = False,
         python: bool = False,
         generators: Mapping[str, torch.Generator] | None = None,
     ) -> None:
+        if resize not in ("begin", "repeat"):
+            raise ValueError(f"resize is 'begin' or 'repeat', got {resize!r}")
         self._mesh = mesh
         self._axes = axes
+        self._repeats = resize == "repeat"
         self._process, self._numpy, self._python = process, numpy, python
         self._generators = dict(generators or {})
         self._streams()  # raises for a name that is taken
@@ -105,7 +113,7 @@ class RandomNumbers:
             set_rng_state(value[_ELEMENTS], self._mesh)
 
     def _told(self, value: dict[str, Any]) -> dict[str, Any]:
-        rule = _Rule(self._streams, self._required)
+        rule = _Rule(self._streams, self._required, repeats=self._repeats)
         return {_STREAMS: PerCoordinate(value, self._mesh, axes=self._axes, resize=rule)}
 
     def _streams(self) -> dict[str, Stream]:
@@ -126,9 +134,13 @@ class _Rule:
     """Which of the saved states the generators of this rank take."""
 
     def __init__(
-        self, streams: Callable[[], dict[str, Stream]], required: Callable[[], list[str]]
+        self,
+        streams: Callable[[], dict[str, Stream]],
+        required: Callable[[], list[str]],
+        *,
+        repeats: bool,
     ) -> None:
-        self._streams, self._required = streams, required
+        self._streams, self._required, self._repeats = streams, required, repeats
         self._places: dict[str, GoesOn | Begins] = {}
         self._elements: Mapping[str, int] | None = None
 
@@ -137,7 +149,8 @@ class _Rule:
         digests = digests_by_stream(dealing.saved, lambda at: peek(at)[_DIGESTS])
         self._elements = peek(next(dealing.saved.coordinates())).get(_ELEMENTS)
         for name in self._streams():
-            place = place_of_stream(name, dealing, digests.get(name, {}))
+            found = digests.get(name, {})
+            place = place_of_stream(name, dealing, found, repeats=self._repeats)
             if place is not None:
                 self._places[name] = place
             elif name in self._required():

@@ -36,11 +36,12 @@ class Begins:
 
 
 def place_of_stream(
-    name: str, dealing: Dealing, digests: Mapping[Coordinate, str]
+    name: str, dealing: Dealing, digests: Mapping[Coordinate, str], *, repeats: bool = False
 ) -> GoesOn | Begins | None:
     """Return what a stream does at this rank's coordinate; None where no state of it was saved.
 
-    ``digests`` are hashes of the states of this stream by their saved coordinates.
+    ``digests`` are hashes of the states of this stream by their saved coordinates. With ``repeats``
+    coordinates that are new take the states of those that were there, in turn.
 
     >>> dealing = Dealing(saved=Mesh((2,), ("dp",)), wanted=Mesh((4,), ("dp",)), coordinate=(3,))
     >>> place_of_stream("cpu", dealing, {(0,): "a", (1,): "a"})
@@ -51,14 +52,18 @@ def place_of_stream(
     if not digests:
         return None
     saved, wanted = dealing.saved, dealing.wanted
-    shared = {axis for axis in saved.axis_names if _is_alike(saved, saved.axis(axis), digests)}
+    shared = {
+        axis for axis in saved.axis_names if repeats or _is_alike(saved, saved.axis(axis), digests)
+    }
     here = dict(zip(wanted.axis_names, dealing.coordinate, strict=True))
     sizes = dict(zip(saved.axis_names, saved.shape, strict=True))
     source = tuple(
         here.get(axis, 0) % size if axis in shared else here.get(axis, 0)
         for axis, size in sizes.items()
     )
-    was_there = all(i < sizes.get(axis, 1) for axis, i in here.items() if axis not in shared)
+    was_there = repeats or all(
+        i < sizes.get(axis, 1) for axis, i in here.items() if axis not in shared
+    )
     if was_there and source in digests:
         return GoesOn(source)
     own = tuple(0 if axis in shared else i for axis, i in here.items())

@@ -41,7 +41,9 @@ class Counter:
 
 def made(kind: str) -> tuple[Any, Any]:
     """Return an Accelerator, and what it has prepared."""
-    chosen = accelerate.utils.DataLoaderConfiguration(use_seedable_sampler=True)
+    chosen = accelerate.utils.DataLoaderConfiguration(
+        use_seedable_sampler=True, use_stateful_dataloader=kind == "places"
+    )
     accelerator = accelerate.Accelerator(
         cpu=True, dataloader_config=chosen, step_scheduler_with_optimizer=False
     )
@@ -89,6 +91,7 @@ def resumed(kind: str, folder: str, losses: list[float]) -> list[float]:
     assert path is not None
     load_accelerator(accelerator, path)
     drawn = draws()
+    assert accelerator.step == 3
     assert parts[4].count == 4
     found = train(accelerator, parts, 4, 8)
     if losses:  # known to the first rank alone
@@ -103,6 +106,7 @@ def saved(kind: str, folder: str) -> tuple[list[float], list[float]]:
     losses = train(accelerator, parts, 0, 4)
     parts[3].get_sampler().set_epoch(5)
     random.seed(dist.get_rank() if dist.is_initialized() else 0)
+    accelerator.step = 3
     begun = save_accelerator(accelerator, f"{folder}/4", step=4, in_background=True)
     drawn = draws()
     losses += train(accelerator, parts, 4, 8)
@@ -111,6 +115,20 @@ def saved(kind: str, folder: str) -> tuple[list[float], list[float]]:
     if kind == "fsdp2":
         assert isinstance(next(parts[0].parameters()), DTensor)
     return losses, drawn
+
+
+def goes_on_in_the_data(folder: str) -> None:
+    """Save in the middle of an epoch, and see that others get the batches that were left."""
+    accelerator, parts = made("places")
+    left = iter(parts[3])
+    next(left)
+    save_accelerator(accelerator, folder)
+    expected = [batch.tolist() for batch in left]
+    assert len(expected) == 1, "of two batches for each of two ranks"
+    states.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerator, parts = made("places")
+    load_accelerator(accelerator, folder)
+    assert [batch.tolist() for batch in parts[3]] == expected
 
 
 def on(size: int, name: str, body: Any) -> Any:
@@ -142,6 +160,7 @@ def main(folder: str) -> None:
     for name, (size, kind) in runs.items():
         place = f"{folder}/{name}"
         told[name] = on(size, name, partial(saved, kind, place))
+    on(2, "places", partial(goes_on_in_the_data, f"{folder}/places"))
     others = {"fsdp4": (4, "fsdp2"), **runs}
     for first in runs:
         for second, (size, kind) in others.items():

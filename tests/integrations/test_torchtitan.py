@@ -52,6 +52,9 @@ def done(folder: Path) -> dict[str, Any]:
             "until": 7,
             "config": {"exclude_from_loading": ["dataloader", "lr_scheduler"]},
         },
+        "long": {"folder": "back", "config": {"keep_latest_k": 0}},
+        "back": {"folder": "back", "load_step": 2, "until": 4, "config": {"keep_latest_k": 2}},
+        "after": {"folder": "back", "until": 4},
         "hf": {"folder": "hf", "mesh": [1, 2], "until": 3, "last": 3, "config": hf},
         "from hf": {"folder": "hf2", "mesh": [2, 1], "until": 1, "config": from_hf},
         "from one": {"folder": "one", "until": 1, "config": one_of},
@@ -85,6 +88,13 @@ def test_parts_are_left_out(done: dict[str, Any]) -> None:
 def test_the_latest_are_kept(done: dict[str, Any]) -> None:
     assert done["whole"]["saved"] == ["step-6", "step-8"]
     assert done["resumed"]["saved"] == ["step-4", "step-6", "step-8"]
+
+
+def test_a_run_that_has_gone_back_goes_on_from_there(done: dict[str, Any]) -> None:
+    assert done["long"]["saved"] == ["step-2", "step-4", "step-6", "step-8"]
+    assert done["back"]["begun"] == 2
+    assert done["back"]["saved"] == ["step-2", "step-4"]
+    assert done["after"]["begun"] == 4
 
 
 def test_the_last_weights_are_those_of_hugging_face(done: dict[str, Any], folder: Path) -> None:

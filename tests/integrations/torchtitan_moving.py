@@ -56,6 +56,12 @@ def main(folder: str) -> None:
     assert progress.step == 1
     for value, wanted in zip(values(loaded), values(parts), strict=True):
         torch.testing.assert_close(value, wanted, rtol=0, atol=0)
+    progress.step = 2
+    manager.save(2)
+    manager.close()
+    manager, _, progress = manager_of(ours, folder, (2, 1))
+    assert manager.load()
+    assert progress.step == 2, "those of dtckpt and of torchtitan are one line"
     leave_group()
 
 

@@ -124,7 +124,7 @@ def train(told: Any) -> Any:
             os.kill(os.getpid(), signal.SIGKILL)
     manager.close()
     folder = Path(told["folder"], "checkpoint")
-    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    names = sorted(path.name for path in folder.glob("*") if path.is_dir())
     return {"losses": losses, "loaded": loaded, "begun": begun, "saved": names}
 
 

@@ -45,18 +45,21 @@ def saved(path: Path, mesh: Mesh, axes: Any = None, *, alike: bool = False) -> l
     return run_ranks(mesh.size, save)
 
 
-def loaded(path: Path, mesh: Mesh, axes: Any = None) -> list[Drawn]:
+def loaded(path: Path, mesh: Mesh | int, axes: Any = None, resize: Any = "begin") -> list[Drawn]:
     """Load them and return what each draws."""
 
     def load(rank: int, group: Any) -> Drawn:
         own = torch.Generator().manual_seed(99)
-        numbers = ckpt.RandomNumbers(mesh, axes=axes, process=False, generators={"own": own})
+        place = None if isinstance(mesh, int) else mesh
+        numbers = ckpt.RandomNumbers(
+            place, axes=axes, resize=resize, process=False, generators={"own": own}
+        )
         state: dict[str, Any] = {"numbers": numbers}
         ckpt.load(state, path, process_group=group)
         assert state["numbers"] is numbers
         return draw(own)
 
-    return run_ranks(mesh.size, load)
+    return run_ranks(mesh if isinstance(mesh, int) else mesh.size, load)
 
 
 def is_distinct(found: list[Drawn]) -> bool:
@@ -81,6 +84,18 @@ def test_a_world_that_grew_and_one_that_shrank(tmp_path: Path) -> None:
     assert loaded(tmp_path / "a", four) == grown, "reproducible"
     expected = saved(tmp_path / "b", four)
     assert loaded(tmp_path / "b", two) == expected[:2]
+
+
+def test_ranks_that_are_new_repeat_those_before_them_where_that_is_asked_for(
+    tmp_path: Path,
+) -> None:
+    one, two = saved(tmp_path, Mesh((2,), ("rank",)))
+    assert loaded(tmp_path, 5, resize="repeat") == [one, two, one, two, one]
+    assert loaded(tmp_path, 1, resize="repeat") == [one]
+    other = Mesh((2, 2), ("dp", "tp"))
+    assert loaded(tmp_path, other, resize="repeat") == [one] * 4, "nothing is known of new axes"
+    with pytest.raises(ValueError, match="'begin' or 'repeat', got 'keep'"):
+        ckpt.RandomNumbers(resize="keep")  # pyright: ignore
 
 
 def test_ranks_that_share_a_stream_go_on_sharing_it(tmp_path: Path) -> None:
