@@ -6,15 +6,13 @@ which torch and the tests come, with the release that is pinned here and what it
 
 from __future__ import annotations
 
-import argparse
-import os
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from .environments import ROOT, install, run_each, run_tests
+
 PLACE = Path(sys.prefix) / "adapters"
 
 
@@ -27,6 +25,9 @@ class Adapter:
     tests: tuple[str, ...]
     with_dependencies: bool = True
     """Whether what it needs brings what that needs; else all is listed, and no more is there."""
+
+    def __str__(self) -> str:
+        return self.name
 
 
 ADAPTERS = (
@@ -107,11 +108,8 @@ def make_environment(adapter: Adapter) -> Path:
     below = Path(sys.prefix, "lib", version, "site-packages")
     above = folder / "lib" / version / "site-packages" / "below.pth"
     above.write_text(f"import site; site.addsitedir({str(below)!r})\n")
-    pip = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(_torch(folder))]
-    if not adapter.with_dependencies:
-        pip.append("--no-deps")
-    with (folder / "install.log").open("w") as log:
-        subprocess.run([*pip, *adapter.needs], check=True, stdout=log, stderr=log)
+    alone = () if adapter.with_dependencies else ("--no-deps",)
+    install(python, "--constraint", str(_torch(folder)), *alone, *adapter.needs)
     stamp.write_text(needed)
     return python
 
@@ -126,37 +124,9 @@ def _torch(folder: Path) -> Path:
 
 def run(adapter: Adapter, seconds: float) -> str:
     """Run the tests of an adapter and return what came of it."""
-    try:
-        python = make_environment(adapter)
-    except subprocess.CalledProcessError as error:
-        print((PLACE / adapter.name / "install.log").read_text()[-4000:])
-        return f"FAILED: cannot be installed ({error}), as the lines of pip above say"
-    command = [str(python), "-m", "pytest", "-q", *adapter.tests]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "DTCKPT_ADAPTER": adapter.name}
-    try:
-        done = subprocess.run(command, cwd=ROOT, env=environment, timeout=seconds, check=False)
-    except subprocess.TimeoutExpired:
-        return f"FAILED: not over after {seconds:.0f} s"
-    return "passed" if done.returncode == 0 else "FAILED"
-
-
-def main() -> int:
-    """Run the adapters, all or those named, and return 1 if some test failed."""
-    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    names = ", ".join(adapter.name for adapter in ADAPTERS)
-    parser.add_argument("adapters", nargs="*", help=f"of {names}; all by default")
-    parser.add_argument("--seconds", type=float, default=600, help="limit for each one's tests")
-    options = parser.parse_args()
-    results: dict[str, str] = {}
-    for adapter in ADAPTERS:
-        if not options.adapters or adapter.name in options.adapters:
-            print(f"== {adapter.name}", flush=True)
-            begun = time.monotonic()
-            result = run(adapter, options.seconds)
-            results[adapter.name] = f"{result} ({time.monotonic() - begun:.0f} s)"
-    print("\n".join(f"{name}: {result}" for name, result in results.items()))
-    return 1 if any("FAILED" in result for result in results.values()) else 0
+    python = make_environment(adapter)
+    return run_tests(python, adapter.tests, seconds, DTCKPT_ADAPTER=adapter.name)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_each(ADAPTERS, run, str(__doc__), seconds=600))

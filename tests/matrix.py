@@ -8,7 +8,6 @@ by name.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -19,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from .environments import ROOT, install, run_each, run_tests
+
 PLACE = Path(os.environ.get("DTCKPT_MATRIX", "~/.cache/dtckpt/matrix")).expanduser()
 QUICK = (
     "tests/test_imports.py",
@@ -112,13 +112,10 @@ def make_environment(pair: Pair, interpreter: str) -> Path:
         if not python.exists():
             folder.mkdir(parents=True, exist_ok=True)
             subprocess.run([interpreter, "-m", "venv", str(folder)], check=True)
-        pip = [str(python), "-m", "pip", "install", "--quiet"]
         limits = folder / "constraints.txt"
         limits.write_text("\n".join(constraints()))
-        with (folder / "install.log").open("w") as log:
-            subprocess.run([*pip, "--upgrade", "pip>=25.1"], check=True, stdout=log, stderr=log)
-            chosen = [*pip, "--constraint", str(limits), *needed.split("\n")]
-            subprocess.run(chosen, check=True, stdout=log, stderr=log)
+        install(python, "--upgrade", "pip>=25.1")
+        install(python, "--constraint", str(limits), *needed.split("\n"))
         stamp.write_text(needed)
     return python
 
@@ -128,35 +125,11 @@ def run(pair: Pair, seconds: float) -> str:
     interpreter = find_interpreter(pair.python)
     if interpreter is None:
         return f"skipped: this machine has no python{pair.python} that runs"
-    try:
-        python = make_environment(pair, interpreter)
-    except subprocess.CalledProcessError as error:
-        print((PLACE / str(pair) / "install.log").read_text()[-4000:])
-        return f"FAILED: cannot be installed ({error}), as the lines of pip above say"
-    command = [str(python), "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", *QUICK]
+    python = make_environment(pair, interpreter)
     links = max(ROOT.glob("build/__editable__.dtckpt-*"))  # of the strict editable install
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(links)}
-    try:
-        done = subprocess.run(command, cwd=ROOT, env=environment, timeout=seconds, check=False)
-    except subprocess.TimeoutExpired:
-        return f"FAILED: not over after {seconds:.0f} s"
-    return "passed" if done.returncode == 0 else "FAILED"
-
-
-def main() -> int:
-    """Run the pairs, all or those named, and return 1 if some test failed."""
-    parser = argparse.ArgumentParser(description=str(__doc__).partition("\n")[0])
-    parser.add_argument("pairs", nargs="*", help=f"of {', '.join(map(str, PAIRS))}; all by default")
-    parser.add_argument("--seconds", type=float, default=900, help="limit for the tests of a pair")
-    options = parser.parse_args()
-    chosen = [pair for pair in PAIRS if not options.pairs or str(pair) in options.pairs]
-    results: dict[Pair, str] = {}
-    for pair in chosen:
-        print(f"== {pair}", flush=True)
-        results[pair] = run(pair, options.seconds)
-    print("\n".join(f"{pair}: {result}" for pair, result in results.items()))
-    return 1 if any(result.startswith("FAILED") for result in results.values()) else 0
+    choices = ["-n", "2", "--dist", "loadfile", *QUICK]
+    return run_tests(python, choices, seconds, PYTHONPATH=str(links))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_each(PAIRS, run, str(__doc__), seconds=900))

@@ -1,0 +1,68 @@
+"""Environments of their own for parts of the tests: filled by pip, run, and told of."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+ROOT = Path(__file__).parents[1]
+T = TypeVar("T")
+_SHOWN = 4000
+"""Characters that are shown of what pip says when it fails."""
+
+
+class NotInstalled(Exception):
+    """pip could not install what is needed, for the reason that it gives."""
+
+
+def install(python: Path, *choices: str) -> None:
+    """Let the pip of an environment install what is chosen; NotInstalled if it does not."""
+    command = [str(python), "-m", "pip", "install", "--quiet", *choices]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    if done.returncode:
+        raise NotInstalled(f"{' '.join(command)}\n{done.stdout[-_SHOWN:]}")
+
+
+def run_tests(python: Path, choices: Sequence[str], seconds: float, **variables: str) -> str:
+    """Run pytest with the Python of an environment and return what came of it."""
+    command = [str(python), "-m", "pytest", "-q", *choices]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=environment, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return f"FAILED: not over after {seconds:.0f} s"
+    return "passed" if done.returncode == 0 else "FAILED"
+
+
+def run_each(
+    every: Sequence[T], run: Callable[[T, float], str], about: str, *, seconds: float
+) -> int:
+    """Run those that the command line names, all by default; return 1 if some failed."""
+    parser = argparse.ArgumentParser(description=about.partition("\n")[0])
+    names = [str(one) for one in every]
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(names)}; all by default")
+    parser.add_argument("--seconds", type=float, default=seconds, help="limit for each one's tests")
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(names):
+        parser.error(f"none of {', '.join(names)}: {', '.join(sorted(unknown))}")
+    results: dict[str, str] = {}
+    for one in every:
+        if options.names and str(one) not in options.names:
+            continue
+        print(f"== {one}", flush=True)
+        begun = time.monotonic()
+        try:
+            result = run(one, options.seconds)
+        except NotInstalled as error:
+            print(error)
+            result = "FAILED: cannot be installed"
+        results[str(one)] = f"{result} ({time.monotonic() - begun:.0f} s)"
+    print("\n".join(f"{name}: {result}" for name, result in results.items()))
+    return 1 if any("FAILED" in result for result in results.values()) else 0
