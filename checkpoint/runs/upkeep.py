@@ -57,16 +57,24 @@ class Upkeep:
         ]
         choice = surplus(known, self.keep, now=time.time())
         for name in choice.free:
-            if name in self.unrestored or name in self.spare():
-                continue
-            try:
-                self.run.delete(name)
-            except (InUse, Corrupt) as error:
-                logger.info("%s", error)
-            else:
-                logger.info("deleted %s: %s", self.run.store.substore(name).url, self.keep)
+            if self.may_go(name):
+                self.delete(name)
         for base in choice.cut:
-            self.cut(base, choice.lent[base])
+            if self.may_go(base):
+                self.cut(base, choice.lent[base])
+
+    def may_go(self, name: str) -> bool:
+        """Whether a checkpoint that need not stay may be deleted at all."""
+        return name not in self.unrestored and name not in self.spare()
+
+    def delete(self, name: str) -> None:
+        """Delete a checkpoint, unless others refer to its files or it is damaged."""
+        try:
+            self.run.delete(name)
+        except (InUse, Corrupt) as error:
+            logger.info("%s", error)
+        else:
+            logger.info("deleted %s: %s", self.run.store.substore(name).url, self.keep)
 
     def newest_whole(self, listing: RunListing) -> RunStep | None:
         """Return the newest checkpoint of the run that is whole; what is to go may be the rest."""
@@ -92,7 +100,7 @@ class Upkeep:
         for name in needing:
             self.detach(name)
             logger.info("%s does not refer to %s any more", name, base)
-        self.run.delete(base)
+        self.delete(base)
 
     def detach(self, name: str, on_progress: Callable[[], None] = lambda: None) -> None:
         """Write anew what a checkpoint has in others."""

@@ -41,8 +41,8 @@ MUTANTS = (
     Mutant(
         name="tiers: a tier loses what is on its way",
         file="checkpoint/runs/upkeep.py",
-        old="            if name in self.unrestored or name in self.spare():",
-        new="            if name in self.unrestored:",
+        old="return name not in self.unrestored and name not in self.spare()",
+        new="return name not in self.unrestored",
         tests=_TIERS,
     ),
     Mutant(

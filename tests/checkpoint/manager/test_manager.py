@@ -534,6 +534,16 @@ def test_a_run_that_was_not_restored_keeps_what_was_there(tmp_path: Path) -> Non
         assert manager.all_steps() == (1, 2, 3, 9)
 
 
+def test_a_base_of_what_was_not_restored_stays_as_well(tmp_path: Path) -> None:
+    run(tmp_path, range(1, 3), incremental=2)
+    with CheckpointManager(tmp_path, keep=Keep(last=1)) as manager:
+        manager.pin(2)
+        manager.save(7, state(7))
+        manager.wait()
+        assert manager.all_steps() == (1, 2, 7)
+    assert dcp.read_manifest(LocalStore(tmp_path / "step-2")).borrowed
+
+
 @pytest.mark.parametrize("when", [Continuously(), EveryMinutes(1e-9)])
 def test_the_clock_goes_on_asking_after_a_failure(tmp_path: Path, when: Any) -> None:
     rule = Rule(RaiseError(StorageError("no")), op="create", nth=1)
