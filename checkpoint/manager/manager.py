@@ -66,8 +66,10 @@ class CheckpointManager:
     committed there it is brought to the others and at last to ``root``, in the background and
     verified. Where that takes longer than the time between two saves the newest goes on and those
     between are left out, but for saves by ``force`` and steps of ``keep.every``. ``restore`` takes
-    the newest checkpoint of all places, from the fastest that has it. A tier that is lost costs no
-    more than what had not come to ``root``. ``keep`` is for ``root``; each tier has its own.
+    the newest checkpoint of all places, from the fastest that has it; from the first call of
+    ``save`` on that is brought to ``root`` as well, if the process before had not come to it. A
+    tier that is lost costs no more than what had not come to ``root``. ``keep`` is for ``root``;
+    each tier has its own.
 
     What saves that died have left is deleted when the run begins, if nothing of it was written to
     for ``leftovers_after``. ``on_cost(costs, occasion)`` is called on every rank with what each
@@ -134,7 +136,7 @@ class CheckpointManager:
             [open_store(place) for place in elsewhere],
             prefix=prefix,
             leftovers_after=leftovers_after,
-            spare=lambda: [*map(self._places.first.run.name_of, self._promotions.steps())],
+            spare=lambda: [*map(self._places.first.run.name_of, self._saves.needed())],
         )
         self._keep = keep
         self._on_failure: OnFailure = on_failure
@@ -201,6 +203,7 @@ class CheckpointManager:
         step, metrics = _checked(step, metrics or {})
         if self._is_closed:
             raise CheckpointError(f"{self._places.first.url}: this manager is closed; make another")
+        self._saves.bring_on_restored()
         reason = self._due.is_due(step, is_durable=self.saving is None, is_first=self._is_first)
         if reason is None and not force:
             return False
@@ -338,7 +341,7 @@ class CheckpointManager:
         )
         if restored is None:
             return None
-        self._saves.go_on_from(restored.step)
+        self._saves.go_on_from(restored.step, restored.report.url)
         tell_cost(self._on_cost, restored.report.costs, Occasion("restore", restored.step))
         return restored.report
 

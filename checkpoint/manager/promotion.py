@@ -102,22 +102,33 @@ class Promotions:
             return False
         return self.lacking is None
 
-    def wait(self) -> None:
-        """Wait until nothing is on its way; Busy once this rank's part does not get on."""
+    def wait(self, *, after: int = -1) -> None:
+        """Wait until no step ``after`` a given one is on its way.
+
+        Busy once this rank's part does not get on.
+        """
         began, timeout = time.monotonic(), self.timeout
         with self._changed:
-            while self._tickets:
+            while waiting := [ticket for ticket in self._tickets if ticket.step > after]:
                 self._changed.wait(_LOOK_SECONDS)
                 stalled = min(
-                    (t.ranks.stalled_seconds() for t in self._tickets if t.ranks is not None),
+                    (t.ranks.stalled_seconds() for t in waiting if t.ranks is not None),
                     default=0.0,
                 )
                 if min(stalled, time.monotonic() - began) > timeout.total_seconds():
                     raise Busy(
-                        f"bringing the checkpoints of steps {[t.step for t in self._tickets]} to "
+                        f"bringing the checkpoints of steps {[t.step for t in waiting]} to "
                         f"the root of the run has not got on for {timeout.total_seconds():g} s. "
                         "Its storage seems to hang; they are in the first tier"
                     )
+
+    def begin_restored(self, step: int, url: str) -> None:
+        """Bring on what was restored from ``url``, unless it is there already; all ranks call it.
+
+        A process that died may not have come to it.
+        """
+        if self.places.after(self.places.of(step, url)):
+            self.begin(self.announce(step, must=False), url)
 
     def begin(self, ticket: Ticket | None, url: str) -> None:
         """Do what ``bring`` does in a thread and by a call of its own."""

@@ -105,6 +105,8 @@ class Saves:
         )
         self._underway: tuple[StepSave, SaveHandle] | None = None
         """The save in the background that nobody has asked for the end of."""
+        self._restored: tuple[int, str] | None = None
+        """Step and URL of what was restored, until it is brought on."""
         self.last: int | None = None
         """Step of the last save that ended well, or of the checkpoint that was restored."""
         self.report: SaveReport | None = None
@@ -121,11 +123,29 @@ class Saves:
         handle = None if self._underway is None else self._underway[1]
         return None if handle is None or handle.done() else handle
 
-    def go_on_from(self, step: int) -> None:
-        """Note that a step was restored."""
+    def go_on_from(self, step: int, url: str) -> None:
+        """Note that a step was restored from a place."""
         self._line.go_on_from(step)
         self._increments.break_off()
-        self.last = step
+        self.last, self._restored = step, (step, url)
+
+    def needed(self) -> list[int]:
+        """Return the steps that are to stay whatever ``keep`` says.
+
+        These are on their way to the root; and before the run has begun it is what was restored,
+        since the later steps that it has gone back from are not marked yet.
+        """
+        restored = [] if self.last is None or self._line.has_begun else [self.last]
+        return [*self._promotions.steps(), *restored]
+
+    def bring_on_restored(self) -> None:
+        """Bring what was restored to the root, in the background; does nothing when called again.
+
+        Not as it is restored: who only looks at a run writes nothing.
+        """
+        if self._restored is not None:
+            self._promotions.begin_restored(*self._restored)
+            self._restored = None
 
     # -- begun
 
@@ -138,7 +158,8 @@ class Saves:
         step = wanted.step
         try:
             if not self._line.has_begun:
-                self._promotions.wait()  # or what is brought meanwhile would not be seen
+                # What is brought meanwhile would not be seen; what was restored is in nobody's way.
+                self._promotions.wait(after=-1 if self.last is None else self.last)
             self._line.clear(step)
         except AlreadyCommitted:
             raise

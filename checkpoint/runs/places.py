@@ -76,7 +76,7 @@ class Places:
         leftovers_after: timedelta,
         spare: Callable[[], Collection[str]],
     ) -> None:
-        """``spare`` names the checkpoints that tiers may not lose yet.
+        """``spare`` names the checkpoints that no place on the way may lose yet.
 
         What could not be saved to the first place may be ``elsewhere``, where ``keep`` holds, too.
         """
@@ -87,10 +87,7 @@ class Places:
             return Place(run, upkeep, Worker("dtckpt-upkeep"))
 
         ways = [*((tier.open(), tier.keep) for tier in tiers), (root, keep)]
-        self.way = [
-            place(store, kept, spare if number < len(tiers) else tuple)
-            for number, (store, kept) in enumerate(ways)
-        ]
+        self.way = [place(store, kept, spare) for store, kept in ways]
         """Where a checkpoint goes, one after the other."""
         self.elsewhere = [place(store, keep, tuple) for store in elsewhere]
         self._lock = threading.Lock()

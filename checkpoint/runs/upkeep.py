@@ -34,7 +34,7 @@ class Upkeep:
     keep: Keep
     leftovers_after: timedelta
     spare: Callable[[], Collection[str]] = tuple
-    """Names what may not go yet, whatever ``keep`` says."""
+    """Names what may not go yet, whatever ``keep`` says, and is not dead."""
     unrestored: set[str] = field(default_factory=set[str])
     """Names of what was there before a run that has not restored any of it; none of it goes."""
 
@@ -123,7 +123,10 @@ class Upkeep:
     def collect(self) -> None:
         """Delete what saves and deletions that died have left, and complete what they had to do."""
         listing = self.run.look()
+        spared = self.spare()
         for name in listing.dead:
+            if name in spared:  # somebody goes on with what was interrupted
+                continue
             for gone in clean(self.run.store.substore(name), older_than=self.leftovers_after):
                 logger.info("collected %s/%s of a dead save", name, gone)
             self.run.sweep(name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .mutant import Mutant
 
 _TIERS = ("tests/checkpoint/manager/test_tiers.py",)
+_BRINGING = ("tests/checkpoint/manager/test_bringing_on.py",)
 _COPYING = ("tests/checkpoint/test_copying.py",)
 
 MUTANTS = (
@@ -100,5 +101,33 @@ MUTANTS = (
         old="            if place == len(runs) - 1:\n                raise\n",
         new="",
         tests=_TIERS,
+    ),
+    Mutant(
+        name="bringing on: what only a tier has stays there",
+        file="checkpoint/manager/saves.py",
+        old="            self._promotions.begin_restored(*self._restored)",
+        new="            pass",
+        tests=_BRINGING,
+    ),
+    Mutant(
+        name="bringing on: a save waits for it",
+        file="checkpoint/manager/saves.py",
+        old="self._promotions.wait(after=-1 if self.last is None else self.last)",
+        new="self._promotions.wait()",
+        tests=_BRINGING,
+    ),
+    Mutant(
+        name="bringing on: what the run has gone back to is deleted",
+        file="checkpoint/manager/saves.py",
+        old="return [*self._promotions.steps(), *restored]",
+        new="return self._promotions.steps()",
+        tests=_BRINGING,
+    ),
+    Mutant(
+        name="bringing on: what is gone on with is collected",
+        file="checkpoint/runs/upkeep.py",
+        old="            if name in spared:",
+        new="            if False:",
+        tests=_BRINGING,
     ),
 )

@@ -44,9 +44,11 @@ def go_on(place: Path) -> dict[str, object]:
         manager.save(3, state(3))
     newest = state(0)
     dcp.load(newest, place / "root" / "step-3")
+    after = dcp.committed_steps(place / "root")
     return {
         "root": [step.number for step in steps],
-        "whole": all(whole),
+        "after": [step.number for step in after],
+        "whole": all(whole) and not any(dcp.verify(step.url).problems for step in after),
         "restored": got["step"],
         "saved": newest["step"],
     }

@@ -27,6 +27,7 @@ def test_a_killed_promotion_leaves_nothing_half_and_the_run_goes_on() -> None:
         assert case["whole"], case
         assert case["restored"] >= max(case["root"], default=0), case
         assert case["saved"] == 3, case
+        assert {case["restored"], 3} - {0} <= set(case["after"]), case
     # Killed on the way: the step was in the fast place, and was gone on from.
     ways = {(*case["root"], case["restored"]) for case in cases}
     assert ways >= {(1,), (1, 2)}
