@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from .python import run_python
 
 # Of the names that are used here the programs see those that begin with an underscore.
 _LAUNCHER = """
@@ -59,23 +55,13 @@ def run_forked(
     ``imports`` is run before any of them is forked.
     """
     given = json.dumps([str(folder), imports, {n: list(p) for n, p in programs.items()}])
-    launcher = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", _LAUNCHER, given],
-        cwd=ROOT,
-        # Threads of before a fork would be missing after it.
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | dict(env or {}),
-        stdout=subprocess.PIPE,
-        start_new_session=True,
+    launched = run_python(
+        "-W", "ignore", "-c", _LAUNCHER, given, env=os.environ | dict(env or {}), timeout=timeout
     )
-    try:
-        told = launcher.communicate(timeout=timeout)[0]
-    finally:
-        with suppress(ProcessLookupError):  # of none that has not ended
-            os.killpg(launcher.pid, signal.SIGKILL)
-        launcher.wait()
+    assert launched.returncode == 0, launched.stderr
     return {
         name: Ended(
             code, (folder / f"{name}.out").read_text(), (folder / f"{name}.err").read_text()
         )
-        for name, code in json.loads(told).items()
+        for name, code in json.loads(launched.stdout).items()
     }

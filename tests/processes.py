@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
@@ -19,7 +17,14 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
-ROOT = Path(__file__).parents[1]
+from .python import run_python
+
+IMPORTS = (
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+)
+"""What most of the modules import that are run."""
 
 
 def run_processes(module: str, size: int, *args: str, timeout: float = 180) -> list[str]:
@@ -30,23 +35,17 @@ def run_processes(module: str, size: int, *args: str, timeout: float = 180) -> l
     the ranks that fail.
     """
     with tempfile.TemporaryDirectory() as folder:
-        launcher = subprocess.Popen(
-            [sys.executable, "-m", __name__, folder, str(size), str(timeout), module, *args],
-            cwd=ROOT,
+        launched = run_python(
+            *("-m", __name__, folder, size, timeout, module, *args),
             env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+            imports=IMPORTS,
+            timeout=timeout + 60,
         )
-        try:
-            told = launcher.communicate(timeout=timeout + 60)[0].decode()
-        finally:
-            with suppress(ProcessLookupError):  # of none that has not ended
-                os.killpg(launcher.pid, signal.SIGKILL)
-            launcher.wait()
-        assert launcher.returncode == 0, told
+        assert launched.returncode == 0, launched.stdout + launched.stderr
         texts = [_output(folder, rank).read_text() for rank in range(size)]
-    failed = [rank for rank, code in enumerate(json.loads(told.splitlines()[-1])) if code]
+    failed = [
+        rank for rank, code in enumerate(json.loads(launched.stdout.splitlines()[-1])) if code
+    ]
     told = "\n".join(f"rank {rank}:\n{texts[rank][-3000:]}" for rank in failed)
     assert not failed, told
     return texts

@@ -2,13 +2,12 @@
 
 One test a fault, by name. What the other library does is told in each docstring; most are looked at
 from more sides in the files beside this one.
+from tests.python import run_python
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,6 +33,7 @@ from dtckpt.errors import (
 from dtckpt.storage import Fault, FaultyStore, LocalStore, MemoryStore, RaiseError, Rule, Store
 
 from ..dtensor.rank_meshes import run_on_mesh, scattered
+from ..python import run_python
 from ..ranks import RanksFailed, run_ranks
 
 ROOT = Path(__file__).parents[2]
@@ -407,10 +407,7 @@ def test_a_killed_rank_is_missed_at_once() -> None:
         "print(json.dumps(dataclasses.asdict("
         "run_case(1, 3, after_effect=False, overwrite=False))))"
     )
-    command = [sys.executable, "-W", "ignore", "-c", program]
-    run = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=180, check=False
-    )
+    run = run_python("-W", "ignore", "-c", program)
     assert run.returncode == 0, run.stderr
     outcome = json.loads(run.stdout)
     assert outcome["killed"]

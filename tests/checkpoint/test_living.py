@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dtckpt.storage.peers import job
+
+from ..python import run_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,14 +22,10 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
     """What the runs of living_ranks have told, by name."""
     folder = tmp_path_factory.mktemp("living")
     before = set(os.listdir("/dev/shm"))
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.checkpoint.living_ranks", str(folder)],
-        cwd=ROOT,
+    run = run_python(
+        *("-m", "tests.checkpoint.living_ranks", folder),
         env=os.environ | {job.FOLDER: str(folder / "agents"), "GLOO_SOCKET_IFNAME": "lo"},
-        capture_output=True,
-        text=True,
         timeout=240,
-        check=False,
     )
     assert run.returncode == 0, run.stderr[-4000:]
     found = {told["name"]: told for told in map(json.loads, run.stdout.splitlines())}

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from ..python import run_python
 
 
 @pytest.fixture(scope="module")
 def outcomes() -> list[dict[str, Any]]:
     """Every round of rival_jobs."""
-    command = [sys.executable, "-m", "tests.checkpoint.rival_jobs"]
-    run = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
+    run = run_python("-m", "tests.checkpoint.rival_jobs", timeout=120)
     assert run.returncode == 0, run.stderr[-2000:]
     found = [json.loads(line) for line in run.stdout.splitlines()]
     assert {(o["overwrite"], o["background"]) for o in found} == {

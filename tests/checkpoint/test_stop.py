@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from ..python import run_python
 
 
 @pytest.fixture(scope="module")
 def outcomes() -> list[dict[str, Any]]:
     """Every case of stop_ranks."""
-    command = [sys.executable, "-m", "tests.checkpoint.stop_ranks"]
-    run = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
-    )
+    run = run_python("-m", "tests.checkpoint.stop_ranks", timeout=240)
     assert run.returncode == 0, run.stderr[-2000:]
     return [json.loads(line) for line in run.stdout.splitlines()]
 

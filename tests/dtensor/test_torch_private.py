@@ -82,7 +82,7 @@ def test_no_other_file_names_what_torch_keeps_private() -> None:
     for path, tree in trees.items():
         for node in ast.walk(tree):
             name = ""
-            if isinstance(node, ast.Attribute):
+            if isinstance(node, ast.Attribute) and is_private(node.attr):
                 base = ast.unparse(node.value)
                 operator = base.startswith(("aten", "prims", "torch.ops"))
                 of_torch = base.startswith(("torch.", "dist", "_c10d")) and not operator

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
+
+from ..python import run_python
 
 ROOT = Path(__file__).parents[2]
 MOST_NOT_RIGHT = 16
@@ -19,17 +19,9 @@ MOST_NOT_RIGHT = 16
 
 def test_no_operator_is_wrong_or_parts_the_ranks(tmp_path: Path) -> None:
     lines = tmp_path / "results.jsonl"
-    command = [sys.executable, "-m", "tests.operators", "--json", str(lines)]
+    command = ("-m", "tests.operators", "--json", lines)
     options = ("--sizes=uneven", "--mesh=4", "--samples=1", "--choices=2", "--jobs=2")
-    run = subprocess.run(
-        [*command, *options],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=540,
-        check=False,
-    )
+    run = run_python(*command, *options, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=540)
     results = [json.loads(line) for line in lines.read_text().splitlines()]
     wanting = [
         each["name"]

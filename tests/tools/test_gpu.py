@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import platform
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.python import run_python
 from tools.gpu import __main__ as gpu_check
 from tools.gpu.__main__ import CHECKS, NOTHING_CHECKED, main
 from tools.gpu.setting import Finding, Setting, differing
@@ -20,12 +19,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_all_of_it_runs_on_the_cpu(tmp_path: Path) -> None:
-    script = [sys.executable, "-m", "tools.gpu", "--device", "cpu", "--json"]
+    script = ["-m", "tools.gpu", "--device", "cpu", "--json"]
     small = ["--mib", "8", "--rounds", "2", "--folder", str(tmp_path)]
     small += ["--record", str(tmp_path / "figures")]
-    done = subprocess.run(
-        [*script, *small], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = run_python(*script, *small, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     told: dict[str, Any] = json.loads(done.stdout)
     assert told["checked"]

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +22,7 @@ from dtckpt.checkpoint.ranks.together import closing, ranks_of, together
 from dtckpt.checkpoint.ranks.wire import Wire
 from dtckpt.errors import CheckpointError, RankFailed
 
+from ...python import run_python
 from .plain_groups import run
 
 SIZE = 12
@@ -196,9 +194,7 @@ def test_one_who_dies_while_it_hands_on_is_named_by_all(
 @pytest.mark.parametrize("begun", ["begun", "not begun"])
 def test_a_process_that_is_killed_while_it_hands_on_is_named_by_all(begun: str) -> None:
     """Those behind it have the decision all the same, and learn of its end in the next round."""
-    command = [sys.executable, "-m", f"{__package__}.relay_ranks", "2", begun]
-    root = Path(__file__).parents[3]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=120)
+    done = run_python("-m", f"{__package__}.relay_ranks", "2", begun, timeout=120)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     living = [0, 1, 3, 4]

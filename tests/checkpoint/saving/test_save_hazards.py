@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +20,7 @@ from dtckpt.checkpoint.saving import exiting
 from dtckpt.errors import Busy, CheckpointError, InUse, LayoutMismatch, NotCommitted, RankFailed
 from dtckpt.storage import Delay, Fault, FaultyStore, MemoryStore, Rule
 
+from ...python import run_python
 from ...ranks import RanksFailed, run_ranks
 
 SHORT = timedelta(seconds=1)
@@ -258,8 +257,7 @@ handle.result(30)
 
 
 def test_a_forked_process_does_not_wait_for_saves_of_its_parent(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", FORK, str(tmp_path / "c")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = run_python("-c", FORK, tmp_path / "c", timeout=60)
     assert done.returncode == 0, done.stderr
     assert dcp.open(tmp_path / "c")["x"][...].sum() == 1000
     assert dcp.open(tmp_path / "c-child")["y"][...].sum() == 3

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import itertools
 import re
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -31,6 +29,7 @@ from dtckpt.dtensor.comm.traffic import (
 from dtckpt.dtensor.debug import CommDebugMode
 from dtckpt.dtensor.redistribute import explain
 
+from ...forked import run_forked
 from ..rank_meshes import gather_alike, run_on_mesh, scattered
 
 functional: Any = torch.ops.c10d_functional
@@ -360,15 +359,8 @@ dist.destroy_process_group()
 
 
 def test_collectives_of_torch_are_counted_beside(tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(tmp_path / "store"), str(tmp_path)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    outputs = [rank.communicate(timeout=120) for rank in ranks]
-    assert [out.strip() for out, _ in outputs] == ["done", "done"], outputs
+    rest = (str(tmp_path / "store"), str(tmp_path))
+    ends = run_forked(
+        {str(rank): (PROGRAM, str(rank), *rest) for rank in range(2)}, tmp_path, imports=""
+    )
+    assert [ends[str(rank)].out.strip() for rank in range(2)] == ["done", "done"], ends

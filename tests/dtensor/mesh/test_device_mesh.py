@@ -23,19 +23,13 @@ from dtckpt.dtensor import DeviceMesh, Mesh, Replicate, Shard
 from dtckpt.dtensor.mesh.modes import active_mesh
 from dtckpt.errors import PlacementError
 
+from ...python import run_python
 from ..rank_meshes import run_on_mesh, scattered
 
 
 def run_script(text: str, **env: str) -> str:
     """Run a script in a Python of its own; a default process group then stays there."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", text],
-        env=os.environ | env,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = run_python("-W", "error", "-c", text, env=os.environ | env, timeout=100)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -208,11 +202,12 @@ def test_the_active_mesh_is_of_one_thread() -> None:
 
 
 def test_geometry_does_not_import_torch() -> None:
-    run_script(
+    code = (
         "import sys, dtckpt.dtensor as d; from dtckpt.dtensor import Layout, Mesh, Shard\n"
         "import dtckpt.dtensor.geometry.irregular\n"
         "assert len(d.__all__) == len(set(d.__all__)) and 'torch' not in sys.modules"
     )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=100)
 
 
 def test_every_public_name_is_there() -> None:

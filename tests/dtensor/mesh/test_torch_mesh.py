@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -18,6 +16,8 @@ from dtckpt.dtensor import DeviceMesh, Mesh
 from dtckpt.dtensor import torch_private as private
 from dtckpt.dtensor.mesh.device_mesh import _taken_again
 from dtckpt.errors import PlacementError
+
+from ...python import run_python
 
 
 def alone(*names: str) -> DeviceMesh:
@@ -97,7 +97,6 @@ def test_a_mesh_that_outlives_the_modules_is_forgotten_quietly() -> None:
         "DeviceMesh('cpu', [0], rank=0).to_torch()\n"
         "sys.kept = DeviceMesh  # so that the names of its modules are cleared one by one\n"
     )
-    run = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
-    )
+    run = run_python("-c", program, timeout=120)
+    assert run.returncode == 0, run.stderr
     assert "Exception ignored" not in run.stderr

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from dtckpt.dtensor import DeviceMesh, Replicate, Shard
 from dtckpt.dtensor.redistribute.logs import logs_redistributes
 from dtckpt.logs import levels_of, logger_of
 
+from ...python import run_python
 from ..rank_meshes import run_on_mesh, scattered
 
 
@@ -165,9 +164,7 @@ dcp.save({"w": torch.ones(4)}, tempfile.mkdtemp() + "/d")
 
 
 def program(logs: str) -> Any:
-    env = {**os.environ, "DTCKPT_LOGS": logs}
-    command = [sys.executable, "-c", PROGRAM]
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    return run_python("-c", PROGRAM, env={**os.environ, "DTCKPT_LOGS": logs})
 
 
 def test_environment_shows_messages_once() -> None:

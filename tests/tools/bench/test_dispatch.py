@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.python import run_python
 from tools.bench.dispatch.beside import PYTHON, CheckoutFailed, checkout
 from tools.bench.dispatch.rows import COLD_ROWS, WARM_ROWS
 from tools.bench.frame.timing import Comparison
@@ -19,10 +19,10 @@ ROOT = Path(__file__).parents[3]
 def test_every_row_is_measured_on_every_side(tmp_path: Path) -> None:
     """It makes the job of its process a fake one, so it gets a process of its own."""
     found, table = tmp_path / "all.json", tmp_path / "all.md"
-    command = [sys.executable, "-m", "tools.bench.dispatch", "--rounds", "1"]
+    command = ["-m", "tools.bench.dispatch", "--rounds", "1"]
     command += ["--cold-rounds", "1", "--cold-axes", "1", "--batch-seconds", "0"]
     files = ["--json", str(found), "--markdown", str(table)]
-    run = subprocess.run([*command, *files], cwd=ROOT, capture_output=True, text=True, check=False)
+    run = run_python(*command, *files)
     assert run.returncode == 0, run.stderr
     rows = json.loads(found.read_text())["rows"]
     cold = [(row.name, 1) for row in COLD_ROWS if row.axes == 1]
@@ -51,10 +51,10 @@ def test_ratios_are_those_of_single_rounds() -> None:
 def test_two_checkouts_are_measured_in_turn(tmp_path: Path) -> None:
     """Here, this one beside itself."""
     found, table = tmp_path / "all.json", tmp_path / "all.md"
-    command = [sys.executable, "-m", "tools.bench.dispatch", "--beside", str(ROOT), "--only=mul"]
+    command = ["-m", "tools.bench.dispatch", "--beside", str(ROOT), "--only=mul"]
     command += ["--rounds=3", "--cold-rounds=2", "--cold-axes=1", "--batch-seconds=0"]
     files = ["--json", str(found), "--markdown", str(table)]
-    run = subprocess.run([*command, *files], cwd=ROOT, capture_output=True, text=True, check=False)
+    run = run_python(*command, *files)
     assert run.returncode == 0, run.stderr
     rows = json.loads(found.read_text())["rows"]
     assert [row["here"]["name"] for row in rows] == ["mul", "mul"]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+from tests.python import run_python
 from tools.bench.random_numbers import BAR, DISTRIBUTIONS, Drawn, grid
 
 ROOT = Path(__file__).parents[3]
@@ -14,10 +13,11 @@ ROOT = Path(__file__).parents[3]
 
 def test_the_command_measures_every_draw(tmp_path: Path) -> None:
     results = tmp_path / "results.json"
-    command = [sys.executable, "-m", "tools.bench.random_numbers", "--rounds", "1"]
+    command = ["-m", "tools.bench.random_numbers", "--rounds", "1"]
     command += ["--counts", "500", "--batch-seconds", "0.0001", "--json", str(results)]
     command += ["--markdown", str(tmp_path / "table.md")]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    ran = run_python(*command)
+    assert ran.returncode == 0, ran.stderr
     found = json.loads(results.read_text())
     names = [row["name"] for row in found["rows"]]
     assert names == [d.name for d in DISTRIBUTIONS] + ["rand", "randn", "randperm"]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 import torch
 
 from dtckpt.dtensor import Layout, Mesh
+from tests.python import run_python
 from tools.bench.redistribute.layouts import (
     Held,
     Transition,
@@ -151,10 +150,10 @@ def test_bytes_that_explain_did_not_tell_are_named() -> None:
 def test_a_tiny_run_measures_everything(tmp_path: Path) -> None:
     """It makes the job of its process a fake one, so it gets a process of its own."""
     found, tables = tmp_path / "all.json", tmp_path / "all.md"
-    command = [sys.executable, "-m", "tools.bench.redistribute", "--every", "40"]
+    command = ["-m", "tools.bench.redistribute", "--every", "40"]
     command += ["--samples", "40", "--sizes", "small", "--rounds", "1"]
     files = ["--json", str(found), "--markdown", str(tables)]
-    run = subprocess.run([*command, *files], cwd=ROOT, capture_output=True, text=True, check=False)
+    run = run_python(*command, *files)
     assert run.returncode == 0, run.stderr
     document = json.loads(found.read_text())
     assert {(link["ranks"], link["num_bytes"]) for link in document["links"]} == {

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.python import run_python
 from tools.bench.training.__main__ import elastic_grid, sequence_grid
 from tools.bench.training.elastic import Elastic
 from tools.bench.training.ways import Way
@@ -18,9 +17,9 @@ ROOT = Path(__file__).parents[3]
 
 def test_both_sides_train_alike(tmp_path: Path) -> None:
     out, table = tmp_path / "out.json", tmp_path / "out.md"
-    command = [sys.executable, "-m", "tools.bench.training", "--rounds", "1", "--only", "x TP"]
+    command = ["-m", "tools.bench.training", "--rounds", "1", "--only", "x TP"]
     command += ["--json", str(out), "--markdown", str(table)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    done = run_python(*command, timeout=240)
     assert done.returncode == 0, done.stderr
     (row,) = json.loads(out.read_text())["rows"]
     assert row["name"] == "FSDP x TP"
