@@ -8,7 +8,10 @@ SPREAD = "checkpoint/staging/spread.py"
 WITNESS = "checkpoint/staging/witness.py"
 QUIET = "checkpoint/staging/quiet.py"
 STEPS = "checkpoint/staging/steps.py"
-TESTS = ("tests/checkpoint/staging/test_spread.py",)
+TESTS = (
+    "tests/checkpoint/staging/test_spread.py",
+    "tests/checkpoint/staging/test_watched.py",
+)
 
 MUTANTS = (
     Mutant(
@@ -72,7 +75,7 @@ MUTANTS = (
         file=SPREAD,
         old="            if time.monotonic() - self._moved_at > limit:",
         new="            if False:",
-        tests=("tests/checkpoint/staging/test_spread.py",),
+        tests=TESTS,
     ),
     Mutant(
         name="gradients copy nothing",
@@ -219,6 +222,6 @@ MUTANTS = (
         file="checkpoint/saving/handle.py",
         old="            spread.finish_if_own()",
         new="            pass",
-        tests=("tests/checkpoint/staging/test_spread.py",),
+        tests=TESTS,
     ),
 )

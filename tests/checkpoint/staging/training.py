@@ -13,6 +13,8 @@ from dtckpt.storage import MemoryStore
 
 SIDE = 128
 """A weight takes 64 KiB."""
+LATE = 7 * SIDE * SIDE * 4
+"""Bytes that wait: three weights, one of them frozen, and two moments of the others."""
 
 
 class Training:
@@ -97,3 +99,24 @@ def saved_through(
 def bits_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return the bytes of a tensor."""
     return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def left(handle: ckpt.SaveHandle) -> int:
+    progress = handle.progress()
+    return progress.total_bytes - progress.staged_bytes
+
+
+def several(*changes: Callable[[Training], object]) -> Callable[[Training], None]:
+    def run(training: Training) -> None:
+        for change in changes:
+            change(training)
+
+    return run
+
+
+def no_grad(change: Callable[[Training], object]) -> Callable[[Training], None]:
+    def run(training: Training) -> None:
+        with torch.no_grad():
+            change(training)
+
+    return run
