@@ -34,7 +34,7 @@ MUTANTS = [
     Mutant(
         name="job: new ranks repeat the streams of others",
         file="checkpoint/job_state/stream_places.py",
-        old="    was_there = all(",
+        old="    was_there = repeats or all(",
         new="    source = tuple(i % n for i, n in zip(source, saved.shape, strict=True))\n"
         "    was_there = True or all(",
         tests=_PLACES,
