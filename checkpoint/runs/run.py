@@ -8,10 +8,19 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from dtckpt.errors import Corrupt, InUse, NotCommitted, ObjectExists, ObjectNotFound
+from dtckpt.errors import (
+    CheckpointError,
+    Corrupt,
+    InUse,
+    NotCommitted,
+    ObjectExists,
+    ObjectNotFound,
+    StorageError,
+)
 from dtckpt.logs import logger_of
 
 from ...storage.base import Level, Store
+from ...storage.names import check_component
 from ..deleting import delete
 from ..files.manifest import MANIFEST, Manifest, read_manifest_bytes
 from ..files.places import record_path
@@ -62,8 +71,10 @@ class Run:
     """
 
     def __init__(self, store: Store, prefix: str = "step-") -> None:
+        """Raises ValueError where no directory can be called so."""
         self.store = store
         self.prefix = prefix
+        check_component(self.name_of(0))  # one listing is of one level
         self._name = re.compile(rf"{re.escape(prefix)}(\d+)")
         self._records: dict[str, StepRecord] = {}
         """As last read or written, by name; one of another save is read again."""
@@ -81,9 +92,7 @@ class Run:
         level = self.store.level() if level is None else level
         beside = {info.name for info in level.objects}
         numbers = {
-            name: int(match[1])
-            for name in level.folders
-            if (match := self._name.fullmatch(name)) and name == self.name_of(int(match[1]))
+            name: number for name in level.folders if (number := self._number_of(name)) is not None
         }
         committed = committed_among(self.store, list(numbers), beside)
         steps = [
@@ -102,12 +111,37 @@ class Run:
             stray=tuple(sorted(name for name in beside if self._is_stray(name, committed))),
         )
 
+    def _number_of(self, name: str) -> int | None:
+        """Return the step whose checkpoint is called so; None for what is none of this run."""
+        match = self._name.fullmatch(name)
+        if match is None or name != self.name_of(int(match[1])):
+            return None
+        return int(match[1])
+
     def _is_stray(self, name: str, committed: set[str]) -> bool:
         for end in (record_path(""), PIN, ABANDONED):
             own = name.removesuffix(end)
-            if own != name and self._name.fullmatch(own):
+            if own != name and self._number_of(own) is not None:
                 return own not in committed
         return False
+
+    def is_ours(self, stray: str) -> bool:
+        """Whether a run has left what is called like a record or mark; others may have such names.
+
+        A record is read for that; a mark to stay is whoever pins's to take away.
+        """
+        if not stray.endswith(record_path("")):
+            return not stray.endswith(PIN)
+        try:
+            StepRecord.from_bytes(self.store.read(stray), f"{self.store.url}/{stray}")
+        except ObjectNotFound:
+            return False
+        except StorageError:
+            raise
+        except CheckpointError as error:
+            logger.warning("left alone: %s", error)
+            return False
+        return True
 
     def record(self, step: RunStep) -> StepRecord | None:
         """Return the record of a checkpoint; None if there is none, or a damaged one."""

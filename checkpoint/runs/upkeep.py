@@ -19,7 +19,7 @@ from dtckpt.logs import logger_of
 
 from ..cleaning import clean
 from .keep import Keep, KnownStep, surplus
-from .run import ABANDONED, PIN, Run, RunListing, RunStep
+from .run import ABANDONED, Run, RunListing, RunStep
 
 logger = logger_of("checkpoint")
 
@@ -130,7 +130,7 @@ class Upkeep:
             for gone in clean(self.run.store.substore(name), older_than=self.leftovers_after):
                 logger.info("collected %s/%s of a dead save", name, gone)
             self.run.sweep(name)
-        self.run.store.delete(name for name in listing.stray if not name.endswith(PIN))
+        self.run.store.delete(name for name in listing.stray if self.run.is_ours(name))
         for step in listing.steps:
             if not step.is_recorded:
                 self.known(step)
