@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from dtckpt.errors import Corrupt
+from dtckpt.errors import CheckpointError, Corrupt
 
 _VERSION = 1
 
@@ -46,11 +46,11 @@ class StepRecord:
 
     @classmethod
     def from_bytes(cls, text: bytes, where: str) -> StepRecord:
-        """Read the text of the file; Corrupt if it is none of this version or damaged."""
+        """Read the text of the file; Corrupt if it is none, CheckpointError if it is newer."""
         try:
             told = cast(dict[str, Any], json.loads(text))
             if told["version"] > _VERSION:
-                raise Corrupt(
+                raise CheckpointError(  # not Corrupt: it is not to be made anew, without metrics
                     f"{where}: this record has version {told['version']}, {_VERSION} is the newest "
                     "that is read. Use the version of dtckpt that wrote it"
                 )
@@ -62,7 +62,14 @@ class StepRecord:
                 total_bytes=int(told["total_bytes"]),
                 metrics={str(name): float(value) for name, value in told["metrics"].items()},
             )
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (
+            ValueError,
+            OverflowError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as error:
             raise Corrupt(f"{where}: this is no record of a checkpoint: {error!r}") from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from dtckpt.checkpoint import CheckpointManager, Keep
+from dtckpt.checkpoint import Best, CheckpointManager, Keep
 from dtckpt.checkpoint.runs.run import Run
 from dtckpt.checkpoint.runs.upkeep import Upkeep
+from dtckpt.errors import CheckpointError
 from dtckpt.storage import LocalStore, MemoryStore
 
 
@@ -49,3 +51,22 @@ def test_a_prefix_is_of_one_directory() -> None:
     for prefix in ("runs/step-", "/", "a\\"):
         with pytest.raises(ValueError, match="bad"):
             CheckpointManager(MemoryStore(), prefix=prefix)
+
+
+def test_a_record_of_a_newer_version_is_not_made_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(tmp_path, 1, 2)
+    path = tmp_path / "step-1.json"
+    newer = json.dumps({**json.loads(path.read_text()), "version": 2})
+    path.write_text(newer)
+    keep = Keep(last=1, best=Best(metric="loss"))
+    with CheckpointManager(tmp_path, keep=keep) as manager:
+        manager.restore(state(0))
+        manager.save(3, state(3), metrics={"loss": 3})
+        manager.wait()
+        assert manager.all_steps() == (1, 2, 3)  # who cannot tell which is the best deletes none
+        with pytest.raises(CheckpointError, match="version 2"):
+            manager.best()
+    assert path.read_text() == newer
+    assert "Use the version of dtckpt that wrote it" in caplog.text
