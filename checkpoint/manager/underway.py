@@ -38,7 +38,7 @@ class Following:
         )
         here = self.places.of(save.step, report.url)
         self.answer(save, url=report.url)
-        here.worker.do(lambda: here.run.write_record(record))
+        here.run.note(record)
         here.worker.do(here.upkeep.retain)
 
     def answer(self, save: StepSave, *, url: str = "", problem: str = "") -> None:

@@ -151,7 +151,6 @@ class Places:
     def pass_on_record(self, source: Place, target: Place, step: int) -> None:
         """Put beside a checkpoint what is kept beside it at another place."""
         name = source.run.name_of(step)
-        source.worker.wait()  # which may be about to write it
         with self._lock:
             record = source.run.record_of(step)
             if record is not None:

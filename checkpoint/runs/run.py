@@ -77,7 +77,9 @@ class Run:
         check_component(self.name_of(0))  # one listing is of one level
         self._name = re.compile(rf"{re.escape(prefix)}(\d+)")
         self._records: dict[str, StepRecord] = {}
-        """As last read or written, by name; one of another save is read again."""
+        """As last noted, read or written, by name."""
+        self._unwritten: dict[str, StepRecord] = {}
+        """Those that were noted and are still to be written."""
 
     def name_of(self, step: int) -> str:
         """Return what the checkpoint of a step is called."""
@@ -145,11 +147,14 @@ class Run:
 
     def record(self, step: RunStep) -> StepRecord | None:
         """Return the record of a checkpoint; None if there is none, or a damaged one."""
-        return self.record_of(step.number) if step.is_recorded else None
+        is_known = step.is_recorded or step.name in self._unwritten
+        return self.record_of(step.number) if is_known else None
 
     def record_of(self, step: int) -> StepRecord | None:
         """Return the record of a step, if there is a sound one."""
         checkpoint = self.name_of(step)
+        if (noted := self._unwritten.get(checkpoint)) is not None:
+            return noted
         name = record_path(checkpoint)
         try:
             found = StepRecord.from_bytes(self.store.read(name), f"{self.store.url}/{name}")
@@ -188,6 +193,20 @@ class Run:
         self.write_record(record)
         return record
 
+    def note(self, record: StepRecord) -> None:
+        """Know of a checkpoint, as soon as it is committed and from any thread, what is told of it.
+
+        ``write_noted`` writes it. Till then nothing else tells its metrics.
+        """
+        name = self.name_of(record.step)
+        self._records[name] = self._unwritten[name] = record
+
+    def write_noted(self) -> None:
+        """Write the records of what was noted."""
+        for name, record in tuple(self._unwritten.items()):
+            self.write_record(record)
+            self._unwritten.pop(name, None)
+
     def write_record(self, record: StepRecord) -> None:
         """Write or replace the record of a step."""
         name = self.name_of(record.step)
@@ -204,10 +223,12 @@ class Run:
         """Add metrics to the record of a checkpoint."""
         record = self.record(step) or self.make_record(step)
         self.write_record(replace(record, metrics={**record.metrics, **metrics}))
+        self._unwritten.pop(step.name, None)
 
     def forget(self, name: str) -> None:
         """Take away the record of a checkpoint that is to be replaced."""
         self._records.pop(name, None)
+        self._unwritten.pop(name, None)
         self.store.delete([record_path(name)])
 
     def mark(self, name: str, mark: str, *, is_set: bool = True) -> None:

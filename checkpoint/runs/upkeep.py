@@ -41,8 +41,10 @@ class Upkeep:
     def retain(self) -> None:
         """Delete the checkpoints that need not stay, once the newest one is known to be whole.
 
-        What is newer and damaged is left alone, and does not count.
+        What is newer and damaged is left alone, and does not count. Records come first, also of
+        what is saved while others are being deleted.
         """
+        self.run.write_noted()
         if self.keep.is_all:
             return
         listing = self.run.look()
@@ -59,9 +61,11 @@ class Upkeep:
         for name in choice.free:
             if self.may_go(name):
                 self.delete(name)
+                self.run.write_noted()
         for base in choice.cut:
             if self.may_go(base):
                 self.cut(base, choice.lent[base])
+                self.run.write_noted()
 
     def may_go(self, name: str) -> bool:
         """Whether a checkpoint that need not stay may be deleted at all."""

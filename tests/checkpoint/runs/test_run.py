@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -70,3 +71,27 @@ def test_a_record_of_a_newer_version_is_not_made_anew(
             manager.best()
     assert path.read_text() == newer
     assert "Use the version of dtckpt that wrote it" in caplog.text
+
+
+def test_what_is_saved_while_others_are_deleted_keeps_its_metrics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    all_saved, delete = threading.Event(), Run.delete
+
+    def slowly(run: Run, name: str) -> None:
+        assert all_saved.wait(60)
+        delete(run, name)
+
+    monkeypatch.setattr(Run, "delete", slowly)
+    keep = Keep(last=1, best=Best(metric="loss"))
+    with CheckpointManager(tmp_path, keep=keep) as manager:
+        for step, loss in enumerate([5, 4, 3, 1, 2], start=1):
+            manager.save(step, state(step), metrics={"loss": loss})
+        assert (handle := manager.saving) is None or handle.result()
+        all_saved.set()
+        manager.wait()
+        assert manager.all_steps() == (4, 5)
+        assert manager.best() == 4
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "step-4", "step-4.json", "step-5", "step-5.json",
+    }  # fmt: skip
