@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from .mutant import Mutant
 
-_TIERS = ("tests/checkpoint/manager/test_tiers.py",)
+_TIERS = (
+    "tests/checkpoint/manager/test_tiers.py",
+    "tests/checkpoint/manager/test_tiers_ranks.py",
+)
 _BRINGING = ("tests/checkpoint/manager/test_bringing_on.py",)
 _COPYING = ("tests/checkpoint/test_copying.py",)
 

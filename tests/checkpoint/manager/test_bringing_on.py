@@ -16,7 +16,8 @@ from dtckpt.checkpoint import Best, CheckpointManager, EverySteps, Keep, Tier
 from dtckpt.storage import Call, Fault, FaultyStore, LocalStore
 
 from ...ranks import run_ranks
-from .test_tiers import Gate, shards, state, steps, value_of
+from .test_tiers import Gate, state, steps, value_of
+from .test_tiers_ranks import shards
 
 RARELY = EverySteps(1000)
 

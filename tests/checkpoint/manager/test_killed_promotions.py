@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 
-from ...processes import ROOT
+from ...python import ROOT
 
 
 def test_a_killed_promotion_leaves_nothing_half_and_the_run_goes_on() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import dtckpt.checkpoint as dcp
-from tests.processes import ROOT
+from tests.python import ROOT
 from tests.waiting import wait_for
 
 
