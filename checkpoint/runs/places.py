@@ -141,12 +141,18 @@ class Places:
         return dict(sorted(found.items()))
 
     def change(self, step: int, change: Callable[[Run, RunStep], None]) -> Sequence[int]:
-        """Change what is kept beside the checkpoint of a step, everywhere; return all steps."""
+        """Change what is kept beside the checkpoint of a step, everywhere; return all steps.
+
+        Also where the run has gone back from it: what is pinned there is in the way of a new one.
+        """
+        steps: set[int] = set()
         with self._lock:
-            line = self.line()
-            for run, found in line.get(step, ()):
-                change(run, found)
-        return list(line)
+            for place, listing in listings(self.runs):
+                steps.update(found.number for found in listing.steps)
+                for found in listing.steps:
+                    if found.number == step:
+                        change(self.runs[place], found)
+        return sorted(steps)
 
     def pass_on_record(self, source: Place, target: Place, step: int) -> None:
         """Put beside a checkpoint what is kept beside it at another place."""

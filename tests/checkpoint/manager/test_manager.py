@@ -505,6 +505,12 @@ def test_a_pinned_checkpoint_does_not_make_way(tmp_path: Path) -> None:
         got = state(0)
         manager.restore(got, step=4)
         assert got["step"] == 4
+        manager.restore(got, step=3)
+        manager.pin(4, is_pinned=False)  # as the error says
+        assert manager.save(4, state(44))
+        manager.wait()
+        manager.restore(got)
+        assert (got["step"], manager.all_steps()) == (44, (1, 2, 3, 4))
 
 
 @pytest.mark.parametrize("keep", [Keep(), Keep(last=2)])
