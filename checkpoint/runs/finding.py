@@ -55,16 +55,19 @@ def find_newest(
     """Return the newest checkpoint whose manifest is intact and whose data files are all there.
 
     ``step`` asks for one of this number only. Of several places with the same step the first
-    counts. Those ``without`` are not looked at. StorageError where the last place cannot be looked
-    at; others are then passed over.
+    counts, but where the run has gone back from it: one that was away may still hold what another
+    one has in its stead. Those ``without`` are not looked at. StorageError where the last place
+    cannot be looked at; others are then passed over.
     """
     passed_over: dict[str, str] = {}
     sightings: list[Sighting] = []
+    left: set[Sighting] = set()
     for place, listing in listings(runs, passed_over):
         steps = listing.line if step is None else listing.steps
         sightings += [Sighting(s.number, place) for s in steps if step in (None, s.number)]
+        left.update(Sighting(s.number, place) for s in listing.steps if s.is_abandoned)
     found = None
-    for sighting in sorted(sightings, key=lambda seen: (-seen.step, seen.place)):
+    for sighting in sorted(sightings, key=lambda seen: (-seen.step, seen in left, seen.place)):
         run = runs[sighting.place]
         if sighting in without:
             continue

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import torch
 
+import dtckpt.checkpoint as ckpt
 from dtckpt.checkpoint import Best, CheckpointManager, Keep
-from dtckpt.checkpoint.runs.run import Run
+from dtckpt.checkpoint.runs.finding import Sighting, find_newest
+from dtckpt.checkpoint.runs.run import ABANDONED, Run
 from dtckpt.checkpoint.runs.upkeep import Upkeep
 from dtckpt.errors import CheckpointError
 from dtckpt.storage import LocalStore, MemoryStore
@@ -95,3 +97,14 @@ def test_what_is_saved_while_others_are_deleted_keeps_its_metrics(
     assert {path.name for path in tmp_path.iterdir()} == {
         "step-4", "step-4.json", "step-5", "step-5.json",
     }  # fmt: skip
+
+
+def test_a_step_is_the_one_of_the_line_wherever_it_is() -> None:
+    runs = Run(MemoryStore()), Run(MemoryStore())
+    for run in runs:
+        ckpt.save(state(5), run.place_of(5))
+    runs[0].mark("step-5", ABANDONED)  # and was away when it was to make way for the other one
+    assert find_newest(runs).found == find_newest(runs, step=5).found == Sighting(5, 1)
+    runs[1].delete("step-5")
+    assert find_newest(runs).found is None
+    assert find_newest(runs, step=5).found == Sighting(5, 0)
