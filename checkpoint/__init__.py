@@ -59,8 +59,8 @@ if TYPE_CHECKING:
     from .runs.keep import Best, Keep
     from .runs.places import Tier
     from .saving.background import async_save
+    from .saving.finishing import SaveReport
     from .saving.handle import SaveHandle, SaveProgress
-    from .saving.job import SaveReport
     from .saving.saver import save
     from .state.coordinates import Dealing, PerCoordinate
     from .state.tree import PerRank, Stateful
@@ -200,7 +200,7 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
             ".runs.places": "Tier",
             ".saving.background": "async_save",
             ".saving.handle": "SaveHandle SaveProgress",
-            ".saving.job": "SaveReport",
+            ".saving.finishing": "SaveReport",
             ".saving.saver": "save",
             ".state.coordinates": "Dealing PerCoordinate",
             ".state.tree": "PerRank Stateful",

@@ -16,7 +16,7 @@ from dtckpt.errors import CheckpointError
 
 from ..saving import background, saver
 from ..saving.background import SaveHandle
-from ..saving.job import SaveReport
+from ..saving.finishing import SaveReport
 from .filesystem import FileSystemWriter
 from .storage_writer import CheckpointWriter, refuse_alone
 

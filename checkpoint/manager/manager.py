@@ -43,7 +43,8 @@ class CheckpointManager:
     ``when`` says at which calls of ``save`` something is saved: a rule or several, of which one is
     enough. ``keep`` says what stays; the newest checkpoint always does, and so does one to whose
     files others refer. With ``in_background`` a save returns once what this rank writes has been
-    copied; with ``spread`` that is copied while the training goes on. ``incremental`` is how many
+    copied, on as many ranks that hold it as ``staged_copies`` says (see ``async_save``); with
+    ``spread`` that is copied while the training goes on. ``incremental`` is how many
     saves in a row may refer to what has not changed since an earlier one instead of writing it; the
     next one writes everything anew.
 
@@ -103,6 +104,7 @@ class CheckpointManager:
         elsewhere: Sequence[str | os.PathLike[str] | Store] = (),
         in_background: bool = True,
         spread: bool = False,
+        staged_copies: int = 1,
         incremental: int = 0,
         on_failure: OnFailure = "raise",
         on_signals: OnSignals | None = None,
@@ -169,7 +171,11 @@ class CheckpointManager:
             on_failure=on_failure,
             on_cost=on_cost,
             progress=self._shows,
-            choices={"allow_pickle": allow_pickle, "check_replicas": check_replicas},
+            choices={
+                "allow_pickle": allow_pickle,
+                "check_replicas": check_replicas,
+                "staged_copies": staged_copies,
+            },
         )
         self._saves = Saves(
             self._places, self._promotions, self._due, self._requests, manner, self._failures

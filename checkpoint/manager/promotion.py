@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -24,6 +24,7 @@ from ..files.committing import check_complete, check_free, commit, discard, find
 from ..files.manifest import FileRecord, Manifest, read_own_manifest
 from ..files.places import MANIFEST
 from ..ranks.failing import CalledOff
+from ..ranks.text import ranks_text
 from ..ranks.together import Answers, Ranks, closing, ranks_of, together
 from ..runs.places import Place, Places
 from ..runs.run import ABANDONED
@@ -141,6 +142,14 @@ class Promotions:
                 self.bring(ticket, ranks, url)
 
         threading.Thread(target=promote, name="dtckpt-promote", daemon=True).start()
+
+    def leave_out(self, ticket: Ticket | None, lost: Sequence[int]) -> None:
+        """Note that a checkpoint stays where it is: ranks were lost that would have to bring it."""
+        if ticket is not None:
+            ticket.is_done = True
+            who = f"{ranks_text(lost)} died or fell silent during the save"
+            self._failed(ticket, RankFailed(f"promote: {who}"), is_durable=True)
+            self.withdraw(ticket)
 
     def bring(self, ticket: Ticket | None, ranks: Ranks, url: str) -> None:
         """Bring a checkpoint to all places after the one where it was committed, at ``url``.

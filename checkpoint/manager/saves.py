@@ -187,7 +187,10 @@ class Saves:
                 save.ended(report, None)
                 self._ended_well(save, report)
                 self._following.tell_cost(save.step, report)
-                self._promotions.begin(ticket, report.url)
+                if report.stood_in_for:
+                    self._promotions.leave_out(ticket, report.stood_in_for)
+                else:
+                    self._promotions.begin(ticket, report.url)
                 return
             handle = self._begin_in_background(save, wanted, ticket)
         except BaseException:
@@ -224,7 +227,10 @@ class Saves:
     ) -> SaveHandle:
         def promote(handle: SaveHandle, ranks: Ranks) -> None:
             save.handle_ended(handle)
-            self._promotions.bring(ticket, ranks, handle.url)
+            if handle.report is not None and handle.report.stood_in_for:
+                self._promotions.leave_out(ticket, handle.report.stood_in_for)
+            else:
+                self._promotions.bring(ticket, ranks, handle.url)
 
         def withdraw_if_failed(handle: SaveHandle) -> None:
             if handle.report is None:
@@ -308,7 +314,8 @@ class Saves:
 
     def _ended_well(self, save: StepSave, report: SaveReport) -> None:
         self.last, self.report = save.step, report
-        if self._places.of(save.step, report.url) is self._places.first:
+        is_first_place = self._places.of(save.step, report.url) is self._places.first
+        if is_first_place and not report.stood_in_for:  # on those that were lost it has failed
             self._increments.saved(save.step)
         else:
             self._increments.break_off()

@@ -31,6 +31,12 @@ _OWN_ERRORS = tuple(
 )
 
 
+class Departure(str):
+    """Why a rank is lost that has left by itself: it has said so, or is at another call."""
+
+    __slots__ = ()
+
+
 class CalledOff(Exception):
     """Raised by a rank that leaves a phase because another one has failed in it."""
 
@@ -59,7 +65,8 @@ def failure(
     """Return the decision that a phase has failed, and whether it is certain to have no effect."""
     causes = {rank: json.loads(cause) for rank, cause in failed.items()}
     is_certain = is_certain or all(cause["is_certain"] for cause in causes.values())
-    value = {"failed": causes, "lost": lost, "is_certain": is_certain}
+    left = [rank for rank, why in lost.items() if isinstance(why, Departure)]
+    value = {"failed": causes, "lost": lost, "left": left, "is_certain": is_certain}
     return FAILED + json.dumps(value).encode()
 
 
@@ -90,6 +97,8 @@ def joint_error(phase: str, decision: dict[str, Any], *, alone: bool) -> Checkpo
     names = {cause["type"] for cause in failed.values()}
     cls = next((c for c in _OWN_ERRORS if names == {c.__name__}), CheckpointError)
     error = cls(message) if failed else RankFailed(message)
+    if isinstance(error, RankFailed) and not failed and not decision["left"]:
+        error.lost = tuple(sorted(map(int, lost)))
     error.is_certain = decision["is_certain"]
     numbers = {cause["errno"] for cause in failed.values()}
     if isinstance(error, OSError) and len(numbers) == 1:

@@ -101,6 +101,7 @@ def together(
     *,
     on_failure: Callable[[CheckpointError], None] | None = None,
     touched: Callable[[], Iterable[str]] | None = None,
+    without: frozenset[int] = frozenset(),
 ) -> bytes:
     """Run ``body`` on every rank and return the decision, or raise the same error on all ranks.
 
@@ -113,7 +114,7 @@ def together(
     ``on_failure`` is called with the error once it is certain that the coordinator has decided so;
     not where the coordinator was lost, since it may have decided otherwise. ``touched`` names what
     this rank has overwritten, whether it failed or not; it is asked, on every rank, only after a
-    failure.
+    failure. Ranks that are known to be lost are left out by all others: they go on ``without``.
     """
     own: BaseException | None = None
     own_decision: BaseException | None = None
@@ -144,7 +145,7 @@ def together(
         return not waits_for_all and given[:1] != OK
 
     try:
-        decision = ranks.consult(answer, Round(decide=conclude, fatal=fatal))
+        decision = ranks.consult(answer, Round(decide=conclude, fatal=fatal, without=without))
     except RankFailed as error:
         hint = "" if own is None else f" This rank had failed itself: {as_text(own)}"
         raise RankFailed(f"{phase}: {error}.{hint}") from (own or error)
@@ -153,7 +154,7 @@ def together(
     own = own or own_decision
     causes = cast(dict[str, Any], json.loads(decision[1:]))
     error = joint_error(phase, causes, alone=len(ranks.all) == 1)
-    lost = frozenset(int(rank) for rank in causes["lost"])
+    lost = without | frozenset(int(rank) for rank in causes["lost"])
     if touched is not None and ranks.rank not in lost:
         names = _all_names(ranks, list(touched()), lost)
         _add_overwritten(error, names)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from .call import Call, CallNumbers, Refuse, Signs, Waiting, lost_of
+from .failing import Departure
 from .frames import END, MESSAGE, SIGN, end, message, read_sign, sign
 from .greeting import Hello, Listener
 from .link import Link
@@ -169,7 +170,7 @@ class Wire(Owner):
         """Note that a member will not come to a call, since it is at another one."""
         held.awaited.discard(rank)
         held.strayed.add(rank)
-        held.gone[rank] = (
+        held.gone[rank] = Departure(
             f"it was at call {call} over this group when the first rank was at call {number}: it "
             "has left that one, or not all ranks have made the same calls in the same order"
         )
@@ -301,7 +302,7 @@ class Wire(Owner):
             self._numbers.skip_to(number)
         if kind == END:
             left = payload.decode(errors="replace")
-            held.gone.setdefault(rank, left or "it has ended this save or load")
+            held.gone.setdefault(rank, Departure(left or "it has ended this save or load"))
         else:
             age, doing = read_sign(payload)
             held.heard[rank] -= age

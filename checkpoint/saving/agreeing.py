@@ -37,7 +37,7 @@ from .merging import (
 from .outlines import Outline, Speakers, Told, print_of
 from .writers import assign_writers
 
-_SAVE_ID_BYTES = 8
+SAVE_ID_BYTES = 8
 _MAX_PLANS = 16
 """Of which the eight used last are always there."""
 _UNKNOWN = bytes(16)
@@ -94,6 +94,11 @@ class Agreement:
     tree: Node
     """The whole tree on the coordinator; None elsewhere."""
 
+    @property
+    def shared(self) -> tuple[StoredTensor, ...]:
+        """What is written of the tensors that ranks share; every rank knows all of it."""
+        return self.stored[: len(self.tensors)]
+
 
 def agree(
     ranks: Ranks, memory: PlanMemory, phase: str, describe: Callable[[], Description]
@@ -130,7 +135,7 @@ class _Agreeing:
         def compare(answers: Answers) -> bytes:
             verdict = {
                 "equal": len(set(answers.values())) == 1,
-                "save_id": secrets.token_hex(_SAVE_ID_BYTES),
+                "save_id": secrets.token_hex(SAVE_ID_BYTES),
             }
             return json.dumps(verdict).encode()
 

@@ -45,6 +45,7 @@ def async_save(
     if_busy: IfBusy = "wait",
     at_exit: AtExit = "wait",
     spread: Spreading = False,
+    staged_copies: int = 1,
 ) -> SaveHandle:
     """Save as ``save`` does, but return once what this rank writes has been copied.
 
@@ -74,6 +75,12 @@ def async_save(
     ``handle.finish_staging()`` first. A rank that comes to no backward pass and no step within
     ``timeout`` fails the save.
 
+    Where ranks hold the same cells of all tensors, ``staged_copies=2`` has each part copied by the
+    rank that writes it and by another one, which writes it if the first one dies or falls silent
+    before it has, as in ``save``. It takes twice the memory and the time of the copies; a higher
+    number lets as many ranks less one be lost. What a rank alone holds (cells without replicas,
+    tensors of its own in ``PerRank`` or ``PerCoordinate``) nobody else can copy.
+
     Errors of planning and staging are raised here, the same on all ranks; those of the rest by the
     handle. A handle that nobody asks logs its error when the next save begins or the process ends;
     in the latter case the process ends with exit code 1, after all its exit handlers. So does one
@@ -88,6 +95,7 @@ def async_save(
         base=base,
         elsewhere=elsewhere,
         timeout=timeout,
+        staged_copies=staged_copies,
     )
     ranks = ranks_of(process_group, no_dist=no_dist, timeout=timeout, purpose="async_save")
     way = Background(if_busy=if_busy, at_exit=at_exit, spread=spread)

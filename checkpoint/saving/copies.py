@@ -19,10 +19,27 @@ from ..ranks.text import ranks_text
 from ..ranks.together import Answers, Ranks, together
 from ..tensors.local_tensor import LocalTensor
 from ..tensors.sampling import Sampling
-from ..tensors.spec import GlobalTensor, fingerprint
+from ..tensors.spec import GlobalTensor, TensorSpecs, fingerprint
 
 _Parts = dict[str, dict[str, str]]
 """Hash of every shared part by the set of ranks that hold it and its key."""
+
+
+def digests_of_plain(
+    ranks: Ranks,
+    specs: TensorSpecs,
+    held: Mapping[str, LocalTensor],
+    sampling: Sampling | None,
+) -> dict[str, str]:
+    """Return the hashes of plain tensors, if there is anybody to compare them with."""
+    digests: dict[str, str] = {}
+    if len(ranks.all) > 1:
+        for name, spec in specs.items():
+            if spec.is_plain:
+                known = digests.get(spec.same_as or "")
+                digests[name] = known or next(held[name].digests(sampling))[1]
+                ranks.tell_alive()
+    return digests
 
 
 def compare_copies(

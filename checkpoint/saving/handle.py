@@ -16,7 +16,8 @@ from dtckpt.logs import logger_of
 from ...dtensor.comm.traffic import observers_here, observing
 from ..ranks.together import Ranks, closing
 from .exiting import AtExit, forget, remember
-from .job import SaveJob, SaveReport
+from .finishing import SaveReport
+from .job import SaveJob
 
 logger = logger_of("checkpoint")
 
@@ -135,7 +136,7 @@ class SaveHandle:
         """Return how many bytes this rank has copied and written, of how many."""
         job = self._job
         left = 0 if job.spread is None else job.spread.num_bytes - job.spread.copied_bytes
-        return SaveProgress(job.written_bytes, job.total_bytes, job.total_bytes - left)
+        return SaveProgress(job.written_bytes, job.total_bytes, max(job.total_bytes - left, 0))
 
     def standing(self) -> tuple[int, int] | None:
         """Return written bytes and bytes in all; None once the save has ended."""

@@ -6,66 +6,55 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, Literal, cast
 
-from dtckpt.errors import Cancelled, CheckpointError, StorageError
+from dtckpt.errors import Cancelled, CheckpointError, RankFailed, StorageError
 from dtckpt.logs import logger_of
 
+from ...dtensor.geometry.box import Box
 from ...storage.base import Store
 from ...storage.open import open_store
-from ..files.blocks import digest
-from ..files.borrowing import Borrowed, Lender, open_base, refuse_if_going
-from ..files.committing import check_complete, check_free, commit, discard
-from ..files.manifest import MANIFEST, BorrowedFile, FileRecord, Manifest, read_manifest_bytes
-from ..files.writing import Chunk, Contents, Progress, in_file_order, write_file
+from ..files.borrowing import Lender, open_base, refuse_if_going
+from ..files.committing import check_free, discard
+from ..files.manifest import MANIFEST, Manifest, read_manifest_bytes
+from ..files.stored_tensor import StoredTensor
+from ..files.writing import Chunk, in_file_order
 from ..ranks.failing import CalledOff
-from ..ranks.text import ranks_text
 from ..ranks.together import DEFAULT_TIMEOUT, Answers, Ranks, Solo, together
 from ..staging.area import StagingArea, copy_all
 from ..staging.quiet import Spreading, quiet_memory
 from ..staging.spread import Spread
 from ..staging.witness import witnesses
 from ..state.collector import paused_collector
-from ..state.limits import MAX_JSON_NESTING, check_nesting
 from ..state.tree import GiveState
 from ..tensors.local_tensor import LocalTensor, local_tensor
 from ..tensors.sampling import Sampling
-from ..tensors.spec import PerRankPart, TensorSpecs, Values, fingerprint, split_per_rank
+from ..tensors.spec import PerRankPart, Values, fingerprint, split_per_rank
 from ..tensors.ties import find_ties
 from ..tensors.transfer import TensorSource
-from ..timing.costs import Costs
-from ..timing.recorder import Recorder, Told
+from ..timing.recorder import Recorder
 from .agreeing import Agreement, Description, PlanMemory, agree
-from .copies import compare_copies
+from .copies import compare_copies, digests_of_plain
+from .finishing import (
+    Commit,
+    Part,
+    Replacement,
+    SaveReport,
+    Written,
+    json_copy,
+    metadata_digest,
+    replace_ranks,
+    write_part,
+)
 from .flattening import flatten
+from .writers import stood_in_for
 
 logger = logger_of("checkpoint")
 
 CheckReplicas = Literal["error", "warn"] | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveReport:
-    """What a save did, as one rank saw it."""
-
-    url: str
-    save_id: str
-    num_tensors: int
-    total_bytes: int
-    """Bytes of all tensors, each counted once."""
-    written_bytes: int
-    """Bytes that this rank wrote, headers and checksums included."""
-    borrowed_bytes: int = 0
-    """Bytes of this rank's part that have not changed since the base and were not written."""
-    bases: tuple[str, ...] = ()
-    """Names of the checkpoints beside this one to whose files it refers, on whatever rank."""
-    disagreements: tuple[str, ...] = ()
-    """Parts of replicated tensors whose copies differ, where ``check_replicas="warn"``."""
-    costs: Costs = field(repr=False, compare=False)
-    """Seconds and bytes of each phase, on this rank and over all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +69,8 @@ class SaveOptions:
     base: str | os.PathLike[str] | Store | None = None
     elsewhere: Sequence[str | os.PathLike[str] | Store] = ()
     timeout: timedelta = DEFAULT_TIMEOUT
+    staged_copies: int = 1
+    """On how many ranks that hold it each part is staged, by a save in the background."""
 
 
 class SaveJob:
@@ -91,10 +82,6 @@ class SaveJob:
     tensors: dict[str, LocalTensor]
     objects: tuple[Any, ...]
     """Modules, optimizers and others whose state dicts the state has."""
-    chunks: list[Chunk]
-    """What this rank writes."""
-    metadata: Any
-    """What the user gave, as it was at the call; on the coordinator."""
     metadata_digest: str
     """Of what the user gave on this rank; empty if that is nothing."""
 
@@ -104,7 +91,13 @@ class SaveJob:
         self.cancelled = threading.Event()
         self.disagreements: tuple[str, ...] = ()
         self.lender: Lender | None = None
-        self.borrowed = Borrowed()
+        self.parts: dict[int, Part] = {}
+        """What this rank writes, and by rank what it may have to write for others."""
+        self.writes = [ranks.rank]
+        """Whose parts this rank writes."""
+        self.lost: set[int] = set()
+        """Who is lost, and not waited for any more."""
+        self.is_staged = False
         self.elsewhere: tuple[Store, ...] = ()
         """Where to write what the store does not take."""
         self.unusable: StorageError | None = None
@@ -117,7 +110,8 @@ class SaveJob:
         """Copies that are made while the training goes on."""
         self.recorder = Recorder("save", ranks)
         self.has_copied = False
-        self._image: memoryview | None = None
+        self.metadata: Any = None
+        """What the user gave, as it was at the call; on the coordinator."""
 
     def plan(
         self,
@@ -148,8 +142,8 @@ class SaveJob:
         self.compare_copies()
         self.read_base()
         with paused_collector():
-            self.chunks = in_file_order(self.own_chunks())
-            self.total_bytes = sum(c.box.numel * c.dtype.itemsize for c in self.chunks)
+            own = Part(self.ranks.rank, in_file_order(self.own_chunks()))
+        self.parts, self.total_bytes = {own.rank: own}, own.num_bytes
         if logger.isEnabledFor(logging.INFO):
             self.held_bytes = sum(
                 part.nbytes for tensor in self.tensors.values() for _, part in tensor.parts
@@ -158,6 +152,8 @@ class SaveJob:
     def describe(self, state: GiveState, target: str | os.PathLike[str] | Store) -> Description:
         """Flatten the state and return what this rank says of it."""
         storage_options = self.options.storage_options
+        if self.options.staged_copies < 1:
+            raise ValueError(f"staged_copies is 1 or more, got {self.options.staged_copies}")
         self.store = open_store(target, **storage_options)
         self.elsewhere = tuple(open_store(place) for place in self.options.elsewhere)
         if self.ranks.is_coordinator:
@@ -187,7 +183,8 @@ class SaveJob:
             tree, shared, own = flat.tree, specs, PerRankPart({}, {})
             if flat.has_per_rank:
                 tree, shared, own = split_per_rank(flat.tree, specs, flat.copies)
-        values = Values(tree, self.digests_of(shared), flat.groups)
+        digests = digests_of_plain(self.ranks, shared, self.tensors, self.sampling())
+        values = Values(tree, digests, flat.groups)
         if self.options.base is not None:
             self.base = open_base(self.options.base, self.store, storage_options)
         terms = {
@@ -195,20 +192,9 @@ class SaveJob:
             "base": "" if self.base is None else self.base.url,
             "check_replicas": str(self.options.check_replicas),
             "elsewhere": " ".join(place.url for place in self.elsewhere),
+            "staged_copies": str(self.options.staged_copies),
         }
         return Description(specs=shared, values=values, own=own, terms=terms)
-
-    def digests_of(self, specs: TensorSpecs) -> dict[str, str]:
-        """Return the hashes of plain tensors, if there is anybody to compare them with."""
-        digests: dict[str, str] = {}
-        sampling = self.sampling()
-        if len(self.ranks.all) > 1:
-            for name, spec in specs.items():
-                if spec.is_plain:
-                    known = digests.get(spec.same_as or "")
-                    digests[name] = known or next(self.tensors[name].digests(sampling))[1]
-                    self.ranks.tell_alive()
-        return digests
 
     def sampling(self) -> Sampling | None:
         """Return which bytes of large tensors are compared, other ones at every save; None: all."""
@@ -257,9 +243,19 @@ class SaveJob:
 
     def own_chunks(self) -> Iterator[Chunk]:
         """Yield what this rank writes, in the order of the plan."""
-        for tensor, box in self.agreed.chunks:
+        return self.chunks_from_tensors(self.agreed.chunks)
+
+    def chunks_from_tensors(self, chunks: Iterable[tuple[StoredTensor, Box]]) -> Iterator[Chunk]:
+        """Yield chunks of what this rank holds."""
+        for tensor, box in chunks:
             part = self.tensors[tensor.name].part(box)
             yield Chunk(tensor=tensor, box=box, source=TensorSource(part))
+
+    def part_of(self, rank: int) -> Part:
+        """Return what another rank writes, all of which this rank holds, too."""
+        chunks = ((t, box) for t in self.agreed.shared for box in t.chunks_of(rank))
+        with paused_collector():
+            return Part(rank, in_file_order(self.chunks_from_tensors(chunks)))
 
     def stage(self, area: StagingArea, spread: Spreading = False) -> bytes:
         """Copy what this rank writes, so that the tensors may change.
@@ -272,10 +268,17 @@ class SaveJob:
 
     def copy_chunks(self, area: StagingArea, spread: Spreading) -> int:
         """Copy what has to be copied now, and return how many bytes that is."""
-        tensors = [cast(TensorSource, chunk.source).tensor for chunk in self.chunks]
-        staged = area.lay_out(self.chunks, tensors)
-        self.chunks, self._image = staged.chunks, staged.image
-        copies = staged.copies
+        rank = self.ranks.rank
+        for other in stood_in_for(rank, self.agreed.shared, self.options.staged_copies - 1):
+            self.parts[other] = self.part_of(other)
+        sources = [
+            [(chunk, cast(TensorSource, chunk.source).tensor) for chunk in part.chunks]
+            for part in self.parts.values()
+        ]
+        staged = dict(zip(self.parts, area.lay_out(sources), strict=True))
+        self.parts = {r: Part(r, found.chunks, found.image) for r, found in staged.items()}
+        self.is_staged = True
+        copies = [copy for found in staged.values() for copy in found.copies]
         if spread:
             quiet = quiet_memory(spread, self.objects)
             restless: set[str] = self.ranks.memory.setdefault("restless", set())
@@ -311,110 +314,115 @@ class SaveJob:
             if first is not None:
                 logger.warning("%s; the save is made at %s instead", first, place.url)
                 self.store, self.unusable = place, None
-                self.lender, self.borrowed, self.written_bytes = None, Borrowed(), 0
+                self.lender, self.written_bytes = None, 0
             try:
-                return self.write_and_commit()
+                return self.finish_here()
             except StorageError as error:
                 if first is not None:
                     first.add_note(f"and elsewhere: {error}")
                 first = first or error
         raise first or CheckpointError("there is no place to save to")
 
+    def finish_here(self) -> SaveReport:
+        """Make the save at one place, if need be without ranks that are lost meanwhile."""
+        loss: RankFailed | None = None
+        while True:
+            try:
+                if loss is not None:
+                    self.replace_lost(loss)
+                return self.write_and_commit()
+            except RankFailed as error:
+                if set(error.lost) <= self.lost or self.ranks.rank in error.lost:
+                    raise
+                self.lost |= set(error.lost)
+                loss = error
+
+    def replace_lost(self, loss: RankFailed) -> None:
+        """Agree on who writes the parts of the ranks that are lost; raise if nobody can.
+
+        All is written again under another save id: who is taken for dead may only be slow.
+        """
+        num_copies = self.options.staged_copies if self.is_staged else None
+
+        def choose(_: Answers) -> bytes:
+            return replace_ranks(self.lost, self.agreed, num_copies).to_bytes()
+
+        without = frozenset(self.lost)
+        told = together(
+            self.ranks, "save: replace ranks", self.stop_if_cancelled, choose, without=without
+        )
+        chosen = Replacement.from_bytes(told)
+        if chosen.problem:
+            raise RankFailed(f"{loss}. {chosen.problem}") from loss
+        if self.ranks.is_coordinator:
+            logger.warning("%s: %s; %s", self.store.url, loss, chosen.text)
+        self.agreed = replace(self.agreed, save_id=chosen.save_id)
+        self.written_bytes = 0
+        self.writes = [self.ranks.rank]
+        self.writes += [rank for rank, other in chosen.by.items() if other == self.ranks.rank]
+        for rank in self.writes:
+            if rank not in self.parts:
+                self.parts[rank] = self.part_of(rank)
+        self.total_bytes = sum(self.parts[rank].num_bytes for rank in self.writes)
+
     def write_and_commit(self) -> SaveReport:
         """Make the save at one place."""
-        manifest: list[Manifest] = []
-        costs: dict[int, Told] = {}
+        without = frozenset(self.lost)
+        written: list[Written] = []
 
-        def check(answers: Answers) -> bytes:
-            told = {rank: json.loads(answer) for rank, answer in answers.items()}
-            costs.update({rank: t["costs"] for rank, t in told.items()})
-            self.warn_of_other_metadata({rank: t["metadata"] for rank, t in told.items()})
-            reports = [report for report in told.values() if "file" in report]
-            borrowed = [BorrowedFile.from_json(file) for r in reports for file in r["borrowed"]]
-            made = Manifest(
-                save_id=self.agreed.save_id,
-                tensors={tensor.name: tensor for tensor in self.agreed.stored},
-                tree=self.agreed.tree,
-                files=tuple(FileRecord.from_json(report["file"]) for report in reports),
-                borrowed=tuple({file.id: file for file in borrowed}.values()),
-                metadata=self.metadata,
-            )
-            borrowed_bytes = sum(report["borrowed_bytes"] for report in reports)
-            with self.recorder.phase("commit"):
-                check_complete(self.store, made, borrowed_bytes)
-            manifest.append(made)
-            return b""
-
-        def stop_if_cancelled() -> bytes:
-            self.raise_if_cancelled()
-            return b""
-
-        def publish(_: Answers) -> bytes:
-            with self.recorder.phase("commit"):
-                commit(self.store, manifest[0], overwrite=self.options.overwrite)
-            totals = {
-                "num_tensors": len(self.agreed.stored),
-                "total_bytes": sum(t.stored_bytes for t in self.agreed.stored),
-                "bases": sorted({file.source for file in manifest[0].borrowed}),
-                "costs": self.recorder.summarize(costs),
+        def write() -> bytes:
+            written.extend(self.write())
+            report = {
+                "metadata": self.metadata_digest,
+                "costs": self.recorder.entry(),
+                "files": [file.to_json() for file in written],
             }
-            return json.dumps(totals).encode()
+            return json.dumps(report).encode()
 
         def discard_own(_: CheckpointError) -> None:
-            discard(self.store, self.agreed.save_id, self.ranks.rank)
+            for rank in self.writes:
+                discard(self.store, self.agreed.save_id, rank)
 
         def discard_if_lost(error: CheckpointError) -> None:
             if error.is_certain:  # other failures to publish may have gone through
                 discard_own(error)
 
-        own: list[FileRecord] = []
-
-        def write() -> bytes:
-            record = self.write()
-            report: dict[str, Any] = {
-                "metadata": self.metadata_digest,
-                "costs": self.recorder.entry(),
-            }
-            if record is not None:
-                own.append(record)
-                report["file"] = record.to_json()
-                report["borrowed"] = [file.to_json() for file in self.borrowed.files.values()]
-                report["borrowed_bytes"] = self.borrowed.num_bytes
-            return json.dumps(report).encode()
-
-        # Only a failure that the coordinator has told of: else it may be about to commit the file.
-        together(self.ranks, "save: write", write, check, on_failure=discard_own)
-        totals = json.loads(
-            together(
-                self.ranks, "save: commit", stop_if_cancelled, publish, on_failure=discard_if_lost
-            )
+        commit = Commit(
+            store=self.store,
+            agreed=self.agreed,
+            recorder=self.recorder,
+            metadata=self.metadata,
+            metadata_digest=self.metadata_digest,
+            overwrite=self.options.overwrite,
         )
+        # Only a failure that the coordinator has told of: else it may be about to commit the file.
+        together(
+            self.ranks, "save: write", write, commit.check, on_failure=discard_own, without=without
+        )
+        told = together(
+            self.ranks,
+            "save: commit",
+            self.stop_if_cancelled,
+            commit.publish,
+            on_failure=discard_if_lost,
+            without=without,
+        )
+        totals = json.loads(told)
         bases = tuple(totals.pop("bases"))
         self.recorder.learn(totals.pop("costs"))
         report = SaveReport(
             url=self.store.url,
             save_id=self.agreed.save_id,
-            written_bytes=sum(record.size for record in own),
-            borrowed_bytes=self.borrowed.num_bytes,
+            written_bytes=sum(file.record.size for file in written),
+            borrowed_bytes=sum(file.borrowed.num_bytes for file in written),
             bases=bases,
             disagreements=self.disagreements,
+            stood_in_for=tuple(sorted(self.lost)),
             costs=self.recorder.costs(self.store.url),
             **totals,
         )
         self.log(report)
         return report
-
-    def warn_of_other_metadata(self, digests: Mapping[int, str]) -> None:
-        """Warn where ranks gave other metadata than the coordinator, whose is kept."""
-        others = [r for r, digest in digests.items() if digest not in ("", self.metadata_digest)]
-        if others:
-            logger.warning(
-                "%s: %s gave other metadata than rank %d, whose is kept; what differs from rank "
-                "to rank belongs into the state, as PerRank",
-                self.store.url,
-                ranks_text(others),
-                self.ranks.rank,
-            )
 
     def log(self, report: SaveReport) -> None:
         """Log what this rank did for the save."""
@@ -437,16 +445,8 @@ class SaveJob:
             report.costs.line(),
         )
 
-    def write(self) -> FileRecord | None:
-        """Write this rank's data file."""
-
-        def on_progress(num_bytes: int) -> None:
-            self.written_bytes += num_bytes
-            self.raise_if_cancelled()
-            self.ranks.tell_alive()
-            if self.ranks.is_called_off():
-                raise CalledOff
-
+    def write(self) -> Iterator[Written]:
+        """Write the data files that fall to this rank: its own, and those of lost ranks."""
         self.raise_if_cancelled()
         if self.spread is not None:
             with self.recorder.phase("copy") as phase:
@@ -455,64 +455,38 @@ class SaveJob:
                     phase.num_bytes, self.has_copied = self.spread.copied_bytes, True
         if self.unusable is not None:
             raise self.unusable
-        with self.recorder.phase("write") as phase:
-            record = self.write_changed(on_progress)
-            phase.num_bytes = 0 if record is None else record.size
-        return record
+        for rank in self.writes:
+            with self.recorder.phase("write") as phase:
+                written = self.write_part(self.parts[rank])
+                phase.num_bytes = 0 if written is None else written.record.size
+            if written is not None:
+                yield written
 
-    def write_changed(self, on_progress: Progress) -> FileRecord | None:
+    def write_part(self, part: Part) -> Written | None:
         """Write what is not in the base, once everything has been copied."""
-        chunks, image = self.chunks, self._image
-        if self.lender is not None:
-            chunks = self.changed_chunks(self.lender, on_progress)
-            image = image if len(chunks) == len(self.chunks) else None
-        return write_file(
-            self.store,
-            Contents(chunks, image, self.borrowed.references),
-            save_id=self.agreed.save_id,
-            rank=self.ranks.rank,
-            on_progress=on_progress,
-        )
 
-    def changed_chunks(self, lender: Lender, on_progress: Progress) -> list[Chunk]:
-        """Return what is not in the base as it is now; the rest is borrowed."""
-        changed: list[Chunk] = []
-        for chunk in self.chunks:
-            if lender.borrow(chunk, self.borrowed):
-                on_progress(chunk.box.numel * chunk.dtype.itemsize)
-            else:
-                changed.append(chunk)
-        return changed
+        def on_progress(num_bytes: int) -> None:
+            self.written_bytes += num_bytes
+            self.raise_if_cancelled()
+            self.ranks.tell_alive()
+            if self.ranks.is_called_off():
+                raise CalledOff
+
+        return write_part(part, self.store, self.agreed.save_id, self.lender, on_progress)
 
     def forget_state(self) -> None:
         """Let go of all that is large, and of the ranks, which keep the job, once it has ended."""
         if self.spread is not None:
             self.spread.abandon()
-        self.chunks, self.tensors, self._image = [], {}, None
+        self.parts, self.tensors = {}, {}
         self.ranks = self.recorder.ranks = Solo(self.ranks.rank)
+
+    def stop_if_cancelled(self) -> bytes:
+        """Answer a phase in which a rank has nothing to do."""
+        self.raise_if_cancelled()
+        return b""
 
     def raise_if_cancelled(self) -> None:
         """Raise Cancelled once the save has been cancelled on this rank."""
         if self.cancelled.is_set():
             raise Cancelled(f"{self.store.url}: the save was cancelled")
-
-
-def metadata_digest(metadata: Any) -> str:
-    """Return what tells metadata apart from others; never raises."""
-    if metadata is None:
-        return ""
-    try:
-        return digest(json.dumps(metadata, sort_keys=True).encode()).hex()
-    except Exception:
-        return "no JSON"
-
-
-def json_copy(metadata: Any) -> Any:
-    """Return metadata as it is now; CheckpointError unless it is a JSON value."""
-    try:
-        check_nesting(metadata, MAX_JSON_NESTING, "metadata")
-        return json.loads(json.dumps(metadata, allow_nan=False))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"metadata must be a JSON value (None, bool, number, str, list, dict): {error}"
-        ) from error

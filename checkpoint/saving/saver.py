@@ -10,7 +10,8 @@ from typing import Any
 from ...storage.base import Store
 from ..ranks.together import DEFAULT_TIMEOUT, Ranks, closing, ranks_of
 from ..state.tree import GiveState, Stateful
-from .job import CheckReplicas, SaveJob, SaveOptions, SaveReport
+from .finishing import SaveReport
+from .job import CheckReplicas, SaveJob, SaveOptions
 
 
 def save(
@@ -56,14 +57,19 @@ def save(
     report's ``url`` says where the checkpoint is. What is written there refers to no base.
 
     ``timeout`` bounds how long ranks wait for one that shows no sign of life; a save of any length
-    may go on as long as all do.
+    may go on as long as all do. If a rank other than the first one dies or falls silent once it is
+    clear who writes what, and another one holds the same cells of all tensors (replicas of data
+    parallelism), that one writes its part, and the others theirs again, so that nothing depends on
+    what the lost one may still do. The report's ``stood_in_for`` tells, and a warning. What the
+    lost rank alone held cannot be saved, and the error says so.
 
     Raises the same error on every rank: AlreadyCommitted before anything is written if a
     checkpoint is there and ``overwrite`` is not set; Unsavable, LayoutMismatch, StorageError,
-    RankFailed where a rank died or fell silent, or another CheckpointError naming the rank, the
-    phase and the cause. After an error no half-written checkpoint is ever taken for one, and one
-    that was there is as it was, unless the very last step went through and only its confirmation
-    was lost (a rank died in the commit): then the new one is there, complete.
+    RankFailed where a rank died or fell silent whose part no other one can write, or another
+    CheckpointError naming the rank, the phase and the cause. After an error no half-written
+    checkpoint is ever taken for one, and one that was there is as it was, unless the very last step
+    went through and only its confirmation was lost (a rank died in the commit): then the new one is
+    there, complete.
     """
     options = SaveOptions(
         overwrite=overwrite,

@@ -5,16 +5,20 @@ group; within it each tensor is given to one replica index, largest first, alway
 loaded one (LPT). A tensor too large for a fair deal is cut into slices first, which are dealt out
 one by one. Only global sizes decide, so all cells of the grid decide alike without talking, and the
 indices alone, kept in the manifest, tell readers which rank wrote any part of any cell.
+
+Who writes the part of a rank that is lost is derived as well. Ranks that hold the same cells of all
+tensors form a class, in which each stands in for the ones before it, by their numbers, in a circle.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ...dtensor.geometry.layout import Layout
+from ...dtensor.geometry.irregular import IrregularLayout
+from ...dtensor.geometry.layout import Layout, ReplicaRanks
 from ...dtensor.geometry.mesh import Mesh
 from ..files.stored_tensor import StoredTensor
 from ..tensors.spec import GlobalTensor
@@ -93,3 +97,51 @@ def _deal(
         replicas[name][number] = replica
     for name, found in replicas.items():
         dealt[name] = tuple(found), cuts[name]
+
+
+def stand_ins(rank: int, tensors: Sequence[StoredTensor]) -> tuple[int, ...]:
+    """Return the ranks that can write a rank's part of shared tensors, the first ones first.
+
+    These are the others of its class. None can where it holds boxes that follow from no mesh.
+    """
+    return () if _holds_boxes(rank, tensors) else _class_from(rank, tensors)
+
+
+def stood_in_for(rank: int, tensors: Sequence[StoredTensor], most: int) -> tuple[int, ...]:
+    """Return the ranks among whose first stand-ins, so many of each, a rank is."""
+    before = _class_from(rank, tensors)[::-1][:most]
+    return tuple(other for other in before if not _holds_boxes(other, tensors))
+
+
+def _holds_boxes(rank: int, tensors: Sequence[StoredTensor]) -> bool:
+    """Whether a rank holds anything that follows from no mesh."""
+    told = (t.layout for t in tensors if isinstance(t.layout, IrregularLayout))
+    return any(layout.held_by(rank) for layout in told)
+
+
+def _class_from(rank: int, tensors: Sequence[StoredTensor]) -> tuple[int, ...]:
+    """Return the other ranks of a class from a rank on, those below it last.
+
+    The axes that cut tell which cells a rank holds, of however many tensors.
+    """
+    layouts: dict[tuple[Mesh, tuple[int, ...]], Layout] = {}
+    for tensor in tensors:
+        if isinstance(tensor.layout, Layout) and tensor.same_as is None:
+            layouts.setdefault((tensor.layout.mesh, tensor.layout.replica_axes), tensor.layout)
+
+    def place(rank: int) -> list[tuple[int, ...] | None]:
+        found: list[tuple[int, ...] | None] = []
+        for mesh, axes in layouts:
+            at = mesh.coordinate(rank)
+            found.append(at and tuple(i for axis, i in enumerate(at) if axis not in axes))
+        return found
+
+    own = place(rank)
+    around = [layout for layout, at in zip(layouts.values(), own, strict=True) if at is not None]
+    if not around:
+        return ()
+    fewest = min(around, key=lambda layout: layout.num_replicas)
+    cell = fewest.cell(fewest.mesh.coordinate(rank) or ())
+    alike = sorted(other for other in ReplicaRanks(fewest, cell) if place(other) == own)
+    position = alike.index(rank)
+    return (*alike[position + 1 :], *alike[:position])

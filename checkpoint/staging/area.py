@@ -1,7 +1,7 @@
 """Memory into which a rank copies what it is to write, so that the training may go on.
 
-Only the bytes that this rank writes are copied, once, to where they lie in the file. The memory is
-kept for the next save.
+Only the bytes that this rank writes, or may have to write for others, are copied, once, to where
+they lie in the file. The memory is kept for the next save.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import torch
 
 from ...storage.arena import Arena
 from ..files.writing import Chunk
+
+_PAGE_BYTES = 1 << 12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,11 +37,11 @@ class Copy:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Where everything is, or will be, once it has been copied."""
+    """Where everything of a data file is, or will be, once it has been copied."""
 
     chunks: list[Chunk]
     image: memoryview
-    """The memory, in which all chunks lie as in the file."""
+    """Whole pages of memory, in which all chunks lie as in the file."""
     copies: list[Copy]
 
 
@@ -61,25 +63,19 @@ class StagingArea:
         self._arena: Arena | None = None
         self._unpin: Callable[[], object] | None = None
 
-    def lay_out(self, chunks: Sequence[Chunk], tensors: Sequence[torch.Tensor]) -> Staged:
-        """Give each chunk, of those in file order, its memory; ``tensors`` hold their elements.
+    def lay_out(self, files: Sequence[Sequence[tuple[Chunk, torch.Tensor]]]) -> list[Staged]:
+        """Give each chunk, of those of every file in its order, its memory.
 
-        The memory belongs to the caller until its save has ended.
+        Beside it is the tensor with its elements. The memory belongs to the caller until its save
+        has ended.
         """
-        size = sum(tensor.nbytes for tensor in tensors)
-        image = self._memory(size, pinned=any(tensor.is_cuda for tensor in tensors))
-        staged = Staged([], image, [])
-        start = 0
-        for chunk, source in zip(chunks, tensors, strict=True):
-            tensor, end = chunk.tensor, start + source.nbytes
-            if end > start:
-                count, dtype = source.numel(), source.dtype
-                flat = torch.frombuffer(image, dtype=dtype, count=count, offset=start)
-                target = flat.view(source.shape)
-                staged.copies.append(Copy(tensor.name, source, target))
-            memory = _InMemory(image[start:end])
-            staged.chunks.append(Chunk(tensor=tensor, box=chunk.box, source=memory))
-            start = end
+        sizes = [_in_pages(sum(tensor.nbytes for _, tensor in file)) for file in files]
+        pinned = any(tensor.is_cuda for file in files for _, tensor in file)
+        memory = self._memory(sum(sizes), pinned=pinned)
+        staged: list[Staged] = []
+        for file, size in zip(files, sizes, strict=True):
+            staged.append(_laid_out(file, memory[:size]))
+            memory = memory[size:]
         return staged
 
     def _memory(self, size: int, *, pinned: bool) -> memoryview:
@@ -99,6 +95,26 @@ class StagingArea:
         if self._arena is not None:
             self._arena.close()
             self._arena = None
+
+
+def _in_pages(num_bytes: int) -> int:
+    return -(-num_bytes // _PAGE_BYTES) * _PAGE_BYTES
+
+
+def _laid_out(file: Sequence[tuple[Chunk, torch.Tensor]], image: memoryview) -> Staged:
+    staged = Staged([], image, [])
+    start = 0
+    for chunk, source in file:
+        tensor, end = chunk.tensor, start + source.nbytes
+        if end > start:
+            count, dtype = source.numel(), source.dtype
+            flat = torch.frombuffer(image, dtype=dtype, count=count, offset=start)
+            target = flat.view(source.shape)
+            staged.copies.append(Copy(tensor.name, source, target))
+        memory = _InMemory(image[start:end])
+        staged.chunks.append(Chunk(tensor=tensor, box=chunk.box, source=memory))
+        start = end
+    return staged
 
 
 def copy_all(copies: Iterable[Copy], on_progress: Callable[[], None]) -> None:

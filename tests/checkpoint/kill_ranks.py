@@ -1,7 +1,8 @@
-"""Two ranks save; one of them is killed at a chosen storage call. Run as a program by test_kill.
+"""Ranks save; some of them are killed at a chosen storage call. Run as a program by test_kill.
 
-Importing torch takes seconds, so this process imports it once and forks two ranks per case. It
-prints one JSON object per case: how the ranks ended and what can be loaded afterwards.
+Importing torch takes seconds, so this process imports it once and forks the ranks of each case. It
+prints one JSON object per case: how the ranks ended and what can be loaded afterwards. Of two ranks
+each is killed at every call; of four some are, which hold copies of each other's part or do not.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 import torch
 
 import dtckpt.checkpoint as dcp
+from dtckpt.dtensor import Layout, Mesh, Replicate, Shard
 from dtckpt.errors import CheckpointError, NotCommitted
 from dtckpt.storage import Fault, FaultyStore, Kill, LocalStore, Rule
 
@@ -122,7 +124,85 @@ def all_cases() -> Iterator[Outcome]:
                         break
 
 
+SHAPE = (12, 5)
+HYBRID = Layout(Mesh((2, 2)), (Replicate(), Shard(0)), SHAPE)
+SHARDED = Layout(Mesh((4,)), (Shard(0),), SHAPE)
+
+
+@dataclass(frozen=True)
+class Team:
+    """Four ranks, some of which are killed when they have created a file."""
+
+    name: str
+    layout: Layout
+    victims: tuple[int, ...]
+    background: bool = False
+
+
+TEAMS = (
+    Team("a replica is left", HYBRID, (3,)),
+    Team("a replica has copied it", HYBRID, (2,), background=True),
+    Team("both replicas are killed", HYBRID, (1, 3)),
+    Team("there is no replica", SHARDED, (3,)),
+)
+
+
+def run_member(team: Team, rank: int, root: Path, case: Path) -> None:
+    """Save in a forked rank, change the tensors, and leave a note of how it ended."""
+    group = gloo_group(c10d.FileStore(str(case / "rendezvous"), 4), rank, 4, timedelta(seconds=20))
+    rules = [Rule(Kill(after_effect=True), op="create")] if rank in team.victims else []
+    store = FaultyStore(LocalStore(root), rules)
+    at = team.layout.mesh.coordinate(rank) or ()
+    box = team.layout.box(at)
+    parts = {f"w{n}": torch.arange(60.0).view(SHAPE)[box.slices] + n for n in range(4)}
+    value = dcp.with_layouts(
+        parts | {"b": torch.ones(7)}, dict.fromkeys(parts, team.layout), rank=rank
+    )
+    try:
+        if team.background:
+            handle = dcp.async_save(value, store, process_group=group, staged_copies=2)
+            for part in parts.values():
+                part.zero_()
+            report = handle.result(60)
+        else:
+            report = dcp.save(value, store, process_group=group)
+        note = f"without {list(report.stood_in_for)}"
+    except CheckpointError as error:
+        note = f"{type(error).__name__}: {error}"
+    (case / f"rank{rank}").write_text(note)
+    os._exit(0)
+
+
+def run_team(team: Team) -> dict[str, object]:
+    """Run four ranks, and say how each ended and what can be loaded."""
+    with tempfile.TemporaryDirectory() as name:
+        root, case = Path(name) / "run", Path(name) / "case"
+        case.mkdir()
+        pids: list[int] = []
+        for rank in range(4):
+            pid = os.fork()
+            if pid == 0:
+                run_member(team, rank, root, case)
+            pids.append(pid)
+        killed = [r for r, pid in enumerate(pids) if os.WIFSIGNALED(os.waitpid(pid, 0)[1])]
+        notes = {r: (case / f"rank{r}").read_text() for r in range(4) if r not in killed}
+        return {"team": team.name, "killed": killed, "notes": notes, "loaded": _loaded_whole(root)}
+
+
+def _loaded_whole(root: Path) -> str:
+    try:
+        with dcp.open(root) as checkpoint:
+            expected = {f"w{n}": torch.arange(60.0).view(SHAPE) + n for n in range(4)}
+            expected["b"] = torch.ones(7)
+            right = all(torch.equal(checkpoint[n][...], value) for n, value in expected.items())
+    except NotCommitted:
+        return "not committed"
+    return "right" if right and not dcp.verify(root).problems else "wrong"
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    for team in TEAMS:
+        print(json.dumps(run_team(team)), flush=True)
     for found in all_cases():
         print(json.dumps(asdict(found)), file=sys.stdout, flush=True)

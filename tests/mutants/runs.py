@@ -103,7 +103,7 @@ MUTANTS = (
     Mutant(
         name="what is written elsewhere refers to the base",
         file="checkpoint/saving/job.py",
-        old="self.lender, self.borrowed, self.written_bytes = None, Borrowed(), 0",
+        old="self.lender, self.written_bytes = None, 0",
         new="self.written_bytes = 0",
         tests=_ELSEWHERE,
     ),

@@ -14,9 +14,9 @@ MUTANTS = (
     ),
     Mutant(
         name="the staged image is written though some of its chunks are borrowed",
-        file="checkpoint/saving/job.py",
-        old="            image = image if len(chunks) == len(self.chunks) else None",
-        new="            pass",
+        file="checkpoint/saving/finishing.py",
+        old="        image = image if len(chunks) == len(part.chunks) else None",
+        new="        pass",
         tests=("tests/checkpoint/saving/test_incremental.py",),
     ),
     Mutant(
@@ -113,8 +113,8 @@ MUTANTS = (
     Mutant(
         name="staged chunks lie where the file has others",
         file="checkpoint/saving/job.py",
-        old="            self.chunks = in_file_order(self.own_chunks())",
-        new="            self.chunks = list(self.own_chunks())",
+        old="            own = Part(self.ranks.rank, in_file_order(self.own_chunks()))",
+        new="            own = Part(self.ranks.rank, list(self.own_chunks()))",
         tests=("tests/checkpoint/files/test_writing.py",),
     ),
     Mutant(
@@ -185,22 +185,22 @@ MUTANTS = (
     Mutant(
         name="a cancelled save is committed",
         file="checkpoint/saving/job.py",
-        old='            self.raise_if_cancelled()\n            return b""',
-        new='            return b""',
+        old='        self.raise_if_cancelled()\n        return b""',
+        new='        return b""',
         tests=("tests/checkpoint/saving/test_async_save.py",),
     ),
     Mutant(
         name="a failure leaves the file of this rank behind",
         file="checkpoint/saving/job.py",
-        old='"save: write", write, check, on_failure=discard_own)',
-        new='"save: write", write, check)',
+        old="commit.check, on_failure=discard_own, without=without",
+        new="commit.check, without=without",
         tests=("tests/checkpoint/test_fault_table.py",),
     ),
     Mutant(
         name="bytes of borrowed chunks do not count as progress",
-        file="checkpoint/saving/job.py",
-        old="                on_progress(chunk.box.numel * chunk.dtype.itemsize)",
-        new="                pass",
+        file="checkpoint/saving/finishing.py",
+        old="            on_progress(chunk.box.numel * chunk.dtype.itemsize)",
+        new="            pass",
         tests=(
             "tests/checkpoint/saving/test_incremental.py",
             "tests/checkpoint/saving/test_async_save.py",

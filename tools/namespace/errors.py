@@ -108,6 +108,9 @@ class StateChanged(CheckpointError):
 class RankFailed(CheckpointError):
     """A rank raised, died or fell silent; every other rank raises this in its place."""
 
+    lost: tuple[int, ...] = ()
+    """Global numbers of the ranks that died or fell silent, where nothing else was wrong."""
+
 
 class Timeout(CheckpointError, TimeoutError):
     """A deadline passed."""

@@ -98,14 +98,14 @@ def test_all_ranks_have_one_summary_and_their_own_numbers(background: bool) -> N
 def test_the_slowest_rank_is_named_and_those_that_wait_for_it_are_not(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write = SaveJob.write_changed
+    write = SaveJob.write_part
 
     def slowly(self: SaveJob, *given: Any) -> Any:
         if self.ranks.rank == 1:
             time.sleep(SLOW)
         return write(self, *given)
 
-    monkeypatch.setattr(SaveJob, "write_changed", slowly)
+    monkeypatch.setattr(SaveJob, "write_part", slowly)
     monkeypatch.setattr("socket.gethostname", lambda: f"host-of-{threading.current_thread().name}")
     with caplog.at_level(logging.INFO, "dtckpt.checkpoint"):
         found = saved_and_loaded(MemoryStore())
@@ -167,7 +167,7 @@ def test_a_failing_save_fails_as_before(monkeypatch: pytest.MonkeyPatch) -> None
     def fail(self: SaveJob, *_: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(SaveJob, "write_changed", fail)
+    monkeypatch.setattr(SaveJob, "write_part", fail)
     with pytest.raises(RanksFailed, match="No space left on device"):
         saved_and_loaded(MemoryStore())
 

@@ -1,0 +1,443 @@
+"""A rank is lost while it writes: others that hold the same write its part, or all fail."""
+
+from __future__ import annotations
+
+import random
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+
+import dtckpt.checkpoint as dcp
+from dtckpt.checkpoint.files.stored_tensor import StoredTensor
+from dtckpt.checkpoint.ranks import relay
+from dtckpt.checkpoint.ranks.rendezvous import members_of
+from dtckpt.checkpoint.saving.agreeing import Agreement
+from dtckpt.checkpoint.saving.finishing import replace_ranks
+from dtckpt.checkpoint.saving.writers import assign_writers, stand_ins, stood_in_for
+from dtckpt.checkpoint.tensors.dtypes import DTYPES
+from dtckpt.checkpoint.tensors.spec import GlobalTensor
+from dtckpt.dtensor import Box, Layout, Mesh, Replicate, Shard
+from dtckpt.dtensor.geometry.irregular import IrregularLayout
+from dtckpt.errors import CheckpointError, NotCommitted, RankFailed, StorageError
+from dtckpt.storage import Fault, FaultyStore, MemoryStore, RaiseError, Rule, Store
+
+from ...ranks import run_ranks
+
+SIZE = 4
+SHAPE = (8, 6)
+DDP = Layout.replicated(Mesh((4,)), SHAPE)
+HSDP = Layout(Mesh((2, 2)), (Replicate(), Shard(0)), SHAPE)
+FSDP = Layout(Mesh((4,)), (Shard(0),), SHAPE)
+
+
+# -- who stands in for whom, of layouts alone
+
+
+def tensors(*layouts: Layout | IrregularLayout) -> tuple[StoredTensor, ...]:
+    found = [
+        GlobalTensor(name=f"t{i}", dtype=DTYPES["F32"], shape=layout.shape, layout=layout)
+        for i, layout in enumerate(layouts)
+    ]
+    return assign_writers(found)
+
+
+def table(size: int, *layouts: Layout | IrregularLayout) -> list[tuple[int, ...]]:
+    return [stand_ins(rank, tensors(*layouts)) for rank in range(size)]
+
+
+def test_replicas_of_data_parallelism_follow_each_other_in_a_circle() -> None:
+    assert table(4, DDP) == [(1, 2, 3), (2, 3, 0), (3, 0, 1), (0, 1, 2)]
+
+
+def test_hybrid_shards_have_the_ones_of_other_groups() -> None:
+    assert table(4, HSDP, DDP) == [(2,), (3,), (0,), (1,)]
+
+
+def test_tensor_parallelism_within_changes_nothing() -> None:
+    mesh = Mesh((2, 2, 2), ("replica", "shard", "tp"))
+    weight = Layout(mesh, (Replicate(), Shard(0), Shard(1)), SHAPE)
+    norm = Layout(mesh, (Replicate(), Shard(0), Replicate()), (8,))
+    assert table(8, norm, weight) == [(rank ^ 4,) for rank in range(8)]
+    found = [set(others) for others in table(8, norm)]
+    assert found == [{rank ^ 1, rank ^ 4, rank ^ 5} for rank in range(8)]
+
+
+def test_ranks_of_a_stage_stand_in_for_each_other() -> None:
+    stages = [Layout.replicated(Mesh((2,), ranks=ranks), SHAPE) for ranks in ((0, 1), (2, 3))]
+    assert table(4, *stages, DDP) == [(1,), (0,), (3,), (2,)]
+    tied = Layout.replicated(Mesh((2,), ranks=(1, 2)), SHAPE)
+    assert table(4, *stages, tied) == [(), (), (), ()], "each of a stage holds something else"
+
+
+def test_who_holds_something_alone_has_none() -> None:
+    assert table(4, FSDP) == table(4, DDP, FSDP) == [(), (), (), ()]
+    assert table(1, Layout.replicated(Mesh((1,)), SHAPE)) == [()]
+    assert stand_ins(7, tensors(DDP)) == (), "of what is on no mesh of a rank nothing is written"
+
+
+def test_copies_on_sibling_meshes_count() -> None:
+    joined = Mesh((2, 2), ("copy", "dp"), (0, 2, 1, 3))
+    assert table(4, Layout(joined, (Replicate(), Shard(0)), SHAPE)) == [(1,), (0,), (3,), (2,)]
+
+
+def test_boxes_that_follow_from_no_mesh_have_none() -> None:
+    boxes = IrregularLayout((4,), ((0, Box((0,), (4,))), (1, Box((0,), (4,)))))
+    assert table(4, DDP, boxes) == [(), (), (3, 0, 1), (0, 1, 2)]
+    assert stood_in_for(2, tensors(DDP, boxes), 2) == ()
+    assert stood_in_for(0, tensors(DDP, boxes), 2) == (3, 2)
+
+
+def some_layout(rng: random.Random) -> Layout:
+    ranks = rng.sample(range(8), rng.choice([1, 2, 4, 8]))
+    shape = rng.choice([(len(ranks),), (1, len(ranks)), (len(ranks) // 2 or 1, min(len(ranks), 2))])
+    if len(ranks) != shape[0] * (shape[1] if len(shape) > 1 else 1):
+        shape = (len(ranks),)
+    placements = tuple(rng.choice([Replicate(), Shard(0), Shard(1)]) for _ in shape)
+    return Layout(Mesh(shape, ranks=tuple(ranks)), placements, (rng.randint(1, 9), 5))
+
+
+def test_stand_ins_hold_all_that_they_may_have_to_write() -> None:
+    rng = random.Random(1)
+    num_found = 0
+    for _ in range(300):
+        stored = tensors(*(some_layout(rng) for _ in range(rng.randint(1, 3))))
+        for rank in range(8):
+            for other in stand_ins(rank, stored):
+                num_found += 1
+                for tensor in stored:
+                    held = tensor.layout.held_by(other)
+                    assert all(any(h.contains(b) for h in held) for b in tensor.chunks_of(rank))
+            for most in range(4):
+                assert set(stood_in_for(rank, stored, most)) == {
+                    other for other in range(8) if rank in stand_ins(other, stored)[:most]
+                }
+    assert num_found > 1000
+
+
+def agreement(*layouts: Layout | IrregularLayout) -> Agreement:
+    found: Any = tensors(*layouts)
+    return Agreement(save_id="0" * 16, tensors=found, stored=found, chunks=(), tree=None)
+
+
+@pytest.mark.parametrize(
+    ("layouts", "lost", "copies", "by", "problem"),
+    [
+        ([DDP] * 4, {1}, None, {1: 2}, ""),
+        ([DDP] * 4, {1, 2}, None, {1: 3, 2: 3}, ""),
+        ([DDP] * 4, {1, 2}, 2, {}, "part of rank 1: rank 2, who might have, died or fell silent"),
+        ([DDP] * 4, {1, 2}, 3, {1: 3, 2: 3}, ""),
+        ([DDP] * 4, {3}, 2, {3: 0}, ""),
+        ([DDP] * 4, {3}, 1, {}, "ranks 0-2 held the same, but may have changed it since the call"),
+        ([HSDP] * 4, {1, 3}, None, {}, "part of rank 1: rank 3, who might have, died or fell"),
+        ([FSDP], {2}, None, {}, r"it alone held 't0' \[4:6,0:6\]"),
+        ([FSDP] * 3, {2}, None, {}, r"it alone held 't0' \[4:6,0:6\] and 2 more"),
+        ([DDP], {3}, 1, {}, ""),
+    ],
+)
+def test_the_coordinator_says_who_writes_or_why_nobody_can(
+    layouts: list[Layout], lost: set[int], copies: int | None, by: dict[int, int], problem: str
+) -> None:
+    chosen = replace_ranks(sorted(lost), agreement(*layouts), copies)
+    assert chosen.by == by
+    assert bool(chosen.problem) == bool(problem)
+    assert re.search(problem, chosen.problem)
+    if not problem:
+        assert len(chosen.save_id) == 16
+        assert chosen.save_id != replace_ranks(lost, agreement(*layouts), copies).save_id
+    assert type(chosen).from_bytes(chosen.to_bytes()) == chosen
+
+
+# -- ranks as threads
+
+
+class Lost(Fault):
+    """Ends the connections of a rank; it goes on once it is told to."""
+
+    def __init__(self, group: Any, goes_on: threading.Event) -> None:
+        self.group, self.goes_on = group, goes_on
+
+    def before(self) -> None:
+        wire = members_of(self.group).wire
+        calls = wire._calls  # pyright: ignore[reportPrivateUsage]
+        for call in list(calls.values()):
+            for link in call.links.values():
+                link.connection.shutdown(socket.SHUT_RDWR)
+        assert self.goes_on.wait(60)
+
+
+class Slow(Fault):
+    """Holds a rank up, which lives and shows it."""
+
+    def __init__(self, goes_on: threading.Event) -> None:
+        self.goes_on = goes_on
+
+    def before(self) -> None:
+        assert self.goes_on.wait(60)
+
+
+def whole(number: int, value: float) -> torch.Tensor:
+    return torch.arange(48.0).view(SHAPE) + 100 * number + value
+
+
+def state(rank: int, layout: Layout, value: float = 0.0) -> dict[str, Any]:
+    """Several tensors for every rank to write, and values that a rank keeps for itself."""
+    at = layout.mesh.coordinate(rank)
+    assert at is not None
+    parts = {f"w{n}": whole(n, value)[layout.box(at).slices].clone() for n in range(4)}
+    plain = {f"p{n}": torch.full((40,), value + n) for n in range(4)}
+    values = {"step": value, "rng": dcp.PerRank({"seed": rank})}
+    return dcp.with_layouts(parts | plain | values, dict.fromkeys(parts, layout), rank=rank)
+
+
+def check(store: Store, value: float = 0.0) -> None:
+    """Assert that all of a state is there, on one rank."""
+    assert dcp.verify(store).problems == ()
+    into = {f"w{n}": torch.empty(SHAPE) for n in range(4)}
+    into |= {f"p{n}": torch.empty(40) for n in range(4)}
+    dcp.load(into, store, select=["w*", "p*"])
+    for n in range(4):
+        assert torch.equal(into[f"w{n}"], whole(n, value))
+        assert torch.equal(into[f"p{n}"], torch.full((40,), value + n))
+    tree = dcp.open(store).state_dict()
+    assert tree["step"] == value
+
+
+Ends = list[Any]
+"""Of each rank its report, or the text of the error."""
+Rules = Callable[[int, Any, threading.Event], Iterable[Rule]]
+
+
+def dies(*ranks: int, nth: int = 1) -> Rules:
+    """Ranks are lost when they create a file, the how manieth."""
+    return lambda rank, group, goes_on: (
+        [Rule(Lost(group, goes_on), op="create", nth=nth)] if rank in ranks else []
+    )
+
+
+def run(
+    store: Store,
+    layout: Layout,
+    rules: Rules,
+    lost: Sequence[int],
+    *,
+    background: bool = False,
+    value: float = 0.0,
+    **options: Any,
+) -> Ends:
+    """Save on four ranks, of which some are lost; they go on once all others have ended."""
+    goes_on = threading.Event()
+    others = threading.Barrier(SIZE - len(lost), action=goes_on.set)
+
+    def body(rank: int, group: Any) -> Any:
+        mine = FaultyStore(store, list(rules(rank, group, goes_on)))
+        given = state(rank, layout, value)
+        own = {"process_group": group, **options}
+        try:
+            if not background:
+                return dcp.save(given, mine, **own)
+            handle = dcp.async_save(given, mine, **own)
+            for held in given.values():
+                tensor = getattr(held, "tensor", held)
+                if isinstance(tensor, torch.Tensor):
+                    tensor.fill_(-1.0)
+            return handle.result(60)
+        except RankFailed as error:
+            return str(error)
+        finally:
+            if rank not in lost:
+                others.wait(60)
+
+    return run_ranks(SIZE, body)
+
+
+def files(store: Store) -> set[str]:
+    return {info.name for info in store.list("data")}
+
+
+def check_stood_in(store: Store, ends: Ends, lost: Sequence[int]) -> None:
+    """Assert that all others have the checkpoint, and that the lost ranks' writes are left over."""
+    reports = [end for rank, end in enumerate(ends) if rank not in lost]
+    assert {report.stood_in_for for report in reports} == {tuple(lost)}
+    assert len({report.save_id for report in reports}) == 1
+    new = f"data/{reports[0].save_id}/"
+    others = {name for name in files(store) if not name.startswith(new)}
+    assert sum(report.written_bytes for report in reports) == sum(
+        info.size for info in store.list("data") if info.name.startswith(new)
+    )
+    # They had no connection to learn by, so what they wrote when they came back is there.
+    assert {int(name.rpartition("/")[2].partition(".")[0]) for name in others} == set(lost)
+    for rank in lost:
+        assert "rank 0, which coordinates ranks 0-3, is lost" in ends[rank]
+
+
+@pytest.mark.parametrize("layout", [DDP, HSDP], ids=["ddp", "hsdp"])
+@pytest.mark.parametrize("victim", [1, 3])
+def test_a_replica_writes_the_part_of_a_lost_rank(
+    layout: Layout, victim: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = MemoryStore()
+    ends = run(store, layout, dies(victim), [victim], value=5.0)
+    check_stood_in(store, ends, [victim])
+    check(store, 5.0)
+    node = dcp.read_manifest(store).tree
+    assert all(str(rank) in str(node) for rank in range(SIZE)), "its values were known before"
+    other = stand_ins(victim, tensors(*[layout] * 4, *[DDP] * 4))[0]
+    (warning,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert f"rank {victim} is lost" in warning
+    assert f"rank {other} writes the part of rank {victim}" in warning
+
+
+@pytest.mark.parametrize("victim", [1, 3])
+def test_in_the_background_another_rank_has_copied_it(victim: int) -> None:
+    store = MemoryStore()
+    ends = run(store, HSDP, dies(victim), [victim], background=True, staged_copies=2, value=5.0)
+    check_stood_in(store, ends, [victim])
+    check(store, 5.0)
+
+
+def test_without_another_copy_nothing_is_committed() -> None:
+    store = MemoryStore()
+    ends = run(store, DDP, dies(2), [2], background=True)
+    assert "with staged_copies=2 another rank copies it" in ends[0]
+    assert ends[0] == ends[1] == ends[3]
+    assert ends[0].startswith("save: write failed: rank 2 is lost: ")
+    with pytest.raises(NotCommitted):
+        dcp.open(store)
+
+
+def test_what_a_rank_alone_held_cannot_be_saved() -> None:
+    store = MemoryStore()
+    ends = run(store, FSDP, dies(2), [2])
+    assert "rank 2 is lost" in ends[1]
+    assert "No other rank can write the part of rank 2: it alone held 'w0' [4:6,0:6]" in ends[1]
+    assert ends[0] == ends[1] == ends[3]
+    assert not store.exists("manifest.json")
+
+
+def test_tensors_that_a_rank_keeps_for_itself_cannot_be_saved() -> None:
+    store, goes_on = MemoryStore(), threading.Event()
+
+    def body(rank: int, group: Any) -> str:
+        mine = FaultyStore(store, list(dies(1)(rank, group, goes_on)))
+        own = {"rng": dcp.PerRank(torch.full((9,), float(rank))), "w": torch.ones(30)}
+        with pytest.raises(RankFailed) as caught:
+            dcp.save(own, mine, process_group=group)
+        goes_on.set()
+        return str(caught.value)
+
+    assert "it alone held 'rng/@1' [0:9]" in run_ranks(2, body)[0]
+    assert not store.exists("manifest.json")
+
+
+def test_a_rank_and_the_only_one_that_could_write_its_part() -> None:
+    store = MemoryStore()
+    ends = run(store, HSDP, dies(1, 3), [1, 3])
+    assert "rank 3, who might have, died or fell silent, too" in ends[0]
+    assert ends[0] == ends[2]
+    assert not store.exists("manifest.json")
+
+
+def test_one_rank_may_write_for_two() -> None:
+    store = MemoryStore()
+    ends = run(store, DDP, dies(1, 2), [1, 2])
+    check_stood_in(store, ends, [1, 2])
+    check(store)
+
+
+def test_a_rank_may_be_lost_while_it_writes_again() -> None:
+    store = MemoryStore()
+
+    def rules(rank: int, group: Any, goes_on: threading.Event) -> list[Rule]:
+        return [Rule(Lost(group, goes_on), op="create", nth=rank)] if rank in (1, 2) else []
+
+    ends = run(store, DDP, rules, [1, 2])
+    reports = [ends[0], ends[3]]
+    assert {report.stood_in_for for report in reports} == {(1, 2)}
+    check(store)
+
+
+def test_a_rank_that_was_only_slow_gets_the_error_and_damages_nothing() -> None:
+    store = MemoryStore()
+
+    def rules(rank: int, group: Any, goes_on: threading.Event) -> list[Rule]:
+        return [Rule(Slow(goes_on), op="create")] if rank == 1 else []
+
+    ends = run(store, HSDP, rules, [1], timeout=timedelta(seconds=1.5), value=3.0)
+    assert {ends[rank].stood_in_for for rank in (0, 2, 3)} == {(1,)}
+    assert "rank 1 is lost: it lives, but has not got on within 1.5 s" in ends[1]
+    assert all(name.startswith(f"data/{ends[0].save_id}/") for name in files(store))
+    check(store, 3.0)
+
+
+@pytest.mark.parametrize("victim", [1, 2, 3])
+def test_what_is_handed_on_reaches_the_others_without_a_lost_rank(
+    monkeypatch: pytest.MonkeyPatch, victim: int
+) -> None:
+    monkeypatch.setattr(relay, "FAN_OUT", 1)  # each rank gets it from the one before
+    monkeypatch.setattr(relay, "LONG_BYTES", 0)
+    monkeypatch.setattr(relay, "MOST_BYTES", 0)
+    store = MemoryStore()
+    ends = run(store, DDP, dies(victim), [victim])
+    check_stood_in(store, ends, [victim])
+    check(store)
+
+
+def test_what_has_not_changed_is_borrowed_for_a_lost_rank_too() -> None:
+    root = MemoryStore()
+    run(root.substore("1"), HSDP, dies(), [])
+    ends = run(root.substore("2"), HSDP, dies(3), [3], base=root.substore("1"))
+    check_stood_in(root.substore("2"), ends, [3])
+    report = ends[0]
+    assert sum(end.borrowed_bytes for end in ends if end is not ends[3]) == report.total_bytes
+    check(root.substore("2"))
+
+
+def test_a_checkpoint_is_replaced_without_a_lost_rank() -> None:
+    store = MemoryStore()
+    run(store, DDP, dies(), [])
+    ends = run(store, DDP, dies(1), [1], overwrite=True, value=2.0)
+    check_stood_in(store, ends, [1])
+    check(store, 2.0)
+
+
+def test_storage_that_fails_then_is_left_for_another_place() -> None:
+    first, second = MemoryStore(), MemoryStore()
+
+    def rules(rank: int, group: Any, goes_on: threading.Event) -> list[Rule]:
+        if rank == 2:
+            return [Rule(RaiseError(StorageError("full")), op="create", nth=2)]
+        return list(dies(1)(rank, group, goes_on))
+
+    ends = run(first, DDP, rules, [1], elsewhere=[second])
+    assert {end.url for rank, end in enumerate(ends) if rank != 1} == {second.url}
+    assert {end.stood_in_for for rank, end in enumerate(ends) if rank != 1} == {(1,)}
+    check(second)
+    assert not first.exists("manifest.json")
+
+
+def test_a_number_of_copies_below_one_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="staged_copies is 1 or more, got 0"):
+        dcp.async_save({"x": 1}, MemoryStore(), staged_copies=0)
+
+
+def test_ranks_give_the_same_number_of_copies() -> None:
+    store = MemoryStore()
+
+    def body(rank: int, group: Any) -> None:
+        with pytest.raises(CheckpointError, match="were not given the same staged_copies"):
+            dcp.async_save({"x": 1}, store, process_group=group, staged_copies=1 + rank)
+
+    run_ranks(2, body)
+
+
+def test_more_copies_than_ranks_hold_it_change_nothing() -> None:
+    store = MemoryStore()
+    ends = run(store, FSDP, dies(), [], background=True, staged_copies=9, value=1.0)
+    assert {end.stood_in_for for end in ends} == {()}
+    check(store, 1.0)
