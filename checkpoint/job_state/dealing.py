@@ -103,11 +103,18 @@ def _difference(one: Any, other: Any, where: str) -> str | None:
         if len(one) != len(other):
             return where
         pairs = [(str(i), *two) for i, two in enumerate(zip(one, other, strict=True))]
-    elif isinstance(one, torch.Tensor):
-        return None if torch.equal(one, other) else where
-    elif isinstance(one, np.ndarray):
-        return None if np.array_equal(one, other) else where
     else:
-        return None if one == other else where
+        return None if _bits(one) == _bits(other) else where
     found = (_difference(a, b, f"{where}/{key}".strip("/")) for key, a, b in pairs)
     return next((at for at in found if at is not None), None)
+
+
+def _bits(value: Any) -> Any:
+    """Return what is equal for values that are the same, bit for bit: NaN equals no number."""
+    if isinstance(value, torch.Tensor):
+        flat = value.detach().cpu().contiguous().view(-1).view(torch.uint8)
+        return value.dtype, value.shape, flat.numpy().tobytes()
+    if isinstance(value, np.ndarray | np.generic | float | complex):
+        array = np.asarray(value)
+        return array.dtype, array.shape, array.tobytes()
+    return value

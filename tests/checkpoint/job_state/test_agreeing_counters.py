@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -30,6 +32,15 @@ def test_loaders_are_told_their_share() -> None:
     assert state["taken"] == 6, "what was saved stays as it is"
 
 
+def test_numbers_that_are_none_are_compared_bit_for_bit() -> None:
+    def state() -> dict[str, Any]:
+        nan = float("nan")
+        arrays = {"a": np.full(2, nan), "b": np.float32(nan), "c": torch.tensor([nan, 1.0])}
+        return {"n": 6, "loss": nan, "scalar": torch.tensor(nan).bfloat16(), **arrays}
+
+    assert dealt([state(), state()], FOUR, "n")["n"] == 3
+
+
 def test_what_cannot_be_dealt_out_is_refused() -> None:
     for values, wanted, told in [
         ([{"n": 5}] * 4, THREE, "which 3 data loaders cannot have taken in equal numbers"),
@@ -37,6 +48,8 @@ def test_what_cannot_be_dealt_out_is_refused() -> None:
         ([{"n": 6, "e": {"x": [1]}}, {"n": 6, "e": {"x": [2]}}], FOUR, "differ in e/x/0"),
         ([{"n": 6, "e": torch.ones(1)}, {"n": 6, "e": torch.zeros(1)}], FOUR, "differ in e,"),
         ([{"n": 6, "e": 1}, {"n": 6, "e": True}], FOUR, "differ in e,"),
+        ([{"n": 6, "e": math.nan}, {"n": 6, "e": 1.0}], FOUR, "differ in e,"),
+        ([{"n": 6, "e": torch.ones(1)}, {"n": 6, "e": torch.ones(1).int()}], FOUR, "differ in e,"),
         ([{"n": 6}, {"n": 6, "e": 1}], FOUR, "differ in their states"),
         ([{"m": 5}] * 2, FOUR, "no count 'n' was saved"),
         ([{"n": True}] * 2, FOUR, "have not taken equal numbers"),
