@@ -12,6 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -228,6 +229,9 @@ class DemandWatch:
         self._thread.join(_JOIN_SECONDS)
 
     def _run(self) -> None:
+        with suppress(OSError):  # whoever asks before the first save is to find the directory
+            if os.path.isabs(self._store.url):
+                os.makedirs(self._store.url, exist_ok=True)
         while not self._ends.is_set():
             self._look()
             self._ends.wait(self._poll)

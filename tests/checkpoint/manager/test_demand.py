@@ -150,6 +150,14 @@ def test_a_root_that_is_none_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "none").exists()
 
 
+def test_a_run_can_be_asked_before_its_first_save(tmp_path: Path) -> None:
+    root = tmp_path / "deep" / "run"
+    with Training(LocalStore(root)) as training:
+        wait_for(root.exists)
+        request_save(root)
+        assert len(training.wait()) == 1
+
+
 def test_what_is_no_list_of_requests_is_left(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
