@@ -14,7 +14,7 @@ from dtckpt.errors import Timeout
 from ..agreement.gate import Agreed
 from ..ranks.together import Answers, Ranks, together
 from ..saving.background import SaveHandle
-from ..saving.job import SaveReport
+from ..saving.finishing import SaveReport
 
 Way = Literal["wait", "supersede", "finish"]
 """What becomes of a save under way: another one follows it, or takes its place, or does not."""

@@ -19,8 +19,9 @@ from ..ranks.together import DEFAULT_TIMEOUT
 from ..runs.keep import EVERYTHING, Best, Keep
 from ..runs.places import Places, Sighted, Tier
 from ..runs.run import PIN, Run, RunStep
+from ..saving.finishing import SaveReport
 from ..saving.handle import SaveHandle
-from ..saving.job import CheckReplicas, SaveReport
+from ..saving.job import CheckReplicas
 from ..state.tree import GiveState, State, is_stateful
 from ..timing.observers import Occasion, OnCost, tell_cost
 from .deciding import Tick, decided

@@ -24,8 +24,9 @@ from ..agreement.gate import Agreed
 from ..ranks.together import Ranks, closing, ranks_of, together
 from ..runs.places import Places
 from ..saving.background import Background, begin_save
+from ..saving.finishing import SaveReport
 from ..saving.handle import SaveHandle
-from ..saving.job import SaveOptions, SaveReport
+from ..saving.job import SaveOptions
 from ..saving.saver import save_now
 from ..state.tree import GiveState
 from ..timing.bars import watch

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from ..runs.places import Places
 from ..runs.record import StepRecord
+from ..saving.finishing import SaveReport
 from ..saving.handle import SaveHandle
-from ..saving.job import SaveReport
 from ..timing.observers import Occasion, OnCost, tell_cost
 from .requests import Requests
 

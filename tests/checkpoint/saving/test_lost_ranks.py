@@ -19,6 +19,7 @@ from dtckpt.checkpoint.ranks import relay
 from dtckpt.checkpoint.ranks.rendezvous import members_of
 from dtckpt.checkpoint.saving.agreeing import Agreement
 from dtckpt.checkpoint.saving.finishing import replace_ranks
+from dtckpt.checkpoint.saving.job import SaveJob
 from dtckpt.checkpoint.saving.writers import assign_writers, stand_ins, stood_in_for
 from dtckpt.checkpoint.tensors.dtypes import DTYPES
 from dtckpt.checkpoint.tensors.spec import GlobalTensor
@@ -360,6 +361,50 @@ def test_a_rank_may_be_lost_while_it_writes_again() -> None:
     reports = [ends[0], ends[3]]
     assert {report.stood_in_for for report in reports} == {(1, 2)}
     check(store)
+
+
+def lost_between(monkeypatch: pytest.MonkeyPatch, victim: int, goes_on: threading.Event) -> Any:
+    """Let a rank be lost in the first phase in which it has nothing to write; give it the group."""
+    groups: dict[int, Any] = {}
+    stop_if_cancelled = SaveJob.stop_if_cancelled
+
+    def lost_once(job: SaveJob) -> bytes:
+        if job.ranks.rank == victim and groups:
+            Lost(groups.pop(victim), goes_on).before()
+        return stop_if_cancelled(job)
+
+    monkeypatch.setattr(SaveJob, "stop_if_cancelled", lost_once)
+    return groups
+
+
+@pytest.mark.parametrize(("dead", "victim"), [((), 1), ((1,), 2)], ids=["commit", "replace ranks"])
+def test_a_rank_may_be_lost_where_nothing_is_written(
+    monkeypatch: pytest.MonkeyPatch, dead: tuple[int, ...], victim: int
+) -> None:
+    store, goes_on = MemoryStore(), threading.Event()
+    groups = lost_between(monkeypatch, victim, goes_on)
+
+    def rules(rank: int, group: Any, others_end: threading.Event) -> list[Rule]:
+        if rank == victim:
+            groups[rank] = group
+            threading.Thread(target=lambda: others_end.wait(60) and goes_on.set()).start()
+        return list(dies(*dead)(rank, group, others_end))
+
+    lost = [*dead, victim]
+    ends = run(store, DDP, rules, lost, value=4.0)
+    reports = [end for rank, end in enumerate(ends) if rank not in lost]
+    assert {report.stood_in_for for report in reports} == {tuple(lost)}
+    assert all("rank 0, which coordinates ranks 0-3, is lost" in ends[rank] for rank in lost)
+    check(store, 4.0)
+
+
+def test_nobody_replaces_the_first_rank() -> None:
+    store = MemoryStore()
+    ends = run(store, HSDP, dies(0), [0])
+    for text in ends[1:]:
+        assert "rank 0, which coordinates ranks 0-3, is lost" in text
+    assert "No other rank can write the part of rank 1" in ends[0], "to which all others are lost"
+    assert not store.exists("manifest.json")
 
 
 def test_a_rank_that_was_only_slow_gets_the_error_and_damages_nothing() -> None:
