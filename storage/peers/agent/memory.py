@@ -27,6 +27,8 @@ _CGROUPS = (
         "/sys/fs/cgroup/memory/memory.usage_in_bytes",
     ),
 )
+_STAT = "memory.stat"
+_CACHED = ("inactive_file", "active_file")
 
 
 class Memory:
@@ -83,5 +85,19 @@ def _cgroup() -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     for limit, used in _CGROUPS:
         with suppress(OSError, ValueError):  # "max", or another kind of control groups
-            found.append((int(Path(limit).read_text()), int(Path(used).read_text())))
+            most, taken = int(Path(limit).read_text()), int(Path(used).read_text())
+            found.append((most, max(taken - _cached_bytes(Path(used).with_name(_STAT)), 0)))
     return found
+
+
+def _cached_bytes(stat: Path) -> int:
+    """Return what a container uses for pages of files, which the system gives up for others.
+
+    A job that reads data and writes checkpoints fills all that its limit leaves with them.
+    """
+    try:
+        told = dict(line.split() for line in stat.read_text().splitlines())
+    except (OSError, ValueError):
+        return 0
+    # Those with "total_" count the control groups below, as the use does.
+    return sum(int(told.get(f"total_{name}", told.get(name, 0))) for name in _CACHED)
