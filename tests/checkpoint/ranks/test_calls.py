@@ -29,7 +29,7 @@ from ...waiting import beside_each_other
 from .plain_groups import Group, run
 
 _c10d: Any = dist
-SHORT = timedelta(seconds=1)
+SHORT = timedelta(seconds=0.5)
 LONG = timedelta(seconds=60)
 
 
