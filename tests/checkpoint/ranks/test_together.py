@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from dtckpt.checkpoint.ranks import base as ranks_module
 from dtckpt.checkpoint.ranks.base import Answers, Round, Solo
-from dtckpt.checkpoint.ranks.failing import FAILED, OK, CalledOff, told
+from dtckpt.checkpoint.ranks.failing import FAILED, OK, CalledOff, Departure, told
 from dtckpt.checkpoint.ranks.together import closing, ranks_of, together
 from dtckpt.checkpoint.state.limits import METADATA_VARIABLE
 from dtckpt.errors import CheckpointError, Corrupt, RankFailed
@@ -30,9 +30,11 @@ class Among(Solo):
         self._answers = iter(answers)
         self._lost = lost or {}
         self.fatal: list[Callable[[bytes], bool]] = []
+        self.without: list[frozenset[int]] = []
 
     def consult(self, answer: bytes, asked: Round) -> bytes:
         self.fatal.append(asked.fatal)
+        self.without.append(asked.without)
         answers = next(self._answers, None)
         if answers is None:
             raise RankFailed("rank 0, which coordinates, is lost")
@@ -139,6 +141,33 @@ def test_who_left_because_of_another_is_no_cause() -> None:
 def test_who_left_is_a_cause_where_there_is_no_other() -> None:
     with pytest.raises(RankFailed, match=r"^save: write failed on rank 1: another rank failed$"):
         together(Among([{1: failed(CalledOff()), 2: OK}]), "save: write", bytes)
+
+
+@pytest.mark.parametrize(
+    ("answers", "lost", "named"),
+    [
+        ({1: OK}, {2: "it died"}, (2,)),
+        ({}, {2: "it died", 1: "it fell silent"}, (1, 2)),
+        ({1: failed(CalledOff())}, {2: "it died"}, (2,)),
+        ({1: OK}, {2: Departure("it has given up: MemoryError: ")}, ()),
+        ({}, {2: "it died", 1: Departure("it has given up: MemoryError: ")}, ()),
+        ({1: failed(RankFailed("gone"))}, {2: "it died"}, ()),
+    ],
+)
+def test_an_error_names_the_lost_where_nothing_else_was_wrong(
+    answers: Answers, lost: dict[int, str], named: tuple[int, ...]
+) -> None:
+    with pytest.raises(RankFailed) as caught:
+        together(Among([answers], lost), "phase", lambda: b"")
+    assert caught.value.lost == named
+
+
+def test_who_is_known_to_be_lost_is_not_asked() -> None:
+    ranks = Among([{1: OK + b"1"}])
+    told = together(
+        ranks, "phase", lambda: b"0", lambda a: b"".join(a.values()), without=frozenset({2})
+    )
+    assert (told, ranks.without) == (b"01", [frozenset({2})])
 
 
 def test_errors_lead_back_to_those_of_this_rank() -> None:
