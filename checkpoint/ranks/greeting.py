@@ -19,8 +19,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-_MAGIC = b"dtckpt-2"
-_HELLO = struct.Struct("!8s16sQQ16sQ")  # magic, token, rank, instance, purpose, call
+PURPOSE_BYTES = 48
+"""As long as the name of a purpose may be."""
+_MAGIC = b"dtckpt-3"
+_HELLO = struct.Struct(f"!8s16sQQ{PURPOSE_BYTES}sQ")  # magic, token, rank, instance, purpose, call
 _PROBE = "?"
 _SECRET_BYTES = 16
 _GREETING_SECONDS = 5.0

@@ -20,6 +20,7 @@ from dtckpt.errors import CheckpointError, RankFailed
 from .base import DEFAULT_TIMEOUT, Answers, Ranks, Round, Solo
 from .failing import CALLED_OFF, FAILED, OK, as_text, failure, joint_error, told
 from .frames import check_size
+from .greeting import PURPOSE_BYTES
 from .group_ranks import GroupRanks
 from .rendezvous import members_of, numbers_of
 
@@ -43,6 +44,8 @@ def ranks_of(
     what is wrong with the arguments of this rank's call: the first phase fails with it, on all
     ranks; so it does for a ``timeout`` or a group that is none.
     """
+    if len(purpose.encode()) > PURPOSE_BYTES:
+        raise ValueError(f"a purpose has at most {PURPOSE_BYTES} bytes, got {purpose!r}")
     wrong = wrong or _wrong_timeout(timeout)
     if wrong:
         timeout = DEFAULT_TIMEOUT

@@ -174,6 +174,20 @@ def test_different_calls_of_one_number_are_refused_on_both_sides() -> None:
         assert found[2] == "x x x"
 
 
+def test_calls_are_told_apart_by_the_whole_of_their_names() -> None:
+    long = "look at the checkpoints of a run"
+
+    def body(rank: int, group: Any) -> list[str]:
+        found = [call(group, "x", purpose=purpose) for purpose in (long, f"{long} {rank}")]
+        with pytest.raises(ValueError, match="a purpose has at most 48 bytes"):
+            call(group, "x", purpose=long * 2)
+        return found
+
+    for same, other in run(2, body).values():
+        assert same == "x x"
+        assert f"this rank calls {long} 1 where rank 0 calls {long} 0" in other
+
+
 def test_the_latest_checkpoint_of_other_roots_is_refused() -> None:
     store = MemoryStore()
     for root in "ab":

@@ -29,9 +29,9 @@ from dtckpt.checkpoint.ranks.wire import Wire
 
 from ...waiting import Clock, wait_for
 
-HELLO = struct.Struct("!8s16sQQ16sQ")
+HELLO = struct.Struct("!8s16sQQ48sQ")
 TOKEN, WELCOME = b"t" * 16, b"w" * 16
-SAID = HELLO.pack(b"dtckpt-2", TOKEN, 3, 9, b"load", 70)
+SAID = HELLO.pack(b"dtckpt-3", TOKEN, 3, 9, b"load", 70)
 MOST_SECONDS = 25.0
 
 
@@ -136,7 +136,7 @@ def is_over(connection: socket.socket) -> bool:
     [
         b"GET / HTTP/1.0\r\n\r\n" + bytes(100),
         b"\x16\x03\x01\x02\x00\x01\x00\x01" + bytes(100),
-        HELLO.pack(b"dtckpt-2", b"wrong", 1, 0, b"save", 0),
+        HELLO.pack(b"dtckpt-3", b"wrong", 1, 0, b"save", 0),
         HELLO.pack(b"dtckpt-0", b"wrong", 1, 0, b"save", 0),
         b"",
     ],
