@@ -12,6 +12,7 @@ from typing import Any
 
 from ...storage.base import Store
 from ...storage.open import open_store
+from ..saving.exiting import forget
 from .finding import listings
 from .keep import Keep
 from .run import PIN, Run, RunStep
@@ -179,3 +180,5 @@ class Places:
         limit = None if within is None else time.monotonic() + within
         for place in reversed(self.all):
             place.worker.close(None if limit is None else max(limit - time.monotonic(), 0.0))
+            if limit is not None:
+                forget(place.run)  # the end of the process does not wait for it either

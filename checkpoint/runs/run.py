@@ -24,6 +24,7 @@ from ...storage.names import check_component
 from ..deleting import delete
 from ..files.manifest import MANIFEST, Manifest, read_manifest_bytes
 from ..files.places import record_path
+from ..saving.exiting import AtExit, forget, remember
 from ..steps import check_whole, committed_among
 from .keep import KnownStep
 from .record import StepRecord
@@ -69,6 +70,8 @@ class Run:
 
     One process changes a run at a time, any number may look at it.
     """
+
+    at_exit: AtExit = "wait"
 
     def __init__(self, store: Store, prefix: str = "step-") -> None:
         """Raises ValueError where no directory can be called so."""
@@ -196,16 +199,28 @@ class Run:
     def note(self, record: StepRecord) -> None:
         """Know of a checkpoint, as soon as it is committed and from any thread, what is told of it.
 
-        ``write_noted`` writes it. Till then nothing else tells its metrics.
+        ``write_noted`` writes it. Till then nothing else tells its metrics, so the process does not
+        end before.
         """
         name = self.name_of(record.step)
         self._records[name] = self._unwritten[name] = record
+        remember(self)
 
     def write_noted(self) -> None:
         """Write the records of what was noted."""
         for name, record in tuple(self._unwritten.items()):
             self.write_record(record)
             self._unwritten.pop(name, None)
+        if not self._unwritten:
+            forget(self)
+
+    def end_with_process(self) -> bool:
+        """Write what was noted and nobody has waited for."""
+        try:
+            self.write_noted()
+        except CheckpointError as error:
+            logger.warning("%s: records were not written: %s", self.store.url, error)
+        return True
 
     def write_record(self, record: StepRecord) -> None:
         """Write or replace the record of a step."""

@@ -55,7 +55,9 @@ def _settle(saves: list[Save]) -> None:
 
 
 def _when_main_thread_ends() -> None:
-    _settle([save for save in list(_unsettled) if save.at_exit == "wait"])  # others may still end
+    # Others may still end, and what follows a save may come to be when that has ended.
+    while saves := [save for save in list(_unsettled) if save.at_exit == "wait"]:
+        _settle(saves)
     # Last come, first called: other handlers may take away what saves need.
     atexit.unregister(_when_process_ends)
     atexit.register(_when_process_ends)

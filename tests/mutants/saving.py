@@ -71,8 +71,8 @@ MUTANTS = (
     Mutant(
         name="saves to be aborted are aborted while other threads may still train",
         file="checkpoint/saving/exiting.py",
-        old='    _settle([save for save in list(_unsettled) if save.at_exit == "wait"])',
-        new="    _settle(list(_unsettled))",
+        old='    while saves := [save for save in list(_unsettled) if save.at_exit == "wait"]:',
+        new="    while saves := list(_unsettled):",
         tests=("tests/checkpoint/saving/test_exits.py",),
     ),
     Mutant(

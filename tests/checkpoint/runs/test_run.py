@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -108,3 +110,17 @@ def test_a_step_is_the_one_of_the_line_wherever_it_is() -> None:
     runs[1].delete("step-5")
     assert find_newest(runs).found is None
     assert find_newest(runs, step=5).found == Sighting(5, 0)
+
+
+def test_a_process_that_waits_for_nothing_leaves_metrics(tmp_path: Path) -> None:
+    script = f"""
+import time, torch
+from dtckpt.checkpoint import CheckpointManager
+from dtckpt.checkpoint.runs.run import Run
+write = Run.write_record
+Run.write_record = lambda run, record: (time.sleep(0.5), write(run, record))
+manager = CheckpointManager({str(tmp_path)!r})
+manager.save(1, {{"w": torch.ones(64)}}, metrics={{"loss": 0.5}})
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+    assert json.loads((tmp_path / "step-1.json").read_text())["metrics"] == {"loss": 0.5}
