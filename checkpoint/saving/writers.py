@@ -109,6 +109,8 @@ def stand_ins(rank: int, tensors: Sequence[StoredTensor]) -> tuple[int, ...]:
 
 def stood_in_for(rank: int, tensors: Sequence[StoredTensor], most: int) -> tuple[int, ...]:
     """Return the ranks among whose first stand-ins, so many of each, a rank is."""
+    if most == 0:
+        return ()  # as in nearly all saves, whose callers wait for this
     before = _class_from(rank, tensors)[::-1][:most]
     return tuple(other for other in before if not _holds_boxes(other, tensors))
 

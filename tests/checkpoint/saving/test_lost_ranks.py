@@ -94,6 +94,11 @@ def test_boxes_that_follow_from_no_mesh_have_none() -> None:
     assert stood_in_for(0, tensors(DDP, boxes), 2) == (3, 2)
 
 
+def test_who_copies_nothing_for_others_looks_at_no_tensor() -> None:
+    looked_at: Any = None
+    assert stood_in_for(0, looked_at, 0) == ()
+
+
 def some_layout(rng: random.Random) -> Layout:
     ranks = rng.sample(range(8), rng.choice([1, 2, 4, 8]))
     shape = rng.choice([(len(ranks),), (1, len(ranks)), (len(ranks) // 2 or 1, min(len(ranks), 2))])
