@@ -27,6 +27,13 @@ BUCKET = "dtckpt-tests"
 
 SLOW = (
     "operators/test_sweep.py",
+    "test_readme.py",
+    "dtensor/test_compile.py",
+    "checkpoint/job_state/test_matrix.py",
+    "checkpoint/test_fsdp.py",
+    "dtensor/elastic/test_elastic_steps.py",
+    "checkpoint/manager/test_torchrun.py",
+    "dtensor/fsdp/test_beside_torch.py",
     "operators/test_coverage.py",
     "tools/bench/test_dispatch.py",
     "tools/bench/test_rows.py",
@@ -37,7 +44,6 @@ SLOW = (
     "dtensor/random/test_random.py",
     "checkpoint/test_failures.py",
     "dtensor/combined/test_training.py",
-    "dtensor/test_compile.py",
     "dtensor/mesh/test_device_mesh.py",
     "dtensor/mesh/test_interop.py",
     "storage/remote/test_s3.py",
@@ -55,10 +61,8 @@ SLOW = (
     "dtensor/ops/test_indexing.py",
     "dtensor/ops/test_ops.py",
     "checkpoint/tensors/test_meta_modules.py",
-    "checkpoint/test_fsdp.py",
     "checkpoint/files/test_commit_states.py",
     "checkpoint/test_fault_table.py",
-    "test_readme.py",
 )
 """Files of some 10 s and more, the longest first: processes that share the tests begin with them,
 or one would be at such a file long after the others are done."""

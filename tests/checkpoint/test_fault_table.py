@@ -36,7 +36,6 @@ from ..dtensor.rank_meshes import run_on_mesh, scattered
 from ..python import run_python
 from ..ranks import RanksFailed, run_ranks
 
-ROOT = Path(__file__).parents[2]
 SIZE = 3
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from ..python import run_python
 
-ROOT = Path(__file__).parents[2]
 MOST_NOT_RIGHT = 16
 """Operators of some 650 that may be refused, alike on all ranks; docs/operators.md names them."""
 

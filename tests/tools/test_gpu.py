@@ -15,8 +15,6 @@ from tools.gpu import __main__ as gpu_check
 from tools.gpu.__main__ import CHECKS, NOTHING_CHECKED, main
 from tools.gpu.setting import Finding, Setting, differing
 
-ROOT = Path(__file__).parents[2]
-
 
 def test_all_of_it_runs_on_the_cpu(tmp_path: Path) -> None:
     script = ["-m", "tools.gpu", "--device", "cpu", "--json"]

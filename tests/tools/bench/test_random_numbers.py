@@ -8,8 +8,6 @@ from pathlib import Path
 from tests.python import run_python
 from tools.bench.random_numbers import BAR, DISTRIBUTIONS, Drawn, grid
 
-ROOT = Path(__file__).parents[3]
-
 
 def test_the_command_measures_every_draw(tmp_path: Path) -> None:
     results = tmp_path / "results.json"

@@ -27,8 +27,6 @@ from tools.bench.redistribute.planned import Side
 from tools.bench.redistribute.tables import miscounted, summary_grid, wall_grid
 from tools.bench.redistribute.wall import BAR, SHARD_TO_SHARD_BAR, Timed
 
-ROOT = Path(__file__).parents[3]
-
 MESHES = ((4,), (2, 3), (2, 2, 2))
 SHAPES = ((7, 4), (1, 3), (0, 5), (8, 8))
 

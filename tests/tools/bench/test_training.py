@@ -12,8 +12,6 @@ from tools.bench.training.__main__ import elastic_grid, sequence_grid
 from tools.bench.training.elastic import Elastic
 from tools.bench.training.ways import Way
 
-ROOT = Path(__file__).parents[3]
-
 
 def test_both_sides_train_alike(tmp_path: Path) -> None:
     out, table = tmp_path / "out.json", tmp_path / "out.md"
