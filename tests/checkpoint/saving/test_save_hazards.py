@@ -266,8 +266,8 @@ def test_a_forked_process_does_not_wait_for_saves_of_its_parent(tmp_path: Path) 
 @pytest.mark.parametrize("slow", [0, 1])
 def test_a_rank_that_is_slow_but_gets_on_is_waited_for(slow: int) -> None:
     """Its part takes far longer than the timeout, but no step of it does."""
-    store, deadline = MemoryStore(), timedelta(seconds=1)
-    late = [Rule(Delay(0.25), op=op) for op in ("write", "read_into")]
+    store, deadline = MemoryStore(), timedelta(seconds=2)
+    late = [Rule(Delay(0.5), op=op) for op in ("write", "read_into")]
 
     def body(rank: int, group: Any) -> None:
         mine = FaultyStore(store, late if rank == slow else [])
