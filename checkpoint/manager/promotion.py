@@ -275,7 +275,8 @@ class _Promotion:
 
     def _look(self, _: Answers) -> bytes:
         """Return what there is to copy; nothing if it is there already."""
-        self._place.worker.wait()  # which may be about to delete what stands there
+        # It may be about to delete what stands there, and the other ranks wait meanwhile.
+        self._place.worker.wait(self._ranks.tell_alive)
         manifest = read_own_manifest(self._source)
         check_standing_alone(self._source, manifest)
         there = _save_id_at(self._target)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from errno import EIO
 from pathlib import Path
@@ -20,6 +21,7 @@ import torch.distributed as dist
 
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint import Best, CheckpointManager, Emergency, EverySteps, Keep, OnSignals, Tier
+from dtckpt.checkpoint.runs.upkeep import Worker
 from dtckpt.errors import AlreadyCommitted, Corrupt, StorageError
 from dtckpt.storage import (
     Call,
@@ -421,3 +423,20 @@ def test_a_process_that_waits_for_nothing_ends_with_its_last_step_in_the_root(
     root, fast = str(tmp_path / "root"), str(tmp_path / "fast")
     subprocess.run([sys.executable, "-c", code, root, fast], check=True, timeout=120)
     assert steps(tmp_path / "root") == [1]
+
+
+def test_who_waits_for_the_upkeep_of_a_place_tells_the_other_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[bool] = []
+    wait = Worker.wait
+
+    def noted(worker: Worker, tick: Callable[[], None] = lambda: None) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            told.append(tick.__name__ == "tell_alive")
+        wait(worker, tick)
+
+    monkeypatch.setattr(Worker, "wait", noted)
+    with CheckpointManager(tmp_path / "root", tiers=[Tier(tmp_path / "fast")]) as manager:
+        manager.save(1, state(1))
+    assert told == [True]
