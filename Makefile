@@ -57,9 +57,8 @@ format: install
 	$(BIN)/ruff format $(CODE)
 	$(BIN)/ruff check --fix $(CODE)
 
-# A process of tests waits for a quarter of its time, for ranks and disks: three keep two cores busy.
 test: install
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test-matrix: install
 	$(BIN)/python -m tests.matrix $(MATRIX)
