@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from dtckpt.errors import LayoutMismatch, Unsavable
 
@@ -50,7 +51,14 @@ class Counters:
             )
 
     def _found(self) -> dict[str, int]:
-        return {name: int(count()) for name, count in self._counts.items()}
+        return {name: _whole(name, count()) for name, count in self._counts.items()}
+
+
+def _whole(name: str, count: Any) -> int:
+    """Return a count as an int; a share of a batch would be cut off, and not be found."""
+    if int(count) != count:
+        raise Unsavable(f"Counters({name}=...) compares whole numbers, got {count!r}")
+    return int(count)
 
 
 def _told(found: Mapping[str, int]) -> str:

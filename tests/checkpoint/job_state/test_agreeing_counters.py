@@ -84,6 +84,15 @@ def test_parts_that_have_not_come_equally_far_are_not_saved(tmp_path: Path) -> N
     assert not (tmp_path / "a" / "manifest.json").exists()
 
 
+def test_a_part_of_a_step_is_not_cut_off(tmp_path: Path) -> None:
+    batches: Any = 3.5
+    counters = ckpt.Counters(step=lambda: 3, batches=lambda: batches)
+    with pytest.raises(Unsavable, match=r"batches=\.\.\.\) compares whole numbers, got 3\.5"):
+        ckpt.save({"counters": counters}, tmp_path / "a")
+    batches = torch.tensor(3.0)
+    ckpt.save({"counters": counters}, tmp_path / "a")
+
+
 def test_parts_of_several_checkpoints_are_found_at_the_load(tmp_path: Path) -> None:
     state, loader = job()
     for step in (3, 4):
