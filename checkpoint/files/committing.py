@@ -35,17 +35,31 @@ from .manifest import (
 logger = logger_of("checkpoint")
 
 
-def check_free(store: Store, *, overwrite: bool) -> None:
-    """Raise AlreadyCommitted if a checkpoint is there that may not be replaced."""
+def check_free(store: Store, *, overwrite: bool) -> str | None:
+    """Raise AlreadyCommitted if a checkpoint is there that may not be replaced.
+
+    Return the save id of the one that may, if any.
+    """
     if overwrite:
         there = find_manifest(store)
         # A newer format is refused here, before anything is written.
-        refuse_if_needed(store, "replaced", None if there is None else _save_id(store, there))
-    elif store.exists(MANIFEST):
+        save_id = None if there is None else _save_id(store, there)
+        refuse_if_needed(store, "replaced", save_id)
+        return save_id
+    if store.exists(MANIFEST):
         raise AlreadyCommitted(
             f"{store.url}: a committed checkpoint is already here and nothing was changed. "
             "Choose another path, or pass overwrite=True to replace it"
         )
+    return None
+
+
+def refuse_if_other(store: Store, save_id: str | None) -> None:
+    """Raise AlreadyCommitted if a checkpoint is there that ``check_free`` has not found."""
+    with failing(certain=True):
+        found = find_manifest(store)
+        if found is not None and _save_id(store, found) != save_id:
+            raise _taken(store)
 
 
 def wrong_files(

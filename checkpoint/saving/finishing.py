@@ -16,7 +16,7 @@ from ...dtensor.geometry.layout import Layout
 from ...storage.base import Store
 from ..files.blocks import digest
 from ..files.borrowing import Borrowed, Lender
-from ..files.committing import check_complete, commit
+from ..files.committing import check_complete, commit, refuse_if_other
 from ..files.manifest import BorrowedFile, FileRecord, Manifest
 from ..files.stored_tensor import StoredTensor
 from ..files.writing import Chunk, Contents, Progress, write_file
@@ -193,6 +193,10 @@ class Commit:
     metadata: Any
     metadata_digest: str
     overwrite: bool
+    replaced: str | None
+    """Save id of the checkpoint that was there at the call."""
+    is_alone: bool
+    """Whether ranks are lost; the job may have gone on elsewhere then, and have saved again."""
     _manifest: Manifest = field(init=False)
     _costs: dict[int, Told] = field(init=False)
 
@@ -219,6 +223,8 @@ class Commit:
     def publish(self, _: Mapping[int, bytes]) -> bytes:
         """Publish the manifest, and return what all ranks are told of the whole."""
         with self.recorder.phase("commit"):
+            if self.is_alone:
+                refuse_if_other(self.store, self.replaced)
             commit(self.store, self._manifest, overwrite=self.overwrite)
         totals = {
             "num_tensors": len(self.agreed.stored),

@@ -102,6 +102,8 @@ class SaveJob:
         """Where to write what the store does not take."""
         self.unusable: StorageError | None = None
         """What is known to be wrong with the store before anything is written, on one rank."""
+        self.replaced: str | None = None
+        """Save id of the checkpoint that was there at the call; on the coordinator."""
         self.written_bytes = 0
         self.total_bytes = 0
         self.held_bytes = 0
@@ -158,7 +160,7 @@ class SaveJob:
         self.elsewhere = tuple(open_store(place) for place in self.options.elsewhere)
         if self.ranks.is_coordinator:
             try:
-                check_free(self.store, overwrite=self.options.overwrite)
+                self.replaced = check_free(self.store, overwrite=self.options.overwrite)
             except StorageError as error:
                 if not self.elsewhere:
                     raise
@@ -313,7 +315,7 @@ class SaveJob:
         for place in (self.store, *self.elsewhere):
             if first is not None:
                 logger.warning("%s; the save is made at %s instead", first, place.url)
-                self.store, self.unusable = place, None
+                self.store, self.unusable, self.replaced = place, None, None
                 self.lender, self.written_bytes = None, 0
             try:
                 return self.finish_here()
@@ -394,6 +396,8 @@ class SaveJob:
             metadata=self.metadata,
             metadata_digest=self.metadata_digest,
             overwrite=self.options.overwrite,
+            replaced=self.replaced,
+            is_alone=bool(self.lost),
         )
         # Only a failure that the coordinator has told of: else it may be about to commit the file.
         together(

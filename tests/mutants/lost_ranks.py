@@ -23,6 +23,13 @@ MUTANTS = (
         tests=_LOST,
     ),
     Mutant(
+        name="a first rank that was stopped for long replaces what is newer",
+        file="checkpoint/saving/job.py",
+        old="is_alone=bool(self.lost)",
+        new="is_alone=False",
+        tests=_LOST,
+    ),
+    Mutant(
         name="lost ranks are waited for again",
         file="checkpoint/ranks/together.py",
         old="fatal=fatal, without=without)",

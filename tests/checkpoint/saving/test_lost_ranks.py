@@ -456,6 +456,32 @@ def test_a_checkpoint_is_replaced_without_a_lost_rank() -> None:
     check(store, 2.0)
 
 
+def test_what_was_saved_meanwhile_is_not_replaced_without_lost_ranks() -> None:
+    """The first rank may have been stopped for long, while the job went on without it."""
+    store, stopped = MemoryStore(), threading.Event()
+
+    def value(number: float) -> dict[str, torch.Tensor]:
+        return {"a": torch.full((9,), number), "b": torch.ones(8)}
+
+    class Restarted(Lost):
+        def before(self) -> None:
+            dcp.save(value(3.0), store, no_dist=True, overwrite=True)
+            stopped.set()
+            super().before()
+
+    def body(rank: int, group: Any) -> str:
+        dcp.save(value(1.0), store, process_group=group)
+        fault = Restarted(group, stopped) if rank == 1 else Slow(stopped)
+        mine = FaultyStore(store, [Rule(fault, op="create")])
+        with pytest.raises(CheckpointError) as caught:
+            dcp.save(value(2.0), mine, process_group=group, overwrite=True)
+        return str(caught.value)
+
+    assert "another save committed a checkpoint here" in run_ranks(2, body)[0]
+    assert torch.equal(dcp.open(store)["a"][...], torch.full((9,), 3.0))
+    assert dcp.verify(store).problems == ()
+
+
 def test_storage_that_fails_then_is_left_for_another_place() -> None:
     first, second = MemoryStore(), MemoryStore()
 
