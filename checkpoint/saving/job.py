@@ -337,7 +337,7 @@ class SaveJob:
                 if set(error.lost) <= self.lost or self.ranks.rank in error.lost:
                     raise
                 self.lost |= set(error.lost)
-                loss = error
+                loss = error.with_traceback(None)  # whose frames hold it, and all tensors
 
     def replace_lost(self, loss: RankFailed) -> None:
         """Agree on who writes the parts of the ranks that are lost; raise if nobody can.

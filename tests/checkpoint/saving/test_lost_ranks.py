@@ -6,6 +6,7 @@ import random
 import re
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -21,6 +22,7 @@ from dtckpt.checkpoint.saving.agreeing import Agreement
 from dtckpt.checkpoint.saving.finishing import replace_ranks
 from dtckpt.checkpoint.saving.job import SaveJob
 from dtckpt.checkpoint.saving.writers import assign_writers, stand_ins, stood_in_for
+from dtckpt.checkpoint.state.collector import paused_collector
 from dtckpt.checkpoint.tensors.dtypes import DTYPES
 from dtckpt.checkpoint.tensors.spec import GlobalTensor
 from dtckpt.dtensor import Box, Layout, Mesh, Replicate, Shard
@@ -305,6 +307,26 @@ def test_in_the_background_another_rank_has_copied_it(victim: int) -> None:
     ends = run(store, HSDP, dies(victim), [victim], background=True, staged_copies=2, value=5.0)
     check_stood_in(store, ends, [victim])
     check(store, 5.0)
+
+
+def test_nothing_is_held_after_a_save_without_a_lost_rank() -> None:
+    store, goes_on = MemoryStore(), threading.Event()
+
+    def body(rank: int, group: Any) -> bool:
+        held = {"a": torch.ones(9), "b": torch.ones(8)}
+        kept = weakref.ref(held["a"])
+        mine = FaultyStore(store, list(dies(1)(rank, group, goes_on)))
+        if rank == 1:
+            with pytest.raises(RankFailed):
+                dcp.save(held, mine, process_group=group)
+            return False
+        dcp.save(held, mine, process_group=group)
+        goes_on.set()
+        held.clear()
+        return kept() is None
+
+    with paused_collector():
+        assert run_ranks(2, body)[0]
 
 
 def test_without_another_copy_nothing_is_committed() -> None:
