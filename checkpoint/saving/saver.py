@@ -61,7 +61,8 @@ def save(
     clear who writes what, and another one holds the same cells of all tensors (replicas of data
     parallelism), that one writes its part, and the others theirs again, so that nothing depends on
     what the lost one may still do. The report's ``stood_in_for`` tells, and a warning. What the
-    lost rank alone held cannot be saved, and the error says so.
+    lost rank alone held cannot be saved, and the error says so. Nor does such a save replace what
+    another one has committed there since the call.
 
     Raises the same error on every rank: AlreadyCommitted before anything is written if a
     checkpoint is there and ``overwrite`` is not set; Unsavable, LayoutMismatch, StorageError,
