@@ -17,7 +17,7 @@ from typing import Any, Literal
 from dtckpt.errors import Busy
 
 from ...storage.base import Store
-from ..ranks.together import DEFAULT_TIMEOUT, Ranks, ranks_of, together
+from ..ranks.together import DEFAULT_TIMEOUT, Ranks, ranks_of
 from ..staging.area import StagingArea, StagingPool
 from ..staging.quiet import Spreading, require_spreading
 from ..state.tree import GiveState, Stateful
@@ -81,7 +81,7 @@ def async_save(
     number lets as many ranks less one be lost. What a rank alone holds (cells without replicas,
     tensors of its own in ``PerRank`` or ``PerCoordinate``) nobody else can copy.
 
-    Errors of planning and staging are raised here, the same on all ranks; those of the rest by the
+    Errors of planning are raised here, the same on all ranks; those of copying and the rest by the
     handle. A handle that nobody asks logs its error when the next save begins or the process ends;
     in the latter case the process ends with exit code 1, after all its exit handlers. So does one
     whose save still hangs when the exit has waited for ``timeout``. What was aborted is no failure.
@@ -130,7 +130,7 @@ def begin_save(
     try:
         job.plan(state, checkpoint_id, first=make_way)
         area = pool.take()
-        together(ranks, "save: stage", partial(job.stage, area, way.spread))
+        job.stage(area, way.spread)
         job.recorder.call_returns()
     except BaseException as error:
         ranks.close(error)

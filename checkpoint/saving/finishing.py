@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -245,6 +246,28 @@ class Commit:
                 ranks_text(others),
                 self.recorder.ranks.rank,
             )
+
+
+def log_report(report: SaveReport, rank: int, held_bytes: int, total_bytes: int) -> None:
+    """Log what a rank did for a save: of so many bytes that it holds it stores so many."""
+    if not logger.isEnabledFor(logging.INFO):
+        return
+    stored = total_bytes - report.borrowed_bytes
+    logger.info(
+        "saved %s: rank %d wrote %d bytes in %.3f s; it holds %d, stores %d of them (dedup "
+        "ratio %s) and finds %d in the base; %d tensors of %d bytes in all; %s",
+        report.url,
+        rank,
+        report.written_bytes,
+        report.costs.seconds,
+        held_bytes,
+        stored,
+        f"{held_bytes / stored:.2f}" if stored else "infinite",
+        report.borrowed_bytes,
+        report.num_tensors,
+        report.total_bytes,
+        report.costs.line(),
+    )
 
 
 def metadata_digest(metadata: Any) -> str:

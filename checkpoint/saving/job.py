@@ -45,6 +45,7 @@ from .finishing import (
     SaveReport,
     Written,
     json_copy,
+    log_report,
     metadata_digest,
     replace_ranks,
     write_part,
@@ -98,6 +99,8 @@ class SaveJob:
         self.lost: set[int] = set()
         """Who is lost, and not waited for any more."""
         self.is_staged = False
+        self.not_staged: BaseException | None = None
+        """Why this rank could not copy what it writes."""
         self.elsewhere: tuple[Store, ...] = ()
         """Where to write what the store does not take."""
         self.unusable: StorageError | None = None
@@ -259,14 +262,22 @@ class SaveJob:
         with paused_collector():
             return Part(rank, in_file_order(self.chunks_from_tensors(chunks)))
 
-    def stage(self, area: StagingArea, spread: Spreading = False) -> bytes:
+    def stage(self, area: StagingArea, spread: Spreading = False) -> None:
         """Copy what this rank writes, so that the tensors may change.
 
         With ``spread`` what changes in steps of optimizers only is left to be copied before one.
+        No rank waits for the copies of others, whose failures all learn of as they write.
         """
-        with self.recorder.phase("stage") as phase:
-            phase.num_bytes = self.copy_chunks(area, spread)
-        return b""
+        self.ranks.begin("save: stage")
+        try:
+            with self.recorder.phase("stage") as phase:
+                phase.num_bytes = self.copy_chunks(area, spread)
+        except BaseException as error:
+            self.not_staged = error
+            if self.spread is not None:
+                self.spread.abandon()
+            if not isinstance(error, Exception):
+                self.finish()  # tells the others at once, and raises it here
 
     def copy_chunks(self, area: StagingArea, spread: Spreading) -> int:
         """Copy what has to be copied now, and return how many bytes that is."""
@@ -425,33 +436,14 @@ class SaveJob:
             costs=self.recorder.costs(self.store.url),
             **totals,
         )
-        self.log(report)
+        log_report(report, self.ranks.rank, self.held_bytes, self.total_bytes)
         return report
-
-    def log(self, report: SaveReport) -> None:
-        """Log what this rank did for the save."""
-        if not logger.isEnabledFor(logging.INFO):
-            return
-        stored = self.total_bytes - report.borrowed_bytes
-        logger.info(
-            "saved %s: rank %d wrote %d bytes in %.3f s; it holds %d, stores %d of them (dedup "
-            "ratio %s) and finds %d in the base; %d tensors of %d bytes in all; %s",
-            report.url,
-            self.ranks.rank,
-            report.written_bytes,
-            report.costs.seconds,
-            self.held_bytes,
-            stored,
-            f"{self.held_bytes / stored:.2f}" if stored else "infinite",
-            report.borrowed_bytes,
-            report.num_tensors,
-            report.total_bytes,
-            report.costs.line(),
-        )
 
     def write(self) -> Iterator[Written]:
         """Write the data files that fall to this rank: its own, and those of lost ranks."""
         self.raise_if_cancelled()
+        if self.not_staged is not None:
+            raise self.not_staged
         if self.spread is not None:
             with self.recorder.phase("copy") as phase:
                 self.await_copies(self.spread)
@@ -482,7 +474,7 @@ class SaveJob:
         """Let go of all that is large, and of the ranks, which keep the job, once it has ended."""
         if self.spread is not None:
             self.spread.abandon()
-        self.parts, self.tensors = {}, {}
+        self.parts, self.tensors, self.not_staged = {}, {}, None
         self.ranks = self.recorder.ranks = Solo(self.ranks.rank)
 
     def stop_if_cancelled(self) -> bytes:

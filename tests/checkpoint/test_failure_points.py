@@ -91,7 +91,7 @@ SAVE_POINTS = {
     "base": "save: plan",
     "base_read": "save: read base",
     "base_list": "save: read base",
-    "arena": "save: stage",
+    "arena": "save: write",
     "create": "save: write",
     "write": "save: write",
     "close": "save: write",

@@ -355,21 +355,23 @@ def test_a_full_disk_of_one_rank_leaves_nothing_that_looks_complete() -> None:
     assert list(store.list()) == []
 
 
-def test_a_copy_for_the_background_that_fails_is_raised_at_once_by_all(
+def test_a_copy_for_the_background_that_fails_is_raised_by_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """There: the future of the staging reports success, and other ranks wait in collectives."""
-    stage = SaveJob.stage
+    copy_chunks = SaveJob.copy_chunks
 
-    def fail_on_one(job: SaveJob, *given: Any) -> bytes:
+    def fail_on_one(job: SaveJob, *given: Any) -> int:
         if job.ranks.rank == 1:
             raise MemoryError("no room for copies")
-        return stage(job, *given)
+        return copy_chunks(job, *given)
 
-    monkeypatch.setattr(SaveJob, "stage", fail_on_one)
+    monkeypatch.setattr(SaveJob, "copy_chunks", fail_on_one)
     store = MemoryStore()
-    error = same_error(lambda _, group: dcp.async_save(state(), store, process_group=group))
-    assert "save: stage failed on rank 1: MemoryError: no room for copies" in str(error)
+    error = same_error(
+        lambda _, group: dcp.async_save(state(), store, process_group=group).result(60)
+    )
+    assert "save: write failed on rank 1: MemoryError: no room for copies" in str(error)
     assert list(store.list()) == []
 
 

@@ -405,9 +405,10 @@ def test_a_failure_to_stage_leaves_no_hooks(monkeypatch: pytest.MonkeyPatch) -> 
         raise MemoryError("no room")
 
     monkeypatch.setattr("dtckpt.checkpoint.saving.job.copy_all", fail)
-    with pytest.raises(CheckpointError, match="no room"):
-        ckpt.async_save(training.state, MemoryStore(), spread=True)
+    handle = ckpt.async_save(training.state, MemoryStore(), spread=True)
     monkeypatch.undo()
     training.run()
     hooks: Any = getattr(training.weight, "_post_accumulate_grad_hooks", None) or {}
     assert not hooks
+    with pytest.raises(CheckpointError, match="no room"):
+        handle.result(30)
