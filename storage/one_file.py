@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NoReturn
+from collections.abc import Iterator, Sequence
 
-from .base import ObjectInfo, ReadRequest, Store, WriteStream
-from .failures import ObjectNotFound, StorageError
+from .base import ObjectInfo, ReadRequest, Store
+from .failures import ObjectNotFound
 from .names import join
+from .read_only import ReadOnlyStore
 
 
-class OneFile(Store):
+class OneFile(ReadOnlyStore):
     """The object ``name`` of another store, and nothing else; only to be read."""
+
+    what = "a file of another program, which is only read"
 
     def __init__(self, around: Store, name: str) -> None:
         self.name = name
@@ -39,26 +41,6 @@ class OneFile(Store):
         """The file."""
         return iter(()) if prefix else iter((self.stat(self.name),))
 
-    def create(self, name: str, size: int) -> WriteStream:
-        """Raise StorageError."""
-        self._refuse()
-
-    def publish(self, name: str, data: bytes, *, overwrite: bool) -> None:
-        """Raise StorageError."""
-        self._refuse()
-
-    def delete(self, names: Iterable[str]) -> None:
-        """Raise StorageError."""
-        self._refuse()
-
-    def substore(self, prefix: str) -> Store:
-        """Raise StorageError."""
-        self._refuse()
-
-    def sibling(self, name: str) -> Store:
-        """Raise StorageError."""
-        self._refuse()
-
     def close(self) -> None:
         """Release what the other store holds open."""
         self.around.close()
@@ -67,6 +49,3 @@ class OneFile(Store):
         if name != self.name:
             raise ObjectNotFound(f"{self.url} is a file, in which no {name} can be")
         return self.around
-
-    def _refuse(self) -> NoReturn:
-        raise StorageError(f"{self.url} is a file of another program, which is only read")

@@ -5,24 +5,26 @@ from __future__ import annotations
 import http.client
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NoReturn
+from collections.abc import Iterator, Sequence
 from urllib.parse import quote, urlsplit
 
 from dtckpt.errors import ObjectNotFound, StorageError
 
-from ...storage.base import ObjectInfo, ReadRequest, Store, WriteStream
+from ...storage.base import ObjectInfo, ReadRequest
+from ...storage.read_only import ReadOnlyStore
 from .serving import WRONG_STEP
 
 _PAUSE_SECONDS = 0.05
 """Between two questions whether the other one has got to a step."""
 
 
-class RemoteStore(Store):
+class RemoteStore(ReadOnlyStore):
     """The objects of one step of a server; StorageError once ``deadline`` is over.
 
     A step that is not served yet is waited for until then.
     """
+
+    what = "the state of a replica, of which objects are only read"
 
     def __init__(self, address: str, step: int, deadline: float) -> None:
         self.url = f"{address}/{step}"
@@ -105,32 +107,9 @@ class RemoteStore(Store):
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """Raise StorageError: a manifest names all that is there."""
-        self._refuse()
-
-    def create(self, name: str, size: int) -> WriteStream:
-        """Raise StorageError."""
-        self._refuse()
-
-    def publish(self, name: str, data: bytes, *, overwrite: bool) -> None:
-        """Raise StorageError."""
-        self._refuse()
-
-    def delete(self, names: Iterable[str]) -> None:
-        """Raise StorageError."""
-        self._refuse()
-
-    def substore(self, prefix: str) -> Store:
-        """Raise StorageError."""
-        self._refuse()
-
-    def sibling(self, name: str) -> Store:
-        """Raise StorageError."""
-        self._refuse()
+        self.refuse()
 
     def close(self) -> None:
         """End all connections."""
         for connection in self._connections:
             connection.close()
-
-    def _refuse(self) -> NoReturn:
-        raise StorageError(f"{self.url} is the state of a replica, of which objects are only read")

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 import dtckpt.checkpoint as ckpt
-from dtckpt.checkpoint.ranks.base import Solo
 from dtckpt.errors import Busy, Cancelled, CheckpointError, StateChanged, Timeout
 from dtckpt.storage import FaultyStore, MemoryStore, RaiseError, Rule
 
@@ -31,13 +30,6 @@ from .training import (
     saved_through,
     several,
 )
-
-
-@pytest.fixture(autouse=True)
-def nothing_known() -> None:
-    """No test knows which tensors another one has changed."""
-    Solo().memory.pop("restless", None)
-
 
 # What is right as it is: the hook of steps is in time, the memory stays, or it was copied.
 

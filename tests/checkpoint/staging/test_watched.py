@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import dtckpt.checkpoint as ckpt
-from dtckpt.checkpoint.ranks.base import Solo
 from dtckpt.checkpoint.staging import spread as spreading
 from dtckpt.errors import StateChanged
 from dtckpt.storage import MemoryStore
@@ -25,13 +24,6 @@ from .training import (
     saved_through,
     several,
 )
-
-
-@pytest.fixture(autouse=True)
-def nothing_known() -> None:
-    """No test knows which tensors another one has changed."""
-    Solo().memory.pop("restless", None)
-
 
 foreach_add: Any = vars(torch)["_foreach_add_"]
 
