@@ -111,6 +111,8 @@ def is_before(item: ObjectInfo, time: float | None) -> bool:
 class WriteStream(ABC):
     """A new object being written, front to back, in exactly the announced number of bytes.
 
+    Who does not know how many it will be announces the most, and says by ``shorten`` where it ends.
+
     A context manager: leaving the block normally closes, leaving it by any exception (Ctrl-C too)
     aborts. After a failed ``write`` nothing but ``abort`` makes sense; ``close`` then raises.
 
@@ -156,6 +158,15 @@ class WriteStream(ABC):
             self._state = "failed"
             raise
         self._size += view.nbytes
+
+    def shorten(self) -> None:
+        """Let the object end here: from now on the bytes written so far are those announced.
+
+        Raises ``StorageError`` if a write has failed or the stream has ended.
+        """
+        if self._state != "open":
+            raise StorageError(f"cannot shorten {self._where}: the stream is {self._state}")
+        self._announced = self._size
 
     def close(self) -> None:
         """Complete the object: on return it is durable and visible under its name.
@@ -296,6 +307,7 @@ class Store(ABC):
     def create(self, name: str, size: int) -> WriteStream:
         """Begin a new object of exactly ``size`` bytes; nothing is visible before its ``close``.
 
+        The stream may say later that it has fewer: ``WriteStream.shorten``.
         Never overwrites: ``ObjectExists`` here if the name is taken, or from ``close`` if another
         writer took it meanwhile. Space is reserved here where the store can do so.
         """

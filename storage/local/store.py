@@ -319,6 +319,11 @@ class _LocalStream(WriteStream):
             self.abort()
             raise
 
+    def shorten(self) -> None:
+        super().shorten()
+        with translated("shorten", self._path):
+            os.ftruncate(self._fd, self._size)
+
     def write_directly(self) -> None:
         """Use direct I/O from now on, if the file system has it."""
         with suppress(OSError):

@@ -86,10 +86,10 @@ class Copy:
             if self._failure is not None:
                 raise self._failure
 
-    def commit(self, stamp: int) -> None:
-        """Make it an object there; ObjectExists if the name was taken."""
+    def commit(self, stamp: int, size: int) -> None:
+        """Make its first ``size`` bytes an object there; ObjectExists if the name was taken."""
         with self._closed_on_error():
-            self._channel.send({"op": "commit", "stamp": stamp})
+            self._channel.send({"op": "commit", "stamp": stamp, "size": size})
             self.peer.checked(self._channel.receive())
         self.peer.give_back(self._channel)
 

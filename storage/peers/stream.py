@@ -24,6 +24,7 @@ class PeersStream(WriteStream):
     def __init__(self, where: str, name: str, size: int, crew: Crew, num_copies: int) -> None:
         super().__init__(where, size)
         self._name = name
+        self._reserved = size
         self._own = crew.own
         self._crew = crew
         self._num_others = num_copies - 1
@@ -43,7 +44,7 @@ class PeersStream(WriteStream):
 
     def _reserve(self) -> None:
         with self._asking():
-            request = {"op": "create", "name": self._name, "size": self._announced}
+            request = {"op": "create", "name": self._name, "size": self._reserved}
             self._channel.send(request)
             message = self._own.checked(self._channel.receive(wants_fd=True))
             if message.fd is None:
@@ -62,7 +63,7 @@ class PeersStream(WriteStream):
                 continue
             self._tried.add(peer)
             try:
-                copy = Copy(peer, self._name, self._fd, self._announced, self._progress)
+                copy = Copy(peer, self._name, self._fd, self._reserved, self._progress)
             except Lost as error:
                 logger.warning("%s: %s", self._where, error)
             else:
@@ -78,6 +79,8 @@ class PeersStream(WriteStream):
         self._progress.reach(self._size + done)
 
     def _finish(self) -> None:
+        # Others were promised as many bytes as were reserved; they drop what is beyond the end.
+        self._progress.reach(self._reserved)
         self._complete_copies()
         self._stamp = time.time_ns()
         copies = {copy.peer: copy for copy in self._copies}
@@ -85,11 +88,12 @@ class PeersStream(WriteStream):
         for peer in sorted([self._own, *copies], key=lambda peer: peer.host):
             if peer is self._own:
                 with self._asking():
-                    self._channel.send({"op": "commit", "stamp": self._stamp})
+                    commit = {"op": "commit", "stamp": self._stamp, "size": self._size}
+                    self._channel.send(commit)
                     self._own.checked(self._channel.receive())
             else:
                 try:
-                    copies[peer].commit(self._stamp)
+                    copies[peer].commit(self._stamp, self._size)
                 except Lost as error:
                     logger.warning("%s: a copy was lost: %s", self._where, error)
                     continue

@@ -147,6 +147,10 @@ class _FaultyStream(WriteStream):
     def alignment(self) -> int:
         return self._inner.alignment
 
+    def shorten(self) -> None:
+        super().shorten()
+        self._inner.shorten()
+
     def _append(self, view: memoryview) -> None:
         fault = self._hook("write", view.nbytes)
         fault.before()

@@ -188,6 +188,37 @@ class StoreTests:
         assert names(store) == []
         write(store, "x", b"123")  # the name is free again
 
+    @pytest.mark.parametrize("announced", [3, 1000, 40 << 20])
+    def test_an_object_may_end_before_its_announced_size(
+        self, store: Store, raw: Raw, announced: int
+    ) -> None:
+        with store.create("x", announced) as stream:
+            stream.write(b"12")
+            stream.write(b"3")
+            stream.shorten()
+            assert stream.size == 3
+        assert raw.get("x") == b"123"
+        assert store.stat("x").size == 3
+        assert store.read("x") == b"123"
+        with pytest.raises(StorageError):
+            store.read("x", 0, 4)
+
+    def test_nothing_is_written_beyond_a_shortened_end(self, store: Store) -> None:
+        stream = store.create("x", 10)
+        stream.write(b"123")
+        stream.shorten()
+        with pytest.raises(StorageError, match=r"3 bytes.*4"):
+            stream.write(b"4")
+        with pytest.raises(StorageError, match="failed"):
+            stream.shorten()
+        stream.abort()
+        assert not store.exists("x")
+
+    def test_an_object_may_end_before_its_first_byte(self, store: Store, raw: Raw) -> None:
+        with store.create("x", 10) as stream:
+            stream.shorten()
+        assert raw.get("x") == b""
+
     def test_close_after_a_failed_write(self, store: Store) -> None:
         stream = store.create("x", 3)
         with pytest.raises(StorageError):

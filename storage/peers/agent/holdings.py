@@ -119,13 +119,18 @@ class Holdings:
                 self.used_bytes -= draft.memory.size
                 self._end_draft(parent(draft.name))
 
-    def commit(self, draft: Draft, stamp: int) -> None:
-        """Make a draft that has all its bytes an object; ObjectExists if the name was taken."""
+    def commit(self, draft: Draft, stamp: int, size: int) -> None:
+        """Make the first ``size`` bytes of a draft an object; ObjectExists if the name was taken.
+
+        ValueError if the draft has fewer.
+        """
         with self._lock:
             if not draft.is_open:
                 raise StorageError(f"the draft of {draft.name} has ended")
             self._refuse_taken(draft.name)
-            draft.memory.seal()
+            reserved = draft.memory.size
+            draft.memory.seal(size)
+            self.used_bytes -= reserved - size
             draft.is_open = False
             self._end_draft(parent(draft.name))
             self._add(draft.name, draft.memory, stamp, is_fixed=True)
@@ -222,7 +227,7 @@ class Holdings:
         memory = Memory(len(data))
         if data:
             os.pwrite(memory.fd, data, 0)
-        memory.seal()
+        memory.seal(len(data))
         there = self._find(name)
         if there is not None:
             self._drop(there)

@@ -40,13 +40,21 @@ class Memory:
         self.size = size
         self.fd = os.memfd_create("dtckpt", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.fd, size)
-        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
         # Now, and not while it is written: a process that finds no page then is killed.
         if size:
             os.posix_fallocate(self.fd, 0, size)
 
-    def seal(self) -> None:
-        """Let nobody change it from now on, where the system has that (Linux 5.1)."""
+    def seal(self, size: int) -> None:
+        """Keep the first ``size`` bytes only; ValueError if there are not so many.
+
+        From now on nobody can change them, where the system has that (Linux 5.1).
+        """
+        if not 0 <= size <= os.fstat(self.fd).st_size:
+            raise ValueError(f"{size} bytes of {self.size} that were reserved")
+        os.ftruncate(self.fd, size)
+        self.size = size
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         with suppress(OSError):
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SEAL)
 

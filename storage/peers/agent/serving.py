@@ -125,7 +125,8 @@ class Session:
         """Make what was written an object."""
         if self.draft is None:
             raise ValueError("nothing is being written")
-        self.holdings.commit(self.draft, int(fields["stamp"]))
+        size = int(fields.get("size", self.draft.memory.size))
+        self.holdings.commit(self.draft, int(fields["stamp"]), size)
         self.draft = None
         self.channel.send({})
 

@@ -84,7 +84,7 @@ def test_strays_are_those_of_no_checkpoint() -> None:
 
 
 def write(holdings: Holdings, name: str, size: int) -> None:
-    holdings.commit(holdings.reserve(name, size), stamp=1)
+    holdings.commit(holdings.reserve(name, size), stamp=1, size=size)
 
 
 def test_what_others_have_published_stays() -> None:
@@ -144,3 +144,13 @@ def test_stamps_grow_and_older_ones_do_not_replace() -> None:
     with pytest.raises(ObjectNotFound):
         holdings.swap("x", b"4", stamp=third)
     assert holdings.used_bytes == 0
+
+
+def test_an_object_takes_no_more_room_than_its_bytes() -> None:
+    holdings = Holdings("here", 1000)
+    draft = holdings.reserve("a", 900)
+    with pytest.raises(ValueError, match="901 bytes of 900"):
+        holdings.commit(draft, stamp=1, size=901)
+    holdings.commit(draft, stamp=1, size=3)
+    assert (holdings.find("a").size, holdings.used_bytes) == (3, 3)
+    write(holdings, "b", 997)
