@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .peers.starting import AgentStatus, agent_status, start_agent, stop_agent
     from .peers.store import PeersStore
     from .remote.fsspec_store import FsspecStore
+    from .schemes import register_scheme, unregister_scheme
     from .testing.faults import (
         Call,
         Delay,
@@ -62,8 +63,10 @@ __all__ = [
     "WriteStream",
     "agent_status",
     "open_store",
+    "register_scheme",
     "start_agent",
     "stop_agent",
+    "unregister_scheme",
 ]
 
 if not TYPE_CHECKING:  # else any name would be one of the module's
@@ -77,6 +80,7 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
             ".peers.starting": "AgentStatus agent_status start_agent stop_agent",
             ".peers.store": "PeersStore",
             ".remote.fsspec_store": "FsspecStore",
+            ".schemes": "register_scheme unregister_scheme",
             ".testing.faults": "Call Delay Fault FlipBit Kill RaiseError Rule ShortRead TornWrite",
             ".testing.faulty": "FaultyStore",
         },

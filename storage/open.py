@@ -9,6 +9,7 @@ from typing import Any
 
 from .base import Store
 from .local.store import LocalStore
+from .schemes import Opener, opener_of
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
@@ -17,9 +18,10 @@ def open_store(target: str | os.PathLike[str] | Store, **options: object) -> Sto
     """The store rooted at ``target``.
 
     A path or ``file://`` URL gives a ``LocalStore``, which takes ``direct_io``, ``peers://job`` a
-    ``PeersStore``, any other ``scheme://`` a ``FsspecStore`` with ``options`` handed to its driver;
-    a ``Store`` is returned as it is. ``TypeError`` for options that the target does not take,
-    ``ValueError`` for a URL that cannot be a root, ``StorageError`` if its driver is not installed.
+    ``PeersStore``, a scheme that was registered (``register_scheme``) what its opener makes, any
+    other ``scheme://`` a ``FsspecStore`` with ``options`` handed to its driver; a ``Store`` is
+    returned as it is. ``TypeError`` for options that the target does not take, ``ValueError`` for a
+    URL that cannot be a root, ``StorageError`` if its driver is not installed.
     """
     if isinstance(target, Store):
         _refuse(options, "a store that is open")
@@ -32,13 +34,25 @@ def open_store(target: str | os.PathLike[str] | Store, **options: object) -> Sto
         if "::" in path and "://" in path:
             raise ValueError(f"chained URLs cannot be opened as a store: {path.split('://')[0]}...")
         return _local(path, options)
-    if match[1].lower() in ("file", "local"):
+    scheme = match[1].lower()
+    if (opener := opener_of(scheme)) is not None:
+        return _opened(opener, path, options)
+    if scheme in ("file", "local"):
         return _local(_local_path(path[match.end() :]), options)
-    if match[1].lower() == "peers":
+    if scheme == "peers":
         return _peers(path, options)
     from .remote.fsspec_store import FsspecStore
 
     return FsspecStore(path, **options)
+
+
+def _opened(opener: Opener, url: str, options: dict[str, Any]) -> Store:
+    store = opener(url, **options)
+    if not isinstance(store, Store):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(
+            f"the opener of {url} gave a {type(store).__name__}, expected a dtckpt.storage.Store"
+        )
+    return store
 
 
 def _local(path: str, options: dict[str, Any]) -> LocalStore:

@@ -55,6 +55,7 @@ def agents() -> Iterator[Path]:
         ("docs/job-state.md", 3, 0),
         ("docs/memory-tier.md", 1, 0),
         ("docs/moving-in.md", 5, 2),
+        ("docs/storage.md", 1, 0),
     ],
 )
 def test_pages_run(

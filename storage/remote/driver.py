@@ -108,4 +108,7 @@ def _require(scheme: str) -> None:
         hint = "pip install 'dtckpt[s3]'" if scheme in _S3 else str(error)
         raise StorageError(f"the driver of {scheme}:// is not installed: {hint}") from error
     except ValueError as error:
-        raise StorageError(f"no driver is known for {scheme}://") from error
+        raise StorageError(
+            f"nothing is known that serves {scheme}://: install a package that brings a driver of "
+            "fsspec, or register an opener (dtckpt.storage.register_scheme)"
+        ) from error
