@@ -28,6 +28,7 @@ FLOORS = {
         "agreement",
         "timing",
         "tensors",
+        "compression",
         "files",
         "formats",
         "reading",

@@ -1,0 +1,1 @@
+"""Blocks of checkpoints made smaller: the codec, threads that run it, and whether it pays."""
