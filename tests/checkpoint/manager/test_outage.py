@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 import time
-import uuid
 from datetime import timedelta
 from typing import Any
 
@@ -18,14 +17,16 @@ import torch.distributed as dist
 import dtckpt.checkpoint as ckpt
 from dtckpt.dtensor import DeviceMesh, DTensor, Mesh, Shard
 from dtckpt.errors import StorageError
-from tools.demo.s3 import loopback_bucket
 
-from ...conftest import BUCKET
 from ...ranks import run_ranks
-from ...storage.fault_proxy import FaultProxy, Trouble, fault_proxy
+from ...servers.fake_s3 import BUCKET, FakeS3, fake_s3
+from ...servers.faults import Fault
 
-# moto and botocore warn of their own deprecations.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+# botocore warns of its own deprecations.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.usefixtures("short_pauses"),
+]
 
 WORLD = 2
 ROWS = 4
@@ -39,10 +40,10 @@ def state_at(step: int, mesh: DeviceMesh) -> dict[str, Any]:
 class Loop:
     """A training loop on some ranks; the first one cuts the server off, and gives it back."""
 
-    def __init__(self, proxy: FaultProxy, options: dict[str, Any], seconds: float) -> None:
-        self.url = f"s3://{BUCKET}/{uuid.uuid4().hex}"
-        self.proxy = proxy
-        self.options = options
+    def __init__(self, server: FakeS3, seconds: float) -> None:
+        self.url = f"s3://{BUCKET}/run"
+        self.server = server
+        self.options = server.storage_options
         self.seconds = seconds
         """How long it is refused; at least for two saves."""
 
@@ -63,7 +64,7 @@ class Loop:
             began, over = time.monotonic(), torch.tensor([0])
             while not over.item():
                 if rank == 0:  # in the middle of a save, and then from its beginning
-                    self.proxy.trouble = Trouble(share=1.0, match="/data/" if step == 2 else "")
+                    self.server.faults = [Fault(match="/data/" if step == 2 else "")]
                 group.barrier().wait()
                 step += 1
                 manager.save(step, state_at(step, mesh))
@@ -71,7 +72,7 @@ class Loop:
                 over.fill_(step > 3 and time.monotonic() - began >= self.seconds)
                 group.broadcast(over, 0).wait()
             if rank == 0:
-                self.proxy.trouble = Trouble()
+                self.server.faults = []
             group.barrier().wait()
             assert manager.save(step + 1, state_at(step + 1, mesh))
             report = manager.wait()
@@ -95,24 +96,16 @@ def check(loop: Loop) -> int:
     return len(failed)
 
 
-def options_through(proxy: FaultProxy) -> dict[str, Any]:
-    given = {"endpoint_url": proxy.url, "region_name": "us-east-1"}
-    return {"key": "test", "secret": "test", "client_kwargs": given}
-
-
-def test_a_training_outlives_a_server_that_refuses_everything(
-    s3_endpoint: str, s3_client: Any
-) -> None:
-    with fault_proxy(s3_endpoint) as proxy:
-        assert check(Loop(proxy, options_through(proxy), 0.0)) == 2
+def test_a_training_outlives_a_server_that_refuses_everything() -> None:
+    with fake_s3() as server:
+        assert check(Loop(server, 0.0)) == 2
 
 
 def main() -> None:
     """Be refused for some minutes, with the pauses between requests that drivers really make."""
     minutes = float(sys.argv[1])
-    with loopback_bucket(BUCKET) as bucket, fault_proxy(bucket.endpoint) as proxy:
-        loop = Loop(proxy, options_through(proxy), minutes * 60)
-        failed = check(loop)
+    with fake_s3() as server:
+        failed = check(Loop(server, minutes * 60))
         print(f"refused for {minutes:g} minutes: {failed} saves failed, the next one is whole")
 
 
