@@ -261,6 +261,8 @@ class Store(ABC):
 
     url: str
     """The root, canonical and without secrets: for messages, and to open the store again."""
+    request_bytes: int = 4 << 10
+    """How many bytes cost about as much as a request: it is better to read over fewer."""
 
     @abstractmethod
     def stat(self, name: str) -> ObjectInfo:
@@ -283,6 +285,14 @@ class Store(ABC):
 
         ``StorageError`` naming the range and the size if the object ends before ``stop``.
         """
+
+    def read_start(self, name: str, most: int) -> bytes:
+        """The first ``most`` bytes, or all if there are fewer; in one request where it can be.
+
+        For what carries a digest: where the size is not asked for, a storage that hands out fewer
+        bytes than there are is not found out.
+        """
+        return self.read(name, 0, min(self.stat(name).size, most))
 
     @abstractmethod
     def read_into(self, name: str, requests: Sequence[ReadRequest]) -> None:

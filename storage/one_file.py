@@ -20,6 +20,7 @@ class OneFile(ReadOnlyStore):
         self.url = join(around.url, name)
         self.around = around
         """The store that the file is in."""
+        self.request_bytes = around.request_bytes
 
     def stat(self, name: str) -> ObjectInfo:
         """Size of the file, and when it was last written to."""

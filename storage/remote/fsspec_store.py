@@ -30,15 +30,13 @@ from ..failures import (
 )
 from ..names import check_component, check_name, check_prefix, is_reserved, join, reserved_name
 from .driver import Driver
+from .fetching import ShortRead, fetch_each
 from .listing import find_files, find_level
 from .puts import only_new, only_same, put_whole, remove_same
+from .ranges import REQUEST_BYTES
 from .s3_requests import Requests, is_condition_failed
 from .s3_uploads import abort_upload, split_upload, unfinished_uploads, upload_name
 from .streams import PART_BYTES, MultipartStream, RenameStream, move
-
-# Reads are cut to this size, and this many are in flight: 128 MiB at most.
-_RANGE_BYTES = 8 << 20
-_NUM_RANGES = 16
 
 _TIMES = ("LastModified", "last_modified", "mtime", "updated", "created")
 
@@ -57,12 +55,16 @@ class FsspecStore(Store):
       commit does. Busy servers are asked again as often as the driver does.
     * Large objects: the name is checked when the object is begun, not when it is completed. Writers
       use names that no one else does.
+    * Reads: neighbours are asked for together (``ranges``), several requests at a time
+      (``fetching``), and buffers are told of as they fill.
     * Other file systems: objects are written under a hidden name and renamed, or copied where
       renaming is not supported. Exclusive creation is check-then-rename, and nothing is flushed
       beyond what the driver does.
 
     May be pickled and used after a fork: each process makes its own connection.
     """
+
+    request_bytes = REQUEST_BYTES
 
     def __init__(self, url: str, **options: Any) -> None:
         self._driver = Driver(url, options)
@@ -90,17 +92,37 @@ class FsspecStore(Store):
             if start > size:
                 raise out_of_range(where, start, stop, size)
             stop = size if stop is None else stop
-        # One range on its own: the result is not to be put together from pieces.
-        return self._fetch(name, [(start, stop)])[0] if stop > start else b""
+        if stop == start:
+            return b""
+        # One request: the result is not to be put together from pieces.
+        fs, path, _ = self._at(name)
+        with self._within(name, [(start, stop)]):
+            data = bytes(fs.cat_file(path, start=start, end=stop))
+            if len(data) != stop - start:
+                raise ShortRead(f"bytes {start}:{stop} end at {start + len(data)}")
+        return data
+
+    def read_start(self, name: str, most: int) -> bytes:
+        fs, path, where = self._at(name)
+        try:
+            with reading("read", where):
+                return bytes(fs.cat_file(path, start=0, end=most)) if most else b""
+        except ObjectNotFound:
+            raise
+        except StorageError:
+            if self.stat(name).size:
+                raise
+            return b""  # of nothing no range can be asked for
 
     def read_into(self, name: str, requests: Sequence[ReadRequest]) -> None:
-        check_name(name)
-        pieces = list(_pieces(requests))
-        for first in range(0, len(pieces), _NUM_RANGES):
-            batch = pieces[first : first + _NUM_RANGES]
-            parts = self._fetch(name, [(offset, offset + len(view)) for offset, view in batch])
-            for (_, view), part in zip(batch, parts, strict=True):
-                view[:] = part
+        for _ in self.read_each(name, requests):
+            pass
+
+    def read_each(self, name: str, requests: Sequence[ReadRequest]) -> Iterator[ReadRequest]:
+        fs, path, _ = self._at(name)
+        ranges = [(r.offset, r.stop) for r in requests if r.view.nbytes]
+        with self._within(name, ranges):
+            yield from fetch_each(fs, path, requests)
 
     def create(self, name: str, size: int) -> WriteStream:
         if size < 0:
@@ -228,37 +250,23 @@ class FsspecStore(Store):
             fs, root = self._driver.get()
         return fs, f"{root}/{join(self._prefix, name)}", where
 
-    def _fetch(self, name: str, ranges: Sequence[tuple[int, int]]) -> Sequence[bytes]:
-        """The bytes of each range, of exactly the right length."""
-        fs, path, where = self._at(name)
-        starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
-        tuning = {"batch_size": _NUM_RANGES} if fs.async_impl else {}
+    @contextmanager
+    def _within(self, name: str, ranges: Sequence[tuple[int, int]]) -> Generator[None]:
+        """Translate errors of reading ranges; one past the end of the object is told as that."""
+        where = join(self.url, name)
         try:
             with reading("read", where):
-                # The default on_error puts exceptions among the results.
-                parts = fs.cat_ranges(
-                    [path] * len(ranges), starts, stops, on_error="raise", **tuning
-                )
-                lengths = [len(part) for part in parts]
+                yield
         except ObjectNotFound:
             raise
         except StorageError as error:
-            self._check_bounds(name, ranges, error)
+            size = self.stat(name).size
+            for start, stop in ranges:
+                if stop > size:
+                    raise out_of_range(where, start, stop, size) from error
+            if isinstance(error.__cause__, ShortRead):
+                raise StorageError(f"short read of {where}: {error.__cause__}") from error
             raise
-        expected = [stop - start for start, stop in ranges]
-        if lengths != expected:
-            self._check_bounds(name, ranges, None)
-            raise StorageError(f"short read of {where}: expected {expected} bytes, got {lengths}")
-        return parts
-
-    def _check_bounds(
-        self, name: str, ranges: Sequence[tuple[int, int]], cause: StorageError | None
-    ) -> None:
-        """Raise the error that says so if a range goes past the end of the object."""
-        size = self.stat(name).size
-        for start, stop in ranges:
-            if stop > size:
-                raise out_of_range(join(self.url, name), start, stop, size) from cause
 
     def _put_new(self, name: str, data: bytes) -> None:
         self._put(name, data, exclusive=True)
@@ -383,10 +391,3 @@ def _object_info(name: str, info: dict[str, Any]) -> ObjectInfo:
 def _hidden(path: str) -> str:
     directory, _, base = path.rpartition("/")
     return f"{directory}/{reserved_name(base)}"
-
-
-def _pieces(requests: Sequence[ReadRequest]) -> Iterator[tuple[int, memoryview]]:
-    """The requests cut into ranges of bounded size."""
-    for request in requests:
-        for start in range(0, request.view.nbytes, _RANGE_BYTES):
-            yield request.offset + start, request.view[start : start + _RANGE_BYTES]

@@ -35,6 +35,7 @@ class FaultyStore(Store):
 
     def __init__(self, inner: Store, plan: Plan | Sequence[Rule] = ()) -> None:
         self.url = inner.url
+        self.request_bytes = inner.request_bytes
         self._inner = inner
         self._script = _Script(plan if callable(plan) else _ByRules(plan))
         self._prefix = ""

@@ -1,0 +1,120 @@
+"""Reads of a server that counts its requests, and sometimes breaks off."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator, Iterator
+
+import fsspec.asyn
+import pytest
+
+from dtckpt.errors import ObjectNotFound, StorageError
+from dtckpt.storage import Store, open_store
+from dtckpt.storage.base import ReadRequest
+
+from ...servers.fake_s3 import BUCKET, FakeS3, fake_s3
+from ...servers.faults import Fault
+
+MIB = 1 << 20
+DATA = bytes(range(256)) * (20 * MIB // 256)
+
+
+@pytest.fixture
+def server() -> Iterator[FakeS3]:
+    with fake_s3() as running:
+        running.objects.put(BUCKET, "run/x", DATA)
+        yield running
+
+
+@pytest.fixture
+def store(server: FakeS3) -> Store:
+    return open_store(f"s3://{BUCKET}/run", **server.storage_options)
+
+
+def pieces(start: int, stop: int, step: int = MIB) -> list[ReadRequest]:
+    """Return requests for neighbours."""
+    sizes = [min(step, stop - low) for low in range(start, stop, step)]
+    lows = range(start, stop, step)
+    return [ReadRequest(low, bytearray(size)) for low, size in zip(lows, sizes, strict=True)]
+
+
+def asked(server: FakeS3) -> list[tuple[str, tuple[int, int | None] | None]]:
+    """Return kinds and ranges of all requests, in the order of the ranges."""
+    return sorted(((one.kind, one.span) for one in server.seen), key=str)
+
+
+def test_sixty_four_pieces_are_four_requests(server: FakeS3) -> None:
+    server.objects.put(BUCKET, "run/large", bytes(64 * MIB))
+    store = open_store(f"s3://{BUCKET}/run", **server.storage_options)
+    store.read_into("large", pieces(0, 64 * MIB))
+    assert server.counts == {"get": 4}
+
+
+def test_ends_of_a_small_object_are_one_request(server: FakeS3, store: Store) -> None:
+    server.objects.put(BUCKET, "run/small", DATA[:MIB])
+    ends = [ReadRequest(0, bytearray(10)), ReadRequest(MIB - 5, bytearray(5))]
+    store.read_into("small", ends)
+    assert [bytes(request.view) for request in ends] == [DATA[:10], DATA[MIB - 5 : MIB]]
+    assert asked(server) == [("get", (0, MIB - 1))]
+
+
+def test_requests_are_yielded_as_they_fill(server: FakeS3, store: Store) -> None:
+    server.faults.append(Fault(kinds=["get"], does="stall", limit=1))
+    reading = store.read_each("x", pieces(0, 8 * MIB))
+    assert isinstance(reading, Generator)
+    first = next(reading)
+    assert bytes(first.view) == DATA[first.offset : first.offset + MIB]
+    # The rest never comes. Whoever closes does not wait for it, and no buffer is touched later.
+    reading.close()
+    assert server.counts == {"get": 1}
+    assert not [
+        task for task in asyncio.all_tasks(fsspec.asyn.get_loop()) if "fill" in str(task.get_coro())
+    ]
+
+
+def test_a_reply_that_breaks_off_is_asked_for_from_there(server: FakeS3, store: Store) -> None:
+    server.faults.append(Fault(kinds=["get"], does="truncate", limit=1))
+    request = ReadRequest(0, bytearray(8 * MIB))
+    store.read_into("x", [request])
+    assert request.view == DATA[: 8 * MIB]
+    (_, first), (_, again) = asked(server)
+    assert first == (0, 8 * MIB - 1)
+    assert again is not None
+    assert 0 < again[0] <= 4 * MIB
+    assert again[1] == 8 * MIB - 1
+
+
+def test_two_versions_of_an_object_are_not_put_together(server: FakeS3, store: Store) -> None:
+    def replace() -> None:
+        server.objects.put(BUCKET, "run/x", DATA[::-1])
+
+    server.faults.append(Fault(kinds=["get"], does="truncate", limit=1))
+    server.faults.append(Fault(kinds=["get"], does="answer", limit=1, meanwhile=replace))
+    with pytest.raises(StorageError, match="cannot read"):
+        store.read_into("x", [ReadRequest(0, bytearray(8 * MIB))])
+
+
+def test_a_server_that_always_breaks_off(server: FakeS3, store: Store) -> None:
+    server.faults.append(Fault(kinds=["get"], does="truncate"))
+    with pytest.raises(StorageError, match=f"cannot read s3://{BUCKET}/run/x"):
+        store.read_into("x", [ReadRequest(0, bytearray(100))])
+
+
+def test_reading_past_the_end_names_the_range(store: Store) -> None:
+    size = len(DATA)
+    with pytest.raises(StorageError, match=f"cannot read bytes {size - 5}:{size + 5}.*{size}"):
+        store.read_into("x", [*pieces(0, MIB), ReadRequest(size - 5, bytearray(10))])
+    with pytest.raises(StorageError, match=f"cannot read bytes {size}:{size + 1}.*{size}"):
+        store.read_into("x", [ReadRequest(size, bytearray(1))])
+    with pytest.raises(ObjectNotFound):
+        store.read_into("y", [ReadRequest(0, bytearray(1))])
+
+
+def test_the_start_of_an_object_is_one_request(server: FakeS3, store: Store) -> None:
+    assert store.read_start("x", 10) == DATA[:10]
+    assert store.read_start("x", len(DATA) + 10) == DATA
+    assert server.counts == {"get": 2}
+    server.objects.put(BUCKET, "run/empty", b"")
+    assert store.read_start("empty", 10) == b""
+    with pytest.raises(ObjectNotFound):
+        store.read_start("y", 10)
