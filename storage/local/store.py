@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal, final
+from typing import Literal, TypeVar, final
 
 from dtckpt.errors import ObjectExists, StorageError
 
@@ -32,6 +33,8 @@ from .posix import (
     sync_directory,
     write_at,
 )
+
+_T = TypeVar("_T")
 
 # A directory can be removed by another process between making it and using it.
 _OPEN_ATTEMPTS = 8
@@ -82,29 +85,13 @@ class LocalStore(Store):
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
         check_range(start, stop)
         path = self._path(name)
-        with reading("read", path), _opened(path) as (fd, size):
-            end = size if stop is None else stop
-            if max(start, end) > size:
-                raise out_of_range(path, start, stop, size)
-            data = os.pread(fd, end - start, start)
-            if len(data) < end - start:
-                rest = bytearray(end - start - len(data))
-                filled = read_at(fd, [memoryview(rest)], start + len(data))
-                data += rest[:filled]
-            if len(data) < end - start:
-                raise out_of_range(path, start, end, start + len(data))
-        return data
+        with reading("read", path):
+            return _of_one_file(lambda: _read(path, start, stop))
 
     def read_into(self, name: str, requests: Sequence[ReadRequest]) -> None:
         path = self._path(name)
-        with reading("read", path), _opened(path) as (fd, size):
-            for run in _adjacent(requests):
-                start, stop = run[0].offset, run[-1].stop
-                if stop > size:
-                    raise out_of_range(path, start, stop, size)
-                filled = read_at(fd, [request.view for request in run], start)
-                if filled < stop - start:
-                    raise out_of_range(path, start, stop, start + filled)
+        with reading("read", path):
+            _of_one_file(lambda: _read_into(path, requests))
 
     def read_each(self, name: str, requests: Sequence[ReadRequest]) -> Iterator[ReadRequest]:
         path = self._path(name)
@@ -377,12 +364,55 @@ class _LocalStream(WriteStream):
                 self.abort()
 
 
+def _of_one_file(read: Callable[[], _T]) -> _T:
+    """Call ``read``, again where the file was replaced by another host between open and read.
+
+    A network file system does not keep for this one what another has removed (ESTALE).
+    """
+    for _ in range(_OPEN_ATTEMPTS - 1):
+        try:
+            return read()
+        except OSError as error:
+            if error.errno != errno.ESTALE:
+                raise
+    return read()
+
+
+def _read(path: str, start: int, stop: int | None) -> bytes:
+    with _opened(path) as (fd, size):
+        end = size if stop is None else stop
+        if max(start, end) > size:
+            raise out_of_range(path, start, stop, size)
+        data = os.pread(fd, end - start, start)
+        if len(data) < end - start:
+            rest = bytearray(end - start - len(data))
+            filled = read_at(fd, [memoryview(rest)], start + len(data))
+            data += rest[:filled]
+        if len(data) < end - start:
+            raise out_of_range(path, start, end, start + len(data))
+    return data
+
+
+def _read_into(path: str, requests: Sequence[ReadRequest]) -> None:
+    with _opened(path) as (fd, size):
+        for run in _adjacent(requests):
+            start, stop = run[0].offset, run[-1].stop
+            if stop > size:
+                raise out_of_range(path, start, stop, size)
+            filled = read_at(fd, [request.view for request in run], start)
+            if filled < stop - start:
+                raise out_of_range(path, start, stop, start + filled)
+
+
 @contextmanager
 def _opened(path: str) -> Generator[tuple[int, int]]:
     """Descriptor and size of the file at ``path``, open for reading."""
     fd = _open_file(path)
     try:
-        status = os.fstat(fd)
+        try:
+            status = os.fstat(fd)
+        except FileNotFoundError as error:  # so some file systems in user space call it
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE)) from error
         if not stat.S_ISREG(status.st_mode):
             raise not_found(path, _NO_FILE)
         yield fd, status.st_size

@@ -28,7 +28,7 @@ class Linkless(mfusepy.Operations):
 
     @mfusepy.overrides(mfusepy.Operations)
     def getattr(self, path: str, fh: int | None = None) -> dict[str, Any]:
-        found = os.lstat(self._path(path))
+        found = os.lstat(self._path(path)) if fh is None else os.fstat(fh)
         names = ("st_mode", "st_nlink", "st_size", "st_uid", "st_gid")
         told: dict[str, Any] = {name: getattr(found, name) for name in names}
         return told | {
@@ -97,4 +97,13 @@ class Linkless(mfusepy.Operations):
 
 
 if __name__ == "__main__":
-    mfusepy.FUSE(Linkless(sys.argv[1]), sys.argv[2], foreground=True)
+    # What is cached of a name would be of the file that had it before, and a file that is open would
+    # first be renamed where another takes its name, which is then nobody's for a moment.
+    mfusepy.FUSE(
+        Linkless(sys.argv[1]),
+        sys.argv[2],
+        foreground=True,
+        attr_timeout=0,
+        entry_timeout=0,
+        hard_remove=True,
+    )

@@ -44,6 +44,11 @@ class TestFileSystems(StoreTests):
     def raw(self, root: Path) -> Raw:
         return RawDirectory(root)
 
+    def test_readers_see_old_or_new(self, store: Store) -> None:
+        if "/linkless" in store.url:
+            pytest.skip("libfuse loses a name for a moment where another file takes it")
+        super().test_readers_see_old_or_new(store)
+
 
 @pytest.mark.parametrize("direct_io", [False, True, "auto"])
 def test_a_checkpoint(root: Path, direct_io: bool) -> None:

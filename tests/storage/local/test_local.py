@@ -447,3 +447,41 @@ def test_a_forked_process_does_not_keep_the_lock_of_a_directory(tmp_path: Path) 
         os.close(end_of_parent)
         os.close(end_of_child)
         os.waitpid(pid, 0)
+
+
+def test_a_file_that_another_host_replaced_is_read_anew(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(store, "x", DATA)
+    preadv, fstat, times = os.preadv, os.fstat, [0, 0]
+
+    def gone_once(fd: int, views: Sequence[memoryview], offset: int) -> int:
+        times[0] += 1
+        if times[0] == 1:
+            raise OSError(errno.ESTALE, "gone")
+        return preadv(fd, views, offset)
+
+    def nameless_once(fd: int) -> os.stat_result:
+        times[1] += 1
+        if times[1] == 2:
+            raise FileNotFoundError(errno.ENOENT, "no name")
+        return fstat(fd)
+
+    monkeypatch.setattr(os, "preadv", gone_once)
+    monkeypatch.setattr(os, "fstat", nameless_once)
+    found = bytearray(len(DATA))
+    store.read_into("x", [ReadRequest(0, found)])
+    assert (found, times) == (DATA, [2, 3])
+
+
+def test_a_file_that_is_always_gone_is_an_error(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: object) -> NoReturn:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    write(store, "x", DATA)
+    monkeypatch.setattr(os, "pread", gone)
+    with pytest.raises(StorageError, match=r"cannot read .*/x: Stale") as caught:
+        store.read("x")
+    assert caught.value.errno == errno.ESTALE
