@@ -97,7 +97,7 @@ class Linkless(mfusepy.Operations):
 
 
 if __name__ == "__main__":
-    # What is cached of a name would be of the file that had it before, and a file that is open would
+    # What is cached of a name would be of the file that had it before, and an open file would
     # first be renamed where another takes its name, which is then nobody's for a moment.
     mfusepy.FUSE(
         Linkless(sys.argv[1]),
