@@ -45,6 +45,8 @@ _PREFIX = b'{"digest": "'
 _DIGEST_END = len(_PREFIX) + 32
 _SAVE_ID = re.compile(r"[0-9a-f]{1,64}")
 _READ_ATTEMPTS = 3
+_START_BYTES = 8 << 20
+"""Longer manifests, of some ten thousand tensors, are read in two requests more."""
 
 
 class Place(NamedTuple):
@@ -287,10 +289,14 @@ class Manifest:
 def read_manifest_bytes(store: Store) -> bytes:
     """Return the manifest's text; NotCommitted where there is none.
 
-    Its length is known before it is read: CheckpointError if it is longer than a manifest may be.
+    One request brings it, unless it is very long. Its length is known before more is read:
+    CheckpointError if it is longer than a manifest may be.
     """
     try:
         for _ in range(_READ_ATTEMPTS):
+            data = store.read_start(MANIFEST, _START_BYTES)
+            if _is_intact(data):
+                break
             size = store.stat(MANIFEST).size
             check_metadata_bytes(2 * size, f"{store.url}/{MANIFEST} of {size} bytes")
             try:
@@ -302,10 +308,13 @@ def read_manifest_bytes(store: Store) -> bytes:
                     raise
                 continue  # it was replaced between the two calls
             if _is_intact(data) or store.stat(MANIFEST).size == size:
-                return data
-        return store.read(MANIFEST, 0, store.stat(MANIFEST).size)
+                break
+        else:
+            data = store.read(MANIFEST, 0, store.stat(MANIFEST).size)
     except ObjectNotFound as error:
         raise NotCommitted(nothing_there(store)) from error
+    check_metadata_bytes(2 * len(data), f"{store.url}/{MANIFEST} of {len(data)} bytes")
+    return data
 
 
 def read_own_manifest(store: Store) -> Manifest:

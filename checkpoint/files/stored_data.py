@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 
-from dtckpt.errors import Corrupt, ObjectNotFound
+from dtckpt.errors import Corrupt, ObjectNotFound, StorageError
 
 from ...dtensor.geometry.box import Box
 from ...storage.base import ObjectInfo, ReadRequest, Store
+from ...storage.held import HeldObject
 from ..state.limits import check_metadata_bytes
 from .blocks import DIGEST_BYTES, digest, num_blocks
 from .datafile import Entry, FileLayout, parse_header
-from .manifest import FileRecord, Manifest, data_path
+from .manifest import BorrowedFile, FileRecord, Manifest, data_path
 from .stored_tensor import StoredTensor
 
 _NUM_ASKING = 16
+_NUM_OPENING = 32
+"""Files that are opened at a time where that takes long."""
+_DEAR_REQUEST_BYTES = 64 << 10
+"""It does where a request costs as much as these."""
+_HELD_BYTES = 64 << 20
+"""Most bytes of small files that stay in memory as they were read to be opened."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,47 +131,87 @@ class StoredData:
         self._borrowed = {file.id: file for file in manifest.borrowed}
         self._files: dict[int | str, DataFile] = {}
         self._table_bytes = 0
+        self._held_bytes = 0
         self._lock = threading.Lock()
+        """Of the files."""
+        self._counting = threading.Lock()
+        """Of the bytes."""
 
     def file(self, rank: int, needed_by: str) -> DataFile:
         """Return the data file of a rank; Corrupt unless it is the one that was written."""
-        with self._lock:
-            if rank not in self._files:
-                if rank not in self._records:
-                    raise Corrupt(
-                        f"{self.store.url}: tensor {needed_by!r} needs the data file of rank "
-                        f"{rank}, which the manifest does not list"
-                    )
-                record, save_id = self._records[rank], self.manifest.save_id
-                self._files[rank] = self._open(self.store, record, save_id, None)
-            return self._files[rank]
+        self._open_all({rank: needed_by})
+        return self._files[rank]
 
     def borrowed(self, file_id: str, needed_by: str) -> DataFile:
         """Return a data file of an earlier checkpoint; Corrupt unless it is the one referred to."""
+        self._open_all({file_id: needed_by})
+        return self._files[file_id]
+
+    def open_for(self, chunks: Iterable[tuple[int, str, str]]) -> None:
+        """Open the files of some chunks, several at a time where requests take long.
+
+        Chunks are given by rank, key and the name of their tensor. Errors as of ``file`` and
+        ``borrowed``.
+        """
+        chunks = list(chunks)
+        self._open_all({rank: tensor for rank, _, tensor in reversed(chunks)})
+        lenders: dict[int | str, str] = {}
+        for rank, key, tensor in chunks:
+            if file_id := self._files[rank].layout.references.get(key):
+                lenders.setdefault(file_id, tensor)
+        self._open_all(lenders)
+
+    def _open_all(self, needed: Mapping[int | str, str]) -> None:
+        """Open files, of ranks or by id, that are not open; each is given with what needs it."""
+        if needed.keys() <= self._files.keys():
+            return
         with self._lock:
-            if file_id not in self._files:
-                if file_id not in self._borrowed:
-                    raise Corrupt(
-                        f"{self.store.url}: tensor {needed_by!r} needs the file {file_id!r} of an "
-                        "earlier checkpoint, which the manifest does not list"
-                    )
-                file = self._borrowed[file_id]
-                store = self.store.sibling(file.source)
-                try:
-                    self._files[file_id] = self._open(store, file.record, file.save_id, file.source)
-                except Corrupt as error:
-                    raise Corrupt(
-                        f"{self.store.url} is incremental and tensor {needed_by!r} has not changed "
-                        f"since the checkpoint {file.source!r} beside it, which is needed: {error}"
-                    ) from error
-            return self._files[file_id]
+            works = {
+                key: self._work(key, needed_by)
+                for key, needed_by in needed.items()
+                if key not in self._files
+            }
+            if len(works) == 1 or self.store.request_bytes < _DEAR_REQUEST_BYTES:
+                for key, work in works.items():
+                    self._files[key] = work()
+                return
+            with ThreadPoolExecutor(min(_NUM_OPENING, len(works)), "dtckpt-open") as pool:
+                files = pool.map(_done, works.values())
+                self._files |= zip(works, files, strict=True)
+
+    def _work(self, key: int | str, needed_by: str) -> Callable[[], DataFile]:
+        """Return what opens a file; Corrupt if the manifest does not list it."""
+        if isinstance(key, int):
+            if key not in self._records:
+                raise Corrupt(
+                    f"{self.store.url}: tensor {needed_by!r} needs the data file of rank "
+                    f"{key}, which the manifest does not list"
+                )
+            return partial(self._open, self.store, self._records[key], self.manifest.save_id)
+        if key not in self._borrowed:
+            raise Corrupt(
+                f"{self.store.url}: tensor {needed_by!r} needs the file {key!r} of an "
+                "earlier checkpoint, which the manifest does not list"
+            )
+        return partial(self._open_borrowed, self._borrowed[key], needed_by)
+
+    def _open_borrowed(self, file: BorrowedFile, needed_by: str) -> DataFile:
+        try:
+            store = self.store.sibling(file.source)
+            return self._open(store, file.record, file.save_id, file.source)
+        except Corrupt as error:
+            raise Corrupt(
+                f"{self.store.url} is incremental and tensor {needed_by!r} has not changed "
+                f"since the checkpoint {file.source!r} beside it, which is needed: {error}"
+            ) from error
 
     def forget(self, rank: int) -> None:
         """Let go of the data file of a rank; it is opened anew where it is needed again."""
         with self._lock:
             file = self._files.pop(rank, None)
             if file is not None:
-                self._table_bytes -= len(file.table)
+                is_held = isinstance(file.store, HeldObject)
+                self._forget(len(file.table), file.record.size if is_held else 0)
 
     def check_unchanged(self) -> None:
         """Raise Corrupt if a file without checksums is not as it was when it was opened."""
@@ -173,16 +221,29 @@ class StoredData:
             with ThreadPoolExecutor(_NUM_ASKING, thread_name_prefix="dtckpt-asking") as pool:
                 list(pool.map(DataFile.check_unchanged, files))
 
-    def _open(self, store: Store, record: FileRecord, save_id: str, source: str | None) -> DataFile:
+    def _open(
+        self, store: Store, record: FileRecord, save_id: str, source: str | None = None
+    ) -> DataFile:
         """Open a file, unless the tables of all open ones take more memory than they may."""
-        total = self._table_bytes + record.table_bytes
-        check_metadata_bytes(total, f"the checksum tables of {self.store.url}")
-        if self._open_foreign is not None:
-            file = self._open_foreign(store, self.manifest.stored or self.manifest, record)
-        else:
-            file = open_data_file(store, record, save_id, source)
-        self._table_bytes = total
-        return file
+        with self._counting:
+            total = self._table_bytes + record.table_bytes
+            check_metadata_bytes(total, f"the checksum tables of {self.store.url}")
+            self._table_bytes = total
+            room = _HELD_BYTES - self._held_bytes
+            held = record.size if record.size <= min(store.request_bytes, room) else 0
+            self._held_bytes += held
+        try:
+            if self._open_foreign is not None:
+                return self._open_foreign(store, self.manifest.stored or self.manifest, record)
+            return open_data_file(store, record, save_id, source, hold=held > 0)
+        except BaseException:
+            self._forget(record.table_bytes, held)
+            raise
+
+    def _forget(self, table_bytes: int, held_bytes: int) -> None:
+        with self._counting:
+            self._table_bytes -= table_bytes
+            self._held_bytes -= held_bytes
 
     def entry(self, rank: int, tensor: StoredTensor, chunk: Box) -> tuple[DataFile, Entry]:
         """Return where a chunk lies; Corrupt unless its file has it with dtype and sizes."""
@@ -205,6 +266,10 @@ class StoredData:
                 f"{tensor.dtype.code}{list(shape)}, got {found}"
             )
         return file, entry
+
+
+def _done(work: Callable[[], DataFile]) -> DataFile:
+    return work()
 
 
 def check_same(where: str, seen: ObjectInfo, now: ObjectInfo) -> None:
@@ -247,23 +312,42 @@ def check_size(store: Store, name: str, expected: int) -> ObjectInfo:
 
 
 def open_data_file(
-    store: Store, record: FileRecord, save_id: str, source: str | None = None
+    store: Store,
+    record: FileRecord,
+    save_id: str,
+    source: str | None = None,
+    *,
+    hold: bool = False,
 ) -> DataFile:
-    """Open a data file that dtckpt has written; Corrupt unless it is the one of the record."""
+    """Open a data file that dtckpt has written; Corrupt unless it is the one of the record.
+
+    Its size is not asked for: what is read of it, from either end, has to have its digests. Where
+    it is to ``hold`` the file, all of that is read in one request and kept.
+    """
     name = data_path(save_id, record.rank)
     where = f"{store.url}/{name}"
-    check_size(store, name, record.size)
     check_metadata_bytes(2 * record.header_bytes, f"the header of {where}")
     table_start = record.size - record.table_bytes
-    ends = bytearray(record.header_bytes), bytearray(record.table_bytes)
-    store.read_into(name, [ReadRequest(0, ends[0]), ReadRequest(table_start, ends[1])])
-    header, table = map(bytes, ends)
+    whole = memoryview(bytearray(record.size)) if hold else memoryview(b"")
+    header, table = whole[: record.header_bytes], whole[table_start:]
+    requests = [ReadRequest(0, whole)] if hold else []
+    if not hold:
+        header, table = (
+            memoryview(bytearray(n)) for n in (record.header_bytes, record.table_bytes)
+        )
+        requests = [ReadRequest(0, header), ReadRequest(table_start, table)]
+    try:
+        store.read_into(name, requests)
+    except StorageError:
+        check_size(store, name, record.size)
+        raise
     if digest(header).hex() != record.header_digest:
+        check_size(store, name, record.size)
         raise Corrupt(
             f"{where}: bytes 0 to {record.header_bytes} (header) are damaged or belong to "
             "another save. Load another checkpoint"
         )
-    layout = parse_header(header, where)
+    layout = parse_header(bytes(header), where)
     if layout.save_id != save_id:
         raise Corrupt(f"{where}: the file belongs to the save {layout.save_id!r}, not this one")
     if (layout.data_bytes, layout.size) != (record.data_bytes, record.size):
@@ -273,8 +357,10 @@ def open_data_file(
             "one save. Load another checkpoint"
         )
     if digest(table).hex() != record.table_digest:
+        check_size(store, name, record.size)
         raise Corrupt(
             f"{where}: bytes {table_start} to {record.size} (checksum table) are "
             "damaged or belong to another save. Load another checkpoint"
         )
-    return DataFile(store, name, where, layout, table, record, source)
+    found = HeldObject(store, name, whole) if hold else store
+    return DataFile(found, name, where, layout, bytes(table), record, source)

@@ -28,6 +28,9 @@ IN_PLACE_BYTES = 64 << 10
 VERIFY_BYTES = 1 << 20
 """Bytes that are hashed at once after they were read; less than a processor's own cache."""
 
+NUM_OPENED_FOR = 4096
+"""Chunks for which files are opened before any of these chunks is looked up."""
+
 STRIPE_BYTES = 16 << 20
 """Most bytes of a stripe."""
 ROUND_BYTES = 64 << 20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -79,14 +80,12 @@ def plan_reads(data: StoredData, wants: Iterable[Want]) -> list[Read | Fill]:
     early: dict[DataFile, list[Extent]] = {}
     late: dict[DataFile, list[Extent]] = {}
     reads: list[Read | Fill] = []
-    for want in stored_wants(wants):
-        if isinstance(want, Fill):
-            reads.append(want)
-            continue
-        tensor = want.tensor
-        extents = early if isinstance(want.sink, EarlySink) else late
-        for cell in chunks.meeting(want):
-            file, entry = data.find(cell.rank, tensor, tensor.stored_name + cell.suffix, cell.shape)
+    met = _met(chunks, stored_wants(wants), reads)
+    while together := tuple(islice(met, limits.NUM_OPENED_FOR)):
+        data.open_for((cell.rank, key, want.tensor.name) for want, cell, key in together)
+        for want, cell, key in together:
+            extents = early if isinstance(want.sink, EarlySink) else late
+            file, entry = data.find(cell.rank, want.tensor, key, cell.shape)
             found = extents.get(file)
             if found is None:
                 found = extents[file] = []
@@ -97,6 +96,19 @@ def plan_reads(data: StoredData, wants: Iterable[Want]) -> list[Read | Fill]:
         for file in sorted(extents, key=lambda file: file.name):
             reads += _merge(file, extents[file])
     return reads
+
+
+def _met(
+    chunks: _Chunks, wants: Iterable[Want | Fill], reads: list[Read | Fill]
+) -> Iterator[tuple[Want, _Cell, str]]:
+    """Yield what wants meet, with its key; fills are put among the reads."""
+    for want in wants:
+        if isinstance(want, Fill):
+            reads.append(want)
+            continue
+        name = want.tensor.stored_name
+        for cell in chunks.meeting(want):
+            yield want, cell, name + cell.suffix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,8 +159,8 @@ class _Chunks:
     def meeting(self, want: Want) -> Iterable[_Cell]:
         """Yield them; LayoutMismatch at the end unless they cover the box exactly.
 
-        One by one, so that whoever asks for their files does not learn of the millions that a
-        forged manifest may state, but fails at the first one that is not there.
+        One by one, so that whoever asks for some of their files does not learn of the millions that
+        a forged manifest may state, but fails at the first one that is not there.
         """
         tensor, box = want.tensor, want.box
         if 0 in box.sizes:

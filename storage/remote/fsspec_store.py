@@ -34,6 +34,7 @@ from .fetching import ShortRead, fetch_each
 from .listing import find_files, find_level
 from .puts import only_new, only_same, put_whole, remove_same
 from .ranges import REQUEST_BYTES
+from .s3_looking import head
 from .s3_requests import Requests, is_condition_failed
 from .s3_uploads import abort_upload, split_upload, unfinished_uploads, upload_name
 from .streams import PART_BYTES, MultipartStream, RenameStream, move
@@ -79,7 +80,7 @@ class FsspecStore(Store):
         fs, path, where = self._at(name)
         with reading("stat", where):
             fs.invalidate_cache()
-            info = fs.info(path)
+            info = head(fs, path) if hasattr(fs, "call_s3") else fs.info(path)
             if info["type"] != "file":
                 raise not_found(where)
             return info

@@ -6,6 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
+from .s3_looking import listing
 from .s3_requests import server_code
 
 
@@ -15,6 +16,10 @@ def find_files(fs: Any, top: str) -> dict[str, dict[str, Any]]:
     Raises what the driver does where it could not look: a host that does not answer, a listing that
     is denied, a bucket that does not exist. The drivers' own way of walking passes over all these.
     """
+    if hasattr(fs, "call_s3"):
+        with _nothing_is_no_error(top):
+            return listing(fs, top, deep=True)
+        return {}
     # No driver walks its own way and takes this argument, too.
     told = {"on_error": _raise_unless_missing} if _walks_as_inherited(fs) else {}
     with _nothing_is_no_error(top):
@@ -25,6 +30,8 @@ def find_files(fs: Any, top: str) -> dict[str, dict[str, Any]]:
 def find_level(fs: Any, top: str) -> dict[str, dict[str, Any]]:
     """Return what the driver tells of all that is directly below ``top``; errors as above."""
     with _nothing_is_no_error(top):
+        if hasattr(fs, "call_s3"):
+            return listing(fs, top, deep=False)
         return {info["name"]: info for info in fs.ls(top or fs.root_marker, detail=True)}
     return {}
 

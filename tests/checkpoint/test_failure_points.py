@@ -102,7 +102,6 @@ LOAD_POINTS = {
     "open": "load: read manifest",
     "manifest": "load: read manifest",
     "state_dict": "load: plan",
-    "size": "load: plan",
     "header": "load: plan",
     "data": "load: read",
     "load_state_dict": "load: restore",
@@ -251,7 +250,6 @@ def test_a_load_that_fails_on_one_rank_fails_on_all_and_the_next_one_works() -> 
     root, attempts = MemoryStore(), Attempts()
     ops = {
         "manifest": ("read", "manifest.json", None),
-        "size": ("stat", "data/*", None),
         "header": ("read_into", "data/*", 1),
         "data": ("read_into", "data/*", SIZE + 1),  # once every file is open
     }

@@ -1,0 +1,151 @@
+"""How many requests checkpoints cost on an object store, counted by the server."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import dtckpt.checkpoint as ckpt
+from dtckpt.dtensor import DeviceMesh, DTensor, Mesh, Shard
+from dtckpt.errors import Corrupt
+
+from ..ranks import run_ranks
+from ..servers.fake_s3 import BUCKET, FakeS3, fake_s3
+from ..servers.faults import Fault
+
+# botocore warns of its own deprecations.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+MIB = 1 << 20
+RUN = f"s3://{BUCKET}/run"
+
+
+@pytest.fixture
+def server() -> Iterator[FakeS3]:
+    with fake_s3() as running:
+        yield running
+
+
+def save(server: FakeS3, state: Any, step: int = 1, **options: Any) -> None:
+    ckpt.save(state, f"{RUN}/step-{step}", storage_options=server.storage_options, **options)
+
+
+def load(server: FakeS3, state: Any, step: int = 1) -> None:
+    ckpt.load(state, f"{RUN}/step-{step}", storage_options=server.storage_options)
+
+
+def save_on_ranks(server: FakeS3, num_ranks: int) -> None:
+    """Save 100 rows in as many files as there are ranks."""
+
+    def save_part(rank: int, group: Any) -> None:
+        mesh = DeviceMesh("cpu", Mesh((num_ranks,)), rank=rank)
+        rows = torch.arange(300.0).reshape(100, 3).chunk(num_ranks)[rank]
+        save(
+            server,
+            {"w": DTensor.from_local(rows, mesh, [Shard(0)], shape=(100, 3))},
+            process_group=group,
+        )
+
+    run_ranks(num_ranks, save_part)
+
+
+def data_files(server: FakeS3) -> list[str]:
+    return sorted(key for key in server.keys if "/data/" in key)
+
+
+def test_a_small_file_is_one_request(server: FakeS3) -> None:
+    save(server, {"w": torch.arange(10.0), "b": torch.ones(3)})
+    server.forget()
+    into = {"w": torch.zeros(10), "b": torch.zeros(3)}
+    load(server, into)
+    assert into["w"].tolist() == list(range(10))
+    assert server.counts == {"get": 2}  # with the manifest
+
+
+def test_a_large_file_is_read_in_the_fewest_requests(server: FakeS3) -> None:
+    count = 40 * MIB // 4
+    save(server, {"w": torch.arange(count, dtype=torch.int32)})
+    server.forget()
+    into = {"w": torch.zeros(count, dtype=torch.int32)}
+    load(server, into)
+    assert torch.equal(into["w"], torch.arange(count, dtype=torch.int32))
+    assert server.counts == {"get": 1 + 2 + 3}  # manifest, both ends, 16 MiB at a time
+
+
+def test_all_files_are_opened_at_the_same_time(server: FakeS3) -> None:
+    save_on_ranks(server, 4)
+    server.forget()
+    met = threading.Barrier(4)
+    server.faults.append(
+        Fault(kinds=["get"], match="/data/", does="answer", meanwhile=lambda: met.wait(30))
+    )
+    into = {"w": torch.zeros(100, 3)}
+    load(server, into)
+    assert torch.equal(into["w"], torch.arange(300.0).reshape(100, 3))
+    assert server.counts == {"get": 1 + 4}
+
+
+def test_files_that_are_not_needed_are_not_opened(server: FakeS3) -> None:
+    save_on_ranks(server, 4)
+    server.forget()
+    with ckpt.open(f"{RUN}/step-1", storage_options=server.storage_options) as checkpoint:
+        assert checkpoint["w"][30].tolist() == [90.0, 91.0, 92.0]
+        assert checkpoint["w"][31].tolist() == [93.0, 94.0, 95.0]
+    assert server.counts == {"get": 1 + 1}
+
+
+def test_what_was_not_changed_is_opened_at_the_same_time_elsewhere(server: FakeS3) -> None:
+    options = server.storage_options
+    for name in ("a", "b", "c"):
+        state = {key: torch.full((10,), float(ord(key))) for key in "abc" if key <= name}
+        base = f"{RUN}/step-{ord(name) - 1}" if name != "a" else None
+        save(server, state, step=ord(name), **({"base": base} if base else {}))
+    server.forget()
+    met = threading.Barrier(2)
+    server.faults.append(
+        Fault(kinds=["get"], match="/data/", does="answer", skip=1, meanwhile=lambda: met.wait(30))
+    )
+    into = {key: torch.zeros(10) for key in "abc"}
+    ckpt.load(into, f"{RUN}/step-{ord('c')}", storage_options=options)
+    assert [into[key][0].item() for key in "abc"] == [97.0, 98.0, 99.0]
+    assert server.counts == {"get": 1 + 1 + 2}
+
+
+def test_what_is_wrong_with_a_file_is_told_without_asking_for_its_size_first(
+    server: FakeS3,
+) -> None:
+    save(server, {"w": torch.arange(10.0)})
+    (name,) = data_files(server)
+    good = server.keys[name].data
+    for data, message in (
+        (good[:-1], f"has {len(good) - 1} bytes, expected {len(good)}; it was truncated"),
+        (good[:10], f"has 10 bytes, expected {len(good)}; it was truncated"),
+        (b"", f"has 0 bytes, expected {len(good)}; it was truncated"),
+        (good + b"x" * len(good), None),
+        (b"x" + good[1:], r"bytes 0 to 4096 \(header\) are damaged"),
+        (good[:-1] + b"x", r"\(checksum table\) are damaged"),
+    ):
+        server.objects.put(BUCKET, name, data)
+        if message is None:  # what was written is all there
+            load(server, {"w": torch.zeros(10)})
+            continue
+        with pytest.raises(Corrupt, match=message):
+            load(server, {"w": torch.zeros(10)})
+    del server.keys[name]
+    with pytest.raises(Corrupt, match="this data file is missing"):
+        load(server, {"w": torch.zeros(10)})
+
+
+def test_looking_for_the_newest_lists_one_level(server: FakeS3) -> None:
+    for step in range(3):
+        save(server, {"w": torch.zeros(1)}, step=step)
+    server.forget()
+    newest = ckpt.latest(RUN, storage_options=server.storage_options)
+    assert newest is not None
+    assert newest.number == 2
+    # The run, which manifests are there, the newest manifest, and the data files of that.
+    assert server.counts == {"list": 2, "head": 3, "get": 1}
