@@ -19,9 +19,10 @@ def open_store(target: str | os.PathLike[str] | Store, **options: object) -> Sto
 
     A path or ``file://`` URL gives a ``LocalStore``, which takes ``direct_io``, ``peers://job`` a
     ``PeersStore``, a scheme that was registered (``register_scheme``) what its opener makes, any
-    other ``scheme://`` a ``FsspecStore`` with ``options`` handed to its driver; a ``Store`` is
-    returned as it is. ``TypeError`` for options that the target does not take, ``ValueError`` for a
-    URL that cannot be a root, ``StorageError`` if its driver is not installed.
+    other ``scheme://`` a ``FsspecStore`` with ``options`` handed to its driver, or an
+    ``ObstoreStore`` with ``engine="obstore"``; a ``Store`` is returned as it is. ``TypeError`` for
+    options that the target does not take, ``ValueError`` for a URL that cannot be a root,
+    ``StorageError`` if its driver is not installed.
     """
     if isinstance(target, Store):
         _refuse(options, "a store that is open")
@@ -41,9 +42,7 @@ def open_store(target: str | os.PathLike[str] | Store, **options: object) -> Sto
         return _local(_local_path(path[match.end() :]), options)
     if scheme == "peers":
         return _peers(path, options)
-    from .remote.fsspec_store import FsspecStore
-
-    return FsspecStore(path, **options)
+    return _remote(path, options)
 
 
 def _opened(opener: Opener, url: str, options: dict[str, Any]) -> Store:
@@ -65,6 +64,19 @@ def _peers(path: str, options: dict[str, Any]) -> Store:
 
     _refuse(options.keys() - OPTIONS, "a store in the memory of agents")
     return PeersStore(path, **options)
+
+
+def _remote(url: str, options: dict[str, Any]) -> Store:
+    engine = options.pop("engine", "fsspec")
+    if engine == "obstore":
+        from .remote.obstore.store import ObstoreStore
+
+        return ObstoreStore(url, **options)
+    if engine != "fsspec":
+        raise ValueError(f"engine is 'fsspec' or 'obstore', got {engine!r}")
+    from .remote.fsspec_store import FsspecStore
+
+    return FsspecStore(url, **options)
 
 
 def _local_path(rest: str) -> str:

@@ -1,0 +1,373 @@
+"""Objects in S3, Google Cloud Storage and Azure, by obstore's own calls and not its fsspec face."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, final
+
+from dtckpt.errors import ObjectNotFound, StorageError
+
+from ...base import (
+    Level,
+    ObjectInfo,
+    ReadRequest,
+    Store,
+    WriteStream,
+    check_range,
+    is_before,
+)
+from ...failures import already_exists, changed, failing, not_found, out_of_range
+from ...names import check_component, check_name, check_prefix, is_reserved, join
+from ..ranges import FETCH_BYTES, REQUEST_BYTES
+from .connection import Connection
+from .failures import is_condition_failed, status_of
+from .reads import ShortRead, read_each
+from .uploads import NUM_PARTS, UploadStream
+
+_LIST_CHUNK = 1000
+
+
+@final
+class ObstoreStore(Store):
+    """Objects below an ``s3://``, ``gs://`` or ``az://`` URL, by obstore; ``engine="obstore"``.
+
+    ``options`` are obstore's own, and those of s3fs, gcsfs and adlfs as far as obstore has the
+    same. ``deadline`` is for how many seconds an operation is tried, with all its attempts.
+
+    * An object appears when its upload completes. Creating is one conditional PUT up to the size of
+      a part, and ``replace`` another one; after a failure the object is read and compared, so a
+      create whose reply was lost is recognised. Of larger objects the name is checked when they
+      are begun. ``remove`` compares, then deletes: obstore has no condition for it.
+    * A server that ignores conditions lets several racing writers believe to have won; who must
+      know reads back, as the commit does.
+    * Uploads in parts that a process has left behind when it was killed are not told by
+      ``leftovers``; ``engine="fsspec"`` tells them.
+
+    May be pickled. A process that was forked from one that had used obstore cannot use it, and gets
+    a ``StorageError`` that says so.
+    """
+
+    request_bytes = REQUEST_BYTES
+
+    def __init__(self, url: str, **options: Any) -> None:
+        self._connection = Connection(url, options)
+        self._prefix = self._connection.place.prefix
+        self.url = join(self._connection.place.base, self._prefix)
+
+    def stat(self, name: str) -> ObjectInfo:
+        import obstore
+
+        path, where = self._at(name)
+        found = self._connection.ask("stat", where, lambda store: obstore.head(store, path))
+        return _object_info(name, found)
+
+    def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        check_range(start, stop)
+        if start == 0 and stop is None:
+            return self._whole(name)[0]
+        if stop is None or stop == start:
+            size = self.stat(name).size
+            if start > size:
+                raise out_of_range(join(self.url, name), start, stop, size)
+            stop = size if stop is None else stop
+        if stop == start:
+            return b""
+        buffer = bytearray(stop - start)
+        self.read_into(name, [ReadRequest(start, buffer)])
+        return bytes(buffer)
+
+    def read_start(self, name: str, most: int) -> bytes:
+        try:
+            return bytes(self._get(name, 0, most)) if most else b""
+        except ObjectNotFound:
+            raise
+        except StorageError:
+            if self.stat(name).size:
+                raise
+            return b""  # of nothing no range can be asked for
+
+    def read_into(self, name: str, requests: Sequence[ReadRequest]) -> None:
+        for _ in self.read_each(name, requests):
+            pass
+
+    def read_each(self, name: str, requests: Sequence[ReadRequest]) -> Iterator[ReadRequest]:
+        check_name(name)
+        with self._within(name, requests):
+            yield from read_each(lambda start, stop: self._get(name, start, stop), requests)
+
+    def create(self, name: str, size: int) -> WriteStream:
+        import obstore
+
+        if size < 0:
+            raise ValueError(f"bad object size {size} for {name}: expected 0 or more")
+        self._refuse_taken(name)
+        path, where = self._at(name)
+
+        def put(pieces: Iterable[bytes], num_bytes: int) -> None:
+            self._connection.ask(
+                "write",
+                where,
+                lambda store: obstore.put(
+                    store, path, pieces, chunk_size=num_bytes, max_concurrency=NUM_PARTS
+                ),
+                patiently=True,
+            )
+
+        def put_whole(data: bytes) -> None:
+            self._put(name, data, "create", lambda: self._refuse_taken(name))
+            self._settle(name, len(data), None)
+
+        return UploadStream(
+            where, size, put, put_whole, lambda size, error: self._settle(name, size, error)
+        )
+
+    def publish(self, name: str, data: bytes, *, overwrite: bool) -> None:
+        payload = bytes(data)
+        if overwrite:
+            self._put(name, payload, "overwrite", lambda: None)
+        else:
+            self._refuse_taken(name)
+            self._put(name, payload, "create", lambda: self._refuse_taken(name))
+
+    def replace(self, name: str, data: bytes, *, expected: bytes) -> None:
+        payload = bytes(data)
+        condition = self._check_same(name, expected)
+        self._put(name, payload, condition or "overwrite", lambda: self._check_same(name, expected))
+
+    def remove(self, name: str, *, expected: bytes) -> None:
+        self._check_same(name, expected)
+        self.delete([name])
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        found = (item for item in self._find(prefix) if not is_reserved(item.name))
+        return iter(sorted(found, key=lambda item: item.name))
+
+    def level(self, prefix: str = "") -> Level:
+        import obstore
+
+        top, where = self._top(prefix)
+        with self._listing(where):
+            found = self._connection.ask(
+                "list", where, lambda store: obstore.list_with_delimiter(store, top or None)
+            )
+        objects = [
+            info for info in self._below(prefix, found["objects"]) if not is_reserved(info.name)
+        ]
+        start = self._start
+        folders = sorted(path.strip("/")[start:] for path in found["common_prefixes"])
+        return Level(tuple(sorted(objects, key=lambda item: item.name)), tuple(folders))
+
+    def leftovers(self, prefix: str = "", *, before: float | None = None) -> Iterator[str]:
+        found = (item for item in self._find(prefix) if is_reserved(item.name))
+        return iter(sorted(item.name for item in found if is_before(item, before)))
+
+    def delete(self, names: Iterable[str]) -> None:
+        paths = [self._at(name, reserved=True)[0] for name in names]
+        if not paths:
+            return
+        try:
+            self._delete(paths)
+        except ObjectNotFound:  # some stores tell, and may have stopped there
+            for path in paths:
+                with suppress(ObjectNotFound):
+                    self._delete([path])
+
+    def _delete(self, paths: Sequence[str]) -> None:
+        import obstore
+
+        where = join(self._connection.place.base, paths[0])
+        if len(paths) > 1:
+            where = f"{where} and {len(paths) - 1} more"
+        self._connection.ask("delete", where, lambda store: obstore.delete(store, list(paths)))
+
+    def substore(self, prefix: str) -> Store:
+        return self._other(join(self._prefix, check_name(prefix)))
+
+    def sibling(self, name: str) -> Store:
+        check_component(name)
+        parent, _, own = self._prefix.rpartition("/")
+        if not own:
+            raise StorageError(f"{self.url} is a root and has nothing beside it")
+        return self._other(join(parent, name))
+
+    def _other(self, prefix: str) -> Store:
+        other = ObstoreStore.__new__(ObstoreStore)
+        other._connection = self._connection
+        other._prefix = prefix
+        other.url = join(self._connection.place.base, prefix)
+        return other
+
+    def _at(self, name: str, *, reserved: bool = False) -> tuple[str, str]:
+        """The path of an object in its bucket, and the URL for messages."""
+        check_name(name, reserved=reserved)
+        return join(self._prefix, name), join(self.url, name)
+
+    def _top(self, prefix: str) -> tuple[str, str]:
+        return join(self._prefix, check_prefix(prefix)), join(self.url, prefix)
+
+    @property
+    def _start(self) -> int:
+        """Where names begin in paths."""
+        return len(self._prefix) + 1 if self._prefix else 0
+
+    def _get(self, name: str, start: int, stop: int) -> memoryview:
+        """What there is of a range."""
+        import obstore
+
+        path, where = self._at(name)
+        return memoryview(
+            self._connection.ask(
+                "read", where, lambda store: obstore.get_range(store, path, start=start, end=stop)
+            )
+        )
+
+    def _whole(self, name: str) -> tuple[bytes, Any]:
+        """The bytes of an object, and what the store tells of the very same one."""
+        import obstore
+
+        path, where = self._at(name)
+
+        def get(store: Any) -> tuple[bytes | None, Any]:
+            reply = obstore.get(store, path)
+            is_small = reply.meta["size"] <= FETCH_BYTES
+            return bytes(reply.bytes()) if is_small else None, reply.meta
+
+        data, meta = self._connection.ask("read", where, get)
+        if data is None:
+            buffer = bytearray(meta["size"])
+            self.read_into(name, [ReadRequest(0, buffer)])
+            data = bytes(buffer)
+        if len(data) != meta["size"]:
+            raise StorageError(f"short read of {where}: {len(data)} of {meta['size']} bytes")
+        return data, meta
+
+    @contextmanager
+    def _within(self, name: str, requests: Sequence[ReadRequest]) -> Generator[None]:
+        """Say it of a failure to read where a range goes past the end of the object."""
+        where = join(self.url, name)
+        try:
+            yield
+        except ObjectNotFound:
+            raise
+        except (StorageError, ShortRead) as error:
+            size = self.stat(name).size
+            for request in requests:
+                if request.view.nbytes and request.stop > size:
+                    raise out_of_range(where, request.offset, request.stop, size) from error
+            if isinstance(error, ShortRead):
+                raise StorageError(f"short read of {where}: {error}") from error
+            raise
+
+    def _put(self, name: str, data: bytes, mode: Any, look: Callable[[], object]) -> None:
+        """Write the whole object; a failure that left exactly our bytes there is none.
+
+        ``mode`` is obstore's. ``look()`` raises if its condition does not hold now.
+        """
+        import obstore
+
+        path, where = self._at(name)
+
+        def put(store: Any) -> None:
+            try:
+                obstore.put(store, path, data, mode=mode, use_multipart=False)
+            except Exception as error:
+                if mode == "overwrite" or status_of(error) != 501:
+                    raise
+                look()  # the server does not know such conditions
+                obstore.put(store, path, data, mode="overwrite", use_multipart=False)
+
+        try:
+            self._connection.ask("write", where, put)
+        except StorageError as error:
+            # The object may stand although the reply was lost; what was then asked again has found
+            # our own object in the way.
+            is_known, found = self._look_again(name)
+            if is_known and found == data:
+                return
+            error.is_certain = error.is_certain and is_known
+            if is_condition_failed(error.__cause__):
+                made = already_exists if mode == "create" else changed
+                with failing(certain=error.is_certain):
+                    raise made(where) from error
+            if isinstance(error, ObjectNotFound):
+                with failing(certain=error.is_certain):
+                    if mode not in ("create", "overwrite"):
+                        raise not_found(where) from error
+                    text = f"cannot write {where}: its bucket seems not to exist"
+                    raise StorageError(text) from error
+            raise
+
+    def _refuse_taken(self, name: str) -> None:
+        with failing(certain=True):
+            if self.exists(name):
+                raise already_exists(join(self.url, name))
+
+    def _check_same(self, name: str, expected: bytes) -> dict[str, str]:
+        """The condition that the object, which has these bytes, is still the same one."""
+        with failing(certain=True):
+            data, meta = self._whole(name)
+            if data != expected:
+                raise changed(join(self.url, name))
+        return {key: meta[key] for key in ("e_tag", "version") if meta[key] is not None}
+
+    def _look_again(self, name: str) -> tuple[bool, bytes | None]:
+        """Whether an object could be looked at after a failure, and its bytes if there is one."""
+        try:
+            return True, self.read(name)
+        except ObjectNotFound:
+            return True, None
+        except StorageError:
+            return False, None
+
+    def _settle(self, name: str, size: int, error: StorageError | None) -> None:
+        """Raise ``error``, or another one, unless the store has an object of this size by now."""
+        try:
+            found = self.stat(name).size
+        except ObjectNotFound:
+            found = None
+        except StorageError as second:
+            raise error or second from second
+        if found == size:
+            return
+        if error is None and found is not None:
+            self.delete([name])
+        raise error or StorageError(
+            f"the store has {found} bytes of {join(self.url, name)}, {size} were written"
+        )
+
+    def _find(self, prefix: str) -> Iterator[ObjectInfo]:
+        import obstore
+
+        top, where = self._top(prefix)
+
+        def collect(store: Any) -> list[Any]:
+            chunks = obstore.list(store, top or None, chunk_size=_LIST_CHUNK)
+            return [item for chunk in chunks for item in chunk]
+
+        with self._listing(where):
+            found = self._connection.ask("list", where, collect)
+        for info in self._below(prefix, found):
+            # obstore cuts the slash off the markers that some programs make for directories.
+            if info.size or self.exists(info.name):
+                yield info
+
+    def _below(self, prefix: str, found: Iterable[Any]) -> Iterator[ObjectInfo]:
+        below = join(self._prefix, prefix)
+        below = f"{below}/" if below else ""
+        for item in found:
+            if item["path"].startswith(below):
+                yield _object_info(item["path"][self._start :], item)
+
+    @contextmanager
+    def _listing(self, where: str) -> Generator[None]:
+        """What is missing where things are listed is the bucket, not an object."""
+        try:
+            yield
+        except ObjectNotFound as error:
+            raise StorageError(f"cannot list {where}: its bucket does not exist") from error
+
+
+def _object_info(name: str, item: Any) -> ObjectInfo:
+    modified = item["last_modified"]
+    return ObjectInfo(name, item["size"], None if modified is None else modified.timestamp())

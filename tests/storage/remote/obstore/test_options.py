@@ -1,0 +1,170 @@
+"""What obstore is told of the options that users give to fsspec's drivers, and what is refused."""
+
+from __future__ import annotations
+
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dtckpt.errors import StorageError
+from dtckpt.storage import FsspecStore, ObstoreStore, open_store
+from dtckpt.storage.remote.obstore.connection import located
+from dtckpt.storage.remote.obstore.options import settings_of
+from dtckpt.storage.remote.obstore.places import Kind, Place
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "config"),
+    [
+        (
+            "s3",
+            {
+                "key": "a",
+                "secret": "b",
+                "token": "c",
+                "client_kwargs": {"endpoint_url": "http://x:1", "region_name": "eu"},
+                "config_kwargs": {
+                    "s3": {"addressing_style": "path", "payload_signing_enabled": False},
+                    "max_pool_connections": 5,
+                    "retries": {"max_attempts": 1},
+                },
+                "s3_additional_kwargs": {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "k"},
+                "use_listings_cache": False,
+                "endpoint_url": None,
+            },
+            {
+                "access_key_id": "a",
+                "secret_access_key": "b",
+                "session_token": "c",
+                "endpoint": "http://x:1",
+                "region": "eu",
+                "virtual_hosted_style_request": False,
+                "unsigned_payload": True,
+                "server_side_encryption": "aws:kms",
+                "sse_kms_key_id": "k",
+            },
+        ),
+        (
+            "s3",
+            {"anon": True, "requester_pays": True},
+            {"skip_signature": True, "request_payer": 1},
+        ),
+        ("s3", {"access_key_id": "a", "region": "eu"}, {"access_key_id": "a", "region": "eu"}),
+        ("gcs", {"token": "anon", "project": "p"}, {"skip_signature": True}),
+        ("gcs", {"token": "google_default"}, {}),
+        ("gcs", {"token": __file__}, {"application_credentials": __file__}),
+        ("gcs", {"token": {"a": 1}}, {"service_account_key": '{"a": 1}'}),
+        ("gcs", {"endpoint_url": "http://x:1"}, {"base_url": "http://x:1"}),
+        (
+            "azure",
+            {"connection_string": "AccountName=n;AccountKey=k==;BlobEndpoint=http://x:1/n"},
+            {"account_name": "n", "account_key": "k==", "endpoint": "http://x:1/n"},
+        ),
+        ("azure", {"account_name": "n", "sas_token": "s"}, {"account_name": "n", "sas_key": "s"}),
+        (
+            "azure",
+            {"account_name": "n", "credential": "k"},
+            {"account_name": "n", "account_key": "k"},
+        ),
+    ],
+)
+def test_options_in_the_words_of_obstore(
+    kind: Kind, given: dict[str, Any], config: dict[str, Any]
+) -> None:
+    assert settings_of(kind, given).config == config
+
+
+def test_settings_of_the_client(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_bytes(b"pem")
+    given: dict[str, Any] = {
+        "client_kwargs": {"verify": str(tmp_path / "ca.pem")},
+        "config_kwargs": {"connect_timeout": 3, "proxies": {"https": "http://p"}},
+        "client_options": {"timeout": "5s"},
+    }
+    assert settings_of("s3", given).client == {
+        "allow_http": True,
+        "root_certificate": b"pem",
+        "connect_timeout": timedelta(seconds=3),
+        "proxy_url": "http://p",
+        "timeout": "5s",
+    }
+    insecure = settings_of("s3", {"client_kwargs": {"verify": False}}).client
+    assert insecure["allow_invalid_certificates"] is True
+
+
+@pytest.mark.parametrize(
+    ("url", "given", "named"),
+    [
+        ("s3://b/x", {"s3_additional_kwargs": {"ACL": "private"}}, "s3_additional_kwargs.ACL"),
+        ("s3://b/x", {"config_kwargs": {"signature_version": "s3"}}, "signature_version"),
+        ("s3://b/x", {"session": object()}, "session"),
+        ("s3://b/x", {"version_aware": True}, "version_aware"),
+        ("s3://b/x", {"nonesuch": 1}, "nonesuch"),
+        ("s3://b/x", {"client_options": {"nonesuch": 1}}, "nonesuch"),
+        ("gs://b/x", {"token": 7}, "credential_provider"),
+        ("gs://b/x", {"requester_pays": True}, "requester_pays"),
+        ("az://b/x", {"account_name": "n", "credential": object()}, "credential"),
+    ],
+)
+def test_what_cannot_be_taken_is_named(url: str, given: dict[str, Any], named: str) -> None:
+    with pytest.raises(TypeError, match=named):
+        open_store(url, engine="obstore", **given)
+
+
+def test_urls() -> None:
+    store = open_store("S3://bucket/a/b/", engine="obstore", anon=True)
+    assert isinstance(store, ObstoreStore)
+    assert store.url == "s3://bucket/a/b"
+    assert store.sibling("c").url == "s3://bucket/a/c"
+    root = open_store("gs://bucket", engine="obstore", token="anon")
+    assert root.url == "gs://bucket"
+    with pytest.raises(StorageError, match="nothing beside it"):
+        root.sibling("x")
+    place = Place.of("abfss://box@acct.dfs.core.windows.net/a")
+    assert (place.kind, place.bucket, place.account, place.prefix) == ("azure", "box", "acct", "a")
+    for bad in ("s3://", "s3:///x", "s3://b/a//b", "s3://b/../x", "s3://b/x?versionId=1"):
+        with pytest.raises(ValueError, match="bad store URL"):
+            ObstoreStore(bad)
+    with pytest.raises(ValueError, match=r"does not serve memory://, but s3://"):
+        open_store("memory://x", engine="obstore")
+
+
+def test_engines() -> None:
+    assert isinstance(open_store("memory://x", engine="fsspec"), FsspecStore)
+    with pytest.raises(ValueError, match="engine is 'fsspec' or 'obstore', got 'other'"):
+        open_store("memory://x", engine="other")
+    with pytest.raises(TypeError, match="engine"):
+        open_store("/tmp/x", engine="obstore")
+
+
+def test_hosts_with_the_bucket_in_their_name() -> None:
+    config = {"endpoint": "https://s3.example", "virtual_hosted_style_request": True}
+    place = Place.of("s3://bucket/x")
+    assert located(place, config)["endpoint"] == "https://bucket.s3.example"
+    named = config | {"endpoint": "https://bucket.s3.example"}
+    assert located(place, named) == named
+
+
+def test_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    monkeypatch.setitem(sys.modules, "obstore.store", None)
+    with pytest.raises(StorageError, match=r"pip install 'dtckpt\[obstore\]'"):
+        open_store("s3://bucket/x", engine="obstore")
+
+
+def test_signatures_are_not_told() -> None:
+    from dtckpt.storage.remote.obstore.failures import translated
+
+    def fail() -> None:
+        with translated("read", "az://box/x"):
+            from obstore.exceptions import GenericError
+
+            raise GenericError("Error performing GET https://a/x?se=1&sig=SECRET%3D&x=1 status")
+
+    with pytest.raises(StorageError) as caught:
+        fail()
+    assert "SECRET" not in str(caught.value) + str(caught.value.__cause__)
+    assert "sig=..." in str(caught.value)
