@@ -7,7 +7,7 @@ CODE := dtensor checkpoint storage integrations tools tests
 # Tests start some hundred processes, which find all modules compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install check format test mutants demo demo-parallel bench bench-scale bench-dispatch bench-redistribute bench-training bench-random operators test-matrix test-adapters gpu-check clean
+.PHONY: help install check format test mutants demo demo-parallel bench bench-scale bench-dispatch bench-redistribute bench-training bench-random operators test-matrix test-adapters test-servers gpu-check clean
 
 help:
 	@echo "make demo    train, kill a rank during a save, resume on another mesh, prove the losses"
@@ -22,6 +22,7 @@ help:
 	@echo "make test    the whole test suite"
 	@echo "make test-matrix   the quick part of it on other Pythons and another torch"
 	@echo "make test-adapters   adapters in environments with the frameworks' releases (ADAPTERS=names)"
+	@echo "make test-servers   stores on every object store that can be run here (SERVERS=names)"
 	@echo "make gpu-check   what only a machine with a GPU can show; figures into gpu-figures/"
 	@echo "make mutants   changes of the code that some test must notice (MUTANTS=word)"
 	@echo "make check   formatter, linter, type checker"
@@ -65,6 +66,10 @@ test-matrix: install
 
 test-adapters: install
 	$(BIN)/python -m tests.adapters $(ADAPTERS)
+
+# Brings what pip does not (Azurite by npm, Ceph's packages) into ~/.cache/dtckpt/servers.
+test-servers: install
+	$(BIN)/python -m tests.servers $(SERVERS)
 
 gpu-check: install
 	$(BIN)/python -m tools.gpu --record gpu-figures $(GPU)

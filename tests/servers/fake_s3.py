@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import formatdate
 from typing import Any
-from urllib.parse import parse_qs, quote
+from urllib.parse import parse_qs, quote, unquote
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
@@ -27,6 +27,7 @@ LEAST_PART_BYTES = 5 << 20
 """Of every part of an upload but the last, as at the original."""
 _SKEW_SECONDS = 900.0
 _PAGE = 1000
+_COPY_FROM = {"x-amz-copy-source", "x-goog-copy-source"}
 
 
 @dataclass(slots=True)
@@ -88,9 +89,7 @@ class FakeS3(FakeServer):
         return self.objects.buckets[BUCKET]
 
     def understand(self, request: web.Request, body: bytes) -> Asked:
-        headers = {name.lower(): value for name, value in request.headers.items()}
-        given = parse_qs(request.rel_url.raw_query_string, keep_blank_values=True)
-        query = {name: values[-1] for name, values in given.items()}
+        headers, query = headers_of(request), query_of(request)
         bucket, _, key = request.path.lstrip("/").partition("/")
         if "aws-chunked" in headers.get("content-encoding", ""):
             body = _unchunked(body)
@@ -111,10 +110,18 @@ class FakeS3(FakeServer):
             self._check_bucket(asked)
             return self._ways.get(asked.kind, _not_known)(asked)
         except Refused as error:
-            return _error(asked, error.status, error.code, error.more)
+            return self.refusal(asked, error.status, error.code, error.more)
 
-    def refusal(self, asked: Asked, status: int, code: str) -> Reply:
-        return _error(asked, status, code)
+    def refusal(self, asked: Asked, status: int, code: str, more: str = "") -> Reply:
+        headers = {"Content-Type": "application/xml"}
+        if asked.method == "HEAD" or status == 304:
+            return Reply(status=status, headers=headers)
+        text = f"<Code>{code}</Code><Message>{code}: {escape(asked.key)}</Message>{more}"
+        return Reply(
+            status=status,
+            headers=headers,
+            body=f'<?xml version="1.0" encoding="UTF-8"?>\n<Error>{text}</Error>'.encode(),
+        )
 
     def unconditionally(self, asked: Asked) -> Asked:
         left = {k: v for k, v in asked.headers.items() if k not in ("if-match", "if-none-match")}
@@ -146,13 +153,16 @@ class FakeS3(FakeServer):
             raise Refused(412, "PreconditionFailed", "<Condition>If-None-Match</Condition>")
         return found
 
+    def _marks(self, found: Stored) -> dict[str, str]:
+        """Return the headers by which this state of an object is known."""
+        return {"ETag": f'"{found.etag}"'}
+
     def _get(self, asked: Asked) -> Reply:
         found = self._check_conditions(asked)
         if found is None:
             raise Refused(404, "NoSuchKey")
         size = len(found.data)
-        headers = {
-            "ETag": f'"{found.etag}"',
+        headers = self._marks(found) | {
             "Last-Modified": formatdate(found.modified, usegmt=True),
             "Accept-Ranges": "bytes",
             "Content-Type": "binary/octet-stream",
@@ -170,7 +180,7 @@ class FakeS3(FakeServer):
 
     def _put(self, asked: Asked) -> Reply:
         self._check_conditions(asked)
-        return _stored(self.objects.put(asked.bucket, asked.key, asked.body))
+        return Reply(headers=self._marks(self.objects.put(asked.bucket, asked.key, asked.body)))
 
     def _copy(self, asked: Asked) -> Reply:
         found = self._source(asked)
@@ -186,9 +196,8 @@ class FakeS3(FakeServer):
         return _xml("CopyPartResult", _described(self._add_part(asked, data)))
 
     def _source(self, asked: Asked) -> Stored:
-        from urllib.parse import unquote
-
-        named = unquote(asked.headers["x-amz-copy-source"]).lstrip("/").partition("?")[0]
+        (source,) = (asked.headers[name] for name in asked.headers.keys() & _COPY_FROM)
+        named = unquote(source).lstrip("/").partition("?")[0]
         bucket, _, key = named.partition("/")
         found = self.objects.buckets.get(bucket, {}).get(key)
         if found is None:
@@ -253,7 +262,7 @@ class FakeS3(FakeServer):
         return found
 
     def _part(self, asked: Asked) -> Reply:
-        return _stored(self._add_part(asked, asked.body))
+        return Reply(headers=self._marks(self._add_part(asked, asked.body)))
 
     def _add_part(self, asked: Asked, data: bytes) -> Stored:
         upload = self._upload(asked)
@@ -279,10 +288,10 @@ class FakeS3(FakeServer):
         self._check_conditions(asked)
         etag = f"{digest(''.join(tags).encode())}-{len(chosen)}"
         whole = b"".join(part.data for part in chosen)
-        self.objects.put(asked.bucket, asked.key, whole, etag)
+        made = self.objects.put(asked.bucket, asked.key, whole, etag)
         del self.uploads[asked.query["uploadId"]]
         text = f'{_names(asked)}<ETag>"{etag}"</ETag>'
-        return _xml("CompleteMultipartUploadResult", text)
+        return replace(_xml("CompleteMultipartUploadResult", text), headers=self._marks(made))
 
     def _abort(self, asked: Asked) -> Reply:
         self._upload(asked)
@@ -333,6 +342,17 @@ class FakeS3(FakeServer):
         return Reply()
 
 
+def headers_of(request: web.Request) -> dict[str, str]:
+    """Return the headers, by names in lower case."""
+    return {name.lower(): value for name, value in request.headers.items()}
+
+
+def query_of(request: web.Request) -> dict[str, str]:
+    """Return what stands behind the question mark, decoded."""
+    given = parse_qs(request.rel_url.raw_query_string, keep_blank_values=True)
+    return {name: values[-1] for name, values in given.items()}
+
+
 def _kind(method: str, has_key: bool, query: dict[str, str], headers: dict[str, str]) -> Kind:
     if not has_key:
         if method == "POST" and "delete" in query:
@@ -343,7 +363,7 @@ def _kind(method: str, has_key: bool, query: dict[str, str], headers: dict[str, 
             return "list-uploads"
         return "list" if "list-type" in query else "bucket"
     in_parts = "uploadId" in query
-    if method == "PUT" and "x-amz-copy-source" in headers:
+    if method == "PUT" and headers.keys() & _COPY_FROM:
         return "copy"
     kinds: dict[tuple[str, bool], Kind] = {
         ("GET", False): "get",
@@ -396,26 +416,10 @@ def _names(asked: Asked, upload_id: str = "") -> str:
     return named + (f"<UploadId>{upload_id}</UploadId>" if upload_id else "")
 
 
-def _stored(made: Stored) -> Reply:
-    return Reply(headers={"ETag": f'"{made.etag}"'})
-
-
 def _xml(name: str, inside: str) -> Reply:
     space = "http://s3.amazonaws.com/doc/2006-03-01/"
     text = f'<?xml version="1.0" encoding="UTF-8"?>\n<{name} xmlns="{space}">{inside}</{name}>'
     return Reply(headers={"Content-Type": "application/xml"}, body=text.encode())
-
-
-def _error(asked: Asked, status: int, code: str, more: str = "") -> Reply:
-    headers = {"Content-Type": "application/xml"}
-    if asked.method == "HEAD" or status == 304:
-        return Reply(status=status, headers=headers)
-    text = f"<Code>{code}</Code><Message>{code}: {escape(asked.key)}</Message>{more}"
-    return Reply(
-        status=status,
-        headers=headers,
-        body=f'<?xml version="1.0" encoding="UTF-8"?>\n<Error>{text}</Error>'.encode(),
-    )
 
 
 @contextmanager

@@ -111,7 +111,12 @@ class Asked:
     def is_conditional(self) -> bool:
         """Whether something is to be written or deleted only on a condition."""
         named = {name.lower() for name in (*self.headers, *self.query)}
-        conditions = {"if-match", "if-none-match", "ifgenerationmatch"}
+        conditions = {
+            "if-match",
+            "if-none-match",
+            "ifgenerationmatch",
+            "x-goog-if-generation-match",
+        }
         return self.kind not in ("get", "head") and bool(named & conditions)
 
     @property
