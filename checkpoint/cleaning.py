@@ -27,7 +27,8 @@ logger = logger_of("checkpoint")
 
 # As exact as names are written: files of other programs may be called much the same.
 _DATA = re.compile(
-    r"(?:(.+)/)?data/([0-9a-f]{16})/(?:[0-9]{5}|[1-9][0-9]{5,})\.safetensors", re.DOTALL
+    r"(?:(.+)/)?data/([0-9a-f]{16})/(?:[0-9]{5}|[1-9][0-9]{5,})\.(?:safetensors|compressed)",
+    re.DOTALL,
 )
 _OTHER = re.compile(
     rf"(?:(.+)/)?(?:{MARKS}/[^/]+|{RECORDS}/[0-9a-f]{{16}}/[0-9a-f]{{16}}\.json)", re.DOTALL

@@ -108,7 +108,7 @@ def _write(file: DataFile, target: Store, on_progress: Progress) -> None:
     header = file.store.read(file.name, 0, file.layout.data_start)
     if digest(header).hex() != file.record.header_digest:  # it was intact when it was opened
         raise Corrupt(f"{file.where}: bytes 0 to {len(header)} (header) are damaged")
-    with target.create(file.name, file.layout.size) as stream:
+    with target.create(file.name, file.record.size) as stream:
         stream.write(header)
         for stretch in stretches(file, file.layout.entries.values()):
             _refuse_damage(stretch.damaged)

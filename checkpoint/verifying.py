@@ -82,7 +82,8 @@ class _Verification:
         self.manifest = manifest
         self.data = stored_data(store, manifest)
         self.on_progress = on_progress
-        self.total = sum(record.size for record in manifest.files)
+        decoded = (r.size - r.region_bytes + r.data_bytes for r in manifest.files)
+        self.total = sum(decoded)
         self.checked = 0
         self.problems: list[Problem] = []
         self.held: Counter[str] = Counter()
@@ -94,7 +95,7 @@ class _Verification:
         for record in self.manifest.files:
             try:
                 file = self.data.file(record.rank, "all")
-                self.progress(record.size - file.layout.data_bytes)
+                self.progress(record.size - record.region_bytes)
                 self.check_blocks(file, file.layout.entries.values())
                 self.count(record.rank, file.layout.entries.values())
                 self.check_borrowed(record.rank, file)

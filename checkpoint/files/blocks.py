@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import xxhash
 
 DIGEST_BYTES = 16
+LENGTH_BYTES = 4
+"""Of the stored length of a block, in the tables of compressed files."""
 DEFAULT_BLOCK_BYTES = 1 << 20
 
 

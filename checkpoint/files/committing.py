@@ -68,7 +68,7 @@ def wrong_files(
     """Yield the data files that are not there with their size, and the size found, if any."""
     sizes = {info.name: info.size for info in store.list(f"data/{save_id}")} if files else {}
     for record in files:
-        name = data_path(save_id, record.rank)
+        name = record.path(save_id)
         found = sizes.get(name)
         if found != record.size:  # a listing may lag behind; ask for it
             try:
@@ -91,7 +91,7 @@ def missing_files(store: Store, manifest: Manifest) -> list[str]:
     for (source, save_id), records in lenders.items():
         lender = store.sibling(source)
         found += [
-            f"{lender.url}/{data_path(save_id, record.rank)}"
+            f"{lender.url}/{record.path(save_id)}"
             for record, _ in wrong_files(lender, save_id, records)
         ]
     return found
@@ -266,6 +266,6 @@ def _taken(store: Store) -> AlreadyCommitted:
 def discard(store: Store, save_id: str, rank: int) -> None:
     """Delete what a rank wrote for a save that failed."""
     try:
-        store.delete([data_path(save_id, rank)])
+        store.delete([data_path(save_id, rank, is_compressed=is_it) for is_it in (False, True)])
     except Exception as error:
         logger.warning("%s: a file of a failed save is left over: %s", store.url, error)

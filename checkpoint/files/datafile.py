@@ -7,6 +7,9 @@
     data region       chunks back to back, wide dtypes first so that each is aligned to its items
     checksum table    xxh3_128 of every block of every chunk, as the last entry of the header
 
+In a compressed file blocks are stored shorter, and their stored lengths follow the checksums. Its
+header is the same, of the chunks as they are when decoded, so it is known before any is written.
+
 docs/format.md describes the format for implementers.
 """
 
@@ -32,11 +35,13 @@ from ..state.limits import (
     text_of,
 )
 from ..tensors.dtypes import DTYPES, DType, dtype_of_code
-from .blocks import DEFAULT_BLOCK_BYTES, DIGEST_BYTES, num_blocks
+from .blocks import DEFAULT_BLOCK_BYTES, DIGEST_BYTES, LENGTH_BYTES, num_blocks
 
 ALIGNMENT = 4096
 _DIGITS = re.compile(r"[0-9]{1,9}")
 TABLE_KEY = "__dtckpt_blocks__"
+PLAIN, COMPRESSED = "1", "2"
+"""Versions of data files."""
 
 
 class Entry(NamedTuple):
@@ -78,6 +83,9 @@ class FileLayout:
     """By key, in file order."""
     references: Mapping[str, str] = field(default_factory=dict[str, str])
     """Chunks that lie, under the same key, in a file of an earlier save: which one, by key."""
+    is_compressed: bool = False
+    """Whether blocks may be stored shorter than they are. Offsets of entries, and all lengths but
+    that of the table, are of the decoded file."""
 
     @property
     def table_start(self) -> int:
@@ -87,11 +95,11 @@ class FileLayout:
     @property
     def table_bytes(self) -> int:
         """Length of the checksum table."""
-        return DIGEST_BYTES * self.num_blocks
+        return _row_bytes(self.is_compressed) * self.num_blocks
 
     @property
     def size(self) -> int:
-        """Length of the file."""
+        """Length of the file; if it is compressed, the most that it may have."""
         return self.table_start + self.table_bytes
 
 
@@ -101,6 +109,7 @@ def lay_out(
     save_id: str,
     references: Mapping[str, str] | None = None,
     block_bytes: int = DEFAULT_BLOCK_BYTES,
+    is_compressed: bool = False,
 ) -> tuple[FileLayout, bytes]:
     """Return the layout and the header bytes of a file of (key, dtype, shape) chunks.
 
@@ -110,7 +119,7 @@ def lay_out(
     entries: dict[str, Entry] = {}
     metadata = {
         "format": "pt",
-        "dtckpt_version": "1",
+        "dtckpt_version": COMPRESSED if is_compressed else PLAIN,
         "dtckpt_save_id": save_id,
         "dtckpt_block_bytes": str(block_bytes),
     }
@@ -129,10 +138,11 @@ def lay_out(
         }
         start += num_bytes
         block += num_blocks(num_bytes, block_bytes)
+    row_bytes = _row_bytes(is_compressed)
     header[TABLE_KEY] = {
         "dtype": "U8",
-        "shape": (block, DIGEST_BYTES),
-        "data_offsets": (start, start + block * DIGEST_BYTES),
+        "shape": (block, row_bytes),
+        "data_offsets": (start, start + block * row_bytes),
     }
     text = json.dumps(header, separators=(",", ":")).encode()
     check_metadata_bytes(json_memory(text), f"the header of a data file of {len(entries)} chunks")
@@ -145,6 +155,7 @@ def lay_out(
         num_blocks=block,
         entries=entries,
         references=references or {},
+        is_compressed=is_compressed,
     )
     return layout, len(text).to_bytes(8, "little") + text
 
@@ -159,7 +170,7 @@ def parse_header(data: bytes, where: str) -> FileLayout:
         metadata = header.pop("__metadata__")
         table = header.pop(TABLE_KEY)
         block_bytes = _block_bytes(metadata["dtckpt_block_bytes"])
-        if metadata["dtckpt_version"] != "1":
+        if metadata["dtckpt_version"] not in (PLAIN, COMPRESSED):
             raise Corrupt(f"{where}: unusable header metadata {shown(metadata)}")
         entries = entries_of(header, block_bytes, where)
         last = next(reversed(entries.values()), None)
@@ -171,6 +182,7 @@ def parse_header(data: bytes, where: str) -> FileLayout:
             num_blocks=last.first_block + num_blocks(last.num_bytes, block_bytes) if last else 0,
             entries=entries,
             references=_references(metadata, where),
+            is_compressed=metadata["dtckpt_version"] == COMPRESSED,
         )
         _check_table(layout, table["data_offsets"])
     except CheckpointError:
@@ -178,6 +190,11 @@ def parse_header(data: bytes, where: str) -> FileLayout:
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise Corrupt(f"{where}: malformed header of {len(data)} bytes: {shown(error)}") from error
     return layout
+
+
+def _row_bytes(is_compressed: bool) -> int:
+    """Return how many bytes of the table each block has."""
+    return DIGEST_BYTES + LENGTH_BYTES * is_compressed
 
 
 def _block_bytes(told: object) -> int:

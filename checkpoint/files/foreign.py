@@ -25,7 +25,7 @@ _FEW_CHECKPOINTS = 3
 _MOST_ENTRIES = 10_000
 _KINDS = {
     "saves that have not ended, or were killed": re.compile(
-        r"[^/]+/data/[0-9a-f]{16}/\d+\.safetensors"
+        r"[^/]+/data/[0-9a-f]{16}/\d+\.(?:safetensors|compressed)"
     ),
     "checkpoints in directories whose names do not end in a number": re.compile(
         rf"[^/]+/{MANIFEST}"

@@ -19,6 +19,7 @@ from ...dtensor.geometry.layout import Layout
 from ...storage.base import ObjectInfo, Store
 from ...storage.names import check_component
 from ..state.limits import (
+    MAX_BLOCK_BYTES,
     MAX_JSON_NESTING,
     MAX_RANKS,
     MAX_SIZE,
@@ -32,7 +33,7 @@ from ..state.limits import (
 )
 from ..state.tree import Node, tensor_names
 from ..tensors.spec import FORMAT_VERSION
-from .blocks import DIGEST_BYTES, digest
+from .blocks import DIGEST_BYTES, LENGTH_BYTES, digest
 from .foreign import nothing_there
 from .places import MANIFEST, data_path
 from .stored_tensor import StoredTensor
@@ -40,7 +41,10 @@ from .tensor_lines import TensorLines, dump, meshes_from_json, tensors_from_json
 
 OURS = "dtckpt"
 """The format of checkpoints that have a manifest on disk."""
-_KNOWN_FEATURES = {"borrowed"}
+COMPRESSED_VERSION = 2
+"""Version of the format from which on files may be compressed."""
+_KNOWN_VERSIONS = (FORMAT_VERSION, COMPRESSED_VERSION)
+_KNOWN_FEATURES = {"borrowed", "compressed"}
 _PREFIX = b'{"digest": "'
 _DIGEST_END = len(_PREFIX) + 32
 _SAVE_ID = re.compile(r"[0-9a-f]{1,64}")
@@ -86,6 +90,8 @@ class FileRecord:
     """Length of the data region; the checksum table follows."""
     header_digest: str
     table_digest: str
+    stored_bytes: int | None = None
+    """Length of the data region as it lies in the file, where it is compressed."""
     name: str | None = None
     """Name in the store of a file that another program wrote; None where a save gave it."""
     places: tuple[Place, ...] = ()
@@ -104,6 +110,8 @@ class FileRecord:
             "header": self.header_digest,
             "blocks": self.table_digest,
         }
+        if self.stored_bytes is not None:
+            told["stored_bytes"] = self.stored_bytes
         if self.name is not None:
             told["name"] = self.name
         if self.places:
@@ -120,19 +128,42 @@ class FileRecord:
             data_bytes=size_of(value["data_bytes"], "data_bytes"),
             header_digest=text_of(value["header"], "header"),
             table_digest=text_of(value["blocks"], "blocks"),
+            stored_bytes=(
+                size_of(value["stored_bytes"], "stored_bytes") if "stored_bytes" in value else None
+            ),
             name=text_of(value["name"], "name") if "name" in value else None,
             places=tuple(map(Place.from_json, value.get("places", ()))),
         )
 
     @property
+    def is_compressed(self) -> bool:
+        """Whether blocks may be stored shorter than they are."""
+        return self.stored_bytes is not None
+
+    @property
+    def region_bytes(self) -> int:
+        """Length of the data region as it lies in the file."""
+        return self.data_bytes if self.stored_bytes is None else self.stored_bytes
+
+    @property
     def table_bytes(self) -> int:
         """Length of the checksum table."""
-        return self.size - self.header_bytes - self.data_bytes
+        return self.size - self.header_bytes - self.region_bytes
+
+    def path(self, save_id: str) -> str:
+        """Return the name of the file in the checkpoint of a save."""
+        return self.name or data_path(save_id, self.rank, is_compressed=self.is_compressed)
 
     def validate(self) -> None:
         """Raise ValueError where the sizes do not fit together."""
-        if min(self.header_bytes, self.table_bytes) < 0 or self.table_bytes % DIGEST_BYTES:
+        row_bytes = DIGEST_BYTES + LENGTH_BYTES * self.is_compressed
+        num_blocks, rest = divmod(self.table_bytes, row_bytes)
+        # A file can hold no more than its own table has room for, whatever it claims.
+        most = min(MAX_BLOCK_BYTES * num_blocks, MAX_SIZE) if self.is_compressed else MAX_SIZE
+        if min(self.header_bytes, self.table_bytes) < 0 or rest:
             raise ValueError(f"impossible file record {self}")
+        if not self.region_bytes <= self.data_bytes <= most:
+            raise ValueError(f"impossible lengths of compressed data in file record {self}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +183,7 @@ class BorrowedFile:
     @property
     def path(self) -> str:
         """Name of the file in its own checkpoint."""
-        return data_path(self.save_id, self.record.rank)
+        return self.record.path(self.save_id)
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object."""
@@ -190,9 +221,19 @@ class Manifest:
         """Whether dtckpt saved it, so that there are checksums."""
         return self.format == OURS
 
+    @property
+    def is_compressed(self) -> bool:
+        """Whether a data file that it needs is compressed."""
+        return any(r.is_compressed for r in (*self.files, *(f.record for f in self.borrowed)))
+
+    @property
+    def version(self) -> int:
+        """The version of the format: the oldest that has all that is needed to read it."""
+        return COMPRESSED_VERSION if self.is_compressed else FORMAT_VERSION
+
     def path_of(self, record: FileRecord) -> str:
         """Return the name of a data file in the checkpoint's store."""
-        return record.name or data_path(self.save_id, record.rank)
+        return record.path(self.save_id)
 
     def to_bytes(self) -> bytes:
         """Return the text of the manifest: one line per tensor and per file.
@@ -201,8 +242,9 @@ class Manifest:
         """
         lines = TensorLines()
         tensors = ",\n".join(map(lines.line, self.tensors.values()))
-        requires = dump(["borrowed"] if self.borrowed else [])
-        kind = f'"format": {dump(self.format)}, "version": {FORMAT_VERSION}'
+        features = {"borrowed": bool(self.borrowed), "compressed": self.is_compressed}
+        requires = dump([name for name, is_needed in features.items() if is_needed])
+        kind = f'"format": {dump(self.format)}, "version": {self.version}'
         body = ",\n".join(
             [
                 f'{kind}, "requires": {requires}',
@@ -236,6 +278,7 @@ class Manifest:
             _check_version(value, where, formats)
             manifest = cls._from_json(value)
             manifest.validate()
+            _check_needed(manifest, value["version"])
         except CheckpointError:
             raise
         except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -334,12 +377,18 @@ def _check_version(value: dict[str, Any], where: str, formats: Collection[str]) 
     if value.get("format") not in formats:
         raise Corrupt(f"{where}: not a dtckpt manifest (format {shown(value.get('format'))})")
     version, requires = value.get("version"), value.get("requires") or []
-    if version != FORMAT_VERSION or not set(requires) <= _KNOWN_FEATURES:
+    if version not in _KNOWN_VERSIONS or not set(requires) <= _KNOWN_FEATURES:
         raise CheckpointError(
             f"{where}: written in format version {shown(version)} with the required features "
-            f"{shown(requires)}; this dtckpt reads version {FORMAT_VERSION} with "
-            f"{sorted(_KNOWN_FEATURES)}. Upgrade dtckpt"
+            f"{shown(requires)}; this dtckpt reads versions {FORMAT_VERSION} to "
+            f"{COMPRESSED_VERSION} with {sorted(_KNOWN_FEATURES)}. Upgrade dtckpt"
         )
+
+
+def _check_needed(manifest: Manifest, version: int) -> None:
+    """Raise ValueError if a manifest states an older version than its files are of."""
+    if version < manifest.version:
+        raise ValueError(f"compressed files in version {version}")
 
 
 def _dump_list(items: Iterable[Any]) -> str:

@@ -6,9 +6,9 @@ MANIFEST = "manifest.json"
 """Written last and atomically: its presence is the commit."""
 
 
-def data_path(save_id: str, rank: int) -> str:
+def data_path(save_id: str, rank: int, *, is_compressed: bool = False) -> str:
     """Return the name of a rank's data file; a save id is never used twice."""
-    return f"data/{save_id}/{rank:05d}.safetensors"
+    return f"data/{save_id}/{rank:05d}.{'compressed' if is_compressed else 'safetensors'}"
 
 
 def record_path(checkpoint: str) -> str:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from typing import TYPE_CHECKING
 
 from dtckpt.errors import Corrupt, ObjectNotFound, StorageError
 
@@ -17,8 +18,11 @@ from ...storage.held import HeldObject
 from ..state.limits import check_metadata_bytes
 from .blocks import DIGEST_BYTES, digest, num_blocks
 from .datafile import Entry, FileLayout, parse_header
-from .manifest import BorrowedFile, FileRecord, Manifest, data_path
+from .manifest import BorrowedFile, FileRecord, Manifest
 from .stored_tensor import StoredTensor
+
+if TYPE_CHECKING:
+    from ..compression.stored_blocks import StoredBlocks
 
 _NUM_ASKING = 16
 _NUM_OPENING = 32
@@ -45,6 +49,35 @@ class DataFile:
     """Name of the checkpoint that wrote it, unless it is the one that is read."""
     seen: ObjectInfo | None = None
     """Of a file without checksums: what the store told of it before any of it was read."""
+    blocks: StoredBlocks | None = None
+    """How a compressed file is stored."""
+
+    def read_each(self, requests: Sequence[ReadRequest]) -> Iterator[ReadRequest]:
+        """Do what ``Store.read_each`` does for the file as if it was not compressed.
+
+        Requests are then of whole blocks, to be compared with their digests: what cannot be decoded
+        is brought as bytes that do not have theirs.
+        """
+        if self.blocks is None:
+            return self.store.read_each(self.name, requests)
+        return self.blocks.read_each(self.store, self.name, requests, self._spoil)
+
+    def read_as_stored(self, start: int, data: memoryview) -> memoryview:
+        """Fill memory with blocks as ``read_each`` does, and return them as the file has them."""
+        if self.blocks is None:
+            self.store.read_into(self.name, [ReadRequest(start, data)])
+            return data
+        span = self.blocks.span(start, start + len(data))
+        low, high = self.blocks.place(*span)
+        stored = memoryview(bytearray(high - low))
+        self.store.read_into(self.name, [ReadRequest(low, stored)])
+        self.blocks.decode(span, stored, data, self._spoil)
+        return stored
+
+    def _spoil(self, block: int, data: memoryview) -> None:
+        data[:] = bytes(len(data))
+        if digest(data) == self.table[block * DIGEST_BYTES : (block + 1) * DIGEST_BYTES]:
+            data[:1] = b"\x01"
 
     def check_unchanged(self) -> None:
         """Raise Corrupt if a file without checksums is not, as it was when it was opened.
@@ -84,16 +117,14 @@ class DataFile:
         if digests == self.table[at : at + len(digests)]:
             return []
         start = self.layout.data_start + entry.start + low
-        return [
-            Damage(
-                file=self,
-                start=start + i * size,
-                end=start + min((i + 1) * size, len(data)),
-                key=entry.key,
-            )
-            for i in range(len(digests) // DIGEST_BYTES)
-            if digests[i * 16 : i * 16 + 16] != self.table[at + i * 16 : at + i * 16 + 16]
-        ]
+        damaged: list[Damage] = []
+        for i in range(len(digests) // DIGEST_BYTES):
+            if digests[i * 16 : i * 16 + 16] != self.table[at + i * 16 : at + i * 16 + 16]:
+                place = start + i * size, start + min((i + 1) * size, len(data))
+                if self.blocks is not None:
+                    place = self.blocks.place(at // DIGEST_BYTES + i)
+                damaged.append(Damage(file=self, start=place[0], end=place[1], key=entry.key))
+        return damaged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,7 +355,7 @@ def open_data_file(
     Its size is not asked for: what is read of it, from either end, has to have its digests. Where
     it is to ``hold`` the file, all of that is read in one request and kept.
     """
-    name = data_path(save_id, record.rank)
+    name = record.path(save_id)
     where = f"{store.url}/{name}"
     check_metadata_bytes(2 * record.header_bytes, f"the header of {where}")
     table_start = record.size - record.table_bytes
@@ -350,11 +381,12 @@ def open_data_file(
     layout = parse_header(bytes(header), where)
     if layout.save_id != save_id:
         raise Corrupt(f"{where}: the file belongs to the save {layout.save_id!r}, not this one")
-    if (layout.data_bytes, layout.size) != (record.data_bytes, record.size):
+    told = layout.data_bytes, layout.table_bytes, layout.is_compressed
+    if told != (record.data_bytes, record.table_bytes, record.is_compressed):
         raise Corrupt(
-            f"{where}: the header describes {layout.data_bytes} bytes of data in a file of "
-            f"{layout.size}, the manifest {record.data_bytes} in {record.size}; they are not of "
-            "one save. Load another checkpoint"
+            f"{where}: the header describes {layout.data_bytes} bytes of data and a table of "
+            f"{layout.table_bytes}, the manifest {record.data_bytes} and {record.table_bytes}; "
+            "they are not of one save. Load another checkpoint"
         )
     if digest(table).hex() != record.table_digest:
         check_size(store, name, record.size)
@@ -362,5 +394,26 @@ def open_data_file(
             f"{where}: bytes {table_start} to {record.size} (checksum table) are "
             "damaged or belong to another save. Load another checkpoint"
         )
+    blocks = _stored_blocks(layout, bytes(table), record, where) if record.is_compressed else None
     found = HeldObject(store, name, whole) if hold else store
-    return DataFile(found, name, where, layout, bytes(table), record, source)
+    return DataFile(found, name, where, layout, bytes(table), record, source, blocks=blocks)
+
+
+def _stored_blocks(
+    layout: FileLayout, table: bytes, record: FileRecord, where: str
+) -> StoredBlocks:
+    """Return where the blocks of a compressed file lie; Corrupt unless they fill it."""
+    from ..compression.stored_blocks import StoredBlocks  # which needs NumPy
+
+    chunks = [(entry.num_bytes, entry.dtype.itemsize) for entry in layout.entries.values()]
+    lengths = table[DIGEST_BYTES * layout.num_blocks :]
+    try:
+        blocks = StoredBlocks(layout.data_start, chunks, layout.block_bytes, lengths)
+    except ValueError as error:
+        raise Corrupt(f"{where}: malformed table of stored lengths: {error}") from error
+    if blocks.stored_bytes != record.stored_bytes:
+        raise Corrupt(
+            f"{where}: the blocks have {blocks.stored_bytes} bytes by their table, the manifest "
+            f"tells {record.stored_bytes}; they are not of one save. Load another checkpoint"
+        )
+    return blocks

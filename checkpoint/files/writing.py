@@ -23,6 +23,7 @@ from ..tensors.source import PIECE_BYTES, Source
 from .blocks import DEFAULT_BLOCK_BYTES, BlockHasher, digest
 from .buffers import BUFFER_BYTES, borrowed_buffers
 from .datafile import FileLayout, lay_out
+from .encoding import BlockEncoder
 from .manifest import FileRecord, data_path
 from .stored_tensor import StoredTensor
 
@@ -77,6 +78,7 @@ def write_file(
     rank: int,
     on_progress: Progress = lambda _: None,
     block_bytes: int = DEFAULT_BLOCK_BYTES,
+    is_compressed: bool = False,
 ) -> FileRecord | None:
     """Write all chunks of a rank as one durable data file; None where there is nothing to say.
 
@@ -92,33 +94,73 @@ def write_file(
             save_id=save_id,
             references=contents.references,
             block_bytes=block_bytes,
+            is_compressed=is_compressed,
         )
-    with store.create(data_path(save_id, rank), layout.size) as stream:
-        hasher = BlockHasher(layout.block_bytes)
-        with _output(stream, contents.image, layout) as output:
-            output.begin(header)
-            for chunk in ordered:
-                for piece in chunk.source.pieces(PIECE_BYTES):
-                    output.put(piece, hasher)
-                    on_progress(len(piece))
-                hasher.end_chunk()
-            table = hasher.table()
-            output.end(table)
+    write = _write_compressed if is_compressed else _write_plain
+    with store.create(data_path(save_id, rank, is_compressed=is_compressed), layout.size) as stream:
+        table = write(stream, contents, ordered, layout, header, on_progress)
     return FileRecord(
         rank=rank,
-        size=layout.size,
+        size=stream.size,
         header_bytes=layout.data_start,
         data_bytes=layout.data_bytes,
+        stored_bytes=stream.size - layout.data_start - len(table) if is_compressed else None,
         header_digest=digest(header).hex(),
         table_digest=digest(table).hex(),
     )
+
+
+def _write_plain(
+    stream: WriteStream,
+    contents: Contents,
+    chunks: Iterable[Chunk],
+    layout: FileLayout,
+    header: bytes,
+    on_progress: Progress,
+) -> bytes:
+    """Write a file and return its table."""
+    hasher = BlockHasher(layout.block_bytes)
+    with _output(stream, contents.image, layout) as output:
+        output.begin(header)
+        for chunk in chunks:
+            for piece in chunk.source.pieces(PIECE_BYTES):
+                output.put(piece, hasher)
+                on_progress(len(piece))
+            hasher.end_chunk()
+        table = hasher.table()
+        output.end(table)
+    return table
+
+
+def _write_compressed(
+    stream: WriteStream,
+    contents: Contents,
+    chunks: Iterable[Chunk],
+    layout: FileLayout,
+    header: bytes,
+    on_progress: Progress,
+) -> bytes:
+    """Write a compressed file, which ends before the announced size, and return its table."""
+    with _output(stream, None, layout) as output:
+        output.begin(header)
+        with BlockEncoder(layout.block_bytes, output.put) as encoder:
+            for chunk in chunks:
+                for piece in chunk.source.pieces(PIECE_BYTES):
+                    encoder.update(piece, chunk.dtype.itemsize)
+                    on_progress(len(piece))
+                encoder.end_chunk()
+            encoder.finish()
+        table = encoder.table()
+        output.end(table)
+    stream.shorten()
+    return table
 
 
 class _Output(Protocol):
     """How bytes get to the stream."""
 
     def begin(self, header: bytes) -> None: ...
-    def put(self, piece: memoryview, hasher: BlockHasher) -> None: ...
+    def put(self, piece: memoryview, hasher: BlockHasher | None = None) -> None: ...
     def end(self, table: bytes) -> None: ...
 
     def __enter__(self) -> Self:
@@ -146,8 +188,9 @@ class _Plain(_Output):
     def begin(self, header: bytes) -> None:
         self._stream.write(header)
 
-    def put(self, piece: memoryview, hasher: BlockHasher) -> None:
-        hasher.update(piece)
+    def put(self, piece: memoryview, hasher: BlockHasher | None = None) -> None:
+        if hasher is not None:
+            hasher.update(piece)
         if len(piece) < _SMALL_BYTES:
             self._small += piece
             if len(self._small) >= _SMALL_BYTES:
@@ -190,16 +233,18 @@ class _Buffered(_Output):
     def begin(self, header: bytes) -> None:
         self._copy(np.frombuffer(header, dtype=np.uint8))
 
-    def put(self, piece: memoryview, hasher: BlockHasher) -> None:
+    def put(self, piece: memoryview, hasher: BlockHasher | None = None) -> None:
         end = self._filled + len(piece)
         if len(piece) < _SMALL_BYTES and end < BUFFER_BYTES:
-            hasher.update(piece)
+            if hasher is not None:
+                hasher.update(piece)
             self._buffer[self._filled : end] = piece
             self._filled = end
             return
         items = np.frombuffer(piece, dtype=np.uint8)
         for start in range(0, len(piece), _COPY_BYTES):
-            hasher.update(piece[start : start + _COPY_BYTES])
+            if hasher is not None:
+                hasher.update(piece[start : start + _COPY_BYTES])
             self._copy(items[start : start + _COPY_BYTES])
 
     def _copy(self, items: Any) -> None:
@@ -242,8 +287,9 @@ class _FromImage(_Output):
                 buffer[: len(part)] = part
                 self._stream.write(buffer[: len(part)])
 
-    def put(self, piece: memoryview, hasher: BlockHasher) -> None:
-        hasher.update(piece)
+    def put(self, piece: memoryview, hasher: BlockHasher | None = None) -> None:
+        if hasher is not None:
+            hasher.update(piece)
         self._hashed += len(piece)
         while self._hashed - self._written >= BUFFER_BYTES:
             self._write(self._written + BUFFER_BYTES)

@@ -154,7 +154,7 @@ class _Reader:
         if checks:
             if file.seen is not None:
                 self._shared.unverified[file] = None
-            for request in file.store.read_each(file.name, list(checks)):
+            for request in file.read_each(list(checks)):
                 check = checks.pop(request, None)
                 damaged += check() if check is not None else ()
         for check in checks.values():  # whatever a store tells, all that was asked for is verified

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...storage.base import ReadRequest
 from ..files.datafile import Entry
 from ..files.stored_data import Damage, DataFile
 from . import limits
@@ -31,12 +30,12 @@ def stretches(file: DataFile, entries: Iterable[Entry]) -> Iterator[Stretch]:
     for spans in _batches(entries, file.layout.block_bytes):
         start, end = spans[0].start, spans[-1].end
         data = memoryview(bytearray(end - start))
-        file.store.read_into(file.name, [ReadRequest(file.layout.data_start + start, data)])
+        stored = file.read_as_stored(file.layout.data_start + start, data)
         damaged: list[Damage] = []
         for span in spans:
             blocks = data[span.start - start : span.end - start]
             damaged += file.damaged(span.entry, span.start - span.entry.start, blocks)
-        yield Stretch(data, sum(span.end - span.start for span in spans), tuple(damaged))
+        yield Stretch(stored, sum(span.end - span.start for span in spans), tuple(damaged))
     file.check_unchanged()
 
 

@@ -73,7 +73,11 @@ class CountingSink:
 
 
 def save_all(
-    given: Mapping[str, Given], ranks: Sequence[int], block_bytes: int = 64
+    given: Mapping[str, Given],
+    ranks: Sequence[int],
+    block_bytes: int = 64,
+    *,
+    is_compressed: bool = False,
 ) -> tuple[Store, list[FileRecord]]:
     """Write what every rank would write, commit, and return the store and the files."""
     store, save_id = MemoryStore(), secrets.token_hex(4)
@@ -89,7 +93,14 @@ def save_all(
             for box in t.chunks_of(rank)
         ]
         contents = Contents(chunks)
-        record = write_file(store, contents, save_id=save_id, rank=rank, block_bytes=block_bytes)
+        record = write_file(
+            store,
+            contents,
+            save_id=save_id,
+            rank=rank,
+            block_bytes=block_bytes,
+            is_compressed=is_compressed,
+        )
         if record:
             files.append(record)
     made = Manifest(
