@@ -1,1 +1,1 @@
-"""A store that fails as it is told to, for tests."""
+"""For tests: a store that fails as it is told to, and what every store must do."""

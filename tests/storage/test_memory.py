@@ -20,12 +20,11 @@ class RawDict:
         return self.objects.get(name)
 
 
-@pytest.fixture
-def raw() -> Raw:
-    return RawDict()
-
-
 class TestMemoryStore(StoreTests):
+    @pytest.fixture
+    def raw(self) -> Raw:
+        return RawDict()
+
     @pytest.fixture
     def store(self, raw: RawDict) -> Store:
         return MemoryStore(raw.objects)

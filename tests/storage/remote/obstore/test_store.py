@@ -13,6 +13,7 @@ from ..test_s3 import RawBucket
 
 class TestOnMoto(StoreTests):
     num_races = 1
+    one_remover = False
 
     @pytest.fixture
     def raw(self, s3: S3) -> Raw:
