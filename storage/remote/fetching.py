@@ -5,23 +5,27 @@ from __future__ import annotations
 import asyncio
 import queue
 from collections import Counter
-from collections.abc import Coroutine, Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Coroutine, Generator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from ..base import ReadRequest
-from .ranges import Fetch, plan_fetches
+from .ranges import REQUEST_BYTES, Fetch, plan_fetches
 from .s3_reads import stream
 
-NUM_FETCHES = 16
-"""Requests that read and are on their way at a time, over all stores and threads of a process.
+NUM_FETCHES = 32
+"""Requests that read and are on their way at a time, over all stores and threads of a process."""
+NUM_LARGE = 16
+"""How many of them may bring more than ``REQUEST_BYTES``.
 
-What they bring goes into its buffers as it arrives from S3; what other drivers bring is held by
-them until it is whole, 256 MiB at most."""
+What comes from S3 goes into its buffers as it arrives. What other drivers bring they hold until it
+is whole, 272 MiB at most.
+"""
 
-# One for the event loop of each process: fsspec makes a new loop after a fork.
-_slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+# For the event loop of each process: fsspec makes a new one after a fork.
+_slots: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[asyncio.Semaphore, asyncio.Semaphore]]
+_slots = WeakKeyDictionary()
 
 
 class ShortRead(Exception):
@@ -48,7 +52,7 @@ def fetch_each(fs: Any, path: str, requests: Sequence[ReadRequest]) -> Iterator[
 
     async def fill(fetch: Fetch) -> None:
         try:
-            async with _slots.setdefault(fs.loop, asyncio.Semaphore(NUM_FETCHES)):
+            async with _slot(fs.loop, fetch):
                 if hasattr(fs, "call_s3"):
                     await stream(fs, path, fetch, copied)
                 else:
@@ -87,22 +91,35 @@ def _check_length(fetch: Fetch) -> None:
         raise ShortRead(f"bytes {fetch.start}:{fetch.stop} end at {fetch.position}")
 
 
+@asynccontextmanager
+async def _slot(loop: asyncio.AbstractEventLoop, fetch: Fetch) -> AsyncGenerator[None]:
+    """Wait until another fetch may be on its way, and let the next one be afterwards."""
+    if loop not in _slots:
+        _slots[loop] = asyncio.Semaphore(NUM_FETCHES), asyncio.Semaphore(NUM_LARGE)
+    every, large = _slots[loop]
+    async with large if fetch.stop - fetch.start > REQUEST_BYTES else nullcontext(), every:
+        yield
+
+
 @contextmanager
 def _running(
     loop: asyncio.AbstractEventLoop, works: Iterator[Coroutine[Any, Any, None]]
 ) -> Generator[None]:
-    """Run some coroutines on an event loop in another thread; none runs any more afterwards."""
+    """Run some coroutines on an event loop in another thread during the block.
 
-    async def start() -> list[asyncio.Task[None]]:
-        return [asyncio.create_task(work) for work in works]
+    The block may only end well once all have done what they are for; if it does not, none of them
+    runs any more afterwards.
+    """
+    tasks: list[asyncio.Task[None]] = []
 
-    async def stop(tasks: list[asyncio.Task[None]]) -> None:
+    async def stop() -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    tasks = asyncio.run_coroutine_threadsafe(start(), loop).result()
+    loop.call_soon_threadsafe(lambda: tasks.extend(map(loop.create_task, works)))
     try:
         yield
-    finally:
-        asyncio.run_coroutine_threadsafe(stop(tasks), loop).result()
+    except BaseException:
+        asyncio.run_coroutine_threadsafe(stop(), loop).result()
+        raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Generator, Iterator
 
 import fsspec.asyn
@@ -11,6 +12,7 @@ import pytest
 from dtckpt.errors import ObjectNotFound, StorageError
 from dtckpt.storage import Store, open_store
 from dtckpt.storage.base import ReadRequest
+from dtckpt.storage.remote.fetching import NUM_FETCHES, NUM_LARGE
 
 from ...servers.fake_s3 import BUCKET, FakeS3, fake_s3
 from ...servers.faults import Fault
@@ -118,3 +120,28 @@ def test_the_start_of_an_object_is_one_request(server: FakeS3, store: Store) -> 
     assert store.read_start("empty", 10) == b""
     with pytest.raises(ObjectNotFound):
         store.read_start("y", 10)
+
+
+def test_not_too_many_requests_are_on_their_way(server: FakeS3, store: Store) -> None:
+    server.latency = 0.2
+    small = [ReadRequest(2 * MIB * (n % 9), bytearray(1)) for n in range(8)]
+    threads = [threading.Thread(target=store.read_into, args=("x", small)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert server.counts == {"get": 64}
+    assert 1 < server.peak <= NUM_FETCHES
+
+
+def test_not_too_much_is_on_its_way(
+    server: FakeS3, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dtckpt.storage.remote.ranges.FETCH_BYTES", MIB // 2)
+    monkeypatch.setattr("dtckpt.storage.remote.fetching.REQUEST_BYTES", MIB // 4)
+    server.latency = 0.05
+    request = ReadRequest(0, bytearray(len(DATA)))
+    store.read_into("x", [request])
+    assert request.view == DATA
+    assert server.counts == {"get": 40}
+    assert 1 < server.peak <= NUM_LARGE
