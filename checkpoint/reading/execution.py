@@ -84,8 +84,10 @@ def _run_all(run: _Run, reads: Sequence[Read | Fill], *, check_files: bool) -> i
             stop.set()
             raise
 
-    with ThreadPoolExecutor(limits.NUM_READERS, thread_name_prefix="dtckpt-read") as pool:
-        futures = [pool.submit(work) for _ in range(min(limits.NUM_READERS, len(reads)))]
+    stores = {read.file.store: None for read in reads if isinstance(read, Read)}
+    num_readers = min(limits.num_readers(stores), len(reads))
+    with ThreadPoolExecutor(num_readers, thread_name_prefix="dtckpt-read") as pool:
+        futures = [pool.submit(work) for _ in range(num_readers)]
         try:
             num_bytes = sum(future.result() for future in futures)
         except BaseException:

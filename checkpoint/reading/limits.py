@@ -6,6 +6,8 @@ goes between ranks at once depends on their backend: ``CostModel.round_bytes``.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ...storage.base import Store
 from ..files.blocks import DEFAULT_BLOCK_BYTES
 
@@ -16,6 +18,8 @@ STAGED_BYTES = 2 << 20
 in the processor's own cache when they are dealt out."""
 NUM_READERS = 4
 """Reads in flight; each has at most one buffer of READ_BYTES, which bounds the memory of a load."""
+NUM_REMOTE_READERS = 8
+"""Reads in flight on object stores, where each connection has a limit; 128 MiB of buffers at most."""
 PAGE_BYTES = 4 << 10
 """Gaps up to this are read over: the system reads pages anyway."""
 STEP_BYTES = 64 << 10
@@ -47,6 +51,11 @@ def is_remote(store: Store) -> bool:
     Agents hold what ranks of their own host want, as a rule.
     """
     return "://" in store.url and not store.url.startswith(("in-process://", "peers://"))
+
+
+def num_readers(stores: Iterable[Store]) -> int:
+    """Return how many reads may be in flight on some stores."""
+    return NUM_REMOTE_READERS if any(map(is_remote, stores)) else NUM_READERS
 
 
 def staged_bytes(store: Store, block_bytes: int) -> int:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import dtckpt.checkpoint as ckpt
+from dtckpt.checkpoint.reading import limits
 from dtckpt.dtensor import DeviceMesh, DTensor, Mesh, Shard
 from dtckpt.errors import Corrupt
 
@@ -113,6 +114,17 @@ def test_what_was_not_changed_is_opened_at_the_same_time_elsewhere(server: FakeS
     ckpt.load(into, f"{RUN}/step-{ord('c')}", storage_options=options)
     assert [into[key][0].item() for key in "abc"] == [97.0, 98.0, 99.0]
     assert server.counts == {"get": 1 + 1 + 2}
+
+
+def test_several_reads_are_on_their_way(server: FakeS3, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "READ_BYTES", MIB)
+    count = 16 * MIB // 4
+    save(server, {"w": torch.arange(count, dtype=torch.int32)})
+    server.forget()
+    server.latency = 0.2
+    load(server, {"w": torch.zeros(count, dtype=torch.int32)})
+    assert server.counts == {"get": 1 + 2 + 16}
+    assert limits.NUM_READERS < server.peak <= limits.NUM_REMOTE_READERS
 
 
 def test_what_is_wrong_with_a_file_is_told_without_asking_for_its_size_first(
