@@ -19,7 +19,7 @@ in the processor's own cache when they are dealt out."""
 NUM_READERS = 4
 """Reads in flight; each has at most one buffer of READ_BYTES, which bounds the memory of a load."""
 NUM_REMOTE_READERS = 8
-"""Reads in flight on object stores, where each connection has a limit; 128 MiB of buffers at most."""
+"""Reads in flight on object stores, where connections have limits; 128 MiB of buffers at most."""
 PAGE_BYTES = 4 << 10
 """Gaps up to this are read over: the system reads pages anyway."""
 STEP_BYTES = 64 << 10
