@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from .server import Missing, Server
 
 
 @pytest.fixture(scope="session", params=CHOSEN)
-def server(request: Any, short_pauses: None) -> Iterator[Server]:
+def running(request: Any, short_pauses: None) -> Iterator[Server]:
+    """A server, once for all tests."""
     (kind,) = (kind for kind in SERVERS if kind.name == request.param)
     try:
         kind.check()
@@ -20,3 +22,11 @@ def server(request: Any, short_pauses: None) -> Iterator[Server]:
         pytest.skip(f"{kind}: {error}")
     with kind.run() as running:
         yield running
+
+
+@pytest.fixture(scope="session", params=["fsspec", "obstore"])
+def server(request: Any, running: Server) -> Server:
+    """A server, and the engine by which our stores reach it."""
+    if request.param == "obstore" and find_spec("obstore") is None:
+        pytest.skip("pip install obstore")
+    return running.by(request.param)

@@ -36,6 +36,7 @@ def known(name: str, url: str, running: FakeS3) -> Server:
         name=name,
         url=url,
         storage_options=running.storage_options,
+        obstore_options=running.obstore_options,
         raw=lambda prefix: RawObjects(running.objects, BUCKET, prefix),
     )
 

@@ -66,6 +66,14 @@ class FakeGcs(FakeS3):
         """What leads gcsfs here."""
         return {"token": "anon", "endpoint_url": self.endpoint, "project": "test"}
 
+    @property
+    def obstore_options(self) -> dict[str, Any]:
+        """What leads obstore here, which asks Google for a token unless it has an account."""
+        account = {"gcs_base_url": self.endpoint, "disable_oauth": True}
+        account |= {"client_email": "", "private_key": "", "private_key_id": ""}
+        options = {"client_options": {"allow_http": True}}
+        return {"service_account_key": json.dumps(account)} | options
+
     def understand(self, request: web.Request, body: bytes) -> Asked:
         found = _JSON.match(request.rel_url.raw_path)
         if found is None:

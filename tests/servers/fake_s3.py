@@ -84,6 +84,11 @@ class FakeS3(FakeServer):
         return {"key": "test", "secret": "test", "client_kwargs": client}
 
     @property
+    def obstore_options(self) -> dict[str, Any]:
+        """What leads obstore here."""
+        return self.storage_options
+
+    @property
     def keys(self) -> dict[str, Stored]:
         """The objects of the bucket that tests use."""
         return self.objects.buckets[BUCKET]

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,15 @@ class Server:
     storage_options: dict[str, Any]
     raw: Callable[[str], Raw]
     """Leads to what is below a prefix, not by our stores."""
-    one_winner: bool = True
-    """Whether of several that create an object one succeeds."""
+    obstore_options: dict[str, Any] | None = None
+    """Those of obstore, where it cannot do with the same."""
+    engine: str = "fsspec"
+
+    def by(self, engine: str) -> Server:
+        """Return it as another engine reaches it."""
+        own = self.obstore_options if engine == "obstore" else None
+        options = (self.storage_options if own is None else own) | {"engine": engine}
+        return replace(self, engine=engine, storage_options=options)
 
 
 def require(*modules: str) -> None:
