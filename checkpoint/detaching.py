@@ -40,7 +40,8 @@ def detach(
     own = [tensor for name, tensor in manifest.tensors.items() if tensor.stored_name == name]
     total = sum(tensor.num_bytes for tensor in own)
     data = stored_data(store, manifest)
-    job = Rewriting(data, BatchedReader(data, counted(on_progress, total)), store)
+    reader = BatchedReader(data, counted(on_progress, total))
+    job = Rewriting(data, reader, store, any(file.is_compressed for file in manifest.files))
     made = replace(manifest, save_id=job.save_id, files=tuple(job.write_all(own)), borrowed=())
     check_complete(store, made)
     commit(store, made, overwrite=True)

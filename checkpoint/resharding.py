@@ -10,7 +10,7 @@ import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from ..dtensor.geometry.mesh import Mesh
 from ..storage.base import Store
@@ -36,6 +36,7 @@ def reshard(
     *,
     mapping: TensorMapping | None = None,
     overwrite: bool = False,
+    compress: Literal["zstd"] | None = None,
     source_options: Mapping[str, Any] | None = None,
     target_options: Mapping[str, Any] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
@@ -43,10 +44,12 @@ def reshard(
     """Write ``source`` anew at ``target`` as if it had been saved from ``mesh``.
 
     ``rules`` place the tensors as ``place`` says, and ``mapping`` makes others of them first: all
-    names are then those that it gives. Memory is bounded whatever the size;
-    ``on_progress(done, total)`` is called with bytes written. The target is committed at the end or
-    not at all. Errors are those of ``load`` and ``save``.
+    names are then those that it gives. ``compress`` is that of ``save``. Memory is bounded whatever
+    the size; ``on_progress(done, total)`` is called with bytes written. The target is committed at
+    the end or not at all. Errors are those of ``load`` and ``save``.
     """
+    if compress not in (None, "zstd"):
+        raise ValueError(f"compress is None or 'zstd', got {compress!r}")
     old = open_place(source, **dict(source_options or {}))
     new = open_store(target, **dict(target_options or {}))
     manifest = mapped_manifest(read_manifest(old), mapping, old.url)
@@ -59,7 +62,7 @@ def reshard(
     )
     total = sum(tensor.num_bytes for tensor in tensors)
     data = stored_data(old, manifest)
-    job = Rewriting(data, BatchedReader(data, counted(on_progress, total)), new)
+    job = Rewriting(data, BatchedReader(data, counted(on_progress, total)), new, compress == "zstd")
     files = job.write_all(tensors)
     made = Manifest(
         save_id=job.save_id,
@@ -80,6 +83,7 @@ class Rewriting:
     data: StoredData
     reader: BatchedReader
     target: Store
+    is_compressed: bool = False
     save_id: str = field(default_factory=lambda: secrets.token_hex(8))
 
     def write_all(self, tensors: Sequence[StoredTensor]) -> list[FileRecord]:
@@ -89,7 +93,13 @@ class Rewriting:
         try:
             for rank in ranks:
                 contents = Contents(self.chunks(tensors, rank))
-                record = write_file(self.target, contents, save_id=self.save_id, rank=rank)
+                record = write_file(
+                    self.target,
+                    contents,
+                    save_id=self.save_id,
+                    rank=rank,
+                    is_compressed=self.is_compressed,
+                )
                 if record is not None:
                     files.append(record)
             self.data.check_unchanged()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
@@ -41,8 +41,8 @@ class CheckpointWriter(AtPlace, StorageWriter):
     was there as it was; where one rank has failed, files of the others are left over until
     ``clean``. ``load``, ``open`` and ``CheckpointReader`` read the result.
 
-    ``checkpoint_id``, ``overwrite``, ``metadata``, ``storage_options`` and ``allow_pickle`` are
-    those of ``save``. Where a save gives a ``checkpoint_id``, too, that one counts.
+    ``checkpoint_id``, ``overwrite``, ``metadata``, ``storage_options``, ``allow_pickle`` and
+    ``compress`` are those of ``save``. Where a save gives a ``checkpoint_id``, too, that counts.
 
     Works with ``async_save``, ``no_dist`` and any process group. Plans that are kept from save to
     save, and ranks that save without one another (``use_collectives=False``), are refused.
@@ -56,12 +56,16 @@ class CheckpointWriter(AtPlace, StorageWriter):
         metadata: Any = None,
         storage_options: Mapping[str, Any] | None = None,
         allow_pickle: bool = False,
+        compress: Literal["zstd"] | None = None,
     ) -> None:
+        if compress not in (None, "zstd"):
+            raise ValueError(f"compress is None or 'zstd', got {compress!r}")
         AtPlace.__init__(self, checkpoint_id)
         self.overwrite = overwrite
         self.metadata = metadata
         self.storage_options = dict(storage_options or {})
         self.allow_pickle = allow_pickle
+        self.compress = compress
         self._is_coordinator = False
         self._plan: WritePlan | None = None
 
@@ -105,7 +109,13 @@ class CheckpointWriter(AtPlace, StorageWriter):
         store = self.store
         part = _Part(ticket, planner, store.url, self.allow_pickle)
         chunks = [chunk for item in plan.items for chunk in part.chunks(item)]
-        record = write_file(store, Contents(chunks), save_id=ticket.save_id, rank=ticket.rank)
+        record = write_file(
+            store,
+            Contents(chunks),
+            save_id=ticket.save_id,
+            rank=ticket.rank,
+            is_compressed=self.compress == "zstd",
+        )
         written = _Written(record=record, values=part.values, tensors=part.tensors)
         results = [WriteResult(item.index, 0, None) for item in plan.items]
         if results:

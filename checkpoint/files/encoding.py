@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Self
@@ -13,6 +14,9 @@ import numpy as np
 
 from ..compression.codec import Codec
 from .blocks import LENGTH_BYTES, digest
+
+OnEncoded = Callable[[float, int], None]
+"""Takes the seconds for which a file has waited for the codec, and the bytes it was given."""
 
 _MOST_THREADS = 8
 
@@ -69,6 +73,10 @@ class BlockEncoder:
         self._filling: _Slot | None = None
         self._digests: list[bytes] = []
         self._lengths: list[int] = []
+        self.num_bytes = 0
+        """Bytes of blocks that have been ended."""
+        self.waited_seconds = 0.0
+        """What the caller has spent on encoding, or on waiting for it."""
 
     def _run(self) -> None:
         while (slot := self._jobs.get()) is not None:
@@ -91,11 +99,14 @@ class BlockEncoder:
         slot, self._filling = self._filling, None
         if slot is None:
             return
+        self.num_bytes += slot.filled
         self._under_way.append(slot)
         if self._threads:
             self._jobs.put(slot)
         else:
+            began = time.perf_counter()
             slot.encode()
+            self.waited_seconds += time.perf_counter() - began
 
     def _next_slot(self, width: int) -> _Slot:
         if not self._free:
@@ -107,7 +118,9 @@ class BlockEncoder:
 
     def _hand_on(self) -> None:
         slot = self._under_way.popleft()
+        began = time.perf_counter()
         slot.is_done.wait()
+        self.waited_seconds += time.perf_counter() - began
         if slot.failure is not None:
             raise slot.failure
         self._digests.append(slot.digest)

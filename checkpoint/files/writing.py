@@ -15,6 +15,8 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
+from dtckpt.errors import CheckpointError
+
 from ...dtensor.geometry.box import Box
 from ...storage.base import Store, WriteStream
 from ..state.collector import paused_collector
@@ -23,7 +25,7 @@ from ..tensors.source import PIECE_BYTES, Source
 from .blocks import DEFAULT_BLOCK_BYTES, BlockHasher, digest
 from .buffers import BUFFER_BYTES, borrowed_buffers
 from .datafile import FileLayout, lay_out
-from .encoding import BlockEncoder
+from .encoding import BlockEncoder, OnEncoded
 from .manifest import FileRecord, data_path
 from .stored_tensor import StoredTensor
 
@@ -52,6 +54,11 @@ class Chunk:
         """Element type."""
         return self.tensor.dtype
 
+    @property
+    def num_bytes(self) -> int:
+        """Length in the data region."""
+        return self.box.numel * self.dtype.itemsize
+
 
 def in_file_order(chunks: Iterable[Chunk]) -> list[Chunk]:
     """Return chunks as they lie in a data file: wide element types first."""
@@ -79,11 +86,14 @@ def write_file(
     on_progress: Progress = lambda _: None,
     block_bytes: int = DEFAULT_BLOCK_BYTES,
     is_compressed: bool = False,
+    on_encoded: OnEncoded = lambda _seconds, _num_bytes: None,
 ) -> FileRecord | None:
     """Write all chunks of a rank as one durable data file; None where there is nothing to say.
 
     ``on_progress`` is called with the number of bytes after each piece, and stops the writing by
-    raising. Raises what the store raises; nothing is visible under the file's name then.
+    raising; ``on_encoded`` at the end of a compressed file with the seconds for which writing has
+    waited for the codec, and the bytes that this was given. Raises what the store raises; nothing
+    is visible under the file's name then.
     """
     ordered = in_file_order(contents.chunks)
     if not ordered and not contents.references:
@@ -96,9 +106,16 @@ def write_file(
             block_bytes=block_bytes,
             is_compressed=is_compressed,
         )
-    write = _write_compressed if is_compressed else _write_plain
     with store.create(data_path(save_id, rank, is_compressed=is_compressed), layout.size) as stream:
-        table = write(stream, contents, ordered, layout, header, on_progress)
+        with _output(stream, None if is_compressed else contents.image, layout) as output:
+            output.begin(header)
+            if is_compressed:
+                table = _encode(ordered, layout, output, on_progress, on_encoded)
+            else:
+                table = _hash(ordered, layout, output, on_progress)
+            output.end(table)
+        if is_compressed:
+            stream.shorten()
     return FileRecord(
         rank=rank,
         size=stream.size,
@@ -110,50 +127,41 @@ def write_file(
     )
 
 
-def _write_plain(
-    stream: WriteStream,
-    contents: Contents,
+def _hash(
+    chunks: Iterable[Chunk], layout: FileLayout, output: _Output, on_progress: Progress
+) -> bytes:
+    """Write chunks as they are, and return the table of their blocks."""
+    hasher = BlockHasher(layout.block_bytes)
+    for chunk in chunks:
+        for piece in chunk.source.pieces(PIECE_BYTES):
+            output.put(piece, hasher)
+            on_progress(len(piece))
+        hasher.end_chunk()
+    return hasher.table()
+
+
+def _encode(
     chunks: Iterable[Chunk],
     layout: FileLayout,
-    header: bytes,
+    output: _Output,
     on_progress: Progress,
+    on_encoded: OnEncoded,
 ) -> bytes:
-    """Write a file and return its table."""
-    hasher = BlockHasher(layout.block_bytes)
-    with _output(stream, contents.image, layout) as output:
-        output.begin(header)
+    """Write chunks compressed, and return the table of their blocks."""
+    with BlockEncoder(layout.block_bytes, output.put) as encoder:
         for chunk in chunks:
             for piece in chunk.source.pieces(PIECE_BYTES):
-                output.put(piece, hasher)
+                encoder.update(piece, chunk.dtype.itemsize)
                 on_progress(len(piece))
-            hasher.end_chunk()
-        table = hasher.table()
-        output.end(table)
-    return table
-
-
-def _write_compressed(
-    stream: WriteStream,
-    contents: Contents,
-    chunks: Iterable[Chunk],
-    layout: FileLayout,
-    header: bytes,
-    on_progress: Progress,
-) -> bytes:
-    """Write a compressed file, which ends before the announced size, and return its table."""
-    with _output(stream, None, layout) as output:
-        output.begin(header)
-        with BlockEncoder(layout.block_bytes, output.put) as encoder:
-            for chunk in chunks:
-                for piece in chunk.source.pieces(PIECE_BYTES):
-                    encoder.update(piece, chunk.dtype.itemsize)
-                    on_progress(len(piece))
-                encoder.end_chunk()
-            encoder.finish()
-        table = encoder.table()
-        output.end(table)
-    stream.shorten()
-    return table
+            encoder.end_chunk()
+        encoder.finish()
+    if encoder.num_bytes != layout.data_bytes:  # which no store can find by the size of the file
+        raise CheckpointError(
+            f"the chunks of a data file were to have {layout.data_bytes} bytes, and have "
+            f"{encoder.num_bytes}"
+        )
+    on_encoded(encoder.waited_seconds, encoder.num_bytes)
+    return encoder.table()
 
 
 class _Output(Protocol):

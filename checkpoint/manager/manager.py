@@ -14,6 +14,7 @@ from dtckpt.errors import CheckpointError, NotCommitted
 from ...storage.base import Store
 from ...storage.open import open_store
 from ..agreement.gate import Agreed
+from ..compression.choosing import Compress
 from ..loading.report import LoadReport
 from ..ranks.together import DEFAULT_TIMEOUT
 from ..runs.keep import EVERYTHING, Best, Keep
@@ -118,6 +119,7 @@ class CheckpointManager:
         storage_options: Mapping[str, Any] | None = None,
         allow_pickle: bool = False,
         check_replicas: CheckReplicas = None,
+        compress: Compress = None,
         on_cost: OnCost | None = None,
         progress: bool = False,
     ) -> None:
@@ -175,6 +177,7 @@ class CheckpointManager:
             choices={
                 "allow_pickle": allow_pickle,
                 "check_replicas": check_replicas,
+                "compress": compress,
                 "staged_copies": staged_copies,
             },
         )

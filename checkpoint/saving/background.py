@@ -17,6 +17,7 @@ from typing import Any, Literal
 from dtckpt.errors import Busy
 
 from ...storage.base import Store
+from ..compression.choosing import Compress
 from ..ranks.together import DEFAULT_TIMEOUT, Ranks, ranks_of
 from ..staging.area import StagingArea, StagingPool
 from ..staging.quiet import Spreading, require_spreading
@@ -41,6 +42,7 @@ def async_save(
     check_replicas: CheckReplicas = None,
     base: str | os.PathLike[str] | Store | None = None,
     elsewhere: Sequence[str | os.PathLike[str] | Store] = (),
+    compress: Compress = None,
     timeout: timedelta = DEFAULT_TIMEOUT,
     if_busy: IfBusy = "wait",
     at_exit: AtExit = "wait",
@@ -94,6 +96,7 @@ def async_save(
         check_replicas=check_replicas,
         base=base,
         elsewhere=elsewhere,
+        compress=compress,
         timeout=timeout,
         staged_copies=staged_copies,
     )

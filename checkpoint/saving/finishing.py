@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from dtckpt.errors import CheckpointError
@@ -15,9 +17,11 @@ from dtckpt.logs import logger_of
 from ...dtensor.geometry.box import Box
 from ...dtensor.geometry.layout import Layout
 from ...storage.base import Store
-from ..files.blocks import digest
+from ..compression.choosing import Compress, Sample, note_speed, speed_of
+from ..files.blocks import DEFAULT_BLOCK_BYTES, digest
 from ..files.borrowing import Borrowed, Lender
 from ..files.committing import check_complete, commit, refuse_if_other
+from ..files.encoding import OnEncoded, num_encoders
 from ..files.manifest import BorrowedFile, FileRecord, Manifest
 from ..files.stored_tensor import StoredTensor
 from ..files.writing import Chunk, Contents, Progress, write_file
@@ -29,6 +33,8 @@ from .agreeing import SAVE_ID_BYTES, Agreement
 from .writers import stand_ins
 
 logger = logger_of("checkpoint")
+
+_NUM_SAMPLES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +73,7 @@ class Part:
     @property
     def num_bytes(self) -> int:
         """Bytes of all chunks."""
-        return sum(chunk.box.numel * chunk.dtype.itemsize for chunk in self.chunks)
+        return sum(chunk.num_bytes for chunk in self.chunks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +92,60 @@ class Written:
         }
 
 
-def write_part(
-    part: Part, store: Store, save_id: str, lender: Lender | None, on_progress: Progress
-) -> Written | None:
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How data files are written."""
+
+    save_id: str
+    compress: Compress
+    on_progress: Progress
+    on_encoded: OnEncoded
+
+
+def write_part(part: Part, store: Store, lender: Lender | None, manner: Manner) -> Written | None:
     """Write what a base does not have; None where there is nothing to write nor to refer to."""
     borrowed = Borrowed()
     chunks, image = part.chunks, part.image
     if lender is not None:
-        chunks = _changed(part.chunks, lender, borrowed, on_progress)
+        chunks = _changed(part.chunks, lender, borrowed, manner.on_progress)
         image = image if len(chunks) == len(part.chunks) else None
     contents = Contents(chunks, image, borrowed.references)
-    record = write_file(store, contents, save_id=save_id, rank=part.rank, on_progress=on_progress)
-    return None if record is None else Written(record, borrowed)
+    is_compressed = _is_compressed(chunks, store, manner.compress)
+    began = time.perf_counter()
+    record = write_file(
+        store,
+        contents,
+        save_id=manner.save_id,
+        rank=part.rank,
+        on_progress=manner.on_progress,
+        is_compressed=is_compressed,
+        on_encoded=manner.on_encoded,
+    )
+    if record is None:
+        return None
+    if not is_compressed:
+        note_speed(store.url, record.size, time.perf_counter() - began)
+    return Written(record, borrowed)
+
+
+def _is_compressed(chunks: Sequence[Chunk], store: Store, compress: Compress) -> bool:
+    """Whether a file of these chunks is to be compressed."""
+    if compress != "auto":
+        return compress == "zstd"
+    speed = speed_of(store.url)
+    return speed is not None and Sample.of(_sample(chunks)).pays(speed, num_encoders())
+
+
+def _sample(chunks: Sequence[Chunk]) -> Iterator[tuple[memoryview, int]]:
+    """Yield the first block of a few chunks, of which the bytes before each are about as many."""
+    total = sum(chunk.num_bytes for chunk in chunks)
+    passed = taken = 0
+    for chunk in chunks:
+        passed += chunk.num_bytes
+        if passed * _NUM_SAMPLES > taken * total:
+            taken = -(-passed * _NUM_SAMPLES // total)
+            for piece in islice(chunk.source.pieces(DEFAULT_BLOCK_BYTES), 1):
+                yield piece, chunk.dtype.itemsize
 
 
 def _changed(
@@ -107,7 +155,7 @@ def _changed(
     changed: list[Chunk] = []
     for chunk in chunks:
         if lender.borrow(chunk, borrowed):
-            on_progress(chunk.box.numel * chunk.dtype.itemsize)
+            on_progress(chunk.num_bytes)
         else:
             changed.append(chunk)
     return changed

@@ -17,6 +17,7 @@ from dtckpt.logs import logger_of
 from ...dtensor.geometry.box import Box
 from ...storage.base import Store
 from ...storage.open import open_store
+from ..compression.choosing import Compress, check_compress
 from ..files.borrowing import Lender, open_base, refuse_if_going
 from ..files.committing import check_free, discard
 from ..files.manifest import MANIFEST, Manifest, read_manifest_bytes
@@ -40,6 +41,7 @@ from .agreeing import Agreement, Description, PlanMemory, agree
 from .copies import compare_copies, digests_of_plain
 from .finishing import (
     Commit,
+    Manner,
     Part,
     Replacement,
     SaveReport,
@@ -69,6 +71,7 @@ class SaveOptions:
     check_replicas: CheckReplicas = None
     base: str | os.PathLike[str] | Store | None = None
     elsewhere: Sequence[str | os.PathLike[str] | Store] = ()
+    compress: Compress = None
     timeout: timedelta = DEFAULT_TIMEOUT
     staged_copies: int = 1
     """On how many ranks that hold it each part is staged, by a save in the background."""
@@ -159,6 +162,7 @@ class SaveJob:
         storage_options = self.options.storage_options
         if self.options.staged_copies < 1:
             raise ValueError(f"staged_copies is 1 or more, got {self.options.staged_copies}")
+        check_compress(self.options.compress)
         self.store = open_store(target, **storage_options)
         self.elsewhere = tuple(open_store(place) for place in self.options.elsewhere)
         if self.ranks.is_coordinator:
@@ -198,6 +202,7 @@ class SaveJob:
             "check_replicas": str(self.options.check_replicas),
             "elsewhere": " ".join(place.url for place in self.elsewhere),
             "staged_copies": str(self.options.staged_copies),
+            "compress": str(self.options.compress),
         }
         return Description(specs=shared, values=values, own=own, terms=terms)
 
@@ -468,7 +473,11 @@ class SaveJob:
             if self.ranks.is_called_off():
                 raise CalledOff
 
-        return write_part(part, self.store, self.agreed.save_id, self.lender, on_progress)
+        def on_encoded(seconds: float, num_bytes: int) -> None:
+            self.recorder.part("compress", seconds, num_bytes)
+
+        manner = Manner(self.agreed.save_id, self.options.compress, on_progress, on_encoded)
+        return write_part(part, self.store, self.lender, manner)
 
     def forget_state(self) -> None:
         """Let go of all that is large, and of the ranks, which keep the job, once it has ended."""

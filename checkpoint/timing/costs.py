@@ -11,7 +11,7 @@ from .texts import amount, duration, rate, table
 Kind = Literal["save", "load"]
 
 PHASES: Mapping[Kind, tuple[str, ...]] = {
-    "save": ("queue", "plan", "stage", "copy", "write", "commit"),
+    "save": ("queue", "plan", "stage", "copy", "compress", "write", "commit"),
     "load": ("manifest", "match", "plan", "read", "receive", "fill"),
 }
 """In the order in which a rank comes to them."""

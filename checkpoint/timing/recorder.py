@@ -68,6 +68,16 @@ class Recorder:
             self._inner = outer[0] + seconds, outer[1] + waited
             self._keep(name, start, seconds, opened.num_bytes)
 
+    def part(self, name: str, seconds: float, num_bytes: int) -> None:
+        """Record what has come in very many turns within the phase that goes on, and is none of it.
+
+        Seconds are those of work alone.
+        """
+        sums = self._sums.setdefault(name, [0.0, 0.0, 0])
+        sums[0] += seconds
+        sums[2] += num_bytes
+        self._inner = self._inner[0] + seconds, self._inner[1]
+
     def _keep(self, name: str, start: float, seconds: float, num_bytes: int) -> None:
         if len(self._spans) < _MAX_SPANS:
             span = Span(

@@ -199,7 +199,7 @@ MUTANTS = (
     Mutant(
         name="bytes of borrowed chunks do not count as progress",
         file="checkpoint/saving/finishing.py",
-        old="            on_progress(chunk.box.numel * chunk.dtype.itemsize)",
+        old="            on_progress(chunk.num_bytes)",
         new="            pass",
         tests=(
             "tests/checkpoint/saving/test_incremental.py",

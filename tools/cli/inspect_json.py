@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ...checkpoint.tensors.spec import FORMAT_VERSION
 from ...dtensor import IrregularLayout, Mesh
 from .treeview import matcher, plain_values
 
@@ -29,7 +28,7 @@ def checkpoint_document(
         "kind": "checkpoint",
         "url": url,
         "format": manifest.format,
-        "format_version": FORMAT_VERSION if manifest.is_ours else None,
+        "format_version": manifest.version if manifest.is_ours else None,
         "save_id": manifest.save_id,
         "created": manifest.created,
         "metadata": manifest.metadata,
@@ -40,7 +39,13 @@ def checkpoint_document(
         "meshes": [mesh.to_json() for mesh in meshes],
         "tensors": {name: tensor for name, tensor in tensors.items() if wanted(name)},
         "files": [
-            {"path": manifest.path_of(record), "rank": record.rank, "bytes": record.size}
+            {
+                "path": manifest.path_of(record),
+                "rank": record.rank,
+                "bytes": record.size,
+                "data_bytes": record.data_bytes,
+                "stored_bytes": record.region_bytes,
+            }
             for record in manifest.files
         ],
         "borrowed": [

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from rich.tree import Tree
 
-from ...checkpoint.tensors.spec import FORMAT_VERSION
 from ...dtensor import IrregularLayout, Layout
 from .console import (
     count,
@@ -68,13 +67,13 @@ def _header(url: str, manifest: Manifest) -> Grid:
     ours = [
         ("save id", manifest.save_id),
         ("created", manifest.created),
-        ("format", f"dtckpt {FORMAT_VERSION}"),
+        ("format", f"dtckpt {manifest.version}{', compressed' if manifest.is_compressed else ''}"),
     ]
     facts = [
         ("checkpoint", url),
         *(ours if manifest.is_ours else [("format", manifest.format)]),
         ("tensors", f"{len(manifest.tensors):,}, {iec(tensor_bytes)}"),
-        ("files", f"{len(manifest.files):,}, {iec(file_bytes)}"),
+        ("files", f"{len(manifest.files):,}, {iec(file_bytes)}{_decoded(manifest)}"),
         *(("" if i else "refers to", text) for i, text in enumerate(_lenders(manifest))),
         *(("" if i else "mesh", text) for i, text in enumerate(_meshes(manifest))),
     ]
@@ -84,6 +83,14 @@ def _header(url: str, manifest: Manifest) -> Grid:
     for label, text in facts:
         grid.add(plain(label, "bold"), plain(printable(text)))
     return grid
+
+
+def _decoded(manifest: Manifest) -> str:
+    """Return what the data in compressed files amounts to, and how much they have saved."""
+    files = [record for record in manifest.files if record.is_compressed]
+    num_bytes = sum(record.data_bytes for record in files)
+    stored = sum(record.region_bytes for record in files)
+    return f" for {iec(num_bytes)} of data ({num_bytes / stored:.2f} x)" if stored else ""
 
 
 def _files_text(layout: Layout | IrregularLayout) -> str:

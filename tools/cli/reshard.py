@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -44,6 +44,7 @@ _TARGET = "'--option' / '--target-option'"
     help="How tensors lie on the mesh; see above. Repeatable.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace the checkpoint at TARGET, if any.")
+@click.option("--compress", is_flag=True, help="Compress the data files of TARGET.")
 @click.option(
     "-n", "--dry-run", is_flag=True, help="Show what every tensor would become; write nothing."
 )
@@ -58,6 +59,7 @@ def reshard(
     mesh: Mesh,
     rules: tuple[Rule, ...],
     overwrite: bool,
+    compress: bool,
     dry_run: bool,
     mapping: MappingTable | None,
     option: dict[str, Any],
@@ -96,7 +98,16 @@ def reshard(
         store_at(source, merged(option, source_option), argument="'SOURCE'", option=_SOURCE) as old,
         store_at(target, merged(option, target_option), argument="'TARGET'", option=_TARGET) as new,
     ):
-        _reshard(old, new, mesh, rules, mapping, overwrite=overwrite, dry_run=dry_run)
+        _reshard(
+            old,
+            new,
+            mesh,
+            rules,
+            mapping,
+            overwrite=overwrite,
+            compress="zstd" if compress else None,
+            dry_run=dry_run,
+        )
 
 
 def _check_rules(mesh: Mesh, rules: Sequence[Rule]) -> None:
@@ -123,6 +134,7 @@ def _reshard(
     mapping: MappingTable | None,
     *,
     overwrite: bool,
+    compress: Literal["zstd"] | None,
     dry_run: bool,
 ) -> None:
     from ...checkpoint import place, read_manifest
@@ -143,7 +155,7 @@ def _reshard(
 
         show_plan(placed, mesh, source=old.url, target=new.url)
         return
-    written = _write(old, new, mesh, rules, mapping, overwrite=overwrite)
+    written = _write(old, new, mesh, rules, mapping, overwrite=overwrite, compress=compress)
     num_bytes = sum(tensor.num_bytes for tensor in written.tensors.values())
     click.echo(
         f"{printable(new.url)}: {count(len(written.tensors), 'tensor')}, {iec(num_bytes)}, in "
@@ -159,6 +171,7 @@ def _write(
     mapping: MappingTable | None,
     *,
     overwrite: bool,
+    compress: Literal["zstd"] | None,
 ) -> Manifest:
     from ...checkpoint import reshard as reshard_checkpoint
 
@@ -170,5 +183,6 @@ def _write(
             rules,
             mapping=mapping,
             overwrite=overwrite,
+            compress=compress,
             on_progress=on_progress,
         )
