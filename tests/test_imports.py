@@ -32,6 +32,7 @@ FLOORS = {
         "files",
         "formats",
         "reading",
+        "sharing",
         "copies",
         "mapping",
         "optimizers",

@@ -10,7 +10,7 @@ from operator import and_
 from typing import Any
 
 from ...storage.base import Store
-from ..reading.read_once import Offer, decide
+from ..sharing.read_once import Offer, decide
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,8 @@ class Decision:
     idle: Sequence[str]
     """Keys of ``rename`` that are no name on any rank."""
     read_once: bool
+    in_memory: bool
+    """Whether they do so by memory of the host that they share."""
     reason: str
     must_check: bool
     """Whether some rank has something to refuse, or reads still to plan, before any rank reads."""
@@ -59,13 +61,15 @@ class Decision:
     @classmethod
     def of(cls, told: Sequence[Matched], store: Store) -> Decision:
         """Return the decision for all ranks."""
-        read_once, reason = decide([one.offer for one in told], store)
+        offers = [one.offer for one in told]
+        read_once, reason = decide(offers, store)
         unexpected = reduce(and_, (int(one.unexpected, 16) for one in told))
         idle = set(told[0].idle).intersection(*(one.idle for one in told))
         return cls(
             unexpected=f"{unexpected:x}",
             idle=sorted(idle),
             read_once=read_once,
+            in_memory=all(offer.in_memory for offer in offers),
             reason=reason,
             must_check=bool(
                 idle

@@ -14,9 +14,9 @@ from dtckpt.errors import CheckpointError, LayoutMismatch
 
 from ..files.manifest import Manifest
 from ..files.stored_tensor import StoredTensor
-from ..reading.exchanging import Destination
-from ..reading.striping import Striped
 from ..reading.wants import Fill, Want, stored_wants
+from ..sharing.exchanging import Destination
+from ..sharing.striping import Striped
 from ..tensors.local_shard import LocalShard
 from ..tensors.local_tensor import LocalTensor, is_shared, local_tensor
 from ..tensors.materialising import (
@@ -205,10 +205,12 @@ class Destinations:
     def resharded(self, rank: int) -> list[str]:
         """Return the tensors of which the rank of this number held another part at the save."""
         laid_out = [(n, t, self._stored[n].layout) for n, t in self.tensors.items() if t.layout]
+        layouts = {id(saved): saved for _, _, saved in laid_out}
+        held = {key: list(saved.held_by(rank)) for key, saved in layouts.items()}
         return [
             name
             for name, local, saved in laid_out
-            if saved != local.layout and list(saved.held_by(rank)) != [b for b, _ in local.parts]
+            if held[id(saved)] != [b for b, _ in local.parts] and saved != local.layout
         ]
 
 

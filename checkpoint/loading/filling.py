@@ -8,7 +8,7 @@ it for a rank that has failed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain
@@ -16,10 +16,15 @@ from typing import Any
 
 from ..files.stored_data import StoredData
 from ..ranks.together import Answers, Decide, Ranks, nothing, together
-from ..reading.broadcasting import Broadcasts
-from ..reading.exchanging import Destination, StripeExchange
+from ..reading import limits
 from ..reading.execution import execute
-from ..reading.read_once import (
+from ..reading.read_plan import Read, plan_reads
+from ..reading.wants import Fill
+from ..sharing.broadcasting import Broadcasts
+from ..sharing.exchanging import Destination, StripeExchange
+from ..sharing.host_memory import HostMemory
+from ..sharing.on_host import Sharing
+from ..sharing.read_once import (
     MIN_REPLICAS,
     MIN_TIMES,
     MIN_TIMES_ASKED,
@@ -28,9 +33,8 @@ from ..reading.read_once import (
     find_shareable,
     fingerprint,
 )
-from ..reading.read_plan import Read, plan_reads
-from ..reading.striping import Striped, find_striped
-from ..reading.wants import Fill
+from ..sharing.striping import Striped, find_striped
+from ..tensors.local_tensor import LocalTensor
 from ..timing.bars import OnProgress
 from ..timing.recorder import Recorder
 from ..timing.sharing import last_round
@@ -48,14 +52,21 @@ class Filling:
         group: Any,
         recorder: Recorder,
         on_progress: OnProgress | None,
+        num_local: int,
+        memory: HostMemory | None,
     ) -> None:
-        """``group`` is the process group of the load, if there are several ranks."""
+        """``group`` is the process group of the load, if there are several ranks.
+
+        ``num_local`` of them are on this host; ``memory`` is what they can share if all are.
+        """
         self._destinations = destinations
         self._data = data
         self._ranks = ranks
         self._group = group
         self._recorder = recorder
         self._tell_user = on_progress
+        self._num_local = num_local
+        self._memory = memory
         self._read_bytes = 0
         """What has been read, gaps between what is wanted included."""
         self._lock = threading.Lock()
@@ -63,6 +74,7 @@ class Filling:
         self._striped = Striped()
         self._broadcasts: Broadcasts | None = None
         self._stripes: StripeExchange | None = None
+        self._sharing: Sharing | None = None
         self._received: dict[str, list[Destination]] = {}
         """Where tensors go that other ranks read."""
         self._reads: list[Read | Fill] = []
@@ -73,15 +85,27 @@ class Filling:
         self.bytes_read = 0
         self.bytes_received = 0
 
-    def offer(self, offer: Offer, own: set[str]) -> Offer:
+    def offer(self, offer: Offer, own: set[str], *, may_exchange: bool) -> Offer:
         """Return an offer with what ranks must know to decide whether they read for each other.
 
-        ``own`` are destinations that this rank keeps for itself.
+        ``own`` are destinations that this rank keeps for itself. Without ``may_exchange`` the
+        memory of the host is the only way.
         """
         asked, ranks, tensors = offer.asked, self._ranks, self._destinations.tensors
         tied = self._destinations.tied_names()
         common = {name: local for name, local in tensors.items() if name not in own}
         untied = {name: local for name, local in common.items() if name not in tied}
+        if self._memory is not None and self._can_share(untied, self._memory):
+            return replace(
+                offer,
+                fingerprint=fingerprint(common, (), self._striped, sorted(tied)),
+                times=self._striped.times,
+                has_replicas=False,
+                in_memory=True,
+            )
+        self._striped = Striped()
+        if not may_exchange:
+            return offer
         shareable = find_shareable(
             untied, self._destinations.held, ranks.all, 2 if asked else MIN_REPLICAS
         )
@@ -101,7 +125,25 @@ class Filling:
             has_replicas=bool(self._shareable),
         )
 
-    def plan(self, *, share: bool) -> None:
+    def _can_share(self, tensors: Mapping[str, LocalTensor], memory: HostMemory) -> bool:
+        """Find what ranks of this host read once into their memory, if it is worth it."""
+        self._striped = find_striped(
+            tensors,
+            self._data.manifest.tensors,
+            self._ranks.all,
+            self._ranks.rank,
+            (),
+            MIN_TIMES,
+            with_plain=True,
+        )
+        is_enough = self._striped.num_bytes >= limits.MIN_SHARED_BYTES
+        return is_enough and memory.take_room(self._position)
+
+    @property
+    def _position(self) -> int:
+        return self._ranks.all.index(self._ranks.rank)
+
+    def plan(self, *, share: bool, in_memory: bool) -> None:
         """Plan what this rank reads, for itself or for all; nothing has been changed until now.
 
         Raises Corrupt or LayoutMismatch where a file or a part of a tensor is not there.
@@ -109,7 +151,10 @@ class Filling:
         elsewhere: set[str] = set()
         if share and self._striped.names:
             striped = list(self._striped.tensors.values())
-            self._stripes = StripeExchange(self._data, striped, self._group, self._ranks.all)
+            if in_memory and self._memory is not None:
+                self._sharing = Sharing(self._data, striped, self._memory, self._position)
+            else:
+                self._stripes = StripeExchange(self._data, striped, self._group, self._ranks.all)
             elsewhere |= self._striped.names
         if share and self._shareable:
             tensors = self._destinations.tensors
@@ -160,7 +205,12 @@ class Filling:
     def _read(self, number: int) -> int:
         with self._recorder.phase("read") as phase:
             before = self.bytes_read
-            count = self._read_part(number)
+            try:
+                count = self._read_part(number)
+            except BaseException:
+                if self._sharing is not None:
+                    self._sharing.call_off()
+                raise
             phase.num_bytes = self.bytes_read - before
         return count
 
@@ -169,17 +219,26 @@ class Filling:
         if number == 0:
             self._destinations.materialise()
             reads = self._reads
-            if self._stripes is not None:  # now: once all have read, the others are in a collective
+            if self._stripes is not None or self._sharing is not None:
+                # Now: once all have read, the others are in a collective.
                 self._received, fills = self._destinations.received(self._striped)
                 reads = [*reads, *fills]
-            self.bytes_read = execute(reads, touched=self._touched, on_progress=self._get_on)
-            self.bytes_read += execute(self._comparisons, on_progress=self._get_on)
+            self.bytes_read = self._execute(reads, self._touched)
+            self.bytes_read += self._execute(self._comparisons)
+            if self._sharing is not None:
+                self.bytes_read += self._sharing.run(
+                    self._received, self._touched, self._execute, self._ranks.is_broken
+                )
+                self.bytes_received += self._sharing.bytes_received
         if self._stripes is None:
             return 0
         count = self._stripes.prepare(number)
         reads = self._stripes.reads(number)
-        self.bytes_read += execute(reads, on_progress=self._get_on)
+        self.bytes_read += self._execute(reads)
         return count
+
+    def _execute(self, reads: Sequence[Read | Fill], touched: dict[str, None] | None = None) -> int:
+        return execute(reads, touched=touched, on_progress=self._get_on, num_local=self._num_local)
 
     def _get_on(self, num_bytes: int) -> None:
         """Note that so many bytes have been read; called from several threads."""
@@ -193,7 +252,8 @@ class Filling:
     def _planned_bytes(self) -> int:
         stripes = self._stripes
         shared = () if stripes is None else map(stripes.reads, range(stripes.num_rounds))
-        reads = chain(self._reads, self._comparisons, *shared)
+        in_memory = () if self._sharing is None else self._sharing.reads
+        reads = chain(self._reads, self._comparisons, *shared, *in_memory)
         return sum(read.num_bytes for read in reads if isinstance(read, Read))
 
     def _broadcast(self, broadcasts: Broadcasts) -> bytes:
@@ -202,7 +262,7 @@ class Filling:
         tensors = self._destinations.tensors
         with self._recorder.phase("receive") as phase:
             phase.num_bytes = broadcasts.run(tensors, self._ranks.tell_alive)
-        self.bytes_received = phase.num_bytes
+        self.bytes_received += phase.num_bytes
         return b""
 
     def _exchange(self, stripes: StripeExchange, count: int, *, is_last: bool) -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import socket
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -27,7 +28,9 @@ from ..formats.opening import (
 )
 from ..mapping.table import TensorMapping, mapped_manifest, table_of
 from ..ranks.together import DEFAULT_TIMEOUT, Answers, Ranks, closing, ranks_of, together
-from ..reading.read_once import Offer, why_alone
+from ..reading import limits
+from ..sharing.host_memory import HostMemory
+from ..sharing.read_once import Offer, may_share_memory, why_alone
 from ..state.collector import paused_collector
 from ..state.renaming import Rename
 from ..state.tree import Stateful
@@ -142,7 +145,11 @@ def load(
     )
     ranks = ranks_of(process_group, no_dist=no_dist, timeout=timeout, purpose="load")
     with closing(ranks):
-        return _Load(ranks, process_group or _world(), options).run(state_dict, checkpoint_id)
+        running = _Load(ranks, process_group or _world(), options)
+        try:
+            return running.run(state_dict, checkpoint_id)
+        finally:
+            running.close()
 
 
 def _world() -> Any:
@@ -166,6 +173,10 @@ class _Load:
         self.group = group
         self.options = options
         self.made = ManifestText()
+        self.num_local = 1
+        """Ranks on this host, or on the one that has most of them."""
+        self.memory: HostMemory | None = None
+        """What the ranks may share, if they are on one host."""
         self.recorder = Recorder("load", ranks)
 
     def run(
@@ -179,11 +190,12 @@ class _Load:
         ranks = self.ranks
         told = together(ranks, "load: read manifest", lambda: self.open(target), self.give_manifest)
         head, _, manifest = told.partition(b"\n")
-        url, alone, mapping = json.loads(head)
+        url, alone, mapping, num_local, place = json.loads(head)
+        self.num_local = num_local
         decision = together(
             ranks,
             "load: plan",
-            lambda: self.match(state, url, manifest, mapping, is_alone=bool(alone)),
+            lambda: self.match(state, url, manifest, mapping, place, is_alone=bool(alone)),
             self.decide,
         )
         self.decision = Decision.from_bytes(decision)
@@ -197,6 +209,11 @@ class _Load:
         report = self.report()
         self.log(report)
         return report
+
+    def close(self) -> None:
+        """Let go of memory that the ranks have shared."""
+        if self.memory is not None:
+            self.memory.close()
 
     def log(self, report: LoadReport) -> None:
         """Log what this rank did for the load."""
@@ -230,9 +247,17 @@ class _Load:
         return Offer(self.options.read_once, socket.gethostname())
 
     def give_manifest(self, answers: Answers) -> bytes:
-        """Return where it was read, why each rank is to read for itself, and the manifest."""
-        alone = why_alone(list(map(Offer.from_bytes, answers.values())), self.store)
-        head = json.dumps([self.store.url, alone, self.mapping_digest()])
+        """Return where it was read, why ranks do not exchange what they read, and the manifest.
+
+        And how many ranks a host has, and memory that they may share if there is one host.
+        """
+        offers = list(map(Offer.from_bytes, answers.values()))
+        num_local = max(Counter(offer.host for offer in offers).values())
+        if may_share_memory(offers):
+            self.memory = HostMemory.make(num_local, limits.slot_bytes(self.store))
+        place = self.memory.place if self.memory is not None else ""
+        alone = why_alone(offers, self.store, in_memory=False)
+        head = json.dumps([self.store.url, alone, self.mapping_digest(), num_local, place])
         return head.encode() + b"\n" + self.made.text
 
     def mapping_digest(self) -> str:
@@ -263,6 +288,7 @@ class _Load:
         url: str,
         manifest: bytes,
         mapping: str,
+        place: str,
         *,
         is_alone: bool,
     ) -> bytes:
@@ -291,6 +317,8 @@ class _Load:
             if len(self.ranks.all) > 1:
                 self.destinations.check_rank(self.ranks.rank)
             data = stored_data(self.store, self.manifest)
+            if place and self.memory is None:
+                self.memory = HostMemory.open(place)
             self.filling = Filling(
                 self.destinations,
                 data,
@@ -298,13 +326,15 @@ class _Load:
                 self.group,
                 self.recorder,
                 self.options.on_progress,
+                self.num_local,
+                self.memory,
             )
             offer = self.offer()
-            if not is_alone:
-                offer = self.filling.offer(offer, found.own)
+            if place or not is_alone:
+                offer = self.filling.offer(offer, found.own, may_exchange=not is_alone)
             if not offer.fingerprint:
                 with self.recorder.phase("plan"):
-                    self.filling.plan(share=False)
+                    self.filling.plan(share=False, in_memory=False)
         return Matched(
             unexpected=found.unexpected_mask(),
             is_complete=not (self.options.strict and found.missing),
@@ -332,7 +362,7 @@ class _Load:
             refuse_differences(self.found, unwanted, self.ranks.rank, where)
         if not self.filling.is_planned:
             with paused_collector(), self.recorder.phase("plan"):
-                self.filling.plan(share=decision.read_once)
+                self.filling.plan(share=decision.read_once, in_memory=decision.in_memory)
         return b""
 
     def restore(self) -> bytes:

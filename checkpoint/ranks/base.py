@@ -93,6 +93,13 @@ class Ranks(ABC):
         """Whether some rank has failed in this phase while this rank is still at it."""
 
     @abstractmethod
+    def is_broken(self) -> bool:
+        """Whether this phase is called off, or a rank is lost that would have to take part.
+
+        Asked again and again by whoever waits for the others in some other way than a round.
+        """
+
+    @abstractmethod
     def close(self, error: BaseException | None = None) -> None:
         """End the save or load; others who are still at it learn that this rank is not."""
 
@@ -108,6 +115,9 @@ class Solo(Ranks):
         return asked.decide({self.rank: answer}, {})
 
     def is_called_off(self) -> bool:
+        return False
+
+    def is_broken(self) -> bool:
         return False
 
     def close(self, error: BaseException | None = None) -> None:

@@ -15,7 +15,7 @@ from dtckpt.logs import logger_of
 
 from ...dtensor.comm.traffic import BY_THREAD, Collective, tell_done
 from .base import DEFAULT_TIMEOUT, Ranks, Round
-from .call import Signs
+from .call import Signs, Waiting
 from .failing import FAILED, OFFERED, OK, RELAYED, as_text, failure, told
 from .frames import message
 from .greeting import Invitation
@@ -30,6 +30,8 @@ _INVITATIONS = (1 << 32) - 1
 """The number of the round, which no other one has, for how those are reached who hand on."""
 _HAS, _ASKS = b"", b"?"
 """What a member says of a decision that is handed on."""
+_LOOK_SECONDS = 1.0
+"""Who waits for others within a phase looks around at least so often."""
 _GRACE_SECONDS = 2.0
 """How long the others are still listened to once one rank has told of a failure."""
 
@@ -60,6 +62,9 @@ class GroupRanks(Ranks):
         self._phase = purpose
         self._thread = threading.get_ident()
         self._waits = False
+        self._watch: Waiting | None = None
+        """For the others, while the phase goes on."""
+        self._watched_at = 0.0
         signs = Signs(min(self._timeout / 5, PULSE_SECONDS), _sign_of(self))
         if self.is_coordinator:
             self._wire.begin_call(call, purpose, signs, partial(_refusal, self.rank, purpose))
@@ -77,6 +82,7 @@ class GroupRanks(Ranks):
 
     def begin(self, phase: str) -> None:
         self._phase, self._thread = phase, threading.get_ident()
+        self._watch = None
         super().begin(phase)
 
     def consult(self, answer: bytes, asked: Round) -> bytes:
@@ -256,6 +262,20 @@ class GroupRanks(Ranks):
             if self.is_coordinator
             else bool(arrived)
         )
+
+    def is_broken(self) -> bool:
+        now = time.monotonic()
+        if self._watch is None:
+            patience = self._timeout if self.is_coordinator else self._patience
+            self._watch, self._watched_at = Waiting(now, patience), now
+        # Who asks seldom has other work, or was stopped; either way the others have the more time.
+        self._watch.asleep += max(now - self._watched_at - _LOOK_SECONDS, 0.0)
+        self._watched_at = now
+        self.tell_alive()
+        awaited = self.all[1:] if self.is_coordinator else self.all[:1]
+        lost = self._wire.lost(self.call, awaited, self._watch)
+        self._lost |= lost
+        return bool(lost) or self.is_called_off()
 
     def close(self, error: BaseException | None = None) -> None:
         reason = f"it has given up: {as_text(error)}" if error is not None else ""

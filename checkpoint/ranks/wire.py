@@ -359,6 +359,13 @@ class Wire(Owner):
             held = self._calls.get(call)
             return dict(held.gone) if held is not None else {}
 
+    def lost(self, call: int, ranks: Iterable[int], waiting: Waiting) -> dict[int, str]:
+        """Return who of some ranks is lost by now, and why, without waiting for any of them."""
+        now = time.monotonic()
+        with self._changed:
+            lost, _ = lost_of(self._calls[call], ranks, waiting, now, now)
+            return dict.fromkeys(ranks, self._failure) if self._failure else lost
+
     def abandon(self, call: int) -> None:
         """Have a call ended soon; may be called by the garbage collector, at any point."""
         self._abandoned.append(call)

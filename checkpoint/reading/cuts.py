@@ -148,6 +148,22 @@ class Geometry:
         return start, start + _reach(part.sizes, strides) + self.itemsize
 
 
+def run_cut(start: int, end: int, block_bytes: int, chunk_bytes: int) -> Cut:
+    """Return the cut of some bytes of a chunk that are wanted as they lie there."""
+    low = start // block_bytes * block_bytes
+    high = min(-(-end // block_bytes) * block_bytes, chunk_bytes)
+    return Cut(
+        low=low,
+        high=high,
+        start=start,
+        end=end,
+        target=0,
+        part=Box((0,), (end - start,)),
+        strides=(1,),
+        is_in_place=(low, high) == (start, end),
+    )
+
+
 def _picked(values: tuple[int, ...], order: Sequence[int]) -> tuple[int, ...]:
     return tuple(values[dim] for dim in order)
 

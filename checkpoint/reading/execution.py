@@ -50,6 +50,7 @@ def execute(
     cache: ReadCache | None = None,
     on_progress: Callable[[int], None] | None = None,
     check_files: bool = True,
+    num_local: int | None = None,
 ) -> int:
     """Run reads in parallel and return the bytes read.
 
@@ -59,17 +60,21 @@ def execute(
     ``touched`` collects the names of tensors of which elements were stored, also where the call
     fails; those that were being read straight into their destination when it failed may hold
     damaged elements. ``on_progress`` is called, from several threads, after every read, with
-    its bytes.
+    its bytes. ``num_local`` ranks of a host read at the same time, if that is known.
     """
     run = _Run({} if touched is None else touched, cache, on_progress)
-    num_bytes = _run_all(run, reads, check_files=check_files)
+    stores = {read.file.store: None for read in reads if isinstance(read, Read)}
+    most = min(limits.num_readers(stores, num_local), len(reads))
+    num_bytes = _run_all(run, reads, most, check_files=check_files)
     if cache is not None and run.unsure is not None:
         cache.keep(*run.unsure)  # only now: another thread may find it at once
     return num_bytes
 
 
-def _run_all(run: _Run, reads: Sequence[Read | Fill], *, check_files: bool) -> int:
-    if len(reads) <= 1:
+def _run_all(
+    run: _Run, reads: Sequence[Read | Fill], num_readers: int, *, check_files: bool
+) -> int:
+    if num_readers <= 1:
         num_bytes = _Reader(run).run_all(reads)
         for file in run.unverified if check_files else ():
             file.check_unchanged()
@@ -84,8 +89,6 @@ def _run_all(run: _Run, reads: Sequence[Read | Fill], *, check_files: bool) -> i
             stop.set()
             raise
 
-    stores = {read.file.store: None for read in reads if isinstance(read, Read)}
-    num_readers = min(limits.num_readers(stores), len(reads))
     with ThreadPoolExecutor(num_readers, thread_name_prefix="dtckpt-read") as pool:
         futures = [pool.submit(work) for _ in range(num_readers)]
         try:

@@ -6,6 +6,7 @@ goes between ranks at once depends on their backend: ``CostModel.round_bytes``.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
 from ...storage.base import Store
@@ -39,10 +40,30 @@ STRIPE_BYTES = 16 << 20
 """Most bytes of a stripe."""
 ROUND_BYTES = 64 << 20
 """Most bytes that a rank reads in one round of stripes."""
+SLOT_BYTES = 2 << 20
+"""Most bytes that a rank reads into memory of the host before the others copy them, where a request
+costs little: those of all ranks are in the processor's caches then."""
+MIN_SHARED_BYTES = 32 << 20
+"""Ranks of a host that have less to share than this read all of it faster than they agree on it."""
 BLOCK_BYTES = DEFAULT_BLOCK_BYTES
 """Stripes begin at multiples of this. In files with other blocks some are read twice."""
 ALIGNMENT = 64
 """Buffers of reads, and stripes in the memory of a round, begin at multiples of this."""
+
+
+def num_readers(stores: Iterable[Store], num_local: int | None) -> int:
+    """Return how many reads a rank may have in flight on some stores.
+
+    With ``num_local`` ranks on its host as many as it has cores for itself, unless a store is
+    remote: readers that the processor does the work of only get in each other's way beyond that.
+    """
+    if any(map(is_remote, stores)):
+        return NUM_REMOTE_READERS
+    if num_local is None:
+        return NUM_READERS
+    can_ask = hasattr(os, "sched_getaffinity")
+    num_cores = len(os.sched_getaffinity(0)) if can_ask else os.cpu_count() or 1
+    return max(min(num_cores // num_local, NUM_READERS), 1)
 
 
 def is_remote(store: Store) -> bool:
@@ -53,9 +74,9 @@ def is_remote(store: Store) -> bool:
     return "://" in store.url and not store.url.startswith(("in-process://", "peers://"))
 
 
-def num_readers(stores: Iterable[Store]) -> int:
-    """Return how many reads may be in flight on some stores."""
-    return NUM_REMOTE_READERS if any(map(is_remote, stores)) else NUM_READERS
+def slot_bytes(store: Store) -> int:
+    """Return how much a rank reads before the other ranks of its host copy it."""
+    return ROUND_BYTES if is_remote(store) else SLOT_BYTES
 
 
 def staged_bytes(store: Store, block_bytes: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from operator import attrgetter
@@ -14,10 +14,10 @@ from ...dtensor.geometry.box import Box
 from ..files.datafile import Entry
 from ..files.stored_data import DataFile, StoredData
 from ..files.stored_tensor import StoredTensor
-from ..tensors.sink import EarlySink
+from ..tensors.sink import Array, EarlySink
 from . import limits
-from .cuts import Cut, Geometry
-from .wants import Fill, Want, stored_wants
+from .cuts import Cut, Geometry, run_cut
+from .wants import ArraySink, Fill, MemorySink, Want, stored_wants
 
 _Stored = int | tuple[int, ...]
 
@@ -109,6 +109,46 @@ def _met(
         name = want.tensor.stored_name
         for cell in chunks.meeting(want):
             yield want, cell, name + cell.suffix
+
+
+class Run(NamedTuple):
+    """Bytes of a stored chunk that are wanted as they lie there, one after the other."""
+
+    tensor: StoredTensor
+    writer: int
+    """The rank in whose data file the chunk is."""
+    chunk: Box
+    start: int
+    """Bytes of the chunk before them."""
+    boxes: Sequence[tuple[Box, Array]]
+    """The same elements as boxes, each with where in ``memory`` it is."""
+    memory: memoryview
+
+
+def plan_runs(data: StoredData, runs: Iterable[Run]) -> list[Read | Fill]:
+    """Return reads that bring the bytes of some runs into their memory.
+
+    Raises Corrupt where a file or a chunk is not what it must be.
+    """
+    found: dict[DataFile, list[Extent]] = {}
+    others: list[Want] = []
+    for run in runs:
+        file, entry = data.entry(run.writer, run.tensor, run.chunk)
+        if entry.strides is not None:  # its elements do not lie one after the other
+            others += [
+                Want(tensor=run.tensor, box=box, sink=ArraySink(array)) for box, array in run.boxes
+            ]
+            continue
+        whole = Box((0,), (len(run.memory),))
+        want = Want(tensor=run.tensor, box=whole, sink=MemorySink(run.memory))
+        end = run.start + len(run.memory)
+        cut = run_cut(run.start, end, file.layout.block_bytes, entry.num_bytes)
+        extent = Extent(entry.start + cut.low, entry.start + cut.high, cut, entry, want)
+        found.setdefault(file, []).append(extent)
+    reads = plan_reads(data, others) if others else []
+    for file in sorted(found, key=lambda file: file.name):
+        reads += _merge(file, found[file])
+    return reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

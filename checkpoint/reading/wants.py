@@ -33,6 +33,23 @@ class ArraySink:
         self.array[part.slices] = items
 
 
+@dataclass(frozen=True, slots=True)
+class MemorySink:
+    """Fills bytes with those of a chunk, as they lie there."""
+
+    data: memoryview
+    is_memory = True
+
+    def memory(self) -> memoryview:
+        """Return them."""
+        return self.data
+
+    def put(self, part: Box, items: Array) -> None:
+        """Store ``items`` at ``part`` of the bytes."""
+        [offset] = part.offsets
+        self.data[offset : offset + items.nbytes] = items.reshape(-1).view(np.uint8).data
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Want:
     """A box of a tensor and where its elements go."""

@@ -58,7 +58,7 @@ MUTANTS = (
     ),
     Mutant(
         name="stored tensors of which ranks want overlapping boxes are exchanged",
-        file="checkpoint/reading/striping.py",
+        file="checkpoint/sharing/striping.py",
         old="        if not entangled:",
         new="        if True:",
         tests=(f"{_MAPPING}/test_loaders.py",),

@@ -1,6 +1,7 @@
 """Whether ranks read once what several of them would read, and which tensors.
 
-Two ways. A region that replicas hold is read by one of them and broadcast to the others
+On one host they read into memory that all of them see (``sharing``). Else there are two ways. A
+region that replicas hold is read by one of them and broadcast to the others
 (``broadcasting``). A tensor of which ranks want different parts of the same blocks is read in
 stripes, each by one rank, and exchanged (``exchanging``). Both need all ranks to make the same
 collective calls in the same order. So they compare a fingerprint of their destinations first, and
@@ -24,8 +25,8 @@ from ...dtensor.geometry.mesh import Mesh
 from ...dtensor.geometry.placement import Replicate
 from ...dtensor.mesh.device_mesh import DeviceMesh
 from ...storage.base import Store
+from ..reading import limits
 from ..tensors.local_tensor import LocalTensor
-from . import limits
 from .striping import Striped
 
 MIN_REPLICAS = 4
@@ -34,6 +35,9 @@ MIN_TIMES = 2.0
 """Tensors that would be read so many times are exchanged where reading is expensive."""
 MIN_TIMES_ASKED = 1.25
 """And so many times where reading once was asked for."""
+
+MIN_LOCAL_RANKS = 2
+"""So many ranks of one host read once, into memory that they share, wherever the files are."""
 
 Group = Literal["everyone"] | tuple[Mesh, int]
 """Ranks that want the same: all of the load, or those along one axis of a mesh."""
@@ -62,6 +66,8 @@ class Offer:
     """How many times stored bytes would be read that are to be exchanged; 0 if there are none."""
     has_replicas: bool = True
     """Whether there is something to broadcast."""
+    in_memory: bool = False
+    """Whether this rank can share memory with the others, all on its host; counts for ``times``."""
 
     def to_bytes(self) -> bytes:
         """Return JSON."""
@@ -164,8 +170,20 @@ def fingerprint(
     return xxhash.xxh3_128_hexdigest(json.dumps(told).encode())
 
 
-def why_alone(offers: Sequence[Offer], store: Store) -> str:
-    """Return why each rank reads for itself whatever it loads; "" where that depends on it."""
+def may_share_memory(offers: Sequence[Offer]) -> bool:
+    """Whether the ranks are on one host and as many as it takes, and none of them refuses."""
+    return (
+        len(offers) >= MIN_LOCAL_RANKS
+        and len({offer.host for offer in offers}) == 1
+        and not any(offer.asked is False for offer in offers)
+    )
+
+
+def why_alone(offers: Sequence[Offer], store: Store, *, in_memory: bool) -> str:
+    """Return why each rank reads for itself whatever it loads; "" where that depends on it.
+
+    ``in_memory`` says whether all of them can share memory.
+    """
     first = offers[0]
     if len(offers) == 1:
         return "there is one rank only"
@@ -174,17 +192,17 @@ def why_alone(offers: Sequence[Offer], store: Store) -> str:
     if any(offer.asked != first.asked for offer in offers):
         return "the ranks were given different values of read_once"
     num_hosts = len({offer.host for offer in offers})
-    if not first.asked and not limits.is_remote(store) and num_hosts == 1:
+    if not (first.asked or in_memory) and not limits.is_remote(store) and num_hosts == 1:
         return "all ranks are on one host, whose memory holds what one of them has read"
     return ""
 
 
 def decide(offers: Sequence[Offer], store: Store) -> tuple[bool, str]:
     """Return whether the ranks read once, and why; decided on one rank for all."""
-    alone = why_alone(offers, store)
+    first, in_memory = offers[0], all(offer.in_memory for offer in offers)
+    alone = why_alone(offers, store, in_memory=in_memory and bool(first.fingerprint))
     if alone:
         return False, alone
-    first = offers[0]
     if any(offer.fingerprint != first.fingerprint for offer in offers):
         return False, "the ranks load different tensors or layouts"
     if not first.fingerprint:
@@ -195,6 +213,8 @@ def decide(offers: Sequence[Offer], store: Store) -> tuple[bool, str]:
         )
     if first.asked:
         return True, "it was asked for (read_once=True)"
+    if in_memory:
+        return True, f"blocks would be read {first.times:.1f} times on one host"
     reasons: list[str] = []
     if first.has_replicas:
         reasons.append(f"{MIN_REPLICAS} or more ranks want the same")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint.files.stored_tensor import StoredTensor
-from dtckpt.checkpoint.reading import exchanging, limits
-from dtckpt.checkpoint.reading.exchanging import StripeExchange
-from dtckpt.checkpoint.reading.stripes import StripedTensor, deal, times_read
+from dtckpt.checkpoint.reading import limits
+from dtckpt.checkpoint.sharing import exchanging
+from dtckpt.checkpoint.sharing.exchanging import StripeExchange
+from dtckpt.checkpoint.sharing.stripe_memory import reads_into
+from dtckpt.checkpoint.sharing.stripes import StripedTensor, deal, times_read
 from dtckpt.checkpoint.tensors.dtypes import DTYPES
 from dtckpt.dtensor import (
     Box,
@@ -144,7 +146,7 @@ def test_stripes_are_whole_blocks_and_evenly_dealt() -> None:
         StoredTensor(name="c", dtype=DTYPES["F64"], shape=(), layout=flat(3, Replicate(), ())),
     ]
     total = sum(tensor.num_bytes for tensor in stored)
-    rounds = deal([StripedTensor(t, flat(5, Replicate(), t.shape)) for t in stored], 5)
+    rounds = deal([StripedTensor(t, flat(5, Replicate(), t.shape)) for t in stored], 5, 8 * BLOCK)
     assert len(rounds) > 2
     read = [0] * 5
     count = {tensor.name: np.zeros(tensor.shape, dtype=int) for tensor in stored}
@@ -263,14 +265,11 @@ def test_exchanges_and_rounds_are_bounded(
         moved.extend((sent.numel(), received.numel()))
         return all_to_all(sent, send_bytes, received, *rest)
 
-    stage: Any = exchanging._Stage  # pyright: ignore[reportPrivateUsage]
-    init: Callable[..., None] = stage.__init__
+    def measure_stage(memory: memoryview, *rest: Any) -> Any:
+        staged.append(memory.nbytes)
+        return reads_into(memory, *rest)
 
-    def measure_stage(self: Any, rounds: Any) -> None:
-        init(self, rounds)
-        staged.append(self._memory.nbytes)
-
-    monkeypatch.setattr(stage, "__init__", measure_stage)
+    monkeypatch.setattr(exchanging, "reads_into", measure_stage)
     monkeypatch.setattr(packing, "start_all_to_all", measure)
     shape = (900, 12)
     layout = Layout(Mesh(mesh), placements, shape)

@@ -10,20 +10,21 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...dtensor.geometry.box import Box, run_boxes
 from ...dtensor.geometry.irregular import IrregularLayout
 from ...dtensor.geometry.layout import Layout
 from ...dtensor.geometry.mesh import unravel
 from ..files.stored_tensor import StoredTensor
-from . import limits
-from .cuts import Geometry
+from ..reading import limits
+from ..reading.cuts import Geometry
 
 _STRIPES_PER_RANK = 8
 """As many at least, so that all have about as much to read."""
-_SAMPLED_BOXES = 4
-_SAMPLED_CHUNKS = 16
-_SAMPLED_CUTS = 64
+_SAMPLED_BOXES = 2
+_SAMPLED_CHUNKS = 4
+_SAMPLED_CUTS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,11 @@ class Stripe:
     """Neighbouring elements of one stored chunk, which one rank reads for all."""
 
     tensor: StripedTensor
+    writer: int
+    """The rank in whose data file the chunk is."""
+    chunk: Box
+    start: int
+    """Bytes of the chunk before them."""
     boxes: tuple[Box, ...]
     """The elements, as boxes that follow each other in the chunk."""
     num_bytes: int
@@ -46,44 +52,62 @@ class Stripe:
     """Position of the rank that reads them."""
 
 
-def deal(tensors: Sequence[StripedTensor], num_ranks: int) -> list[list[Stripe]]:
+def deal(tensors: Sequence[StripedTensor], num_ranks: int, round_bytes: int) -> list[list[Stripe]]:
     """Return the stripes of every round, each with its reader.
 
     Neighbours fall to the same reader, whose share is a row of them, so that only few blocks lie
-    across a border. In a round a rank reads at most ROUND_BYTES.
+    across a border. In a round a rank reads at most ``round_bytes``.
     """
     total = sum(tensor.stored.num_bytes for tensor in tensors)
-    stripe_bytes = min(total // (num_ranks * _STRIPES_PER_RANK), limits.STRIPE_BYTES)
+    most = min(limits.STRIPE_BYTES, round_bytes)
+    stripe_bytes = min(total // (num_ranks * _STRIPES_PER_RANK), most)
     rounds: list[list[Stripe]] = []
     loads = [0] * num_ranks  # bytes of each rank in its last round
     lasts = [0] * num_ranks
     before = 0
+    known: dict[tuple[object, ...], list[_Run]] = {}  # most tensors are laid out as others are
     for tensor in sorted(tensors, key=lambda s: -s.stored.dtype.itemsize):
         step = max(stripe_bytes // limits.BLOCK_BYTES, 1) * limits.BLOCK_BYTES
-        for boxes, num_bytes in _runs(tensor.stored, step):
+        stored = tensor.stored
+        key = (id(stored.layout), stored.writers, stored.cut, stored.dtype.itemsize)
+        if key not in known:
+            known[key] = list(_runs(stored, step))
+        for run in known[key]:
+            num_bytes = run.num_bytes
             reader = (2 * before + num_bytes) * num_ranks // (2 * total)
             before += num_bytes
             room = -(-num_bytes // limits.ALIGNMENT) * limits.ALIGNMENT
-            if loads[reader] + room > limits.ROUND_BYTES:
+            if loads[reader] + room > round_bytes:
                 lasts[reader] += 1
                 loads[reader] = 0
             loads[reader] += room
             while lasts[reader] >= len(rounds):
                 rounds.append([])
-            stripe = Stripe(tensor=tensor, boxes=boxes, num_bytes=num_bytes, reader=reader)
+            stripe = Stripe(tensor=tensor, **run._asdict(), reader=reader)
             rounds[lasts[reader]].append(stripe)
     return rounds
 
 
-def _runs(stored: StoredTensor, stripe_bytes: int) -> Iterator[tuple[tuple[Box, ...], int]]:
-    """Yield boxes and bytes of the stripes of a tensor, chunk by chunk."""
+class _Run(NamedTuple):
+    """What a stripe has of itself."""
+
+    writer: int
+    chunk: Box
+    start: int
+    boxes: tuple[Box, ...]
+    num_bytes: int
+
+
+def _runs(stored: StoredTensor, stripe_bytes: int) -> Iterator[_Run]:
+    """Yield the stripes of a tensor, chunk by chunk."""
     itemsize = stored.dtype.itemsize
     step = stripe_bytes // itemsize
-    for _, chunk in stored.chunks():
+    for writer, chunk in stored.chunks():
         numel = chunk.numel
         for start in range(0, numel, step):
             stop = min(start + step, numel)
-            yield tuple(run_boxes(chunk, start, stop)), (stop - start) * itemsize
+            boxes = tuple(run_boxes(chunk, start, stop))
+            yield _Run(writer, chunk, start * itemsize, boxes, (stop - start) * itemsize)
 
 
 def times_read(stored: StoredTensor, layout: Layout) -> float:

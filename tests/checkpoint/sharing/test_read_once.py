@@ -11,8 +11,8 @@ import torch
 
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint.loading import filling
-from dtckpt.checkpoint.reading import broadcasting
-from dtckpt.checkpoint.reading.read_once import Offer, decide
+from dtckpt.checkpoint.sharing import broadcasting
+from dtckpt.checkpoint.sharing.read_once import Offer, decide
 from dtckpt.dtensor import DeviceMesh, DTensor, Mesh, Replicate, Shard
 from dtckpt.dtensor.comm import message_parts, transports
 from dtckpt.errors import CheckpointError, Corrupt

@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 from ...dtensor.geometry.box import Box, first_overlap
 from ...dtensor.geometry.irregular import IrregularLayout
 from ...dtensor.geometry.layout import Layout
+from ...dtensor.geometry.mesh import Mesh
+from ...dtensor.geometry.placement import Replicate
 from ..files.stored_tensor import StoredTensor
+from ..reading.wants import Want, stored_wants
 from ..tensors.local_tensor import LocalTensor
 from ..tensors.sink import Array
 from .stripes import StripedTensor, sampled_bytes, times_read
-from .wants import Want, stored_wants
 
 _MOST_BOXES = 1024
 """Of stored tensors that all ranks want for one tensor: each rank has to find all of them."""
@@ -33,6 +35,8 @@ class Striped:
     """What is exchanged for them."""
     times: float = 0.0
     """How many times it would be read otherwise; 0 if there is nothing."""
+    num_bytes: int = 0
+    """As they are stored."""
 
     @staticmethod
     def key(name: str, *, is_part: bool) -> str:
@@ -47,20 +51,29 @@ def find_striped(
     rank: int,
     among_replicas: Container[str],
     min_times: float,
+    *,
+    with_plain: bool = False,
 ) -> Striped:
     """Return what is to be exchanged, and how many times it would be read otherwise.
 
     These are tensors that would be read at least ``min_times``: for those ``among_replicas``
     without counting these, since broadcasts serve them as well. Every rank of the load must know
-    what every other one wants, so only layouts on all of them count.
+    what every other one wants, so only layouts on all of them count; ``with_plain`` also tensors
+    that each of them has as a whole.
     """
     everyone = sorted(all_ranks)
-    known: dict[tuple[object, ...], tuple[float, bool]] = {}
+    known: dict[tuple[object, ...], tuple[float, bool, tuple[Box, ...]]] = {}
     found = Striped()
     made: dict[str, _Boxes] = {}
-    stored_bytes = read_bytes = 0.0
+    replicas: dict[tuple[int, ...], Layout] = {}
+    line = Mesh((len(all_ranks),), ranks=all_ranks)
+    read_bytes = 0.0
     for name, local in tensors.items():
         layout, saved = local.layout, stored[name]
+        if with_plain and local.is_plain:
+            if local.shape not in replicas:
+                replicas[local.shape] = Layout(line, (Replicate(),), local.shape)
+            layout = replicas[local.shape]
         if layout is None or 0 in layout.shape:
             continue
         if saved.recipe is not None and not saved.recipe.in_any_order:
@@ -69,11 +82,12 @@ def find_striped(
         key = (*rule, layout)
         if key not in known:
             is_usable = sorted(layout.mesh.all_ranks()) == everyone
-            known[key] = (_times(saved, layout) if is_usable else 0.0), is_usable
-        times, is_usable = known[key]
+            times = _times(saved, layout) if is_usable else 0.0
+            known[key] = times, is_usable, tuple(layout.held_by(rank))
+        times, is_usable, held = known[key]
         all_times = times * layout.num_replicas
         enough = times if name in among_replicas else all_times
-        if not (is_usable and enough >= min_times and _holds_its_part(local, layout, rank)):
+        if not (is_usable and enough >= min_times and _holds(local, held)):
             continue
         if saved.recipe is None:
             found.tensors[name] = StripedTensor(saved, layout)
@@ -82,16 +96,16 @@ def find_striped(
         else:
             continue
         found.names.add(name)
-        stored_bytes += saved.num_bytes
+        found.num_bytes += saved.num_bytes
         read_bytes += all_times * saved.num_bytes
     _add_sources(found, made)
-    found.times = read_bytes / stored_bytes if stored_bytes else 0.0
+    found.times = read_bytes / found.num_bytes if found.num_bytes else 0.0
     return found
 
 
-def _holds_its_part(local: LocalTensor, layout: Layout, rank: int) -> bool:
+def _holds(local: LocalTensor, held: tuple[Box, ...]) -> bool:
     """Whether the mesh numbers ranks as the load does."""
-    return bool(local.parts) and tuple(box for box, _ in local.parts) == layout.held_by(rank)
+    return bool(local.parts) and tuple(box for box, _ in local.parts) == held
 
 
 _Boxes = list[tuple[StoredTensor, int, Box]]

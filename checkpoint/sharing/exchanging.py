@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -26,11 +27,12 @@ from ...dtensor.geometry.layout import Layout
 from ..files.stored_data import StoredData
 from ..files.stored_tensor import StoredTensor
 from ..ranks.boards import device_of
+from ..reading import limits
+from ..reading.read_plan import Read
+from ..reading.wants import Fill
 from ..tensors.sink import Array, Sink
-from . import limits
-from .read_plan import Read, plan_reads
+from .stripe_memory import arrays_in, open_files, reads_into, room_of
 from .stripes import Stripe, StripedTensor, deal
-from .wants import ArraySink, Fill, Want
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +77,12 @@ class StripeExchange:
         self._peers = Peers(group, tuple(range(len(all_ranks))), device_type=device.type)
         self._position: int = group.rank()
         self._all_ranks = all_ranks
-        self._rounds = deal(tensors, len(all_ranks))
+        self._rounds = deal(tensors, len(all_ranks), limits.ROUND_BYTES)
         mine = [[s for s in stripes if s.reader == self._position] for stripes in self._rounds]
-        self._stage = _Stage(mine)
-        self._reads = [plan_reads(data, self._stage.wants(stripes)) for stripes in mine]
+        open_files(data, chain.from_iterable(mine))
+        most = max((sum(map(room_of, stripes)) for stripes in mine), default=0)
+        self._stage = np.empty(most, dtype=np.uint8).data
+        self._reads = [reads_into(self._stage, stripes, data) for stripes in mine]
         self._own: list[tuple[StoredTensor, Box, Array]] = []
         """What this rank has read for itself in a round."""
         self._messages = Messages((), (), self._peers, device)
@@ -99,7 +103,7 @@ class StripeExchange:
         """Find what goes where in a round and return how many exchanges this rank needs for it."""
         self.finish()
         stripes, rank = self._rounds[number], self._all_ranks[self._position]
-        mine = self._stage.arrays(s for s in stripes if s.reader == self._position)
+        mine = arrays_in(self._stage, (s for s in stripes if s.reader == self._position))
         arrays = {(id(stripe.tensor), box): array for stripe, box, array in mine}
         positions = {rank: position for position, rank in enumerate(self._all_ranks)}
         sends: list[list[ViewPart]] = [[] for _ in positions]
@@ -222,31 +226,3 @@ def _flows(
     """Return what a rank sends of what it has read, and what it receives."""
     flows = Flows(IrregularLayout(layout.shape, readers), layout)
     return flows.sent_by(rank), flows.received_by(rank)
-
-
-class _Stage:
-    """The memory that holds the stripes which this rank has read in a round."""
-
-    def __init__(self, rounds: Sequence[Sequence[Stripe]]) -> None:
-        sizes = [sum(_room(stripe) for stripe in stripes) for stripes in rounds]
-        self._memory = np.empty(max(sizes, default=0), dtype=np.uint8)
-
-    def arrays(self, stripes: Iterable[Stripe]) -> Iterator[tuple[Stripe, Box, Array]]:
-        """Yield the boxes of the stripes of a round, and where their elements are."""
-        at = 0
-        for stripe in stripes:
-            start, itemsize = at, stripe.tensor.stored.dtype.itemsize
-            for box in stripe.boxes:
-                data = self._memory.data
-                yield stripe, box, np.ndarray(box.sizes, f"u{itemsize}", data, start)
-                start += box.numel * itemsize
-            at += _room(stripe)
-
-    def wants(self, stripes: Iterable[Stripe]) -> Iterator[Want]:
-        """Yield what is to be read in a round."""
-        for stripe, box, array in self.arrays(stripes):
-            yield Want(tensor=stripe.tensor.stored, box=box, sink=ArraySink(array))
-
-
-def _room(stripe: Stripe) -> int:
-    return -(-stripe.num_bytes // limits.ALIGNMENT) * limits.ALIGNMENT

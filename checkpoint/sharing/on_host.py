@@ -1,0 +1,145 @@
+"""Reading every stored block on one rank of a host and copying out of its memory on all others.
+
+Works in rounds, without a word between the ranks: in each a rank reads some stripes into a slot of
+memory that all of them see, says there that they are verified, and copies what it wants out of the
+slots of all. A slot is filled anew once all have copied out of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import Any
+
+from ...dtensor.geometry.box import Box
+from ..files.stored_data import StoredData
+from ..reading.read_plan import Read
+from ..reading.wants import Fill
+from ..tensors.sink import Array
+from .exchanging import Destinations
+from .host_memory import HostMemory
+from .stripe_memory import arrays_in, open_files, reads_into
+from .stripes import Stripe, StripedTensor, deal
+
+Execute = Callable[[Sequence[Read | Fill]], int]
+"""Runs reads and returns the bytes read."""
+
+
+class Sharing:
+    """The rounds of one load, as one rank takes part in them."""
+
+    bytes_received = 0
+    """Bytes of destinations that other ranks have read."""
+
+    def __init__(
+        self,
+        data: StoredData,
+        tensors: Sequence[StripedTensor],
+        memory: HostMemory,
+        position: int,
+    ) -> None:
+        """Plan all reads of this rank; Corrupt where a file or an entry is not what it must be."""
+        self._memory = memory
+        self._position = position
+        self._parts: dict[tuple[Box, Box], tuple[tuple[Any, ...], Box] | None] = {}
+        """Of the boxes of stripes and of destinations: many tensors have the same."""
+        num_ranks = memory.num_ranks
+        self._rounds: list[list[list[Stripe]]] = []
+        """What each rank reads, by round."""
+        for stripes in deal(tensors, num_ranks, memory.slot_bytes):
+            by_reader: list[list[Stripe]] = [[] for _ in range(num_ranks)]
+            for stripe in stripes:
+                by_reader[stripe.reader].append(stripe)
+            self._rounds.append(by_reader)
+        open_files(data, chain.from_iterable(by[position] for by in self._rounds))
+        self.reads = [
+            reads_into(memory.slot(position, number), by_reader[position], data)
+            for number, by_reader in enumerate(self._rounds)
+        ]
+        """What this rank reads, by round."""
+
+    def run(
+        self,
+        destinations: Destinations,
+        touched: dict[str, None],
+        execute: Execute,
+        is_broken: Callable[[], bool],
+    ) -> int:
+        """Read and copy until all is in its place; return the bytes that this rank has read.
+
+        All ranks call this, or ``call_off``. Raises CalledOff where another rank fails. ``touched``
+        collects the names of tensors that were changed.
+        """
+        num_bytes = 0
+        for number in range(-1, len(self._rounds)):
+            if number + 1 < len(self._rounds):
+                num_bytes += self._fill(number + 1, execute, is_broken)
+            if number >= 0:
+                self._take_all(number, destinations, touched, is_broken)
+        return num_bytes
+
+    def call_off(self) -> None:
+        """Let the others know that this rank has failed."""
+        self._memory.call_off()
+
+    def _fill(self, number: int, execute: Execute, is_broken: Callable[[], bool]) -> int:
+        """Read what this rank reads in a round, once the slot is free; return the bytes."""
+        memory = self._memory
+        memory.wait(lambda: memory.is_free(number), is_broken)
+        num_bytes = execute(self.reads[number])
+        memory.note_filled(self._position, number)
+        return num_bytes
+
+    def _take_all(
+        self,
+        number: int,
+        destinations: Destinations,
+        touched: dict[str, None],
+        is_broken: Callable[[], bool],
+    ) -> None:
+        """Copy what this rank wants of a round, from whoever is ready."""
+        memory, num_ranks = self._memory, self._memory.num_ranks
+        pending = [(self._position + step) % num_ranks for step in range(num_ranks)]
+
+        def ready() -> list[int]:
+            return [position for position in pending if memory.is_filled(position, number)]
+
+        while pending:
+            memory.wait(lambda: bool(ready()), is_broken)
+            for position in ready():
+                pending.remove(position)
+                found = arrays_in(memory.slot(position, number), self._rounds[number][position])
+                taken = self._copy(found, destinations, touched)
+                if position != self._position:
+                    self.bytes_received += taken
+        memory.note_taken(self._position, number)
+
+    def _copy(
+        self,
+        found: Iterable[tuple[Stripe, Box, Array]],
+        destinations: Destinations,
+        touched: dict[str, None],
+    ) -> int:
+        """Bring elements to their destinations, and return how many bytes they are there."""
+        num_bytes = 0
+        for stripe, box, array in found:
+            for destination in destinations[stripe.tensor.stored.name]:
+                key = box, destination.box
+                if key not in self._parts:
+                    self._parts[key] = _common(*key)
+                common = self._parts[key]
+                if common is None:
+                    continue
+                here, there = common
+                touched[destination.name] = None
+                destination.sink.put(there, array[here])
+                num_bytes += there.numel * destination.itemsize
+        return num_bytes
+
+
+def _common(box: Box, wanted: Box) -> tuple[tuple[Any, ...], Box] | None:
+    """Return where the common elements are in an array of a box, and in a wanted box."""
+    common = box.intersect(wanted)
+    if common is None:
+        return None
+    return (*common.relative_to(box).slices, ...), common.relative_to(wanted)
