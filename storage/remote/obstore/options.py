@@ -132,10 +132,14 @@ def settings_of(kind: Kind, options: Mapping[str, Any], *, account: str = "") ->
     what it does not know when the store is made.
     """
     own = {name: options[name] for name in _OWN if options.get(name) is not None}
+    provider = own.get("credential_provider")
+    if provider is None and kind == "gcs" and options.get("token") == "anon":
+        # An emulator takes any. Else obstore would ask for one where it writes, anonymous or not.
+        provider = _nobody if options.get("endpoint_url") else None
     made = Settings(
         client={"allow_http": True, "timeout": TIMEOUT, "connect_timeout": _CONNECT_TIMEOUT},
         retry=dict(own.get("retry_config", {})),
-        credential_provider=own.get("credential_provider"),
+        credential_provider=provider,
     )
     if account:
         made.config["account_name"] = account
@@ -156,6 +160,10 @@ def settings_of(kind: Kind, options: Mapping[str, Any], *, account: str = "") ->
         raise TypeError(f"engine='obstore' does not take these options: {', '.join(refused)}")
     made.client.update(own.get("client_options", {}))
     return made
+
+
+def _nobody() -> dict[str, Any]:
+    return {"token": "anonymous", "expires_at": None}
 
 
 def _flat(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, final
 
-from dtckpt.errors import ObjectNotFound, StorageError
+from dtckpt.errors import ObjectExists, ObjectNotFound, StorageError
 
 from ...base import (
     Level,
@@ -132,8 +132,19 @@ class ObstoreStore(Store):
 
     def replace(self, name: str, data: bytes, *, expected: bytes) -> None:
         payload = bytes(data)
-        condition = self._check_same(name, expected)
-        self._put(name, payload, condition or "overwrite", lambda: self._check_same(name, expected))
+
+        def check() -> dict[str, str]:
+            return self._check_same(name, expected)
+
+        condition = check()
+        try:
+            self._put(name, payload, condition or "overwrite", check)
+        except ObjectExists:
+            tag = condition.get("e_tag", "")
+            if check() != condition or tag == tag.strip('"'):
+                raise
+            # It is the same as before: some servers (Ceph 16) compare tags without their quotes.
+            self._put(name, payload, condition | {"e_tag": tag.strip('"')}, check)
 
     def remove(self, name: str, *, expected: bytes) -> None:
         self._check_same(name, expected)
