@@ -1,7 +1,7 @@
 """The state that the checkpoints under tests/data hold, one directory per format version.
 
-``python -m tests.checkpoint.golden DIR`` writes it anew with this version of the code; a directory
-of a released version is never written again.
+``python -m tests.checkpoint.golden DIR VERSION`` writes it anew with this version of the code; a
+directory of a released version is never written again.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ LAYOUTS: dict[str, tuple[tuple[Placement, ...], tuple[int, ...], torch.dtype]] =
     "empty": ((Shard(0), Shard(0)), (0, 3), torch.float32),
     "scalar": ((Replicate(), Replicate()), (), torch.float64),
 }
+LARGE: dict[str, torch.dtype] = {"weights": torch.bfloat16, "moments": torch.float32}
+"""Tensors of version 2, large enough to be compressed, by name."""
+LARGE_SHAPE = (128, 96)
 VALUES: dict[Any, Any] = {
     "none": None,
     "bool": True,
@@ -52,6 +55,25 @@ def whole(name: str) -> torch.Tensor:
     return (torch.arange(numel) + 10 * len(name)).reshape(shape).to(dtype)
 
 
+def large(name: str) -> torch.Tensor:
+    """The whole of a large tensor: numbers around zero, the same on every machine."""
+    count = LARGE_SHAPE[0] * LARGE_SHAPE[1]
+    mixed = (torch.arange(count, dtype=torch.int64) * 2654435761) % (1 << 16)
+    values = (mixed.to(torch.float64) / (1 << 16) - 0.5) / 32
+    return (values * values.abs()).reshape(LARGE_SHAPE).to(LARGE[name])
+
+
+def large_part(name: str, rank: int) -> DTensor:
+    """A large tensor as one rank holds it."""
+    placements = (Shard(0), Shard(1))
+    coordinate = MESH.coordinate(rank)
+    assert coordinate is not None
+    local = large(name)[Layout(MESH, placements, LARGE_SHAPE).box(coordinate).slices].clone()
+    return DTensor.from_local(
+        local, DeviceMesh("cpu", MESH, rank=rank), placements, shape=LARGE_SHAPE
+    )
+
+
 def tensor(name: str, rank: int) -> DTensor:
     """A tensor as one rank holds it."""
     placements, shape, _ = LAYOUTS[name]
@@ -62,9 +84,10 @@ def tensor(name: str, rank: int) -> DTensor:
     return DTensor.from_local(local, mesh, placements, shape=shape)
 
 
-def state(rank: int) -> dict[str, Any]:
+def state(rank: int, version: int) -> dict[str, Any]:
     """The state of one rank."""
-    return {
+    more = {"large": {name: large_part(name, rank) for name in LARGE}} if version > 1 else {}
+    return more | {
         "model": {name: tensor(name, rank) for name in LAYOUTS},
         "plain": torch.arange(4.0),
         "rng": dcp.PerRank({"seed": rank, "state": torch.full((3,), rank)}),
@@ -72,12 +95,20 @@ def state(rank: int) -> dict[str, Any]:
     }
 
 
-def write(target: str) -> None:
+def write(target: str, version: int) -> None:
     """Save the state from four ranks."""
-    run_ranks(
-        4, lambda r, g: dcp.save(state(r), target, process_group=g, metadata={"made": "by hand"})
-    )
+
+    def save(rank: int, group: Any) -> None:
+        dcp.save(
+            state(rank, version),
+            target,
+            process_group=group,
+            metadata={"made": "by hand"},
+            compress="zstd" if version > 1 else None,
+        )
+
+    run_ranks(4, save)
 
 
 if __name__ == "__main__":
-    write(sys.argv[1])
+    write(sys.argv[1], int(sys.argv[2]))
