@@ -318,8 +318,9 @@ class Store(ABC):
         """Begin a new object of exactly ``size`` bytes; nothing is visible before its ``close``.
 
         The stream may say later that it has fewer: ``WriteStream.shorten``.
-        Never overwrites: ``ObjectExists`` here if the name is taken, or from ``close`` if another
-        writer took it meanwhile. Space is reserved here where the store can do so.
+        Never overwrites: ``ObjectExists`` if the name is taken, here or, where that costs a request
+        or another writer took it meanwhile, from ``close``. Space is reserved here where the store
+        can do so.
         """
 
     @abstractmethod

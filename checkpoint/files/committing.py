@@ -146,12 +146,12 @@ def commit(store: Store, manifest: Manifest, *, overwrite: bool) -> None:
 def _publish(store: Store, manifest: Manifest, *, overwrite: bool) -> bytes | None:
     """Put the manifest in its place and read it back; return the text of the one that may go."""
     text = manifest.to_bytes()
-    with failing(certain=True):
-        there = find_manifest(store)
-        if there is not None:
-            if not overwrite:
-                raise _taken(store)
-            refuse_if_needed(store, "replaced", _save_id(store, there))
+    there = None  # publishing refuses by itself if there is one
+    if overwrite:
+        with failing(certain=True):
+            there = find_manifest(store)
+            if there is not None:
+                refuse_if_needed(store, "replaced", _save_id(store, there))
     try:
         if there is None:
             store.publish(MANIFEST, text, overwrite=False)

@@ -161,3 +161,39 @@ def test_looking_for_the_newest_lists_one_level(server: FakeS3) -> None:
     assert newest.number == 2
     # The run, which manifests are there, the newest manifest, and the data files of that.
     assert server.counts == {"list": 2, "head": 3, "get": 1}
+
+
+def test_what_a_save_asks_for(server: FakeS3) -> None:
+    save(server, {"w": torch.zeros(10)})
+    # Whether one is there, before anything is written; the file; whether all files are there, with
+    # their sizes; the manifest on condition that none is there; what it is read back.
+    assert server.counts == {"head": 2, "put": 2, "list": 1, "get": 1}
+
+
+def test_more_ranks_ask_for_a_put_more_each(server: FakeS3) -> None:
+    save_on_ranks(server, 4)
+    assert server.counts == {"head": 2, "put": 1 + 4, "list": 1, "get": 1}
+
+
+def test_what_the_save_of_a_large_file_asks_for(server: FakeS3) -> None:
+    save(server, {"w": torch.zeros(40 * MIB // 4)})
+    # Completing an upload takes no condition, so its name is looked for first; and its size is
+    # compared, since the server has only checked the parts.
+    assert server.counts == {
+        "begin-upload": 1,
+        "upload-part": 3,
+        "complete-upload": 1,
+        "head": 2 + 2,
+        "put": 1,
+        "list": 1,
+        "get": 1,
+    }
+
+
+def test_what_a_deletion_asks_for(server: FakeS3) -> None:
+    save_on_ranks(server, 4)
+    server.forget()
+    ckpt.delete(f"{RUN}/step-1", storage_options=server.storage_options)
+    assert not server.keys
+    assert server.counts["delete-many"] == 1  # of the data files
+    assert server.counts.total() <= 12

@@ -105,15 +105,6 @@ def refuse_if_going""",
         tests=_STATES,
     ),
     Mutant(
-        name="a checkpoint that is there is not seen when one is created",
-        file="checkpoint/files/committing.py",
-        old="""            if not overwrite:
-                raise _taken(store)
-            refuse""",
-        new="            refuse",
-        tests=_STATES,
-    ),
-    Mutant(
         name="our own manifest counts as a rival's",
         file="checkpoint/files/committing.py",
         old="        if found == text:  # only the reply was lost",
@@ -146,10 +137,10 @@ def refuse_if_going""",
     Mutant(
         name="a failure before publishing is not certain",
         file="checkpoint/files/committing.py",
-        old="""    with failing(certain=True):
-        there =""",
-        new="""    with failing(certain=False):
-        there =""",
+        old="""        with failing(certain=True):
+            there =""",
+        new="""        with failing(certain=False):
+            there =""",
         tests=_STATES,
     ),
     Mutant(

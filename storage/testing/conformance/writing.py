@@ -39,15 +39,15 @@ class WritingTests(Suite):
         assert store.read("created") == b""
         assert list(store.list()) == [ObjectInfo("created", 0), ObjectInfo("published", 0)]
         for name in ("created", "published"):
-            with pytest.raises(ObjectExists):
-                store.create(name, 0)
+            with pytest.raises(ObjectExists), store.create(name, 0):
+                pass
             with pytest.raises(ObjectExists):
                 store.publish(name, b"", overwrite=False)
 
     def test_create_never_overwrites(self, store: Store, raw: Raw) -> None:
         raw.put("a/x", DATA)
-        with pytest.raises(ObjectExists, match="a/x"):
-            store.create("a/x", 3)
+        with pytest.raises(ObjectExists, match="a/x"), store.create("a/x", 3) as stream:
+            stream.write(b"new")
         assert raw.get("a/x") == DATA
         assert names(store) == ["a/x"]
 

@@ -334,6 +334,14 @@ def test_create_is_conditional_on_the_server(store: Store, raw: RawBucket) -> No
 @pytest.mark.skipif(sys.platform != "linux", reason="fork")
 # Newer Pythons warn of what is tested here: a fork beside the driver's thread.
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_the_same_bytes_of_another_writer_are_not_taken_for_ours(
+    store: Store, raw: RawBucket
+) -> None:
+    raw.put("x", DATA)
+    with pytest.raises(ObjectExists, match="x"):
+        write(store, "x", DATA)
+
+
 def test_after_a_fork(store: Store) -> None:
     write(store, "x", DATA)
     pid = os.fork()
