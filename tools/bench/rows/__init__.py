@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..frame.row import Row
 from .background import BUSY, STALL
+from .compression import CODEC_MOMENTS, CODEC_WEIGHTS, LOAD_COMPRESSED, SAVE_COMPRESSED
 from .formats import CONVERT, HUGGING_FACE_COLUMNS, HUGGING_FACE_ROWS
 from .loading import LOAD
 from .memory import memory_row
@@ -31,4 +32,8 @@ ROWS: tuple[Row, ...] = (
     CONVERT,
     PEERS_SAVE,
     PEERS_LOAD,
+    CODEC_WEIGHTS,
+    CODEC_MOMENTS,
+    SAVE_COMPRESSED,
+    LOAD_COMPRESSED,
 )
