@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .open import open_store
     from .peers.starting import AgentStatus, agent_status, start_agent, stop_agent
     from .peers.store import PeersStore
+    from .probing import Capabilities, capabilities
     from .remote.fsspec_store import FsspecStore
     from .remote.obstore.store import ObstoreStore
     from .schemes import register_scheme, unregister_scheme
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AgentStatus",
     "Call",
+    "Capabilities",
     "Delay",
     "Fault",
     "FaultyStore",
@@ -64,6 +66,7 @@ __all__ = [
     "TornWrite",
     "WriteStream",
     "agent_status",
+    "capabilities",
     "open_store",
     "register_scheme",
     "start_agent",
@@ -81,6 +84,7 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
             ".open": "open_store",
             ".peers.starting": "AgentStatus agent_status start_agent stop_agent",
             ".peers.store": "PeersStore",
+            ".probing": "Capabilities capabilities",
             ".remote.fsspec_store": "FsspecStore",
             ".remote.obstore.store": "ObstoreStore",
             ".schemes": "register_scheme unregister_scheme",
