@@ -28,7 +28,9 @@ class PartsFile:
         self._part_bytes = part_bytes
         self._target = {"Bucket": bucket, "Key": key}
         self._target["UploadId"] = self._call("create_multipart_upload")["UploadId"]
-        self._filling = bytearray()
+        # Filled again and again: a fresh one would be faulted in for every part.
+        self._part = bytearray(part_bytes)
+        self._filled = 0
         self._threads: deque[threading.Thread] = deque()
         self._num_parts = 0
         # Filled by the threads, each by its own key; a failure ends the upload.
@@ -41,15 +43,16 @@ class PartsFile:
         Raises the error of any part that failed so far.
         """
         while view.nbytes:
-            room = self._part_bytes - len(self._filling)
-            self._filling += view[:room]
-            view = view[room:]
-            if len(self._filling) == self._part_bytes:
+            taken = view[: self._part_bytes - self._filled]
+            self._part[self._filled : self._filled + len(taken)] = taken
+            self._filled += len(taken)
+            view = view[len(taken) :]
+            if self._filled == self._part_bytes:
                 self._send()
 
     def close(self) -> None:
         """Send the rest, wait for all parts and complete the object, or raise what went wrong."""
-        if self._filling:
+        if self._filled:
             self._send()
         self._wait(0)
         parts = [self._sent[number] for number in sorted(self._sent)]
@@ -59,7 +62,7 @@ class PartsFile:
 
     def discard(self) -> None:
         """Give up: the server forgets all parts."""
-        self._filling.clear()
+        self._filled = 0
         # A part that arrives after the end of its upload would stay there, and be paid for.
         try:
             with suppress(Exception):
@@ -70,8 +73,8 @@ class PartsFile:
     def _send(self) -> None:
         self._wait(NUM_PARTS - 1)
         self._num_parts += 1
-        work = (self._num_parts, bytes(self._filling))
-        self._filling.clear()
+        work = (self._num_parts, bytes(memoryview(self._part)[: self._filled]))
+        self._filled = 0
         thread = threading.Thread(target=self._upload, args=work, name="dtckpt-part", daemon=True)
         try:
             thread.start()
