@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
+from .credentials import of_profile
 from .places import Kind
 
 _CONFIG: dict[Kind, dict[str, str]] = {
@@ -159,7 +160,23 @@ def settings_of(kind: Kind, options: Mapping[str, Any], *, account: str = "") ->
     if refused:
         raise TypeError(f"engine='obstore' does not take these options: {', '.join(refused)}")
     made.client.update(own.get("client_options", {}))
-    return made
+    return made if kind != "s3" or provider is not None else _with_files(made, options)
+
+
+def _with_files(made: Settings, options: Mapping[str, Any]) -> Settings:
+    """Return settings of S3 with what AWS' own files say, where the options do not."""
+    profile = options.get("profile")
+    if profile is None and made.config.keys() & {
+        *("access_key_id", "aws_access_key_id", "skip_signature", "aws_skip_signature"),
+    }:
+        return made
+    found = of_profile(profile)
+    if found is None:
+        return made
+    provider, region = found
+    is_named = {"region", "aws_region"} & made.config.keys() or "AWS_REGION" in os.environ
+    config = made.config if is_named or not region else made.config | {"region": region}
+    return replace(made, config=config, credential_provider=provider)
 
 
 def _nobody() -> dict[str, Any]:
@@ -195,6 +212,8 @@ def _takes_of_s3(made: Settings, name: str, value: Any) -> bool:
     match name:
         case "use_ssl" | "client_kwargs.use_ssl":
             return bool(value)  # without it, the endpoint says http://
+        case "profile":
+            pass
         case "version_aware":
             return not value
         case "config_kwargs.s3.addressing_style":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +15,16 @@ from dtckpt.storage import FsspecStore, ObstoreStore, open_store
 from dtckpt.storage.remote.obstore.connection import located
 from dtckpt.storage.remote.obstore.options import settings_of
 from dtckpt.storage.remote.obstore.places import Kind, Place
+from tests.servers.fake_s3 import BUCKET, fake_s3
+
+
+@pytest.fixture(autouse=True)
+def no_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """This machine may have files of AWS."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in list(os.environ):
+        if name.startswith("AWS_"):
+            monkeypatch.delenv(name)
 
 
 @pytest.mark.parametrize(
@@ -168,3 +179,64 @@ def test_signatures_are_not_told() -> None:
         fail()
     assert "SECRET" not in str(caught.value) + str(caught.value.__cause__)
     assert "sig=..." in str(caught.value)
+
+
+FILES = """
+[default]
+aws_access_key_id = one
+aws_secret_access_key = secret
+[work]
+aws_access_key_id = two
+aws_secret_access_key = secret
+aws_session_token = token
+region = eu-north-1
+"""
+
+
+def test_credentials_of_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "credentials").write_text(FILES)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    made = settings_of("s3", {})
+    assert made.credential_provider()["access_key_id"] == "one"
+    assert made.config == {}
+    made = settings_of("s3", {"profile": "work"})
+    found = made.credential_provider()
+    assert (found["access_key_id"], found["token"]) == ("two", "token")
+    assert made.config == {"region": "eu-north-1"}
+    assert settings_of("s3", {"profile": "work", "region": "x"}).config == {"region": "x"}
+    with pytest.raises(TypeError, match="nonesuch"):
+        settings_of("s3", {"profile": "nonesuch"})
+    for given in ({"key": "a", "secret": "b"}, {"anon": True}):
+        assert settings_of("s3", given).credential_provider is None
+    own = object()
+    assert settings_of("s3", {"credential_provider": own}).credential_provider is own
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "in the environment")
+    assert settings_of("s3", {}).credential_provider is None
+
+
+def test_files_without_botocore(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "credentials").write_text(FILES)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    for module in ("botocore.exceptions", "botocore.session"):
+        monkeypatch.setitem(sys.modules, module, None)
+    assert settings_of("s3", {}).credential_provider is None
+    with pytest.raises(TypeError, match="pip install botocore"):
+        settings_of("s3", {"profile": "work"})
+
+
+def test_credentials_of_files_are_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "credentials").write_text(FILES)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    with fake_s3() as server:
+        signed: list[str] = []
+        understand = server.understand
+
+        def look(request: Any, body: bytes) -> Any:
+            signed.append(request.headers.get("Authorization", ""))
+            return understand(request, body)
+
+        monkeypatch.setattr(server, "understand", look)
+        options = {"engine": "obstore", "endpoint_url": server.endpoint, "profile": "work"}
+        assert not open_store(f"s3://{BUCKET}/x", **options).exists("y")
+    assert signed
+    assert all("Credential=two/" in text and "/eu-north-1/" in text for text in signed)
