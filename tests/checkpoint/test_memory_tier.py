@@ -13,7 +13,7 @@ import torch
 
 import dtckpt.checkpoint as ckpt
 from dtckpt.errors import Corrupt, NotCommitted, StorageError
-from dtckpt.storage import open_store
+from dtckpt.storage import Store, open_store
 from dtckpt.storage.peers import job
 
 from ..storage.peers.hosts import Hosts, hosts
@@ -89,6 +89,24 @@ def test_a_save_in_the_background_and_one_that_is_called_off(made: Hosts) -> Non
     second.cancel()
     assert second.exception() is not None or steps(made) == [2]
     assert loaded(made, steps(made)[-1], "b") == float(steps(made)[-1])
+
+
+def test_compressed_ones_take_the_room_of_what_is_stored(made: Hosts) -> None:
+    """On the host that saves and on the one that holds the copy."""
+    save(made, 1, compress="zstd")
+    (record,) = ckpt.read_manifest(store_at(made, 1, "b")).files
+    assert record.size < 0.1 * record.data_bytes
+    for host in ("a", "b"):
+        store = store_at(made, 1, host)
+        assert [info.size for info in store.list("data")] == [record.size]
+        assert not ckpt.verify(store).problems
+        assert loaded(made, 1, host) == 1.0
+    made.kill("a")
+    assert loaded(made, 1, "b") == 1.0
+
+
+def store_at(made: Hosts, step: int, host: str) -> Store:
+    return open_store(f"peers://{made.job}/step-{step}", **made.options(host))
 
 
 def test_a_lost_file_names_its_host(made: Hosts) -> None:

@@ -46,6 +46,22 @@ def test_ranks_save_to_s3_and_one_loads(s3: S3) -> None:
     assert latest.number == 1
 
 
+def test_a_compressed_file_is_uploaded_in_parts_and_ends_early(s3: S3) -> None:
+    """What it may have is several parts, and what it has one short one, or two."""
+    noise = torch.randint(256, (20 << 20,), dtype=torch.uint8)
+    for number, value in enumerate((torch.zeros(40 << 20, dtype=torch.uint8), noise)):
+        url = f"{s3.url}/step-{number}"
+        given = {"x": value, "zeros": torch.zeros(5 << 20)}
+        dcp.save(given, url, storage_options=s3.options, compress="zstd")
+        store = open_store(url, **s3.options)
+        (record,) = dcp.read_manifest(store).files
+        assert [info.size for info in store.list("data")] == [record.size]
+        assert record.size < record.data_bytes - (15 << 20)
+        with dcp.open(store) as checkpoint:
+            assert torch.equal(checkpoint["x"][...], value)
+            assert torch.equal(checkpoint["x"][5 << 20 : 6 << 20], value[5 << 20 : 6 << 20])
+
+
 def test_reshard_from_disk_to_s3_and_back(s3: S3, tmp_path: Any) -> None:
     from dtckpt.dtensor import Mesh
 

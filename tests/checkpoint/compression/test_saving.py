@@ -197,6 +197,16 @@ def test_it_is_resharded_copied_and_exported(tmp_path: Path) -> None:
     assert torch.equal(load_file(tmp_path / "out" / "model.safetensors")["w"], whole())
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's own
+def test_the_writer_of_torch_s_checkpoints_has_it_too(tmp_path: Path) -> None:
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    save({"w": whole()}, storage_writer=CheckpointWriter(tmp_path, compress="zstd"), no_dist=True)
+    assert is_compressed(LocalStore(tmp_path))
+    with ckpt.open(tmp_path) as opened:
+        assert torch.equal(opened["w"][...], whole())
+
+
 def test_slices_are_read_lazily() -> None:
     store = MemoryStore()
     ckpt.save(state(), store, compress="zstd")

@@ -165,6 +165,17 @@ def test_a_replica_writes_the_part_of_a_lost_rank(
     assert f"rank {other} writes the part of rank {victim}" in warning
 
 
+@pytest.mark.parametrize("background", [False, True])
+def test_parts_of_lost_ranks_are_compressed_as_others(background: bool) -> None:
+    store = MemoryStore()
+    more = {"staged_copies": 2} if background else {}
+    ends = run(store, HSDP, dies(1), [1], background=background, value=5.0, compress="zstd", **more)
+    check_stood_in(store, ends, [1])
+    check(store, 5.0)
+    assert all(record.is_compressed for record in dcp.read_manifest(store).files)
+    assert all(name.endswith(".compressed") for name in files(store))
+
+
 @pytest.mark.parametrize("victim", [1, 3])
 def test_in_the_background_another_rank_has_copied_it(victim: int) -> None:
     store = MemoryStore()

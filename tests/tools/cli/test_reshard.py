@@ -70,6 +70,32 @@ def test_every_tensor_survives(run: Run, checkpoint: Path, tmp_path: Path) -> No
     assert placed["rng/@0/torch"] == "(R) on rank=1"
 
 
+def test_the_target_is_compressed_where_asked_for(
+    run: Run, checkpoint: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "target"
+    result = run("reshard", checkpoint, target, *MESH, "--placements", RULES, "--compress")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert run("verify", target).exit_code == 0
+    text = run("inspect", target).stdout
+    assert "dtckpt 2, compressed" in text
+    assert " of data (" in text
+    found = document(run("inspect", target, "--json"))
+    assert found["format_version"] == 2
+    for file in found["files"]:
+        assert file["path"].endswith(".compressed")
+        assert file["stored_bytes"] <= file["data_bytes"]
+    assert sum(f["stored_bytes"] for f in found["files"]) < sum(
+        f["data_bytes"] for f in found["files"]
+    )
+    plain = document(run("inspect", checkpoint, "--json"))
+    assert plain["format_version"] == 1
+    assert [f["stored_bytes"] for f in plain["files"]] == [f["data_bytes"] for f in plain["files"]]
+    with dcp.open(checkpoint) as old, dcp.open(target) as new:
+        before, after = tensors(old.state_dict()), tensors(new.state_dict())
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
 def test_dry_run_tells_what_the_run_does(run: Run, checkpoint: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     rules = parse_rules(f"{RULES};{MORE}")
