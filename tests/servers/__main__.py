@@ -9,7 +9,10 @@ from ..environments import run_each, run_tests
 from .every import SERVERS, Kind
 from .server import Missing
 
-TESTS = ("tests/servers/test_stores.py",)
+TESTS = (
+    "tests/servers/test_stores.py",
+    "tests/servers/test_faults.py",
+)
 
 
 def run(kind: Kind, seconds: float) -> str:

@@ -8,6 +8,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from email.utils import formatdate
 from typing import Any, Self
@@ -183,6 +184,18 @@ class FakeServer(ABC):
         if fault.does in ("truncate", "stall"):
             body = body[: len(body) // 2]
         self._note(asked, reply.status, len(body))
+        with suppress(ConnectionError):  # whoever has asked may have hung up
+            await self._write(request, sent, body, fault, rate)
+        return sent
+
+    async def _write(
+        self,
+        request: web.Request,
+        sent: web.StreamResponse,
+        body: memoryview,
+        fault: Fault,
+        rate: float | None,
+    ) -> None:
         await sent.prepare(request)
         piece = _PIECE if rate is None else max(1, min(_PIECE, int(rate / 20)))
         for start in range(0, len(body), piece):
@@ -195,7 +208,6 @@ class FakeServer(ABC):
             _hang_up(request)
         else:
             await sent.write_eof()
-        return sent
 
     def _note(self, asked: Asked, status: int | None, sent: int) -> None:
         self.seen.append(

@@ -113,6 +113,8 @@ DEADLINE_SECONDS = 120.0
 """Of one operation, with all that is asked again; ``deadline=`` is another."""
 TIMEOUT = timedelta(seconds=60)
 """Of one request, with its body; ``client_options={"timeout": ...}`` is another."""
+_SHARE = timedelta(seconds=0.5)
+"""Of each second of the deadline: a request that is not answered by then is made again."""
 _CONNECT_TIMEOUT = timedelta(seconds=10)
 
 
@@ -138,7 +140,11 @@ def settings_of(kind: Kind, options: Mapping[str, Any], *, account: str = "") ->
         # An emulator takes any. Else obstore would ask for one where it writes, anonymous or not.
         provider = _nobody if options.get("endpoint_url") else None
     made = Settings(
-        client={"allow_http": True, "timeout": TIMEOUT, "connect_timeout": _CONNECT_TIMEOUT},
+        client={
+            "allow_http": True,
+            "timeout": min(TIMEOUT, _SHARE * float(own.get("deadline", DEADLINE_SECONDS))),
+            "connect_timeout": _CONNECT_TIMEOUT,
+        },
         retry=dict(own.get("retry_config", {})),
         credential_provider=provider,
     )

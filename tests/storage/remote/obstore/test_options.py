@@ -28,6 +28,15 @@ def no_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "seconds"),
+    [({}, 60), ({"deadline": 6}, 3), ({"deadline": 6, "client_options": {"timeout": 5}}, 5)],
+)
+def test_a_request_takes_a_part_of_the_deadline(given: dict[str, Any], seconds: int) -> None:
+    found = settings_of("s3", given).client["timeout"]
+    assert found in (timedelta(seconds=seconds), seconds)
+
+
+@pytest.mark.parametrize(
     ("kind", "given", "config"),
     [
         (

@@ -1,0 +1,79 @@
+"""Each fault at each kind of request: it is got past, or one error is told and nothing is lost.
+
+All of it where servers were chosen, a part in the normal suite.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+
+import pytest
+
+from .every import CHOSEN
+from .fake_gcs import FakeGcs
+from .fake_s3 import FakeS3
+from .faults import Fault
+from .matrix import OPERATIONS, SMALL, Operation, Row, begun, kinds_of, rows_of, run_row
+
+# Drivers warn of their own deprecations.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+OWN: dict[str, Callable[[], FakeS3]] = {"fake-s3": FakeS3, "fake-gcs": FakeGcs}
+NEEDS = {"fake-s3": "s3fs", "fake-gcs": "gcsfs", "obstore": "obstore"}
+IS_WHOLE = "DTCKPT_SERVERS" in os.environ
+QUICK = {("slow down", 2), ("reply lost", 2), ("denied", None)}
+KNOWN = {
+    # The driver does not ask again for an upload that was not answered.
+    ("fake-gcs", "obstore", "save in parts: hang at begin-upload, 1 x"),
+}
+"""Lines at which something is wrong still."""
+AT_A_TIME, HEAVY_AT_A_TIME = 12, 4
+"""Most of them wait most of the time."""
+
+
+def is_chosen(row: Row) -> bool:
+    """Whether a line is looked at here."""
+    return IS_WHOLE or (row.trouble.name, row.limit) in QUICK
+
+
+def maker(name: str, engine: str) -> Callable[[], FakeS3]:
+    """Return what makes a server of our own, which this engine can reach."""
+    needed = NEEDS["obstore" if engine == "obstore" else name]
+    if find_spec(needed) is None:
+        pytest.skip(f"pip install {needed}")
+    return OWN[name]
+
+
+CHOSEN_OPERATIONS = [one for one in OPERATIONS if IS_WHOLE or one.columns == SMALL]
+
+
+@pytest.mark.parametrize("operation", CHOSEN_OPERATIONS, ids=lambda one: one.name)
+@pytest.mark.parametrize("engine", ["obstore"])
+@pytest.mark.parametrize("name", [name for name in CHOSEN if name in OWN])
+def test_faults(name: str, engine: str, operation: Operation) -> None:
+    make = maker(name, engine)
+    rows = [row for row in rows_of(operation, kinds_of(operation, make, engine)) if is_chosen(row)]
+    at_a_time = AT_A_TIME if operation.columns == SMALL else HEAVY_AT_A_TIME
+    with ThreadPoolExecutor(at_a_time) as pool:
+        running = {row: pool.submit(run_row, row, make, engine) for row in rows}
+        wrong = {row: told for row, one in running.items() if (told := one.result())}
+    known = {row for row in rows if (name, engine, str(row)) in KNOWN}
+    told = [text for row, text in wrong.items() if row not in known]
+    told += [f"{row}: right by now" for row in known - wrong.keys()]
+    assert not told, f"{len(told)} of {len(rows)} lines:\n" + "\n".join(told)
+
+
+@pytest.mark.parametrize("engine", ["obstore"])
+@pytest.mark.parametrize("name", [name for name in CHOSEN if name in OWN])
+def test_a_fifth_of_all_requests_is_refused(name: str, engine: str) -> None:
+    with maker(name, engine)() as server:
+        scene = begun(server, engine)
+        server.faults = [Fault(share=0.2)]
+        for step in range(2, 12 if IS_WHOLE else 5):
+            assert scene.ranks(lambda _, group, step=step: scene.save(step, group)) == ["", ""]
+            assert scene.ranks(lambda _, group, step=step: scene.load(step, group)) == ["", ""]
+            assert all((state["w"].to_local() == step).all() for state in scene.loaded[-2:])
+        assert server.faults[0].hits > 0
