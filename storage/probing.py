@@ -39,7 +39,8 @@ class Capabilities:
     """Whether one of several writers that replace an object at once wins, and the others are told.
     Seen in races: a store that compares and then writes loses them nearly always, not certainly."""
     conditional_remove: bool | None = None
-    """The same of those who remove an object if it has not changed."""
+    """The same where some of them remove it. Where it is not, who removes an object may remove what
+    another one has just put in its place."""
     atomic_visibility: bool | None = None
     """Whether nothing is seen of an object before it is complete."""
     consistent_listing: bool | None = None
@@ -89,6 +90,13 @@ def _probe(store: Store, *, write: bool) -> Capabilities:
     if not write:
         return found
     with _folder(store) as folder:
+
+        def replace_it(number: int) -> None:
+            folder.replace("raced", b"new %d" % number, expected=b"old")
+
+        def remove_it(_: int) -> None:
+            folder.remove("raced", expected=b"old")
+
         created, is_atomic = _created_twice(folder)
         listing, skew = _listed(folder)
         return replace(
@@ -99,10 +107,10 @@ def _probe(store: Store, *, write: bool) -> Capabilities:
             clock_skew=skew,
             refuses_past_the_end=_refuses_past_the_end(folder),
             tells_unfinished=_tells_unfinished(folder),
-            conditional_replace=_one_wins(
-                folder, lambda number: folder.replace("raced", b"new %d" % number, expected=b"old")
+            conditional_replace=_one_wins(folder, replace_it),
+            conditional_remove=_one_wins(
+                folder, lambda number: remove_it(number) if number % 2 else replace_it(number)
             ),
-            conditional_remove=_one_wins(folder, lambda _: folder.remove("raced", expected=b"old")),
         )
 
 

@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import torch
 
 import dtckpt.checkpoint as ckpt
 from dtckpt.errors import ObjectExists, ObjectNotFound, StorageError
@@ -341,3 +342,18 @@ def test_checkpoints_by_either_engine_are_the_same(server: FakeS3) -> None:
     found = ckpt.committed_steps(URL, storage_options=obstore)
     assert len(found) == len(ckpt.committed_steps(URL, storage_options=fsspec))
     assert open_store(URL, **obstore).url == open_store(URL, **fsspec).url
+
+
+@pytest.mark.usefixtures("small_parts", "store")
+def test_checkpoints_on_a_busy_server(server: FakeS3) -> None:
+    options = {**server.storage_options, "engine": "obstore"}
+    state = {f"t{number}": torch.randn(512, 1024) for number in range(20)}
+    server.faults[:] = [Fault(share=0.2)]
+    ckpt.save({"model": state}, f"{URL}/step-1", storage_options=options)
+    assert server.faults[0].hits > 3
+    loaded = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    ckpt.load({"model": loaded}, f"{URL}/step-1", storage_options=options)
+    assert all(torch.equal(loaded[name], state[name]) for name in state)
+    assert not server.uploads
+    server.faults.clear()
+    assert not ckpt.verify(f"{URL}/step-1", storage_options=options).faults
