@@ -356,4 +356,4 @@ def test_checkpoints_on_a_busy_server(server: FakeS3) -> None:
     assert all(torch.equal(loaded[name], state[name]) for name in state)
     assert not server.uploads
     server.faults.clear()
-    assert not ckpt.verify(f"{URL}/step-1", storage_options=options).faults
+    assert not ckpt.verify(f"{URL}/step-1", storage_options=options).problems
