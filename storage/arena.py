@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Self, final
 
@@ -79,3 +80,27 @@ class Arena:
 def address_of(view: memoryview) -> int:
     """Where the bytes of ``view`` begin in memory; it must be writable and contiguous."""
     return ctypes.addressof(ctypes.c_char.from_buffer(view))
+
+
+def _system_call() -> Callable[[int, int, int], int] | None:
+    """Return madvise(2), where the system has it, and huge pages."""
+    found = getattr(ctypes.CDLL(None), "madvise", None)
+    if found is None or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return None
+    found.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    found.restype = ctypes.c_int
+    return found
+
+
+_madvise = _system_call()
+
+
+def prefer_huge_pages(address: int, size: int) -> None:
+    """Ask for huge pages for memory that nobody has written to yet; refusal does no harm.
+
+    Pages that it shares with others count for it, so that neighbours join.
+    """
+    start = address // mmap.PAGESIZE * mmap.PAGESIZE
+    length = -(-(address + size - start) // mmap.PAGESIZE) * mmap.PAGESIZE
+    if _madvise is not None:
+        _madvise(start, length, mmap.MADV_HUGEPAGE)

@@ -74,6 +74,11 @@ def is_remote(store: Store) -> bool:
     return "://" in store.url and not store.url.startswith(("in-process://", "peers://"))
 
 
+def piece_bytes(store: Store) -> int:
+    """Return how many bytes are best read in one go, where all of them are wanted."""
+    return READ_BYTES if is_remote(store) else min(STAGED_BYTES, READ_BYTES)
+
+
 def slot_bytes(store: Store) -> int:
     """Return how much a rank reads before the other ranks of its host copy it."""
     return ROUND_BYTES if is_remote(store) else SLOT_BYTES
@@ -84,6 +89,4 @@ def staged_bytes(store: Store, block_bytes: int) -> int:
 
     Of blocks that are large beside it, very many would be read again for the next elements.
     """
-    if is_remote(store) or 16 * block_bytes > STAGED_BYTES:
-        return READ_BYTES
-    return min(STAGED_BYTES, READ_BYTES)
+    return READ_BYTES if 16 * block_bytes > STAGED_BYTES else piece_bytes(store)

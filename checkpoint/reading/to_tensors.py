@@ -9,7 +9,7 @@ import torch
 from ...dtensor.geometry.box import Box
 from ..files.stored_data import StoredData
 from ..files.stored_tensor import StoredTensor
-from ..tensors.transfer import TensorSink
+from ..tensors.transfer import TensorSink, in_huge_pages
 from .execution import ReadCache, execute
 from .read_plan import plan_reads
 from .wants import Want
@@ -28,7 +28,7 @@ def read_boxes(
     ``check_files`` is that of ``execute``.
     """
     dtype = getattr(torch, tensor.dtype.torch_name)
-    found = [torch.empty(box.sizes, dtype=dtype, device="cpu") for box in boxes]
+    found = [in_huge_pages(torch.empty(b.sizes, dtype=dtype, device="cpu")) for b in boxes]
     wants = [
         Want(tensor=tensor, box=box, sink=TensorSink(out))
         for box, out in zip(boxes, found, strict=True)

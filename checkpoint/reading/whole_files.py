@@ -23,11 +23,12 @@ class Stretch:
 
 
 def stretches(file: DataFile, entries: Iterable[Entry]) -> Iterator[Stretch]:
-    """Read all blocks of some chunks, given in file order, at most READ_BYTES at a time.
+    """Read all blocks of some chunks, given in file order, some MiB at a time.
 
     All chunks of a file give all of its data region, in order and without gaps.
     """
-    for spans in _batches(entries, file.layout.block_bytes):
+    most = limits.piece_bytes(file.store)
+    for spans in _batches(entries, file.layout.block_bytes, most):
         start, end = spans[0].start, spans[-1].end
         data = memoryview(bytearray(end - start))
         stored = file.read_as_stored(file.layout.data_start + start, data)
@@ -47,14 +48,14 @@ class _Span(NamedTuple):
     end: int
 
 
-def _batches(entries: Iterable[Entry], block_bytes: int) -> Iterator[list[_Span]]:
-    """Yield chunks in spans that are read together."""
-    step = max(limits.READ_BYTES // block_bytes, 1) * block_bytes
+def _batches(entries: Iterable[Entry], block_bytes: int, most: int) -> Iterator[list[_Span]]:
+    """Yield chunks in spans that are read together, at most about ``most`` bytes."""
+    step = max(most // block_bytes, 1) * block_bytes
     batch: list[_Span] = []
     for entry in entries:
         for start in range(entry.start, entry.end, step):
             end = min(start + step, entry.end)
-            if batch and end - batch[0].start > limits.READ_BYTES:
+            if batch and end - batch[0].start > most:
                 yield batch
                 batch = []
             batch.append(_Span(entry, start, end))

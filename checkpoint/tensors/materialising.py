@@ -22,6 +22,7 @@ from dtckpt.errors import LayoutMismatch
 
 from ...dtensor.torch_private import storage_id
 from .announced import announces, has_shards
+from .transfer import in_huge_pages
 
 Key = tuple[object, ...]
 
@@ -78,7 +79,10 @@ def materialise(value: Any, replaced: Replaced, device: torch.device | str | Non
         where = _device_of(value, device)
         with torch.no_grad():
             made = _with_local(
-                value, lambda local: torch.empty_like(local, device=where, requires_grad=False)
+                value,
+                lambda local: in_huge_pages(
+                    torch.empty_like(local, device=where, requires_grad=False)
+                ),
             )
         if isinstance(value, nn.Parameter):
             made = nn.Parameter(made, requires_grad=value.requires_grad)

@@ -14,8 +14,11 @@ import torch
 from dtckpt.errors import LayoutMismatch
 
 from ...dtensor.geometry.box import Box
+from ...storage.arena import ARENA_UNIT, prefer_huge_pages
 from .sink import Array
 
+_HUGE_BYTES = 2 * ARENA_UNIT
+"""Smaller tensors have few pages of either kind, and often memory that was used before."""
 _INT_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -157,6 +160,17 @@ def _host_copy(items: Array, dtype: torch.dtype, *, pinned: bool) -> torch.Tenso
     host = torch.empty(items.shape, dtype=int_dtype, device="cpu", pin_memory=pinned)
     _items_of(host)[...] = items
     return host.view(dtype)
+
+
+def in_huge_pages(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a new tensor, after asking for huge pages for it if it is large and of the host.
+
+    The system gives memory when it is first written to, a page at a time: with small ones that
+    takes several times longer than to read what goes there.
+    """
+    if tensor.is_cpu and tensor.nbytes >= _HUGE_BYTES:
+        prefer_huge_pages(tensor.data_ptr(), tensor.nbytes)
+    return tensor
 
 
 def _stream_of(tensor: torch.Tensor) -> torch.cuda.Stream | None:

@@ -9,9 +9,11 @@ import torch
 from torch import nn
 
 import dtckpt.checkpoint as dcp
+from dtckpt.checkpoint.tensors import transfer
 from dtckpt.dtensor import DeviceMesh, DTensor, Mesh, Replicate, Shard
 from dtckpt.errors import Corrupt, LayoutMismatch
 from dtckpt.storage import MemoryStore
+from dtckpt.storage.arena import prefer_huge_pages
 
 from ...ranks import run_ranks
 
@@ -225,3 +227,27 @@ def test_distributed_parameters() -> None:
     found = run_ranks(2, load)
     assert torch.equal(torch.cat([local for local, _ in found]), weight)
     assert all(torch.equal(local, bias) for _, local in found)
+
+
+def test_large_new_tensors_ask_for_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def note(address: int, size: int) -> None:
+        asked.append((address, size))
+        prefer_huge_pages(address, size)
+
+    monkeypatch.setattr(transfer, "prefer_huge_pages", note)
+    store = MemoryStore()
+    whole = {"large": torch.randn(2048, 1024), "small": torch.randn(4, 4)}
+    dcp.save(whole, store)
+    state = {name: torch.empty(t.shape, device="meta") for name, t in whole.items()}
+    dcp.load(state, store)
+    assert asked == [(state["large"].data_ptr(), 8 << 20)]
+    assert all(torch.equal(state[name], t) for name, t in whole.items())
+    large = dcp.open(store)["large"][...]
+    assert asked[1:] == [(large.data_ptr(), 8 << 20)]
+    assert torch.equal(large, whole["large"])
+
+
+def test_huge_pages_may_be_refused() -> None:
+    prefer_huge_pages(1 << 20, 3)  # nothing is there
