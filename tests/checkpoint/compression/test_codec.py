@@ -138,7 +138,7 @@ BAD = {
     "no frame": stored_as([b"1234567890", frame(HALF)]),
     "half a frame": stored_as([frame(HALF)[:-3], frame(HALF)]),
     "an empty plane": stored_as([b"", frame(HALF)]),
-    "more than its planes": stored_as([frame(HALF), frame(HALF), b"x"], [17, 17]),
+    "more than its planes": stored_as([frame(HALF), frame(HALF), b"x"], [len(frame(HALF))] * 2),
     "a plane beyond the end": stored_as([frame(HALF)], [17, 4000]),
     "a plane that is too long": stored_as([HALF + b"12", b""], [SIZE // 2 + 2, 0]),
     "a huge plane": stored_as([frame(HALF)], [0xFFFFFFFF, 17]),

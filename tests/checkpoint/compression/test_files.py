@@ -19,6 +19,8 @@ from dtckpt.checkpoint.files.blocks import DIGEST_BYTES, digest
 from dtckpt.checkpoint.files.encoding import BlockEncoder, num_encoders
 from dtckpt.checkpoint.files.manifest import Manifest
 from dtckpt.checkpoint.files.stored_data import StoredData
+from dtckpt.checkpoint.files.stored_tensor import StoredTensor
+from dtckpt.checkpoint.files.writing import Chunk, Contents, write_file
 from dtckpt.checkpoint.tensors.dtypes import DTYPES
 from dtckpt.dtensor import Box, Layout, Mesh, Replicate, Shard
 from dtckpt.errors import CheckpointError, Corrupt
@@ -26,7 +28,7 @@ from dtckpt.storage import FaultyStore, MemoryStore, ReadRequest, Store
 
 from ...dtensor.strategies import layouts, shapes
 from ..files.forging import Objects, header_of, manifest_of, objects_of, with_manifest
-from ..simulate import Array, Given, load_box, save_all
+from ..simulate import Array, ArraySource, Given, load_box, save_all
 
 
 @pytest.fixture(autouse=True)
@@ -152,6 +154,15 @@ def test_what_a_store_tells_is_not_relied_upon(monkeypatch: pytest.MonkeyPatch) 
 
     store = MemoryStore(made())
     monkeypatch.setattr(MemoryStore, "read_each", told_wrongly)
+    file = StoredData(store, ckpt.read_manifest(store)).file(0, "w")
+    start = file.layout.data_start
+    requests = [ReadRequest(start + at, bytearray(256)) for at in (512, 0, 256)]
+    told = list(file.read_each(requests))
+    assert sorted(told, key=requests.index) == requests, "each is told once"
+    (entry,) = (e for e in file.layout.entries.values() if e.start <= 0 < e.end)
+    for request in requests:
+        low = request.offset - start - entry.start
+        assert not file.damaged(entry, low, memoryview(request.buffer))
     assert all(np.array_equal(v, TENSORS[n].array) for n, v in read_all(store).items())
 
 
@@ -249,6 +260,22 @@ def test_forged_lengths_are_refused_or_found() -> None:
         with pytest.raises(Corrupt, match=name):
             read_all(MemoryStore(objects))
         assert ckpt.verify(MemoryStore(objects)).problems
+
+
+def test_lengths_that_do_not_fill_the_file_are_refused_before_anything_is_read() -> None:
+    def fewer(lengths: Array, _: Any) -> None:
+        lengths[0] -= 1
+
+    objects, name = with_table(fewer)
+    with pytest.raises(Corrupt, match=rf"{name}: the blocks have \d+ bytes by their table"):
+        read_all(MemoryStore(objects))
+
+
+@pytest.mark.parametrize("lengths", [(65, 36), (0, 36), (64, 37), (64, 0), (0xFFFFFFFF, 36)])
+def test_lengths_are_those_of_blocks(lengths: tuple[int, int]) -> None:
+    table = b"".join(length.to_bytes(4, "little") for length in lengths)
+    with pytest.raises(ValueError, match=r"block [01] of (64|36) bytes is stored in"):
+        StoredBlocks(0, [(100, 1)], 64, table)
 
 
 def test_forged_manifests_are_refused() -> None:
@@ -350,6 +377,21 @@ def test_a_failure_to_encode_is_raised_to_the_caller(
     monkeypatch.setattr(codec.Codec, "encode", fail)
     with pytest.raises(MemoryError, match="no more"):
         encoded([(bytes(100_000), 4)], threads)
+
+
+def test_chunks_that_are_shorter_than_planned_are_no_file() -> None:
+    class Short(ArraySource):
+        def pieces(self, max_bytes: int) -> Iterator[memoryview]:
+            for piece in super().pieces(max_bytes):
+                yield piece[:-4]
+
+    layout = Layout.replicated(Mesh((1,)), (1000,))
+    tensor = StoredTensor("x", DTYPES["F32"], (1000,), layout)
+    chunk = Chunk(tensor=tensor, box=Box.whole((1000,)), source=Short(dull((1000,), "F32")))
+    store = MemoryStore()
+    with pytest.raises(CheckpointError, match="4000 bytes, and have 3996"):
+        write_file(store, Contents([chunk]), save_id="ab", rank=0, is_compressed=True)
+    assert not any(store.list())
 
 
 def test_no_threads_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:

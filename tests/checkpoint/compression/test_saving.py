@@ -16,7 +16,7 @@ from dtckpt.checkpoint.compression.choosing import Sample, note_speed, speed_of
 from dtckpt.checkpoint.dcp import CheckpointWriter
 from dtckpt.dtensor import DeviceMesh, DTensor, Layout, Mesh, Placement, Replicate, Shard
 from dtckpt.errors import Cancelled, CheckpointError, InUse
-from dtckpt.storage import Delay, FaultyStore, LocalStore, MemoryStore, Rule, Store
+from dtckpt.storage import Delay, FaultyStore, LocalStore, MemoryStore, RaiseError, Rule, Store
 
 from ...ranks import RanksFailed, run_ranks
 
@@ -240,14 +240,26 @@ def test_what_killed_saves_leave_is_cleaned(tmp_path: Path) -> None:
 
 
 def test_a_save_that_fails_leaves_nothing() -> None:
-    from dtckpt.storage import RaiseError
-
     for op in ("write", "close", "create"):
         inner = MemoryStore()
         store = FaultyStore(inner, [Rule(RaiseError(OSError(28, "full")), op=op)])
         with pytest.raises(CheckpointError, match="full"):
             ckpt.save(state(), store, compress="zstd")
         assert not any(inner.list())
+
+
+def test_what_others_have_written_of_a_save_that_fails_is_deleted() -> None:
+    inner = MemoryStore()
+
+    def save(rank: int, group: Any) -> None:
+        faults = [Rule(RaiseError(OSError(28, "full")), op="create")] if rank else []
+        store = FaultyStore(inner, faults)
+        parts = {"w": on_mesh(whole(), rank, Mesh((2,)), (Shard(0),))}
+        ckpt.save(parts, store, process_group=group, compress="zstd")
+
+    with pytest.raises(RanksFailed, match="full"):
+        run_ranks(2, save)
+    assert not any(inner.list())
 
 
 def test_a_save_is_cancelled(tmp_path: Path) -> None:
@@ -279,6 +291,7 @@ def test_costs_tell_what_it_took_and_gained() -> None:
     assert [phase.phase for phase in costs.phases][-3:] == ["compress", "write", "commit"]
     assert costs.phase("compress").num_bytes == record["data_bytes"]
     assert costs.phase("compress").seconds > 0
+    assert sum(phase.seconds for phase in costs.phases) <= costs.seconds, "nothing counts twice"
     assert costs.phase("write").num_bytes == record["size"]
     assert "compress" in str(costs)
     assert "compress" not in str(ckpt.save(state(), MemoryStore()).costs)
@@ -321,6 +334,7 @@ def test_the_first_save_measures_the_store(speeds: dict[str, float], tmp_path: P
         ckpt.save(state(), target, compress="auto")
         assert is_compressed(target) == expected
         check(target)
+        assert (speeds[str(tmp_path)] == speed) == expected, "what is compressed tells nothing"
 
 
 def test_what_does_not_shrink_is_not_compressed(speeds: dict[str, float]) -> None:

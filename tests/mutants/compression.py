@@ -1,0 +1,208 @@
+"""Mutants of compressed files: what frames claim, where blocks lie, and who says that it pays."""
+
+from __future__ import annotations
+
+from .mutant import Mutant
+
+_CODEC = "tests/checkpoint/compression/test_codec.py"
+_FILES = "tests/checkpoint/compression/test_files.py"
+_SAVING = "tests/checkpoint/compression/test_saving.py"
+
+MUTANTS = (
+    Mutant(
+        name="a frame is believed what it claims to hold",
+        file="checkpoint/compression/codec.py",
+        old="            if told not in (size, zstandard.CONTENTSIZE_UNKNOWN):",
+        new="            if False:",
+        tests=(_CODEC,),
+    ),
+    Mutant(
+        name="a frame may ask for any window",
+        file="checkpoint/compression/codec.py",
+        old="zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)",
+        new="zstandard.ZstdDecompressor(max_window_size=1 << 31)",
+        tests=(_CODEC,),
+    ),
+    Mutant(
+        name="a plane may have bytes after its frame",
+        file="checkpoint/compression/codec.py",
+        old="max_output_size=size, allow_extra_data=False",
+        new="max_output_size=size, allow_extra_data=True",
+        tests=(_CODEC,),
+    ),
+    Mutant(
+        name="a block may have bytes after its planes",
+        file="checkpoint/compression/codec.py",
+        old="        if at != len(stored):",
+        new="        if False:",
+        tests=(_CODEC,),
+    ),
+    Mutant(
+        name="planes are stored as frames even if they grow",
+        file="checkpoint/compression/codec.py",
+        old="            if len(frame) <= _GAIN * plane_bytes:",
+        new="            if True:",
+        tests=(_CODEC,),
+    ),
+    Mutant(
+        name="blocks are stored as planes even if nothing shrinks",
+        file="checkpoint/compression/codec.py",
+        old="        if at > _GAIN * size:",
+        new="        if False:",
+        tests=(_CODEC,),
+    ),
+    Mutant(
+        name="codecs are kept whatever memory they hold",
+        file="checkpoint/compression/codec.py",
+        old="if len(_free) < _MOST_KEPT and codec.is_small:",
+        new="if len(_free) < _MOST_KEPT:",
+        tests=(_CODEC,),
+    ),
+    Mutant(
+        name="what cannot be decoded is left as it was in memory",
+        file="checkpoint/compression/stored_blocks.py",
+        old="                    spoil(block, data[start:end])",
+        new="                    pass",
+        tests=(_FILES,),
+    ),
+    Mutant(
+        name="what cannot be decoded becomes zeros, which may be right",
+        file="checkpoint/files/stored_data.py",
+        old='            data[:1] = b"\\x01"',
+        new="            pass",
+        tests=(_FILES,),
+    ),
+    Mutant(
+        name="stored lengths may be greater than their blocks",
+        file="checkpoint/compression/stored_blocks.py",
+        old="(stored < 1) | (stored > sizes)",
+        new="stored < 1",
+        tests=(_FILES,),
+    ),
+    Mutant(
+        name="stored lengths need not fill the file",
+        file="checkpoint/files/stored_data.py",
+        old="    if blocks.stored_bytes != record.stored_bytes:",
+        new="    if False:",
+        tests=(_FILES,),
+    ),
+    Mutant(
+        name="requests for parts of blocks get whatever lies there",
+        file="checkpoint/compression/stored_blocks.py",
+        old=" or tuple(self._starts[bounds]) != (start, end):",
+        new=":",
+        tests=(_FILES,),
+    ),
+    Mutant(
+        name="a store that forgets to tell of a read leaves it undecoded",
+        file="checkpoint/compression/stored_blocks.py",
+        old="            for read, told in spans.items():",
+        new="            for read, told in dict[Any, Any]().items():",
+        tests=(_FILES,),
+    ),
+    Mutant(
+        name="a file may claim to hold more than its table has room for",
+        file="checkpoint/files/manifest.py",
+        old="if self.is_compressed else MAX_SIZE\n",
+        new="if False else MAX_SIZE\n",
+        tests=(_FILES,),
+    ),
+    Mutant(
+        name="compressed files are taken from manifests of version 1",
+        file="checkpoint/files/manifest.py",
+        old="    if version < manifest.version:",
+        new="    if False:",
+        tests=(_FILES,),
+    ),
+    Mutant(
+        name="version 2 is written whether files are compressed or not",
+        file="checkpoint/files/manifest.py",
+        old="COMPRESSED_VERSION if self.is_compressed else FORMAT_VERSION",
+        new="COMPRESSED_VERSION",
+        tests=(_FILES,),
+    ),
+    Mutant(
+        name="damage of compressed files is told as if they were not",
+        file="checkpoint/files/stored_data.py",
+        old="                    place = self.blocks.place(at // DIGEST_BYTES + i)",
+        new="                    pass",
+        tests=(_FILES,),
+    ),
+    Mutant(
+        name="a block is filled again before it was handed on",
+        file="checkpoint/files/encoding.py",
+        old="        self._put(slot.stored)\n        self._free.append(slot)",
+        new="        self._free.append(slot)\n        self._put(bytearray(len(slot.stored)))",
+        tests=(_FILES,),
+    ),
+    Mutant(
+        name="the failure of an encoder is lost",
+        file="checkpoint/files/encoding.py",
+        old="        if slot.failure is not None:",
+        new="        if False:",
+        tests=(_FILES,),
+    ),
+    Mutant(
+        name="chunks that are shorter than planned are committed",
+        file="checkpoint/files/writing.py",
+        old="    if encoder.num_bytes != layout.data_bytes:",
+        new="    if False:",
+        tests=(_FILES,),
+    ),
+    Mutant(
+        name="the file keeps the size that was announced",
+        file="checkpoint/files/writing.py",
+        old="        if is_compressed:\n            stream.shorten()",
+        new="        pass",
+        tests=(_FILES,),
+    ),
+    Mutant(
+        name="ranks need not agree whether files are compressed",
+        file="checkpoint/saving/job.py",
+        old='            "compress": str(self.options.compress),\n',
+        new="",
+        tests=(_SAVING,),
+    ),
+    Mutant(
+        name="a file of a failed save is left if it was compressed",
+        file="checkpoint/files/committing.py",
+        old="is_compressed=is_it) for is_it in (False, True)]",
+        new="is_compressed=is_it) for is_it in (False,)]",
+        tests=(_SAVING,),
+    ),
+    Mutant(
+        name="auto compresses what it knows nothing of",
+        file="checkpoint/saving/finishing.py",
+        old="    return speed is not None and",
+        new="    return speed is None or",
+        tests=(_SAVING,),
+    ),
+    Mutant(
+        name="auto measures stores by compressed files, too",
+        file="checkpoint/saving/finishing.py",
+        old="    if not is_compressed:\n        note_speed",
+        new="    if True:\n        note_speed",
+        tests=(_SAVING,),
+    ),
+    Mutant(
+        name="waiting for the codec counts as writing",
+        file="checkpoint/timing/recorder.py",
+        old="        self._inner = self._inner[0] + seconds, self._inner[1]",
+        new="        pass",
+        tests=(_SAVING,),
+    ),
+    Mutant(
+        name="a local file keeps what was reserved beyond its end",
+        file="storage/local/store.py",
+        old="            os.ftruncate(self._fd, self._size)",
+        new="            pass",
+        tests=("tests/storage/local/test_local.py",),
+    ),
+    Mutant(
+        name="agents keep what was reserved beyond the end of an object",
+        file="storage/peers/agent/memory.py",
+        old="        os.ftruncate(self.fd, size)\n        self.size = size",
+        new="        pass",
+        tests=("tests/storage/peers/test_generations.py",),
+    ),
+)
