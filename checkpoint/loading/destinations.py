@@ -29,7 +29,7 @@ from ..tensors.materialising import (
 from ..tensors.overlaps import find_sharing, overlaps_itself
 from ..tensors.sink import Sink
 from ..tensors.ties import find_ties
-from ..tensors.transfer import SinkToCome, TensorComparison, TensorSink
+from ..tensors.transfer import SinkToCome, TensorComparison, TensorSink, in_huge_pages
 from .casting import ConvertingSink, DTypePolicy, is_lossless, may_convert
 from .match import Match
 from .options import LoadOptions
@@ -153,7 +153,8 @@ class Destinations:
             sink = SinkToCome(make, is_memory=is_memory)
             self._sinks_to_come.append((sink, name, number))
         else:
-            sink = make(tensor)
+            # Whatever of it has no page yet is filled by the reads.
+            sink = make(in_huge_pages(tensor) if tensor.is_contiguous() else tensor)
         return sink if saved is local.dtype else ConvertingSink(sink, saved, local.dtype)
 
     def _is_stored_apart(self, one: str, other: str) -> bool:

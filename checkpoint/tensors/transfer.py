@@ -163,7 +163,7 @@ def _host_copy(items: Array, dtype: torch.dtype, *, pinned: bool) -> torch.Tenso
 
 
 def in_huge_pages(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a new tensor, after asking for huge pages for it if it is large and of the host.
+    """Return a contiguous tensor, after asking for huge pages if it is large and of the host.
 
     The system gives memory when it is first written to, a page at a time: with small ones that
     takes several times longer than to read what goes there.

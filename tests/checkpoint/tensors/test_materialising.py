@@ -229,7 +229,7 @@ def test_distributed_parameters() -> None:
     assert all(torch.equal(local, bias) for _, local in found)
 
 
-def test_large_new_tensors_ask_for_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_tensors_ask_for_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[int, int]] = []
 
     def note(address: int, size: int) -> None:
@@ -247,6 +247,10 @@ def test_large_new_tensors_ask_for_huge_pages(monkeypatch: pytest.MonkeyPatch) -
     large = dcp.open(store)["large"][...]
     assert asked[1:] == [(large.data_ptr(), 8 << 20)]
     assert torch.equal(large, whole["large"])
+    empty = torch.empty(2048, 1024)
+    dcp.load({"large": empty}, store, strict=False)
+    assert asked[2:] == [(empty.data_ptr(), 8 << 20)]
+    assert torch.equal(empty, whole["large"])
 
 
 def test_huge_pages_may_be_refused() -> None:
