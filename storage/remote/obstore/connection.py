@@ -5,14 +5,14 @@ from __future__ import annotations
 import errno
 import os
 import random
-import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from time import monotonic, sleep
 from typing import Any, TypeVar
 
 from dtckpt.errors import StorageError
 
-from .failures import is_transient, translated
+from .failures import is_transient, status_of, translated
 from .options import DEADLINE_SECONDS, Settings, settings_of
 from .places import Kind, Place
 
@@ -23,6 +23,8 @@ _UPLOAD_BACKOFF = {
     "base": 2,
 }
 
+_SHARE_OF_STRANGERS = 0.1
+"""Of the deadline: a host that has not answered, not even once, may be a wrong setting."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 
 T = TypeVar("T")
@@ -44,6 +46,7 @@ class Connection:
         self._options = dict(options)
         given = options.get("deadline")
         self.deadline = DEADLINE_SECONDS if given is None else float(given)
+        self._was_heard = False
         settings = settings_of(self.place.kind, options, account=self.place.account)
         # Retrying is ours, but for the parts of an upload, which obstore sends by itself.
         self._direct = _make(self.place, settings, {"max_retries": 0})
@@ -67,25 +70,28 @@ class Connection:
         a store that repeats its requests by itself.
         """
         _refuse_after_fork(self.place.base)
-        begun, num_failed, were_refused = time.monotonic(), 0, True
+        begun, num_failed, were_refused = monotonic(), 0, True
         while True:
             try:
                 with translated(action, where):
-                    return call(self._patient if patiently else self._direct)
+                    result = call(self._patient if patiently else self._direct)
+                self._was_heard = True
+                return result
             except StorageError as error:
                 were_refused = error.is_certain = error.is_certain and were_refused
                 cause = error.__cause__
+                self._was_heard |= cause is not None and status_of(cause) is not None
                 if patiently or cause is None or not is_transient(cause):
                     raise
                 # Full jitter: ranks that were refused together do not come again together.
                 bound = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(num_failed, 16))
                 pause, num_failed = bound * random.random(), num_failed + 1
-                spent = time.monotonic() - begun
-                if spent + pause >= self.deadline:
+                spent = monotonic() - begun
+                if spent + pause >= self.deadline * (1 if self._was_heard else _SHARE_OF_STRANGERS):
                     text = f"{error.strerror or error}; given up after {spent:.1f} s, attempts: "
                     late = StorageError(errno.ETIMEDOUT, f"{text}{num_failed}")
                     raise late from cause
-            time.sleep(pause)
+            sleep(pause)
 
 
 def _refuse_after_fork(base: str) -> None:

@@ -104,7 +104,7 @@ class ObstoreStore(Store):
         self._refuse_taken(name)
         path, where = self._at(name)
 
-        def put(pieces: Iterable[bytes], num_bytes: int) -> None:
+        def put(pieces: Iterable[bytearray], num_bytes: int) -> None:
             self._connection.ask(
                 "write",
                 where,

@@ -15,7 +15,7 @@ from ..streams import part_bytes
 NUM_PARTS = 4
 """Parts in flight; an upload holds three more in memory, which fill, wait and are taken over."""
 
-Put = Callable[[Iterable[bytes], int], object]
+Put = Callable[[Iterable[bytearray], int], object]
 """Makes an object of pieces, of the given number of bytes each; forgets it if they end badly."""
 
 
@@ -29,11 +29,11 @@ class Pieces:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._waiting: bytes | None = None
+        self._waiting: bytearray | None = None
         self._end: Literal["", "complete", "given up"] = ""
         self._is_over = False
 
-    def give(self, piece: bytes) -> None:
+    def give(self, piece: bytearray) -> None:
         """Hand on a piece once the one before was taken, or drop it if nobody takes any more."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting is None or self._is_over)
@@ -60,7 +60,7 @@ class Pieces:
     def __iter__(self) -> Pieces:
         return self
 
-    def __next__(self) -> bytes:
+    def __next__(self) -> bytearray:
         with self._changed:
             self._changed.wait_for(lambda: self._waiting is not None or self._end)
             if self._end == "given up":
@@ -79,7 +79,7 @@ class _Upload:
     def __init__(self, put: Put, num_bytes: int) -> None:
         self.pieces = Pieces()
         self.failure: BaseException | None = None
-        self._held: list[bytes] | None = None
+        self._held: list[bytearray] | None = None
         self._put, self._num_bytes = put, num_bytes
         self._thread = threading.Thread(target=self._work, name="dtckpt-upload", daemon=True)
         try:
@@ -87,7 +87,7 @@ class _Upload:
         except RuntimeError:  # an interpreter that is ending starts no threads
             self._held = []
 
-    def give(self, piece: bytes) -> None:
+    def give(self, piece: bytearray) -> None:
         if self._held is not None:
             self._held.append(piece)  # who saves last has nothing left but memory
         else:
@@ -159,8 +159,7 @@ class UploadStream(WriteStream):
             self._upload = _Upload(self._put, self._part_bytes)
             # A stream that is dropped without an end leaves no parts behind.
             self._guard = weakref.finalize(self, self._upload.give_up)
-        piece = bytes(self._filling)
-        self._filling.clear()
+        piece, self._filling = self._filling, bytearray()  # obstore reads where it lies
         self._upload.give(piece)
 
     def _finish(self) -> None:
@@ -178,6 +177,6 @@ class UploadStream(WriteStream):
         self._guard.detach()
 
     def _discard(self) -> None:
-        self._filling.clear()
+        self._filling = bytearray()
         if self._guard is not None:
             self._guard()

@@ -20,7 +20,7 @@ import torch
 import dtckpt.checkpoint as ckpt
 from dtckpt.errors import ObjectExists, ObjectNotFound, StorageError
 from dtckpt.storage import ObstoreStore, ReadRequest, Store, open_store
-from dtckpt.storage.remote.obstore import reads, uploads
+from dtckpt.storage.remote.obstore import connection, reads, uploads
 from tests.servers.fake_s3 import BUCKET, FakeS3, fake_s3
 from tests.servers.faults import Fault
 
@@ -161,6 +161,23 @@ def test_nothing_is_told_as_missing_that_could_not_be_seen(store: Store, server:
             "y"
         )
     assert not isinstance(caught.value, ObjectNotFound)
+
+
+def test_a_host_that_was_never_heard_is_given_up_sooner(
+    server: FakeS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "_LONGEST_PAUSE", 0.0)
+    clock = iter(range(10**6))  # each look takes a second
+    monkeypatch.setattr(connection, "monotonic", lambda: next(clock))
+    server.faults[:] = [Fault(does="reset")]
+    store = ObstoreStore(URL, **server.storage_options, deadline=100)
+    with pytest.raises(StorageError, match=r"given up after (9|10)\.0 s"):
+        store.exists("x")
+    server.faults.clear()
+    assert not store.exists("x")
+    server.faults[:] = [Fault(does="reset")]
+    with pytest.raises(StorageError, match=r"given up after (99|100)\.0 s"):
+        store.exists("x")
 
 
 # -- large objects
