@@ -24,7 +24,7 @@ from tools.bench.peers.torch_checkpointing import TorchCheckpointing
 from tools.bench.rows import ROWS
 from tools.bench.state import ShardedState, transformer
 
-OPTIONAL = {"torch_checkpointing", "raw O_DIRECT"}
+OPTIONAL = {"torch_checkpointing", "raw O_DIRECT", "raw obstore", "dtckpt, s3fs"}
 """A package that may not be installed; what not all file systems can do."""
 
 

@@ -9,6 +9,7 @@ from .formats import CONVERT, HUGGING_FACE_COLUMNS, HUGGING_FACE_ROWS
 from .loading import LOAD
 from .memory import memory_row
 from .memory_tier import PEERS_LOAD, PEERS_SAVE
+from .remote import REMOTE_LOAD, REMOTE_REQUESTS, REMOTE_SAVE
 from .resharding import RESHARD
 from .rounds import LOAD_ROUNDS
 from .saving import SAVE
@@ -32,6 +33,9 @@ ROWS: tuple[Row, ...] = (
     CONVERT,
     PEERS_SAVE,
     PEERS_LOAD,
+    REMOTE_SAVE,
+    REMOTE_LOAD,
+    REMOTE_REQUESTS,
     CODEC_WEIGHTS,
     CODEC_MOMENTS,
     SAVE_COMPRESSED,
