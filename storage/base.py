@@ -292,7 +292,16 @@ class Store(ABC):
         For what carries a digest: where the size is not asked for, a storage that hands out fewer
         bytes than there are is not found out.
         """
-        return self.read(name, 0, min(self.stat(name).size, most))
+        size = self.stat(name).size
+        while True:
+            try:
+                return self.read(name, 0, min(size, most))
+            except ObjectNotFound:
+                raise
+            except StorageError:
+                before, size = size, self.stat(name).size
+                if size >= before:  # else a shorter one has taken its place in between
+                    raise
 
     @abstractmethod
     def read_into(self, name: str, requests: Sequence[ReadRequest]) -> None:

@@ -12,7 +12,7 @@ import torch
 
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint.files.committing import check_complete, commit, discard, wrong_files
-from dtckpt.checkpoint.files.manifest import FileRecord, Manifest
+from dtckpt.checkpoint.files.manifest import FileRecord, Manifest, read_manifest_bytes
 from dtckpt.checkpoint.files.places import MANIFEST, data_path
 from dtckpt.checkpoint.files.stored_tensor import StoredTensor
 from dtckpt.checkpoint.tensors.dtypes import DTYPES
@@ -293,3 +293,20 @@ def test_files_that_cannot_be_deleted_are_told_of(caplog: pytest.LogCaptureFixtu
     assert "files of the replaced checkpoint are left over: odd name" in caplog.text
     discard(broken, SAVE_ID, 0)
     assert "a file of a failed save is left over: odd name" in caplog.text
+
+
+class Shrink(Fault):
+    """Somebody replaces the manifest by a shorter one."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def after(self) -> None:
+        self.store.publish(MANIFEST, empty("2" * 16).to_bytes(), overwrite=True)
+
+
+def test_a_manifest_that_is_replaced_by_a_shorter_one_is_read_anew() -> None:
+    store = MemoryStore()
+    dcp.save(state(), store)
+    racing = FaultyStore(store, [Rule(Shrink(store), op="stat", nth=1)])
+    assert read_manifest_bytes(racing) == empty("2" * 16).to_bytes()
