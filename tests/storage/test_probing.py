@@ -73,8 +73,7 @@ def test_memory() -> None:
 def test_object_stores(server: FakeS3, engine: str) -> None:
     options: dict[str, Any] = {**server.storage_options, "engine": engine}
     found = capabilities(f"s3://{BUCKET}/run", **options)
-    is_fsspec = engine == "fsspec"
-    assert told(found) == ALL | {"conditional_remove": is_fsspec, "tells_unfinished": is_fsspec}
+    assert told(found) == ALL | {"conditional_remove": engine == "fsspec"}
     assert not server.keys
     assert not server.uploads
 

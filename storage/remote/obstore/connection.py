@@ -7,13 +7,16 @@ import os
 import random
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from importlib.util import find_spec
 from time import monotonic, sleep
 from typing import Any, TypeVar
 
 from dtckpt.errors import StorageError
 
+from ...base import Store
+from ..fsspec_store import FsspecStore
 from .failures import is_transient, status_of, translated
-from .options import DEADLINE_SECONDS, Settings, settings_of
+from .options import DEADLINE_SECONDS, Settings, for_s3fs, settings_of
 from .places import Kind, Place
 
 _UPLOAD_RETRIES = 12
@@ -46,6 +49,7 @@ class Connection:
         self._options = dict(options)
         given = options.get("deadline")
         self.deadline = DEADLINE_SECONDS if given is None else float(given)
+        self._beside: Store | None = None
         self._was_heard = False
         settings = settings_of(self.place.kind, options, account=self.place.account)
         # Retrying is ours, but for the parts of an upload, which obstore sends by itself.
@@ -56,6 +60,17 @@ class Connection:
             "retry_timeout": timedelta(seconds=self.deadline),
         }
         self._patient = _make(self.place, settings, patient | settings.retry)
+
+    def beside(self) -> Store | None:
+        """The bucket by the driver of fsspec, for what obstore does not know; None if it cannot be.
+
+        That is where it is not installed, or does not understand the options.
+        """
+        if self._beside is None and self.place.kind == "s3" and find_spec("s3fs") is not None:
+            options = for_s3fs(self._options)
+            if options is not None:
+                self._beside = FsspecStore(self.place.base, **options)
+        return self._beside
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Connection, (self._url, self._options)

@@ -118,6 +118,11 @@ _SHARE = timedelta(seconds=0.5)
 _CONNECT_TIMEOUT = timedelta(seconds=10)
 
 
+_WORDS_OF_S3FS = frozenset(
+    name.partition(".")[0] for name in (*_CONFIG["s3"], *_CLIENT["s3"], *_NOTHING["s3"])
+) | {"profile", "use_ssl", "version_aware"}
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What a store of obstore is made with."""
@@ -187,6 +192,12 @@ def _with_files(made: Settings, options: Mapping[str, Any]) -> Settings:
 
 def _nobody() -> dict[str, Any]:
     return {"token": "anonymous", "expires_at": None}
+
+
+def for_s3fs(options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return options that lead s3fs to the same place; None if some are in obstore's words."""
+    given = {name: value for name, value in options.items() if name != "deadline"}
+    return given if given.keys() <= _WORDS_OF_S3FS else None
 
 
 def _flat(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -18,7 +18,7 @@ from ...base import (
     is_before,
 )
 from ...failures import already_exists, changed, failing, not_found, out_of_range
-from ...names import check_component, check_name, check_prefix, is_reserved, join
+from ...names import UPLOAD_ID, check_component, check_name, check_prefix, is_reserved, join
 from ..ranges import FETCH_BYTES, REQUEST_BYTES
 from .connection import Connection
 from .failures import is_condition_failed, status_of
@@ -41,8 +41,8 @@ class ObstoreStore(Store):
       are begun. ``remove`` compares, then deletes: obstore has no condition for it.
     * A server that ignores conditions lets several racing writers believe to have won; who must
       know reads back, as the commit does.
-    * Uploads in parts that a process has left behind when it was killed are not told by
-      ``leftovers``; ``engine="fsspec"`` tells them.
+    * Uploads in parts that a process has left behind when it was killed are told by ``leftovers``
+      on S3 where s3fs is installed, and all options are such as s3fs has; obstore has no way.
 
     May be pickled. A process that was forked from one that had used obstore cannot use it, and gets
     a ``StorageError`` that says so.
@@ -171,10 +171,18 @@ class ObstoreStore(Store):
 
     def leftovers(self, prefix: str = "", *, before: float | None = None) -> Iterator[str]:
         found = (item for item in self._find(prefix) if is_reserved(item.name))
-        return iter(sorted(item.name for item in found if is_before(item, before)))
+        names = [item.name for item in found if is_before(item, before)]
+        if (beside := self._connection.beside()) is not None:
+            uploads = beside.leftovers(join(self._prefix, prefix), before=before)
+            names += [name[self._start :] for name in uploads if UPLOAD_ID in name]
+        return iter(sorted(names))
 
     def delete(self, names: Iterable[str]) -> None:
         paths = [self._at(name, reserved=True)[0] for name in names]
+        uploads = [path for path in paths if UPLOAD_ID in path]
+        if uploads:
+            self._forget(uploads)
+            paths = [path for path in paths if UPLOAD_ID not in path]
         if not paths:
             return
         try:
@@ -183,6 +191,15 @@ class ObstoreStore(Store):
             for path in paths:
                 with suppress(ObjectNotFound):
                     self._delete([path])
+
+    def _forget(self, uploads: Sequence[str]) -> None:
+        beside = self._connection.beside()
+        if beside is None:
+            raise StorageError(
+                f"cannot end uploads below {self.url}: obstore does not know how, and s3fs is not "
+                "installed or does not understand these options"
+            )
+        beside.delete(uploads)
 
     def _delete(self, paths: Sequence[str]) -> None:
         import obstore

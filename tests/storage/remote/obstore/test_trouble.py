@@ -267,6 +267,35 @@ def test_uploads_without_threads(
     assert set(keys(server)) == {"x"}
 
 
+KILLED = """
+import os, sys, json, time
+from dtckpt.storage import open_store
+store = open_store(sys.argv[1], engine="obstore", **json.loads(sys.argv[2]))
+stream = store.create("d/x", 100 << 20)
+stream.write(bytes(80 << 20))
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_uploads_of_killed_processes_are_collected(store: Store, server: FakeS3) -> None:
+    options = json.dumps(server.storage_options)
+    killed = subprocess.run([sys.executable, "-c", KILLED, URL, options], check=False, timeout=120)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(server.uploads) == 1
+    (left,) = store.leftovers()
+    assert left.startswith("d/x?uploadId=")
+    assert list(store.substore("d").leftovers()) == [left.removeprefix("d/")]
+    assert list(store.leftovers("other")) == []
+    store.publish("d/y", b"1", overwrite=False)
+    store.substore("d").delete([left.removeprefix("d/"), "y"])
+    assert not server.uploads
+    assert not server.keys
+    words_of_obstore = ObstoreStore(URL, endpoint=server.endpoint, region="x", anon=True)
+    assert list(words_of_obstore.leftovers()) == []
+    with pytest.raises(StorageError, match="cannot end uploads"):
+        words_of_obstore.delete([left])
+
+
 # -- reading
 
 
