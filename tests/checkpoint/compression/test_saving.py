@@ -14,6 +14,7 @@ import dtckpt.checkpoint as ckpt
 from dtckpt.checkpoint.compression import choosing
 from dtckpt.checkpoint.compression.choosing import Sample, note_speed, speed_of
 from dtckpt.checkpoint.dcp import CheckpointWriter
+from dtckpt.checkpoint.files.committing import discard
 from dtckpt.dtensor import DeviceMesh, DTensor, Layout, Mesh, Placement, Replicate, Shard
 from dtckpt.errors import Cancelled, CheckpointError, InUse
 from dtckpt.storage import Delay, FaultyStore, LocalStore, MemoryStore, RaiseError, Rule, Store
@@ -248,18 +249,13 @@ def test_a_save_that_fails_leaves_nothing() -> None:
         assert not any(inner.list())
 
 
-def test_what_others_have_written_of_a_save_that_fails_is_deleted() -> None:
-    inner = MemoryStore()
-
-    def save(rank: int, group: Any) -> None:
-        faults = [Rule(RaiseError(OSError(28, "full")), op="create")] if rank else []
-        store = FaultyStore(inner, faults)
-        parts = {"w": on_mesh(whole(), rank, Mesh((2,)), (Shard(0),))}
-        ckpt.save(parts, store, process_group=group, compress="zstd")
-
-    with pytest.raises(RanksFailed, match="full"):
-        run_ranks(2, save)
-    assert not any(inner.list())
+def test_what_a_rank_has_written_is_discarded_whatever_it_is() -> None:
+    store = MemoryStore()
+    names = ["data/ab/00001.compressed", "data/ab/00001.safetensors", "data/ab/00002.compressed"]
+    for name in names:
+        store.publish(name, b"x", overwrite=False)
+    discard(store, "ab", 1)
+    assert [info.name for info in store.list()] == names[2:]
 
 
 def test_a_save_is_cancelled(tmp_path: Path) -> None:
