@@ -150,6 +150,11 @@ class FileRecord:
         """Length of the checksum table."""
         return self.size - self.header_bytes - self.region_bytes
 
+    @property
+    def table_memory(self) -> int:
+        """Bytes that the table takes once it is open; where blocks are stored follows from it."""
+        return self.table_bytes * (2 if self.is_compressed else 1)
+
     def path(self, save_id: str) -> str:
         """Return the name of the file in the checkpoint of a save."""
         return self.name or data_path(save_id, self.rank, is_compressed=self.is_compressed)

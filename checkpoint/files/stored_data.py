@@ -242,7 +242,7 @@ class StoredData:
             file = self._files.pop(rank, None)
             if file is not None:
                 is_held = isinstance(file.store, HeldObject)
-                self._forget(len(file.table), file.record.size if is_held else 0)
+                self._forget(file.record.table_memory, file.record.size if is_held else 0)
 
     def check_unchanged(self) -> None:
         """Raise Corrupt if a file without checksums is not as it was when it was opened."""
@@ -257,7 +257,7 @@ class StoredData:
     ) -> DataFile:
         """Open a file, unless the tables of all open ones take more memory than they may."""
         with self._counting:
-            total = self._table_bytes + record.table_bytes
+            total = self._table_bytes + record.table_memory
             check_metadata_bytes(total, f"the checksum tables of {self.store.url}")
             self._table_bytes = total
             room = _HELD_BYTES - self._held_bytes
@@ -268,12 +268,12 @@ class StoredData:
                 return self._open_foreign(store, self.manifest.stored or self.manifest, record)
             return open_data_file(store, record, save_id, source, hold=held > 0)
         except BaseException:
-            self._forget(record.table_bytes, held)
+            self._forget(record.table_memory, held)
             raise
 
-    def _forget(self, table_bytes: int, held_bytes: int) -> None:
+    def _forget(self, table_memory: int, held_bytes: int) -> None:
         with self._counting:
-            self._table_bytes -= table_bytes
+            self._table_bytes -= table_memory
             self._held_bytes -= held_bytes
 
     def entry(self, rank: int, tensor: StoredTensor, chunk: Box) -> tuple[DataFile, Entry]:

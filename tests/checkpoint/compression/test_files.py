@@ -21,6 +21,7 @@ from dtckpt.checkpoint.files.manifest import Manifest
 from dtckpt.checkpoint.files.stored_data import StoredData
 from dtckpt.checkpoint.files.stored_tensor import StoredTensor
 from dtckpt.checkpoint.files.writing import Chunk, Contents, write_file
+from dtckpt.checkpoint.state.limits import METADATA_VARIABLE
 from dtckpt.checkpoint.tensors.dtypes import DTYPES
 from dtckpt.dtensor import Box, Layout, Mesh, Replicate, Shard
 from dtckpt.errors import CheckpointError, Corrupt
@@ -318,6 +319,26 @@ def test_other_readers_of_safetensors_refuse_them() -> None:
 def test_the_manifest_comes_back() -> None:
     text = made()["manifest.json"]
     assert Manifest.from_bytes(text, "here").to_bytes() == text
+
+
+def test_where_blocks_lie_counts_as_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of 0.6 MB, and as much for what follows from it."""
+    whole = dull((30_000, 64), "U8")
+    given = {"x": Given(whole, "U8", Layout.replicated(Mesh((1,)), whole.shape))}
+    plain, dense = (
+        save_all(given, range(1), 64, is_compressed=is_it)[0] for is_it in (False, True)
+    )
+    monkeypatch.setenv(METADATA_VARIABLE, "1")
+    row = Box((7, 0), (1, 64))
+    assert np.array_equal(load_box(plain, "x", row), whole[7:8])
+    with pytest.raises(CheckpointError, match="the checksum tables of"):
+        load_box(dense, "x", row)
+    monkeypatch.setenv(METADATA_VARIABLE, "2")
+    assert np.array_equal(load_box(dense, "x", row), whole[7:8])
+    data = StoredData(dense, ckpt.read_manifest(dense))
+    for _ in range(3):  # what is let go of counts no more
+        data.file(0, "x")
+        data.forget(0)
 
 
 # -- the encoder
