@@ -9,11 +9,15 @@ from .s3_requests import server_code
 
 _MOST = 1000
 """Of one request, as the protocol has it."""
-_UNKNOWN = frozenset({"NotImplemented", "MethodNotAllowed"})
+_UNKNOWN = frozenset(
+    {"NotImplemented", "MethodNotAllowed", "MissingContentMD5", "InvalidRequest", "MalformedXML"}
+)
+"""What servers say that do not know such requests, or want a digest with them that drivers do not
+send any more, or cannot be told of a name in XML."""
 
 
 def delete_many(fs: Any, paths: Sequence[str]) -> bool:
-    """Delete objects of one bucket; return False where the server does not know such requests.
+    """Delete objects of one bucket; return False where the server does not take such requests.
 
     A missing one is no error. Raises what the driver does, or ``OSError`` for what the server says
     of a single object.

@@ -295,18 +295,10 @@ def test_files_that_cannot_be_deleted_are_told_of(caplog: pytest.LogCaptureFixtu
     assert "a file of a failed save is left over: odd name" in caplog.text
 
 
-class Shrink(Fault):
-    """Somebody replaces the manifest by a shorter one."""
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-
-    def after(self) -> None:
-        self.store.publish(MANIFEST, empty("2" * 16).to_bytes(), overwrite=True)
-
-
 def test_a_manifest_that_is_replaced_by_a_shorter_one_is_read_anew() -> None:
     store = MemoryStore()
     dcp.save(state(), store)
-    racing = FaultyStore(store, [Rule(Shrink(store), op="stat", nth=1)])
-    assert read_manifest_bytes(racing) == empty("2" * 16).to_bytes()
+    shorter = empty("2" * 16).to_bytes()
+    replaced = Then(lambda: store.publish(MANIFEST, shorter, overwrite=True))
+    racing = FaultyStore(store, [Rule(replaced, op="stat", nth=1)])
+    assert read_manifest_bytes(racing) == shorter

@@ -41,7 +41,16 @@ def test_a_thousand_at_a_time(server: FakeS3, store: Store) -> None:
     assert server.counts == {"delete-many": 3}
 
 
-@pytest.mark.parametrize("status", [(501, "NotImplemented"), (405, "MethodNotAllowed")])
+@pytest.mark.parametrize(
+    "status",
+    [
+        (501, "NotImplemented"),
+        (405, "MethodNotAllowed"),
+        (400, "MissingContentMD5"),
+        (400, "InvalidRequest"),
+        (400, "MalformedXML"),
+    ],
+)
 def test_servers_that_delete_one_by_one(
     server: FakeS3, store: Store, status: tuple[int, str]
 ) -> None:
