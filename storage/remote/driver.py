@@ -15,6 +15,10 @@ _S3 = frozenset({"s3", "s3a"})
 _OBJECT_STORES = _S3 | {"abfs", "abfss", "az", "gcs", "gs"}
 
 
+_descriptions: list[Any] = []
+"""At most one: the loader of a session, with all that it has read."""
+
+
 class Driver:
     """Makes the file system of a URL on first use in each process.
 
@@ -62,6 +66,7 @@ class Driver:
 
             # Two threads may both come here; either result will do, and no lock crosses a fork.
             fs, root = fsspec.url_to_fs(self._raw_url, **self._safe_options())
+            _share_descriptions(fs)
             made = self._made[pid] = (fs, root.rstrip("/"))
         return made
 
@@ -79,6 +84,23 @@ class Driver:
             given: dict[str, Any] = copy.deepcopy(options.get("config_kwargs") or {})
             options["config_kwargs"] = defaults | given
         return options | {"use_listings_cache": False, "skip_instance_cache": True}
+
+
+def _share_descriptions(fs: Any) -> None:
+    """Give an S3 driver that has not connected yet what another one has read from botocore's files.
+
+    These say what the protocol is like, and take some 0.1 s of the processor. Credentials and
+    settings are its own, as ever.
+    """
+    if not hasattr(fs, "call_s3") or fs.session is not None:
+        return
+    from aiobotocore.session import AioSession
+
+    fs.session = AioSession(**fs.kwargs)  # as the driver would
+    if _descriptions:
+        fs.session.register_component("data_loader", _descriptions[0])
+    else:
+        _descriptions.append(fs.session.get_component("data_loader"))
 
 
 def _canonical(url: str) -> str:
