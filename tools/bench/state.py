@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 _MODULUS = 251
 """Whole numbers below it are exact in every dtype used."""
+_COLUMNS = 256
 _ITEM_BYTES = 2 + 4 + 4
 """A weight in bfloat16 and its two moments in float32."""
 
@@ -39,6 +40,13 @@ def transformer(size: int, layers: int) -> Iterator[Shape]:
         yield Shape(name=f"model/{name}", shape=shape, dtype=torch.bfloat16)
         yield Shape(name=f"optimizer/exp_avg/{name}", shape=shape, dtype=torch.float32)
         yield Shape(name=f"optimizer/exp_avg_sq/{name}", shape=shape, dtype=torch.float32)
+
+
+def alike(size: int, tensor_bytes: int) -> Iterator[Shape]:
+    """Yield float32 tensors of so many bytes each, about ``size`` in all."""
+    rows = max(tensor_bytes // (4 * _COLUMNS), 1)
+    for number in range(max(size // tensor_bytes, 1)):
+        yield Shape(name=f"block.{number}", shape=(rows, _COLUMNS), dtype=torch.float32)
 
 
 def _weights(hidden: int, layers: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -86,11 +94,11 @@ class State(Protocol):
 
 
 class SmallState:
-    """Very many small plain tensors of one process."""
+    """Very many small plain tensors of one process, or the same on all ranks of a group."""
 
-    group, rank = None, 0
-
-    def __init__(self, number: int, elements: int) -> None:
+    def __init__(self, number: int, elements: int, group: Any = None, rank: int = 0) -> None:
+        self.group = group
+        self.rank = rank
         self.tensors = {f"block.{i}": torch.full((elements,), float(i)) for i in range(number)}
 
     @property
@@ -161,6 +169,19 @@ class ShardedState:
     def clear(self) -> None:
         for tensor in self.locals.values():
             tensor.fill_(-1)
+
+    def renew(self) -> None:
+        """Take new tensors in the place of all, to which nobody has written."""
+        for name, tensor in list(self.tensors.items()):
+            local = torch.empty_like(tensor.to_local())
+            self.tensors[name] = DTensor.from_local(
+                local,
+                tensor.device_mesh,
+                tensor.placements,
+                run_check=False,
+                shape=tensor.shape,
+                stride=tensor.stride(),
+            )
 
     def check(self) -> None:
         for name, tensor in self.locals.items():

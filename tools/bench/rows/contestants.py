@@ -17,6 +17,7 @@ TIMES = (
     Column(metric="seconds", heading="time"),
     Column(metric="seconds", heading="range", kind="range"),
 )
+TIMES_AND_CPU = (*TIMES, Column(metric="cpu_seconds", heading="CPU, all ranks"))
 COSTS = (
     *TIMES,
     Column(metric="bytes_per_second", heading="rate", kind="rate"),
