@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...dtensor.geometry.box import Box
 from ..files.stored_data import StoredData
@@ -41,8 +41,10 @@ class Sharing:
         """Plan all reads of this rank; Corrupt where a file or an entry is not what it must be."""
         self._memory = memory
         self._position = position
-        self._parts: dict[tuple[Box, Box], tuple[tuple[Any, ...], Box] | None] = {}
-        """Of the boxes of stripes and of destinations: many tensors have the same."""
+        self._parts: dict[tuple[int, int], _Common | None] = {}
+        """By boxes of stripes and of destinations, which many tensors have in common."""
+        self._boxes: dict[Box, Box] = {}
+        """One for all destinations that are alike, by itself."""
         num_ranks = memory.num_ranks
         self._rounds: list[list[list[Stripe]]] = []
         """What each rank reads, by round."""
@@ -124,22 +126,33 @@ class Sharing:
         num_bytes = 0
         for stripe, box, array in found:
             for destination in destinations[stripe.tensor.stored.name]:
-                key = box, destination.box
+                wanted = self._boxes.setdefault(destination.box, destination.box)
+                # Both live as long as this object: no number means another box meanwhile.
+                key = id(box), id(wanted)
                 if key not in self._parts:
-                    self._parts[key] = _common(*key)
+                    self._parts[key] = _common(box, wanted)
                 common = self._parts[key]
                 if common is None:
                     continue
-                here, there = common
                 touched[destination.name] = None
-                destination.sink.put(there, array[here])
-                num_bytes += there.numel * destination.itemsize
+                destination.sink.put(common.there, array[common.here])
+                num_bytes += common.numel * destination.itemsize
         return num_bytes
 
 
-def _common(box: Box, wanted: Box) -> tuple[tuple[Any, ...], Box] | None:
-    """Return where the common elements are in an array of a box, and in a wanted box."""
+class _Common(NamedTuple):
+    """The elements that two boxes have in common."""
+
+    here: tuple[Any, ...]
+    """Where they are in an array of the first one."""
+    there: Box
+    """And in the second one."""
+    numel: int
+
+
+def _common(box: Box, wanted: Box) -> _Common | None:
     common = box.intersect(wanted)
     if common is None:
         return None
-    return (*common.relative_to(box).slices, ...), common.relative_to(wanted)
+    here = (*common.relative_to(box).slices, ...)
+    return _Common(here, common.relative_to(wanted), common.numel)

@@ -14,6 +14,8 @@ from ..reading.wants import Fill
 from ..tensors.sink import Array
 from .stripes import Stripe
 
+_ITEMS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
+
 
 def room_of(stripe: Stripe) -> int:
     """Return how many bytes of memory a stripe takes."""
@@ -24,10 +26,11 @@ def arrays_in(memory: memoryview, stripes: Iterable[Stripe]) -> Iterator[tuple[S
     """Yield the boxes of stripes, and where in memory their elements are."""
     at = 0
     for stripe in stripes:
-        start, itemsize = at, stripe.tensor.stored.dtype.itemsize
+        start, dtype = at, _ITEMS[stripe.tensor.stored.dtype.itemsize]
         for box in stripe.boxes:
-            yield stripe, box, np.ndarray(box.sizes, f"u{itemsize}", memory, start)
-            start += box.numel * itemsize
+            array: Array = np.ndarray(box.sizes, dtype, memory, start)
+            yield stripe, box, array
+            start += array.nbytes
         at += room_of(stripe)
 
 
