@@ -9,10 +9,7 @@ from ..environments import run_each, run_tests
 from .every import SERVERS, Kind
 from .server import Missing
 
-TESTS = (
-    "tests/servers/test_stores.py",
-    "tests/servers/test_faults.py",
-)
+TESTS = ("test_stores.py", "test_checkpoints.py", "test_faults.py")
 
 
 def run(kind: Kind, seconds: float) -> str:
@@ -21,7 +18,8 @@ def run(kind: Kind, seconds: float) -> str:
         kind.prepare()
     except Missing as error:
         return f"skipped: {error}"
-    return run_tests(Path(sys.executable), TESTS, seconds, DTCKPT_SERVERS=kind.name)
+    tests = [f"tests/servers/{name}" for name in TESTS]
+    return run_tests(Path(sys.executable), tests, seconds, DTCKPT_SERVERS=kind.name)
 
 
 if __name__ == "__main__":

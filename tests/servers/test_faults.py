@@ -5,14 +5,13 @@ All of it where servers were chosen, a part in the normal suite.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 
 import pytest
 
-from .every import CHOSEN
+from .every import CHOSEN, IS_WHOLE
 from .fake_gcs import FakeGcs
 from .fake_s3 import FakeS3
 from .faults import Fault
@@ -23,7 +22,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 OWN: dict[str, Callable[[], FakeS3]] = {"fake-s3": FakeS3, "fake-gcs": FakeGcs}
 NEEDS = {"fake-s3": "s3fs", "fake-gcs": "gcsfs", "obstore": "obstore"}
-IS_WHOLE = "DTCKPT_SERVERS" in os.environ
 QUICK = {("slow down", 2), ("reply lost", 2), ("denied", None)}
 KNOWN = {
     # The driver does not ask again for an upload that was not answered.
