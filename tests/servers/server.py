@@ -88,6 +88,7 @@ def leashed(
             stderr=said,
             cwd=folder,
             env=os.environ | (variables or {}),
+            start_new_session=True,  # a signal to the group of the tests is not for it
         )
     assert running.stdin is not None
     try:

@@ -13,6 +13,7 @@ import pytest
 
 from .server import free_port, leashed, scratch, wait_for
 
+SLEEPS = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
 SOURCE = """
 import sys, time
 from tests.servers.server import leashed, scratch
@@ -32,9 +33,9 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def wait_until_gone(pid: int, folder: Path) -> None:
+def wait_until_gone(pid: int, folder: Path | None = None) -> None:
     until = time.monotonic() + 60
-    while is_alive(pid) or folder.exists():
+    while is_alive(pid) or (folder is not None and folder.exists()):
         assert time.monotonic() < until
         time.sleep(0.02)
 
@@ -62,16 +63,23 @@ def test_a_killed_process_takes_its_programs_along() -> None:
 
 
 def test_a_program_ends_with_the_block() -> None:
-    command = [
-        sys.executable,
-        "-c",
-        "import os, time; print(os.getpid(), flush=True); time.sleep(600)",
-    ]
+    command = [sys.executable, "-c", SLEEPS]
     with scratch("leash") as folder:
         with leashed(command, folder):
             pid = pid_in(folder)
         assert not is_alive(pid)
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_program_does_not_outlive_its_leash(number: signal.Signals) -> None:
+    command = [sys.executable, "-c", SLEEPS]
+    with scratch("leash") as folder:
+        with leashed(command, folder) as running:
+            pid = pid_in(folder)
+            running.send_signal(number)
+            running.wait(60)
+        wait_until_gone(pid)
 
 
 def test_a_program_that_does_not_start_is_told_of() -> None:
