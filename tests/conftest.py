@@ -101,13 +101,10 @@ class S3:
 
 @pytest.fixture(scope="session")
 def short_pauses() -> Iterator[None]:
-    """Drivers of S3 ask again as often as ever, but after milliseconds instead of many seconds."""
-
-    def pause(attempts: int, **_: object) -> float:
-        return 0.01 * attempts
+    """Stores ask again after milliseconds instead of many seconds."""
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("botocore.retryhandler.delay_exponential", pause)
+        patch.setattr("dtckpt.storage.remote.asking._LONGEST_PAUSE", 0.05)
         yield
 
 

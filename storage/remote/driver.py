@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from typing import Any
 
 from dtckpt.errors import StorageError
 
-_S3 = frozenset({"s3", "s3a"})
+from .asking import DEADLINE_SECONDS, Connection
+from .dialects import dialect_of
+from .limit import limit_of
 
-# Here an upload becomes visible when it is completed, in one step. Not every object store is among
-# them: the driver of oss, for one, appends to a visible object.
-_OBJECT_STORES = _S3 | {"abfs", "abfss", "az", "gcs", "gs"}
+# A server that says nothing for this share of the deadline is asked anew.
+_IDLE_SHARE = 0.25
 
 
 _descriptions: list[Any] = []
@@ -29,11 +29,13 @@ class Driver:
     def __init__(self, url: str, options: dict[str, Any]) -> None:
         self.url = _canonical(url)
         self.scheme = self.url.partition("://")[0]
+        self.dialect = dialect_of(self.scheme)
         self._raw_url = url
         self._options = options
+        self._deadline = _seconds(options.get("deadline", DEADLINE_SECONDS))
         # By process id. A file system inherited over a fork cannot be used, nor even finalised:
         # its event loop thread is gone. So it stays referenced here.
-        self._made: dict[int, tuple[Any, str]] = {}
+        self._made: dict[int, tuple[Connection, str]] = {}
         _require(self.scheme)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -47,43 +49,34 @@ class Driver:
             raise StorageError(f"{self.url} is a root and has nothing beside it")
         return Driver(f"{scheme}://{parent}/{name}", self._options)
 
-    @property
-    def puts_are_atomic(self) -> bool:
-        """Whether an object written by one call appears complete or not at all."""
-        return self.scheme == "memory" or self.scheme in _OBJECT_STORES
-
-    @property
-    def streams_are_atomic(self) -> bool:
-        """Whether a file opened for writing appears only when it is closed."""
-        return self.scheme in _OBJECT_STORES
-
-    def get(self) -> tuple[Any, str]:
-        """This process's file system and its path of the root, without a trailing slash."""
+    def get(self) -> tuple[Connection, str]:
+        """This process's connection and its path of the root, without a trailing slash."""
         pid = os.getpid()
         made = self._made.get(pid)
         if made is None:
             import fsspec
 
+            given = {name: value for name, value in self._options.items() if name != "deadline"}
+            options = self.dialect.options(given, self._deadline * _IDLE_SHARE)
+            # Listing caches miss what other processes do.
+            options |= {"use_listings_cache": False, "skip_instance_cache": True}
             # Two threads may both come here; either result will do, and no lock crosses a fork.
-            fs, root = fsspec.url_to_fs(self._raw_url, **self._safe_options())
+            fs, root = fsspec.url_to_fs(self._raw_url, **options)
             _share_descriptions(fs)
-            made = self._made[pid] = (fs, root.rstrip("/"))
+            self.dialect.tame(fs, given)
+            connection = Connection(fs, self._deadline, limit_of(self._bucket()))
+            made = self._made[pid] = (connection, root.rstrip("/"))
         return made
 
-    def _safe_options(self) -> dict[str, Any]:
-        """The user's options and what must not be left to defaults.
+    def _bucket(self) -> str:
+        scheme, _, rest = self.url.partition("://")
+        return f"{scheme}://{rest.partition('/')[0]}"
 
-        Listing caches miss what other processes do. The pool of 10 connections that botocore has
-        is narrower than our batches. Its retries stay: s3fs does not repeat a HEAD that a busy
-        server refuses.
-        """
-        options = dict(self._options)
-        if self.scheme in _S3:
-            defaults = {"max_pool_connections": 32}
-            # botocore rewrites the dictionaries it is given.
-            given: dict[str, Any] = copy.deepcopy(options.get("config_kwargs") or {})
-            options["config_kwargs"] = defaults | given
-        return options | {"use_listings_cache": False, "skip_instance_cache": True}
+
+def _seconds(deadline: object) -> float:
+    if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not deadline > 0:
+        raise ValueError(f"deadline is a number of seconds above 0, got {deadline!r}")
+    return float(deadline)
 
 
 def _share_descriptions(fs: Any) -> None:
@@ -127,7 +120,8 @@ def _require(scheme: str) -> None:
     try:
         fsspec.get_filesystem_class(scheme)
     except ImportError as error:
-        hint = "pip install 'dtckpt[s3]'" if scheme in _S3 else str(error)
+        extra = dialect_of(scheme).extra
+        hint = f"pip install 'dtckpt[{extra}]'" if extra else str(error)
         raise StorageError(f"the driver of {scheme}:// is not installed: {hint}") from error
     except ValueError as error:
         raise StorageError(

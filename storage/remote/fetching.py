@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import queue
 from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine, Generator, Iterator, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from ..base import ReadRequest
+from .asking import Attempts, Connection
 from .ranges import REQUEST_BYTES, Fetch, plan_fetches
 from .s3_reads import stream
 
@@ -32,12 +34,15 @@ class ShortRead(Exception):
     """An object has fewer bytes than were asked for."""
 
 
-def fetch_each(fs: Any, path: str, requests: Sequence[ReadRequest]) -> Iterator[ReadRequest]:
+def fetch_each(
+    connection: Connection, path: str, where: str, requests: Sequence[ReadRequest]
+) -> Iterator[ReadRequest]:
     """Fill the buffers of all requests, and yield each that is full while others arrive.
 
-    When this ends, or is closed, no buffer is touched any more. Raises what the driver raises, and
+    When this ends, or is closed, no buffer is touched any more. Raises ``StorageError``, and
     ``ShortRead``.
     """
+    fs = connection.fs
     left = Counter({request: request.view.nbytes for request in requests})
     full: queue.SimpleQueue[ReadRequest | BaseException] = queue.SimpleQueue()
 
@@ -50,14 +55,30 @@ def fetch_each(fs: Any, path: str, requests: Sequence[ReadRequest]) -> Iterator[
     num_waiting = len(left) - len(empty)
     fetches = plan_fetches(requests)
 
+    async def fetch_once(fetch: Fetch, same: dict[str, str]) -> None:
+        if hasattr(fs, "call_s3"):
+            await stream(fs, path, fetch, copied, same)
+        else:
+            data = await fs._cat_file(path, start=fetch.start, end=fetch.stop)
+            fetch.take(memoryview(data), copied)
+
     async def fill(fetch: Fetch) -> None:
+        same: dict[str, str] = {}
+        begun_at = fetch.position
         try:
             async with _slot(fs.loop, fetch):
-                if hasattr(fs, "call_s3"):
-                    await stream(fs, path, fetch, copied)
-                else:
-                    data = await fs._cat_file(path, start=fetch.start, end=fetch.stop)
-                    fetch.take(memoryview(data), copied)
+                attempts = Attempts(connection, "read", where)
+                while True:
+                    try:
+                        async with attempts.slot():
+                            await fetch_once(fetch, same)
+                        break
+                    except Exception as error:
+                        if fetch.position > begun_at:
+                            attempts.progressed()
+                            begun_at = fetch.position
+                        await asyncio.sleep(attempts.pause(error))
+                attempts.succeeded()
             _check_length(fetch)
         except BaseException as error:  # it must reach the reader, whatever it is
             full.put(error)
@@ -65,7 +86,8 @@ def fetch_each(fs: Any, path: str, requests: Sequence[ReadRequest]) -> Iterator[
     yield from empty
     if not fs.async_impl:
         for fetch in fetches:
-            fetch.take(memoryview(fs.cat_file(path, start=fetch.start, end=fetch.stop)), copied)
+            read = functools.partial(fs.cat_file, path, start=fetch.start, end=fetch.stop)
+            fetch.take(memoryview(connection.ask("read", where, read)), copied)
             _check_length(fetch)
             yield from _until_empty(full)
         return

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+import functools
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
 from typing import Any, final
 
@@ -19,26 +20,20 @@ from ..base import (
     check_range,
     is_before,
 )
-from ..failures import (
-    already_exists,
-    changed,
-    failing,
-    not_found,
-    out_of_range,
-    reading,
-    translated,
-)
+from ..failures import already_exists, changed, failing, not_found, out_of_range, translated
 from ..names import check_component, check_name, check_prefix, is_reserved, join, reserved_name
+from .asking import Connection
+from .dialects.base import Condition, Info, method
 from .driver import Driver
 from .fetching import ShortRead, fetch_each
-from .listing import find_files, find_level
-from .puts import only_new, only_same, put_whole, remove_same
 from .ranges import REQUEST_BYTES
-from .s3_deletes import delete_many
-from .s3_looking import head
-from .s3_requests import Requests, is_condition_failed
-from .s3_uploads import abort_upload, split_upload, unfinished_uploads, upload_name
+from .requests import Requests
 from .streams import PART_BYTES, MultipartStream, RenameStream, move
+from .trouble import Kind, told
+from .uploads import split_upload, upload_name
+
+# The rest of its time is for looking what came of a write that was not answered.
+_SHARE_OF_WRITES = 0.75
 
 _TIMES = ("LastModified", "last_modified", "mtime", "updated", "created")
 
@@ -50,11 +45,14 @@ class FsspecStore(Store):
     Nothing that a driver says is taken on trust: no listing cache is used, every range is measured,
     every stream is measured afterwards, and every exception becomes a ``StorageError``.
 
+    * Each request has ``deadline`` seconds (an option, 120 by default) with all its attempts:
+      ``StorageTimeout`` after that. What fails for the moment is asked again after pauses, and a
+      busy server less at a time, by all of the process.
     * Object stores: an object appears when its upload completes. ``publish`` is one conditional
       PUT where the driver has it; after a failure the object is read and compared, so a create
-      whose reply was lost is recognised. ``replace`` is one, too, on S3. Where the server ignores
-      conditions, several racing writers may believe to have won: who must know reads back, as the
-      commit does. Busy servers are asked again as often as the driver does.
+      whose reply was lost is recognised. ``replace`` is one, too, on S3, Google and Azure. Where
+      the server ignores conditions, several racing writers may believe to have won: who must know
+      reads back, as the commit does.
     * Large objects: the name is checked when the object is begun, not when it is completed. Writers
       use names that no one else does.
     * Reads: neighbours are asked for together (``ranges``), several requests at a time
@@ -76,15 +74,15 @@ class FsspecStore(Store):
     def stat(self, name: str) -> ObjectInfo:
         return _object_info(name, self._info(name))
 
-    def _info(self, name: str) -> dict[str, Any]:
+    def _info(self, name: str) -> Info:
         """What the driver tells of an object."""
-        fs, path, where = self._at(name)
-        with reading("stat", where):
-            fs.invalidate_cache()
-            info = head(fs, path) if hasattr(fs, "call_s3") else fs.info(path)
-            if info["type"] != "file":
-                raise not_found(where)
-            return info
+        connection, path, where = self._at(name)
+        fs, dialect = connection.fs, self._driver.dialect
+        fs.invalidate_cache()
+        info = connection.ask("stat", where, lambda: dialect.info(fs, path))
+        if info["type"] != "file":
+            raise not_found(where)
+        return info
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
         check_range(start, stop)
@@ -97,18 +95,16 @@ class FsspecStore(Store):
         if stop == start:
             return b""
         # One request: the result is not to be put together from pieces.
-        fs, path, _ = self._at(name)
         with self._within(name, [(start, stop)]):
-            data = bytes(fs.cat_file(path, start=start, end=stop))
+            data = self._cat(name, start, stop)
             if len(data) != stop - start:
                 raise ShortRead(f"bytes {start}:{stop} end at {start + len(data)}")
         return data
 
     def read_start(self, name: str, most: int) -> bytes:
-        fs, path, where = self._at(name)
+        check_name(name)
         try:
-            with reading("read", where):
-                return bytes(fs.cat_file(path, start=0, end=most)) if most else b""
+            return self._cat(name, 0, most) if most else b""
         except ObjectNotFound:
             raise
         except StorageError:
@@ -116,61 +112,79 @@ class FsspecStore(Store):
                 raise
             return b""  # of nothing no range can be asked for
 
+    def _cat(self, name: str, start: int, stop: int) -> bytes:
+        connection, path, where = self._at(name)
+        read = method(connection.fs, "cat_file")
+        return bytes(connection.ask("read", where, lambda: read(path, start=start, end=stop)))
+
     def read_into(self, name: str, requests: Sequence[ReadRequest]) -> None:
         for _ in self.read_each(name, requests):
             pass
 
     def read_each(self, name: str, requests: Sequence[ReadRequest]) -> Iterator[ReadRequest]:
-        fs, path, _ = self._at(name)
+        connection, path, where = self._at(name)
         ranges = [(r.offset, r.stop) for r in requests if r.view.nbytes]
         with self._within(name, ranges):
-            yield from fetch_each(fs, path, requests)
+            yield from fetch_each(connection, path, where, requests)
 
     def create(self, name: str, size: int) -> WriteStream:
         if size < 0:
             raise ValueError(f"bad object size {size} for {name}: expected 0 or more")
-        fs, path, where = self._at(name)
-        in_parts = size > PART_BYTES and self._driver.streams_are_atomic
-        # One PUT to S3 refuses by itself; of an empty one it is not known how often it was sent.
-        if in_parts or size == 0 or not hasattr(fs, "call_s3"):
+        connection, path, where = self._at(name)
+        dialect = self._driver.dialect
+        in_parts = size > PART_BYTES and dialect.streams_are_atomic
+        # A counted PUT refuses by itself; of an empty one it is not known how often it was sent.
+        if in_parts or size == 0 or not dialect.puts_are_counted:
             self._refuse_taken(name)
 
         def check(expected: int) -> None:
             self._check_size(name, expected)
 
-        if not self._driver.puts_are_atomic:
-            paths = (_hidden(path), path)
-            return RenameStream(where, size, fs, paths, lambda: self._refuse_taken(name), check)
+        def refuse() -> None:
+            self._refuse_taken(name)
+
+        if not dialect.puts_are_atomic:
+            return RenameStream(where, size, connection, (_hidden(path), path), refuse, check)
         if in_parts:
-            return MultipartStream(where, size, fs, path, check)
+            return MultipartStream(where, size, connection, dialect, path, check)
         return WholeStream(where, size, lambda data: self._put_new(name, data))
 
     def publish(self, name: str, data: bytes, *, overwrite: bool) -> None:
         payload = bytes(data)
-        if not overwrite:
-            self._refuse_taken(name)
-        self._put(name, payload, exclusive=not overwrite)
+        with self._in_time():
+            if not overwrite:
+                self._refuse_taken(name)
+            self._put(name, payload, exclusive=not overwrite)
 
     def replace(self, name: str, data: bytes, *, expected: bytes) -> None:
         payload = bytes(data)
-        info = self._info_of(name, expected)
-        self._put(name, payload, instead_of=(info, expected))
+        with self._in_time():
+            info = self._info_of(name, expected)
+            self._put(name, payload, instead_of=(info, expected))
 
     def remove(self, name: str, *, expected: bytes) -> None:
-        info = self._info_of(name, expected)
-        fs, path, where = self._at(name)
-        try:
-            with reading("delete", where):
-                remove_same(fs, path, info, lambda: self._check_same(name, expected))
-        except StorageError as error:
-            is_known, found = self._look_again(name)
-            if is_known and found is None:  # gone by this very request, or by somebody else's
-                raise not_found(where) from error
-            if is_condition_failed(error):
-                raise changed(where) from error
-            raise
+        with self._in_time():
+            info = self._info_of(name, expected)
+            connection, path, where = self._at(name)
+            condition = self._driver.dialect.only_same(info)
 
-    def _info_of(self, name: str, expected: bytes) -> dict[str, Any]:
+            def ask(given: Condition) -> None:
+                remove = self._driver.dialect.remove
+                call = lambda: remove(connection.fs, path, given)  # noqa: E731
+                connection.ask("delete", where, call)
+
+            try:
+                with connection.in_time(_SHARE_OF_WRITES):
+                    _on_condition(ask, condition, lambda: self._check_same(name, expected))
+            except StorageError as error:
+                is_known, found = self._look_again(name)
+                if is_known and found is None:  # gone by this very request, or by somebody else's
+                    raise not_found(where) from error
+                if _is_condition_failed(error):
+                    raise changed(where) from error
+                raise
+
+    def _info_of(self, name: str, expected: bytes) -> Info:
         """What the driver tells of an object that holds these bytes."""
         with failing(certain=True):
             info = self._info(name)  # first: a condition is not to be of what came afterwards
@@ -187,17 +201,18 @@ class FsspecStore(Store):
         return iter(sorted(found, key=lambda item: item.name))
 
     def level(self, prefix: str = "") -> Level:
-        with self._listing(prefix) as (fs, top, below, start):
-            objects: list[ObjectInfo] = []
-            folders: set[str] = set()
-            for path, info in find_level(fs, top).items():
-                key = path.strip("/")
-                if below != "/" and not key.startswith(below):
-                    continue  # the driver may tell of what it was asked for, too
-                if info["type"] == "directory":
-                    folders.add(key[start:])
-                elif not path.endswith("/") and not is_reserved(key):
-                    objects.append(_object_info(key[start:], info))
+        connection, top, below, start = self._listing(prefix)
+        found = self._driver.dialect.listing(connection, top, join(self.url, prefix), deep=False)
+        objects: list[ObjectInfo] = []
+        folders: set[str] = set()
+        for path, info in found.items():
+            key = path.strip("/")
+            if below != "/" and not key.startswith(below):
+                continue  # the driver may tell of what it was asked for, too
+            if info["type"] == "directory":
+                folders.add(key[start:])
+            elif not path.endswith("/") and not is_reserved(key):
+                objects.append(_object_info(key[start:], info))
         objects.sort(key=lambda item: item.name)
         return Level(tuple(objects), tuple(sorted(folders)))
 
@@ -208,11 +223,12 @@ class FsspecStore(Store):
 
     def _uploads(self, prefix: str) -> Iterator[ObjectInfo]:
         """Uploads in parts that have neither been completed nor given up, where they are told."""
-        with translated("list uploads below", join(self.url, prefix)):
-            fs, root = self._driver.get()
-            base = join(root, self._prefix).strip("/")
-            for path, upload_id, begun in unfinished_uploads(fs, join(base, prefix)):
-                yield ObjectInfo(upload_name(path[len(base) + 1 :], upload_id), 0, begun)
+        connection, root = self._connect()
+        base = join(root, self._prefix).strip("/")
+        where = join(self.url, prefix)
+        found = self._driver.dialect.unfinished(connection, join(base, prefix), where)
+        for path, upload_id, begun in found:
+            yield ObjectInfo(upload_name(path[len(base) + 1 :], upload_id), 0, begun)
 
     def delete(self, names: Iterable[str]) -> None:
         checked = [check_name(name, reserved=True) for name in names]
@@ -222,20 +238,20 @@ class FsspecStore(Store):
         # One by one: the drivers' rm takes names for patterns, and "w[0:4]" is a fair name.
         for name in checked:
             target, upload_id = split_upload(name)
-            fs, path, where = self._at(target, reserved=True)
-            with suppress(ObjectNotFound), reading("delete", where):
-                if upload_id is None:
-                    fs.rm_file(path)
-                else:
-                    abort_upload(fs, path, upload_id)
+            connection, path, where = self._at(target, reserved=True)
+            with suppress(ObjectNotFound):
+                if upload_id is not None:
+                    self._driver.dialect.forget(connection, path, where, upload_id)
+                    continue
+                remove = method(connection.fs, "rm_file")
+                connection.ask("delete", where, functools.partial(remove, path))
 
     def _delete_together(self, names: Sequence[str]) -> bool:
         """Delete objects in few requests; False where that is not to be had."""
-        fs, _, where = self._at(names[0], reserved=True)
-        if not hasattr(fs, "call_s3"):
-            return False
-        with reading("delete", f"{where} and {len(names) - 1} more"):
-            return delete_many(fs, [self._at(name, reserved=True)[1] for name in names])
+        connection, _, where = self._at(names[0], reserved=True)
+        paths = [self._at(name, reserved=True)[1] for name in names]
+        place = f"{where} and {len(names) - 1} more"
+        return self._driver.dialect.remove_many(connection, paths, place)
 
     def substore(self, prefix: str) -> Store:
         check_name(prefix)
@@ -258,25 +274,31 @@ class FsspecStore(Store):
         child.url = join(child._driver.url, child._prefix)
         return child
 
-    def _at(self, name: str, *, reserved: bool = False) -> tuple[Any, str, str]:
-        """File system, its path of the object, and the URL for messages."""
+    def _at(self, name: str, *, reserved: bool = False) -> tuple[Connection, str, str]:
+        """Connection, the driver's path of the object, and the URL for messages."""
         if "?versionId=" in check_name(name, reserved=reserved):
             raise ValueError(f"bad object name {name!r}: drivers cut it at '?versionId='")
-        where = join(self.url, name)
+        connection, root = self._connect()
+        return connection, f"{root}/{join(self._prefix, name)}", join(self.url, name)
+
+    def _connect(self) -> tuple[Connection, str]:
         with translated("connect to", self.url):
-            fs, root = self._driver.get()
-        return fs, f"{root}/{join(self._prefix, name)}", where
+            return self._driver.get()
+
+    def _in_time(self) -> AbstractContextManager[None]:
+        """What is asked in the block has one deadline together."""
+        return self._connect()[0].in_time()
 
     @contextmanager
     def _within(self, name: str, ranges: Sequence[tuple[int, int]]) -> Generator[None]:
-        """Translate errors of reading ranges; one past the end of the object is told as that."""
+        """Have a range past the end of the object told as that."""
         where = join(self.url, name)
         try:
-            with reading("read", where):
+            with translated("read", where):
                 yield
-        except ObjectNotFound:
-            raise
         except StorageError as error:
+            if told(error).kind is not Kind.OTHER:
+                raise
             size = self.stat(name).size
             for start, stop in ranges:
                 if stop > size:
@@ -287,8 +309,7 @@ class FsspecStore(Store):
 
     def _put_new(self, name: str, data: bytes) -> None:
         self._put(name, data, exclusive=True)
-        fs, _, _ = self._at(name)
-        if not hasattr(fs, "call_s3"):  # which has compared length and checksum of the request
+        if not self._driver.dialect.puts_are_checked:
             self._check_size(name, len(data))
 
     def _put(
@@ -304,8 +325,13 @@ class FsspecStore(Store):
         ``exclusive``: only if there is none. ``instead_of``: only in place of the one of which
         the driver told so, and that holds these bytes; as far as the driver has conditional writes.
         """
-        fs, path, where = self._at(name)
-        requests = Requests()
+        connection, path, where = self._at(name)
+        dialect, requests = self._driver.dialect, Requests()
+        condition: Condition = {}
+        if exclusive:
+            condition = dialect.only_new(connection.fs)
+        elif instead_of is not None:
+            condition = dialect.only_same(instead_of[0])
 
         def look() -> None:
             if exclusive:
@@ -313,39 +339,45 @@ class FsspecStore(Store):
             elif instead_of is not None:
                 self._check_same(name, instead_of[1])
 
+        def ask(given: Condition) -> None:
+            call = lambda: dialect.put(connection.fs, path, data, given, requests)  # noqa: E731
+            connection.ask("write", where, call, attempt=requests.attempt)
+
         try:
-            with translated("write", where):
-                if self._driver.puts_are_atomic:
-                    info = None if instead_of is None else instead_of[0]
-                    condition = only_new(fs) if exclusive else only_same(fs, info)
-                    put_whole(requests, fs, path, data, condition, look)
-                else:
-                    self._write_and_move(name, data, exclusive=exclusive)
+            if dialect.puts_are_atomic:
+                with connection.in_time(_SHARE_OF_WRITES):
+                    _on_condition(ask, condition, look)
+            else:
+                self._write_and_move(name, data, exclusive=exclusive)
         except StorageError as error:
-            # The object may stand although the reply was lost; a driver that then tried again
-            # has found our own object in the way.
+            # The object may stand although the reply was lost; when it was asked for again our own
+            # object was found in the way.
             is_known, found = self._look_again(name)
-            is_refused = exclusive and is_condition_failed(error) and requests.is_last_word(error)
+            is_refused = exclusive and _is_condition_failed(error) and requests.is_last_word(error)
             if is_known and found == data and not is_refused:
                 return
             error.is_certain = is_known and requests.is_last_word(error)
-            if is_condition_failed(error):
+            if _is_condition_failed(error):
                 with failing(certain=error.is_certain):
                     raise (already_exists if exclusive else changed)(where) from error
             raise
 
     def _write_and_move(self, name: str, data: bytes, *, exclusive: bool) -> None:
-        fs, path, _ = self._at(name)
-        hidden = _hidden(path)
-        fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-        try:
+        connection, path, where = self._at(name)
+        fs, hidden = connection.fs, _hidden(path)
+
+        def write() -> None:
+            fs.makedirs(path.rpartition("/")[0], exist_ok=True)
             fs.pipe_file(hidden, data)
+
+        try:
+            connection.ask_blocking("write", where, write)
             if exclusive:
                 self._refuse_taken(name)
-            move(fs, hidden, path)
+            move(connection, where, hidden, path)
         except BaseException:
             with suppress(Exception):
-                fs.rm_file(hidden)
+                connection.ask_blocking("clean up", where, lambda: fs.rm_file(hidden))
             raise
 
     def _refuse_taken(self, name: str) -> None:
@@ -375,26 +407,50 @@ class FsspecStore(Store):
             )
 
     def _find(self, prefix: str) -> Iterator[ObjectInfo]:
-        with self._listing(prefix) as (fs, top, below, start):
-            for path, info in find_files(fs, top).items():
-                key = path.lstrip("/")
-                # Directory markers end in a slash; an object called like the prefix is not in it.
-                inside = below == "/" or key.startswith(below)
-                if inside and info["type"] == "file" and not key.endswith("/"):
-                    yield _object_info(key[start:], info)
+        connection, top, below, start = self._listing(prefix)
+        found = self._driver.dialect.listing(connection, top, join(self.url, prefix), deep=True)
+        for path, info in found.items():
+            key = path.lstrip("/")
+            # Directory markers end in a slash; an object called like the prefix is not in it.
+            inside = below == "/" or key.startswith(below)
+            if inside and info["type"] == "file" and not key.endswith("/"):
+                yield _object_info(key[start:], info)
 
-    @contextmanager
-    def _listing(self, prefix: str) -> Generator[tuple[Any, str, str, int]]:
-        """File system, its path of ``prefix``, how keys in it begin, and where names do in keys.
+    def _listing(self, prefix: str) -> tuple[Connection, str, str, int]:
+        """Connection, its path of ``prefix``, how keys in it begin, and where names do in keys.
 
         Keys are the driver's paths without leading slashes, in which drivers differ.
         """
-        with translated("list", join(self.url, check_prefix(prefix))):
-            fs, root = self._driver.get()
-            fs.invalidate_cache()
-            base = f"{root}/{self._prefix}".strip("/")
-            top = f"{root}/{join(self._prefix, prefix)}".rstrip("/")
-            yield fs, top, join(base, prefix).strip("/") + "/", len(base) + 1 if base else 0
+        check_prefix(prefix)
+        connection, root = self._connect()
+        connection.fs.invalidate_cache()
+        base = f"{root}/{self._prefix}".strip("/")
+        top = f"{root}/{join(self._prefix, prefix)}".rstrip("/")
+        below = join(base, prefix).strip("/") + "/"
+        return connection, top, below, len(base) + 1 if base else 0
+
+
+def _on_condition(
+    ask: Callable[[Condition], None], condition: Condition, look: Callable[[], None]
+) -> None:
+    """Call ``ask(condition)``, and without one where the server knows no conditions.
+
+    ``look()`` is called before that; it raises if the condition does not hold now.
+    """
+    try:
+        ask(condition)
+    except StorageError as error:
+        if not condition or told(error).kind is not Kind.UNKNOWN:
+            raise
+    else:
+        return
+    look()
+    ask({})
+
+
+def _is_condition_failed(error: StorageError) -> bool:
+    """Whether the server refused because another object is there than the condition says."""
+    return told(error).kind is Kind.CONDITION
 
 
 def _object_info(name: str, info: dict[str, Any]) -> ObjectInfo:

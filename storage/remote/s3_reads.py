@@ -6,7 +6,6 @@ and faulting that in costs more than the copying.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -14,34 +13,25 @@ from ..base import ReadRequest
 from .ranges import Fetch
 
 _CHUNK_BYTES = 1 << 20
-_ATTEMPTS = 5
-_PAUSE = 0.1
 
 
 async def stream(
-    fs: Any, path: str, fetch: Fetch, copied: Callable[[ReadRequest, int], None]
+    fs: Any,
+    path: str,
+    fetch: Fetch,
+    copied: Callable[[ReadRequest, int], None],
+    same: dict[str, str],
 ) -> None:
     """Bring the bytes of a fetch, as many as there are; on the event loop of an S3 driver.
 
-    A reply that breaks off is asked for again from there, if the object is the same by then.
+    After a reply that broke off it is called again, and goes on from there if the object is the
+    same by then, of which ``same`` is to be kept, and empty at first.
     """
-    from aiohttp import ClientError
-    from botocore.exceptions import HTTPClientError
-
     bucket, key, _ = fs.split_path(path)
-    same: dict[str, str] = {}
-    for attempt in range(_ATTEMPTS):
-        wanted = f"bytes={fetch.position}-{fetch.stop - 1}"
-        reply = await fs._call_s3("get_object", Bucket=bucket, Key=key, Range=wanted, **same)
-        if reply.get("ETag"):
-            same = {"IfMatch": reply["ETag"]}
-        try:
-            async with reply["Body"] as body:
-                while data := await body.read(_CHUNK_BYTES):
-                    fetch.take(memoryview(data), copied)
-        except (ClientError, HTTPClientError, TimeoutError):
-            if attempt == _ATTEMPTS - 1:
-                raise
-            await asyncio.sleep(_PAUSE * 2**attempt)
-        else:
-            return
+    wanted = f"bytes={fetch.position}-{fetch.stop - 1}"
+    reply = await fs._call_s3("get_object", Bucket=bucket, Key=key, Range=wanted, **same)
+    if reply.get("ETag"):
+        same["IfMatch"] = reply["ETag"]
+    async with reply["Body"] as body:
+        while data := await body.read(_CHUNK_BYTES):
+            fetch.take(memoryview(data), copied)

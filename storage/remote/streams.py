@@ -7,9 +7,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from dtckpt.errors import ObjectNotFound
+
 from ..base import WriteStream
-from ..failures import translated
-from .s3_parts import PartsFile
+from .asking import Connection
+from .dialects.base import Dialect, method
+from .parts import Parts
 
 PART_BYTES = 16 << 20
 """Objects up to this size go out in one request, larger ones in parts of it or more."""
@@ -21,44 +24,47 @@ _MAX_PARTS = 9_000
 class MultipartStream(WriteStream):
     """Sends parts as they fill; completing them makes the object appear.
 
-    On S3 up to ``NUM_PARTS`` of them are in flight, which with the one that fills makes 80 MiB for
-    objects up to 140 GiB. Other drivers decide for themselves; most send one after the other.
+    Of four parts on their way, as on S3 and Azure, and the one that fills come 80 MiB in memory
+    for objects up to 140 GiB. Google takes one after the other.
     """
 
     def __init__(
-        self, where: str, size: int, fs: Any, path: str, check: Callable[[int], None]
+        self,
+        where: str,
+        size: int,
+        connection: Connection,
+        dialect: Dialect,
+        path: str,
+        check: Callable[[int], None],
     ) -> None:
         """``check(size)`` is called after completion and raises if the store has another size."""
         super().__init__(where, size)
-        self._fs = fs
+        self._connection = connection
         self._path = path
         self._check = check
         self._completing = False
-        self._part_bytes = part_bytes(size)
-        with translated("create", where):
-            self._file = _open_upload(fs, path, self._part_bytes)
-        # An fsspec file completes itself when it is collected: a stream that is dropped without
-        # an end would leave a truncated object. The finalizer keeps the file alive until it ran.
-        self._guard = weakref.finalize(self, _drop, self._file)
+        num_bytes = part_bytes(size)
+        upload = dialect.begin(connection, path, where, size, num_bytes)
+        self._parts = Parts(upload, num_bytes)
+        # A stream that is dropped without an end would leave parts, which are paid for.
+        self._guard = weakref.finalize(self, _drop, self._parts)
 
     def _append(self, view: memoryview) -> None:
-        with translated("write", self._where):
-            for start in range(0, view.nbytes, self._part_bytes):
-                self._file.write(view[start : start + self._part_bytes])
+        self._parts.write(view)
 
     def _finish(self) -> None:
-        with translated("complete", self._where):
-            self._completing = True
-            self._file.close()
-            self._check(self._announced)
+        self._completing = True
+        self._parts.close()
+        self._check(self._announced)
         self._guard.detach()
 
     def _discard(self) -> None:
         self._guard()
         if self._completing:
             # Completed perhaps, but not known to be right.
-            with translated("clean up", self._where), suppress(FileNotFoundError):
-                self._fs.rm_file(self._path)
+            remove = method(self._connection.fs, "rm_file")
+            with suppress(ObjectNotFound):
+                self._connection.ask("clean up", self._where, lambda: remove(self._path))
 
 
 class RenameStream(WriteStream):
@@ -68,7 +74,7 @@ class RenameStream(WriteStream):
         self,
         where: str,
         size: int,
-        fs: Any,
+        connection: Connection,
         paths: tuple[str, str],
         refuse: Callable[[], None],
         check: Callable[[int], None],
@@ -79,31 +85,35 @@ class RenameStream(WriteStream):
         ``MultipartStream``.
         """
         super().__init__(where, size)
-        self._fs = fs
+        self._connection = connection
         self._hidden, self._path = paths
         self._refuse = refuse
         self._check = check
-        with translated("create", where):
+        fs = connection.fs
+
+        def begin() -> Any:
             fs.makedirs(self._path.rpartition("/")[0], exist_ok=True)
-            self._file = fs.open(self._hidden, "wb")
+            return fs.open(self._hidden, "wb")
+
+        self._file = connection.ask_blocking("create", where, begin)
 
     def _append(self, view: memoryview) -> None:
-        with translated("write", self._where):
-            self._file.write(view)
+        self._connection.ask_blocking("write", self._where, lambda: self._file.write(view))
 
     def _finish(self) -> None:
-        with translated("complete", self._where):
-            self._file.close()
-            self._refuse()
-            move(self._fs, self._hidden, self._path)
-            self._check(self._announced)
+        self._connection.ask_blocking("complete", self._where, self._file.close)
+        self._refuse()
+        move(self._connection, self._where, self._hidden, self._path)
+        self._check(self._announced)
 
     def _discard(self) -> None:
-        with translated("clean up", self._where):
+        def clean_up() -> None:
             with suppress(Exception):
                 self._file.close()
             with suppress(FileNotFoundError):
-                self._fs.rm_file(self._hidden)
+                self._connection.fs.rm_file(self._hidden)
+
+        self._connection.ask_blocking("clean up", self._where, clean_up)
 
 
 def part_bytes(size: int) -> int:
@@ -112,27 +122,24 @@ def part_bytes(size: int) -> int:
     return max(PART_BYTES, -(-least >> 20) << 20)
 
 
-def move(fs: Any, source: str, target: str) -> None:
+def move(connection: Connection, where: str, source: str, target: str) -> None:
     """Rename where the file system does so, else copy and remove."""
     from fsspec.spec import AbstractFileSystem
 
-    if type(fs).mv is not AbstractFileSystem.mv:
-        fs.mv(source, target)
-        return
-    # The inherited mv takes its paths for patterns.
-    fs.cp_file(source, target)
-    fs.rm_file(source)
+    fs = connection.fs
+
+    def work() -> None:
+        if type(fs).mv is not AbstractFileSystem.mv:
+            fs.mv(source, target)
+            return
+        # The inherited mv takes its paths for patterns.
+        fs.cp_file(source, target)
+        fs.rm_file(source)
+
+    connection.ask_blocking("complete", where, work)
 
 
-def _open_upload(fs: Any, path: str, num_bytes: int) -> Any:
-    """A file that appears when it is closed, not before, written in parts of ``num_bytes``."""
-    if hasattr(fs, "call_s3"):
-        return PartsFile(fs, path, num_bytes)
-    return fs.open(path, "wb", block_size=num_bytes)
-
-
-def _drop(file: Any) -> None:
-    """Abandon an unfinished upload so that nothing can complete it any more."""
+def _drop(parts: Parts) -> None:
+    """Abandon an unfinished upload so that nothing is left of it."""
     with suppress(Exception):
-        file.discard()
-    file.closed = True
+        parts.discard()

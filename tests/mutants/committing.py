@@ -331,9 +331,9 @@ def refuse_if_going""",
     ),
     Mutant(
         name="a missing bucket is an empty one",
-        file="storage/remote/listing.py",
-        old='        if server_code(error) == "NoSuchBucket":',
-        new="        if False:",
+        file="storage/remote/trouble.py",
+        old='    "NoSuchBucket": Kind.NO_BUCKET,',
+        new='    "NoSuchBucket": Kind.MISSING,',
         tests=_STEPS,
     ),
     Mutant(

@@ -19,9 +19,6 @@ pytestmark = [
 ]
 
 KNOWN = {
-    ("fsspec-fake-gcs", "test_racing_replacements"): "compares, then writes",
-    ("fsspec-azurite", "test_racing_replacements"): "compares, then writes",
-    ("fsspec-azurite", "test_list"): "the driver lists an object as a list, not as a dict",
     ("fsspec-azurite", "test_odd_names", "a*b?"): "the client drops a ? or # at the end",
     ("fsspec-azurite", "test_odd_names", "q&=%25+#"): "the same",
     ("fsspec-ceph", "test_replace"): "this release takes a tag in quotes for another one",

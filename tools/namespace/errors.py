@@ -21,6 +21,8 @@
         StorageError(OSError)             the storage failed
           ObjectNotFound(FileNotFoundError)
           ObjectExists(FileExistsError)
+          AccessDenied(PermissionError)     renew the credentials, or have them allow it
+          StorageTimeout(TimeoutError)      the storage was busy or silent for too long: try later
 
 Each also derives from the builtin that a caller would expect, so ``except OSError`` works.
 Messages say what happened, where (tensor, file, byte range, rank), what was expected, what was
@@ -30,6 +32,7 @@ found, and what to do. The module imports nothing: it is the ground that all pac
 from __future__ import annotations
 
 __all__ = [
+    "AccessDenied",
     "AlreadyCommitted",
     "Busy",
     "Cancelled",
@@ -46,6 +49,7 @@ __all__ = [
     "RankFailed",
     "StateChanged",
     "StorageError",
+    "StorageTimeout",
     "Timeout",
     "Unsavable",
     "UnsupportedOp",
@@ -138,3 +142,11 @@ class ObjectNotFound(StorageError, FileNotFoundError):
 
 class ObjectExists(StorageError, FileExistsError):
     """The named object exists already and objects are never overwritten."""
+
+
+class AccessDenied(StorageError, PermissionError):
+    """The storage does not let this process do that, or does not know its credentials any more."""
+
+
+class StorageTimeout(StorageError, TimeoutError):
+    """The storage did not do it before the deadline, however often it was asked."""

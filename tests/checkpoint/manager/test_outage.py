@@ -43,7 +43,8 @@ class Loop:
     def __init__(self, server: FakeS3, seconds: float) -> None:
         self.url = f"s3://{BUCKET}/run"
         self.server = server
-        self.options = server.storage_options
+        patience = {} if seconds else {"deadline": 2}
+        self.options = server.storage_options | patience
         self.seconds = seconds
         """How long it is refused; at least for two saves."""
 

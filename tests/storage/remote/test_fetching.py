@@ -96,8 +96,9 @@ def test_two_versions_of_an_object_are_not_put_together(server: FakeS3, store: S
         store.read_into("x", [ReadRequest(0, bytearray(8 * MIB))])
 
 
-def test_a_server_that_always_breaks_off(server: FakeS3, store: Store) -> None:
+def test_a_server_that_always_breaks_off(server: FakeS3) -> None:
     server.faults.append(Fault(kinds=["get"], does="truncate"))
+    store = open_store(f"s3://{BUCKET}/run", **server.storage_options, deadline=1)
     with pytest.raises(StorageError, match=f"cannot read s3://{BUCKET}/run/x"):
         store.read_into("x", [ReadRequest(0, bytearray(100))])
 

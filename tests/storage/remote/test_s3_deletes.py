@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from fsspec.asyn import get_loop
 
 from dtckpt.errors import StorageError
 from dtckpt.storage import Store, open_store
-from dtckpt.storage.remote.s3_deletes import delete_many
+from dtckpt.storage.remote.asking import Connection
+from dtckpt.storage.remote.dialects.s3 import S3
 
 from ...servers.fake_s3 import BUCKET, FakeS3, fake_s3
 from ...servers.faults import Fault
@@ -69,6 +71,9 @@ def test_a_refusal_is_told(server: FakeS3, store: Store) -> None:
 class Answering:
     """A driver whose server answers so."""
 
+    async_impl = True
+    loop = get_loop()
+
     def __init__(self, errors: list[dict[str, str]]) -> None:
         self.errors = errors
 
@@ -76,13 +81,14 @@ class Answering:
         bucket, _, key = path.partition("/")
         return bucket, key, None
 
-    def call_s3(self, method: str, **arguments: Any) -> Any:
+    async def _call_s3(self, method: str, **arguments: Any) -> Any:
         assert method == "delete_objects"
         return {"Errors": self.errors}
 
 
 def test_what_the_server_says_of_one_object_is_told() -> None:
     denied = {"Key": "x", "Code": "AccessDenied", "Message": "no"}
-    with pytest.raises(OSError, match="x: AccessDenied: no"):
-        delete_many(Answering([denied]), ["b/x", "b/y"])
-    assert delete_many(Answering([{"Key": "x", "Code": "NoSuchKey"}]), ["b/x", "b/y"])
+    with pytest.raises(StorageError, match="x: AccessDenied: no"):
+        S3().remove_many(Connection(Answering([denied]), 5), ["b/x", "b/y"], "x")
+    gone = Answering([{"Key": "x", "Code": "NoSuchKey"}])
+    assert S3().remove_many(Connection(gone, 5), ["b/x", "b/y"], "x")

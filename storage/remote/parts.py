@@ -1,4 +1,4 @@
-"""An upload to S3 in parts, several of which are on their way at a time."""
+"""A large object that is sent in parts, several of which are on their way at a time."""
 
 from __future__ import annotations
 
@@ -7,34 +7,29 @@ from collections import deque
 from contextlib import suppress
 from typing import Any, final
 
-NUM_PARTS = 4
-"""Parts in flight; with the one that fills, an upload holds one part more than these in memory."""
+from .dialects.base import Upload
 
 
 @final
-class PartsFile:
-    """A file to be written front to back, by one thread; it appears when it is closed.
+class Parts:
+    """What is written front to back, by one thread, as the parts of an upload.
 
-    The driver's own file sends one part after the other and waits for each. Here every part has a
-    thread, and fsspec's event loop does the work. Not a pool of ``concurrent.futures``: it takes
-    no work once the interpreter is ending, when saves in the background still have to finish.
+    Every part has a thread, and fsspec's event loop does the work. Not a pool of
+    ``concurrent.futures``: it takes no work once the interpreter is ending, when saves in the
+    background still have to finish. With the part that fills, one more is in memory than are on
+    their way.
     """
 
-    def __init__(self, fs: Any, path: str, part_bytes: int) -> None:
-        """Begin an upload through ``fs``, an ``s3fs.S3FileSystem``; raises what that raises."""
-        bucket, key, _ = fs.split_path(path)
-        self.closed = False
-        self._fs = fs
+    def __init__(self, upload: Upload, part_bytes: int) -> None:
+        self._to = upload
         self._part_bytes = part_bytes
-        self._target = {"Bucket": bucket, "Key": key}
-        self._target["UploadId"] = self._call("create_multipart_upload")["UploadId"]
         # Filled again and again: a fresh one would be faulted in for every part.
         self._part = bytearray(part_bytes)
         self._filled = 0
         self._threads: deque[threading.Thread] = deque()
         self._num_parts = 0
         # Filled by the threads, each by its own key; a failure ends the upload.
-        self._sent: dict[int, dict[str, Any]] = {}
+        self._sent: dict[int, Any] = {}
         self._failed: list[BaseException] = []
 
     def write(self, view: memoryview) -> None:
@@ -55,10 +50,7 @@ class PartsFile:
         if self._filled:
             self._send()
         self._wait(0)
-        parts = [self._sent[number] for number in sorted(self._sent)]
-        self._call("complete_multipart_upload", MultipartUpload={"Parts": parts})
-        self.closed = True
-        self._fs.invalidate_cache(f"{self._target['Bucket']}/{self._target['Key']}")
+        self._to.complete([self._sent[number] for number in sorted(self._sent)])
 
     def discard(self) -> None:
         """Give up: the server forgets all parts."""
@@ -68,10 +60,11 @@ class PartsFile:
             with suppress(Exception):
                 self._wait(0)
         finally:
-            self._call("abort_multipart_upload")
+            self._to.abort()
 
     def _send(self) -> None:
-        self._wait(NUM_PARTS - 1)
+        most = self._to.num_in_flight
+        self._wait(most - 1)
         self._num_parts += 1
         work = (self._num_parts, bytes(memoryview(self._part)[: self._filled]))
         self._filled = 0
@@ -80,7 +73,7 @@ class PartsFile:
             thread.start()
         except RuntimeError:  # an interpreter that is ending starts no threads
             self._upload(*work)
-            self._wait(NUM_PARTS)
+            self._wait(most)
         else:
             self._threads.append(thread)
 
@@ -93,12 +86,6 @@ class PartsFile:
 
     def _upload(self, number: int, data: bytes) -> None:
         try:
-            reply = self._call("upload_part", PartNumber=number, Body=data)
-            known = {name: reply[name] for name in ("ETag", "ChecksumSHA256") if name in reply}
-            self._sent[number] = {"PartNumber": number, **known}
+            self._sent[number] = self._to.send(number, data)
         except BaseException as error:  # it must reach the writer, whatever it is
             self._failed.append(error)
-
-    def _call(self, method: str, **arguments: Any) -> Any:
-        """The driver adds the user's own settings (encryption, who pays) and tries again."""
-        return self._fs.call_s3(method, **self._target, **arguments)

@@ -1,61 +1,64 @@
-"""What a server of S3 has been asked, how often, and what it answered.
+"""What a server has been asked to write one object, how often, and what it answered.
 
-botocore, s3fs around it and aiohttp below it repeat requests, each by rules of its own, and only
-botocore tells how often. So the bodies that go out are counted.
+aiohttp repeats requests by itself where a connection was closed, and tells nobody. So the bodies
+that go out are counted, where that is known how: on S3.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, final
 
 from dtckpt.errors import StorageError
 
+from .trouble import told
+
 _counting: ContextVar[Requests | None] = ContextVar("dtckpt_counting", default=None)
 
 
 @final
 class Requests:
-    """What is asked of a server to write one object."""
+    """What is asked of a server to write one object, in any number of attempts."""
 
     def __init__(self) -> None:
-        self._may_be_under_way = False
         self._num_sent = 0
+        self._num_attempts = 0
+        self._num_refused = 0
 
     @contextmanager
-    def counted(self, fs: Any) -> Generator[None]:
-        """Count what ``fs`` sends with a body during the block, if it is an ``s3fs.S3FileSystem``.
-
-        It is to be asked once, by this thread.
-        """
+    def attempt(self) -> Generator[None]:
+        """The driver is asked once in the block."""
         before = self._num_sent
+        self._num_attempts += 1
         # The driver works in a thread of its own, in a copy of this context.
         token = _counting.set(self)
         try:
-            if hasattr(fs, "call_s3"):
-                _announce_bodies(fs.s3)
             yield
+        except Exception as error:
+            self._num_refused += told(error).is_refusal and self._num_sent == before + 1
+            raise
         finally:
             _counting.reset(token)
-            self._may_be_under_way |= self._num_sent != before + 1
 
     def is_last_word(self, error: StorageError) -> bool:
-        """Whether nothing comes of it after this failure: no request was made, or a single one that
-        was answered with a refusal. An earlier one than the last may still be carried out.
+        """Whether nothing comes of it after this failure.
+
+        Each attempt was a single request, which was answered with a refusal; or there was none, and
+        the error says so. What was not answered, or not clearly, may still be carried out.
         """
-        _, status = _reply(error)
-        is_refusal = 400 <= status < 500 and status not in (408, 429)
-        return (is_refusal or error.is_certain) and not self._may_be_under_way
+        if not self._num_attempts:
+            return error.is_certain
+        return self._num_refused == self._num_attempts
 
     def sent(self) -> None:
         """Count a body that goes out."""
         self._num_sent += 1
 
 
-def _announce_bodies(client: Any) -> None:
+def announce_bodies(client: Any) -> None:
     """Have the bodies counted that a client of aiobotocore sends, if it does so with aiohttp."""
     from aiobotocore.httpsession import AIOHTTPSession
 
@@ -91,30 +94,3 @@ def _counted_body(data: io.BytesIO, requests: Requests) -> Any:
             data.seek(position)
 
     return Counted(data)
-
-
-def server_code(error: BaseException) -> str:
-    """Return what a server of S3 calls the error; empty where none has answered."""
-    return _reply(error)[0]
-
-
-def is_condition_failed(error: BaseException) -> bool:
-    """Whether the server refused because another object is there than the condition says."""
-    return server_code(error) == "PreconditionFailed"
-
-
-def _reply(error: BaseException) -> tuple[str, int]:
-    """Return code and status of the reply behind an error."""
-    for cause in _causes(error):
-        response: Any = getattr(cause, "response", None)
-        if isinstance(response, dict):
-            told: dict[str, Any] = response
-            status = int(told.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-            return str(told.get("Error", {}).get("Code", "")), status
-    return "", 0
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__
