@@ -77,7 +77,10 @@ def fetch_each(
                         if fetch.position > begun_at:
                             attempts.progressed()
                             begun_at = fetch.position
-                        await asyncio.sleep(attempts.pause(error))
+                        pause = attempts.pause(error)
+                        if fetch.position == fetch.stop:
+                            break  # the reply broke off behind its last byte
+                        await asyncio.sleep(pause)
                 attempts.succeeded()
             _check_length(fetch)
         except BaseException as error:  # it must reach the reader, whatever it is

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Generator, Iterator
+from typing import Any
 
 import fsspec.asyn
 import pytest
+from aiohttp import ClientPayloadError
 
 from dtckpt.errors import ObjectNotFound, StorageError
 from dtckpt.storage import Store, open_store
 from dtckpt.storage.base import ReadRequest
-from dtckpt.storage.remote.fetching import NUM_FETCHES, NUM_LARGE
+from dtckpt.storage.remote.asking import Connection
+from dtckpt.storage.remote.fetching import NUM_FETCHES, NUM_LARGE, fetch_each
 
 from ...servers.fake_s3 import BUCKET, FakeS3, fake_s3
 from ...servers.faults import Fault
@@ -146,3 +149,58 @@ def test_not_too_much_is_on_its_way(
     assert request.view == DATA
     assert server.counts == {"get": 40}
     assert 1 < server.peak <= NUM_LARGE
+
+
+class NoEnd:
+    """A driver of S3 whose replies break off behind their last byte, before they have ended."""
+
+    async_impl = True
+    protocol = "s3"
+
+    def __init__(self) -> None:
+        self.loop = fsspec.asyn.get_loop()
+        self.ranges: list[str] = []
+
+    def call_s3(self) -> None:
+        """By this it is known."""
+
+    def split_path(self, path: str) -> tuple[str, str, None]:
+        return "bucket", path, None
+
+    async def _call_s3(self, _: str, *, Range: str, **_others: str) -> Any:
+        self.ranges.append(Range)
+        first, last = map(int, Range.removeprefix("bytes=").split("-"))
+        # Servers do not know a range that ends before it begins, and give all.
+        return {"Body": NoEndBody(DATA[first : last + 1] if last >= first else DATA)}
+
+
+class NoEndBody:
+    def __init__(self, data: bytes) -> None:
+        self.left = data
+
+    async def __aenter__(self) -> NoEndBody:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def read(self, most: int) -> bytes:
+        if not self.left:
+            raise ClientPayloadError("not enough data for the transfer length header")
+        data, self.left = self.left[:most], self.left[most:]
+        return data
+
+
+async def fills() -> None:
+    """Wait for what still goes on although its bytes are there."""
+    await asyncio.gather(*(t for t in asyncio.all_tasks() if "fetch_each" in str(t.get_coro())))
+
+
+def test_a_reply_that_breaks_off_behind_its_last_byte_is_not_asked_for_again() -> None:
+    driver = NoEnd()
+    requests = [ReadRequest(low, bytearray(10)) for low in (0, 10 * MIB)]
+    found = list(fetch_each(Connection(driver, 10.0), "x", "x", requests))
+    assert [bytes(request.view) for request in requests] == [DATA[:10]] * 2
+    assert len(found) == 2
+    asyncio.run_coroutine_threadsafe(fills(), driver.loop).result()
+    assert sorted(driver.ranges) == ["bytes=0-9", f"bytes={10 * MIB}-{10 * MIB + 9}"]
