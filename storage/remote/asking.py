@@ -11,7 +11,7 @@ import errno
 import random
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar, copy_context
@@ -36,6 +36,16 @@ _POLL = 0.02
 _until: ContextVar[float | None] = ContextVar("dtckpt_until", default=None)
 
 
+def deadline_of(options: Mapping[str, Any]) -> float:
+    """Return the seconds that storage options grant; ``ValueError`` for what is no such number."""
+    given = options.get("deadline")
+    if given is None:
+        return DEADLINE_SECONDS
+    if isinstance(given, bool) or not isinstance(given, int | float) or not given > 0:
+        raise ValueError(f"deadline is a number of seconds above 0, got {given!r}")
+    return float(given)
+
+
 @dataclass(frozen=True, slots=True)
 class Clock:
     """Time and chance."""
@@ -55,7 +65,7 @@ def pause_after(attempt: int, chance: float) -> float:
 
 @final
 class Connection:
-    """A file system of fsspec, and what all that is asked of it shares."""
+    """A file system of fsspec, or another driver that blocks, and what all that asks it shares."""
 
     def __init__(
         self, fs: Any, deadline: float, limit: Limit | None = None, clock: Clock | None = None
@@ -205,7 +215,7 @@ def run(fs: Any, call: Callable[[], Any], seconds: float) -> Any:
 
     ``TimeoutError`` after so many seconds: a coroutine is cancelled then, a thread left behind.
     """
-    if not fs.async_impl:
+    if not getattr(fs, "async_impl", False):
         return wait_for(fs, call, seconds)
     return _result(asyncio.run_coroutine_threadsafe(_awaited(call), fs.loop), seconds)
 
@@ -233,7 +243,8 @@ async def _awaited(call: Callable[[], Any]) -> Any:
 
 
 def _protocols(fs: Any) -> tuple[str, ...]:
-    return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
+    found: str | tuple[str, ...] = getattr(fs, "protocol", ())
+    return (found,) if isinstance(found, str) else tuple(found)
 
 
 def _in_a_thread(call: Callable[[], Any]) -> Future[Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from dtckpt.errors import StorageError
 
-from .asking import DEADLINE_SECONDS, Connection
+from .asking import Connection, deadline_of
 from .dialects import dialect_of
 from .limit import limit_of
 
@@ -32,7 +32,7 @@ class Driver:
         self.dialect = dialect_of(self.scheme)
         self._raw_url = url
         self._options = options
-        self._deadline = _seconds(options.get("deadline", DEADLINE_SECONDS))
+        self._deadline = deadline_of(options)
         # By process id. A file system inherited over a fork cannot be used, nor even finalised:
         # its event loop thread is gone. So it stays referenced here.
         self._made: dict[int, tuple[Connection, str]] = {}
@@ -71,12 +71,6 @@ class Driver:
     def _bucket(self) -> str:
         scheme, _, rest = self.url.partition("://")
         return f"{scheme}://{rest.partition('/')[0]}"
-
-
-def _seconds(deadline: object) -> float:
-    if isinstance(deadline, bool) or not isinstance(deadline, int | float) or not deadline > 0:
-        raise ValueError(f"deadline is a number of seconds above 0, got {deadline!r}")
-    return float(deadline)
 
 
 def _share_descriptions(fs: Any) -> None:

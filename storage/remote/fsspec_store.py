@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
 from typing import Any, final
@@ -27,7 +27,7 @@ from .dialects.base import Condition, Info, method
 from .driver import Driver
 from .fetching import ShortRead, fetch_each
 from .ranges import REQUEST_BYTES
-from .requests import Requests
+from .requests import Requests, on_condition
 from .streams import PART_BYTES, MultipartStream, RenameStream, move
 from .trouble import Kind, told
 from .uploads import split_upload, upload_name
@@ -175,7 +175,7 @@ class FsspecStore(Store):
 
             try:
                 with connection.in_time(_SHARE_OF_WRITES):
-                    _on_condition(ask, condition, lambda: self._check_same(name, expected))
+                    on_condition(ask, condition, lambda: self._check_same(name, expected))
             except StorageError as error:
                 is_known, found = self._look_again(name)
                 if is_known and found is None:  # gone by this very request, or by somebody else's
@@ -346,7 +346,7 @@ class FsspecStore(Store):
         try:
             if dialect.puts_are_atomic:
                 with connection.in_time(_SHARE_OF_WRITES):
-                    _on_condition(ask, condition, look)
+                    on_condition(ask, condition, look)
             else:
                 self._write_and_move(name, data, exclusive=exclusive)
         except StorageError as error:
@@ -428,24 +428,6 @@ class FsspecStore(Store):
         top = f"{root}/{join(self._prefix, prefix)}".rstrip("/")
         below = join(base, prefix).strip("/") + "/"
         return connection, top, below, len(base) + 1 if base else 0
-
-
-def _on_condition(
-    ask: Callable[[Condition], None], condition: Condition, look: Callable[[], None]
-) -> None:
-    """Call ``ask(condition)``, and without one where the server knows no conditions.
-
-    ``look()`` is called before that; it raises if the condition does not hold now.
-    """
-    try:
-        ask(condition)
-    except StorageError as error:
-        if not condition or told(error).kind is not Kind.UNKNOWN:
-            raise
-    else:
-        return
-    look()
-    ask({})
 
 
 def _is_condition_failed(error: StorageError) -> bool:

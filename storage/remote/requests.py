@@ -7,14 +7,14 @@ that go out are counted, where that is known how: on S3.
 from __future__ import annotations
 
 import io
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, final
 
 from dtckpt.errors import StorageError
 
-from .trouble import told
+from .trouble import Kind, told
 
 _counting: ContextVar[Requests | None] = ContextVar("dtckpt_counting", default=None)
 
@@ -56,6 +56,24 @@ class Requests:
     def sent(self) -> None:
         """Count a body that goes out."""
         self._num_sent += 1
+
+
+def on_condition(
+    ask: Callable[[dict[str, Any]], None], condition: dict[str, Any], look: Callable[[], object]
+) -> None:
+    """Call ``ask(condition)``, and without one where the server knows no conditions.
+
+    ``look()`` is called before that; it raises if the condition does not hold now.
+    """
+    try:
+        ask(condition)
+    except StorageError as error:
+        if not condition or told(error).kind is not Kind.UNKNOWN:
+            raise
+    else:
+        return
+    look()
+    ask({})
 
 
 def announce_bodies(client: Any) -> None:

@@ -55,10 +55,6 @@ PASSING = frozenset(
 """What may go well the next time."""
 
 
-class NoSuchBucket(Exception):
-    """What a driver tells as a missing object is a missing bucket."""
-
-
 @dataclass(frozen=True, slots=True)
 class Trouble:
     """What is known of a failure."""
@@ -76,6 +72,14 @@ class Trouble:
         if self.kind in (Kind.UNKNOWN, Kind.CONFLICT):
             return True
         return 400 <= self.status < 500 and self.status not in (408, 429)
+
+
+class Told(OSError):
+    """A failure of which a driver's own part of this package knows what it means."""
+
+    def __init__(self, text: str, trouble: Trouble) -> None:
+        super().__init__(text)
+        self.trouble = trouble
 
 
 _STATUSES = {
@@ -195,8 +199,8 @@ _REMEDIES = {
 def told(error: BaseException) -> Trouble:
     """Return what is known of a failure from the driver's error and those that caused it."""
     for cause in causes(error):
-        if isinstance(cause, NoSuchBucket):
-            return Trouble(Kind.NO_BUCKET, 404)
+        if isinstance(cause, Told):
+            return cause.trouble
         if (answer := _answer(cause)) is not None:
             return answer
     for cause in causes(error):
@@ -235,6 +239,11 @@ def remote_error(action: str, where: str, cause: Exception, trouble: Trouble) ->
             return StorageError(message) if number is None else StorageError(number, message)
 
 
+def meaning(status: int, code: str, otherwise: Kind | None = None) -> Kind:
+    """Return what a reply means: by its code, ``otherwise`` if that is not known, by its status."""
+    return _CODES.get(code) or otherwise or _STATUSES.get(status, Kind.OTHER)
+
+
 def _answer(error: BaseException) -> Trouble | None:
     """Return what the server has answered, if the error holds a reply."""
     if any(cls.__name__ == "HttpProcessingError" for cls in type(error).__mro__):
@@ -257,8 +266,7 @@ def _answer(error: BaseException) -> Trouble | None:
         status = 403  # gcsfs
     if not status and code not in _CODES:
         return None
-    kind = _CODES.get(code) or _STATUSES.get(status, Kind.OTHER)
-    return Trouble(kind, status, code, _retry_after(headers))
+    return Trouble(meaning(status, code), status, code, _retry_after(headers))
 
 
 def _retry_after(headers: Any) -> float | None:

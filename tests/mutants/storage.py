@@ -88,7 +88,7 @@ MUTANTS = (
     ),
     Mutant(
         name="an object is not looked for before it is made without a condition",
-        file="storage/remote/fsspec_store.py",
+        file="storage/remote/requests.py",
         old="""    look()
     ask({})""",
         new="    ask({})",

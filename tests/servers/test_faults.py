@@ -49,7 +49,7 @@ CHOSEN_OPERATIONS = [one for one in OPERATIONS if IS_WHOLE or one.columns == SMA
 
 
 @pytest.mark.parametrize("operation", CHOSEN_OPERATIONS, ids=lambda one: one.name)
-@pytest.mark.parametrize("engine", ["obstore"])
+@pytest.mark.parametrize("engine", ["fsspec", "obstore"])
 @pytest.mark.parametrize("name", [name for name in CHOSEN if name in OWN])
 def test_faults(name: str, engine: str, operation: Operation) -> None:
     make = maker(name, engine)
@@ -64,7 +64,7 @@ def test_faults(name: str, engine: str, operation: Operation) -> None:
     assert not told, f"{len(told)} of {len(rows)} lines:\n" + "\n".join(told)
 
 
-@pytest.mark.parametrize("engine", ["obstore"])
+@pytest.mark.parametrize("engine", ["fsspec", "obstore"])
 @pytest.mark.parametrize("name", [name for name in CHOSEN if name in OWN])
 def test_a_fifth_of_all_requests_is_refused(name: str, engine: str) -> None:
     with maker(name, engine)() as server:

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from ..asking import Connection
 from ..requests import Requests
-from ..trouble import NoSuchBucket
+from ..trouble import Kind, Told, Trouble
 from .base import Condition, Dialect, Info
 
 
@@ -83,7 +83,7 @@ class Gs(Dialect):
             try:
                 return await fs._call("GET", "b/{}/o", bucket, json_out=True, **asked)
             except FileNotFoundError as error:
-                raise NoSuchBucket(bucket) from error
+                raise Told(str(error), Trouble(Kind.NO_BUCKET, 404)) from error
 
         found: Info = {}
         while True:

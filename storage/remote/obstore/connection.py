@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import random
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from importlib.util import find_spec
-from time import monotonic, sleep
 from typing import Any, TypeVar
 
 from dtckpt.errors import StorageError
 
 from ...base import Store
+from .. import asking
 from ..fsspec_store import FsspecStore
-from .failures import is_transient, status_of, translated
-from .options import DEADLINE_SECONDS, Settings, for_s3fs, settings_of
+from ..limit import limit_of
+from .failures import explained
+from .options import Settings, for_s3fs, settings_of
 from .places import Kind, Place
 
-_UPLOAD_RETRIES = 12
+NUM_PARTS = 4
+"""Parts of an upload in flight; an upload holds three more in memory, which fill, wait and are
+taken over."""
+
+_UPLOAD_RETRIES = 1000  # it is the deadline that ends them
 _UPLOAD_BACKOFF = {
     "init_backoff": timedelta(milliseconds=100),
     "max_backoff": timedelta(seconds=10),
     "base": 2,
 }
-
-_SHARE_OF_STRANGERS = 0.1
-"""Of the deadline: a host that has not answered, not even once, may be a wrong setting."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 
 T = TypeVar("T")
 
@@ -47,17 +47,17 @@ class Connection:
         self.place = Place.of(url)
         self._url = url
         self._options = dict(options)
-        given = options.get("deadline")
-        self.deadline = DEADLINE_SECONDS if given is None else float(given)
+        self._deadline = asking.deadline_of(options)
         self._beside: Store | None = None
-        self._was_heard = False
+        # Made when it is needed: locks and limits do not cross a fork.
+        self._asked: asking.Connection | None = None
         settings = settings_of(self.place.kind, options, account=self.place.account)
         # Retrying is ours, but for the parts of an upload, which obstore sends by itself.
         self._direct = _make(self.place, settings, {"max_retries": 0})
         patient = {
             "max_retries": _UPLOAD_RETRIES,
             "backoff": _UPLOAD_BACKOFF,
-            "retry_timeout": timedelta(seconds=self.deadline),
+            "retry_timeout": timedelta(seconds=self._deadline),
         }
         self._patient = _make(self.place, settings, patient | settings.retry)
 
@@ -76,37 +76,46 @@ class Connection:
         return Connection, (self._url, self._options)
 
     def ask(
-        self, action: str, where: str, call: Callable[[Any], T], *, patiently: bool = False
+        self,
+        action: str,
+        where: str,
+        call: Callable[[Any], T],
+        *,
+        attempt: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> T:
-        """Return what ``call(store)`` does, which is called again after failures that pass.
+        """Return what ``call(store)`` does, as ``asking.Connection.ask``."""
 
-        Raises ``StorageError`` that says ``cannot {action} {where}``, which ``is_certain`` if each
-        attempt was refused; in a forked process, too. ``patiently``: the call is made once, with
-        a store that repeats its requests by itself.
+        def once() -> T:
+            with explained():
+                return call(self._direct)
+
+        return self._connect().ask(action, where, once, attempt=attempt)
+
+    def upload(self, where: str, call: Callable[[Any, int], object]) -> None:
+        """``call(store, parts)`` once, with a store that repeats its requests by itself.
+
+        It takes as long as the data; the deadline is for each of its requests. So many parts may
+        be in flight.
         """
+        connection = self._connect()
+        attempts = asking.Attempts(connection, "write", where)
+        try:
+            with explained():
+                call(self._patient, min(NUM_PARTS, connection.limit.allowed))
+        except OSError as error:
+            attempts.pause(error, again=False)
+        attempts.succeeded()
+
+    def in_time(self, share: float = 1.0) -> AbstractContextManager[None]:
+        """What is asked in the block has one deadline together."""
+        return self._connect().in_time(share)
+
+    def _connect(self) -> asking.Connection:
         _refuse_after_fork(self.place.base)
-        begun, num_failed, were_refused = monotonic(), 0, True
-        while True:
-            try:
-                with translated(action, where):
-                    result = call(self._patient if patiently else self._direct)
-                self._was_heard = True
-                return result
-            except StorageError as error:
-                were_refused = error.is_certain = error.is_certain and were_refused
-                cause = error.__cause__
-                self._was_heard |= cause is not None and status_of(cause) is not None
-                if patiently or cause is None or not is_transient(cause):
-                    raise
-                # Full jitter: ranks that were refused together do not come again together.
-                bound = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(num_failed, 16))
-                pause, num_failed = bound * random.random(), num_failed + 1
-                spent = monotonic() - begun
-                if spent + pause >= self.deadline * (1 if self._was_heard else _SHARE_OF_STRANGERS):
-                    text = f"{error.strerror or error}; given up after {spent:.1f} s, attempts: "
-                    late = StorageError(errno.ETIMEDOUT, f"{text}{num_failed}")
-                    raise late from cause
-            sleep(pause)
+        if self._asked is None:
+            limit = limit_of(self.place.base)
+            self._asked = asking.Connection(self._direct, self._deadline, limit)
+        return self._asked
 
 
 def _refuse_after_fork(base: str) -> None:

@@ -1,71 +1,60 @@
-"""What obstore raises, in our tree: what the server said is in the text of its errors alone."""
+"""What obstore raises, and what it means: what the server said is in the text of its errors alone.
+
+Errors name the URL that was asked, which may carry a signature that opens the store. It is taken
+out.
+"""
 
 from __future__ import annotations
 
-import errno
 import re
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from dtckpt.errors import StorageError
-
-from ...failures import storage_error
+from ..trouble import Kind, Told, Trouble, meaning
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(.*?)</Code>|\"code\":\s*\"(\w+)\"")
 _MESSAGE = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
+_HTTP = re.compile(r"HttpError \{\s*kind: (\w+)")
 _SECRET = re.compile(r"\b(sig|X-Amz-Signature|X-Amz-Security-Token|X-Goog-Signature)=[^&\s\"'),]+")
-_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "The specified bucket does not exist")
+_NO_BUCKET = "The specified bucket does not exist"
 _REGION = "without LOCATION"
-_CONFLICT = "ConditionalRequestConflict"
 _LONGEST = 300
 
-
-def status_of(error: BaseException) -> int | None:
-    """Return the HTTP status that a server answered with; None where none has."""
-    found = _STATUS.search(str(error))
-    return int(found[1]) if found else None
-
-
-def is_refusal(error: BaseException) -> bool:
-    """Whether a server has refused a request for good: nothing comes of it."""
-    status = status_of(error)
-    return status is not None and 400 <= status < 500 and status not in (408, 429)
+_HTTP_KINDS = {"Connect": Kind.UNREACHABLE, "Timeout": Kind.TIMED_OUT}
+"""Of a request that was not answered, or not to the end; others were lost on the way."""
+_CLASSES = {
+    "FileNotFoundError": Kind.MISSING,
+    "AlreadyExistsError": Kind.CONDITION,
+    "PreconditionError": Kind.CONDITION,
+    "PermissionDeniedError": Kind.DENIED,
+    "UnauthenticatedError": Kind.EXPIRED,
+}
 
 
-def is_transient(error: BaseException) -> bool:
-    """Whether the same request may succeed a moment later."""
-    status = status_of(error)
-    if status is None:
-        # Nobody answered, or not to the end. What obstore itself refuses has other types.
-        return type(error).__name__ == "GenericError" and _REGION not in str(error)
-    return status in (408, 429, 500, 502, 503, 504) or _CONFLICT in str(error)
+@contextmanager
+def explained() -> Generator[None]:
+    """Raise what obstore raises in the block as ``Told``."""
+    try:
+        yield
+    except Exception as error:
+        text = str(error)
+        shown = error if _scrubbed(text) == text else type(error)(_scrubbed(text))
+        raise Told(_described(text), _trouble(error)) from shown
 
 
-def is_condition_failed(error: BaseException | None) -> bool:
-    """Whether the server refused because another object is there than the condition says."""
-    return type(error).__name__ in ("AlreadyExistsError", "PreconditionError")
-
-
-def obstore_error(action: str, where: str, cause: Exception) -> StorageError:
-    """Return the error that says ``cannot {action} {where}`` for what obstore has raised."""
-    text = str(cause)
-    if any(sign in text for sign in _NO_BUCKET):
-        return StorageError(f"cannot {action} {where}: its bucket does not exist")
-    return storage_error(action, where, _as_system_error(cause, _described(text)))
-
-
-def _as_system_error(cause: Exception, text: str) -> Exception:
-    kind = type(cause).__name__
-    if isinstance(cause, FileNotFoundError):
-        return FileNotFoundError(errno.ENOENT, text)
-    if kind in ("PermissionDeniedError", "UnauthenticatedError") or status_of(cause) in (401, 403):
-        return PermissionError(errno.EACCES, text)
-    if kind in ("AlreadyExistsError", "PreconditionError"):
-        return FileExistsError(errno.EEXIST, text)
-    if kind == "GenericError":
-        return OSError(text)
-    return cause
+def _trouble(error: Exception) -> Trouble:
+    text, name = str(error), type(error).__name__
+    status, code = _STATUS.search(text), _CODE.search(text)
+    number, called = int(status[1]) if status else 0, (code[1] or code[2]) if code else ""
+    if _NO_BUCKET in text:
+        return Trouble(Kind.NO_BUCKET, number, called)
+    if number:
+        return Trouble(meaning(number, called, _CLASSES.get(name)), number, called)
+    if name == "GenericError" and _REGION not in text:
+        found = _HTTP.search(text)
+        return Trouble(_HTTP_KINDS.get(found[1] if found else "", Kind.LOST))
+    return Trouble(_CLASSES.get(name, Kind.OTHER))  # what obstore itself refuses
 
 
 def _described(text: str) -> str:
@@ -83,19 +72,3 @@ def _described(text: str) -> str:
 
 def _scrubbed(text: str) -> str:
     return _SECRET.sub(r"\1=...", text)
-
-
-@contextmanager
-def translated(action: str, where: str) -> Generator[None]:
-    """Turn what obstore raises in the block into our errors; ``is_certain`` after a refusal."""
-    try:
-        yield
-    except StorageError:
-        raise
-    except Exception as error:
-        made = obstore_error(action, where, error)
-        made.is_certain = is_refusal(error)
-        text = str(error)
-        # Errors name the URL that was asked, which may carry a signature that opens the store.
-        shown = error if _scrubbed(text) == text else type(error)(_scrubbed(text))
-        raise made from shown

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
+from ..asking import deadline_of
 from .credentials import of_profile
 from .places import Kind
 
@@ -109,8 +110,6 @@ _NOTHING: dict[Kind, frozenset[str]] = {
 """Settings of the drivers' own ways of working, which are none here and change no result."""
 
 _OWN = ("client_options", "retry_config", "credential_provider", "deadline")
-DEADLINE_SECONDS = 120.0
-"""Of one operation, with all that is asked again; ``deadline=`` is another."""
 TIMEOUT = timedelta(seconds=60)
 """Of one request, with its body; ``client_options={"timeout": ...}`` is another."""
 _SHARE = timedelta(seconds=0.5)
@@ -120,7 +119,7 @@ _CONNECT_TIMEOUT = timedelta(seconds=10)
 
 _WORDS_OF_S3FS = frozenset(
     name.partition(".")[0] for name in (*_CONFIG["s3"], *_CLIENT["s3"], *_NOTHING["s3"])
-) | {"profile", "use_ssl", "version_aware"}
+) | {"deadline", "profile", "use_ssl", "version_aware"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +146,7 @@ def settings_of(kind: Kind, options: Mapping[str, Any], *, account: str = "") ->
     made = Settings(
         client={
             "allow_http": True,
-            "timeout": min(TIMEOUT, _SHARE * float(own.get("deadline", DEADLINE_SECONDS))),
+            "timeout": min(TIMEOUT, _SHARE * deadline_of(options)),
             "connect_timeout": _CONNECT_TIMEOUT,
         },
         retry=dict(own.get("retry_config", {})),
@@ -196,8 +195,7 @@ def _nobody() -> dict[str, Any]:
 
 def for_s3fs(options: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return options that lead s3fs to the same place; None if some are in obstore's words."""
-    given = {name: value for name, value in options.items() if name != "deadline"}
-    return given if given.keys() <= _WORDS_OF_S3FS else None
+    return dict(options) if options.keys() <= _WORDS_OF_S3FS else None
 
 
 def _flat(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -20,12 +20,16 @@ from ...base import (
 from ...failures import already_exists, changed, failing, not_found, out_of_range
 from ...names import UPLOAD_ID, check_component, check_name, check_prefix, is_reserved, join
 from ..ranges import FETCH_BYTES, REQUEST_BYTES
+from ..requests import Requests, on_condition
+from ..trouble import Kind, told
 from .connection import Connection
-from .failures import is_condition_failed, status_of
 from .reads import ShortRead, read_each
-from .uploads import NUM_PARTS, UploadStream
+from .uploads import UploadStream
 
 _LIST_CHUNK = 1000
+# The rest of its time is for looking what came of a write that was not answered.
+_SHARE_OF_WRITES = 0.75
+_CREATE: dict[str, Any] = {"mode": "create"}
 
 
 @final
@@ -33,7 +37,8 @@ class ObstoreStore(Store):
     """Objects below an ``s3://``, ``gs://`` or ``az://`` URL, by obstore; ``engine="obstore"``.
 
     ``options`` are obstore's own, and those of s3fs, gcsfs and adlfs as far as obstore has the
-    same. ``deadline`` is for how many seconds an operation is tried, with all its attempts.
+    same. Each request has ``deadline`` seconds with all its attempts, and a busy server is asked
+    less, as in ``FsspecStore``.
 
     * An object appears when its upload completes. Creating is one conditional PUT up to the size of
       a part, and ``replace`` another one; after a failure the object is read and compared, so a
@@ -82,8 +87,8 @@ class ObstoreStore(Store):
             return bytes(self._get(name, 0, most)) if most else b""
         except ObjectNotFound:
             raise
-        except StorageError:
-            if self.stat(name).size:
+        except StorageError as error:
+            if told(error).kind is not Kind.OTHER or self.stat(name).size:
                 raise
             return b""  # of nothing no range can be asked for
 
@@ -105,18 +110,17 @@ class ObstoreStore(Store):
         path, where = self._at(name)
 
         def put(pieces: Iterable[bytearray], num_bytes: int) -> None:
-            self._connection.ask(
-                "write",
+            self._connection.upload(
                 where,
-                lambda store: obstore.put(
-                    store, path, pieces, chunk_size=num_bytes, max_concurrency=NUM_PARTS
+                lambda store, parts: obstore.put(
+                    store, path, pieces, chunk_size=num_bytes, max_concurrency=parts
                 ),
-                patiently=True,
             )
 
         def put_whole(data: bytes) -> None:
-            self._put(name, data, "create", lambda: self._refuse_taken(name))
-            self._settle(name, len(data), None)
+            with self._connection.in_time():
+                self._put(name, data, _CREATE, lambda: self._refuse_taken(name))
+                self._settle(name, len(data), None)
 
         return UploadStream(
             where, size, put, put_whole, lambda size, error: self._settle(name, size, error)
@@ -124,11 +128,12 @@ class ObstoreStore(Store):
 
     def publish(self, name: str, data: bytes, *, overwrite: bool) -> None:
         payload = bytes(data)
-        if overwrite:
-            self._put(name, payload, "overwrite", lambda: None)
-        else:
-            self._refuse_taken(name)
-            self._put(name, payload, "create", lambda: self._refuse_taken(name))
+        with self._connection.in_time():
+            if overwrite:
+                self._put(name, payload, {}, lambda: None)
+            else:
+                self._refuse_taken(name)
+                self._put(name, payload, _CREATE, lambda: self._refuse_taken(name))
 
     def replace(self, name: str, data: bytes, *, expected: bytes) -> None:
         payload = bytes(data)
@@ -136,19 +141,21 @@ class ObstoreStore(Store):
         def check() -> dict[str, str]:
             return self._check_same(name, expected)
 
-        condition = check()
-        try:
-            self._put(name, payload, condition or "overwrite", check)
-        except ObjectExists:
-            tag = condition.get("e_tag", "")
-            if check() != condition or tag == tag.strip('"'):
-                raise
-            # It is the same as before: some servers (Ceph 16) compare tags without their quotes.
-            self._put(name, payload, condition | {"e_tag": tag.strip('"')}, check)
+        with self._connection.in_time():
+            same = check()
+            try:
+                self._put(name, payload, {"mode": same} if same else {}, check)
+            except ObjectExists:
+                tag = same.get("e_tag", "")
+                if check() != same or tag == tag.strip('"'):
+                    raise
+                # As before: some servers (Ceph 16) compare tags without their quotes.
+                self._put(name, payload, {"mode": same | {"e_tag": tag.strip('"')}}, check)
 
     def remove(self, name: str, *, expected: bytes) -> None:
-        self._check_same(name, expected)
-        self._delete([self._at(name)[0]])  # some stores say if somebody else was faster
+        with self._connection.in_time():
+            self._check_same(name, expected)
+            self._delete([self._at(name)[0]])  # some stores say if somebody else was faster
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         found = (item for item in self._find(prefix) if not is_reserved(item.name))
@@ -276,9 +283,9 @@ class ObstoreStore(Store):
         where = join(self.url, name)
         try:
             yield
-        except ObjectNotFound:
-            raise
         except (StorageError, ShortRead) as error:
+            if told(error).kind is not Kind.OTHER:
+                raise
             size = self.stat(name).size
             for request in requests:
                 if request.view.nbytes and request.stop > size:
@@ -287,40 +294,44 @@ class ObstoreStore(Store):
                 raise StorageError(f"short read of {where}: {error}") from error
             raise
 
-    def _put(self, name: str, data: bytes, mode: Any, look: Callable[[], object]) -> None:
+    def _put(
+        self, name: str, data: bytes, condition: dict[str, Any], look: Callable[[], object]
+    ) -> None:
         """Write the whole object; a failure that left exactly our bytes there is none.
 
-        ``mode`` is obstore's. ``look()`` raises if its condition does not hold now.
+        ``condition`` is in obstore's words. ``look()`` raises if it does not hold now.
         """
         import obstore
 
         path, where = self._at(name)
+        requests = Requests()
 
-        def put(store: Any) -> None:
-            try:
-                obstore.put(store, path, data, mode=mode, use_multipart=False)
-            except Exception as error:
-                if mode == "overwrite" or status_of(error) != 501:
-                    raise
-                look()  # the server does not know such conditions
-                obstore.put(store, path, data, mode="overwrite", use_multipart=False)
+        def ask(given: dict[str, Any]) -> None:
+            def put(store: Any) -> None:
+                requests.sent()
+                obstore.put(store, path, data, use_multipart=False, **given)
 
+            self._connection.ask("write", where, put, attempt=requests.attempt)
+
+        is_new = condition == _CREATE
         try:
-            self._connection.ask("write", where, put)
+            with self._connection.in_time(_SHARE_OF_WRITES):
+                on_condition(ask, condition, look)
         except StorageError as error:
             # The object may stand although the reply was lost; what was then asked again has found
             # our own object in the way.
             is_known, found = self._look_again(name)
-            if is_known and found == data:
+            is_stopped = told(error).kind is Kind.CONDITION
+            is_last = requests.is_last_word(error)
+            if is_known and found == data and not (is_new and is_stopped and is_last):
                 return
-            error.is_certain = error.is_certain and is_known
-            if is_condition_failed(error.__cause__):
-                made = already_exists if mode == "create" else changed
+            error.is_certain = is_known and is_last
+            if is_stopped:
                 with failing(certain=error.is_certain):
-                    raise made(where) from error
+                    raise (already_exists if is_new else changed)(where) from error
             if isinstance(error, ObjectNotFound):
                 with failing(certain=error.is_certain):
-                    if mode not in ("create", "overwrite"):
+                    if condition and not is_new:
                         raise not_found(where) from error
                     text = f"cannot write {where}: its bucket seems not to exist"
                     raise StorageError(text) from error

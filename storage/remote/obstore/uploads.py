@@ -12,9 +12,6 @@ from dtckpt.errors import StorageError
 from ...base import WriteStream
 from ..streams import part_bytes
 
-NUM_PARTS = 4
-"""Parts in flight; an upload holds three more in memory, which fill, wait and are taken over."""
-
 Put = Callable[[Iterable[bytearray], int], object]
 """Makes an object of pieces, of the given number of bytes each; forgets it if they end badly."""
 
