@@ -69,8 +69,11 @@ def delete(
     # gets its own.
     store.delete(marks)
     try:
-        with suppress(ObjectNotFound):  # somebody else deletes it, too
+        try:
             store.remove(MANIFEST, expected=text)
+        except ObjectNotFound:  # somebody else deletes it, too; or the server says only so
+            if find_manifest(store) == text:
+                raise
     except ObjectExists as error:
         store.delete([record])
         raise CheckpointError(

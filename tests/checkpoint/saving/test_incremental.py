@@ -17,6 +17,7 @@ from dtckpt.errors import (
     InUse,
     LayoutMismatch,
     NotCommitted,
+    ObjectNotFound,
     StorageError,
 )
 from dtckpt.storage import (
@@ -272,6 +273,17 @@ def test_a_deletion_that_was_refused_leaves_a_base() -> None:
     assert list(first.list()) == before
     assert dcp.save(state(2), second, base=first).borrowed_bytes > 0
     check(second, 2)
+
+
+def test_a_manifest_that_only_seems_to_be_gone_keeps_its_files() -> None:
+    first = MemoryStore().substore("step-1")
+    dcp.save(state(1), first)
+    before = list(first.list())
+    mistaken = Rule(RaiseError(ObjectNotFound(2, "no such key")), op="delete", name="manifest.json")
+    with pytest.raises(ObjectNotFound, match="no such key"):
+        dcp.delete(FaultyStore(first, [mistaken]))
+    assert list(first.list()) == before
+    check(first, 1)
 
 
 def test_a_base_that_is_being_deleted_is_refused_before_anything_is_written() -> None:
