@@ -238,6 +238,17 @@ def _result(future: Future[Any], seconds: float) -> Any:
         future.cancel()
 
 
+def is_on_loop(fs: Any) -> bool:
+    """Whether this is the thread of a driver's own event loop, which must not wait for itself.
+
+    The garbage collector may come by there, and end what somebody has dropped.
+    """
+    try:
+        return asyncio.get_running_loop() is getattr(fs, "loop", None)
+    except RuntimeError:
+        return False
+
+
 async def _awaited(call: Callable[[], Any]) -> Any:
     return await call()
 

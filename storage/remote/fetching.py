@@ -12,7 +12,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from ..base import ReadRequest
-from .asking import Attempts, Connection
+from .asking import Attempts, Connection, is_on_loop
 from .ranges import REQUEST_BYTES, Fetch, plan_fetches
 from .s3_reads import stream
 
@@ -94,7 +94,7 @@ def fetch_each(
             _check_length(fetch)
             yield from _until_empty(full)
         return
-    with _running(fs.loop, map(fill, fetches)):
+    with _running(fs, map(fill, fetches)):
         for _ in range(num_waiting):
             yield _found(full)
 
@@ -127,10 +127,8 @@ async def _slot(loop: asyncio.AbstractEventLoop, fetch: Fetch) -> AsyncGenerator
 
 
 @contextmanager
-def _running(
-    loop: asyncio.AbstractEventLoop, works: Iterator[Coroutine[Any, Any, None]]
-) -> Generator[None]:
-    """Run some coroutines on an event loop in another thread during the block.
+def _running(fs: Any, works: Iterator[Coroutine[Any, Any, None]]) -> Generator[None]:
+    """Run some coroutines on the event loop of a driver, in another thread, during the block.
 
     The block may only end well once all have done what they are for; if it does not, none of them
     runs any more afterwards.
@@ -142,9 +140,12 @@ def _running(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    loop: asyncio.AbstractEventLoop = fs.loop
     loop.call_soon_threadsafe(lambda: tasks.extend(map(loop.create_task, works)))
     try:
         yield
     except BaseException:
-        asyncio.run_coroutine_threadsafe(stop(), loop).result()
+        stopping = asyncio.run_coroutine_threadsafe(stop(), loop)
+        if not is_on_loop(fs):
+            stopping.result()
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,7 +11,7 @@ from typing import Any
 from dtckpt.errors import ObjectNotFound
 
 from ..base import WriteStream
-from .asking import Connection
+from .asking import Connection, is_on_loop
 from .dialects.base import Dialect, method
 from .parts import Parts
 
@@ -47,7 +48,7 @@ class MultipartStream(WriteStream):
         upload = dialect.begin(connection, path, where, size, num_bytes)
         self._parts = Parts(upload, num_bytes)
         # A stream that is dropped without an end would leave parts, which are paid for.
-        self._guard = weakref.finalize(self, _drop, self._parts)
+        self._guard = weakref.finalize(self, _drop, self._parts, connection.fs)
 
     def _append(self, view: memoryview) -> None:
         self._parts.write(view)
@@ -139,7 +140,10 @@ def move(connection: Connection, where: str, source: str, target: str) -> None:
     connection.ask_blocking("complete", where, work)
 
 
-def _drop(parts: Parts) -> None:
+def _drop(parts: Parts, fs: Any) -> None:
     """Abandon an unfinished upload so that nothing is left of it."""
+    if is_on_loop(fs):
+        threading.Thread(target=_drop, args=(parts, fs), name="dtckpt-drop", daemon=True).start()
+        return
     with suppress(Exception):
         parts.discard()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import time
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -75,6 +77,35 @@ def test_requests_are_yielded_as_they_fill(server: FakeS3, store: Store) -> None
     assert not [
         task for task in asyncio.all_tasks(fsspec.asyn.get_loop()) if "fill" in str(task.get_coro())
     ]
+
+
+@pytest.mark.parametrize("what", ["read", "write"])
+def test_what_was_dropped_may_end_on_the_loop(server: FakeS3, store: Store, what: str) -> None:
+    class Dropped:
+        """Only the garbage collector finds it, in whatever thread that runs."""
+
+        def __init__(self) -> None:
+            self.itself = self
+            if what == "read":
+                self.held: Any = store.read_each("x", pieces(0, 8 * MIB))
+                next(self.held)
+            else:
+                self.held = store.create("y", 40 * MIB)
+                self.held.write(DATA)
+
+    async def collect() -> None:
+        gc.collect()
+
+    server.faults.append(Fault(kinds=["get"], does="stall", limit=1))
+    gc.disable()
+    try:
+        Dropped()
+        asyncio.run_coroutine_threadsafe(collect(), fsspec.asyn.get_loop()).result(30)
+    finally:
+        gc.enable()
+    assert store.stat("x").size == len(DATA)
+    while server.uploads:
+        time.sleep(0.01)
 
 
 def test_a_reply_that_breaks_off_is_asked_for_from_there(server: FakeS3, store: Store) -> None:
