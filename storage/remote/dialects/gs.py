@@ -142,7 +142,7 @@ class GsUpload:
         """Send what is held, or what the server has not got of it."""
         data, start, stop = self._held, self._start, self._start + len(self._held)
         has = start
-        is_known = True
+        is_known = start < stop  # else nothing is sent, and only the end is told
 
         async def call() -> None:
             nonlocal has, is_known

@@ -93,8 +93,11 @@ class WritingTests(Suite):
         stream.abort()
         assert not store.exists("x")
 
-    def test_an_object_may_end_before_its_first_byte(self, store: Store, raw: Raw) -> None:
-        with store.create("x", 10) as stream:
+    @pytest.mark.parametrize("announced", [10, 40 << 20])
+    def test_an_object_may_end_before_its_first_byte(
+        self, store: Store, raw: Raw, announced: int
+    ) -> None:
+        with store.create("x", announced) as stream:
             stream.shorten()
         assert raw.get("x") == b""
 
