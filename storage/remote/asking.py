@@ -25,6 +25,9 @@ from .trouble import PASSING, Kind, Trouble, remote_error, told
 
 DEADLINE_SECONDS = 120.0
 
+# Neither locks nor drivers know infinity.
+_LONGEST_DEADLINE = 30 * 86400.0
+
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 
 # A host that has not answered yet, not even once, may be a mistake in the settings.
@@ -43,7 +46,7 @@ def deadline_of(options: Mapping[str, Any]) -> float:
         return DEADLINE_SECONDS
     if isinstance(given, bool) or not isinstance(given, int | float) or not given > 0:
         raise ValueError(f"deadline is a number of seconds above 0, got {given!r}")
-    return float(given)
+    return float(min(given, _LONGEST_DEADLINE))
 
 
 @dataclass(frozen=True, slots=True)

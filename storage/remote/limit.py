@@ -12,6 +12,9 @@ from weakref import WeakValueDictionary
 
 _MOST = 64
 
+# Whatever a server says: nobody is refused a bucket for good because of one odd reply.
+_LONGEST_REST = 60.0
+
 
 @final
 class Limit:
@@ -88,7 +91,7 @@ class Limit:
             if asked_at >= self._halved_at:
                 self._allowed = max(1.0, self._allowed / 2)
                 self._halved_at = now
-            self._resume_at = max(self._resume_at, now + (retry_after or 0.0))
+            self._resume_at = max(self._resume_at, now + min(retry_after or 0.0, _LONGEST_REST))
 
 
 # By process, too: a lock may have been held when it was forked.

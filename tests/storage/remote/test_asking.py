@@ -13,9 +13,12 @@ from fsspec.asyn import AsyncFileSystem, get_loop
 from fsspec.implementations.memory import MemoryFileSystem
 
 from dtckpt.errors import ObjectNotFound, StorageError, StorageTimeout
+from dtckpt.storage import open_store
 from dtckpt.storage.remote.asking import Attempts, Clock, Connection, pause_after
 from dtckpt.storage.remote.dialects.base import method
 from dtckpt.storage.remote.limit import Limit
+
+from ...servers.fake_s3 import BUCKET, fake_s3
 
 
 class Time:
@@ -116,6 +119,28 @@ def test_one_that_says_too_late_is_not_waited_for(clock: Time) -> None:
     with pytest.raises(StorageTimeout):
         clock.connection().ask("read", "x", failing(Refusal(503, retry_after="61")))
     assert clock.slept == []
+
+
+@pytest.mark.parametrize("seconds", ["1e9", "inf"])
+def test_no_server_shuts_a_bucket_for_good(clock: Time, seconds: str) -> None:
+    connection = clock.connection()
+    with pytest.raises(StorageTimeout):
+        connection.ask("read", "x", failing(Refusal(503, retry_after=seconds)))
+    clock.now += 61
+    assert connection.ask("read", "x", failing()) == "done"
+
+
+@pytest.mark.parametrize("deadline", [float("inf"), 1e300])
+@pytest.mark.parametrize("engine", ["fsspec", "obstore"])
+def test_a_deadline_may_be_as_long_as_one_likes(deadline: float, engine: str) -> None:
+    with fake_s3() as server:
+        server.objects.put(BUCKET, "x", b"data")
+        options = server.storage_options | {"deadline": deadline, "engine": engine}
+        store = open_store(f"s3://{BUCKET}", **options)
+        assert store.read("x") == b"data"
+        with store.create("y", 20 << 20) as stream:
+            stream.write(bytes(20 << 20))
+        assert store.stat("y").size == 20 << 20
 
 
 def test_the_time_to_come_again_is_by_the_clock_of_the_server(clock: Time) -> None:
