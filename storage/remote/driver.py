@@ -64,7 +64,7 @@ class Driver:
             fs, root = fsspec.url_to_fs(self._raw_url, **options)
             _share_descriptions(fs)
             self.dialect.tame(fs, given)
-            connection = Connection(fs, self._deadline, limit_of(self._bucket()))
+            connection = Connection(fs, self._deadline, limit_of(self._bucket(), given))
             made = self._made[pid] = (connection, root.rstrip("/"))
         return made
 

@@ -107,8 +107,8 @@ class FsspecStore(Store):
             return self._cat(name, 0, most) if most else b""
         except ObjectNotFound:
             raise
-        except StorageError:
-            if self.stat(name).size:
+        except StorageError as error:
+            if told(error).kind is not Kind.OTHER or self.stat(name).size:
                 raise
             return b""  # of nothing no range can be asked for
 
@@ -187,7 +187,15 @@ class FsspecStore(Store):
     def _info_of(self, name: str, expected: bytes) -> Info:
         """What the driver tells of an object that holds these bytes."""
         with failing(certain=True):
-            info = self._info(name)  # first: a condition is not to be of what came afterwards
+            try:
+                info = self._info(name)  # first: a condition is not to be of what came afterwards
+            except ObjectNotFound as error:
+                self.read(
+                    name, 0, 1
+                )  # which may know better: that it is the bucket that is missing
+                raise StorageError(
+                    f"{join(self.url, name)} is told both as missing and as there"
+                ) from error
         self._check_same(name, expected)
         return info
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from typing import final
+from typing import Any, final
 from weakref import WeakValueDictionary
 
 _MOST = 64
@@ -98,6 +98,12 @@ class Limit:
 _limits: WeakValueDictionary[tuple[int, str], Limit] = WeakValueDictionary()
 
 
-def limit_of(bucket: str) -> Limit:
+_SERVERS = ("endpoint_url", "endpoint", "base_url", "account_host", "account_name")
+"""Storage options that say where a bucket is."""
+
+
+def limit_of(bucket: str, options: Mapping[str, Any]) -> Limit:
     """Return the limit of all connections that this process has to a bucket."""
-    return _limits.setdefault((os.getpid(), bucket), Limit())
+    given: dict[str, Any] = {**(options.get("client_kwargs") or {}), **options}
+    place = next((str(given[name]) for name in _SERVERS if given.get(name)), "")
+    return _limits.setdefault((os.getpid(), f"{place} {bucket}"), Limit())

@@ -174,6 +174,18 @@ def test_a_deletion_whose_condition_is_not_answered_plainly(
     assert server.keys == {}
 
 
+def test_a_deletion_is_not_for_what_only_seems_to_be_missing(
+    server: FakeS3, options: dict[str, Any]
+) -> None:
+    """The reply to a HEAD has no code: a missing bucket looks like a missing object."""
+    save(1.0, options)
+    server.faults = [Fault(kinds={"head"}, status=404, code="NoSuchBucket")]
+    with pytest.raises(StorageError, match="both as missing and as there"):
+        dcp.delete(URL, storage_options=options)
+    server.faults = []
+    assert saved(options) == 1.0
+
+
 def test_a_deletion_that_is_refused_leaves_all_as_it_was(
     server: FakeS3, options: dict[str, Any]
 ) -> None:

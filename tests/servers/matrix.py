@@ -99,12 +99,13 @@ class Scene:
     options: dict[str, Any]
     url: str
     columns: int = SMALL
+    world: int = WORLD
     loaded: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
 
     def state(self, value: float, group: Any) -> dict[str, Any]:
         """Return what a rank holds: its rows of a tensor, and a value."""
-        mesh = DeviceMesh("cpu", Mesh((WORLD,)), groups=[group])
-        local = torch.full((ROWS // WORLD, self.columns), value)
+        mesh = DeviceMesh("cpu", Mesh((self.world,)), groups=[group])
+        local = torch.full((ROWS // self.world, self.columns), value)
         tensor = DTensor.from_local(local, mesh, [Shard(0)], shape=(ROWS, self.columns))
         return {"w": tensor, "n": value}
 
@@ -137,12 +138,12 @@ class Scene:
     def ranks(self, call: Callable[[int, Any], object]) -> list[str]:
         """Let all ranks call; return what each was told, '' if nothing."""
         try:
-            run_ranks(WORLD, call, seconds=120)
+            run_ranks(self.world, call, seconds=120)
         except RanksFailed as failed:
             if not all(isinstance(e, CheckpointError) for e in failed.errors.values()):
                 raise
-            return [str(failed.errors.get(rank, "")) for rank in range(WORLD)]
-        return [""] * WORLD
+            return [str(failed.errors.get(rank, "")) for rank in range(self.world)]
+        return [""] * self.world
 
 
 def _saved(scene: Scene) -> None:
@@ -236,13 +237,21 @@ def kinds_of(operation: Operation, make: Callable[[], FakeS3], engine: str) -> l
         return [kind for kind in found if operation.columns == SMALL or "upload" in kind]
 
 
-def begun(server: FakeS3, engine: str, columns: int = SMALL) -> Scene:
+def begun(
+    server: FakeS3,
+    engine: str,
+    columns: int = SMALL,
+    *,
+    world: int = WORLD,
+    deadline: float | None = None,
+) -> Scene:
     """Return a run that holds the first step, to be gone on with under a deadline."""
     scheme = "gs" if "gcs" in type(server).__name__.lower() else "s3"
     found = known("own", f"{scheme}://{BUCKET}", server).by(engine)
-    scene = Scene(server, found.storage_options, f"{found.url}/run")
-    assert scene.ranks(lambda _, group: scene.save(1, group)) == [""] * WORLD
-    deadline = DEADLINE if columns == SMALL else LONG_DEADLINE
+    scene = Scene(server, found.storage_options, f"{found.url}/run", world=world)
+    assert scene.ranks(lambda _, group: scene.save(1, group)) == [""] * world
+    if deadline is None:
+        deadline = DEADLINE if columns == SMALL else LONG_DEADLINE
     options = found.storage_options | {"deadline": deadline}
     return replace(scene, options=options, columns=columns)
 

@@ -113,7 +113,7 @@ class Connection:
     def _connect(self) -> asking.Connection:
         _refuse_after_fork(self.place.base)
         if self._asked is None:
-            limit = limit_of(self.place.base)
+            limit = limit_of(self.place.base, self._options)
             self._asked = asking.Connection(self._direct, self._deadline, limit)
         return self._asked
 

@@ -365,8 +365,10 @@ class ObstoreStore(Store):
             found = self.stat(name).size
         except ObjectNotFound:
             found = None
-        except StorageError as second:
-            raise error or second from second
+        except StorageError:
+            if error is None:
+                raise
+            raise error from error.__cause__
         if found == size:
             return
         if error is None and found is not None:

@@ -118,6 +118,15 @@ def test_what_is_known_after_a_failure(server: FakeS3, fault: Fault, certain: bo
     assert caught.value.__cause__ is not None
 
 
+def test_a_failure_to_look_has_its_own_cause(store: Store, server: FakeS3) -> None:
+    stream = store.create("x", 3)
+    stream.write(b"abc")
+    server.faults[:] = [Fault(status=403, kinds=["head"])]
+    with pytest.raises(AccessDenied) as caught:
+        stream.close()
+    assert caught.value.__cause__ is not caught.value
+
+
 def test_conflicts_and_busy_servers_are_asked_again(store: Store, server: FakeS3) -> None:
     server.faults[:] = [
         Fault(status=409, code="ConditionalRequestConflict", kinds=["put"], limit=2),
@@ -184,13 +193,14 @@ def test_a_host_that_hangs_up_twice_at_once_is_not_a_wrong_setting(
 
 
 def test_a_busy_server_is_asked_less(store: Store, server: FakeS3) -> None:
-    limit = limit_of(f"s3://{BUCKET}")
+    limit = limit_of(f"s3://{BUCKET}", server.storage_options)
     before = limit.allowed
     server.faults[:] = [Fault(limit=1)]
     assert not store.exists("x")
     assert limit.allowed < before
     assert not FsspecStore(URL, **server.storage_options).exists("x")
-    assert limit is limit_of(f"s3://{BUCKET}")
+    assert limit is limit_of(f"s3://{BUCKET}", server.obstore_options)
+    assert limit is not limit_of(f"s3://{BUCKET}", {"endpoint_url": "http://127.0.0.1:1"})
 
 
 def test_a_deadline_is_a_number_of_seconds(server: FakeS3) -> None:
