@@ -6,6 +6,7 @@ import os
 import statistics
 import threading
 import time
+import weakref
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -54,7 +55,8 @@ class Capabilities:
     """Seconds by which the store's clock is ahead of this machine's, to its own precision."""
 
 
-_found: dict[tuple[str, str], Capabilities] = {}
+_found: dict[tuple[str, str], tuple[weakref.ref[Store], Capabilities]] = {}
+"""By bucket and options; an open store, which does not tell its options, has "open" there."""
 _one_at_a_time = threading.Lock()
 
 
@@ -62,6 +64,8 @@ def capabilities(
     target: str | os.PathLike[str] | Store, *, write: bool = True, **options: object
 ) -> Capabilities:
     """Try what the store at ``target`` does, once in this process for a bucket and its options.
+
+    Of an open store the last one of a bucket is remembered, and asked once.
 
     Some small objects and one of 17 MiB are written to a folder of their own, ``.dtckpt-probe-...``
     below the target, and deleted. It takes about 100 requests. Several processes may do it at once,
@@ -71,11 +75,15 @@ def capabilities(
     ``open_store``, and ``StorageError`` where the store cannot be written to, or not be read.
     """
     store = open_store(target, **options)
-    key = _root(store.url), repr(sorted(options.items()))
+    is_open = store is target
+    key = _root(store.url), "open" if is_open else repr(sorted(options.items()))
     with _one_at_a_time:
-        found = _found.get(key)
+        asked, found = _found.get(key, (None, None))
+        if asked is not None and is_open and asked() is not store:
+            found = None  # the same bucket, perhaps of another server or for another user
         if found is None or (write and found.atomic_visibility is None):
-            found = _found[key] = _probe(store, write=write)
+            found = _probe(store, write=write)
+            _found[key] = weakref.ref(store), found
     return replace(found, url=store.url)
 
 

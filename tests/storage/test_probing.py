@@ -140,6 +140,17 @@ def test_all_of_a_bucket_are_one(server: FakeS3) -> None:
     assert told(first) == told(second)
 
 
+def test_stores_of_one_url_are_not_taken_for_each_other(server: FakeS3) -> None:
+    def opened(running: FakeS3) -> Store:
+        return open_store(f"s3://{BUCKET}/run", **running.storage_options)
+
+    with fake_s3() as other:
+        other.faults[:] = [Fault(does="answer", conditional=True, ignore_conditions=True)]
+        assert capabilities(opened(server)).conditional_create is True
+        assert capabilities(opened(other)).conditional_create is False
+        assert capabilities(opened(server)).conditional_create is True
+
+
 class Careless(MemoryStore):  # pyright: ignore[reportGeneralTypeIssues]
     """Compares, then writes; its listings are late; it shows what is not complete."""
 
