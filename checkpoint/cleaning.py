@@ -47,7 +47,8 @@ def clean(
     away are data files that no manifest names, unfinished files and uploads in parts, claims on
     earlier checkpoints, and what an interrupted ``delete`` had still to do. Of all these only what
     has not been written to for ``older_than``: choose it longer than any save takes from the first
-    file that a rank has finished to its end, and longer than clocks differ. A save of which
+    file that a rank has finished to its end. Age is by the clock of the store, of which a small
+    object is written and deleted, and by that of this machine. A save of which
     nothing is younger is taken for dead, and fails if it is not. What a store gives no times for is
     left alone, and so is everything where a manifest cannot be read.
 
@@ -58,6 +59,12 @@ def clean(
     before = time.time() - older_than.total_seconds()
     objects = [info for info in store.list() if is_valid(info.name)]
     gone: list[str] = []
+    if any(is_before(info, before) for info in objects) or _unfinished(store, before):
+        try:
+            before = min(before, _time_of(store) - older_than.total_seconds())
+        except StorageError as error:
+            logger.warning("%s: not cleaned: %s", store.url, error)
+            return gone
     places = sorted(_places(objects))
     for place in places:
         start = f"{place}/" if place else ""
@@ -71,12 +78,31 @@ def clean(
         except CheckpointError as error:
             logger.warning("%s: not cleaned: %s", here.url, error)
     try:
-        unfinished = [n for n in store.leftovers(before=before) if _is_ours(n, places)]
+        unfinished = [n for n in _unfinished(store, before) if _is_ours(n, places)]
         store.delete(unfinished)
     except CheckpointError as error:
         logger.warning("%s: unfinished files and uploads were not cleaned: %s", store.url, error)
         return gone
     return gone + unfinished
+
+
+def _unfinished(store: Store, before: float) -> list[str]:
+    try:
+        return list(store.leftovers(before=before))
+    except CheckpointError as error:
+        logger.warning("%s: unfinished files and uploads were not cleaned: %s", store.url, error)
+        return []
+
+
+def _time_of(store: Store) -> float:
+    """Return what the store's clock says, or this machine's where the store tells no times."""
+    name = f".dtckpt-time-{os.urandom(8).hex()}"
+    store.publish(name, b"", overwrite=False)
+    try:
+        modified = store.stat(name).modified
+    finally:
+        store.delete([name])
+    return time.time() if modified is None else modified
 
 
 def _is_ours(unfinished: str, places: Iterable[str]) -> bool:

@@ -225,6 +225,8 @@ def remote_error(action: str, where: str, cause: Exception, trouble: Trouble) ->
         detail = cause.strerror or str(cause) or type(cause).__name__
     if trouble.kind in _REMEDIES:
         detail += f" ({_REMEDIES[trouble.kind]})"
+    if trouble.kind is Kind.DENIED and action in ("read", "stat"):
+        detail += "; or it is missing: servers do not say so where listing is not allowed"
     message = f"cannot {action} {where}: {detail}"
     match trouble.kind:
         case Kind.MISSING:

@@ -6,15 +6,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 
 import dtckpt.checkpoint as dcp
-from dtckpt.errors import AlreadyCommitted, CheckpointError, StorageError
+from dtckpt.errors import AccessDenied, AlreadyCommitted, CheckpointError, StorageError
 from dtckpt.storage import Store, open_store
 
 from ..servers.fake_s3 import BUCKET, FakeS3, fake_s3
@@ -289,6 +290,50 @@ def test_a_listing_that_is_denied_is_not_empty(
     server.faults = [Fault(kinds={"list"}, status=status, code=code)]
     with pytest.raises(StorageError, match="cannot list"):
         dcp.latest(URL.rpartition("/")[0], storage_options=options, no_dist=True)
+
+
+def callers(options: dict[str, Any]) -> list[Callable[[], object]]:
+    """Return what looks at the checkpoint, and its run."""
+    run = URL.rpartition("/")[0]
+    store = open_store(URL, **options)
+    return [
+        lambda: dcp.latest(run, storage_options=options, no_dist=True),
+        lambda: dcp.committed_steps(run, storage_options=options),
+        lambda: dcp.CheckpointManager(run, storage_options=options).latest(),
+        lambda: dcp.clean(run, storage_options=options),
+        lambda: list(store.list()),
+        lambda: list(store.leftovers()),
+        store.level,
+    ]
+
+
+@pytest.mark.parametrize("engine", ["fsspec", "obstore"])
+def test_who_may_not_look_is_told(server: FakeS3, options: dict[str, Any], engine: str) -> None:
+    pytest.importorskip(engine)
+    save(1.0, options)
+    server.faults = [Fault(kinds={"list", "get", "head"}, status=403, code="AccessDenied")]
+    for number, call in enumerate(callers({**options, "engine": engine})):
+        with pytest.raises(AccessDenied, match="cannot"):
+            pytest.fail(f"{number}: {call()}")
+    with pytest.raises(AccessDenied, match="or it is missing"):
+        dcp.load(state(), URL, storage_options={**options, "engine": engine}, no_dist=True)
+
+
+def test_age_is_by_the_clock_of_the_store(server: FakeS3, options: dict[str, Any]) -> None:
+    """What is ten minutes old to us has just been written."""
+    server.clock_skew = -600.0
+    save(1.0, options)
+    source = next(name for name in server.keys if name.endswith(".safetensors"))
+    save_id = source.split("/")[-2]
+    server.objects.put(
+        BUCKET, f"run/dead/data/{save_id}/00000.safetensors", server.keys[source].data
+    )
+    assert dcp.clean(URL, storage_options=options, older_than=timedelta(minutes=5)) == []
+    server.clock_skew = 0.0
+    gone = dcp.clean(URL, storage_options=options, older_than=timedelta(minutes=5))
+    assert gone == [f"dead/data/{save_id}/00000.safetensors"]
+    assert saved(options) == 1.0
+    assert not [name for name in server.keys if "dtckpt-time" in name]
 
 
 def main() -> None:
