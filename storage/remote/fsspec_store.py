@@ -68,6 +68,7 @@ class FsspecStore(Store):
 
     def __init__(self, url: str, **options: Any) -> None:
         self._driver = Driver(url, options)
+        self._driver.dialect.check_path(url)
         self._prefix = ""
         self.url = self._driver.url
 
@@ -284,10 +285,11 @@ class FsspecStore(Store):
 
     def _at(self, name: str, *, reserved: bool = False) -> tuple[Connection, str, str]:
         """Connection, the driver's path of the object, and the URL for messages."""
-        if "?versionId=" in check_name(name, reserved=reserved):
-            raise ValueError(f"bad object name {name!r}: drivers cut it at '?versionId='")
+        check_name(name, reserved=reserved)
         connection, root = self._connect()
-        return connection, f"{root}/{join(self._prefix, name)}", join(self.url, name)
+        path = f"{root}/{join(self._prefix, name)}"
+        self._driver.dialect.check_path(path)
+        return connection, path, join(self.url, name)
 
     def _connect(self) -> tuple[Connection, str]:
         with translated("connect to", self.url):
@@ -434,6 +436,7 @@ class FsspecStore(Store):
         connection.fs.invalidate_cache()
         base = f"{root}/{self._prefix}".strip("/")
         top = f"{root}/{join(self._prefix, prefix)}".rstrip("/")
+        self._driver.dialect.check_path(top)
         below = join(base, prefix).strip("/") + "/"
         return connection, top, below, len(base) + 1 if base else 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from typing import Any, ClassVar, final
 
 from ..asking import Connection
@@ -11,6 +12,19 @@ from .base import Condition, Dialect, Info
 
 _BLOCK_BYTES = 256 << 20
 """The SDK cuts what is longer than 64 MiB into blocks, which are committed on condition, too."""
+
+# The driver takes paths for URLs: it drops what is empty behind '?' or '#', and all tabs and line
+# ends, writes what stands between a '?' and a '#' behind it, and cuts at a version.
+_UNSAFE = re.compile(r"[?#](?:/|$)|\?.*#|\?versionid=|[\t\r\n]")
+
+
+def check_path(path: str) -> None:
+    """Raise ``ValueError`` for a path that the driver takes for another one."""
+    if _UNSAFE.search(path):
+        raise ValueError(
+            f"bad object name {path!r}: on Azure '?' and '#' at the end of a component, '?' before "
+            "'#', '?versionid=', tabs and line ends are refused, as its driver loses them"
+        )
 
 
 @final
@@ -34,6 +48,9 @@ class Az(Dialect):
         policy = getattr(getattr(fs.service_client, "_config", None), "retry_policy", None)
         if policy is not None:
             policy.total_retries = 0
+
+    def check_path(self, path: str) -> None:
+        check_path(path)
 
     def only_new(self, fs: Any) -> Condition:
         return {"overwrite": False}

@@ -64,6 +64,11 @@ class Dialect:
     def tame(self, fs: Any, given: Info) -> None:
         """Have a driver that was just made ask only once, unless the user has said otherwise."""
 
+    def check_path(self, path: str) -> None:
+        """Raise ``ValueError`` for a path that the driver takes for another one."""
+        if "?versionId=" in path:
+            raise ValueError(f"bad object name {path!r}: drivers cut it at '?versionId='")
+
     def only_new(self, fs: Any) -> Condition:
         """Return the condition that there is no object, as far as the driver has any."""
         known = inspect.signature(method(fs, "pipe_file")).parameters

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ..dialects import az
+
 Kind = Literal["s3", "gcs", "azure"]
 
 KINDS: dict[str, Kind] = {
@@ -50,10 +52,18 @@ class Place:
         prefix = path.strip("/")
         if any(part in ("", ".", "..") for part in prefix.split("/")) and prefix:
             raise ValueError(f"bad store URL {url}: empty, '.' and '..' components are refused")
-        return cls(
+        place = cls(
             kind=KINDS[scheme],
             bucket=bucket,
             account=host.partition(".")[0] if at else "",
             base=f"{scheme}://{authority}",
             prefix=prefix,
         )
+        place.check_path(prefix)
+        return place
+
+    def check_path(self, path: str) -> str:
+        """Return a path in the bucket; ``ValueError`` for one that fsspec's driver would lose."""
+        if self.kind == "azure":
+            az.check_path(path)
+        return path

@@ -235,11 +235,12 @@ class ObstoreStore(Store):
 
     def _at(self, name: str, *, reserved: bool = False) -> tuple[str, str]:
         """The path of an object in its bucket, and the URL for messages."""
-        check_name(name, reserved=reserved)
-        return join(self._prefix, name), join(self.url, name)
+        path = join(self._prefix, check_name(name, reserved=reserved))
+        return self._connection.place.check_path(path), join(self.url, name)
 
     def _top(self, prefix: str) -> tuple[str, str]:
-        return join(self._prefix, check_prefix(prefix)), join(self.url, prefix)
+        path = join(self._prefix, check_prefix(prefix))
+        return self._connection.place.check_path(path), join(self.url, prefix)
 
     @property
     def _start(self) -> int:
