@@ -37,6 +37,8 @@ def explained() -> Generator[None]:
     """Raise what obstore raises in the block as ``Told``."""
     try:
         yield
+    except Told:
+        raise
     except Exception as error:
         text = str(error)
         shown = error if _scrubbed(text) == text else type(error)(_scrubbed(text))

@@ -21,7 +21,7 @@ from ...failures import already_exists, changed, failing, not_found, out_of_rang
 from ...names import UPLOAD_ID, check_component, check_name, check_prefix, is_reserved, join
 from ..ranges import FETCH_BYTES, REQUEST_BYTES
 from ..requests import Requests, on_condition
-from ..trouble import Kind, told
+from ..trouble import Kind, Told, Trouble, told
 from .connection import Connection
 from .reads import ShortRead, read_each
 from .uploads import UploadStream
@@ -153,9 +153,22 @@ class ObstoreStore(Store):
                 self._put(name, payload, {"mode": same | {"e_tag": tag.strip('"')}}, check)
 
     def remove(self, name: str, *, expected: bytes) -> None:
+        import obstore
+
         with self._connection.in_time():
             self._check_same(name, expected)
-            self._delete([self._at(name)[0]])  # some stores say if somebody else was faster
+            path, where = self._at(name)
+            was_asked = False
+
+            def remove(store: Any) -> None:
+                nonlocal was_asked
+                # The attempt before may have removed it, and another writer may have come.
+                if was_asked and bytes(obstore.get(store, path).bytes()) != expected:
+                    raise Told("another writer was at it", Trouble(Kind.CONDITION))
+                was_asked = True
+                obstore.delete(store, [path])  # some stores say if somebody else was faster
+
+            self._connection.ask("delete", where, remove)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         found = (item for item in self._find(prefix) if not is_reserved(item.name))

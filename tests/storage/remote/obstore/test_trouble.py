@@ -30,7 +30,7 @@ from dtckpt.storage.remote import asking
 from dtckpt.storage.remote.limit import limit_of
 from dtckpt.storage.remote.obstore import connection, reads, uploads
 from tests.servers.fake_s3 import BUCKET, FakeS3, fake_s3
-from tests.servers.faults import Fault
+from tests.servers.faults import Fault, Kind
 
 from ...conformance import DATA, names, write
 
@@ -431,3 +431,22 @@ def test_checkpoints_on_a_busy_server(server: FakeS3) -> None:
     assert not server.uploads
     server.faults.clear()
     assert not ckpt.verify(f"{URL}/step-1", storage_options=options).problems
+
+
+@pytest.mark.parametrize("engine", ["fsspec", "obstore"])
+def test_what_came_after_a_removal_whose_reply_was_lost_stays(
+    server: FakeS3, store: Store, engine: str
+) -> None:
+    def save() -> None:
+        if removals.hits:
+            server.objects.put(BUCKET, "run/x", b"new")
+
+    store = open_store(URL, **server.storage_options, engine=engine)
+    server.objects.put(BUCKET, "run/x", b"old")
+    kinds: list[Kind] = ["delete", "delete-many"]
+    removals = Fault(kinds=kinds, does="reset", carry_out=True, limit=1)
+    others = Fault(kinds=[*kinds, "get"], does="answer", meanwhile=save, skip=1)
+    server.faults[:] = [removals, others]
+    with pytest.raises(ObjectExists):
+        store.remove("x", expected=b"old")
+    assert server.keys["run/x"].data == b"new"
