@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from .megatron import megatron_tensors
     from .opening import Checkpoint, LazyTensor, open
     from .placing import Placed, Rule, parse_rules, place
+    from .probing import capabilities
     from .resharding import reshard
     from .runs.keep import Best, Keep
     from .runs.places import Tier
@@ -139,6 +140,7 @@ __all__ = [
     "VerifyReport",
     "advise",
     "async_save",
+    "capabilities",
     "clean",
     "committed_steps",
     "copy",
@@ -169,6 +171,7 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
         __name__,
         {
             ".cleaning": "clean",
+            ".probing": "capabilities",
             ".copying": "copy",
             ".deleting": "delete",
             ".detaching": "detach",

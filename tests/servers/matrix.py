@@ -26,6 +26,9 @@ SMALL, LARGE = 64, 9 << 19
 DEADLINE, LONG_DEADLINE = 3.0, 8.0
 """Seconds that every operation of a store is given; the long one is for what is large."""
 
+PATIENCE = 120.0
+"""Seconds for looking what came of it; what is looked at is not how fast that is."""
+
 Outcome = Literal["done", "error", "either"]
 
 
@@ -267,6 +270,7 @@ def run_row(row: Row, make: Callable[[], FakeS3], engine: str) -> str | None:
             told = scene.ranks(lambda rank, group: row.operation.do(scene, rank, group))
             seconds = time.monotonic() - began
             server.faults = []
+            scene.options["deadline"] = PATIENCE
             return _judged(row, scene, told, fault.hits, seconds)
         except (AssertionError, TimeoutError, CheckpointError, RanksFailed) as error:
             return f"{row}: {type(error).__name__}: {error}"
