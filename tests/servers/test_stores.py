@@ -29,7 +29,7 @@ KNOWN = {
 """What does not hold yet, with its cause."""
 
 COMPARES_FIRST = {
-    *("fsspec-fake-gcs", "fsspec-azurite", "fsspec-ceph"),
+    "fsspec-ceph",
     *(f"obstore-{kind}" for kind in SERVERS),
 }
 """Ways of which the removers of an object are not held apart."""
