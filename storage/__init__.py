@@ -9,9 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dtckpt.errors import (
+    AccessDenied,
     ObjectExists,
     ObjectNotFound,
     StorageError,
+    StorageTimeout,
 )
 from dtckpt.lazy import lazy_exports
 
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from .testing.faulty import FaultyStore
 
 __all__ = [
+    "AccessDenied",
     "AgentStatus",
     "Call",
     "Capabilities",
@@ -62,6 +65,7 @@ __all__ = [
     "Rule",
     "ShortRead",
     "StorageError",
+    "StorageTimeout",
     "Store",
     "TornWrite",
     "WriteStream",

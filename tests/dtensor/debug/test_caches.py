@@ -20,6 +20,7 @@ from ..rank_meshes import run_on_mesh, scattered
 STATE = {
     "dtckpt.dtensor.tensor.leaf_gradients._PLACED",  # hooks, which nobody could find again
     "dtckpt.dtensor.geometry.mesh._index_by_rank",  # on a floor below the caches
+    "dtckpt.storage.schemes._installed",  # what is installed, which does not change
 }
 """What is remembered and yet no cache to clear."""
 OPERATORS = {"_known", "by_type", "_by_both"}

@@ -215,7 +215,7 @@ def test_parts_are_sent_at_once_but_not_too_many(
     store: Store, server: FakeS3, small_parts: int
 ) -> None:
     data = b"".join(bytes([number]) * small_parts for number in range(9)) + b"end"
-    server.faults[:] = [Fault(does="answer", kinds=["upload-part"], seconds=0.1)]
+    server.faults[:] = [Fault(does="answer", kinds=["upload-part"], seconds=0.5)]
     with store.create("x", len(data)) as stream:
         stream.write(data[: small_parts // 2])
         stream.write(data[small_parts // 2 :])
