@@ -19,6 +19,8 @@ _HTTP = re.compile(r"HttpError \{\s*kind: (\w+)")
 _SECRET = re.compile(r"\b(sig|X-Amz-Signature|X-Amz-Security-Token|X-Goog-Signature)=[^&\s\"'),]+")
 _NO_BUCKET = "The specified bucket does not exist"
 _REGION = "without LOCATION"
+_RANGE = re.compile("InvalidRangeRequest|CONTENT_RANGE")
+"""A reply of another range than was asked for: Azurite's to one that begins at the end."""
 _LONGEST = 300
 
 _HTTP_KINDS = {"Connect": Kind.UNREACHABLE, "Timeout": Kind.TIMED_OUT}
@@ -53,7 +55,7 @@ def _trouble(error: Exception) -> Trouble:
         return Trouble(Kind.NO_BUCKET, number, called)
     if number:
         return Trouble(meaning(number, called, _CLASSES.get(name)), number, called)
-    if name == "GenericError" and _REGION not in text:
+    if name == "GenericError" and _REGION not in text and not _RANGE.search(text):
         found = _HTTP.search(text)
         return Trouble(_HTTP_KINDS.get(found[1] if found else "", Kind.LOST))
     return Trouble(_CLASSES.get(name, Kind.OTHER))  # what obstore itself refuses

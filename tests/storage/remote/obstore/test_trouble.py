@@ -29,6 +29,8 @@ from dtckpt.storage import FsspecStore, ObstoreStore, ReadRequest, Store, open_s
 from dtckpt.storage.remote import asking
 from dtckpt.storage.remote.limit import limit_of
 from dtckpt.storage.remote.obstore import connection, reads, uploads
+from dtckpt.storage.remote.obstore.failures import explained
+from dtckpt.storage.remote.trouble import PASSING, Told
 from tests.servers.fake_s3 import BUCKET, FakeS3, fake_s3
 from tests.servers.faults import Fault, Kind
 
@@ -350,6 +352,21 @@ def test_an_iterator_that_is_closed_stops_reading(store: Store, server: FakeS3) 
     found.close()  # pyright: ignore[reportAttributeAccessIssue]
     first.view[:] = b"\1" * len(first.view)
     assert set(bytes(first.view)) == {1}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Wanted range starting at 7, but object was only 7 bytes long; InvalidRangeRequest {",
+        "Failed to parse value for CONTENT_RANGE header",
+    ],
+)
+def test_a_reply_of_another_range_is_not_asked_for_again(text: str) -> None:
+    from obstore.exceptions import GenericError
+
+    with pytest.raises(Told) as caught, explained():
+        raise GenericError(f"Generic MicrosoftAzure error: {text}")
+    assert caught.value.trouble.kind not in PASSING
 
 
 def test_a_range_that_fails(store: Store, server: FakeS3) -> None:
