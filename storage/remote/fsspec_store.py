@@ -370,6 +370,10 @@ class FsspecStore(Store):
             if _is_condition_failed(error):
                 with failing(certain=error.is_certain):
                     raise (already_exists if exclusive else changed)(where) from error
+            if isinstance(error, ObjectNotFound) and dialect.puts_are_atomic and not instead_of:
+                with failing(certain=error.is_certain):
+                    text = f"cannot write {where}: it seems that the bucket does not exist"
+                    raise StorageError(text) from error
             raise
 
     def _write_and_move(self, name: str, data: bytes, *, exclusive: bool) -> None:
