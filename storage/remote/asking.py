@@ -98,7 +98,7 @@ class Connection:
         attempts = Attempts(self, action, where)
         while True:
             try:
-                with attempts.slots(1), attempt():
+                with attempt(), attempts.slots(1):
                     result = run(self.fs, call, attempts.left())
             except Exception as error:
                 attempts.failed(error)

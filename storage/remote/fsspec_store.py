@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
 from typing import Any, final
 
-from dtckpt.errors import ObjectNotFound, StorageError
+from dtckpt.errors import ObjectExists, ObjectNotFound, StorageError
 
 from ..base import (
     Level,
@@ -29,7 +29,7 @@ from .fetching import ShortRead, fetch_each
 from .ranges import REQUEST_BYTES
 from .requests import Requests, on_condition
 from .streams import PART_BYTES, MultipartStream, RenameStream, move
-from .trouble import Kind, told
+from .trouble import Kind, Told, Trouble, told
 from .uploads import split_upload, upload_name
 
 # The rest of its time is for looking what came of a write that was not answered.
@@ -168,11 +168,25 @@ class FsspecStore(Store):
             info = self._info_of(name, expected)
             connection, path, where = self._at(name)
             condition = self._driver.dialect.only_same(info)
+            num_asked = 0
+
+            @contextmanager
+            def check_again() -> Generator[None]:
+                nonlocal num_asked
+                # The attempt before may have removed it, and another writer may have come, of whom
+                # a server that looks at no condition takes no notice.
+                try:
+                    if num_asked:
+                        self._check_same(name, expected)
+                except ObjectExists as error:
+                    raise Told("another writer was at it", Trouble(Kind.CONDITION)) from error
+                num_asked += 1
+                yield
 
             def ask(given: Condition) -> None:
                 remove = self._driver.dialect.remove
                 call = lambda: remove(connection.fs, path, given)  # noqa: E731
-                connection.ask("delete", where, call)
+                connection.ask("delete", where, call, attempt=check_again)
 
             try:
                 with connection.in_time(_SHARE_OF_WRITES):
