@@ -17,8 +17,11 @@ from .fake_s3 import FakeS3
 from .faults import Fault
 from .matrix import OPERATIONS, SMALL, Operation, Row, begun, kinds_of, rows_of, run_row
 
-# Drivers warn of their own deprecations.
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+# Drivers warn of their own deprecations, and of what they do themselves.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Sending a large body:ResourceWarning"),
+]
 
 OWN: dict[str, Callable[[], FakeS3]] = {"fake-s3": FakeS3, "fake-gcs": FakeGcs}
 NEEDS = {"fake-s3": "s3fs", "fake-gcs": "gcsfs", "obstore": "obstore"}
