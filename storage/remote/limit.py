@@ -95,10 +95,13 @@ class Limit:
 
 
 # By process, too: a lock may have been held when it was forked.
-_limits: WeakValueDictionary[tuple[int, str], Limit] = WeakValueDictionary()
+_limits: WeakValueDictionary[tuple[int, int, str], Limit] = WeakValueDictionary()
 
 
-_SERVERS = ("endpoint_url", "endpoint", "base_url", "account_host", "account_name")
+_SERVERS = (
+    *("endpoint_url", "endpoint", "base_url", "account_host", "account_name"),
+    "service_account_key",  # which may name a server
+)
 """Storage options that say where a bucket is."""
 
 
@@ -106,4 +109,4 @@ def limit_of(bucket: str, options: Mapping[str, Any]) -> Limit:
     """Return the limit of all connections that this process has to a bucket."""
     given: dict[str, Any] = {**(options.get("client_kwargs") or {}), **options}
     place = next((str(given[name]) for name in _SERVERS if given.get(name)), "")
-    return _limits.setdefault((os.getpid(), f"{place} {bucket}"), Limit())
+    return _limits.setdefault((os.getpid(), hash(place), bucket), Limit())
