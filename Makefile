@@ -7,7 +7,7 @@ CODE := dtensor checkpoint storage integrations tools tests
 # Tests start some hundred processes, which find all modules compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install check format test mutants demo demo-parallel bench bench-scale bench-dispatch bench-redistribute bench-training bench-random operators test-matrix test-adapters test-servers gpu-check clean
+.PHONY: help install check format test mutants demo demo-parallel bench bench-scale bench-dispatch bench-redistribute bench-training bench-random operators test-matrix test-adapters test-servers test-faults gpu-check clean
 
 help:
 	@echo "make demo    train, kill a rank during a save, resume on another mesh, prove the losses"
@@ -23,6 +23,7 @@ help:
 	@echo "make test-matrix   the quick part of it on other Pythons and another torch"
 	@echo "make test-adapters   adapters in environments with the frameworks' releases (ADAPTERS=names)"
 	@echo "make test-servers   stores on every object store that can be run here (SERVERS=names)"
+	@echo "make test-faults   each fault at each kind of request to an object store, half an hour"
 	@echo "make gpu-check   what only a machine with a GPU can show; figures into gpu-figures/"
 	@echo "make mutants   changes of the code that some test must notice (MUTANTS=word)"
 	@echo "make check   formatter, linter, type checker"
@@ -70,6 +71,10 @@ test-adapters: install
 # Brings what pip does not (Azurite by npm, Ceph's packages) into ~/.cache/dtckpt/servers.
 test-servers: install
 	$(BIN)/python -m tests.servers $(SERVERS)
+
+# Each fault at each kind of request; most of the time is spent in waiting for deadlines.
+test-faults: install
+	DTCKPT_FAULTS=whole $(BIN)/python -m tests.servers --seconds 1800 fake-s3 fake-gcs
 
 gpu-check: install
 	$(BIN)/python -m tools.gpu --record gpu-figures $(GPU)

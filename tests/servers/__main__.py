@@ -23,4 +23,4 @@ def run(kind: Kind, seconds: float) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(run_each(SERVERS, run, str(__doc__), seconds=600))
+    sys.exit(run_each(SERVERS, run, str(__doc__), seconds=300))

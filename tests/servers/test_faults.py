@@ -1,6 +1,6 @@
 """Each fault at each kind of request: it is got past, or one error is told and nothing is lost.
 
-All of it where servers were chosen, a part in the normal suite.
+All of it by ``make test-faults``, some lines elsewhere.
 """
 
 from __future__ import annotations
