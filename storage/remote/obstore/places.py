@@ -47,6 +47,11 @@ class Place:
             raise ValueError(f"engine='obstore' does not serve {scheme}://, but {served}")
         authority, _, path = rest.partition("/")
         bucket, at, host = authority.partition("@")
+        if ":" in authority:
+            raise ValueError(
+                f"bad store URL {scheme}://...: credentials do not go into it, but into the "
+                "storage options (key=, secret=, ...)"
+            )
         if not bucket:
             raise ValueError(f"bad store URL {url}: it names no bucket")
         prefix = path.strip("/")

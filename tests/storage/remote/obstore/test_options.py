@@ -149,6 +149,9 @@ def test_urls() -> None:
     for bad in ("s3://", "s3:///x", "s3://b/a//b", "s3://b/../x", "s3://b/x?versionId=1"):
         with pytest.raises(ValueError, match="bad store URL"):
             ObstoreStore(bad)
+    with pytest.raises(ValueError, match="credentials do not go into it") as caught:
+        Place.of("s3://AKIA:secret@bucket/run")
+    assert "secret@" not in str(caught.value)
     with pytest.raises(ValueError, match=r"does not serve memory://, but s3://"):
         open_store("memory://x", engine="obstore")
 
