@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar, Protocol
 
+from dtckpt.errors import StorageError
+
 from ..asking import Connection
 from ..listing import listing
 from ..requests import Requests
@@ -91,8 +93,11 @@ class Dialect:
         return False
 
     def begin(self, connection: Connection, path: str, where: str, size: int, part: int) -> Upload:
-        """Begin an object of ``size`` bytes that is sent in parts of ``part`` bytes."""
-        raise NotImplementedError
+        """Begin an object of ``size`` bytes that is sent in parts of ``part`` bytes.
+
+        ``StorageError`` where nobody can, as ``streams_are_atomic`` says.
+        """
+        raise StorageError(f"cannot create {where}: this driver sends nothing in parts")
 
     def unfinished(
         self, connection: Connection, path: str, where: str
@@ -101,8 +106,7 @@ class Dialect:
         return iter(())
 
     def forget(self, connection: Connection, path: str, where: str, upload_id: str) -> None:
-        """Give up an upload that ``unfinished`` has told of."""
-        raise NotImplementedError
+        """Give up an upload that ``unfinished`` has told of, or none where it tells of none."""
 
     def info(self, fs: Any, path: str) -> Any:
         """Ask what is told of an object; what is returned is awaited."""

@@ -16,6 +16,7 @@ from dtckpt.errors import AccessDenied, ObjectExists, ObjectNotFound, StorageErr
 from dtckpt.storage import FsspecStore, ReadRequest, Store
 from dtckpt.storage.remote.dialects import BY_SCHEME
 from dtckpt.storage.remote.dialects.base import Dialect
+from dtckpt.storage.remote.uploads import upload_name
 
 from ..conformance import DATA, Raw, StoreTests, names, write
 from ..local.test_local import RawDirectory
@@ -303,3 +304,11 @@ def test_large_reads_are_cut(store: Store, monkeypatch: pytest.MonkeyPatch) -> N
     buffers = [bytearray(len(DATA)), bytearray(250)]
     store.read_into("x", [ReadRequest(0, buffers[0]), ReadRequest(30, buffers[1])])
     assert buffers == [DATA, DATA[30:280]]
+
+
+def test_an_upload_of_another_store_is_not_there_to_be_deleted() -> None:
+    """As any object that is missing: it is no error, and nothing else goes."""
+    store = FsspecStore("memory://uploads-of-others")
+    write(store, "x", b"1")
+    store.delete([upload_name("x", "0123")])
+    assert store.read("x") == b"1"
