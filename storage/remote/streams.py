@@ -43,7 +43,7 @@ class MultipartStream(WriteStream):
         self._connection = connection
         self._path = path
         self._check = check
-        self._completing = False
+        self._is_completed = False
         num_bytes = part_bytes(size)
         upload = dialect.begin(connection, path, where, size, num_bytes)
         self._parts = Parts(upload, num_bytes)
@@ -54,15 +54,15 @@ class MultipartStream(WriteStream):
         self._parts.write(view)
 
     def _finish(self) -> None:
-        self._completing = True
         self._parts.close()
+        self._is_completed = True
         self._check(self._announced)
         self._guard.detach()
 
     def _discard(self) -> None:
         self._guard()
-        if self._completing:
-            # Completed perhaps, but not known to be right.
+        if self._is_completed:
+            # It is of another size. What is there else may be another writer's.
             remove = method(self._connection.fs, "rm_file")
             with suppress(ObjectNotFound):
                 self._connection.ask("clean up", self._where, lambda: remove(self._path))

@@ -374,7 +374,13 @@ class ObstoreStore(Store):
             return False, None
 
     def _settle(self, name: str, size: int, error: StorageError | None) -> None:
-        """Raise ``error``, or another one, unless the store has an object of this size by now."""
+        """Raise ``error``, or another one, unless the store has the object, of this size, by now.
+
+        An upload that was not known any more may have been completed by a request whose reply was
+        lost. After other failures what is there may be another writer's.
+        """
+        if error is not None and told(error).kind is not Kind.MISSING:
+            raise error from error.__cause__
         try:
             found = self.stat(name).size
         except ObjectNotFound:
