@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import queue
+import sys
 from collections import Counter
 from collections.abc import AsyncGenerator, Coroutine, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
@@ -146,6 +147,7 @@ def _running(fs: Any, works: Iterator[Coroutine[Any, Any, None]]) -> Generator[N
         yield
     except BaseException:
         stopping = asyncio.run_coroutine_threadsafe(stop(), loop)
-        if not is_on_loop(fs):
+        # An interpreter that is ending has stopped the loop, too.
+        if not is_on_loop(fs) and not sys.is_finalizing():
             stopping.result()
         raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -83,7 +84,8 @@ def _fetched(get: Get, fetches: Sequence[Fetch]) -> Iterator[tuple[Fetch, memory
         ended.set()
         for _ in threads:
             room.release()
-        for thread in threads:
+        # One that is ending has stopped them: from Python 3.13 on who joins them waits for ever.
+        for thread in threads if not sys.is_finalizing() else ():
             thread.join()
 
 

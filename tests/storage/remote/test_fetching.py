@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Generator, Iterator
@@ -106,6 +109,25 @@ def test_what_was_dropped_may_end_on_the_loop(server: FakeS3, store: Store, what
     assert store.stat("x").size == len(DATA)
     while server.uploads:
         time.sleep(0.01)
+
+
+LEFT_OPEN = """
+import json, sys
+from dtckpt.storage import ReadRequest, open_store
+store = open_store(sys.argv[1], **json.loads(sys.argv[2]))
+reading = store.read_each("x", [ReadRequest(low << 20, bytearray(1)) for low in (0, 17)])
+next(reading)
+"""
+
+
+@pytest.mark.parametrize("engine", ["fsspec", "obstore"])
+def test_an_interpreter_ends_with_a_reader_left_open(server: FakeS3, engine: str) -> None:
+    if engine == "obstore":
+        pytest.importorskip("obstore")
+    server.faults.append(Fault(kinds=["get"], does="hang", skip=1))
+    options = json.dumps(server.storage_options | {"engine": engine})
+    command = [sys.executable, "-c", LEFT_OPEN, f"s3://{BUCKET}/run", options]
+    subprocess.run(command, check=True, timeout=60)
 
 
 def test_a_reply_that_breaks_off_is_asked_for_from_there(server: FakeS3, store: Store) -> None:
