@@ -6,7 +6,7 @@ import uuid
 
 import pytest
 
-from dtckpt.storage import Store, open_store
+from dtckpt.storage import Level, ObjectInfo, Store, open_store
 
 from ..storage.conformance import Raw, StoreTests
 from .every import SERVERS
@@ -62,3 +62,10 @@ class TestStore(StoreTests):
     @pytest.fixture
     def raw(self, server: Server, store: Store) -> Raw:
         return server.raw(store.url.removeprefix(f"{server.url}/"))
+
+    def test_objects_named_like_folders(self, store: Store) -> None:
+        for name in ("a", "a/b", "c/d"):
+            store.publish(name, b"1", overwrite=False)
+        assert store.level() == Level((ObjectInfo("a", 1),), ("a", "c"))
+        assert store.level("a") == Level((ObjectInfo("a/b", 1),), ())
+        assert [info.name for info in store.list()] == ["a", "a/b", "c/d"]

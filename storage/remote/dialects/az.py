@@ -100,7 +100,7 @@ class Az(Dialect):
                 pages = blobs.by_page(continuation_token=so_far)
                 async for page in pages:
                     async for blob in page:
-                        path = f"{container}/{blob.name}".rstrip("/" if "size" not in blob else "")
+                        path = f"{container}/{blob.name}"
                         found[path] = _told(path, blob)
                     so_far = pages.continuation_token
 

@@ -113,7 +113,10 @@ class Dialect:
         return method(fs, "info")(path)
 
     def listing(self, connection: Connection, top: str, where: str, *, deep: bool) -> Info:
-        """Return what is told of all below ``top``, by path: of one level, unless it is deep."""
+        """Return what is told of all below ``top``, by path: of one level, unless it is deep.
+
+        Where objects may be named like folders, the paths of folders end in a slash.
+        """
         return listing(connection, top, where, deep=deep)
 
 

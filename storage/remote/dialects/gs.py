@@ -91,7 +91,7 @@ class Gs(Dialect):
             for told in reply.get("items", ()):
                 found[f"{bucket}/{told['name']}"] = _file(bucket, told)
             for prefix in reply.get("prefixes", ()):
-                path = f"{bucket}/{prefix.rstrip('/')}"
+                path = f"{bucket}/{prefix}"
                 found[path] = {"name": path, "type": "directory", "size": 0}
             if not reply.get("nextPageToken"):
                 return found

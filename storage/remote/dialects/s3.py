@@ -70,7 +70,7 @@ class S3(Dialect):
                 path = f"{bucket}/{found_one['Key']}"
                 found[path] = _file(path, found_one, "Size")
             for found_one in reply.get("CommonPrefixes", ()):
-                path = f"{bucket}/{found_one['Prefix'].rstrip('/')}"
+                path = f"{bucket}/{found_one['Prefix']}"
                 found[path] = {"name": path, "type": "directory", "size": 0}
             if not reply.get("IsTruncated"):
                 return found
