@@ -95,7 +95,7 @@ class Filling:
         tied = self._destinations.tied_names()
         common = {name: local for name, local in tensors.items() if name not in own}
         untied = {name: local for name, local in common.items() if name not in tied}
-        if self._memory is not None and self._can_share(untied, self._memory):
+        if self._memory is not None and self._can_share(untied, self._memory, asked=bool(asked)):
             return replace(
                 offer,
                 fingerprint=fingerprint(common, (), self._striped, sorted(tied)),
@@ -125,16 +125,23 @@ class Filling:
             has_replicas=bool(self._shareable),
         )
 
-    def _can_share(self, tensors: Mapping[str, LocalTensor], memory: HostMemory) -> bool:
-        """Find what ranks of this host read once into their memory, if it is worth it."""
+    def _can_share(
+        self, tensors: Mapping[str, LocalTensor], memory: HostMemory, *, asked: bool
+    ) -> bool:
+        """Find what ranks of this host read once into their memory, if it is worth it.
+
+        Replicas where that was asked for, or reading is dear: each has to copy all of it anyway,
+        and out of the page cache that takes no longer than out of this memory.
+        """
+        with_replicas = asked or limits.is_remote(self._data.store)
         self._striped = find_striped(
             tensors,
             self._data.manifest.tensors,
             self._ranks.all,
             self._ranks.rank,
-            (),
+            () if with_replicas else tensors,
             MIN_TIMES,
-            with_plain=True,
+            with_plain=with_replicas,
         )
         is_enough = self._striped.num_bytes >= limits.MIN_SHARED_BYTES
         return is_enough and memory.take_room(self._position)

@@ -114,9 +114,11 @@ def load(
 
     ``read_once`` lets ranks read once what several of them would read and send it to each other:
     what replicas hold, and the blocks of which they hold different parts, as where a checkpoint
-    of row shards is loaded as column shards. By default they do where reading is dear, from an
-    object store or on several hosts: for what at least 4 ranks want, and for tensors of which
-    blocks would be read at least twice. It needs layouts on exactly the ranks of the load. All
+    of row shards is loaded as column shards. By default ranks of one host do so by memory that
+    they share, for tensors of which blocks would be read at least twice, but from local disks not
+    for replicas, which cost no more each by itself. Where they have no such memory they do where
+    reading is dear, from an object store or on several hosts: for what at least 4 ranks want, and
+    for such tensors. It needs layouts on exactly the ranks of the load. All
     ranks agree that what was read is intact before it is sent, so a failure leaves no rank waiting
     in a collective; a rank that dies or falls silent while it sends is noticed by the timeout of
     the process group.

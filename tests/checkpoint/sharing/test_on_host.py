@@ -102,7 +102,16 @@ def test_rows_as_columns_are_read_once() -> None:
         assert report.bytes_read + report.bytes_received > report.bytes_needed == needed / 4
 
 
-def test_what_all_want_is_read_once_plain_or_replicated() -> None:
+@pytest.mark.parametrize("why", ["asked", "remote", ""])
+def test_what_all_want_is_read_once_where_asked_or_dear(
+    monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """Plain or replicated; from a local disk each reads for itself as fast."""
+
+    def is_remote(_: Store) -> bool:
+        return why == "remote"
+
+    monkeypatch.setattr(limits, "is_remote", is_remote)
     rows = flat(2, Shard(0), (100, 30))
     store = saved(plain=("F32", rows), laid_out=("F32", rows))
     whole = {name: dcp.open(store)[name][...] for name in ("plain", "laid_out")}
@@ -110,13 +119,16 @@ def test_what_all_want_is_read_once_plain_or_replicated() -> None:
     def load(rank: int, group: Any) -> dcp.LoadReport:
         laid_out, local = zeros(flat(4, Replicate(), (100, 30)), torch.float32, rank)
         state: dict[str, Any] = {"plain": torch.zeros(100, 30), "laid_out": laid_out}
-        report = dcp.load(state, store, process_group=group)
+        read_once = True if why == "asked" else None
+        report = dcp.load(state, store, read_once=read_once, process_group=group)
         assert np.array_equal(as_items(state["plain"]), as_items(whole["plain"]))
         assert np.array_equal(as_items(local), as_items(whole["laid_out"]))
         return report
 
     reports = run_ranks(4, load)
-    assert sum(report.bytes_read for report in reports) == 2 * 100 * 30 * 4
+    num_bytes = 2 * 100 * 30 * 4
+    assert sum(report.bytes_read for report in reports) == (num_bytes if why else 4 * num_bytes)
+    assert reports[0].read_once is bool(why)
 
 
 def test_the_same_layout_or_who_refuses_shares_nothing() -> None:
