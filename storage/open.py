@@ -49,7 +49,8 @@ def _opened(opener: Opener, url: str, options: dict[str, Any]) -> Store:
     store = opener(url, **options)
     if not isinstance(store, Store):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(
-            f"the opener of {url} gave a {type(store).__name__}, expected a dtckpt.storage.Store"
+            f"the opener of {url.partition('://')[0]}:// gave a {type(store).__name__}, "
+            "expected a dtckpt.storage.Store"
         )
     return store
 

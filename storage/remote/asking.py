@@ -21,7 +21,7 @@ from typing import Any, final
 from dtckpt.errors import StorageTimeout
 
 from .limit import Limit
-from .trouble import PASSING, Kind, Trouble, remote_error, told
+from .trouble import PASSING, Kind, Trouble, remote_error, told, without_secrets
 
 DEADLINE_SECONDS = 120.0
 
@@ -183,7 +183,7 @@ class Attempts:
 
     def pause(self, error: Exception, *, again: bool = True) -> float:
         """Return how long to wait after a failure that passes; raise what the user gets else."""
-        trouble = told(error)
+        error, trouble = without_secrets(error), told(error)
         if trouble.kind is Kind.THROTTLED:
             self._connection.limit.refused(self._asked_at, trouble.retry_after)
         self._connection.was_heard |= trouble.status != 0

@@ -101,7 +101,12 @@ def _canonical(url: str) -> str:
     scheme = scheme.lower()
     if not rest.strip("/") and scheme != "memory":
         raise ValueError(f"bad store URL {url}: it names no bucket or directory")
-    account, _, _ = rest.partition("/")[0].rpartition("@")
+    authority = rest.partition("/")[0]
+    if dialect_of(scheme).extra and ":" in authority and not authority.startswith("arn:"):
+        raise ValueError(
+            f"bad store URL {shown}: credentials do not go into it, but into the storage options"
+        )
+    account, _, _ = authority.rpartition("@")
     if ":" in account:
         rest = f"{account.partition(':')[0]}@{rest[len(account) + 1 :]}"
     return f"{scheme}://{rest.rstrip('/')}"

@@ -29,7 +29,7 @@ from .fetching import ShortRead, fetch_each
 from .ranges import REQUEST_BYTES
 from .requests import Requests, on_condition
 from .streams import PART_BYTES, MultipartStream, RenameStream, move
-from .trouble import Kind, Told, Trouble, told
+from .trouble import Kind, Told, Trouble, remote_error, told, without_secrets
 from .uploads import split_upload, upload_name
 
 # The rest of its time is for looking what came of a write that was not answered.
@@ -306,8 +306,13 @@ class FsspecStore(Store):
         return connection, path, join(self.url, name)
 
     def _connect(self) -> tuple[Connection, str]:
-        with translated("connect to", self.url):
+        try:
             return self._driver.get()
+        except Exception as error:
+            shown, trouble = without_secrets(error), told(error)
+            if trouble.kind in (Kind.MISSING, Kind.CONDITION):
+                trouble = Trouble(Kind.OTHER)  # it is no object that is missing
+            raise remote_error("connect to", self.url, shown, trouble) from shown
 
     def _in_time(self) -> AbstractContextManager[None]:
         """What is asked in the block has one deadline together."""

@@ -7,6 +7,7 @@ by the names of their classes, so that none of them is imported.
 from __future__ import annotations
 
 import errno
+import re
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -207,6 +208,25 @@ def told(error: BaseException) -> Trouble:
         if (kind := _kind_of(cause)) is not None:
             return Trouble(kind)
     return Trouble(Kind.OTHER)
+
+
+_SECRET = re.compile(
+    r"(\b(?:sig|X-Amz-Signature|X-Amz-Security-Token|X-Goog-Signature|access_token)=|"
+    r"//[^/@\s:]*:(?=[^/@\s]+@))[^&@\s\"'),]+"
+)
+"""In a URL what opens a store: a signature, a token, a password."""
+
+
+def scrubbed(text: str) -> str:
+    """Return what a driver says without the secrets of the URLs in it."""
+    return _SECRET.sub(r"\1...", text)
+
+
+def without_secrets(error: Exception) -> Exception:
+    """Return an error, or another one in its place where its text, or that of a cause, has any."""
+    if all(scrubbed(str(cause)) == str(cause) for cause in causes(error)):
+        return error
+    return Told(f"{type(error).__name__}: {scrubbed(str(error))}", told(error))
 
 
 def causes(error: BaseException | None) -> Iterator[BaseException]:

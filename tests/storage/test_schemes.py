@@ -97,7 +97,7 @@ def test_openers_return_stores() -> None:
 
     register_scheme("wrong", wrong)
     try:
-        with pytest.raises(TypeError, match=r"wrong://x gave a str"):
+        with pytest.raises(TypeError, match=r"wrong:// gave a str"):
             open_store("wrong://x")
     finally:
         unregister_scheme("wrong")

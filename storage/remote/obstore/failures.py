@@ -10,13 +10,12 @@ import re
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from ..trouble import Kind, Told, Trouble, meaning
+from ..trouble import Kind, Told, Trouble, meaning, scrubbed
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(.*?)</Code>|\"code\":\s*\"(\w+)\"")
 _MESSAGE = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
 _HTTP = re.compile(r"HttpError \{\s*kind: (\w+)")
-_SECRET = re.compile(r"\b(sig|X-Amz-Signature|X-Amz-Security-Token|X-Goog-Signature)=[^&\s\"'),]+")
 _NO_BUCKET = "The specified bucket does not exist"
 _REGION = "without LOCATION"
 _RANGE = re.compile("InvalidRangeRequest|CONTENT_RANGE")
@@ -43,7 +42,7 @@ def explained() -> Generator[None]:
         raise
     except Exception as error:
         text = str(error)
-        shown = error if _scrubbed(text) == text else type(error)(_scrubbed(text))
+        shown = error if scrubbed(text) == text else type(error)(scrubbed(text))
         raise Told(_described(text), _trouble(error)) from shown
 
 
@@ -71,8 +70,4 @@ def _described(text: str) -> str:
         number = f" (HTTP {status[1]})" if status is not None else ""
         return f"{code[1] or code[2]}{said}{number}"
     line = " ".join(text.partition("Debug source")[0].split())
-    return _scrubbed(line)[:_LONGEST]
-
-
-def _scrubbed(text: str) -> str:
-    return _SECRET.sub(r"\1=...", text)
+    return scrubbed(line)[:_LONGEST]

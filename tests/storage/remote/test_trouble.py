@@ -1,0 +1,86 @@
+"""What failures of drivers are taken for, and what is told of them, and what is not."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any, ClassVar
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from dtckpt.errors import AccessDenied, ObjectNotFound, StorageError
+from dtckpt.storage import FsspecStore
+
+PASSWORD = "ODD%3Dpa55word"
+
+
+class Broken(MemoryFileSystem):
+    """A driver that raises what a test has put there."""
+
+    protocol = "broken"
+    at_first: ClassVar[list[Exception]] = []
+    at_each: ClassVar[list[Exception]] = []
+
+    def __init__(self, **_: Any) -> None:
+        for error in self.at_first:
+            raise error
+        super().__init__()
+
+    def info(self, path: str, **_: Any) -> Any:
+        raise self.at_each[0] from (self.at_each[1:] or [None])[0]
+
+
+@pytest.fixture(autouse=True)
+def broken(monkeypatch: pytest.MonkeyPatch) -> type[Broken]:
+    fsspec.register_implementation("broken", Broken, clobber=True)
+    monkeypatch.setattr(Broken, "at_first", [])
+    monkeypatch.setattr(Broken, "at_each", [])
+    return Broken
+
+
+def told_of() -> BaseException:
+    with pytest.raises(StorageError) as caught:
+        FsspecStore(f"broken://me:{PASSWORD}@host/x").stat("y")
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"Max retries exceeded with url: /tokeninfo?access_token={PASSWORD} (Caused by",
+        f"404, url='https://a.blob.core.windows.net/b?sv=1&sig={PASSWORD}&x=1'",
+        f"http://me:{PASSWORD}@host/x/y",
+        f"https://b.s3.amazonaws.com/x?X-Amz-Security-Token={PASSWORD}",
+    ],
+)
+@pytest.mark.parametrize("when", ["at_first", "at_each", "cause"])
+def test_secrets_in_urls_are_not_shown(broken: type[Broken], text: str, when: str) -> None:
+    if when == "cause":
+        broken.at_each.extend([OSError("a shell"), ValueError(text)])
+    else:
+        getattr(broken, when).append(ValueError(text))
+    shown = "".join(traceback.format_exception(told_of()))
+    assert PASSWORD not in shown
+    assert "a shell" in shown if when == "cause" else "..." in shown
+
+
+def test_what_it_is_stays_known_without_the_secret(broken: type[Broken]) -> None:
+    broken.at_each.append(PermissionError(f"http://me:{PASSWORD}@host/x/y"))
+    assert isinstance(told_of(), AccessDenied)
+
+
+@pytest.mark.parametrize("url", [f"s3://AKIA:{PASSWORD}/x@b/y", f"gs://a:{PASSWORD}@b/y"])
+def test_credentials_do_not_go_into_the_url_of_a_bucket(url: str) -> None:
+    with pytest.raises(ValueError, match="storage options") as caught:
+        FsspecStore(url)
+    assert PASSWORD not in str(caught.value)
+
+
+def test_a_driver_that_cannot_be_made_has_not_said_that_something_is_missing(
+    broken: type[Broken],
+) -> None:
+    broken.at_first.append(FileNotFoundError(2, "no such file", "key.json"))
+    error = told_of()
+    assert not isinstance(error, ObjectNotFound)
+    assert "cannot connect to broken://me@host/x" in str(error)
