@@ -202,13 +202,16 @@ class StoredData:
                 for key, needed_by in needed.items()
                 if key not in self._files
             }
+
+            def work(key: int | str) -> None:
+                self._files[key] = works[key]()  # though others fail
+
             if len(works) == 1 or self.store.request_bytes < _DEAR_REQUEST_BYTES:
-                for key, work in works.items():
-                    self._files[key] = work()
+                for key in works:
+                    work(key)
                 return
             with ThreadPoolExecutor(min(_NUM_OPENING, len(works)), "dtckpt-open") as pool:
-                files = pool.map(_done, works.values())
-                self._files |= zip(works, files, strict=True)
+                list(pool.map(work, works))
 
     def _work(self, key: int | str, needed_by: str) -> Callable[[], DataFile]:
         """Return what opens a file; Corrupt if the manifest does not list it."""
@@ -297,10 +300,6 @@ class StoredData:
                 f"{tensor.dtype.code}{list(shape)}, got {found}"
             )
         return file, entry
-
-
-def _done(work: Callable[[], DataFile]) -> DataFile:
-    return work()
 
 
 def check_same(where: str, seen: ObjectInfo, now: ObjectInfo) -> None:

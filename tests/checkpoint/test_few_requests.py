@@ -12,7 +12,7 @@ import torch
 import dtckpt.checkpoint as ckpt
 from dtckpt.checkpoint.reading import limits
 from dtckpt.dtensor import DeviceMesh, DTensor, Mesh, Shard
-from dtckpt.errors import Corrupt
+from dtckpt.errors import Corrupt, StorageError
 
 from ..ranks import run_ranks
 from ..servers.fake_s3 import BUCKET, FakeS3, fake_s3
@@ -97,6 +97,24 @@ def test_files_that_are_not_needed_are_not_opened(server: FakeS3) -> None:
         assert checkpoint["w"][30].tolist() == [90.0, 91.0, 92.0]
         assert checkpoint["w"][31].tolist() == [93.0, 94.0, 95.0]
     assert server.counts == {"get": 1 + 1}
+
+
+def test_files_that_open_stay_open_though_others_do_not(server: FakeS3) -> None:
+    save_on_ranks(server, 4)
+    with ckpt.open(f"{RUN}/step-1", storage_options=server.storage_options) as checkpoint:
+        begun = threading.Event()  # who has not begun when one fails does not
+        others = Fault(match="/data/", does="answer")
+        others.meanwhile = lambda: others.hits == 3 and begun.set()
+        refused = Fault(match="/00001.", status=403, code="No", meanwhile=lambda: begun.wait(30))
+        server.faults += [refused, others]
+        with pytest.raises(StorageError):
+            checkpoint["w"][...]
+        server.faults.clear()
+        server.forget()
+        assert checkpoint["w"][99].tolist() == [297.0, 298.0, 299.0]
+        assert not server.counts
+        assert checkpoint["w"][...].sum() == 300 * 299 / 2
+    assert server.counts == {"get": 1}
 
 
 def test_what_was_not_changed_is_opened_at_the_same_time_elsewhere(server: FakeS3) -> None:
