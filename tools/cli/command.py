@@ -3,27 +3,57 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 import click
 
-from dtckpt.errors import Corrupt, DtckptError, NotCommitted
+from dtckpt.errors import Corrupt, DtckptError
 
-from .console import BROKEN_PIPE, silence_stdout
-from .export import export
-from .inspect import inspect
-from .options import DAMAGE, DEBUG, debug_option
-from .reshard import reshard
-from .verify import verify
+from .common.console import BROKEN_PIPE, silence_stdout
+from .common.exit_codes import BUG, FAILED, FINDING, INTERRUPTED
+from .common.options import DEBUG, debug_option
 
-FAILED = 3
-NO_CHECKPOINT = 4
-BUG = 70
-INTERRUPTED = 130
+SECTIONS: Mapping[str, Mapping[str, str]] = {
+    "Look": {"inspect": "look.inspect"},
+    "Check": {"verify": "check.verify"},
+    "Write": {"reshard": "write.reshard", "export": "write.export"},
+}
+"""Commands in the order in which help lists them: name and module, which has it under that name."""
+
+_MODULES = {name: module for section in SECTIONS.values() for name, module in section.items()}
 
 
 class Commands(click.Group):
-    """A group that ends every error in one readable message on stderr and an exit code."""
+    """A group whose commands are imported when they are called, and in which every error ends in
+    one readable message on stderr and an exit code.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return [*_MODULES]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command; None where there is none of that name."""
+        if cmd_name not in _MODULES:
+            return None
+        module = import_module(f".{_MODULES[cmd_name]}", __package__)
+        return module.__dict__[cmd_name.replace("-", "_")]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands of each section with the first sentence of their help."""
+        width = formatter.width - max(map(len, _MODULES)) - 6
+        for section, modules in SECTIONS.items():
+            with formatter.section(section):
+                found = [(name, self.get_command(ctx, name)) for name in modules]
+                formatter.write_dl(
+                    [
+                        (name, command.get_short_help_str(width))
+                        for name, command in found
+                        if command
+                    ]
+                )
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command that was asked for."""
@@ -37,7 +67,7 @@ class Commands(click.Group):
             silence_stdout()
             ctx.exit(BROKEN_PIPE)
         except (DtckptError, OSError) as error:
-            _end(ctx, error, _text(error), _code(error))
+            _end(ctx, error, _text(error), FINDING if isinstance(error, Corrupt) else FAILED)
         except Exception as error:
             text = f"unexpected {type(error).__name__}: {error}\nThis is a bug; --debug shows where"
             _end(ctx, error, text, BUG)
@@ -48,12 +78,6 @@ def _end(ctx: click.Context, error: BaseException, text: str, code: int) -> None
         traceback.print_exception(error)
     click.echo(f"Error: {text}", err=True)
     ctx.exit(code)
-
-
-def _code(error: Exception) -> int:
-    if isinstance(error, NotCommitted):
-        return NO_CHECKPOINT
-    return DAMAGE if isinstance(error, Corrupt) else FAILED
 
 
 def _text(error: Exception) -> str:
@@ -67,9 +91,9 @@ def _text(error: Exception) -> str:
     "dtckpt",
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 all is well, 1 damage was found, 2 wrong usage, 3 the storage failed or "
-    "the request cannot be met, 4 no checkpoint there, 70 a bug, 130 interrupted. Results go to "
-    "stdout, messages and progress to stderr.",
+    epilog="Exit codes: 0 all is well, 1 something was found (damage, a difference), 2 wrong "
+    "usage, 3 the storage failed or the request cannot be met, as where no checkpoint is; 70 a "
+    "bug, 130 interrupted. Results go to stdout, messages and progress to stderr.",
 )
 @click.version_option(package_name="dtckpt", message="dtckpt %(version)s")
 @debug_option
@@ -78,7 +102,3 @@ def main() -> None:
 
     CHECKPOINT, SOURCE and TARGET are directories or URLs such as s3://bucket/run/step-1000.
     """
-
-
-for _command in (inspect, verify, reshard, export):
-    main.add_command(_command)

@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
-from dtckpt.tools.cli.console import iec
+from dtckpt.tools.cli.common.console import iec
 
 ROOT = Path(__file__).parents[2]
 _POLL_SECONDS = 0.1

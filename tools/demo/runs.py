@@ -8,7 +8,7 @@ from pathlib import Path
 import dtckpt.checkpoint as ck
 from dtckpt.errors import DtckptError, NotCommitted
 from dtckpt.storage import open_store
-from dtckpt.tools.cli.console import iec
+from dtckpt.tools.cli.common.console import iec
 
 from .launch import Outcome
 from .setting import Setting

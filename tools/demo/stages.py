@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from dtckpt.errors import DtckptError
-from dtckpt.tools.cli.console import iec
+from dtckpt.tools.cli.common.console import iec
 
 from .agreement import compare
 from .checks import Claims

@@ -14,9 +14,10 @@ from click.testing import CliRunner
 
 import dtckpt
 from dtckpt.errors import StorageError
-from dtckpt.tools.cli import inspect, main
-from dtckpt.tools.cli.options import parse_options
-from dtckpt.tools.cli.valuetext import value_text
+from dtckpt.tools.cli import main
+from dtckpt.tools.cli.common.options import parse_options
+from dtckpt.tools.cli.common.valuetext import value_text
+from dtckpt.tools.cli.look import inspect
 
 from .conftest import Run
 
@@ -71,7 +72,7 @@ def test_imports_only_what_is_needed(
 @pytest.mark.parametrize("command", ["inspect", "verify"])
 def test_nothing_there(run: Run, tmp_path: Path, command: str) -> None:
     result = run(command, tmp_path / "nowhere")
-    assert (result.exit_code, result.stdout) == (4, "")
+    assert (result.exit_code, result.stdout) == (3, "")
     assert result.stderr.startswith(f"Error: {tmp_path}/nowhere: no committed checkpoint here")
     assert "Traceback" not in result.stderr
 
@@ -79,7 +80,7 @@ def test_nothing_there(run: Run, tmp_path: Path, command: str) -> None:
 @pytest.mark.parametrize("order", [("--debug", "inspect"), ("inspect", "--debug")])
 def test_debug_shows_the_traceback(run: Run, tmp_path: Path, order: tuple[str, ...]) -> None:
     result = run(*order, tmp_path)
-    assert result.exit_code == 4
+    assert result.exit_code == 3
     assert "Traceback" in result.stderr
 
 

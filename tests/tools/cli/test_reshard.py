@@ -14,7 +14,7 @@ from dtckpt.checkpoint import parse_rules, read_manifest
 from dtckpt.dtensor import Mesh
 from dtckpt.errors import LayoutMismatch, StorageError
 from dtckpt.storage import Call, FaultyStore, LocalStore, MemoryStore, RaiseError, Rule
-from dtckpt.tools.cli.reshard_plan import bytes_by_rank
+from dtckpt.tools.cli.write.reshard_plan import bytes_by_rank
 
 from .conftest import Run, data_file, document, flip, state
 
@@ -238,7 +238,7 @@ def test_damaged_source_leaves_no_checkpoint(run: Run, checkpoint: Path, tmp_pat
 
 def test_source_that_is_no_checkpoint(run: Run, saved: Path, tmp_path: Path) -> None:
     args = (tmp_path / "t", "--mesh", "dp=2", "--placements", "*=R")
-    assert run("reshard", saved, *args).exit_code == 4
+    assert run("reshard", saved, *args).exit_code == 3
 
 
 def test_every_failing_storage_call_leaves_no_checkpoint(checkpoint: Path) -> None:

@@ -107,5 +107,5 @@ def test_truncated_manifest(run: Run, checkpoint: Path) -> None:
 def test_nothing_committed(run: Run, checkpoint: Path) -> None:
     (checkpoint / "manifest.json").unlink()
     result = run("verify", checkpoint)
-    assert (result.exit_code, result.stdout) == (4, "")
+    assert (result.exit_code, result.stdout) == (3, "")
     assert "no committed checkpoint" in result.stderr

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from dtckpt.tools.cli.console import iec, stdout_console
+from dtckpt.tools.cli.common.console import iec, stdout_console
 
 from .machine import describe
 from .table import Grid

@@ -7,7 +7,7 @@ from typing import Literal
 
 from rich.table import Table
 
-from dtckpt.tools.cli.console import iec
+from dtckpt.tools.cli.common.console import iec
 
 from .timing import OURS
 

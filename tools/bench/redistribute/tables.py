@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from dtckpt.tools.cli.console import iec
+from dtckpt.tools.cli.common.console import iec
 
 from ..frame.table import MISS, Grid, show, verdict
 from ..frame.timing import OURS, PEER

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 
-from dtckpt.tools.cli.console import iec
+from dtckpt.tools.cli.common.console import iec
 
 from ..frame.output import output_options, publish
 from ..frame.table import MISS, Grid, show

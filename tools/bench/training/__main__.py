@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from dtckpt.tools.cli.console import iec
+from dtckpt.tools.cli.common.console import iec
 
 from ..frame.output import output_options, publish
 from ..frame.table import Grid, verdict

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,15 +13,9 @@ import click
 from dtckpt.errors import PlacementError
 
 if TYPE_CHECKING:
-    from ...checkpoint import MappingTable, Rule
-    from ...dtensor import Mesh
-    from ...storage import Store
-
-SCHEMA_VERSION = 1
-"""Of the documents that ``--json`` prints; grows when a field changes its meaning or goes."""
-
-DAMAGE = 1
-"""Exit code for stored bytes that are not those written."""
+    from ....checkpoint import MappingTable, Rule
+    from ....dtensor import Mesh
+    from ....storage import Store
 
 DEBUG = "dtckpt.debug"
 """Key in a context's ``meta`` of whether to show tracebacks."""
@@ -40,14 +35,9 @@ def debug_option(command: _Command) -> _Command:
     )(command)
 
 
-def json_option(command: _Command) -> _Command:
-    """Add ``--json``."""
-    return click.option(
-        "--json", "as_json", is_flag=True, help="Print one JSON document with a schema_version."
-    )(command)
-
-
-def store_option(name: str, of_what: str) -> Callable[[_Command], _Command]:
+def store_option(
+    name: str = "--option", of_what: str = "the store"
+) -> Callable[[_Command], _Command]:
     """Return a decorator that adds a repeatable ``KEY=VALUE`` option for a store's driver."""
 
     def callback(
@@ -63,6 +53,36 @@ def store_option(name: str, of_what: str) -> Callable[[_Command], _Command]:
         help=f"Option for the driver of {of_what}, such as anon=true or "
         "client_kwargs.endpoint_url=URL; JSON where VALUE is JSON, else text. Repeatable.",
     )
+
+
+def two_store_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a command that reads a SOURCE and writes a TARGET.
+
+    It gets ``source_options`` and ``target_options``, in each of which are those of both.
+    """
+
+    @wraps(command)
+    def with_merged(
+        *args: Any,
+        option: dict[str, Any],
+        source_option: dict[str, Any],
+        target_option: dict[str, Any],
+        **kwargs: Any,
+    ) -> Any:
+        return command(
+            *args,
+            source_options=merged(option, source_option),
+            target_options=merged(option, target_option),
+            **kwargs,
+        )
+
+    for name, of_what in (
+        ("--target-option", "TARGET alone"),
+        ("--source-option", "SOURCE alone"),
+        ("--option", "both stores"),
+    ):
+        with_merged = store_option(name, of_what)(with_merged)
+    return with_merged
 
 
 def parse_options(items: Sequence[str]) -> dict[str, Any]:
@@ -111,16 +131,22 @@ def _json_or_text(text: str) -> Any:
         return text
 
 
-def store_at(url: str, options: dict[str, Any], *, argument: str, option: str) -> Store:
+def store_at(url: str, options: dict[str, Any], argument: str = "CHECKPOINT") -> Store:
     """Return the store of a URL; a usage error, naming its argument, where it cannot be one."""
-    from ...checkpoint.formats.opening import open_place
+    option = {
+        "SOURCE": "'--option' / '--source-option'",
+        "TARGET": "'--option' / '--target-option'",
+    }
+    from ....checkpoint.formats.opening import open_place
 
     try:
         return open_place(url, **options)
     except ValueError as error:
-        raise click.BadParameter(str(error), param_hint=argument) from error
+        raise click.BadParameter(str(error), param_hint=f"'{argument}'") from error
     except TypeError as error:
-        raise click.BadParameter(str(error), param_hint=option) from error
+        raise click.BadParameter(
+            str(error), param_hint=option.get(argument, "'--option'")
+        ) from error
 
 
 def mapping_option(command: _Command) -> _Command:
@@ -129,7 +155,7 @@ def mapping_option(command: _Command) -> _Command:
     def read(_ctx: click.Context, _param: click.Parameter, path: str | None) -> MappingTable | None:
         if path is None:
             return None
-        from ...checkpoint import MappingTable
+        from ....checkpoint import MappingTable
 
         return MappingTable.from_bytes(Path(path).read_bytes(), path)
 
@@ -144,7 +170,7 @@ def mapping_option(command: _Command) -> _Command:
 
 def parse_mesh(_ctx: click.Context, _param: click.Parameter, text: str) -> Mesh:
     """Return the mesh of a text such as ``dp=2,tp=4``; a usage error where it is none."""
-    from ...dtensor import Mesh
+    from ....dtensor import Mesh
 
     try:
         return Mesh.parse(text)
@@ -156,7 +182,7 @@ def parse_rule_sets(
     _ctx: click.Context, _param: click.Parameter, texts: Sequence[str]
 ) -> tuple[Rule, ...]:
     """Return the rules of all texts, in order; a usage error where one is no rule."""
-    from ...checkpoint import parse_rules
+    from ....checkpoint import parse_rules
 
     rules: list[Rule] = []
     for text in texts:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,19 +11,21 @@ import click
 
 from dtckpt.errors import Corrupt
 
-from ...checkpoint.timing.bars import progress
-from .console import count, iec, printable
-from .options import DAMAGE, SCHEMA_VERSION, debug_option, json_option, store_at, store_option
+from ..common.console import count, iec, printable
+from ..common.exit_codes import FINDING
+from ..common.options import debug_option, store_at, store_option
+from ..common.telling import bar, json_option, print_json, quiet_option, say
 
 if TYPE_CHECKING:
-    from ...checkpoint import Problem, VerifyReport
-    from ...storage import Store
+    from ....checkpoint import Problem, VerifyReport
+    from ....storage import Store
 
 
 @click.command()
 @click.argument("checkpoint")
 @json_option
-@store_option("--option", "the store")
+@store_option()
+@quiet_option
 @debug_option
 @click.pass_context
 def verify(ctx: click.Context, checkpoint: str, as_json: bool, option: dict[str, Any]) -> None:
@@ -35,10 +36,10 @@ def verify(ctx: click.Context, checkpoint: str, as_json: bool, option: dict[str,
     Exits with 0 if it is intact. Otherwise prints every problem, with file, byte range and
     tensors, and exits with 1. Nothing is changed.
     """
-    from ...checkpoint import Problem
+    from ....checkpoint import Problem
 
     began = time.monotonic()
-    with store_at(checkpoint, option, argument="'CHECKPOINT'", option="'--option'") as store:
+    with store_at(checkpoint, option) as store:
         report = None
         try:
             report = _run(store)
@@ -47,23 +48,21 @@ def verify(ctx: click.Context, checkpoint: str, as_json: bool, option: dict[str,
             problems = (Problem(message=str(error), file="manifest.json"),)
         seconds = time.monotonic() - began
         if as_json:
-            click.echo(json.dumps(_document(store.url, report, problems), indent=2))
+            print_json("verification", _document(store.url, report, problems))
         else:
             _print(store.url, report, problems, seconds)
-    ctx.exit(DAMAGE if problems else 0)
+    ctx.exit(FINDING if problems else 0)
 
 
 def _run(store: Store) -> VerifyReport:
-    from ...checkpoint import verify as verify_checkpoint
+    from ....checkpoint import verify as verify_checkpoint
 
-    with progress("verifying") as on_progress:
+    with bar("verifying") as on_progress:
         return verify_checkpoint(store, on_progress=on_progress)
 
 
 def _document(url: str, report: VerifyReport | None, problems: Sequence[Problem]) -> dict[str, Any]:
     return {
-        "schema_version": SCHEMA_VERSION,
-        "kind": "verification",
         "url": url,
         "intact": not problems,
         "num_tensors": report.num_tensors if report else None,
@@ -87,6 +86,6 @@ def _print(
     verdict = f"damaged, {count(len(problems), 'problem')}" if problems else "intact"
     if not problems and report is not None and not report.has_checksums:
         verdict = "complete, but without checksums: bytes may have changed"
-    click.echo(f"{printable(url)}: {verdict} ({found})")
+    say(f"{printable(url)}: {verdict} ({found})")
     for problem in problems:
         click.echo(f"  {printable(problem.message.removeprefix(f'{url}/'))}")

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from ...checkpoint.state.names import Path, join
-from ...checkpoint.state.tree import TENSORS, children, tag_of
-from ...checkpoint.state.values import Node
+from ....checkpoint.state.names import Path, join
+from ....checkpoint.state.tree import TENSORS, children, tag_of
+from ....checkpoint.state.values import Node
 from .console import printable
 from .valuetext import value_text
 
 if TYPE_CHECKING:
-    from ...checkpoint.files.stored_tensor import StoredTensor
+    from ....checkpoint.files.stored_tensor import StoredTensor
 
 Guides = tuple[str, str, str, str]
 """Texts of equal width for nothing, a line that goes on, a fork and an end."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ...dtensor import IrregularLayout, Mesh
-from .treeview import matcher, plain_values
+from ....dtensor import IrregularLayout, Mesh
+from ..common.treeview import matcher, plain_values
 
 if TYPE_CHECKING:
-    from ...checkpoint import Manifest
-    from ...checkpoint.files.stored_tensor import StoredTensor
+    from ....checkpoint import Manifest
+    from ....checkpoint.files.stored_tensor import StoredTensor
 
 
 def checkpoint_document(
@@ -25,7 +25,6 @@ def checkpoint_document(
     meshes: dict[Mesh, int] = {}
     tensors = {name: _tensor(tensor, meshes) for name, tensor in manifest.tensors.items()}
     document: dict[str, Any] = {
-        "kind": "checkpoint",
         "url": url,
         "format": manifest.format,
         "format_version": manifest.version if manifest.is_ours else None,

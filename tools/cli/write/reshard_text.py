@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...dtensor import IrregularLayout
-from .console import (
+from ....dtensor import IrregularLayout
+from ..common.console import (
     count,
     iec,
     layout_text,
@@ -16,14 +16,14 @@ from .console import (
     stdout_console,
     tensor_text,
 )
-from .grid import Grid, Line, Lines, plain, show
+from ..common.grid import Grid, Line, Lines, plain, show
 from .reshard_plan import bytes_by_rank
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ...checkpoint import Placed
-    from ...dtensor import Mesh
+    from ....checkpoint import Placed
+    from ....dtensor import Mesh
 
 _MAX_RANKS = 16
 

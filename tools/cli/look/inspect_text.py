@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from rich.tree import Tree
 
-from ...dtensor import IrregularLayout, Layout
-from .console import (
+from ....dtensor import IrregularLayout, Layout
+from ..common.console import (
     count,
     iec,
     layout_text,
@@ -20,13 +20,13 @@ from .console import (
     stdout_console,
     tensor_text,
 )
-from .grid import Grid, Line, Lines, plain, show
-from .treeview import Branch, Guides, matcher, rows, view
+from ..common.grid import Grid, Line, Lines, plain, show
+from ..common.treeview import Branch, Guides, matcher, rows, view
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ...checkpoint import Manifest, Step
+    from ....checkpoint import Manifest, Step
 
 _MAX_FILES = 16
 

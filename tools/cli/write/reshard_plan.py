@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ...dtensor import IrregularLayout
+from ....dtensor import IrregularLayout
 
 if TYPE_CHECKING:
-    from ...checkpoint import Placed, Rule
+    from ....checkpoint import Placed, Rule
 
 
 def unused(placed: Sequence[Placed], rules: Sequence[Rule]) -> list[Rule]:

@@ -7,25 +7,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from ...checkpoint.timing.bars import progress
-from .console import count, iec, mesh_text, printable
-from .options import (
+from ..common.console import count, iec, mesh_text, printable
+from ..common.options import (
     debug_option,
     mapping_option,
-    merged,
     parse_mesh,
     parse_rule_sets,
     store_at,
-    store_option,
+    two_store_options,
 )
+from ..common.telling import bar, quiet_option, say, warn
 
 if TYPE_CHECKING:
-    from ...checkpoint import Manifest, MappingTable, Rule
-    from ...dtensor import Mesh
-    from ...storage import Store
-
-_SOURCE = "'--option' / '--source-option'"
-_TARGET = "'--option' / '--target-option'"
+    from ....checkpoint import Manifest, MappingTable, Rule
+    from ....dtensor import Mesh
+    from ....storage import Store
 
 
 @click.command()
@@ -49,9 +45,8 @@ _TARGET = "'--option' / '--target-option'"
     "-n", "--dry-run", is_flag=True, help="Show what every tensor would become; write nothing."
 )
 @mapping_option
-@store_option("--option", "both stores")
-@store_option("--source-option", "SOURCE alone")
-@store_option("--target-option", "TARGET alone")
+@two_store_options
+@quiet_option
 @debug_option
 def reshard(
     source: str,
@@ -62,9 +57,8 @@ def reshard(
     compress: bool,
     dry_run: bool,
     mapping: MappingTable | None,
-    option: dict[str, Any],
-    source_option: dict[str, Any],
-    target_option: dict[str, Any],
+    source_options: dict[str, Any],
+    target_options: dict[str, Any],
 ) -> None:
     """Write the checkpoint SOURCE to TARGET as if it had been saved from another mesh.
 
@@ -95,8 +89,8 @@ def reshard(
     """
     _check_rules(mesh, rules)
     with (
-        store_at(source, merged(option, source_option), argument="'SOURCE'", option=_SOURCE) as old,
-        store_at(target, merged(option, target_option), argument="'TARGET'", option=_TARGET) as new,
+        store_at(source, source_options, "SOURCE") as old,
+        store_at(target, target_options, "TARGET") as new,
     ):
         _reshard(
             old,
@@ -137,19 +131,16 @@ def _reshard(
     compress: Literal["zstd"] | None,
     dry_run: bool,
 ) -> None:
-    from ...checkpoint import place, read_manifest
-    from ...checkpoint.files.committing import check_free
-    from ...checkpoint.mapping.table import mapped_manifest
+    from ....checkpoint import place, read_manifest
+    from ....checkpoint.files.committing import check_free
+    from ....checkpoint.mapping.table import mapped_manifest
     from .reshard_plan import unused
 
     manifest = mapped_manifest(read_manifest(old), mapping, old.url)
     check_free(new, overwrite=overwrite)
     placed = place(manifest, mesh, rules)
     for rule in unused(placed, rules):
-        click.echo(
-            f"Warning: the rule {rule.pattern!r} places no tensor: others before it do",
-            err=True,
-        )
+        warn(f"the rule {rule.pattern!r} places no tensor: others before it do")
     if dry_run:
         from .reshard_text import show_plan
 
@@ -157,7 +148,7 @@ def _reshard(
         return
     written = _write(old, new, mesh, rules, mapping, overwrite=overwrite, compress=compress)
     num_bytes = sum(tensor.num_bytes for tensor in written.tensors.values())
-    click.echo(
+    say(
         f"{printable(new.url)}: {count(len(written.tensors), 'tensor')}, {iec(num_bytes)}, in "
         f"{count(len(written.files), 'file')} for {mesh_text(mesh)}"
     )
@@ -173,9 +164,9 @@ def _write(
     overwrite: bool,
     compress: Literal["zstd"] | None,
 ) -> Manifest:
-    from ...checkpoint import reshard as reshard_checkpoint
+    from ....checkpoint import reshard as reshard_checkpoint
 
-    with progress("resharding") as on_progress:
+    with bar("resharding") as on_progress:
         return reshard_checkpoint(
             old,
             new,

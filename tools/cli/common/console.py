@@ -7,13 +7,13 @@ import sys
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, NoReturn
 
-from ...dtensor.debug.pictures.picture import printable
+from ....dtensor.debug.pictures.picture import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ...checkpoint.files.stored_tensor import StoredTensor
-    from ...dtensor import IrregularLayout, Layout, Mesh
+    from ....checkpoint.files.stored_tensor import StoredTensor
+    from ....dtensor import IrregularLayout, Layout, Mesh
 
 BROKEN_PIPE = 141
 """Exit code when the reader of our output has gone, as a shell reports SIGPIPE."""
@@ -84,17 +84,17 @@ def mesh_text(mesh: Mesh) -> str:
     """Return a mesh's axes, and its ranks where they do not count up from 0."""
     if mesh.ranks is None:
         return printable(str(mesh))
-    from ...checkpoint.ranks.text import ranks_text
+    from ....checkpoint.ranks.text import ranks_text
 
     return f"{printable(str(mesh))} ({ranks_text(mesh.ranks)})"
 
 
 def layout_text(layout: Layout | IrregularLayout) -> str:
     """Return placements and mesh; for an irregular layout how many boxes it has."""
-    from ...dtensor import IrregularLayout
+    from ....dtensor import IrregularLayout
 
     if isinstance(layout, IrregularLayout):
-        from ...checkpoint.ranks.text import ranks_text
+        from ....checkpoint.ranks.text import ranks_text
 
         boxes = len(layout.boxes())
         what = "1 box" if boxes == 1 else f"{boxes:,} boxes"

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dtckpt.errors import NotCommitted
 
-from .options import (
-    SCHEMA_VERSION,
-    debug_option,
-    json_option,
-    mapping_option,
-    store_at,
-    store_option,
-)
+from ..common.options import debug_option, mapping_option, store_at, store_option
+from ..common.telling import json_option, print_json, quiet_option
 
 if TYPE_CHECKING:
-    from ...checkpoint import Manifest, MappingTable, Step
-    from ...storage import Store
+    from ....checkpoint import Manifest, MappingTable, Step
+    from ....storage import Store
 
 
 @click.command()
@@ -36,7 +29,8 @@ if TYPE_CHECKING:
 @click.option("--values/--no-values", default=True, help="Whether to show what is not a tensor.")
 @click.option("--draw", is_flag=True, help="Draw instead which rank held which part of a tensor.")
 @mapping_option
-@store_option("--option", "the store")
+@store_option()
+@quiet_option
 @debug_option
 def inspect(
     checkpoint: str,
@@ -52,12 +46,12 @@ def inspect(
     Reads the manifest only. Where CHECKPOINT is the directory of a run, its committed checkpoints
     are listed. In patterns * matches any characters, / included.
     """
-    from ...checkpoint import read_manifest
+    from ....checkpoint import read_manifest
 
     if draw and as_json:
         raise click.UsageError("--draw draws for people; --json lists the layouts, too")
 
-    with store_at(checkpoint, option, argument="'CHECKPOINT'", option="'--option'") as store:
+    with store_at(checkpoint, option) as store:
         try:
             manifest = read_manifest(store)
         except NotCommitted:
@@ -77,7 +71,7 @@ def inspect(
 
 
 def _steps(store: Store) -> list[Step]:
-    from ...checkpoint import committed_steps
+    from ....checkpoint import committed_steps
 
     return committed_steps(store)
 
@@ -85,7 +79,7 @@ def _steps(store: Store) -> list[Step]:
 def _show_run(store: Store, steps: list[Step], *, as_json: bool) -> None:
     if as_json:
         listed = [{"number": s.number, "name": s.name, "url": s.url} for s in steps]
-        _print_json({"kind": "run", "url": store.url, "steps": listed})
+        print_json("run", {"url": store.url, "steps": listed})
         return
     from .inspect_text import show_run
 
@@ -98,12 +92,8 @@ def _show_checkpoint(
     if as_json:
         from .inspect_json import checkpoint_document
 
-        _print_json(checkpoint_document(store.url, manifest, names, values=values))
+        print_json("checkpoint", checkpoint_document(store.url, manifest, names, values=values))
         return
     from .inspect_text import show_checkpoint
 
     show_checkpoint(store.url, manifest, names, values=values)
-
-
-def _print_json(document: dict[str, Any]) -> None:
-    click.echo(json.dumps({"schema_version": SCHEMA_VERSION} | document, indent=2))

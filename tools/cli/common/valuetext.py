@@ -10,8 +10,8 @@ import json
 from collections.abc import Callable
 from typing import Any, cast
 
-from ...checkpoint.state.tree import children, tag_of
-from ...checkpoint.state.values import Node
+from ....checkpoint.state.tree import children, tag_of
+from ....checkpoint.state.values import Node
 from .console import printable
 
 MAX_CHARS = 50

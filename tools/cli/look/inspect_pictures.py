@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from ...dtensor.debug import visualize_sharding
-from .console import printable, stdout_console
-from .grid import Lines, plain, show
-from .treeview import matcher
+from ....dtensor.debug import visualize_sharding
+from ..common.console import printable, stdout_console
+from ..common.grid import Lines, plain, show
+from ..common.treeview import matcher
 
 if TYPE_CHECKING:
-    from ...checkpoint import Manifest
+    from ....checkpoint import Manifest
 
 
 def show_layouts(url: str, manifest: Manifest, names: tuple[str, ...]) -> None:

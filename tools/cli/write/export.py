@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from ...checkpoint.timing.bars import progress
-from .console import count, iec, printable
-from .options import debug_option, mapping_option, merged, store_at, store_option
+from ..common.console import count, iec, printable
+from ..common.options import debug_option, mapping_option, store_at, two_store_options
+from ..common.telling import bar, quiet_option, say
 
 if TYPE_CHECKING:
-    from ...checkpoint import MappingTable
+    from ....checkpoint import MappingTable
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]i?)?B?", re.IGNORECASE)
 _UNITS = {"k": 1, "m": 2, "g": 3, "t": 4}
@@ -55,9 +55,8 @@ def parse_size(_ctx: click.Context, _param: click.Parameter, text: str) -> int:
 )
 @click.option("--overwrite", is_flag=True, help="Replace the weights at TARGET, if any.")
 @mapping_option
-@store_option("--option", "both stores")
-@store_option("--source-option", "SOURCE alone")
-@store_option("--target-option", "TARGET alone")
+@two_store_options
+@quiet_option
 @debug_option
 def export(
     source: str,
@@ -67,9 +66,8 @@ def export(
     max_file_bytes: int,
     overwrite: bool,
     mapping: MappingTable | None,
-    option: dict[str, Any],
-    source_option: dict[str, Any],
-    target_option: dict[str, Any],
+    source_options: dict[str, Any],
+    target_options: dict[str, Any],
 ) -> None:
     """Write the checkpoint SOURCE to TARGET as files that other programs load.
 
@@ -85,12 +83,11 @@ def export(
       dtckpt export run/step-100 weights --part model --max-file-size 2GB
       dtckpt export run/step-100 for-torch --format dcp
     """
-    from ...checkpoint import export as export_checkpoint
+    from ....checkpoint import export as export_checkpoint
 
-    options = merged(option, source_option)
     with (
-        store_at(source, options, argument="'SOURCE'", option="'--option'") as old,
-        progress("exporting") as on_progress,
+        store_at(source, source_options, "SOURCE") as old,
+        bar("exporting") as on_progress,
     ):
         report = export_checkpoint(
             old,
@@ -100,11 +97,11 @@ def export(
             mapping=mapping,
             max_file_bytes=max_file_bytes,
             overwrite=overwrite,
-            target_options=merged(option, target_option),
+            target_options=target_options,
             on_progress=on_progress,
         )
     tied = f", {count(len(report.tied), 'name')} tied to others" if report.tied else ""
-    click.echo(
+    say(
         f"{printable(report.url)}: {count(len(report.tensors), 'tensor')}, "
         f"{iec(report.num_bytes)}, in {count(len(report.files), 'file')}{tied}"
     )

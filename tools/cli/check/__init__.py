@@ -1,0 +1,1 @@
+"""Commands that find faults and differences; their exit code tells whether there are any."""

@@ -1,0 +1,1 @@
+"""What commands share: options, exit codes, consoles, tables, and texts of values."""

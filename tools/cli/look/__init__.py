@@ -1,0 +1,1 @@
+"""Commands that show what is there and change nothing."""

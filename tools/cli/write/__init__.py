@@ -1,0 +1,1 @@
+"""Commands that write a checkpoint, or parts of one, anew in another form or place."""
