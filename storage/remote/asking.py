@@ -140,6 +140,7 @@ class Attempts:
         self._action = action
         self._where = where
         self._num_failed = 0
+        self._before = ""
         self._asked_at = self._begun_at = self._clock.now()
         self._until = _until.get() or self._begun_at + connection.deadline
 
@@ -194,6 +195,7 @@ class Attempts:
             raise remote_error(self._action, self._where, error, trouble) from error
         if self._clock.now() + pause >= self._patience(trouble):
             raise self._too_late(error, trouble) from error
+        self._before = f"{type(error).__name__}: {error}"
         return pause
 
     def _patience(self, trouble: Trouble) -> float:
@@ -209,6 +211,8 @@ class Attempts:
         text = (
             f"{made.strerror or made}; given up after {seconds:.1f} s, attempts: {self._num_failed}"
         )
+        if trouble.kind is Kind.TIMED_OUT and self._before:
+            text += f"; the attempt before: {self._before}"  # the last one may have had no time
         kind = type(made) if trouble.kind is Kind.UNREACHABLE else StorageTimeout
         return kind(errno.ETIMEDOUT, text)
 

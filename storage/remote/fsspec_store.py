@@ -80,7 +80,12 @@ class FsspecStore(Store):
         connection, path, where = self._at(name)
         fs, dialect = connection.fs, self._driver.dialect
         fs.invalidate_cache()
-        info = connection.ask("stat", where, lambda: dialect.info(fs, path))
+        try:
+            info = connection.ask("stat", where, lambda: dialect.info(fs, path))
+        except StorageError as error:
+            if told(error).status == 400:
+                self._cat(name, 0, 1)  # raises, and says why: the reply to a HEAD has no body
+            raise
         if info["type"] != "file":
             raise not_found(where)
         return info

@@ -138,6 +138,8 @@ _CLASSES = {
     "ClientConnectorSSLError": Kind.OTHER,
     "ClientConnectorCertificateError": Kind.OTHER,
     "SSLError": Kind.OTHER,
+    "InvalidURL": Kind.OTHER,
+    "NonHttpUrlClientError": Kind.OTHER,
     "EndpointConnectionError": Kind.UNREACHABLE,
     "ConnectTimeoutError": Kind.UNREACHABLE,
     "ClientConnectorError": Kind.UNREACHABLE,
@@ -204,10 +206,10 @@ def told(error: BaseException) -> Trouble:
             return cause.trouble
         if (answer := _answer(cause)) is not None:
             return answer
-    for cause in causes(error):
-        if (kind := _kind_of(cause)) is not None:
-            return Trouble(kind)
-    return Trouble(Kind.OTHER)
+    kinds = [kind for cause in causes(error) if (kind := _kind_of(cause)) is not None]
+    # Some drivers call missing what they could not ask for.
+    others = (kind for kind in kinds if kind is not Kind.MISSING)
+    return Trouble(next(others, kinds[0] if kinds else Kind.OTHER))
 
 
 _SECRET = re.compile(

@@ -64,7 +64,12 @@ class ObstoreStore(Store):
         import obstore
 
         path, where = self._at(name)
-        found = self._connection.ask("stat", where, lambda store: obstore.head(store, path))
+        try:
+            found = self._connection.ask("stat", where, lambda store: obstore.head(store, path))
+        except StorageError as error:
+            if told(error).status == 400:
+                self._get(name, 0, 1)  # raises, and says why: the reply to a HEAD has no body
+            raise
         return _object_info(name, found)
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:

@@ -110,6 +110,15 @@ def test_the_deadline_ends_it(clock: Time) -> None:
     assert 1010 < clock.now < 1020
 
 
+def test_the_last_attempt_may_have_had_no_time(clock: Time) -> None:
+    def busy() -> None:
+        clock.now += 8
+        raise Refusal(500) if clock.now < 1020 else TimeoutError("no reply within 0.1 s")
+
+    with pytest.raises(StorageTimeout, match=r"no reply .*: 3; the attempt before: .* 500"):
+        clock.connection(20).ask("read", "x", busy)
+
+
 def test_the_server_says_when_to_come_again(clock: Time) -> None:
     clock.connection().ask("read", "x", failing(Refusal(503, Retry_After="7")))
     assert clock.slept == [7.0]

@@ -9,8 +9,10 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from dtckpt.errors import AccessDenied, ObjectNotFound, StorageError
-from dtckpt.storage import FsspecStore
+from dtckpt.errors import AccessDenied, ObjectNotFound, StorageError, StorageTimeout
+from dtckpt.storage import FsspecStore, open_store
+from tests.servers.fake_s3 import BUCKET, fake_s3
+from tests.servers.faults import Fault
 
 PASSWORD = "ODD%3Dpa55word"
 
@@ -39,9 +41,9 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> type[Broken]:
     return Broken
 
 
-def told_of() -> BaseException:
+def told_of(**options: object) -> BaseException:
     with pytest.raises(StorageError) as caught:
-        FsspecStore(f"broken://me:{PASSWORD}@host/x").stat("y")
+        FsspecStore(f"broken://me:{PASSWORD}@host/x", **options).stat("y")
     return caught.value
 
 
@@ -75,6 +77,32 @@ def test_credentials_do_not_go_into_the_url_of_a_bucket(url: str) -> None:
     with pytest.raises(ValueError, match="storage options") as caught:
         FsspecStore(url)
     assert PASSWORD not in str(caught.value)
+
+
+def test_what_could_not_be_asked_for_is_not_missing(broken: type[Broken]) -> None:
+    broken.at_each.extend([FileNotFoundError("http://host/x"), ConnectionRefusedError()])
+    error = told_of(deadline=0.2)
+    assert not isinstance(error, ObjectNotFound)
+    assert "check the endpoint" in str(error)
+
+
+def test_what_is_no_url_is_not_asked_again() -> None:
+    pytest.importorskip("gcsfs")
+    options = {"token": "anon", "endpoint_url": "127.0.0.1:1", "deadline": 60}
+    with pytest.raises(StorageError, match=r"127\.0\.0\.1:1/") as caught:
+        FsspecStore("gs://b/x", **options).stat("y")
+    assert not isinstance(caught.value, StorageTimeout)
+
+
+@pytest.mark.parametrize("engine", ["fsspec", "obstore"])
+def test_credentials_that_ended_are_told_although_a_head_has_no_body(engine: str) -> None:
+    pytest.importorskip("s3fs")
+    pytest.importorskip(engine)
+    with fake_s3() as server:
+        server.faults = [Fault(status=400, code="ExpiredToken")]
+        store = open_store(f"s3://{BUCKET}/x", **server.storage_options, engine=engine)
+        with pytest.raises(AccessDenied, match=r"ExpiredToken.*renew them"):
+            store.stat("y")
 
 
 def test_a_driver_that_cannot_be_made_has_not_said_that_something_is_missing(
