@@ -26,8 +26,9 @@ _MODULES = {name: module for section in SECTIONS.values() for name, module in se
 
 
 class Commands(click.Group):
-    """A group whose commands are imported when they are called, and in which every error ends in
-    one readable message on stderr and an exit code.
+    """A group whose commands are imported when they are called.
+
+    Every error ends in one readable message on stderr and an exit code.
     """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -46,13 +47,9 @@ class Commands(click.Group):
         width = formatter.width - max(map(len, _MODULES)) - 6
         for section, modules in SECTIONS.items():
             with formatter.section(section):
-                found = [(name, self.get_command(ctx, name)) for name in modules]
+                found = {name: self.get_command(ctx, name) for name in modules}
                 formatter.write_dl(
-                    [
-                        (name, command.get_short_help_str(width))
-                        for name, command in found
-                        if command
-                    ]
+                    [(name, of.get_short_help_str(width)) for name, of in found.items() if of]
                 )
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -133,10 +133,7 @@ def _json_or_text(text: str) -> Any:
 
 def store_at(url: str, options: dict[str, Any], argument: str = "CHECKPOINT") -> Store:
     """Return the store of a URL; a usage error, naming its argument, where it cannot be one."""
-    option = {
-        "SOURCE": "'--option' / '--source-option'",
-        "TARGET": "'--option' / '--target-option'",
-    }
+    own = {"SOURCE": " / '--source-option'", "TARGET": " / '--target-option'"}.get(argument, "")
     from ....checkpoint.formats.opening import open_place
 
     try:
@@ -144,9 +141,7 @@ def store_at(url: str, options: dict[str, Any], argument: str = "CHECKPOINT") ->
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint=f"'{argument}'") from error
     except TypeError as error:
-        raise click.BadParameter(
-            str(error), param_hint=option.get(argument, "'--option'")
-        ) from error
+        raise click.BadParameter(str(error), param_hint=f"'--option'{own}") from error
 
 
 def mapping_option(command: _Command) -> _Command:
