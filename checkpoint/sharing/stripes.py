@@ -33,6 +33,19 @@ class StripedTensor:
 
     stored: StoredTensor
     layout: Layout | IrregularLayout
+    """Of the whole tensor if it is regular; an irregular one may leave out most of it."""
+
+    @property
+    def wanted(self) -> IrregularLayout | None:
+        """What ranks want of it; None if they want all."""
+        return self.layout if isinstance(self.layout, IrregularLayout) else None
+
+    @property
+    def num_bytes(self) -> int:
+        """How many bytes ranks want of it."""
+        if self.wanted is None:
+            return self.stored.num_bytes
+        return sum(box.numel for box in self.wanted.boxes()) * self.stored.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,38 +66,33 @@ class Stripe:
 
 
 def deal(tensors: Sequence[StripedTensor], num_ranks: int, round_bytes: int) -> list[list[Stripe]]:
-    """Return the stripes of every round, each with its reader.
+    """Return the stripes of every round, each with its reader, of what some rank wants.
 
     Neighbours fall to the same reader, whose share is a row of them, so that only few blocks lie
     across a border. In a round a rank reads at most ``round_bytes``.
     """
-    total = sum(tensor.stored.num_bytes for tensor in tensors)
+    total = sum(tensor.num_bytes for tensor in tensors)
     most = min(limits.STRIPE_BYTES, round_bytes)
     stripe_bytes = min(total // (num_ranks * _STRIPES_PER_RANK), most)
+    runs = list(_runs_of_all(tensors, max(stripe_bytes // limits.BLOCK_BYTES, 1)))
+    total = sum(run.num_bytes for _, run in runs)
     rounds: list[list[Stripe]] = []
     loads = [0] * num_ranks  # bytes of each rank in its last round
     lasts = [0] * num_ranks
     before = 0
-    known: dict[tuple[object, ...], list[_Run]] = {}  # most tensors are laid out as others are
-    for tensor in sorted(tensors, key=lambda s: -s.stored.dtype.itemsize):
-        step = max(stripe_bytes // limits.BLOCK_BYTES, 1) * limits.BLOCK_BYTES
-        stored = tensor.stored
-        key = (id(stored.layout), stored.writers, stored.cut, stored.dtype.itemsize)
-        if key not in known:
-            known[key] = list(_runs(stored, step))
-        for run in known[key]:
-            num_bytes = run.num_bytes
-            reader = (2 * before + num_bytes) * num_ranks // (2 * total)
-            before += num_bytes
-            room = -(-num_bytes // limits.ALIGNMENT) * limits.ALIGNMENT
-            if loads[reader] + room > round_bytes:
-                lasts[reader] += 1
-                loads[reader] = 0
-            loads[reader] += room
-            while lasts[reader] >= len(rounds):
-                rounds.append([])
-            stripe = Stripe(tensor=tensor, **run._asdict(), reader=reader)
-            rounds[lasts[reader]].append(stripe)
+    for tensor, run in runs:
+        num_bytes = run.num_bytes
+        reader = (2 * before + num_bytes) * num_ranks // (2 * total)
+        before += num_bytes
+        room = -(-num_bytes // limits.ALIGNMENT) * limits.ALIGNMENT
+        if loads[reader] + room > round_bytes:
+            lasts[reader] += 1
+            loads[reader] = 0
+        loads[reader] += room
+        while lasts[reader] >= len(rounds):
+            rounds.append([])
+        stripe = Stripe(tensor=tensor, **run._asdict(), reader=reader)
+        rounds[lasts[reader]].append(stripe)
     return rounds
 
 
@@ -96,6 +104,24 @@ class _Run(NamedTuple):
     start: int
     boxes: tuple[Box, ...]
     num_bytes: int
+
+
+def _runs_of_all(
+    tensors: Sequence[StripedTensor], blocks_of_stripe: int
+) -> Iterator[tuple[StripedTensor, _Run]]:
+    known: dict[tuple[object, ...], list[_Run]] = {}  # most tensors are laid out as others are
+    for tensor in sorted(tensors, key=lambda s: -s.stored.dtype.itemsize):
+        stored, wanted = tensor.stored, tensor.wanted
+        key = (id(stored.layout), stored.writers, stored.cut, stored.dtype.itemsize, wanted)
+        if key not in known:
+            runs = _runs(stored, blocks_of_stripe * limits.BLOCK_BYTES)
+            known[key] = [run for run in runs if wanted is None or _meets(wanted, run.boxes)]
+        for run in known[key]:
+            yield tensor, run
+
+
+def _meets(wanted: IrregularLayout, boxes: Sequence[Box]) -> bool:
+    return any(True for box in boxes for _ in wanted.pieces_meeting(box))
 
 
 def _runs(stored: StoredTensor, stripe_bytes: int) -> Iterator[_Run]:

@@ -131,6 +131,40 @@ def test_what_all_want_is_read_once_where_asked_or_dear(
     assert reports[0].read_once is bool(why)
 
 
+@pytest.mark.parametrize("has_memory", [True, False])
+def test_of_large_tensors_only_what_some_rank_wants_is_read(
+    monkeypatch: pytest.MonkeyPatch, has_memory: bool
+) -> None:
+    """Rows in the middle of a fused tensor, and nothing of the rest."""
+
+    def make_none(_num_ranks: int, _slot_bytes: int) -> None:
+        return None
+
+    if not has_memory:
+        monkeypatch.setattr(HostMemory, "make", make_none)
+    store = saved(fused=("F32", flat(2, Shard(0), (400, 16))))
+    whole = dcp.open(store)["fused"][...]
+    split = dcp.Split("fused", ("a", "b", "c"), sizes=(190, 40, 170))
+
+    def load(rank: int, group: Any) -> dcp.LoadReport:
+        laid_out, local = zeros(flat(4, Shard(1), (40, 16)), torch.float32, rank)
+        report = dcp.load(
+            {"b": laid_out},
+            store,
+            select="b",
+            mapping=[split],
+            read_once=True,
+            process_group=group,
+        )
+        expected = whole[190:230, 4 * rank : 4 * rank + 4]
+        assert np.array_equal(as_items(local), as_items(expected))
+        return report
+
+    reports = run_ranks(4, load)
+    assert reports[0].read_once
+    assert sum(report.bytes_read for report in reports) == 40 * 16 * 4
+
+
 def test_the_same_layout_or_who_refuses_shares_nothing() -> None:
     shape = (64, 16)
     store = saved(w=("F32", flat(4, Shard(0), shape)))
