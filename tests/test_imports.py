@@ -44,6 +44,7 @@ FLOORS = {
         "dcp",
         "",
         "runs",
+        "examining",
         "manager",
     ),
     "dtensor": (

@@ -1,0 +1,1 @@
+"""Commands that keep or remove the checkpoints of a run."""
