@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from datetime import datetime
 from typing import Any, final
 
 from dtckpt.errors import ObjectExists, ObjectNotFound, StorageError
@@ -26,6 +25,7 @@ from .asking import Connection
 from .dialects.base import Condition, Info, method
 from .driver import Driver
 from .fetching import ShortRead, fetch_each
+from .listing import object_info
 from .ranges import REQUEST_BYTES
 from .requests import Requests, on_condition
 from .streams import PART_BYTES, MultipartStream, RenameStream, move
@@ -34,8 +34,6 @@ from .uploads import split_upload, upload_name
 
 # The rest of its time is for looking what came of a write that was not answered.
 _SHARE_OF_WRITES = 0.75
-
-_TIMES = ("LastModified", "last_modified", "mtime", "updated", "created")
 
 
 @final
@@ -73,7 +71,7 @@ class FsspecStore(Store):
         self.url = self._driver.url
 
     def stat(self, name: str) -> ObjectInfo:
-        return _object_info(name, self._info(name))
+        return object_info(name, self._info(name))
 
     def _info(self, name: str) -> Info:
         """What the driver tells of an object."""
@@ -121,7 +119,8 @@ class FsspecStore(Store):
     def _cat(self, name: str, start: int, stop: int) -> bytes:
         connection, path, where = self._at(name)
         read = method(connection.fs, "cat_file")
-        return bytes(connection.ask("read", where, lambda: read(path, start=start, end=stop)))
+        data = bytes(connection.ask("read", where, lambda: read(path, start=start, end=stop)))
+        return data if start else data[:stop]  # some servers know no ranges, and send all
 
     def read_into(self, name: str, requests: Sequence[ReadRequest]) -> None:
         for _ in self.read_each(name, requests):
@@ -240,7 +239,7 @@ class FsspecStore(Store):
             if info["type"] == "directory":
                 folders.add(key[start:])
             elif not path.endswith("/") and not is_reserved(key):
-                objects.append(_object_info(key[start:], info))
+                objects.append(self._listed(key[start:], info))
         objects.sort(key=lambda item: item.name)
         return Level(tuple(objects), tuple(sorted(folders)))
 
@@ -452,7 +451,11 @@ class FsspecStore(Store):
             # Directory markers end in a slash; an object called like the prefix is not in it.
             inside = below == "/" or key.startswith(below)
             if inside and info["type"] == "file" and not key.endswith("/"):
-                yield _object_info(key[start:], info)
+                yield self._listed(key[start:], info)
+
+    def _listed(self, name: str, info: Info) -> ObjectInfo:
+        """What a listing tells of an object; that of HTTP tells no sizes."""
+        return self.stat(name) if info["size"] is None else object_info(name, info)
 
     def _listing(self, prefix: str) -> tuple[Connection, str, str, int]:
         """Connection, its path of ``prefix``, how keys in it begin, and where names do in keys.
@@ -472,17 +475,6 @@ class FsspecStore(Store):
 def _is_condition_failed(error: StorageError) -> bool:
     """Whether the server refused because another object is there than the condition says."""
     return told(error).kind is Kind.CONDITION
-
-
-def _object_info(name: str, info: dict[str, Any]) -> ObjectInfo:
-    """What a driver tells of an object; each calls the time otherwise."""
-    found = [info[key] for key in _TIMES if info.get(key) is not None]
-    modified: Any = found[0] if found else None
-    if isinstance(modified, datetime):
-        modified = modified.timestamp()
-    return ObjectInfo(
-        name, int(info["size"]), float(modified) if isinstance(modified, int | float) else None
-    )
 
 
 def _hidden(path: str) -> str:

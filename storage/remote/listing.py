@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
-from dtckpt.errors import ObjectNotFound
+from dtckpt.errors import ObjectNotFound, StorageError
 
+from ..base import ObjectInfo
 from .asking import Connection
+
+_TIMES = ("LastModified", "last_modified", "mtime", "updated", "created")
 
 
 def listing(connection: Connection, top: str, where: str, *, deep: bool) -> dict[str, Any]:
@@ -32,6 +36,19 @@ def listing(connection: Connection, top: str, where: str, *, deep: bool) -> dict
     except ObjectNotFound:
         return {}
     return found if deep else {info["name"]: info for info in found}
+
+
+def object_info(name: str, info: dict[str, Any]) -> ObjectInfo:
+    """Return what a driver tells of an object; each calls the time otherwise."""
+    if info["size"] is None:
+        raise StorageError(f"cannot stat {name}: its driver does not tell the size")
+    found = [info[key] for key in _TIMES if info.get(key) is not None]
+    modified: Any = found[0] if found else None
+    if isinstance(modified, datetime):
+        modified = modified.timestamp()
+    return ObjectInfo(
+        name, int(info["size"]), float(modified) if isinstance(modified, int | float) else None
+    )
 
 
 def _raise_unless_missing(error: Exception) -> None:

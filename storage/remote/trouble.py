@@ -282,8 +282,7 @@ def _answer(error: BaseException) -> Trouble | None:
     else:
         # azure.core, aiohttp, gcsfs
         found = (getattr(error, name, None) for name in ("status_code", "status", "code"))
-        numbers = [number for number in found if isinstance(number, int)]
-        status = next((number for number in numbers if 300 <= number < 600), 0)
+        status = next((n for n in found if isinstance(n, int) and 300 <= n < 600), 0)
         code = str(getattr(error, "error_code", None) or "")
         headers = getattr(response, "headers", None) or getattr(error, "headers", None)
     if not status and isinstance(error, OSError) and str(error).startswith("Forbidden: "):
