@@ -17,7 +17,7 @@ pytest.importorskip("aiohttp")
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         pass
 
 
