@@ -25,6 +25,17 @@ _LARGE_BYTES = 17 << 20
 """More than one part of an upload."""
 
 
+_one_at_a_time = threading.Lock()
+
+
+def _forget_in_child() -> None:
+    global _one_at_a_time
+    _one_at_a_time = threading.Lock()  # another thread of the parent may have held it
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
     """What a store was seen to do. None: not tried, or nothing was told."""
@@ -57,7 +68,6 @@ class Capabilities:
 
 _found: dict[tuple[str, str], tuple[weakref.ref[Store], Capabilities]] = {}
 """By bucket and options; an open store, which does not tell its options, has "open" there."""
-_one_at_a_time = threading.Lock()
 
 
 def capabilities(

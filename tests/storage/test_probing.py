@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -53,6 +55,23 @@ def test_local(tmp_path: Path) -> None:
     assert found.clock_skew is not None
     assert abs(found.clock_skew) < 60
     assert list(tmp_path.iterdir()) == []
+
+
+# Newer Pythons warn of what is tested here: a fork beside threads.
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_while_another_thread_probes(tmp_path: Path) -> None:
+    with vars(probing)["_one_at_a_time"]:
+        pid = os.fork()
+        if pid == 0:
+            gc.freeze()
+            signal.alarm(20)  # die rather than hang
+            try:
+                capabilities(tmp_path, write=False)
+                os._exit(0)
+            except BaseException:
+                os._exit(2)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
 
 
 def test_what_others_have_put_there_stays(tmp_path: Path) -> None:

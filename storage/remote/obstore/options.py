@@ -70,6 +70,7 @@ _NOTHING: dict[Kind, frozenset[str]] = {
             "fixed_upload_size",
             "cache_regions",
             "config_kwargs.retries.max_attempts",
+            "config_kwargs.retries.total_max_attempts",
             "config_kwargs.retries.mode",
             "config_kwargs.max_pool_connections",
             "config_kwargs.request_checksum_calculation",
@@ -237,8 +238,7 @@ def _takes_of_s3(made: Settings, name: str, value: Any) -> bool:
             made.config["unsigned_payload"] = not value
         case "client_kwargs.verify" | "verify":
             if isinstance(value, str):
-                with open(value, "rb") as file:
-                    made.client["root_certificate"] = file.read()
+                made.client["root_certificate"] = _certificates(value)
             else:
                 made.client["allow_invalid_certificates"] = not value
         case "config_kwargs.proxies.https" | "config_kwargs.proxies.http":
@@ -246,6 +246,14 @@ def _takes_of_s3(made: Settings, name: str, value: Any) -> bool:
         case _:
             return False
     return True
+
+
+def _certificates(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise TypeError(f"the certificates of verify= cannot be read: {error}") from error
 
 
 def _takes_of_gcs(made: Settings, name: str, value: Any) -> bool:
@@ -272,16 +280,7 @@ def _takes_of_gcs(made: Settings, name: str, value: Any) -> bool:
 
 def _takes_of_azure(made: Settings, name: str, value: Any) -> bool:
     if name == "connection_string":
-        parts = dict(part.split("=", 1) for part in value.split(";") if part)
-        known = {
-            "AccountName": "account_name",
-            "AccountKey": "account_key",
-            "BlobEndpoint": "endpoint",
-            "SharedAccessSignature": "sas_key",
-        }
-        made.config.update({known[key]: text for key, text in parts.items() if key in known})
-        if parts.get("UseDevelopmentStorage", "").lower() == "true":
-            made.config["use_emulator"] = True
+        made.config.update(_connection(str(value)))
         return True
     if name == "credential" and isinstance(value, str):
         made.config["account_key"] = value
@@ -289,3 +288,26 @@ def _takes_of_azure(made: Settings, name: str, value: Any) -> bool:
     if name == "location_mode":
         return value == "primary"
     return False
+
+
+def _connection(text: str) -> dict[str, Any]:
+    """Return what Azure's connection string says; TypeError if it is none."""
+    pairs = [part.partition("=") for part in text.split(";") if part]
+    if not all(sign for _, sign, _ in pairs):
+        raise TypeError("bad connection_string: expected Name=value;Name=value;...")
+    parts = {name.lower(): value for name, _, value in pairs}
+    known = {
+        "accountname": "account_name",
+        "accountkey": "account_key",
+        "blobendpoint": "endpoint",
+        "sharedaccesssignature": "sas_key",
+    }
+    config: dict[str, Any] = {known[key]: parts[key] for key in known if key in parts}
+    suffix = parts.get("endpointsuffix", "core.windows.net")
+    if suffix != "core.windows.net":  # of a cloud of its own
+        protocol = parts.get("defaultendpointsprotocol", "https")
+        account = config.get("account_name", "")
+        config.setdefault("endpoint", f"{protocol}://{account}.blob.{suffix}")
+    if parts.get("usedevelopmentstorage", "").lower() == "true":
+        config["use_emulator"] = True
+    return config

@@ -344,9 +344,6 @@ def test_create_is_conditional_on_the_server(store: Store, raw: RawBucket) -> No
     assert raw.get("x") == b"them"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="fork")
-# Newer Pythons warn of what is tested here: a fork beside the driver's thread.
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_the_same_bytes_of_another_writer_are_not_taken_for_ours(
     store: Store, raw: RawBucket
 ) -> None:
@@ -355,6 +352,9 @@ def test_the_same_bytes_of_another_writer_are_not_taken_for_ours(
         write(store, "x", DATA)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="fork")
+# Newer Pythons warn of what is tested here: a fork beside the driver's thread.
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_after_a_fork(store: Store) -> None:
     write(store, "x", DATA)
     pid = os.fork()

@@ -84,7 +84,22 @@ def test_a_request_takes_a_part_of_the_deadline(given: dict[str, Any], seconds: 
             {"connection_string": "AccountName=n;AccountKey=k==;BlobEndpoint=http://x:1/n"},
             {"account_name": "n", "account_key": "k==", "endpoint": "http://x:1/n"},
         ),
+        (
+            "azure",
+            {"connection_string": "AccountName=n;accountkey=k==;EndpointSuffix=core.windows.net;"},
+            {"account_name": "n", "account_key": "k=="},
+        ),
+        (
+            "azure",
+            {"connection_string": "AccountName=n;AccountKey=k;EndpointSuffix=core.eu.example"},
+            {
+                "account_name": "n",
+                "account_key": "k",
+                "endpoint": "https://n.blob.core.eu.example",
+            },
+        ),
         ("azure", {"account_name": "n", "sas_token": "s"}, {"account_name": "n", "sas_key": "s"}),
+        ("s3", {"config_kwargs": {"retries": {"total_max_attempts": 1}}}, {}),
         (
             "azure",
             {"account_name": "n", "credential": "k"},
@@ -225,6 +240,14 @@ def test_credentials_of_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert settings_of("s3", {"credential_provider": own}).credential_provider is own
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "in the environment")
     assert settings_of("s3", {}).credential_provider is None
+
+
+def test_settings_that_cannot_be_read() -> None:
+    with pytest.raises(TypeError, match="connection_string") as caught:
+        settings_of("azure", {"connection_string": "AccountName=n;SECRET"})
+    assert "SECRET" not in str(caught.value)
+    with pytest.raises(TypeError, match=r"verify=.*nowhere"):
+        settings_of("s3", {"client_kwargs": {"verify": "/nowhere/ca.pem"}})
 
 
 def test_files_without_botocore(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
