@@ -10,7 +10,7 @@ from operator import and_
 from typing import Any
 
 from ...storage.base import Store
-from ..sharing.read_once import Offer, decide
+from ..sharing.read_once import Offer, decide, share_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +69,11 @@ class Decision:
             unexpected=f"{unexpected:x}",
             idle=sorted(idle),
             read_once=read_once,
-            in_memory=all(offer.in_memory for offer in offers),
+            in_memory=share_memory(offers),
             reason=reason,
             must_check=bool(
                 idle
-                or any(one.offer.fingerprint or not one.is_complete for one in told)
+                or any(one.offer.has_something or not one.is_complete for one in told)
                 or (unexpected and any(one.strict for one in told))
             ),
             calls_back=any(one.calls_back for one in told),

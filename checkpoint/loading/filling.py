@@ -72,6 +72,9 @@ class Filling:
         self._lock = threading.Lock()
         self._shareable: list[Shareable] = []
         self._striped = Striped()
+        """What ranks read for each other, by the process group unless they share memory."""
+        self._in_memory = Striped()
+        """What they would by memory."""
         self._broadcasts: Broadcasts | None = None
         self._stripes: StripeExchange | None = None
         self._sharing: Sharing | None = None
@@ -96,14 +99,11 @@ class Filling:
         common = {name: local for name, local in tensors.items() if name not in own}
         untied = {name: local for name, local in common.items() if name not in tied}
         if self._memory is not None and self._can_share(untied, self._memory, asked=bool(asked)):
-            return replace(
+            offer = replace(
                 offer,
-                fingerprint=fingerprint(common, (), self._striped, sorted(tied)),
-                times=self._striped.times,
-                has_replicas=False,
-                in_memory=True,
+                in_memory=fingerprint(common, (), self._in_memory, sorted(tied)),
+                times_in_memory=self._in_memory.times,
             )
-        self._striped = Striped()
         if not may_exchange:
             return offer
         shareable = find_shareable(
@@ -134,7 +134,7 @@ class Filling:
         and out of the page cache that takes no longer than out of this memory.
         """
         with_replicas = asked or limits.is_remote(self._data.store)
-        self._striped = find_striped(
+        self._in_memory = find_striped(
             tensors,
             self._data.manifest.tensors,
             self._ranks.all,
@@ -143,7 +143,7 @@ class Filling:
             MIN_TIMES,
             with_plain=with_replicas,
         )
-        is_enough = self._striped.num_bytes >= limits.MIN_SHARED_BYTES
+        is_enough = self._in_memory.num_bytes >= limits.MIN_SHARED_BYTES
         return is_enough and memory.take_room(self._position)
 
     @property
@@ -156,6 +156,8 @@ class Filling:
         Raises Corrupt or LayoutMismatch where a file or a part of a tensor is not there.
         """
         elsewhere: set[str] = set()
+        if in_memory:
+            self._striped, self._shareable = self._in_memory, []
         if share and self._striped.names:
             striped = list(self._striped.tensors.values())
             if in_memory and self._memory is not None:

@@ -334,7 +334,7 @@ class _Load:
             offer = self.offer()
             if place or not is_alone:
                 offer = self.filling.offer(offer, found.own, may_exchange=not is_alone)
-            if not offer.fingerprint:
+            if not offer.has_something:
                 with self.recorder.phase("plan"):
                     self.filling.plan(share=False, in_memory=False)
         return Matched(

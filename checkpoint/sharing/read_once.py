@@ -66,8 +66,15 @@ class Offer:
     """How many times stored bytes would be read that are to be exchanged; 0 if there are none."""
     has_replicas: bool = True
     """Whether there is something to broadcast."""
-    in_memory: bool = False
-    """Whether this rank can share memory with the others, all on its host; counts for ``times``."""
+    in_memory: str = ""
+    """As ``fingerprint``, of what it can share by memory with the others, all on its host."""
+    times_in_memory: float = 0.0
+    """As ``times``, of that."""
+
+    @property
+    def has_something(self) -> bool:
+        """Whether others may read for this rank, in one way or another."""
+        return bool(self.fingerprint or self.in_memory)
 
     def to_bytes(self) -> bytes:
         """Return JSON."""
@@ -197,15 +204,22 @@ def why_alone(offers: Sequence[Offer], store: Store, *, in_memory: bool) -> str:
     return ""
 
 
+def share_memory(offers: Sequence[Offer]) -> bool:
+    """Whether all ranks can share the same by memory of their host."""
+    return all(offer.in_memory and offer.in_memory == offers[0].in_memory for offer in offers)
+
+
 def decide(offers: Sequence[Offer], store: Store) -> tuple[bool, str]:
     """Return whether the ranks read once, and why; decided on one rank for all."""
-    first, in_memory = offers[0], all(offer.in_memory for offer in offers)
-    alone = why_alone(offers, store, in_memory=in_memory and bool(first.fingerprint))
+    first, in_memory = offers[0], share_memory(offers)
+    might = all(offer.in_memory for offer in offers)
+    alone = why_alone(offers, store, in_memory=might)
     if alone:
         return False, alone
-    if any(offer.fingerprint != first.fingerprint for offer in offers):
+    others = any(offer.fingerprint != first.fingerprint for offer in offers)
+    if not in_memory and (might or others):
         return False, "the ranks load different tensors or layouts"
-    if not first.fingerprint:
+    if not (in_memory or first.fingerprint):
         needed = 2 if first.asked else MIN_REPLICAS
         return False, (
             f"no tensor is wanted by {needed} ranks that have a process group, or laid out on all "
@@ -214,7 +228,7 @@ def decide(offers: Sequence[Offer], store: Store) -> tuple[bool, str]:
     if first.asked:
         return True, "it was asked for (read_once=True)"
     if in_memory:
-        return True, f"blocks would be read {first.times:.1f} times on one host"
+        return True, f"blocks would be read {first.times_in_memory:.1f} times on one host"
     reasons: list[str] = []
     if first.has_replicas:
         reasons.append(f"{MIN_REPLICAS} or more ranks want the same")

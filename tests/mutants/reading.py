@@ -113,15 +113,15 @@ MUTANTS = (
     Mutant(
         name="a rank that may read for others plans before it knows whether it does",
         file="checkpoint/loading/loader.py",
-        old="            if not offer.fingerprint:\n",
+        old="            if not offer.has_something:\n",
         new="            if True:\n",
         tests=("tests/checkpoint/loading/test_rounds.py",),
     ),
     Mutant(
         name="what one rank lacks is not looked at before others read",
         file="checkpoint/loading/decision.py",
-        old="any(one.offer.fingerprint or not one.is_complete for one in told)",
-        new="any(one.offer.fingerprint for one in told)",
+        old="any(one.offer.has_something or not one.is_complete for one in told)",
+        new="any(one.offer.has_something for one in told)",
         tests=("tests/checkpoint/loading/test_rounds.py",),
     ),
     Mutant(
@@ -154,9 +154,9 @@ MUTANTS = (
     ),
     Mutant(
         name="memory is shared though a rank has none",
-        file="checkpoint/loading/decision.py",
-        old="in_memory=all(offer.in_memory for offer in offers),",
-        new="in_memory=any(offer.in_memory for offer in offers),",
+        file="checkpoint/sharing/read_once.py",
+        old="return all(offer.in_memory and offer.in_memory ==",
+        new="return any(offer.in_memory and offer.in_memory ==",
         tests=("tests/checkpoint/sharing/test_on_host.py",),
     ),
     Mutant(

@@ -224,9 +224,12 @@ def test_without_such_memory_ranks_read_as_they_would(
         monkeypatch.setattr(HostMemory, "open", find_some)
     else:
         monkeypatch.setattr(HostMemory, "take_room", no_room)
-    store = saved(w=("F32", flat(4, Shard(0), (64, 16))))
-    reports = load_all(store, {"w": flat(4, Shard(1), (64, 16))}, read_once=asked)
+    rows, columns = flat(4, Shard(0), (64, 16)), flat(4, Shard(1), (64, 16))
+    store = saved(w=("F32", rows), v=("F32", rows))
+    reports = load_all(store, {"w": columns, "v": flat(4, Replicate(), (64, 16))}, read_once=asked)
     assert reports[0].read_once == (asked is True)
+    times = sum(report.bytes_read for report in reports) / (2 * 64 * 16 * 4)
+    assert times == (1 if asked else 4)
 
 
 def failing_load(store: Store, victim: int, rule: Rule) -> tuple[CheckpointError, list[Any]]:
