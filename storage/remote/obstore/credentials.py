@@ -54,10 +54,39 @@ def of_profile(profile: str | None) -> tuple[ProfileCredentials, str | None] | N
     return None if found is None else (ProfileCredentials(found), region)
 
 
+def endpoint_of(profile: str | None) -> str | None:
+    """Return the URL of the server that AWS' files name for S3, which is not AWS then.
+
+    None: there are no files, or no botocore, they name none, or the environment does, where obstore
+    looks by itself.
+    """
+    if profile is None and not _are_files_there():
+        return None
+    if any(os.environ.get(name) for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")):
+        return None
+    try:
+        from botocore.exceptions import BotoCoreError
+        from botocore.session import Session
+    except ImportError:
+        return None
+    session = Session(profile=profile)
+    try:
+        if session.get_config_variable("ignore_configured_endpoint_urls"):
+            return None
+        own: Any = session.get_scoped_config()
+        services: Any = session.full_config.get("services", {})
+    except BotoCoreError:
+        return None  # whoever wants the credentials is told
+    of_s3 = services.get(own.get("services"), {}).get("s3", {})
+    return of_s3.get("endpoint_url") or own.get("endpoint_url")
+
+
 def _are_files_wanted() -> bool:
     """Whether AWS' files are where credentials would be looked for, and are there."""
-    if "AWS_ACCESS_KEY_ID" in os.environ:
-        return False
+    return "AWS_ACCESS_KEY_ID" not in os.environ and _are_files_there()
+
+
+def _are_files_there() -> bool:
     named = (("AWS_SHARED_CREDENTIALS_FILE", "credentials"), ("AWS_CONFIG_FILE", "config"))
     paths = (os.environ.get(name) or f"~/.aws/{file}" for name, file in named)
     return "AWS_PROFILE" in os.environ or any(map(os.path.isfile, map(os.path.expanduser, paths)))

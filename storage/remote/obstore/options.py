@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 from ..asking import deadline_of
-from .credentials import of_profile
+from .credentials import endpoint_of, of_profile
 from .places import Kind
 
 _CONFIG: dict[Kind, dict[str, str]] = {
@@ -110,6 +110,7 @@ _NOTHING: dict[Kind, frozenset[str]] = {
 }
 """Settings of the drivers' own ways of working, which are none here and change no result."""
 
+_ENDPOINTS = frozenset({"endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url"})
 _OWN = ("client_options", "retry_config", "credential_provider", "deadline")
 TIMEOUT = timedelta(seconds=60)
 """Of one request, with its body; ``client_options={"timeout": ...}`` is another."""
@@ -171,7 +172,11 @@ def settings_of(kind: Kind, options: Mapping[str, Any], *, account: str = "") ->
     if refused:
         raise TypeError(f"engine='obstore' does not take these options: {', '.join(refused)}")
     made.client.update(own.get("client_options", {}))
-    return made if kind != "s3" or provider is not None else _with_files(made, options)
+    if kind != "s3":
+        return made
+    if not made.config.keys() & _ENDPOINTS and (found := endpoint_of(options.get("profile"))):
+        made.config["endpoint"] = found
+    return made if provider is not None else _with_files(made, options)
 
 
 def _with_files(made: Settings, options: Mapping[str, Any]) -> Settings:

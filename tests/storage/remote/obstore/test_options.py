@@ -242,6 +242,35 @@ def test_credentials_of_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert settings_of("s3", {}).credential_provider is None
 
 
+CONFIG = """
+[default]
+endpoint_url = http://default
+[profile work]
+endpoint_url = http://work
+services = own
+[services own]
+s3 =
+    endpoint_url = http://own
+"""
+
+
+def test_servers_that_files_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def endpoint(**options: Any) -> str | None:
+        return settings_of("s3", {"key": "a", "secret": "b"} | options).config.get("endpoint")
+
+    (tmp_path / "config").write_text(CONFIG)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    assert endpoint() == "http://default"
+    assert endpoint(endpoint_url="http://given") == "http://given"
+    monkeypatch.setenv("AWS_PROFILE", "work")
+    assert endpoint() == "http://own"
+    monkeypatch.setenv("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true")
+    assert endpoint() is None
+    monkeypatch.delenv("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://environment")  # which obstore reads
+    assert endpoint() is None
+
+
 def test_settings_that_cannot_be_read() -> None:
     with pytest.raises(TypeError, match="connection_string") as caught:
         settings_of("azure", {"connection_string": "AccountName=n;SECRET"})
