@@ -14,7 +14,6 @@ from dtckpt.checkpoint import parse_rules, read_manifest
 from dtckpt.dtensor import Mesh
 from dtckpt.errors import LayoutMismatch, StorageError
 from dtckpt.storage import Call, FaultyStore, LocalStore, MemoryStore, RaiseError, Rule
-from dtckpt.tools.cli.write.reshard_plan import bytes_by_rank
 
 from .conftest import Run, data_file, document, flip, state
 
@@ -122,12 +121,6 @@ def test_dry_run_writes_nothing(run: Run, checkpoint: Path, tmp_path: Path) -> N
     assert lines[-1] == "Dry run: nothing was written."
     narrow = run(*args, env={"COLUMNS": "70"}).stdout
     assert "\nmodel/embed.weight\n  float32[96, 40]  15.0 KiB  R on rank=1 -> R,S(1)" in narrow
-
-
-def test_bytes_by_rank(tmp_path: Path) -> None:
-    dcp.save({"w": torch.zeros(5, 4), "b": torch.zeros(3)}, tmp_path)
-    planned = dcp.place(read_manifest(LocalStore(tmp_path)), Mesh((2,)), parse_rules("w=S(0)"))
-    assert bytes_by_rank(planned) == {0: 48 + 12, 1: 32 + 12}
 
 
 def test_many_ranks_are_summed_up(run: Run, checkpoint: Path, tmp_path: Path) -> None:

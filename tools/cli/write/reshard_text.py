@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ....checkpoint.examining.balance import bytes_by_rank
 from ....dtensor import IrregularLayout
 from ..common.console import (
     count,
@@ -17,7 +18,6 @@ from ..common.console import (
     tensor_text,
 )
 from ..common.grid import Grid, Line, Lines, plain, show
-from .reshard_plan import bytes_by_rank
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,7 +39,11 @@ def show_plan(placed: Sequence[Placed], mesh: Mesh, *, source: str, target: str)
     show(console, head)
     if placed:
         show(console, blank, _tensors(console, placed))
-        show(console, blank, _ranks(bytes_by_rank(placed)))
+        show(
+            console,
+            blank,
+            _ranks(bytes_by_rank((item.layout, item.tensor.dtype.itemsize) for item in placed)),
+        )
     show(console, blank, Lines([plain("Dry run: nothing was written.")]))
 
 
