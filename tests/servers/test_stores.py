@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import suppress
 
 import pytest
 
+from dtckpt.errors import StorageError
 from dtckpt.storage import Level, ObjectInfo, Store, open_store
+from dtckpt.storage.remote.streams import PART_BYTES
 
 from ..storage.conformance import Raw, StoreTests
 from .every import SERVERS
@@ -69,3 +72,15 @@ class TestStore(StoreTests):
         assert store.level() == Level((ObjectInfo("a", 1),), ("a", "c"))
         assert store.level("a") == Level((ObjectInfo("a/b", 1),), ())
         assert [info.name for info in store.list()] == ["a", "a/b", "c/d"]
+
+    def test_two_writers_of_one_large_object(self, store: Store) -> None:
+        size = 3 * PART_BYTES + 1
+        first, second = store.create("x", size), store.create("x", size)
+        for written in range(0, size, PART_BYTES):
+            for stream, byte in ((first, b"1"), (second, b"2")):
+                stream.write(byte * min(PART_BYTES, size - written))
+        first.close()
+        assert store.read("x") == b"1" * size
+        with suppress(StorageError):
+            second.close()
+        assert store.read("x") in (b"1" * size, b"2" * size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import re
 from typing import Any, ClassVar, final
 
@@ -118,10 +119,12 @@ class AzUpload:
         self._connection = connection
         self._path = path
         self._where = where
+        # Blocks are the blob's, and not the upload's: another writer's of one id take their place.
+        self._own = os.urandom(8).hex()
 
     def send(self, number: int, data: bytes) -> Any:
         """Send a block; return its id."""
-        block_id = base64.b64encode(f"{number:08}".encode()).decode()
+        block_id = base64.b64encode(f"{self._own}{number:08}".encode()).decode()
 
         async def call() -> None:
             async with _blob(self._connection.fs, self._path) as blob:
