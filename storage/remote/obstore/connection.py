@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from importlib.util import find_spec
@@ -91,20 +91,39 @@ class Connection:
 
         return self._connect().ask(action, where, once, attempt=attempt)
 
-    def upload(self, where: str, call: Callable[[Any, int], object]) -> None:
-        """``call(store, parts)`` once, with a store that repeats its requests by itself.
+    def upload(
+        self,
+        where: str,
+        pieces: Iterable[T],
+        call: Callable[[Any, Iterator[T], int], object],
+    ) -> None:
+        """``call(store, pieces, parts)``, with a store that repeats its requests by itself.
 
         It takes as long as the data; the deadline is for each of its requests. So many parts may
-        be in flight.
+        be in flight. It is called again only where no piece was taken: obstore does not repeat the
+        request that begins an upload to Google if that is not answered.
         """
         connection = self._connect()
         attempts = asking.Attempts(connection, "write", where)
-        try:
-            with explained():
-                call(self._patient, min(NUM_PARTS, connection.limit.allowed))
-        except OSError as error:
-            attempts.pause(error, again=False)
-        attempts.succeeded()
+        is_begun = False
+
+        def taken() -> Iterator[T]:
+            nonlocal is_begun
+            for piece in pieces:
+                is_begun = True
+                yield piece
+
+        while True:
+            try:
+                with explained():
+                    call(self._patient, taken(), min(NUM_PARTS, connection.limit.allowed))
+            except OSError as error:
+                if is_begun:
+                    attempts.pause(error, again=False)
+                attempts.failed(error)
+            else:
+                attempts.succeeded()
+                return
 
     def in_time(self, share: float = 1.0) -> AbstractContextManager[None]:
         """What is asked in the block has one deadline together."""

@@ -117,8 +117,9 @@ class ObstoreStore(Store):
         def put(pieces: Iterable[bytearray], num_bytes: int) -> None:
             self._connection.upload(
                 where,
-                lambda store, parts: obstore.put(
-                    store, path, pieces, chunk_size=num_bytes, max_concurrency=parts
+                pieces,
+                lambda store, taken, parts: obstore.put(
+                    store, path, taken, chunk_size=num_bytes, max_concurrency=parts
                 ),
             )
 

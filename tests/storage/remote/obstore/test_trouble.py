@@ -238,6 +238,22 @@ def test_uploads_pass_over_trouble(store: Store, server: FakeS3, kind: Any, does
 
 
 @pytest.mark.usefixtures("small_parts")
+def test_an_upload_to_google_is_begun_again() -> None:
+    """obstore does not, after silence."""
+    from tests.servers.fake_gcs import FakeGcs
+
+    with FakeGcs() as server:
+        store = ObstoreStore(f"gs://{BUCKET}/run", **server.obstore_options, deadline=4.0)
+        server.faults[:] = [Fault(does="hang", kinds=["begin-upload"], limit=1)]
+        write(store, "x", bytes(11 * MIB))
+        assert keys(server) == {"x": bytes(11 * MIB)}
+        server.faults[:] = [Fault(does="hang", kinds=["begin-upload"])]
+        with pytest.raises(StorageTimeout, match=r"y: .* attempts: [23]"):
+            write(store, "y", bytes(11 * MIB))
+        assert set(keys(server)) == {"x"}
+
+
+@pytest.mark.usefixtures("small_parts")
 def test_an_upload_whose_completion_was_not_confirmed(store: Store, server: FakeS3) -> None:
     server.faults[:] = [Fault(does="reset", kinds=["complete-upload"], carry_out=True, limit=1)]
     write(store, "x", bytes(11 * MIB))
