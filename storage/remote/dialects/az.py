@@ -14,6 +14,9 @@ from .base import Condition, Dialect, Info
 _BLOCK_BYTES = 256 << 20
 """The SDK cuts what is longer than 64 MiB into blocks, which are committed on condition, too."""
 
+_PAGE = 5000
+"""Blobs of one request to list, as the service has it."""
+
 # The driver takes paths for URLs: it drops what is empty behind '?' or '#', and all tabs and line
 # ends, writes what stands between a '?' and a '#' behind it, and cuts at a version.
 _UNSAFE = re.compile(r"[?#](?:/|$)|\?.*#|\?versionid=|[\t\r\n]")
@@ -89,24 +92,29 @@ class Az(Dialect):
         found: Info = {}
         so_far: str | None = None
 
-        async def call() -> None:
-            nonlocal so_far
+        async def page() -> tuple[Info, str | None]:
             async with fs.service_client.get_container_client(container) as client:
-                if deep:
-                    blobs = client.list_blobs(name_starts_with=below, include=["metadata"])
-                else:
-                    blobs = client.walk_blobs(
-                        name_starts_with=below, include=["metadata"], delimiter="/"
-                    )
+                ask = client.list_blobs if deep else client.walk_blobs
+                more = {} if deep else {"delimiter": "/"}
+                blobs = ask(
+                    name_starts_with=below,
+                    include=["metadata"],
+                    results_per_page=_PAGE,
+                    **more,
+                )
                 pages = blobs.by_page(continuation_token=so_far)
-                async for page in pages:
-                    async for blob in page:
-                        path = f"{container}/{blob.name}"
-                        found[path] = _told(path, blob)
-                    so_far = pages.continuation_token
+                async for some in pages:
+                    told = [(f"{container}/{blob.name}", blob) async for blob in some]
+                    return {
+                        path: _told(path, blob) for path, blob in told
+                    }, pages.continuation_token
+            return {}, None
 
-        connection.ask("list", where, call)
-        return found
+        while True:
+            some, so_far = connection.ask("list", where, page)
+            found |= some
+            if not so_far:
+                return found
 
 
 @final

@@ -407,13 +407,23 @@ class ObstoreStore(Store):
         import obstore
 
         top, where = self._top(prefix)
+        found: list[Any] = []
+        coming: Any = None
 
-        def collect(store: Any) -> list[Any]:
-            chunks = obstore.list(store, top or None, chunk_size=_LIST_CHUNK)
-            return [item for chunk in chunks for item in chunk]
+        def page(store: Any) -> Any:
+            nonlocal coming
+            # Taken away while it is asked: after a failure another one begins behind what came.
+            pages, coming = coming, None
+            if pages is None:
+                after = found[-1]["path"] if found else None
+                pages = obstore.list(store, top or None, offset=after, chunk_size=_LIST_CHUNK)
+            items = next(pages, None)
+            coming = pages
+            return items
 
         with self._listing(where):
-            found = self._connection.ask("list", where, collect)
+            while items := self._connection.ask("list", where, page):
+                found += items
         for info in self._below(prefix, found):
             # obstore cuts the slash off the markers that some programs make for directories.
             if info.size or self.exists(info.name):
