@@ -23,8 +23,8 @@ class Parts:
     def __init__(self, upload: Upload, part_bytes: int) -> None:
         self._to = upload
         self._part_bytes = part_bytes
-        # Filled again and again: a fresh one would be faulted in for every part.
-        self._part = bytearray(part_bytes)
+        self._memory: list[bytearray] = []
+        self._part = self._unused()
         self._filled = 0
         self._threads: deque[threading.Thread] = deque()
         self._num_parts = 0
@@ -39,7 +39,7 @@ class Parts:
         """
         while view.nbytes:
             taken = view[: self._part_bytes - self._filled]
-            self._part[self._filled : self._filled + len(taken)] = taken
+            memoryview(self._part)[self._filled : self._filled + len(taken)] = taken
             self._filled += len(taken)
             view = view[len(taken) :]
             if self._filled == self._part_bytes:
@@ -66,7 +66,8 @@ class Parts:
         most = self._to.num_in_flight
         self._wait(most - 1)
         self._num_parts += 1
-        work = (self._num_parts, bytes(memoryview(self._part)[: self._filled]))
+        work = (self._num_parts, memoryview(self._part)[: self._filled])
+        self._part = self._unused()
         self._filled = 0
         thread = threading.Thread(target=self._upload, args=work, name="dtckpt-part", daemon=True)
         try:
@@ -77,6 +78,19 @@ class Parts:
         else:
             self._threads.append(thread)
 
+    def _unused(self) -> bytearray:
+        """Return memory that nobody reads any more; fresh one would have to be faulted in.
+
+        A connection that was given up may still send of its part, though another has brought it.
+        """
+        for part in self._memory:
+            with suppress(BufferError):  # of what is resized while there are views of it
+                part.append(part.pop())
+                return part
+        fresh = bytearray(self._part_bytes)
+        self._memory = [*self._memory[-self._to.num_in_flight - 1 :], fresh]
+        return fresh
+
     def _wait(self, most: int) -> None:
         """Wait until at most so many parts are on their way; raise the first error of any."""
         while len(self._threads) > most:
@@ -84,7 +98,7 @@ class Parts:
         if self._failed:
             raise self._failed[0]
 
-    def _upload(self, number: int, data: bytes) -> None:
+    def _upload(self, number: int, data: memoryview) -> None:
         try:
             self._sent[number] = self._to.send(number, data)
         except BaseException as error:  # it must reach the writer, whatever it is

@@ -1,12 +1,7 @@
-"""What a server has been asked to write one object, how often, and what it answered.
-
-aiohttp repeats requests by itself where a connection was closed, and tells nobody. So the bodies
-that go out are counted, where that is known how: on S3.
-"""
+"""What a server has been asked to write one object, how often, and what it answered."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -16,7 +11,8 @@ from dtckpt.errors import StorageError
 
 from .trouble import Kind, told
 
-_counting: ContextVar[Requests | None] = ContextVar("dtckpt_counting", default=None)
+counting: ContextVar[Requests | None] = ContextVar("dtckpt_counting", default=None)
+"""What counts the bodies that are sent from this context."""
 
 
 @final
@@ -34,14 +30,14 @@ class Requests:
         before = self._num_sent
         self._num_attempts += 1
         # The driver works in a thread of its own, in a copy of this context.
-        token = _counting.set(self)
+        token = counting.set(self)
         try:
             yield
         except Exception as error:
             self._num_refused += told(error).is_refusal and self._num_sent == before + 1
             raise
         finally:
-            _counting.reset(token)
+            counting.reset(token)
 
     def is_last_word(self, error: StorageError) -> bool:
         """Whether nothing comes of it after this failure.
@@ -74,41 +70,3 @@ def on_condition(
         return
     look()
     ask({})
-
-
-def announce_bodies(client: Any) -> None:
-    """Have the bodies counted that a client of aiobotocore sends, if it does so with aiohttp."""
-    from aiobotocore.httpsession import AIOHTTPSession
-
-    if getattr(client.meta.config, "http_session_cls", None) is AIOHTTPSession:
-        client.meta.events.register("before-send.s3", _count, unique_id="dtckpt-requests")
-
-
-def _count(request: Any, **_: Any) -> None:
-    requests = _counting.get()
-    if requests is None:
-        return
-    if isinstance(request.body, io.BytesIO):
-        request.body = _counted_body(request.body, requests)
-    elif request.body is not None:
-        requests.sent()  # a stream of chunks, which is sent only once
-
-
-def _counted_body(data: io.BytesIO, requests: Requests) -> Any:
-    """Return a body for aiohttp that tells each time that it is sent."""
-    from aiohttp.payload import BytesIOPayload
-
-    class Counted(BytesIOPayload):
-        async def write(self, writer: Any) -> None:
-            requests.sent()
-            await super().write(writer)
-
-        async def write_with_length(self, writer: Any, content_length: int | None) -> None:
-            requests.sent()
-            await super().write_with_length(writer, content_length)
-
-        def seek(self, position: int) -> None:
-            """Called by botocore before it makes a new request."""
-            data.seek(position)
-
-    return Counted(data)

@@ -130,13 +130,14 @@ class AzUpload:
         # Blocks are the blob's, and not the upload's: another writer's of one id take their place.
         self._own = os.urandom(8).hex()
 
-    def send(self, number: int, data: bytes) -> Any:
+    def send(self, number: int, data: memoryview) -> Any:
         """Send a block; return its id."""
+        block = bytes(data)  # the SDK takes nothing else
         block_id = base64.b64encode(f"{self._own}{number:08}".encode()).decode()
 
         async def call() -> None:
             async with _blob(self._connection.fs, self._path) as blob:
-                await blob.stage_block(block_id, data, length=len(data))
+                await blob.stage_block(block_id, block, length=len(block))
 
         self._connection.ask("write", self._where, call)
         return block_id

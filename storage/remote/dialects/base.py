@@ -21,8 +21,11 @@ Condition = dict[str, Any]
 class Upload(Protocol):
     """An object that is sent in parts, which nobody sees before it is complete."""
 
-    def send(self, number: int, data: bytes) -> Any:
-        """Send a part, counted from 1; return what ``complete`` is to be told of it."""
+    def send(self, number: int, data: memoryview) -> Any:
+        """Send a part, counted from 1; return what ``complete`` is to be told of it.
+
+        The memory is used again as soon as nobody has a view of it.
+        """
         ...
 
     def complete(self, parts: list[Any]) -> None:

@@ -111,7 +111,7 @@ class GsUpload:
         self._connection = connection
         self._where = where
         self._start = 0
-        self._held = b""
+        self._held = memoryview(b"")
         fs = connection.fs
         bucket, key, _ = fs.split_path(path)
         headers, _ = connection.ask(
@@ -128,7 +128,7 @@ class GsUpload:
         )
         self._location = str(headers["Location"])
 
-    def send(self, number: int, data: bytes) -> Any:
+    def send(self, number: int, data: memoryview) -> Any:
         """Send the chunk before this one: only of the last one the size of all is told."""
         if self._held:
             self._transmit("*")
@@ -151,12 +151,12 @@ class GsUpload:
             while start <= has < stop:
                 is_known = False
                 span = f"bytes {has}-{stop - 1}/{total}"
-                has = await self._put(span, memoryview(data)[has - start :], stop)
+                has = await self._put(span, data[has - start :], stop)
                 is_known = True
 
         self._connection.ask("write", self._where, call)
         self._start = stop
-        self._held = b""
+        self._held = memoryview(b"")
 
     def abort(self) -> None:
         """Have the server forget what it has."""

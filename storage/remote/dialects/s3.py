@@ -10,7 +10,8 @@ from typing import Any, ClassVar, final
 from dtckpt.errors import ObjectNotFound, StorageError
 
 from ..asking import Connection
-from ..requests import Requests, announce_bodies
+from ..bodies import body_of
+from ..requests import Requests
 from ..trouble import told
 from .base import Condition, Dialect, Info
 
@@ -82,9 +83,9 @@ class S3(Dialect):
     async def put(
         self, fs: Any, path: str, data: bytes, condition: Condition, requests: Requests
     ) -> Any:
-        await fs.set_session()
-        announce_bodies(fs.s3)
-        await fs._pipe_file(path, data, chunksize=_PUT_BYTES, **condition)
+        bucket, _, _ = fs.split_path(path)
+        body = await _body(fs, bucket, data)
+        await fs._pipe_file(path, body, chunksize=_PUT_BYTES, **condition)
 
     async def remove(self, fs: Any, path: str, condition: Condition) -> Any:
         bucket, key, _ = fs.split_path(path)
@@ -149,15 +150,21 @@ class S3Upload:
             upload_id = self._call("begin", "create_multipart_upload")["UploadId"]
         self._target["UploadId"] = upload_id
 
-    def send(self, number: int, data: bytes) -> Any:
+    def send(self, number: int, data: memoryview) -> Any:
         """Send a part; return what identifies it."""
-        reply = self._call("write", "upload_part", PartNumber=number, Body=data)
+        fs = self._connection.fs
+
+        async def call() -> Any:
+            body = await _body(fs, self._target["Bucket"], data)
+            return await fs._call_s3("upload_part", **self._target, PartNumber=number, Body=body)
+
+        reply = self._connection.ask("write", self._where, call)
         known = {name: reply[name] for name in ("ETag", "ChecksumSHA256") if name in reply}
         return {"PartNumber": number, **known}
 
     def complete(self, parts: list[Any]) -> None:
         """Make the object appear."""
-        parts = parts or [self.send(1, b"")]  # of no parts nothing can be made
+        parts = parts or [self.send(1, memoryview(b""))]  # of no parts nothing can be made
         asked: list[int] = []
 
         def call() -> Any:
@@ -184,6 +191,11 @@ class S3Upload:
             self._where,
             lambda: self._connection.fs._call_s3(name, **self._target, **arguments),
         )
+
+
+async def _body(fs: Any, bucket: str, data: bytes | memoryview) -> Any:
+    await fs.set_session()
+    return body_of(await fs.get_s3(bucket), data)
 
 
 def _file(path: str, told: Info, size: str) -> Info:
