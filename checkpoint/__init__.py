@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from .copying import copy
     from .deleting import delete
     from .detaching import detach
+    from .examining.histogram import Histogram
+    from .examining.statistics import TensorStatistics, statistics
     from .exporting.exporter import ExportReport, export
     from .files.manifest import Manifest
     from .formats.opening import read_manifest
@@ -98,6 +100,7 @@ __all__ = [
     "EveryMinutes",
     "EverySteps",
     "ExportReport",
+    "Histogram",
     "InUse",
     "Keep",
     "LayoutMismatch",
@@ -132,6 +135,7 @@ __all__ = [
     "Stateful",
     "Step",
     "StorageError",
+    "TensorStatistics",
     "Tier",
     "Timeout",
     "Tracing",
@@ -159,6 +163,7 @@ __all__ = [
     "request_save",
     "reshard",
     "save",
+    "statistics",
     "trace_mapping",
     "verify",
     "visualize",
@@ -175,6 +180,8 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
             ".copying": "copy",
             ".deleting": "delete",
             ".detaching": "detach",
+            ".examining.histogram": "Histogram",
+            ".examining.statistics": "TensorStatistics statistics",
             ".exporting.exporter": "ExportReport export",
             ".files.manifest": "Manifest",
             ".formats.opening": "read_manifest",
