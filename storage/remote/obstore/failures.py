@@ -52,6 +52,9 @@ def _trouble(error: Exception) -> Trouble:
     number, called = int(status[1]) if status else 0, (code[1] or code[2]) if code else ""
     if _NO_BUCKET in text:
         return Trouble(Kind.NO_BUCKET, number, called)
+    if number == 404 and name == "GenericError" and not called:
+        # Of what is asked for itself it has classes of errors: this was the service of credentials.
+        return Trouble(Kind.EXPIRED, number)
     if number:
         return Trouble(meaning(number, called, _CLASSES.get(name)), number, called)
     if name == "GenericError" and _REGION not in text and not _RANGE.search(text):
