@@ -289,7 +289,10 @@ def _answer(error: BaseException) -> Trouble | None:
         status = 403  # gcsfs
     if not status and code not in _CODES:
         return None
-    return Trouble(meaning(status, code), status, code, _retry_after(headers))
+    kind = meaning(status, code)
+    if kind is Kind.MISSING and _kind_of(error) is Kind.EXPIRED:
+        kind = Kind.EXPIRED  # it was the service of credentials that was asked
+    return Trouble(kind, status, code, _retry_after(headers))
 
 
 def _retry_after(headers: Any) -> float | None:

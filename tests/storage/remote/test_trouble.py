@@ -86,6 +86,17 @@ def test_what_could_not_be_asked_for_is_not_missing(broken: type[Broken]) -> Non
     assert "check the endpoint" in str(error)
 
 
+class ClientAuthenticationError(Exception):
+    """As azure.identity raises it for what the service of credentials has answered."""
+
+    status_code = 404
+
+
+def test_credentials_that_are_missing_are_no_missing_object(broken: type[Broken]) -> None:
+    broken.at_each.append(ClientAuthenticationError("no such identity"))
+    assert isinstance(told_of(), AccessDenied)
+
+
 def test_what_is_no_url_is_not_asked_again() -> None:
     pytest.importorskip("gcsfs")
     options = {"token": "anon", "endpoint_url": "127.0.0.1:1", "deadline": 60}
