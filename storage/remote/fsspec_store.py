@@ -437,7 +437,12 @@ class FsspecStore(Store):
             return False, None
 
     def _check_size(self, name: str, expected: int) -> None:
-        size = self.stat(name).size
+        try:
+            size = self.stat(name).size
+        except ObjectNotFound as error:
+            raise StorageError(
+                f"the store has nothing of {join(self.url, name)}, {expected} bytes were written"
+            ) from error
         if size != expected:
             raise StorageError(
                 f"the store has {size} bytes of {join(self.url, name)}, {expected} were written"

@@ -400,7 +400,8 @@ class ObstoreStore(Store):
         if error is None and found is not None:
             self.delete([name])
         raise error or StorageError(
-            f"the store has {found} bytes of {join(self.url, name)}, {size} were written"
+            f"the store has {'nothing' if found is None else f'{found} bytes'} of "
+            f"{join(self.url, name)}, {size} bytes were written"
         )
 
     def _find(self, prefix: str) -> Iterator[ObjectInfo]:

@@ -1,4 +1,4 @@
-"""Two writers of one large object, by both engines: neither loses or gets what is the other's."""
+"""Objects that are not what their writer takes them for: another one's, or not there."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from dtckpt.errors import AccessDenied
+from dtckpt.errors import AccessDenied, ObjectNotFound, StorageError
 from dtckpt.storage import Store, open_store
 from dtckpt.storage.remote.streams import PART_BYTES
+from tests.servers.fake_gcs import fake_gcs
 from tests.servers.fake_s3 import BUCKET, FakeS3, fake_s3
 from tests.servers.faults import Fault, Kind
 
@@ -42,3 +43,18 @@ def test_who_fails_leaves_what_another_writer_has_completed(
     server.faults = []
     assert store.read("x") == b"1" * SIZE
     assert not server.uploads
+
+
+@pytest.mark.parametrize("engine", ["fsspec", "obstore"])
+@pytest.mark.parametrize(("size", "skip"), [(10, 0), (2 * SIZE, 1)])
+def test_what_a_server_has_dropped_is_no_missing_object(engine: str, size: int, skip: int) -> None:
+    pytest.importorskip("gcsfs")
+    pytest.importorskip(engine)
+    with fake_gcs() as server:
+        options = server.obstore_options if engine == "obstore" else server.storage_options
+        store = open_store(f"gs://{BUCKET}/run", engine=engine, **options)
+        server.faults = [Fault(does="swallow", kinds=["put", "upload-part"], skip=skip, limit=1)]
+        with pytest.raises(StorageError) as caught:
+            write(store, "x", b"1" * size)
+        assert not isinstance(caught.value, ObjectNotFound)
+        assert not store.exists("x")
