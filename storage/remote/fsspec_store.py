@@ -118,8 +118,8 @@ class FsspecStore(Store):
 
     def _cat(self, name: str, start: int, stop: int) -> bytes:
         connection, path, where = self._at(name)
-        read = method(connection.fs, "cat_file")
-        data = bytes(connection.ask("read", where, lambda: read(path, start=start, end=stop)))
+        fs, read = connection.fs, self._driver.dialect.read
+        data = bytes(connection.ask("read", where, lambda: read(fs, path, start, stop)))
         return data if start else data[:stop]  # some servers know no ranges, and send all
 
     def read_into(self, name: str, requests: Sequence[ReadRequest]) -> None:

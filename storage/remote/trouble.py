@@ -37,6 +37,8 @@ class Kind(Enum):
     """The server does not know such requests."""
     DENIED = auto()
     EXPIRED = auto()
+    UNFETCHED = auto()
+    """No credentials could be had from where they are kept; the store has not seen any."""
     SKEWED = auto()
     """The clock here is too far from the server's for it to believe a signature."""
     FULL = auto()
@@ -159,13 +161,14 @@ _CLASSES = {
     "ChecksumError": Kind.LOST,
     "ProxyError": Kind.BUSY,
     "RequestException": Kind.LOST,
-    "NoCredentialsError": Kind.DENIED,
+    "NoCredentialsError": Kind.UNFETCHED,
     "PartialCredentialsError": Kind.DENIED,
-    "CredentialRetrievalError": Kind.EXPIRED,
-    "TokenRetrievalError": Kind.EXPIRED,
+    "CredentialRetrievalError": Kind.UNFETCHED,
+    "TokenRetrievalError": Kind.UNFETCHED,
     "UnauthorizedSSOTokenError": Kind.EXPIRED,
-    "ClientAuthenticationError": Kind.EXPIRED,
-    "GoogleAuthError": Kind.EXPIRED,
+    "ClientAuthenticationError": Kind.UNFETCHED,  # without a reply, which would count
+    "RefreshError": Kind.EXPIRED,
+    "GoogleAuthError": Kind.UNFETCHED,
 }
 
 _BUILTIN: tuple[tuple[type[BaseException], Kind], ...] = (
@@ -191,6 +194,8 @@ _REMEDIES = {
     Kind.NO_BUCKET: "the bucket does not exist: make it, or check its name",
     Kind.DENIED: "check the credentials, and what they are allowed to do there",
     Kind.EXPIRED: "the credentials are not valid, or not any more: renew them",
+    Kind.UNFETCHED: "no credentials could be fetched: check where they are to come from, such as a "
+    "profile, a command or the metadata service of the machine",
     Kind.SKEWED: "the clock of this machine is wrong: set it",
     Kind.FULL: "make room, or have the quota raised",
     Kind.UNREACHABLE: "check the endpoint, and the network",
@@ -201,6 +206,8 @@ _REMEDIES = {
 
 def told(error: BaseException) -> Trouble:
     """Return what is known of a failure from the driver's error and those that caused it."""
+    if any(_answer(c) is None and _kind_of(c) is Kind.UNFETCHED for c in causes(error)):
+        return Trouble(Kind.UNFETCHED)  # for which gcsfs makes up a reply
     for cause in causes(error):
         if isinstance(cause, Told):
             return cause.trouble
@@ -255,7 +262,7 @@ def remote_error(action: str, where: str, cause: Exception, trouble: Trouble) ->
             return ObjectNotFound(errno.ENOENT, message)
         case Kind.CONDITION if action != "read":
             return ObjectExists(errno.EEXIST, message)
-        case Kind.DENIED | Kind.EXPIRED | Kind.SKEWED:
+        case Kind.DENIED | Kind.EXPIRED | Kind.UNFETCHED | Kind.SKEWED:
             return AccessDenied(errno.EACCES, message)
         case Kind.TIMED_OUT:
             return StorageTimeout(errno.ETIMEDOUT, message)
@@ -290,8 +297,8 @@ def _answer(error: BaseException) -> Trouble | None:
     if not status and code not in _CODES:
         return None
     kind = meaning(status, code)
-    if kind is Kind.MISSING and _kind_of(error) is Kind.EXPIRED:
-        kind = Kind.EXPIRED  # it was the service of credentials that was asked
+    if kind is Kind.MISSING and _kind_of(error) is Kind.UNFETCHED:
+        kind = Kind.UNFETCHED  # it was the service of credentials that was asked
     return Trouble(kind, status, code, _retry_after(headers))
 
 

@@ -101,9 +101,7 @@ def test_a_missing_bucket_is_told_as_that(name: str, engine: str) -> None:
         def load(_: int, group: Any) -> None:
             scene.load(1, group)
 
-        # gcsfs tells a missing bucket as a missing object; a listing knows better.
-        calls = (save, latest) if (name, engine) == ("fake-gcs", "fsspec") else (save, load, latest)
-        for call in calls:
+        for call in (save, load, latest):
             told = failures(scene, call)
             check_told(told, scene, StorageError)
             assert not isinstance(told[0], NotCommitted)

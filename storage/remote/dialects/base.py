@@ -83,6 +83,10 @@ class Dialect:
         """Return the condition that the object is the one of ``info``."""
         return {}
 
+    def read(self, fs: Any, path: str, start: int, stop: int) -> Any:
+        """Ask for bytes of an object, as many as are there; what is returned is awaited."""
+        return method(fs, "cat_file")(path, start=start, end=stop)
+
     def put(self, fs: Any, path: str, data: bytes, condition: Condition, requests: Requests) -> Any:
         """Write a whole object; what is returned is awaited. ``requests`` counts what is sent."""
         return method(fs, "pipe_file")(path, data, **condition)

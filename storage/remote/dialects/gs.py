@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from ..asking import Connection
 from ..requests import Requests
-from ..trouble import Kind, Told, Trouble
+from ..trouble import Kind, Told, Trouble, told
 from .base import Condition, Dialect, Info
 
 
@@ -41,6 +41,18 @@ class Gs(Dialect):
     def only_same(self, info: Info) -> Condition:
         found = info.get("generation")
         return {"ifGenerationMatch": str(found)} if found else {}
+
+    async def read(self, fs: Any, path: str, start: int, stop: int) -> Any:
+        try:
+            return await fs._cat_file(path, start=start, end=stop)
+        except FileNotFoundError:
+            # The driver does not say whether it is the bucket that is missing.
+            try:
+                await _page(fs, fs.split_path(path)[0], maxResults="1")
+            except Exception as error:
+                if told(error).kind is not Kind.DENIED:
+                    raise
+            raise
 
     async def put(
         self, fs: Any, path: str, data: bytes, condition: Condition, requests: Requests
@@ -78,18 +90,11 @@ class Gs(Dialect):
         asked = {"prefix": f"{key.rstrip('/')}/"} if key else {}
         if not deep:
             asked["delimiter"] = "/"
-
-        async def call() -> Any:
-            try:
-                return await fs._call("GET", "b/{}/o", bucket, json_out=True, **asked)
-            except FileNotFoundError as error:
-                raise Told(str(error), Trouble(Kind.NO_BUCKET, 404)) from error
-
         found: Info = {}
         while True:
-            reply = connection.ask("list", where, call)
-            for told in reply.get("items", ()):
-                found[f"{bucket}/{told['name']}"] = _file(bucket, told)
+            reply = connection.ask("list", where, lambda: _page(fs, bucket, **asked))
+            for item in reply.get("items", ()):
+                found[f"{bucket}/{item['name']}"] = _file(bucket, item)
             for prefix in reply.get("prefixes", ()):
                 path = f"{bucket}/{prefix}"
                 found[path] = {"name": path, "type": "directory", "size": 0}
@@ -183,12 +188,20 @@ class GsUpload:
         return int(found.rpartition("-")[2]) + 1 if found else 0
 
 
-def _file(bucket: str, told: Info) -> Info:
-    updated = told.get("updated")
+async def _page(fs: Any, bucket: str, **asked: str) -> Any:
+    """Return a page of a listing."""
+    try:
+        return await fs._call("GET", "b/{}/o", bucket, json_out=True, **asked)
+    except FileNotFoundError as error:
+        raise Told(str(error), Trouble(Kind.NO_BUCKET, 404)) from error
+
+
+def _file(bucket: str, item: Info) -> Info:
+    updated = item.get("updated")
     return {
-        "name": f"{bucket}/{told['name']}",
+        "name": f"{bucket}/{item['name']}",
         "type": "file",
-        "size": int(told.get("size", 0)),
+        "size": int(item.get("size", 0)),
         "updated": None if updated is None else datetime.fromisoformat(updated),
-        "generation": told.get("generation"),
+        "generation": item.get("generation"),
     }

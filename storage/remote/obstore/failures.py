@@ -20,6 +20,8 @@ _NO_BUCKET = "The specified bucket does not exist"
 _REGION = "without LOCATION"
 _RANGE = re.compile("InvalidRangeRequest|CONTENT_RANGE")
 """A reply of another range than was asked for: Azurite's to one that begins at the end."""
+_CREDENTIALS = re.compile(r"token request|/latest/(?:api/token|meta-data)|/computeMetadata/")
+"""What is asked for them, and not for the store."""
 _LONGEST = 300
 
 _HTTP_KINDS = {"Connect": Kind.UNREACHABLE, "Timeout": Kind.TIMED_OUT}
@@ -52,9 +54,11 @@ def _trouble(error: Exception) -> Trouble:
     number, called = int(status[1]) if status else 0, (code[1] or code[2]) if code else ""
     if _NO_BUCKET in text:
         return Trouble(Kind.NO_BUCKET, number, called)
+    of_credentials = _CREDENTIALS.search(text) is not None
     if number == 404 and name == "GenericError" and not called:
-        # Of what is asked for itself it has classes of errors: this was the service of credentials.
-        return Trouble(Kind.EXPIRED, number)
+        of_credentials = True  # of what is asked for itself it has classes of errors
+    if of_credentials and 400 <= number < 500:
+        return Trouble(Kind.UNFETCHED, number)
     if number:
         return Trouble(meaning(number, called, _CLASSES.get(name)), number, called)
     if name == "GenericError" and _REGION not in text and not _RANGE.search(text):

@@ -1,4 +1,4 @@
-"""What goes out to S3 is what was given, with its checksums, and is counted."""
+"""What goes out is what was given, of the same memory; to S3 with checksums, and counted."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from botocore.httpchecksum import Crc32Checksum
 from dtckpt.errors import StorageError
 from dtckpt.storage import open_store
 from dtckpt.storage.remote.bodies import body_of
+from dtckpt.storage.remote.parts import Parts
 from dtckpt.storage.remote.requests import Requests
 from dtckpt.storage.remote.streams import PART_BYTES
 
@@ -141,3 +142,62 @@ def test_each_time_that_a_body_is_sent_counts() -> None:
 
 def test_other_clients_get_bytes() -> None:
     assert body_of(client(None), memoryview(b"12")) == b"12"
+
+
+PART = 1000
+
+
+class Sink:
+    """An upload that notes what it is given."""
+
+    num_in_flight = 4
+
+    def __init__(self) -> None:
+        self.sent: dict[int, bytes] = {}
+        self.memory: set[int] = set()
+        self.kept: dict[int, memoryview] = {}
+
+    def send(self, number: int, data: memoryview) -> Any:
+        self.sent[number] = bytes(data)
+        self.memory.add(id(data.obj))
+        if number % 3 == 1:
+            self.keep(number, data)
+        return number
+
+    def keep(self, number: int, data: memoryview) -> None:
+        """What a connection does that has not sent all of a part yet."""
+
+    def complete(self, parts: list[Any]) -> None:
+        assert parts == sorted(self.sent)
+
+    def abort(self) -> None:
+        raise AssertionError("nothing is wrong")
+
+
+def send(upload: Sink, data: bytes) -> None:
+    """Send an object as savers do."""
+    parts = Parts(upload, PART)
+    for start in range(0, len(data), 300):
+        parts.write(memoryview(data)[start : start + 300])
+    parts.close()
+
+
+def test_memory_of_parts_is_used_again() -> None:
+    upload, data = Sink(), os.urandom(20 * PART + 1)
+    send(upload, data)
+    assert b"".join(upload.sent[number] for number in sorted(upload.sent)) == data
+    assert len(upload.memory) <= upload.num_in_flight + 1
+
+
+def test_memory_that_is_still_sent_of_is_left_alone() -> None:
+    class Slow(Sink):
+        def keep(self, number: int, data: memoryview) -> None:
+            self.kept[number] = data
+
+    upload, data = Slow(), os.urandom(20 * PART + 1)
+    send(upload, data)
+    assert b"".join(upload.sent[number] for number in sorted(upload.sent)) == data
+    assert len(upload.kept) == 7
+    assert {number: bytes(view) for number, view in upload.kept.items()} == {
+        number: upload.sent[number] for number in upload.kept
+    }

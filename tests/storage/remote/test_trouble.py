@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import fsspec
@@ -11,6 +12,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from dtckpt.errors import AccessDenied, ObjectNotFound, StorageError, StorageTimeout
 from dtckpt.storage import FsspecStore, open_store
+from dtckpt.storage.remote.obstore.failures import explained
+from dtckpt.storage.remote.trouble import Told, remote_error, told
+from tests.servers.fake_gcs import fake_gcs
 from tests.servers.fake_s3 import BUCKET, fake_s3
 from tests.servers.faults import Fault
 
@@ -123,3 +127,87 @@ def test_a_driver_that_cannot_be_made_has_not_said_that_something_is_missing(
     error = told_of()
     assert not isinstance(error, ObjectNotFound)
     assert "cannot connect to broken://me@host/x" in str(error)
+
+
+def google_error(*names: str) -> Exception:
+    """Return what gcsfs raises where credentials cannot be renewed, for reasons so called."""
+    errors = pytest.importorskip("google.auth.exceptions")
+    error: Exception = pytest.importorskip("gcsfs.retry").HttpError(
+        {"code": 401, "message": "Invalid Credentials"}
+    )
+    last = error
+    for name in names:
+        cause: Exception = getattr(errors, name)(name)
+        last.__cause__, last = cause, cause
+    return error
+
+
+def aws_error(name: str, **said: str) -> Exception:
+    return getattr(pytest.importorskip("botocore.exceptions"), name)(**said)
+
+
+def azure_error(status: int | None) -> Exception:
+    """Return what Azure's SDK raises where it gets no token, or where the store wants another."""
+    error = pytest.importorskip("azure.core.exceptions").ClientAuthenticationError("no")
+    error.status_code = status
+    return error
+
+
+CREDENTIALS: dict[str, tuple[Callable[[], Exception], str]] = {
+    "none": (lambda: aws_error("NoCredentialsError"), "be fetched"),
+    "command": (
+        lambda: aws_error("CredentialRetrievalError", provider="x", error_msg="y"),
+        "be fetched",
+    ),
+    "metadata": (lambda: google_error("RefreshError", "TransportError"), "be fetched"),
+    "default": (lambda: google_error("DefaultCredentialsError"), "be fetched"),
+    "no-reply": (lambda: azure_error(None), "be fetched"),
+    "sso": (lambda: aws_error("UnauthorizedSSOTokenError"), "renew them"),
+    "refused": (lambda: google_error("RefreshError"), "renew them"),
+    "unauthorized": (lambda: azure_error(401), "renew them"),
+    "forbidden": (lambda: azure_error(403), "check the credentials"),
+}
+
+
+@pytest.mark.parametrize("case", CREDENTIALS)
+def test_credentials_that_could_not_be_fetched_have_not_expired(
+    broken: type[Broken], case: str
+) -> None:
+    make, said = CREDENTIALS[case]
+    broken.at_each.append(make())
+    cause = broken.at_each[0].__cause__
+    broken.at_each.extend([cause] if isinstance(cause, Exception) else [])
+    error = told_of()
+    assert isinstance(error, AccessDenied)
+    assert said in str(error)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [("169.254.169.254/latest/api/token", "be fetched"), ("b.host/latest/x", "are allowed to do")],
+)
+def test_a_metadata_service_that_refuses_is_not_the_store(asked: str, said: str) -> None:
+    generic = pytest.importorskip("obstore.exceptions").GenericError
+    with pytest.raises(Told) as caught, explained():
+        raise generic(f"Error performing PUT http://{asked} - non-2xx status code: 403 Forbidden")
+    error = remote_error("write", "s3://b/x", caught.value, told(caught.value))
+    assert isinstance(error, AccessDenied)
+    assert said in str(error)
+
+
+def test_google_tells_a_missing_bucket_from_a_missing_object() -> None:
+    pytest.importorskip("gcsfs")
+    with fake_gcs() as server:
+        options = server.storage_options | {"deadline": 5}
+        with pytest.raises(StorageError, match="the bucket does not exist") as caught:
+            open_store("gs://no-such/x", **options).read_start("y", 10)
+        assert not isinstance(caught.value, ObjectNotFound)
+        store = open_store(f"gs://{BUCKET}/x", **options)
+        for faults in ([], [Fault(kinds={"list"}, status=403, code="Forbidden")]):
+            server.faults = faults
+            with pytest.raises(ObjectNotFound):
+                store.read_start("y", 10)
+        server.faults = [Fault(kinds={"list"}, limit=1)]
+        with pytest.raises(ObjectNotFound):
+            store.read_start("y", 10)
+        assert server.faults[0].hits == 1
