@@ -13,6 +13,7 @@ import numpy as np
 
 from ...dtensor.geometry.box import Box
 from ...storage.base import Store
+from ..files.manifest import Manifest
 from ..files.stored_data import StoredData
 from ..files.stored_tensor import StoredTensor
 from ..formats.opening import open_place, read_manifest, stored_data
@@ -81,6 +82,16 @@ def statistics(
     """
     store = open_place(checkpoint_id, **dict(storage_options or {}))
     manifest = mapped_manifest(read_manifest(store), mapping, store.url)
+    return statistics_of(store, manifest, select, on_progress)
+
+
+def statistics_of(
+    store: Store,
+    manifest: Manifest,
+    select: str | Sequence[str] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> dict[str, TensorStatistics]:
+    """Return what ``statistics`` does of a checkpoint whose manifest has been read."""
     chosen, selection = manifest.tensors, selection_of(select)
     if selection is not None:
         selection.check(list(chosen), store.url)

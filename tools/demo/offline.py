@@ -62,7 +62,7 @@ def look(demo: Setting, bucket: Bucket, resharded: list[str]) -> None:
         all(f"step-{number}" in listed for number in demo.plan.saves),
     )
     for url in resharded:
-        shown = run("inspect", url, "--name", "model/*blocks.0*", "--no-values")
+        shown = run("inspect", url, "model/*blocks.0*", "--no-values")
         demo.say(shown)
         demo.claims.check("inspect shows the tensors and their layouts", _shows_layouts(shown))
     for url in (*(str(demo.step(number)) for number in demo.plan.saves), *resharded):

@@ -170,7 +170,7 @@ def test_the_command_takes_forged_metadata_for_no_bug(
         for args in (
             ["inspect", place],
             ["inspect", "--json", place],
-            ["inspect", "--draw", place],
+            ["inspect", "--layout", place],
             ["inspect", folder.url + "/run"],
             ["verify", place],
             ["verify", "--json", place],

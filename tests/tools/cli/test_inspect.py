@@ -81,7 +81,7 @@ def test_json_has_everything(run: Run, saved: Path) -> None:
 
 
 def test_names_and_values_are_selected(run: Run, saved: Path) -> None:
-    options = ("--name", "model/*/w", "--name", "step")
+    options = ("model/*/w", "step")
     text = run("inspect", saved / "step-100", *options).stdout
     assert "3 of 12 tensors match" in text
     assert "step" in text
@@ -125,7 +125,11 @@ def test_many_files_are_summed_up(run: Run, checkpoint: Path, tmp_path: Path) ->
     rules = ("--mesh", "dp=20", "--placements", "*=S(0)")
     assert run("reshard", checkpoint, tmp_path / "many", *rules).exit_code == 0
     text = run("inspect", tmp_path / "many").stdout
-    assert "... and 4 more" in text
+    assert "balance     20 ranks hold " in text
+    assert "            20 files have " in text
+    told = document(run("inspect", tmp_path / "many", "--json"))["balance"]
+    assert (told["ranks"]["num"], told["files"]["num"]) == (20, 20)
+    assert told["ranks"]["most_over_mean"] >= 1
     assert "mesh        dp=20: 20 ranks" in text
 
 
@@ -155,16 +159,61 @@ def test_ties_and_what_an_incremental_checkpoint_needs(run: Run, tmp_path: Path)
     assert (tmp_path / "step-1" / borrowed["path"]).stat().st_size == borrowed["bytes"]
 
 
-def test_draw_shows_which_rank_held_what(run: Run, saved: Path) -> None:
-    result = run("inspect", saved / "step-100", "--draw", "--name", "optim/*")
+def test_layout_shows_which_rank_held_what(run: Run, saved: Path) -> None:
+    result = run("inspect", saved / "step-100", "optim/*", "--layout")
     assert (result.exit_code, result.stderr) == (0, "")
     assert "[96, 40] (R) on rank=1" in result.stdout
     assert "| 0:96          | 0    |" in result.stdout
     assert "embed" not in result.stdout
     assert "\x1b" not in result.stdout
-    coloured = run("inspect", saved / "step-100", "--draw", env={"FORCE_COLOR": "1"}).stdout
+    coloured = run("inspect", saved / "step-100", "--layout", env={"FORCE_COLOR": "1"}).stdout
     assert "\x1b[30;46m" in coloured
-    assert "no tensor of" in run("inspect", saved / "step-100", "--draw", "--name", "q").stdout
-    refused = run("inspect", saved / "step-100", "--draw", "--json")
+    assert "no tensor of" in run("inspect", saved / "step-100", "--layout", "q").stdout
+    refused = run("inspect", saved / "step-100", "--layout", "--json")
     assert refused.exit_code == 2
-    assert "--draw draws for people" in refused.stderr
+    assert "--layout draws for people" in refused.stderr
+
+
+def test_values_of_tensors_are_summed_up(run: Run, tmp_path: Path) -> None:
+    values = torch.arange(256.0)
+    values[-1] = torch.nan
+    dcp.save({"m": {"a": values, "b": torch.ones(2, 3, dtype=torch.int64)}}, tmp_path)
+    text = run("inspect", tmp_path, "--tensor", "m", env={"COLUMNS": "80"}).stdout
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    for line in (
+        "values 256 of float32[256]",
+        "range 0 to 254",
+        "mean 127, deviation 73.6116",
+        "special 1 zero, 1 NaN, 0 +Inf, 0 -Inf",
+        "248 7 " + "\u2588" * 35,
+        "values 6 of int64[2, 3]",
+    ):
+        assert line in lines, line
+    assert max(map(len, text.splitlines())) <= 80
+    found = document(run("inspect", tmp_path, "--tensor", "m/b", "--json"))
+    assert found["kind"] == "statistics"
+    assert found["tensors"]["m/b"]["mean"] == 1
+    assert found["tensors"]["m/b"]["histogram"] == {"edges": [1, 1], "counts": [6]}
+    missing = run("inspect", tmp_path, "--tensor", "m/c")
+    assert missing.exit_code == 3
+    assert "selects nothing; did you mean" in missing.stderr
+    assert run("inspect", tmp_path, "m", "--tensor", "m").exit_code == 2
+
+
+def test_statistics_are_of_what_a_mapping_makes(run: Run, tmp_path: Path) -> None:
+    dcp.save({"a": torch.ones(2), "b": torch.zeros(2)}, tmp_path / "c")
+    table = dcp.MappingTable([dcp.Move("a", "c")])
+    (tmp_path / "table").write_bytes(table.to_bytes())
+    options = ("--mapping", tmp_path / "table", "--tensor", "c", "--json")
+    assert document(run("inspect", tmp_path / "c", *options))["tensors"]["c"]["mean"] == 1
+
+
+def test_ranks_and_files_alike_are_one_line_however_many(run: Run, tmp_path: Path) -> None:
+    dcp.save({"a": torch.zeros(512, 4)}, tmp_path / "a")
+    rules = ("--mesh", "dp=128", "--placements", "*=S(0)")
+    assert run("reshard", tmp_path / "a", tmp_path / "b", *rules).exit_code == 0
+    text = run("inspect", tmp_path / "b", env={"COLUMNS": "80"}).stdout
+    assert "balance     128 ranks hold 64 B each" in text
+    assert "00000.safetensors to 00127.safetensors  128 x " in text
+    assert len(text.splitlines()) < 20
+    assert max(map(len, text.splitlines())) <= 80

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from ....checkpoint.state.names import Path, join
+from ....checkpoint.state.selecting import Selection
 from ....checkpoint.state.tree import TENSORS, children, tag_of
 from ....checkpoint.state.values import Node
 from .console import printable
@@ -33,8 +33,8 @@ class Branch:
 
 
 def matcher(patterns: tuple[str, ...]) -> Callable[[str], bool]:
-    """Return whether a name matches any of some shell-style patterns; all do if there are none."""
-    return lambda name: not patterns or any(fnmatchcase(name, p) for p in patterns)
+    """Return whether a name is selected by any of some patterns; all are if there are none."""
+    return Selection(patterns).__contains__ if patterns else lambda _: True
 
 
 def view(

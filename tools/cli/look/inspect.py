@@ -1,7 +1,8 @@
-"""``dtckpt inspect``: what a checkpoint holds, from its manifest alone."""
+"""``dtckpt inspect``: what a checkpoint holds."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,7 +10,7 @@ import click
 from dtckpt.errors import NotCommitted
 
 from ..common.options import debug_option, mapping_option, store_at, store_option
-from ..common.telling import json_option, print_json, quiet_option
+from ..common.telling import bar, json_option, print_json, quiet_option
 
 if TYPE_CHECKING:
     from ....checkpoint import Manifest, MappingTable, Step
@@ -18,38 +19,50 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("checkpoint")
+@click.argument("patterns", nargs=-1, metavar="[PATTERN]...")
 @json_option
+@click.option("--values/--no-values", default=True, help="Whether to show what is not a tensor.")
 @click.option(
-    "--name",
+    "--tensor",
     "names",
     multiple=True,
-    metavar="PATTERN",
-    help="Only tensors and values whose name matches, such as 'model/*.weight'. Repeatable.",
+    metavar="NAME",
+    help="Read this tensor, or those of a pattern, and show what its values are like: extremes, "
+    "mean, deviation, histogram, NaN and infinities. Repeatable.",
 )
-@click.option("--values/--no-values", default=True, help="Whether to show what is not a tensor.")
-@click.option("--draw", is_flag=True, help="Draw instead which rank held which part of a tensor.")
+@click.option("--layout", is_flag=True, help="Draw which rank held which part of a tensor.")
 @mapping_option
 @store_option()
 @quiet_option
 @debug_option
 def inspect(
     checkpoint: str,
+    patterns: tuple[str, ...],
     as_json: bool,
-    names: tuple[str, ...],
     values: bool,
-    draw: bool,
+    names: tuple[str, ...],
+    layout: bool,
     mapping: MappingTable | None,
     option: dict[str, Any],
 ) -> None:
-    """Show what CHECKPOINT holds: structure, shapes, dtypes, bytes, layouts and files.
+    """Show what CHECKPOINT holds, from its manifest alone.
 
-    Reads the manifest only. Where CHECKPOINT is the directory of a run, its committed checkpoints
-    are listed. In patterns * matches any characters, / included.
+    Structure, shapes, dtypes, bytes, layouts, files and how evenly ranks and files are filled; of
+    all, or of what has the name of a PATTERN, or is below it. In patterns * matches any characters,
+    / included. Where CHECKPOINT is the directory of a run, its committed checkpoints are listed.
+
+    \b
+    Examples:
+      dtckpt inspect run/step-300
+      dtckpt inspect run/step-300 'model/*' --layout
+      dtckpt inspect run/step-300 --tensor 'model/*'
     """
     from ....checkpoint import read_manifest
 
-    if draw and as_json:
-        raise click.UsageError("--draw draws for people; --json lists the layouts, too")
+    if layout and as_json:
+        raise click.UsageError("--layout draws for people; --json lists the layouts, too")
+    if names and (layout or patterns):
+        raise click.UsageError("--tensor NAME stands alone, without --layout and PATTERN")
 
     with store_at(checkpoint, option) as store:
         try:
@@ -62,12 +75,30 @@ def inspect(
             return
         if mapping is not None:
             manifest = mapping.applied_to(manifest, store.url)
-        if draw:
+        if layout:
             from .inspect_pictures import show_layouts
 
-            show_layouts(store.url, manifest, names)
-            return
-        _show_checkpoint(store, manifest, names, values=values, as_json=as_json)
+            show_layouts(store.url, manifest, patterns)
+        elif names:
+            _show_statistics(store, manifest, names, as_json=as_json)
+        else:
+            _show_checkpoint(store, manifest, patterns, values=values, as_json=as_json)
+
+
+def _show_statistics(
+    store: Store, manifest: Manifest, names: tuple[str, ...], *, as_json: bool
+) -> None:
+    from ....checkpoint.examining.statistics import statistics_of
+
+    with bar("reading") as on_progress:
+        found = statistics_of(store, manifest, names, on_progress)
+    if as_json:
+        told = {name: asdict(of) for name, of in found.items()}
+        print_json("statistics", {"url": store.url, "tensors": told})
+        return
+    from .inspect_statistics import show_statistics
+
+    show_statistics(found.values())
 
 
 def _steps(store: Store) -> list[Step]:
@@ -87,13 +118,13 @@ def _show_run(store: Store, steps: list[Step], *, as_json: bool) -> None:
 
 
 def _show_checkpoint(
-    store: Store, manifest: Manifest, names: tuple[str, ...], *, values: bool, as_json: bool
+    store: Store, manifest: Manifest, patterns: tuple[str, ...], *, values: bool, as_json: bool
 ) -> None:
     if as_json:
         from .inspect_json import checkpoint_document
 
-        print_json("checkpoint", checkpoint_document(store.url, manifest, names, values=values))
+        print_json("checkpoint", checkpoint_document(store.url, manifest, patterns, values=values))
         return
     from .inspect_text import show_checkpoint
 
-    show_checkpoint(store.url, manifest, names, values=values)
+    show_checkpoint(store.url, manifest, patterns, values=values)

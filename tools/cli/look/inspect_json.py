@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from ....checkpoint.examining.balance import Balance, file_balance, rank_balance
 from ....dtensor import IrregularLayout, Mesh
 from ..common.treeview import matcher, plain_values
 
@@ -35,6 +37,10 @@ def checkpoint_document(
         "tensor_bytes": sum(tensor.stored_bytes for tensor in manifest.tensors.values()),
         "num_files": len(manifest.files),
         "file_bytes": sum(record.size for record in manifest.files),
+        "balance": {
+            "ranks": _balance(rank_balance(manifest)),
+            "files": _balance(file_balance(manifest)),
+        },
         "meshes": [mesh.to_json() for mesh in meshes],
         "tensors": {name: tensor for name, tensor in tensors.items() if wanted(name)},
         "files": [
@@ -63,6 +69,13 @@ def checkpoint_document(
     if values and not names:
         document["tree"] = manifest.tree
     return document
+
+
+def _balance(balance: Balance | None) -> dict[str, Any] | None:
+    if balance is None:
+        return None
+    ratios = {"mean_bytes": balance.mean_bytes, "most_over_mean": balance.most_over_mean}
+    return asdict(balance) | ratios
 
 
 def _tensor(tensor: StoredTensor, meshes: dict[Mesh, int]) -> dict[str, Any]:

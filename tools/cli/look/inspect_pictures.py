@@ -1,4 +1,4 @@
-"""``dtckpt inspect --draw``: which rank held which part of a tensor."""
+"""``dtckpt inspect --layout``: which rank held which part of a tensor."""
 
 from __future__ import annotations
 

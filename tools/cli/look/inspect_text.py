@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from rich.tree import Tree
 
+from ....checkpoint.examining.balance import file_balance, rank_balance
 from ....dtensor import IrregularLayout, Layout
 from ..common.console import (
     count,
@@ -76,6 +79,7 @@ def _header(url: str, manifest: Manifest) -> Grid:
         ("files", f"{len(manifest.files):,}, {iec(file_bytes)}{_decoded(manifest)}"),
         *(("" if i else "refers to", text) for i, text in enumerate(_lenders(manifest))),
         *(("" if i else "mesh", text) for i, text in enumerate(_meshes(manifest))),
+        *(("" if i else "balance", text) for i, text in enumerate(_balances(manifest))),
     ]
     if manifest.metadata is not None:
         facts.append(("metadata", json.dumps(manifest.metadata, ensure_ascii=False)))
@@ -115,6 +119,24 @@ def _meshes(manifest: Manifest) -> list[str]:
     layouts = (tensor.layout for tensor in manifest.tensors.values())
     meshes = {layout.mesh: None for layout in layouts if not isinstance(layout, IrregularLayout)}
     return [f"{mesh_text(mesh)}: {count(mesh.size, 'rank')}" for mesh in meshes]
+
+
+def _balances(manifest: Manifest) -> Iterator[str]:
+    """Yield how evenly bytes are spread, in one line however many ranks and files there are."""
+    for balance, noun, verb in (
+        (rank_balance(manifest), "rank", "hold"),
+        (file_balance(manifest), "file", "have"),
+    ):
+        if balance is None or balance.num == 1:
+            continue
+        least, most = iec(balance.least_bytes), iec(balance.most_bytes)
+        who = f"{balance.num:,} {noun}s {verb}"
+        if balance.least_bytes == balance.most_bytes:
+            yield f"{who} {most} each"
+        else:
+            most_by = f"{most} ({noun} {balance.most})"
+            ratio = f"max/mean {balance.most_over_mean:.2f}"
+            yield f"{who} {least} ({noun} {balance.least}) to {most_by}, {ratio}"
 
 
 def _structure(console: Console, root: Branch, told: Told) -> Grid | Lines:
@@ -162,10 +184,18 @@ def _selection(manifest: Manifest, names: tuple[str, ...]) -> str:
 
 
 def _files(manifest: Manifest) -> Grid:
+    """Return one line for each file, where there are many for each run of files alike."""
     grid = Grid("file", "bytes", right=(1,))
-    for record in manifest.files[:_MAX_FILES]:
-        grid.add(plain(manifest.path_of(record)), plain(iec(record.size), "cyan"))
-    rest = manifest.files[_MAX_FILES:]
+    is_many = len(manifest.files) > _MAX_FILES
+    alike = groupby(manifest.files, lambda r: iec(r.size) if is_many else r.rank)
+    runs = [list(run) for _, run in alike]
+    for run in runs[:_MAX_FILES]:
+        name, size = manifest.path_of(run[0]), iec(run[0].size)
+        if len(run) > 1:
+            name += f" to {os.path.basename(manifest.path_of(run[-1]))}"
+            size = f"{len(run):,} x {size}"
+        grid.add(plain(printable(name)), plain(size, "cyan"))
+    rest = [record for run in runs[_MAX_FILES:] for record in run]
     if rest:
         size = sum(record.size for record in rest)
         grid.add(plain(f"... and {len(rest):,} more"), plain(iec(size), "cyan"))
