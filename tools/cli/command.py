@@ -16,7 +16,7 @@ from .common.exit_codes import BUG, FAILED, FINDING, INTERRUPTED
 from .common.options import DEBUG, debug_option
 
 SECTIONS: Mapping[str, Mapping[str, str]] = {
-    "Look": {"inspect": "look.inspect"},
+    "Look": {"inspect": "look.inspect", "report": "report.report"},
     "Check": {"verify": "check.verify"},
     "Write": {"reshard": "write.reshard", "export": "write.export"},
 }

@@ -1,0 +1,160 @@
+"""Pages as a browser shows them; pictures of them are kept in ``build/screenshots``."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import dtckpt.checkpoint as dcp
+from dtckpt.dtensor import Mesh
+
+from .conftest import Run
+
+SCREENSHOTS = Path(__file__).parents[3] / "build" / "screenshots"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Headless Chromium, as the system has it."""
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        pytest.skip("no Chromium here: apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+class Page:
+    """A page that was opened, and all that it has complained of or asked for."""
+
+    def __init__(self, browser: Any, path: Path, *, theme: str = "light") -> None:
+        self.at = browser.new_page(viewport={"width": 1300, "height": 900}, color_scheme=theme)
+        self.faults: list[str] = []
+        self.at.on("pageerror", self._failed)
+        self.at.on("console", self._heard)
+        self.at.on("request", self._asked)
+        self.at.goto(path.as_uri())
+        self.at.wait_for_selector("html[data-drawn]")
+
+    def _failed(self, error: Any) -> None:
+        self.faults.append(str(error))
+
+    def _heard(self, message: Any) -> None:
+        if message.type in ("error", "warning"):
+            self.faults.append(message.text)
+
+    def _asked(self, request: Any) -> None:
+        if not request.url.startswith(("file:", "data:", "blob:")):
+            self.faults.append(request.url)
+
+    def close(self, name: str) -> None:
+        """Keep a picture; the page must not have complained."""
+        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+        self.at.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
+        self.at.close()
+        assert not self.faults
+
+
+def page_data(path: Path) -> dict[str, Any]:
+    """The document in a page."""
+    (text,) = re.findall(r'id="data">(.*?)</script>', path.read_text("utf-8"), re.DOTALL)
+    return json.loads(text)
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of 4 ranks with names that are not harmless."""
+    root = tmp_path_factory.mktemp("sharded")
+    model = {
+        f"layers.{i}.{name}": torch.arange(rows * 8.0).reshape(rows, 8)
+        for i in range(3)
+        for name, rows in (("up", 16), ("down", 8))
+    }
+    hostile = "</script><script>document.title='owned'</script>"
+    dcp.save({"model": model, hostile: torch.tensor(1.0), "note": "<b>&"}, root / "one")
+    rules = "*.up=S(0),S(1); model/*=R,S(0)"
+    dcp.reshard(root / "one", root / "four", Mesh.parse("dp=2,tp=2"), dcp.parse_rules(rules))
+    return root / "four"
+
+
+def test_a_checkpoint_in_a_browser(run: Run, sharded: Path, tmp_path: Path, browser: Any) -> None:
+    out = tmp_path / "page.html"
+    result = run("report", sharded, "-o", out)
+    assert result.exit_code == 0, result.output
+    page = Page(browser, out)
+    at = page.at
+    assert at.title() == "four - dtckpt"
+    assert at.inner_text("#told").startswith("7 of 7 tensors")
+    at.keyboard.press("/")
+    at.keyboard.type("*.up")
+    assert at.inner_text("#told").startswith("3 of 7 tensors")
+    at.keyboard.press("ArrowDown")
+    at.keyboard.press("ArrowDown")
+    at.keyboard.press("Enter")
+    assert at.inner_text("#details h2") == "model/layers.1.up"
+    assert at.locator("#details rect.box").count() == 4
+    at.select_option("#details select >> nth=0", "1")
+    assert at.inner_text("#details [role=status]") == "[8:16, 0:4] on rank 2"
+    at.locator("#details rect.box").nth(1).click()
+    assert at.inner_text("#details [role=status]") == "[0:8, 4:8] on rank 1"
+    told = at.inner_text("#details dl")
+    assert "S(0),S(1) on dp=2,tp=2" in told
+    assert "Mean\n63.5" in told
+    assert at.locator("#details rect.bin").count() == 64
+    at.keyboard.press("Escape")
+    assert at.locator("#details").is_hidden()
+    at.click("th >> text=Bytes")
+    assert at.get_attribute("th[aria-sort=descending]", "aria-sort") == "descending"
+    at.fill("#search", "script")
+    assert at.locator("#table tbody tr").count() == 1
+    at.fill("#search", "")
+    at.locator("#modules .slice").last.click()  # a leaf, which is drawn last
+    assert re.fullmatch(r"model/layers\.\d\.(up|down)", at.inner_text("#details h2"))
+    at.select_option("#modules select", label="model (2.3 KiB)")
+    assert at.inner_text("#modules .tools button >> nth=-1") == "model"
+    at.click("text=Theme")
+    assert at.get_attribute("html", "data-theme") == "dark"
+    page.close("checkpoint")
+
+
+def test_the_dark_page_is_as_whole(run: Run, sharded: Path, tmp_path: Path, browser: Any) -> None:
+    out = tmp_path / "page.html"
+    run("report", sharded, "-o", out)
+    page = Page(browser, out, theme="dark")
+    assert page.at.get_attribute("html", "data-theme") == "dark"
+    page.at.set_viewport_size({"width": 420, "height": 800})
+    assert page.at.evaluate("document.documentElement.scrollWidth") <= 420
+    page.close("checkpoint-dark-narrow")
+
+
+def test_a_run_in_a_browser(run: Run, saved: Path, tmp_path: Path, browser: Any) -> None:
+    out = tmp_path / "page.html"
+    assert run("report", saved, "-o", out).exit_code == 0
+    page = Page(browser, out)
+    assert page.at.inner_text("h1") == "Run"
+    assert [step["number"] for step in page_data(out)["steps"]] == [20, 100]
+    assert page.at.locator("#steps tbody tr").count() == 2
+    page.close("run")
+
+
+def test_ten_thousand_tensors(run: Run, tmp_path: Path, browser: Any) -> None:
+    names = [f"layers.{i}.experts.{j}.{n}" for i in range(50) for j in range(50) for n in "abcd"]
+    dcp.save({name: torch.zeros(2) for name in names}, tmp_path / "many")
+    run("report", tmp_path / "many", "-o", tmp_path / "page.html")
+    page = Page(browser, tmp_path / "page.html")
+    assert page.at.inner_text("#told").startswith("10,000 of 10,000 tensors")
+    page.at.fill("#search", "layers.7.experts.13.")
+    assert page.at.inner_text("#told").startswith("4 of 10,000")
+    assert page.at.locator("#modules .slice").count() < 1000  # drawing all takes seconds
+    page.close("ten-thousand")

@@ -1,0 +1,1 @@
+"""``dtckpt report``: pages about a checkpoint or a run that a browser shows, without a network."""

@@ -1,0 +1,93 @@
+"""``dtckpt report``: a page about a checkpoint or a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dtckpt.errors import NotCommitted
+
+from ..common.console import iec
+from ..common.options import debug_option, store_at, store_option
+from ..common.telling import bar, quiet_option, say
+
+if TYPE_CHECKING:
+    from ....storage import Store
+
+
+@click.command()
+@click.argument("checkpoint")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    default="report.html",
+    show_default=True,
+    help="The page to write, replacing what is there.",
+)
+@click.option(
+    "--statistics/--no-statistics",
+    "with_statistics",
+    default=True,
+    help="Whether to read all tensors for their statistics; else the manifest is enough.",
+)
+@store_option()
+@quiet_option
+@debug_option
+def report(checkpoint: str, output: Path, with_statistics: bool, option: dict[str, Any]) -> None:
+    """Write a page about CHECKPOINT, or about a run.
+
+    It is one HTML file that needs no network: where the bytes are, by module; every tensor with
+    its values' statistics and a map of who held which part; balance over ranks and files.
+
+    \b
+    Examples:
+      dtckpt report run/step-300
+      dtckpt report run/step-300 -o page.html --no-statistics
+      dtckpt report run -o run.html
+    """
+    from .page import check_library, page_of
+
+    check_library()
+    with store_at(checkpoint, option) as store:
+        document = _document(store, with_statistics=with_statistics)
+    html = page_of(document["kind"], document)
+    _write(output, html)
+    say(f"{output}: {iec(len(html.encode()))}")
+
+
+def _document(store: Store, *, with_statistics: bool) -> dict[str, Any]:
+    """Return what the page of a checkpoint shows, or that of a run where there is none."""
+    from ....checkpoint import committed_steps, read_manifest
+
+    try:
+        manifest = read_manifest(store)
+    except NotCommitted:
+        steps = committed_steps(store)
+        if not steps:
+            raise
+        from .run_document import run_document
+
+        return run_document(store, steps)
+    from .checkpoint_document import checkpoint_document, statistics_document
+
+    document = checkpoint_document(store.url, manifest)
+    if with_statistics:
+        from ....checkpoint import statistics
+
+        with bar("reading tensors") as on_progress:
+            found = statistics(store, on_progress=on_progress)
+        document["statistics"] = statistics_document(found)
+    return document
+
+
+def _write(output: Path, text: str) -> None:
+    made = output.with_name(f"{output.name}.part")
+    try:
+        made.write_text(text, "utf-8")
+        made.replace(output)
+    except BaseException:
+        made.unlink(missing_ok=True)
+        raise
