@@ -23,7 +23,7 @@ help:
 	@echo "make test-matrix   the quick part of it on other Pythons and another torch"
 	@echo "make test-adapters   adapters in environments with the frameworks' releases (ADAPTERS=names)"
 	@echo "make test-servers   stores on every object store that can be run here (SERVERS=names)"
-	@echo "make test-faults   each fault at each kind of request to an object store, half an hour"
+	@echo "make test-faults   each fault at each kind of request to an object store, minutes"
 	@echo "make gpu-check   what only a machine with a GPU can show; figures into gpu-figures/"
 	@echo "make mutants   changes of the code that some test must notice (MUTANTS=word)"
 	@echo "make check   formatter, linter, type checker"
@@ -72,9 +72,11 @@ test-adapters: install
 test-servers: install
 	$(BIN)/python -m tests.servers $(SERVERS)
 
-# Each fault at each kind of request; most of the time is spent in waiting for deadlines.
+# Each fault at each kind of request, and each request as the last one.
 test-faults: install
-	DTCKPT_FAULTS=whole $(BIN)/python -m tests.servers --seconds 1800 fake-s3 fake-gcs
+	DTCKPT_FAULTS=whole DTCKPT_SERVERS=fake-s3,fake-gcs OMP_NUM_THREADS=1 \
+		$(BIN)/python -m pytest -q -n 2 --durations=10 \
+		$(addprefix tests/servers/test_,faults.py skew.py outages.py checkpoints.py)
 
 gpu-check: install
 	$(BIN)/python -m tools.gpu --record gpu-figures $(GPU)

@@ -61,7 +61,7 @@ def clean(
     gone: list[str] = []
     if any(is_before(info, before) for info in objects) or _unfinished(store, before):
         try:
-            before = min(before, _time_of(store) - older_than.total_seconds())
+            before = min(before, time_of(store) - older_than.total_seconds())
         except StorageError as error:
             logger.warning("%s: not cleaned: %s", store.url, error)
             return gone
@@ -94,7 +94,7 @@ def _unfinished(store: Store, before: float) -> list[str]:
         return []
 
 
-def _time_of(store: Store) -> float:
+def time_of(store: Store) -> float:
     """Return what the store's clock says, or this machine's where the store tells no times."""
     name = f".dtckpt-time-{os.urandom(8).hex()}"
     store.publish(name, b"", overwrite=False)

@@ -21,6 +21,7 @@ from dtckpt.logs import logger_of
 
 from ...storage.base import Level, Store
 from ...storage.names import check_component
+from ..cleaning import time_of
 from ..deleting import delete
 from ..files.manifest import MANIFEST, Manifest, read_manifest_bytes
 from ..files.places import record_path
@@ -83,6 +84,8 @@ class Run:
         """As last noted, read or written, by name."""
         self._unwritten: dict[str, StepRecord] = {}
         """Those that were noted and are still to be written."""
+        self._seconds_ahead: float | None = None
+        """Of the store's clock, once it was needed."""
 
     def name_of(self, step: int) -> str:
         """Return what the checkpoint of a step is called."""
@@ -189,12 +192,20 @@ class Run:
         record = StepRecord(
             step=step.number,
             save_id=manifest.save_id,
-            saved_at=place.stat(MANIFEST).modified or time.time(),
+            saved_at=self._time_here(place.stat(MANIFEST).modified),
             bases=bases_of(manifest),
             total_bytes=sum(tensor.stored_bytes for tensor in manifest.tensors.values()),
         )
         self.write_record(record)
         return record
+
+    def _time_here(self, modified: float | None) -> float:
+        """Return a time of the store's clock by that of this machine, as records have it."""
+        if modified is None:
+            return time.time()
+        if self._seconds_ahead is None:
+            self._seconds_ahead = time_of(self.store) - time.time()
+        return modified - self._seconds_ahead
 
     def note(self, record: StepRecord) -> None:
         """Know of a checkpoint, as soon as it is committed and from any thread, what is told of it.

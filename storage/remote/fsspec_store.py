@@ -81,7 +81,7 @@ class FsspecStore(Store):
         try:
             info = connection.ask("stat", where, lambda: dialect.info(fs, path))
         except StorageError as error:
-            if told(error).status == 400:
+            if told(error).status in (400, 403):
                 self._cat(name, 0, 1)  # raises, and says why: the reply to a HEAD has no body
             raise
         if info["type"] != "file":

@@ -39,6 +39,8 @@ class FakeServer(ABC):
         """How fast the body of each request or reply goes over the line; None: at once."""
         self.clock_skew = 0.0
         """Seconds that this server is ahead of its clients."""
+        self.is_lenient = False
+        """Whether it answers requests whatever time they say that they were made."""
         self.objects = Objects(self.now)
         self.seen: list[Seen] = []
         """What was asked, in the order in which it was done with."""

@@ -67,7 +67,7 @@ class ObstoreStore(Store):
         try:
             found = self._connection.ask("stat", where, lambda store: obstore.head(store, path))
         except StorageError as error:
-            if told(error).status == 400:
+            if told(error).status in (400, 403):
                 self._get(name, 0, 1)  # raises, and says why: the reply to a HEAD has no body
             raise
         return _object_info(name, found)
