@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -81,12 +80,10 @@ def _fetched(get: Get, fetches: Sequence[Fetch]) -> Iterator[tuple[Fetch, memory
             yield one
             room.release()
     finally:
+        # Nobody waits for those that are still on their way: what they bring goes into no buffer.
         ended.set()
         for _ in threads:
             room.release()
-        # One that is ending has stopped them: from Python 3.13 on who joins them waits for ever.
-        for thread in threads if not sys.is_finalizing() else ():
-            thread.join()
 
 
 def _started(work: Callable[[], None], number: int) -> list[threading.Thread]:
