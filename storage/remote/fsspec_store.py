@@ -82,7 +82,8 @@ class FsspecStore(Store):
             info = connection.ask("stat", where, lambda: dialect.info(fs, path))
         except StorageError as error:
             if told(error).status in (400, 403):
-                self._cat(name, 0, 1)  # raises, and says why: the reply to a HEAD has no body
+                with suppress(ObjectNotFound):  # a look that was refused has not told that
+                    self._cat(name, 0, 1)  # raises, and says why: the reply to a HEAD has no body
             raise
         if info["type"] != "file":
             raise not_found(where)

@@ -68,7 +68,8 @@ class ObstoreStore(Store):
             found = self._connection.ask("stat", where, lambda store: obstore.head(store, path))
         except StorageError as error:
             if told(error).status in (400, 403):
-                self._get(name, 0, 1)  # raises, and says why: the reply to a HEAD has no body
+                with suppress(ObjectNotFound):  # a look that was refused has not told that
+                    self._get(name, 0, 1)  # raises, and says why: the reply to a HEAD has no body
             raise
         return _object_info(name, found)
 

@@ -110,6 +110,17 @@ def test_what_is_no_url_is_not_asked_again() -> None:
 
 
 @pytest.mark.parametrize("engine", ["fsspec", "obstore"])
+def test_a_look_that_was_refused_has_not_found_nothing(engine: str) -> None:
+    pytest.importorskip("s3fs")
+    pytest.importorskip(engine)
+    with fake_s3() as server:
+        server.faults = [Fault(status=403, code="AccessDenied", kinds=["head"])]
+        store = open_store(f"s3://{BUCKET}/x", **server.storage_options, engine=engine)
+        with pytest.raises(AccessDenied):
+            store.exists("y")
+
+
+@pytest.mark.parametrize("engine", ["fsspec", "obstore"])
 def test_credentials_that_ended_are_told_although_a_head_has_no_body(engine: str) -> None:
     pytest.importorskip("s3fs")
     pytest.importorskip(engine)
