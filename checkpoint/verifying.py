@@ -15,7 +15,7 @@ from ..dtensor.geometry.box import Box
 from ..storage.base import Store
 from .files.datafile import Entry
 from .files.manifest import FileRecord, Manifest
-from .files.stored_data import Damage, DataFile
+from .files.stored_data import NUM_OPENING, Damage, DataFile
 from .formats.opening import open_place, read_manifest, stored_data
 from .reading.whole_files import stretches
 
@@ -92,7 +92,7 @@ class _Verification:
 
     def run(self) -> VerifyReport:
         unusable: set[int] = set()
-        for record in self.manifest.files:
+        for record in self.records():
             try:
                 file = self.data.file(record.rank, "all")
                 self.progress(record.size - record.region_bytes)
@@ -112,6 +112,14 @@ class _Verification:
             has_checksums=self.manifest.is_ours,
             problems=tuple(self.problems),
         )
+
+    def records(self) -> Iterator[FileRecord]:
+        """Yield all files; those of a store that is slow to answer are opened some at a time."""
+        files = self.manifest.files
+        for start in range(0, len(files), NUM_OPENING):
+            some = files[start : start + NUM_OPENING]
+            self.data.open_ahead([record.rank for record in some], "all")
+            yield from some
 
     def report(self, *problems: Problem) -> None:
         """Add to the list, which a file of nothing but damage does not make as long as itself."""
@@ -150,6 +158,7 @@ class _Verification:
             if key in file.layout.entries:
                 continue  # which readers prefer
             by_id.setdefault(file_id, []).append(key)
+        self.data.open_ahead(by_id, "all")
         for file_id, keys in by_id.items():
             try:
                 lender = self.data.borrowed(file_id, keys[0])

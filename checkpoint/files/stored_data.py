@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dtckpt.errors import Corrupt, ObjectNotFound, StorageError
+from dtckpt.errors import CheckpointError, Corrupt, ObjectNotFound, StorageError
 
 from ...dtensor.geometry.box import Box
 from ...storage.base import ObjectInfo, ReadRequest, Store
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from ..compression.stored_blocks import StoredBlocks
 
 _NUM_ASKING = 16
-_NUM_OPENING = 32
+NUM_OPENING = 32
 """Files that are opened at a time where that takes long."""
 _DEAR_REQUEST_BYTES = 64 << 10
 """It does where a request costs as much as these."""
@@ -192,6 +193,20 @@ class StoredData:
                 lenders.setdefault(file_id, tensor)
         self._open_all(lenders)
 
+    def open_ahead(self, keys: Iterable[int | str], needed_by: str) -> None:
+        """Open files, of ranks or by id, several at a time where requests take long, else none.
+
+        ``file`` and ``borrowed`` tell which cannot be opened, and why.
+        """
+        if self._is_dear:
+            with suppress(CheckpointError):
+                self._open_all(dict.fromkeys(keys, needed_by))
+
+    @property
+    def _is_dear(self) -> bool:
+        """Whether requests take long."""
+        return self.store.request_bytes >= _DEAR_REQUEST_BYTES
+
     def _open_all(self, needed: Mapping[int | str, str]) -> None:
         """Open files, of ranks or by id, that are not open; each is given with what needs it."""
         if needed.keys() <= self._files.keys():
@@ -206,11 +221,11 @@ class StoredData:
             def work(key: int | str) -> None:
                 self._files[key] = works[key]()  # though others fail
 
-            if len(works) == 1 or self.store.request_bytes < _DEAR_REQUEST_BYTES:
+            if len(works) == 1 or not self._is_dear:
                 for key in works:
                     work(key)
                 return
-            with ThreadPoolExecutor(min(_NUM_OPENING, len(works)), "dtckpt-open") as pool:
+            with ThreadPoolExecutor(min(NUM_OPENING, len(works)), "dtckpt-open") as pool:
                 list(pool.map(work, works))
 
     def _work(self, key: int | str, needed_by: str) -> Callable[[], DataFile]:

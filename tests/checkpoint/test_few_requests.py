@@ -134,6 +134,49 @@ def test_what_was_not_changed_is_opened_at_the_same_time_elsewhere(server: FakeS
     assert server.counts == {"get": 1 + 1 + 2}
 
 
+def verify(server: FakeS3, step: int = 1) -> ckpt.VerifyReport:
+    return ckpt.verify(f"{RUN}/step-{step}", storage_options=server.storage_options)
+
+
+def meeting(num_files: int, **more: Any) -> Fault:
+    """Have files wait for each other to be asked for."""
+    met = threading.Barrier(num_files)
+    return Fault(
+        kinds=["get"], match="/data/", does="answer", meanwhile=lambda: met.wait(30), **more
+    )
+
+
+def test_verification_opens_files_at_the_same_time(server: FakeS3) -> None:
+    save_on_ranks(server, 4)
+    server.forget()
+    server.faults.append(meeting(4))
+    assert verify(server).problems == ()
+    assert server.counts == {"get": 1 + 4}
+
+
+def test_verification_opens_what_was_not_changed_at_the_same_time(server: FakeS3) -> None:
+    for name in ("a", "b", "c"):
+        state = {key: torch.full((10,), float(ord(key))) for key in "abc" if key <= name}
+        base = {"base": f"{RUN}/step-{ord(name) - 1}"} if name != "a" else {}
+        save(server, state, step=ord(name), **base)
+    server.forget()
+    server.faults.append(meeting(2, skip=1))
+    assert verify(server, ord("c")).problems == ()
+    assert server.counts == {"get": 1 + 1 + 2}
+
+
+def test_verification_tells_each_file_that_does_not_open(server: FakeS3) -> None:
+    save_on_ranks(server, 4)
+    names = data_files(server)
+    for name in names[1:3]:
+        del server.keys[name]
+    problems = verify(server).problems
+    assert [problem.file for problem in problems] == [
+        name.removeprefix("run/step-1/") for name in names[1:3]
+    ]
+    assert all("this data file is missing" in problem.message for problem in problems)
+
+
 def test_several_reads_are_on_their_way(server: FakeS3, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "READ_BYTES", MIB)
     count = 16 * MIB // 4
