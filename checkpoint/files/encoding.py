@@ -24,7 +24,8 @@ _MOST_THREADS = 8
 def num_encoders() -> int:
     """Return how many threads of a process encode: its share of the cores, and no more than 8."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    share = (cores or 1) // max(int(os.environ.get("LOCAL_WORLD_SIZE", "1")), 1)
+    told = os.environ.get("LOCAL_WORLD_SIZE", "")
+    share = (cores or 1) // max(int(told) if told.isdecimal() else 1, 1)
     return min(max(share, 1), _MOST_THREADS)
 
 

@@ -431,6 +431,6 @@ def test_ranks_of_a_host_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("os.sched_getaffinity", cores)
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     assert num_encoders() == 8
-    for ranks, expected in (("4", 3), ("12", 1), ("64", 1)):
+    for ranks, expected in (("4", 3), ("12", 1), ("64", 1), ("0", 8), ("", 8), ("many", 8)):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
         assert num_encoders() == expected
