@@ -20,7 +20,15 @@ from ..base import (
     is_before,
 )
 from ..failures import already_exists, changed, failing, not_found, out_of_range, translated
-from ..names import check_component, check_name, check_prefix, is_reserved, join, reserved_name
+from ..names import (
+    check_component,
+    check_name,
+    check_prefix,
+    is_reserved,
+    is_valid,
+    join,
+    reserved_name,
+)
 from .asking import Connection
 from .dialects.base import Condition, Info, method
 from .driver import Driver
@@ -256,7 +264,8 @@ class FsspecStore(Store):
         where = join(self.url, prefix)
         found = self._driver.dialect.unfinished(connection, join(base, prefix), where)
         for path, upload_id, begun in found:
-            yield ObjectInfo(upload_name(path[len(base) + 1 :], upload_id), 0, begun)
+            if is_valid(name := path[len(base) + 1 :]):  # else another program's
+                yield ObjectInfo(upload_name(name, upload_id), 0, begun)
 
     def delete(self, names: Iterable[str]) -> None:
         checked = [check_name(name, reserved=True) for name in names]

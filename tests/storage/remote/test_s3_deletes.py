@@ -13,7 +13,7 @@ from dtckpt.storage import Store, open_store
 from dtckpt.storage.remote.asking import Connection
 from dtckpt.storage.remote.dialects.s3 import S3
 
-from ...servers.fake_s3 import BUCKET, FakeS3, fake_s3
+from ...servers.fake_s3 import BUCKET, FakeS3, Upload, fake_s3
 from ...servers.faults import Fault
 
 NAMES = ["data/w[0:4]", "a b", "x*", "?", "gone"]
@@ -84,6 +84,14 @@ class Answering:
     async def _call_s3(self, method: str, **arguments: Any) -> Any:
         assert method == "delete_objects"
         return {"Errors": self.errors}
+
+
+def test_uploads_of_names_that_no_store_has_are_left_alone(server: FakeS3, store: Store) -> None:
+    for name in ("run//x", "run/y"):
+        server.uploads[name] = Upload(BUCKET, name, 0.0)
+    store = open_store(f"s3://{BUCKET}/run", **server.storage_options)
+    store.delete(list(store.leftovers()))
+    assert list(server.uploads) == ["run//x"]
 
 
 def test_what_the_server_says_of_one_object_is_told() -> None:
