@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import dtckpt.checkpoint as dcp
+from dtckpt.checkpoint.timing.costs import Costs, Span
 from dtckpt.dtensor import Mesh
 
 from .conftest import Run
@@ -128,6 +129,47 @@ def test_a_checkpoint_in_a_browser(run: Run, sharded: Path, tmp_path: Path, brow
     page.close("checkpoint")
 
 
+def traced(traces: Path, checkpoint: Path, step: int) -> None:
+    """Leave the trace of a save of two ranks."""
+    for rank in (0, 1):
+        span = Span(phase="write", started_at=1.0 + step, seconds=2.0 + rank)
+        costs = Costs(
+            kind="save",
+            url=str(checkpoint),
+            rank=rank,
+            host="h",
+            num_ranks=2,
+            started_at=1.0 + step,
+            seconds=4.0,
+            stall_seconds=0.25,
+            phases=(),
+            spans=(span,),
+            summary=(),
+        )
+        dcp.Tracing(traces)(costs, dcp.Occasion("save", step))
+
+
+def test_times_of_a_save(run: Run, sharded: Path, tmp_path: Path, browser: Any) -> None:
+    out = tmp_path / "page.html"
+    traced(tmp_path / "traces", sharded, 4)
+    args = ("report", sharded, "-o", out, "--no-statistics", "--traces")
+    assert run(*args, tmp_path / "traces").exit_code == 0
+    assert page_data(out)["timing"] == {
+        "phases": ["write"],
+        "ranks": [0, 1],
+        "seconds": [[2.0, 3.0]],
+    }
+    page = Page(browser, out)
+    assert page.at.locator("#timing .heatmaplayer").count() == 1
+    page.close("timing")
+    (tmp_path / "other").mkdir()
+    result = run(*args, tmp_path / "other")
+    assert result.exit_code == 2
+    assert "no save of" in result.stderr
+    (tmp_path / "bad.json").write_text("{")
+    assert run(*args, tmp_path / "bad.json").exit_code == 2
+
+
 def test_the_dark_page_is_as_whole(run: Run, sharded: Path, tmp_path: Path, browser: Any) -> None:
     out = tmp_path / "page.html"
     run("report", sharded, "-o", out)
@@ -140,7 +182,11 @@ def test_the_dark_page_is_as_whole(run: Run, sharded: Path, tmp_path: Path, brow
 
 def test_a_run_in_a_browser(run: Run, saved: Path, tmp_path: Path, browser: Any) -> None:
     out = tmp_path / "page.html"
-    assert run("report", saved, "-o", out).exit_code == 0
+    traced(tmp_path / "traces", saved / "step-20", 20)
+    traced(tmp_path / "traces", saved / "step-100", 100)
+    result = run("report", saved, "-o", out, "--traces", tmp_path / "traces")
+    assert result.exit_code == 0, result.output
+    assert [one["step"] for one in page_data(out)["stalls"]] == [20, 100]
     page = Page(browser, out)
     assert page.at.inner_text("h1") == "Run"
     assert [step["number"] for step in page_data(out)["steps"]] == [20, 100]

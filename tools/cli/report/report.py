@@ -33,10 +33,21 @@ if TYPE_CHECKING:
     default=True,
     help="Whether to read all tensors for their statistics; else the manifest is enough.",
 )
+@click.option(
+    "--traces",
+    type=click.Path(exists=True, path_type=Path),
+    help="Traces of the job that saved, a file or the directory of Tracing: its times are shown.",
+)
 @store_option()
 @quiet_option
 @debug_option
-def report(checkpoint: str, output: Path, with_statistics: bool, option: dict[str, Any]) -> None:
+def report(
+    checkpoint: str,
+    output: Path,
+    with_statistics: bool,
+    traces: Path | None,
+    option: dict[str, Any],
+) -> None:
     """Write a page about CHECKPOINT, or about a run.
 
     It is one HTML file that needs no network: where the bytes are, by module; every tensor with
@@ -53,6 +64,8 @@ def report(checkpoint: str, output: Path, with_statistics: bool, option: dict[st
     check_library()
     with store_at(checkpoint, option) as store:
         document = _document(store, with_statistics=with_statistics)
+    if traces is not None:
+        document |= _times(document, traces)
     html = page_of(document["kind"], document)
     _write(output, html)
     say(f"{output}: {iec(len(html.encode()))}")
@@ -81,6 +94,23 @@ def _document(store: Store, *, with_statistics: bool) -> dict[str, Any]:
             found = statistics(store, on_progress=on_progress)
         document["statistics"] = statistics_document(found)
     return document
+
+
+def _times(document: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return what traces tell of the checkpoint or the run that the page is of."""
+    from ....checkpoint.timing.traced import read_traces
+    from .times import stalls, timing
+
+    try:
+        calls = read_traces(path)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="'--traces'") from error
+    found = (
+        {"stalls": stalls(calls)} if document["kind"] == "run" else timing(calls, document["url"])
+    )
+    if not any(found.values()):
+        raise click.BadParameter(f"{path}: no save of {document['url']} is in these traces")
+    return found
 
 
 def _write(output: Path, text: str) -> None:

@@ -1,0 +1,121 @@
+"""What traces tell of the saves and restores of a run: seconds of each phase, rank by rank."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .costs import PHASES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedRank:
+    """What one rank did in a save or restore."""
+
+    rank: int
+    started_at: float
+    """Seconds since 1970, by the clock of its host."""
+    seconds: float
+    stall_seconds: float
+    phases: Mapping[str, float]
+    """Seconds of each phase, waiting for others included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracedCall:
+    """A save or restore, as far as the ranks whose traces were found took part in it."""
+
+    kind: str
+    """"save", "load" or "restore"."""
+    step: int | None
+    """None of what was no manager's."""
+    url: str
+    ranks: tuple[TracedRank, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Of the rank that it took longest."""
+        return max(rank.seconds for rank in self.ranks)
+
+    @property
+    def stall_seconds(self) -> float:
+        """How long the training of the rank stood that stood longest."""
+        return max(rank.stall_seconds for rank in self.ranks)
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """The phases that ranks had, in the order in which a rank comes to them."""
+        found = {phase for rank in self.ranks for phase in rank.phases}
+        known = PHASES["save" if self.kind == "save" else "load"]
+        return (*(p for p in known if p in found), *sorted(found.difference(known)))
+
+
+def read_traces(path: str | os.PathLike[str]) -> tuple[TracedCall, ...]:
+    """Return the calls of a trace, or of those of a directory as ``Tracing`` keeps it, in order.
+
+    Calls of several ranks are one where kind, step and URL are the same; a rank that made such a
+    call again, after a restart, counts with its last one. Raises ValueError, naming the file, where
+    one is no trace, and OSError where it cannot be read.
+    """
+    place = Path(path)
+    files = sorted(place.glob("*.json")) if place.is_dir() else [place]
+    calls: dict[tuple[str, int | None, str], dict[int, TracedRank]] = {}
+    for file in files:
+        for key, rank in _calls_of(file):
+            calls.setdefault(key, {})[rank.rank] = rank
+    found = [
+        TracedCall(
+            kind=kind,
+            step=step,
+            url=url,
+            ranks=tuple(rank for _, rank in sorted(ranks.items())),
+        )
+        for (kind, step, url), ranks in calls.items()
+    ]
+    return tuple(sorted(found, key=lambda call: min(rank.started_at for rank in call.ranks)))
+
+
+def _calls_of(file: Path) -> Iterator[tuple[tuple[str, int | None, str], TracedRank]]:
+    try:
+        events = [
+            event for event in json.loads(file.read_bytes())["traceEvents"] if _is_ours(event)
+        ]
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{file}: this file is no trace of dtckpt ({error!r})") from error
+    spans: dict[Any, list[dict[str, Any]]] = {}
+    for event in events:
+        if event["tid"]:
+            spans.setdefault(_owner(event), []).append(event)
+    for whole in events:
+        if whole["tid"]:
+            continue
+        phases: dict[str, float] = {}
+        for span in spans.get(_owner(whole), ()):
+            if _is_within(span, whole):
+                phases[span["name"]] = phases.get(span["name"], 0.0) + span["dur"] / 1e6
+        args = whole["args"]
+        rank = TracedRank(
+            rank=whole["pid"],
+            started_at=whole["ts"] / 1e6,
+            seconds=whole["dur"] / 1e6,
+            stall_seconds=args["stall_seconds"],
+            phases=phases,
+        )
+        yield (whole["cat"], args.get("step"), args["url"]), rank
+
+
+def _is_ours(event: dict[str, Any]) -> bool:
+    return event["ph"] == "X"
+
+
+def _owner(event: dict[str, Any]) -> tuple[int, str, int | None]:
+    return event["pid"], event["cat"], event.get("args", {}).get("step")
+
+
+def _is_within(span: dict[str, Any], whole: dict[str, Any]) -> bool:
+    end = whole["ts"] + whole["dur"] + 1  # both were rounded
+    return whole["ts"] <= span["ts"] and span["ts"] + span["dur"] <= end
