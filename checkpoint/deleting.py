@@ -26,7 +26,7 @@ from ..storage.base import Store, is_before
 from ..storage.open import open_store
 from .files.borrowing import RECORDS, refuse_if_needed
 from .files.committing import find_manifest
-from .files.manifest import Manifest, read_manifest_bytes
+from .files.manifest import Manifest, is_intact, read_manifest_bytes
 from .files.places import MANIFEST
 
 _RECORD = re.compile(rf"{RECORDS}/[0-9a-f]{{16}}/[0-9a-f]{{16}}\.json")
@@ -76,6 +76,12 @@ def delete(
                 raise
     except ObjectExists as error:
         store.delete([record])
+        found = find_manifest(store)
+        if found is not None and (found == text or not is_intact(found)):
+            raise Corrupt(
+                f"{store.url}/{MANIFEST}: other bytes came than before, which nobody has written: "
+                "they were altered on their way. The checkpoint stands. Delete it again"
+            ) from error
         raise CheckpointError(
             f"{store.url}: another save replaced this checkpoint while it was to be deleted; the "
             "new one stands"

@@ -273,7 +273,7 @@ class Manifest:
 
         Other ``formats`` than ours are for what another rank has told, not for what lies on disk.
         """
-        if not _is_intact(data):
+        if not is_intact(data):
             raise Corrupt(
                 f"{where}: the manifest of {len(data)} bytes does not have the digest that it "
                 "states; it was damaged or truncated. Load another checkpoint"
@@ -343,7 +343,7 @@ def read_manifest_bytes(store: Store) -> bytes:
     try:
         for _ in range(_READ_ATTEMPTS):
             data = store.read_start(MANIFEST, _START_BYTES)
-            if _is_intact(data):
+            if is_intact(data):
                 break
             size = store.stat(MANIFEST).size
             check_metadata_bytes(2 * size, f"{store.url}/{MANIFEST} of {size} bytes")
@@ -355,7 +355,7 @@ def read_manifest_bytes(store: Store) -> bytes:
                 if store.stat(MANIFEST).size == size:
                     raise
                 continue  # it was replaced between the two calls
-            if _is_intact(data) or store.stat(MANIFEST).size == size:
+            if is_intact(data) or store.stat(MANIFEST).size == size:
                 break
         else:
             data = store.read(MANIFEST, 0, store.stat(MANIFEST).size)
@@ -370,7 +370,7 @@ def read_own_manifest(store: Store) -> Manifest:
     return Manifest.from_bytes(read_manifest_bytes(store), f"{store.url}/{MANIFEST}")
 
 
-def _is_intact(data: bytes) -> bool:
+def is_intact(data: bytes) -> bool:
     """Whether a manifest's text has the digest that it states."""
     if not data.startswith(_PREFIX):
         return False
