@@ -1,7 +1,9 @@
-"""An S3 server in memory, in a process of its own, for the rows about object stores."""
+"""An S3 server in a process of its own, for the rows about object stores."""
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Generator
@@ -14,23 +16,27 @@ from .frame.team import Team
 _ROOT = Path(__file__).parents[2]
 _PROGRAM = "tests.servers.on_orders"
 """Which says what orders there are."""
+_OWN = "fake-s3"
+SERVER = os.environ.get("DTCKPT_BENCH_SERVER", _OWN)
+"""Which server rows save to and load from: our own, in memory, or another one of the tests."""
 
 
 class ObjectServer:
     """The server, as a rank sees it; only the first one gives it orders."""
 
     def __init__(self, found: str, process: subprocess.Popen[str] | None) -> None:
-        self.endpoint, self._bucket = found.split()
+        told = json.loads(found)
+        self._bucket: str = told["url"]
+        self.options: dict[str, Any] = told["options"]
+        """What leads s3fs and dtckpt here."""
         self._process = process
 
     @property
-    def options(self) -> dict[str, Any]:
-        """What leads s3fs and dtckpt here."""
-        client = {"endpoint_url": self.endpoint, "region_name": "us-east-1"}
-        return {"key": "bench", "secret": "bench", "client_kwargs": client}
+    def endpoint(self) -> str:
+        return self.options["client_kwargs"]["endpoint_url"]
 
     def url(self, name: str) -> str:
-        return f"s3://{self._bucket}/{name}"
+        return f"{self._bucket}/{name}"
 
     def clear(self, name: str) -> None:
         """Take away all whose keys begin so."""
@@ -53,12 +59,12 @@ class ObjectServer:
 
 
 @contextmanager
-def object_server(team: Team) -> Generator[ObjectServer]:
+def object_server(team: Team, name: str = _OWN) -> Generator[ObjectServer]:
     """Serve all ranks of a team during the block."""
     if team.rank:
         yield ObjectServer(team.gather("")[0], None)
         return
-    command = [sys.executable, "-m", _PROGRAM]
+    command = [sys.executable, "-m", _PROGRAM, name]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=_ROOT, stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdout is not None
