@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .copying import copy
     from .deleting import delete
     from .detaching import detach
+    from .examining.extracting import ExtractReport, extract
     from .examining.histogram import Histogram
     from .examining.statistics import TensorStatistics, statistics
     from .exporting.exporter import ExportReport, export
@@ -100,6 +101,7 @@ __all__ = [
     "EveryMinutes",
     "EverySteps",
     "ExportReport",
+    "ExtractReport",
     "Histogram",
     "InUse",
     "Keep",
@@ -152,6 +154,7 @@ __all__ = [
     "delete",
     "detach",
     "export",
+    "extract",
     "latest",
     "load",
     "megatron_tensors",
@@ -183,6 +186,7 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
             ".examining.histogram": "Histogram",
             ".examining.statistics": "TensorStatistics statistics",
             ".exporting.exporter": "ExportReport export",
+            ".examining.extracting": "ExtractReport extract",
             ".files.manifest": "Manifest",
             ".formats.opening": "read_manifest",
             ".job_state.counters": "Counters",

@@ -15,15 +15,15 @@ from .files.manifest import Manifest
 from .files.stored_data import StoredData
 from .files.stored_tensor import StoredTensor
 from .formats.opening import open_place, read_manifest, stored_data
-from .lazy_index import resolve
 from .mapping.table import TensorMapping, mapped_manifest
 from .reading.execution import ReadCache
+from .reading.indices import resolve
 from .state.tree import unflatten
 
 if TYPE_CHECKING:
     import torch
 
-    from .lazy_index import Index
+    from .reading.indices import Index
 
 
 def open(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from dtckpt.errors import LayoutMismatch
@@ -21,6 +21,23 @@ from ..tensors.source import PIECE_BYTES
 
 _INDEX = "model.safetensors.index.json"
 _ALIGNMENT = 8
+
+
+def file_head(
+    entries: Iterable[tuple[str, str, tuple[int, ...], int]], metadata: Mapping[str, str]
+) -> bytes:
+    """Return what a file begins with that holds tensors one after the other.
+
+    They are given by name, code of the element type, shape as files state it, and bytes.
+    """
+    header: dict[str, Any] = {"__metadata__": metadata}
+    at = 0
+    for key, code, shape, num_bytes in entries:
+        header[key] = {"dtype": code, "shape": shape, "data_offsets": [at, at + num_bytes]}
+        at += num_bytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
 
 
 class SafetensorsFiles:
@@ -59,20 +76,14 @@ class SafetensorsFiles:
         tensors = self._files[file]
         ordered = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)
         metadata = {"format": "pt"} | {n: kept for n, kept in self.tied.items() if kept in tensors}
-        header: dict[str, Any] = {"__metadata__": metadata}
-        at = 0
-        for key, tensor in ordered:
-            header[key] = {
-                "dtype": tensor.dtype.code,
-                "shape": tensor.dtype.file_shape(tensor.shape),
-                "data_offsets": [at, at + tensor.num_bytes],
-            }
-            at += tensor.num_bytes
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % _ALIGNMENT)
+        entries = [
+            (key, t.dtype.code, t.dtype.file_shape(t.shape), t.num_bytes) for key, t in ordered
+        ]
+        head = file_head(entries, metadata)
         parts: list[Part] = [(tensor.name, Box.whole(tensor.shape)) for _, tensor in ordered]
-        with place.create(file, 8 + len(text) + at) as stream:
-            stream.write(len(text).to_bytes(8, "little") + text)
+        size = len(head) + sum(tensor.num_bytes for _, tensor in ordered)
+        with place.create(file, size) as stream:
+            stream.write(head)
             for source in BatchedReader(data, on_read).sources(parts):
                 for piece in source.pieces(PIECE_BYTES):
                     stream.write(piece)

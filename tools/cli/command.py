@@ -16,9 +16,19 @@ from .common.exit_codes import BUG, FAILED, FINDING, INTERRUPTED
 from .common.options import DEBUG, debug_option
 
 SECTIONS: Mapping[str, Mapping[str, str]] = {
-    "Look": {"inspect": "look.inspect", "report": "report.report"},
-    "Check": {"verify": "check.verify"},
-    "Write": {"reshard": "write.reshard", "export": "write.export"},
+    "Look": {
+        "inspect": "look.inspect",
+        "cat": "look.cat",
+        "report": "report.report",
+    },
+    "Check": {
+        "verify": "check.verify",
+    },
+    "Write": {
+        "reshard": "write.reshard",
+        "export": "write.export",
+        "extract": "write.extract",
+    },
 }
 """Commands in the order in which help lists them: name and module, which has it under that name."""
 

@@ -19,22 +19,22 @@ _MAX_ITEMS = 6
 _NUM_FIRST = 3
 
 
-def value_text(node: Node) -> str:
-    """Return one line of at most ``MAX_CHARS`` printable characters for a value node.
+def value_text(node: Node, *, is_whole: bool = False) -> str:
+    """Return one line of at most ``MAX_CHARS`` printable characters for a value node, or all.
 
     >>> value_text({"tuple": [0.9, {"float": "nan"}]})
     '(0.9, nan)'
     """
-    text = printable(_text(node))
-    return text if len(text) <= MAX_CHARS else f"{text[: MAX_CHARS - 3]}..."
+    text = printable(_text(node, is_whole))
+    return text if is_whole or len(text) <= MAX_CHARS else f"{text[: MAX_CHARS - 3]}..."
 
 
-def _text(node: Node) -> str:
+def _text(node: Node, is_whole: bool = False) -> str:
     tag = tag_of(node)
     if tag is None:
         return repr(node)
     if tag in ("list", "tuple"):
-        return _sequence(node, *("[]" if tag == "list" else "()"))
+        return _sequence(node, "[]" if tag == "list" else "()", is_whole)
     if tag in ("dict", "items"):
         return "{}" if not node[tag] else "{...}"
     try:
@@ -43,15 +43,15 @@ def _text(node: Node) -> str:
         return json.dumps(node)  # not of this version: shown as it is
 
 
-def _sequence(node: Node, opening: str, closing: str) -> str:
+def _sequence(node: Node, brackets: str, is_whole: bool) -> str:
     items = [child for _, _, child in children(node)]
-    shown = items if len(items) <= _MAX_ITEMS else items[:_NUM_FIRST]
-    parts = [_text(item) for item in shown]
+    shown = items if is_whole or len(items) <= _MAX_ITEMS else items[:_NUM_FIRST]
+    parts = [_text(item, is_whole) for item in shown]
     if len(shown) < len(items):
         parts.append(f"... {len(items):,} items")
-    elif opening == "(" and len(items) == 1:
+    elif brackets == "()" and len(items) == 1:
         parts.append("")
-    return opening + ", ".join(parts).rstrip(" ") + closing
+    return brackets[0] + ", ".join(parts).rstrip(" ") + brackets[1]
 
 
 def _complex(parts: list[Node]) -> str:

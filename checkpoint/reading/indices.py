@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dtckpt.errors import LayoutMismatch
 
-from ..dtensor.geometry.box import Box
+from ...dtensor.geometry.box import Box
 
 if TYPE_CHECKING:
     from types import EllipsisType
