@@ -23,7 +23,8 @@ from .ranks.text import ranks_text
 
 logger = logger_of("checkpoint")
 
-_STEP = re.compile(r"(?:.*\D)?(\d+)")
+STEP_NAME = re.compile(r"(?:.*\D)?(\d+)")
+"""What checkpoints of a run are called: anything that ends in a number."""
 _NUM_REQUESTS = 16
 
 
@@ -55,7 +56,9 @@ def committed_steps(
     """
     store = open_store(root, **dict(storage_options or {}))
     level = store.level()
-    numbers = {name: int(match[1]) for name in level.folders if (match := _STEP.fullmatch(name))}
+    numbers = {
+        name: int(match[1]) for name in level.folders if (match := STEP_NAME.fullmatch(name))
+    }
     beside = {info.name for info in level.objects}
     committed = committed_among(store, list(numbers), beside)
     if not committed and (level.objects or level.folders):
@@ -125,7 +128,7 @@ def latest(
         name = together(ranks, "latest", open_root, find).decode()
     if not name:
         return None
-    match = _STEP.fullmatch(name)
+    match = STEP_NAME.fullmatch(name)
     return Step(int(match[1]) if match else 0, name, opened[0].substore(name).url)
 
 

@@ -47,7 +47,7 @@ def agents() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(
-    ("page", "least_blocks", "num_commands"),
+    ("page", "least_blocks", "least_commands"),
     [
         ("README.md", 5, 4),
         ("docs/costs.md", 3, 0),
@@ -59,7 +59,7 @@ def agents() -> Iterator[Path]:
     ],
 )
 def test_pages_run(
-    page: str, least_blocks: int, num_commands: int, tmp_path: Path, agents: Path
+    page: str, least_blocks: int, least_commands: int, tmp_path: Path, agents: Path
 ) -> None:
     text = (ROOT / page).read_text()
     found = BLOCK.findall(text)
@@ -87,7 +87,7 @@ def test_pages_run(
         for line in block.replace("\\\n", "").splitlines()
         if line.startswith("dtckpt ")
     ]
-    assert len(commands) == num_commands
+    assert len(commands) >= least_commands
     for command in commands:
         program = str(Path(sys.executable).with_name("dtckpt"))
         run = subprocess.run(

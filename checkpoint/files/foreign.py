@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from itertools import islice
 
 from dtckpt.errors import NotCommitted
 from dtckpt.logs import logger_of
 
-from ...storage.base import Store
+from ...storage.base import Level, Store
 from .places import MANIFEST
 
 ENDINGS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
@@ -22,7 +21,7 @@ _DCP = re.compile(r"(?:.*/)?(?:\.metadata|[^/]*\.distcp)")
 _HUGGING_FACE = ("tf_model.h5", "flax_model.msgpack")
 _OF_EACH_RANK = "__0.metadata"
 _FEW_CHECKPOINTS = 3
-_MOST_ENTRIES = 10_000
+_FEW_ASKED = 4
 _KINDS = {
     "saves that have not ended, or were killed": re.compile(
         r"[^/]+/data/[0-9a-f]{16}/\d+\.(?:safetensors|compressed)"
@@ -73,8 +72,13 @@ def what_is_there(store: Store) -> str:
     if is_local and not os.path.isdir(url):
         what = "is not a directory" if os.path.lexists(url) else "does not exist"
         return f"{url}: no committed checkpoint here: {url} {what}. Check the path"
-    if not is_local:
-        next(store.list("data/none"), None)  # which a bucket that does not exist refuses
+    level = store.level()  # which a bucket that does not exist refuses
+    if not level.objects and not level.folders:
+        return (
+            f"{url}: no committed checkpoint here, nor anything else: "
+            + ("the directory is empty" if is_local else "no object has a name that begins so")
+            + ". Check the path"
+        )
     found = next(filter(store.exists, _HUGGING_FACE), None)
     if found is not None:
         return (
@@ -88,15 +92,15 @@ def what_is_there(store: Store) -> str:
             "use_collectives=False: nothing tells what the ranks have together. Load it with torch "
             "on as many ranks and save anew"
         )
-    steps = _checkpoints_in(url) if is_local else []
+    steps = _checkpoints_in(store, level)
     if steps:
         more = f" and {len(steps) - _FEW_CHECKPOINTS} more" if steps[_FEW_CHECKPOINTS:] else ""
         first = ", ".join(steps[:_FEW_CHECKPOINTS])
         return (
             f"{url} is no checkpoint, but a directory of them: {first}{more}. Give the path of one "
-            "of them; dtckpt.checkpoint.latest finds the newest"
+            "of them; dtckpt.checkpoint.latest finds the newest, dtckpt ls lists them"
         )
-    files = _files_in(url) if is_local else []
+    files = [info.name for info in level.objects if info.name.lower().endswith(ENDINGS)]
     if files:
         return (
             f"{url}: no checkpoint of a known form here, but files of tensors "
@@ -113,21 +117,9 @@ def nothing_there(store: Store) -> str:
     )
 
 
-def _names_in(directory: str) -> list[str]:
-    """Return names directly under a local directory, not all of them where there are very many."""
-    try:
-        with os.scandir(directory) as entries:
-            return sorted(entry.name for entry in islice(entries, _MOST_ENTRIES))
-    except OSError:
-        return []
-
-
-def _files_in(directory: str) -> list[str]:
-    """Return the names of files that may hold tensors and are opened by their own paths."""
-    return [name for name in _names_in(directory) if name.lower().endswith(ENDINGS)]
-
-
-def _checkpoints_in(directory: str) -> list[str]:
-    """Return the names of checkpoints directly under a local directory."""
-    names = _names_in(directory)
-    return [name for name in names if os.path.isfile(os.path.join(directory, name, MANIFEST))]
+def _checkpoints_in(store: Store, level: Level) -> list[str]:
+    """Return the names of checkpoints directly below, asked for a few from either end only."""
+    names = [name for name in level.folders if name != "data"]
+    some = dict.fromkeys((*names[:_FEW_ASKED], *names[-_FEW_ASKED:]))
+    found = [name for name in some if store.exists(f"{name}/{MANIFEST}")]
+    return names if len(found) == len(some) else found

@@ -17,6 +17,7 @@ from .common.options import DEBUG, debug_option
 
 SECTIONS: Mapping[str, Mapping[str, str]] = {
     "Look": {
+        "ls": "look.ls",
         "inspect": "look.inspect",
         "cat": "look.cat",
         "report": "report.report",

@@ -66,5 +66,12 @@ def test_what_is_there_is_said(tmp_path: Path, made: Callable[[Path], None]) -> 
 def test_a_bucket_that_does_not_exist_is_named(s3: S3) -> None:
     with pytest.raises(StorageError, match="no-such-bucket-here"):
         ckpt.open("s3://no-such-bucket-here/run/step-1", storage_options=s3.options)
-    with pytest.raises(NotCommitted, match="is missing"):
+    with pytest.raises(NotCommitted, match="no object has a name that begins so"):
         ckpt.open(f"{s3.url}/nothing", storage_options=s3.options)
+
+
+def test_a_run_in_a_bucket_is_told(s3: S3) -> None:
+    for step in (1, 2):
+        ckpt.save({"a": torch.ones(2)}, f"{s3.url}/run/step-{step}", storage_options=s3.options)
+    with pytest.raises(NotCommitted, match=r"a directory of them: step-1, step-2\."):
+        ckpt.open(f"{s3.url}/run", storage_options=s3.options)

@@ -75,6 +75,18 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
+def age(seconds: float) -> str:
+    """Return how long ago something was, for people.
+
+    >>> age(42.0), age(5_000.0), age(200_000.0)
+    ('42 s', '83 min', '2 d')
+    """
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length or (unit == "min" and seconds >= length):
+            return f"{seconds / length:,.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
+
+
 def tensor_text(tensor: StoredTensor) -> str:
     """Return dtype and shape, such as ``bfloat16[1024, 64]``."""
     return f"{tensor.dtype.torch_name}{list(tensor.shape)}"
