@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .copying import copy
     from .deleting import delete
     from .detaching import detach
+    from .editing import edit
     from .examining.extracting import ExtractReport, extract
     from .examining.histogram import Histogram
     from .examining.statistics import TensorStatistics, statistics
@@ -153,6 +154,7 @@ __all__ = [
     "deal_samples",
     "delete",
     "detach",
+    "edit",
     "export",
     "extract",
     "latest",
@@ -186,6 +188,7 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
             ".examining.histogram": "Histogram",
             ".examining.statistics": "TensorStatistics statistics",
             ".exporting.exporter": "ExportReport export",
+            ".editing": "edit",
             ".examining.extracting": "ExtractReport extract",
             ".files.manifest": "Manifest",
             ".formats.opening": "read_manifest",

@@ -37,12 +37,14 @@ def detach(
     if not manifest.borrowed:
         return manifest
     check_free(store, overwrite=True)
-    own = [tensor for name, tensor in manifest.tensors.items() if tensor.stored_name == name]
+    tensors = {name: tensor._replace(stored_as=None) for name, tensor in manifest.tensors.items()}
+    own = [tensor for tensor in tensors.values() if tensor.same_as is None]
     total = sum(tensor.num_bytes for tensor in own)
     data = stored_data(store, manifest)
     reader = BatchedReader(data, counted(on_progress, total))
     job = Rewriting(data, reader, store, any(file.is_compressed for file in manifest.files))
-    made = replace(manifest, save_id=job.save_id, files=tuple(job.write_all(own)), borrowed=())
+    files = tuple(job.write_all(own))
+    made = replace(manifest, save_id=job.save_id, tensors=tensors, files=files, borrowed=())
     check_complete(store, made)
     commit(store, made, overwrite=True)
     return made

@@ -86,6 +86,7 @@ class _Verification:
         self.total = sum(decoded)
         self.checked = 0
         self.problems: list[Problem] = []
+        self.stored = {tensor.stored_name: tensor for tensor in manifest.tensors.values()}
         self.held: Counter[str] = Counter()
         """Elements of every stored tensor for which there is a chunk, whether intact or not."""
         self.lookups = _MOST_LOOKUPS
@@ -184,7 +185,7 @@ class _Verification:
         """Count the elements of chunks that a rank was to write; all else is of no use."""
         for entry in entries:
             name, bracket, _ = entry.key.partition("[")
-            tensor = self.manifest.tensors.get(name)
+            tensor = self.stored.get(name)
             if tensor is None or entry.dtype is not tensor.dtype:
                 continue
             try:

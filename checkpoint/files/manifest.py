@@ -44,7 +44,7 @@ OURS = "dtckpt"
 COMPRESSED_VERSION = 2
 """Version of the format from which on files may be compressed."""
 _KNOWN_VERSIONS = (FORMAT_VERSION, COMPRESSED_VERSION)
-_KNOWN_FEATURES = {"borrowed", "compressed"}
+_KNOWN_FEATURES = {"borrowed", "compressed", "renamed"}
 _PREFIX = b'{"digest": "'
 _DIGEST_END = len(_PREFIX) + 32
 _SAVE_ID = re.compile(r"[0-9a-f]{1,64}")
@@ -247,7 +247,11 @@ class Manifest:
         """
         lines = TensorLines()
         tensors = ",\n".join(map(lines.line, self.tensors.values()))
-        features = {"borrowed": bool(self.borrowed), "compressed": self.is_compressed}
+        features = {
+            "borrowed": bool(self.borrowed),
+            "compressed": self.is_compressed,
+            "renamed": any(tensor.stored_as is not None for tensor in self.tensors.values()),
+        }
         requires = dump([name for name, is_needed in features.items() if is_needed])
         kind = f'"format": {dump(self.format)}, "version": {self.version}'
         body = ",\n".join(

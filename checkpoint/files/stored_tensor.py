@@ -56,6 +56,9 @@ class StoredTensor(NamedTuple):
     """Name of the tensor under which the elements are stored; this one is tied to it."""
     recipe: Recipe | None = None
     """How it is made of others, if it is not stored. Then the layout says nothing of files."""
+    stored_as: str | None = None
+    """Name under which data files have the elements, if that was another one when they were
+    written."""
 
     @property
     def num_bytes(self) -> int:
@@ -65,6 +68,8 @@ class StoredTensor(NamedTuple):
     @property
     def stored_name(self) -> str:
         """Name under which data files have the elements; what is in no file has none like it."""
+        if self.stored_as is not None:
+            return self.stored_as
         return self.same_as or (self.name if self.recipe is None else f"[{self.name}]")
 
     @property

@@ -47,6 +47,8 @@ class TensorLines:
         if tensor.same_as is not None:
             return f'{name}: {{"same_as": {dump(tensor.same_as)}}}'
         start = f'{name}: {{"dtype": "{tensor.dtype.code}", "shape": {list(tensor.shape)}, '
+        if tensor.stored_as is not None:
+            start += f'"stored_as": {dump(tensor.stored_as)}, '
         if isinstance(tensor.layout, IrregularLayout):
             return f'{start}"boxes": {dump(tensor.layout.to_json()["boxes"])}}}'
         writer = f'"writer": {tensor.writers[0]}'
@@ -108,6 +110,9 @@ def tensors_from_json(value: object, meshes: list[Mesh]) -> dict[str, StoredTens
                     f"tensor {shown(name)} is tied to {shown(other)}, which is not stored itself"
                 )
             found[name] = found[other]._replace(name=name, same_as=other)
+    own = [tensor.stored_name for tensor in found.values() if tensor.same_as is None]
+    if len(set(own)) < len(own):
+        raise ValueError("two tensors are stored under one name")
     return {name: found[name] for name in lines}
 
 
@@ -121,8 +126,12 @@ class _TensorReader:
         self._bytes = 0
 
     def tensor(self, name: str, value: dict[str, Any]) -> StoredTensor:
-        if "[" in name:
-            raise ValueError(f"{shown(name)} is no name of a tensor, since it has a [ in it")
+        if "stored_as" in value:
+            other = text_of(value["stored_as"], "stored_as")
+            rest = {key: told for key, told in value.items() if key != "stored_as"}
+            _check_name(other)
+            return self.tensor(name, rest)._replace(stored_as=other)
+        _check_name(name)
         if "boxes" in value:
             return self._irregular(name, value)
         writers = value["writers"] if "writers" in value else (value.get("writer", 0),)
@@ -181,6 +190,11 @@ class _TensorReader:
             writers=writers,
             cut=cut,
         )
+
+
+def _check_name(name: str) -> None:
+    if "[" in name:
+        raise ValueError(f"{shown(name)} is no name of a tensor, since it has a [ in it")
 
 
 def _shape(value: dict[str, Any]) -> tuple[int, ...]:

@@ -29,6 +29,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "reshard": "write.reshard",
         "export": "write.export",
         "extract": "write.extract",
+        "edit": "write.edit",
     },
 }
 """Commands in the order in which help lists them: name and module, which has it under that name."""

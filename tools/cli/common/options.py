@@ -108,6 +108,23 @@ def parse_options(items: Sequence[str]) -> dict[str, Any]:
     return options
 
 
+def key_values(items: Sequence[str], *, is_text: bool = False) -> dict[str, Any]:
+    """Return the dictionary of ``KEY=VALUE`` items, of which dots in a key are nothing special.
+
+    >>> key_values(["a.b=1", "c=x=y"])
+    {'a.b': 1, 'c': 'x=y'}
+    """
+    found: dict[str, Any] = {}
+    for item in items:
+        key, equals, text = item.partition("=")
+        if not equals or not key:
+            raise click.BadParameter(f"expected KEY=VALUE, got {item!r}")
+        if key in found:
+            raise click.BadParameter(f"{key} is given twice")
+        found[key] = text if is_text else _json_or_text(text)
+    return found
+
+
 def merged(options: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
     """Return options with others in their place, dictionaries key by key.
 
