@@ -31,6 +31,9 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "extract": "write.extract",
         "edit": "write.edit",
     },
+    "Set up": {
+        "completion": "completion",
+    },
 }
 """Commands in the order in which help lists them: name and module, which has it under that name."""
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from dtckpt.errors import PlacementError
 
@@ -33,6 +34,19 @@ def debug_option(command: _Command) -> _Command:
     return click.option(
         "--debug", is_flag=True, expose_value=False, callback=remember, help="Show tracebacks."
     )(command)
+
+
+class _Place(click.types.StringParamType):
+    """A directory, file or URL; shells complete paths."""
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Leave it to the shell."""
+        return [CompletionItem(incomplete, type="file")]
+
+
+PLACE = _Place()
 
 
 def store_option(

@@ -9,7 +9,7 @@ import click
 
 from dtckpt.errors import NotCommitted
 
-from ..common.options import debug_option, mapping_option, store_at, store_option
+from ..common.options import PLACE, debug_option, mapping_option, store_at, store_option
 from ..common.telling import bar, json_option, print_json, quiet_option
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("checkpoint")
+@click.argument("checkpoint", type=PLACE)
 @click.argument("patterns", nargs=-1, metavar="[PATTERN]...")
 @json_option
 @click.option("--values/--no-values", default=True, help="Whether to show what is not a tensor.")

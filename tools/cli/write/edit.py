@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..common.console import printable
-from ..common.options import debug_option, key_values, store_at, store_option
+from ..common.options import PLACE, debug_option, key_values, store_at, store_option
 from ..common.telling import json_option, print_json, quiet_option, say
 
 
@@ -21,7 +21,7 @@ def _names(_ctx: click.Context, _param: click.Parameter, texts: Sequence[str]) -
 
 
 @click.command()
-@click.argument("checkpoint")
+@click.argument("checkpoint", type=PLACE)
 @click.option(
     "--set-metadata",
     multiple=True,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from ..common.console import count, iec, printable
-from ..common.options import debug_option, mapping_option, store_at, two_store_options
+from ..common.options import PLACE, debug_option, mapping_option, store_at, two_store_options
 from ..common.telling import bar, quiet_option, say
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ def parse_size(_ctx: click.Context, _param: click.Parameter, text: str) -> int:
 
 
 @click.command()
-@click.argument("source")
-@click.argument("target")
+@click.argument("source", type=PLACE)
+@click.argument("target", type=PLACE)
 @click.option(
     "--format",
     type=click.Choice(["safetensors", "dcp"]),
