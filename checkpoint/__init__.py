@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from .timing.observers import Occasion
     from .timing.telemetry import OpenTelemetry
     from .timing.trace import Tracing, write_trace
-    from .verifying import Problem, VerifyReport, verify
+    from .verifying import Problem, Verifier, VerifyReport, verify
     from .visualizing import visualize
 
 __all__ = [
@@ -144,6 +144,7 @@ __all__ = [
     "Tracing",
     "Unsavable",
     "Unstack",
+    "Verifier",
     "VerifyReport",
     "advise",
     "async_save",
@@ -228,7 +229,7 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
             ".timing.observers": "Occasion",
             ".timing.telemetry": "OpenTelemetry",
             ".timing.trace": "Tracing write_trace",
-            ".verifying": "Problem VerifyReport verify",
+            ".verifying": "Problem Verifier VerifyReport verify",
             ".visualizing": "visualize",
         },
     )

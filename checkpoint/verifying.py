@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
 from dtckpt.errors import CheckpointError, PlacementError
@@ -17,7 +19,8 @@ from .files.datafile import Entry
 from .files.manifest import FileRecord, Manifest
 from .files.stored_data import NUM_OPENING, Damage, DataFile
 from .formats.opening import open_place, read_manifest, stored_data
-from .reading.whole_files import stretches
+from .reading import limits
+from .reading.whole_files import Batch, Checker, batches
 
 _MOST_PROBLEMS = 10_000
 _MOST_LOOKUPS = 200_000
@@ -65,18 +68,56 @@ def verify(
 ) -> VerifyReport:
     """Read a checkpoint completely and report every fault.
 
-    ``on_progress(done, total)`` is called with bytes. Faults of data files, storage errors
+    Files are read by several threads, in bounded memory. ``on_progress(done, total)`` is called
+    with bytes, from any thread but never from two at once. Faults of data files, storage errors
     included, are collected; raises NotCommitted or Corrupt only where the manifest itself cannot
     be used.
     """
     store = open_place(checkpoint_id, **dict(storage_options or {}))
-    manifest = read_manifest(store)
-    return _Verification(store, manifest, on_progress).run()
+    return Verifier().verify(store, on_progress)
+
+
+class Verifier:
+    """Verifies checkpoints one after the other; files that several refer to are read once.
+
+    That is so where those that wrote them come first, as they do in the order of their steps.
+    """
+
+    def __init__(self) -> None:
+        self._whole: dict[str, tuple[Damage, ...]] = {}
+        """What is damaged of the files that have been read as a whole, by their URLs."""
+
+    def verify(
+        self, store: Store, on_progress: Callable[[int, int], None] | None = None
+    ) -> VerifyReport:
+        """Verify a checkpoint as the function ``verify`` does."""
+        manifest = read_manifest(store)
+        return _Verification(store, manifest, on_progress, self._whole).run()
+
+
+@dataclass(slots=True, eq=False)
+class _Reading:
+    """A file that is read, as a whole or, if it is one of an earlier checkpoint, in part."""
+
+    where: str
+    record: FileRecord | None
+    """None if it is read in part."""
+    unsure: DataFile | None
+    """The file if it has no checksums."""
+    damaged: list[Damage] = field(default_factory=list[Damage])
+    error: CheckpointError | None = None
+
+
+_Job = tuple[_Reading, DataFile, Batch]
 
 
 class _Verification:
     def __init__(
-        self, store: Store, manifest: Manifest, on_progress: Callable[[int, int], None] | None
+        self,
+        store: Store,
+        manifest: Manifest,
+        on_progress: Callable[[int, int], None] | None,
+        whole: dict[str, tuple[Damage, ...]],
     ) -> None:
         self.store = store
         self.manifest = manifest
@@ -90,21 +131,20 @@ class _Verification:
         self.held: Counter[str] = Counter()
         """Elements of every stored tensor for which there is a chunk, whether intact or not."""
         self.lookups = _MOST_LOOKUPS
+        self.whole = whole
+        self.found: list[_Reading | Problem] = []
+        """By files, in the order of the manifest."""
+        self.unusable: set[int] = set()
+        self.lock = threading.Lock()
 
     def run(self) -> VerifyReport:
-        unusable: set[int] = set()
-        for record in self.records():
-            try:
-                file = self.data.file(record.rank, "all")
-                self.progress(record.size - record.region_bytes)
-                self.check_blocks(file, file.layout.entries.values())
-                self.count(record.rank, file.layout.entries.values())
-                self.check_borrowed(record.rank, file)
-            except CheckpointError as error:
-                unusable.add(record.rank)
-                self.report(self.unusable_file(record, error))
-            self.data.forget(record.rank)
-        self.check_chunks(unusable)
+        self.read_all()
+        for found in self.found:
+            if isinstance(found, Problem):
+                self.report(found)
+            else:
+                self.report_reading(found)
+        self.check_chunks(self.unusable)
         return VerifyReport(
             url=self.store.url,
             num_files=len(self.manifest.files),
@@ -113,6 +153,88 @@ class _Verification:
             has_checksums=self.manifest.is_ours,
             problems=tuple(self.problems),
         )
+
+    def read_all(self) -> None:
+        """Read all files by several threads, each of which takes the next batch of any of them."""
+        jobs, taking, stop = self.jobs(), threading.Lock(), threading.Event()
+
+        def work() -> None:
+            checker = Checker()
+            while not stop.is_set():
+                with taking:
+                    job = next(jobs, None)
+                if job is None:
+                    return
+                self.check(checker, *job)
+
+        num = limits.num_readers([self.store], None)
+        with ThreadPoolExecutor(num, thread_name_prefix="dtckpt-verify") as pool:
+            try:
+                for future in [pool.submit(work) for _ in range(num)]:
+                    future.result()
+            finally:
+                stop.set()
+
+    def jobs(self) -> Iterator[_Job]:
+        """Yield the batches of all files, which are opened on the way."""
+        for record in self.records():
+            try:
+                file = self.data.file(record.rank, "all")
+            except CheckpointError as error:
+                self.unusable.add(record.rank)
+                self.found.append(self.unusable_file(record, error))
+                continue
+            self.progress(record.size - record.region_bytes)
+            entries = file.layout.entries.values()
+            self.count(record.rank, entries)
+            yield from self.jobs_of(file, record, entries)
+            yield from self.borrowed_jobs(record.rank, file)
+            self.data.forget(record.rank)
+
+    def jobs_of(
+        self, file: DataFile, record: FileRecord | None, entries: Iterable[Entry]
+    ) -> Iterator[_Job]:
+        """Yield the batches of a file until one of them cannot be read."""
+        reading = _Reading(file.where, record, file if file.seen is not None else None)
+        self.found.append(reading)
+        for batch in batches(file, entries):
+            if reading.error is not None:
+                return
+            yield reading, file, batch
+
+    def check(self, checker: Checker, reading: _Reading, file: DataFile, batch: Batch) -> None:
+        """Read a batch and keep what is damaged of it."""
+        try:
+            damaged = checker.damaged(file, batch)
+        except CheckpointError as error:
+            reading.error = error
+            return
+        with self.lock:
+            room = (
+                _MOST_PROBLEMS + 1 - len(reading.damaged)
+            )  # of which one tells that there are more
+            reading.damaged += damaged[:room]
+        self.progress(sum(span.end - span.start for span in batch))
+
+    def report_reading(self, reading: _Reading) -> None:
+        """Add what was found in a file to the list."""
+        try:
+            if reading.error is None and reading.unsure is not None:
+                reading.unsure.check_unchanged()
+        except CheckpointError as error:
+            reading.error = error
+        damaged = sorted(reading.damaged, key=lambda damage: damage.start)
+        if reading.record is None:
+            self.report(*map(_damaged, damaged))
+            if reading.error is not None:
+                self.report(Problem(message=str(reading.error)))
+        elif reading.error is not None:
+            self.unusable.add(reading.record.rank)
+            self.report(*map(_damaged, damaged))
+            self.report(self.unusable_file(reading.record, reading.error))
+        else:
+            self.whole[reading.where] = tuple(damaged)
+            self.report(*map(_damaged, damaged))
 
     def records(self) -> Iterator[FileRecord]:
         """Yield all files; those of a store that is slow to answer are opened some at a time."""
@@ -152,8 +274,8 @@ class _Verification:
             if any(tensor.chunks_of(rank)):
                 yield tensor.name
 
-    def check_borrowed(self, rank: int, file: DataFile) -> None:
-        """Verify what a file refers to in earlier checkpoints."""
+    def borrowed_jobs(self, rank: int, file: DataFile) -> Iterator[_Job]:
+        """Yield the batches of what a file refers to in earlier checkpoints."""
         by_id: dict[str, list[str]] = {}
         for key, file_id in file.layout.references.items():
             if key in file.layout.entries:
@@ -165,21 +287,20 @@ class _Verification:
                 lender = self.data.borrowed(file_id, keys[0])
             except CheckpointError as error:
                 names = tuple(dict.fromkeys(key.partition("[")[0] for key in keys))
-                self.report(Problem(message=str(error), tensors=names))
+                self.found.append(Problem(message=str(error), tensors=names))
                 for key in keys:
                     self.held[key.partition("[")[0]] = _LOST
                 continue
             # What the file has not is found missing with the other chunks.
             found = [e for key in keys if (e := lender.layout.entries.get(key)) is not None]
-            self.total += sum(entry.num_bytes for entry in found)
-            self.check_blocks(lender, sorted(found, key=lambda entry: entry.start))
             self.count(rank, found)
-
-    def check_blocks(self, file: DataFile, entries: Iterable[Entry]) -> None:
-        """Verify all blocks of some chunks, given in file order."""
-        for stretch in stretches(file, entries):
-            self.report(*map(_damaged, stretch.damaged))
-            self.progress(stretch.num_chunk_bytes)
+            wanted = set(keys)
+            if (known := self.whole.get(lender.where)) is not None:
+                self.found += [_damaged(damage) for damage in known if damage.key in wanted]
+                continue
+            self.total += sum(entry.num_bytes for entry in found)
+            entries = sorted(found, key=lambda entry: entry.start)
+            yield from self.jobs_of(lender, None, entries)
 
     def count(self, rank: int, entries: Iterable[Entry]) -> None:
         """Count the elements of chunks that a rank was to write; all else is of no use."""
@@ -219,9 +340,10 @@ class _Verification:
             self.report(Problem(message=message, tensors=(tensor.name,)))
 
     def progress(self, num_bytes: int) -> None:
-        self.checked += num_bytes
-        if self.on_progress is not None:
-            self.on_progress(self.checked, self.total)
+        with self.lock:
+            self.checked += num_bytes
+            if self.on_progress is not None:
+                self.on_progress(self.checked, self.total)
 
 
 def _damaged(damage: Damage) -> Problem:

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+import dtckpt.checkpoint as dcp
+from dtckpt.checkpoint import Verifier
+from dtckpt.storage import LocalStore
+
+
+def _flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_file_that_several_share_is_read_once_and_its_damage_told_of_each(
+    tmp_path: Path,
+) -> None:
+    same = torch.arange(40_000)
+    dcp.save({"same": same, "w": torch.zeros(10)}, tmp_path / "step-1")
+    dcp.save({"same": same, "w": torch.ones(10)}, tmp_path / "step-2", base=tmp_path / "step-1")
+    alone = dcp.verify(tmp_path / "step-2")
+    verifier = Verifier()
+    first = verifier.verify(LocalStore(tmp_path / "step-1"))
+    second = verifier.verify(LocalStore(tmp_path / "step-2"))
+    assert not first.problems
+    assert not second.problems
+    assert second.bytes_checked == alone.bytes_checked - same.nbytes
+
+    [lender] = tmp_path.glob("step-1/data/*/*")
+    _flip(lender, 4096 + 1000)
+    verifier = Verifier()
+    for step in ("step-1", "step-2"):
+        [problem] = verifier.verify(LocalStore(tmp_path / step)).problems
+        assert problem.tensors == ("same",)
+        assert lender.name in problem.message
+
+
+def test_damage_is_told_in_the_order_of_files_whatever_thread_finds_it(tmp_path: Path) -> None:
+    dcp.save({f"w{i}": torch.rand(1 << 20) for i in range(12)}, tmp_path / "a")
+    [file] = tmp_path.glob("a/data/*/*")
+    for mib in (40, 3, 17, 30):
+        _flip(file, mib << 20)
+    problems = dcp.verify(tmp_path / "a").problems
+    starts = [problem.start for problem in problems]
+    assert len(starts) == 4
+    assert starts == sorted(starts)
+    assert all(p.start <= m << 20 < p.end for p, m in zip(problems, (3, 17, 30, 40), strict=True))
