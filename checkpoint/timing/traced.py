@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,18 @@ def read_traces(path: str | os.PathLike[str]) -> tuple[TracedCall, ...]:
         for (kind, step, url), ranks in calls.items()
     ]
     return tuple(sorted(found, key=lambda call: min(rank.started_at for rank in call.ranks)))
+
+
+def save_of(calls: Iterable[TracedCall], url: str) -> TracedCall | None:
+    """Return the last save of a checkpoint.
+
+    Of a place that was moved since, the save into one of the same name counts.
+    """
+    saves = [call for call in calls if call.kind == "save"]
+    name = url.rstrip("/").rpartition("/")[2]
+    same = [call for call in saves if call.url == url]
+    same = same or [call for call in saves if call.url.rstrip("/").rpartition("/")[2] == name]
+    return same[-1] if same else None
 
 
 def _calls_of(file: Path) -> Iterator[tuple[tuple[str, int | None, str], TracedRank]]:

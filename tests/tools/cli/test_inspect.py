@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import dtckpt.checkpoint as dcp
+from dtckpt.checkpoint.timing.costs import Span
 
 from .conftest import Run, data_file, document, flip
 
@@ -217,3 +218,46 @@ def test_ranks_and_files_alike_are_one_line_however_many(run: Run, tmp_path: Pat
     assert "00000.safetensors to 00127.safetensors  128 x " in text
     assert len(text.splitlines()) < 20
     assert max(map(len, text.splitlines()[1:])) <= 80  # the first one is the path
+
+
+def test_timing_is_shown_rank_by_rank(run: Run, saved: Path, tmp_path: Path) -> None:
+    def cost(rank: int, ranks: int) -> dcp.Costs:
+        spans = (
+            Span(phase="plan", started_at=1000.0, seconds=0.001 * (rank + 1)),
+            Span(phase="write", started_at=1001.0, seconds=2.0 + rank),
+        )
+        return dcp.Costs(
+            kind="save",
+            url=str(saved / "step-100"),
+            rank=rank,
+            host="here",
+            num_ranks=ranks,
+            started_at=1000.0,
+            seconds=4.0 + rank,
+            stall_seconds=0.5,
+            phases=(),
+            spans=spans,
+            summary=(),
+        )
+
+    dcp.write_trace(tmp_path / "three.json", [cost(rank, 3) for rank in range(3)])
+    asked = ("inspect", saved / "step-100", "--timing", tmp_path / "three.json")
+    text = run(*asked, env={"COLUMNS": "80"}).stdout
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert lines[0].endswith("by 3 ranks: 6.00 s, the training was held up for 500 ms")
+    assert "write 3 2.00 s 3.00 s 4.00 s rank 2" in lines
+    assert lines[-4:] == [
+        "rank in all plan write",
+        "2 6.00 s 3.00 ms 4.00 s",
+        "1 5.00 s 2.00 ms 3.00 s",
+        "0 4.00 s 1.00 ms 2.00 s",
+    ]
+    assert "rank 2: 6.00 s; plan 3.00 ms, write 4.00 s" in run(*asked, env={"COLUMNS": "20"}).stdout
+    told = document(run(*asked, "--json"))
+    assert [rank["seconds"] for rank in told["ranks"]] == [4, 5, 6]
+    dcp.write_trace(tmp_path / "many.json", [cost(rank, 100) for rank in range(100)])
+    many = run("inspect", saved / "step-100", "--timing", tmp_path / "many.json").stdout
+    assert "... and 84 that were done before these" in many
+    wrong = run("inspect", saved / "step-20", "--timing", tmp_path / "three.json")
+    assert wrong.exit_code == 2
+    assert "no save of" in wrong.stderr

@@ -31,6 +31,14 @@ if TYPE_CHECKING:
     "mean, deviation, histogram, NaN and infinities. Repeatable.",
 )
 @click.option("--layout", is_flag=True, help="Draw which rank held which part of a tensor.")
+@click.option(
+    "--timing",
+    "traces",
+    metavar="TRACES",
+    type=click.Path(exists=True),
+    help="Show how long phases of the save took, rank by rank, from a trace of the job or a "
+    "directory of them, as Tracing writes it.",
+)
 @mapping_option
 @store_option()
 @quiet_option
@@ -42,6 +50,7 @@ def inspect(
     values: bool,
     names: tuple[str, ...],
     layout: bool,
+    traces: str | None,
     mapping: MappingTable | None,
     option: dict[str, Any],
 ) -> None:
@@ -61,8 +70,10 @@ def inspect(
 
     if layout and as_json:
         raise click.UsageError("--layout draws for people; --json lists the layouts, too")
-    if names and (layout or patterns):
-        raise click.UsageError("--tensor NAME stands alone, without --layout and PATTERN")
+    if sum(map(bool, (names, layout, traces))) > 1 or (patterns and (names or traces)):
+        raise click.UsageError(
+            "--tensor, --layout and --timing stand alone; only --layout draws what fits a PATTERN"
+        )
 
     with store_at(checkpoint, option) as store:
         try:
@@ -75,7 +86,9 @@ def inspect(
             return
         if mapping is not None:
             manifest = mapping.applied_to(manifest, store.url)
-        if layout:
+        if traces is not None:
+            _show_timing(store.url, traces, as_json=as_json)
+        elif layout:
             from .inspect_pictures import show_layouts
 
             show_layouts(store.url, manifest, patterns)
@@ -83,6 +96,23 @@ def inspect(
             _show_statistics(store, manifest, names, as_json=as_json)
         else:
             _show_checkpoint(store, manifest, patterns, values=values, as_json=as_json)
+
+
+def _show_timing(url: str, traces: str, *, as_json: bool) -> None:
+    from ....checkpoint.timing.traced import read_traces, save_of
+
+    try:
+        save = save_of(read_traces(traces), url)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="'--timing'") from error
+    if save is None:
+        raise click.BadParameter(f"{traces}: no save of {url} is in it", param_hint="'--timing'")
+    if as_json:
+        print_json("timing", asdict(save))
+        return
+    from .inspect_timing import show_timing
+
+    show_timing(save)
 
 
 def _show_statistics(

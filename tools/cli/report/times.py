@@ -5,22 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ....checkpoint.timing.traced import save_of
+
 if TYPE_CHECKING:
     from ....checkpoint.timing.traced import TracedCall
 
 
 def timing(calls: Sequence[TracedCall], url: str) -> dict[str, Any]:
-    """Return the seconds of each phase and rank of the save of a checkpoint, as a heat map.
-
-    Of a place that was moved since, the save into one of the same name counts.
-    """
-    saves = [call for call in calls if call.kind == "save"]
-    name = url.rstrip("/").rpartition("/")[2]
-    same = [call for call in saves if call.url == url]
-    same = same or [call for call in saves if call.url.rstrip("/").rpartition("/")[2] == name]
-    if not same:
+    """Return the seconds of each phase and rank of the save of a checkpoint, as a heat map."""
+    call = save_of(calls, url)
+    if call is None:
         return {"timing": None}
-    call = same[-1]
     return {
         "timing": {
             "phases": call.phases,
