@@ -39,9 +39,13 @@ def clean(
     root: str | os.PathLike[str] | Store,
     *,
     older_than: timedelta = timedelta(days=1),
+    dry_run: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """Delete what saves and deletions that were killed have left; return the names of it.
+
+    With ``dry_run`` nothing is deleted, and what an interrupted deletion had still to do is not
+    among the names.
 
     ``root`` is a checkpoint or a directory of any number of them; one process calls this. Taken
     away are data files that no manifest names, unfinished files and uploads in parts, claims on
@@ -71,15 +75,17 @@ def clean(
         below = {i.name[len(start) :]: i for i in objects if i.name.startswith(start)}
         here = store.substore(place) if place else store
         try:
-            for dead in _dead_names(here, below, before):
+            for dead in _dead_names(here, below, before, dry_run=dry_run):
                 names = [f"{start}{name}" for name in dead]
-                store.delete(names)
+                if not dry_run:
+                    store.delete(names)
                 gone += names
         except CheckpointError as error:
             logger.warning("%s: not cleaned: %s", here.url, error)
     try:
         unfinished = [n for n in _unfinished(store, before) if _is_ours(n, places)]
-        store.delete(unfinished)
+        if not dry_run:
+            store.delete(unfinished)
     except CheckpointError as error:
         logger.warning("%s: unfinished files and uploads were not cleaned: %s", store.url, error)
         return gone
@@ -128,10 +134,10 @@ def _places(objects: Iterable[ObjectInfo]) -> set[str]:
 
 
 def _dead_names(
-    here: Store, objects: Mapping[str, ObjectInfo], before: float
+    here: Store, objects: Mapping[str, ObjectInfo], before: float, *, dry_run: bool
 ) -> Iterator[list[str]]:
     """Yield what is to go from one place, of which ``objects`` is a listing, in this order."""
-    if any(is_record(name) for name in objects):
+    if not dry_run and any(is_record(name) for name in objects):
         finish_deletions(here, before=before)
     marks = [name for name in objects if name.startswith(f"{MARKS}/")]
     claims = [name for name in marks if is_claim(name) and objects[name].size == 0]

@@ -172,9 +172,14 @@ class Run:
         self._records[checkpoint] = found
         return found
 
-    def known(self, step: RunStep) -> KnownStep:
-        """Return what there is to know of a checkpoint, of its manifest where it has no record."""
-        record = self._records.get(step.name) or self.record(step) or self.make_record(step)
+    def known(self, step: RunStep, *, may_write: bool = True) -> KnownStep:
+        """Return what there is to know of a checkpoint.
+
+        That of its manifest where it has no record, which is written then if that is allowed.
+        """
+        record = self._records.get(step.name) or self.record(step)
+        if record is None:
+            record = self.make_record(step) if may_write else self._record_of_manifest(step)
         return KnownStep(
             number=step.number,
             name=step.name,
@@ -187,17 +192,20 @@ class Run:
 
     def make_record(self, step: RunStep) -> StepRecord:
         """Write the record of a checkpoint whose save died before; NotCommitted if it is gone."""
+        record = self._record_of_manifest(step)
+        self.write_record(record)
+        return record
+
+    def _record_of_manifest(self, step: RunStep) -> StepRecord:
         place = self.store.substore(step.name)
         manifest = Manifest.from_bytes(read_manifest_bytes(place), f"{place.url}/{MANIFEST}")
-        record = StepRecord(
+        return StepRecord(
             step=step.number,
             save_id=manifest.save_id,
             saved_at=self._time_here(place.stat(MANIFEST).modified),
             bases=bases_of(manifest),
             total_bytes=sum(tensor.stored_bytes for tensor in manifest.tensors.values()),
         )
-        self.write_record(record)
-        return record
 
     def _time_here(self, modified: float | None) -> float:
         """Return a time of the store's clock by that of this machine, as records have it."""

@@ -18,7 +18,7 @@ from dtckpt.errors import CheckpointError, Corrupt, InUse, NotCommitted
 from dtckpt.logs import logger_of
 
 from ..cleaning import clean
-from .keep import Keep, KnownStep, surplus
+from .keep import Keep, KnownStep, Surplus, surplus
 from .run import ABANDONED, Run, RunListing, RunStep
 
 logger = logger_of("checkpoint")
@@ -47,17 +47,9 @@ class Upkeep:
         self.run.write_noted()
         if self.keep.is_all:
             return
-        listing = self.run.look()
-        newest = self.newest_whole(listing)
-        if newest is None:
+        choice = self.choose()
+        if choice is None:
             return
-        known = [
-            found
-            for step in listing.steps
-            if step.is_abandoned or step.number <= newest.number
-            if (found := self.known(step)) is not None
-        ]
-        choice = surplus(known, self.keep, now=time.time())
         for name in choice.free:
             if self.may_go(name):
                 self.delete(name)
@@ -66,6 +58,23 @@ class Upkeep:
             if self.may_go(base):
                 self.cut(base, choice.lent[base])
                 self.run.write_noted()
+
+    def choose(self, *, may_write: bool = True) -> Surplus | None:
+        """Return what need not stay; None while no checkpoint is known to be whole.
+
+        Records that are missing are written, if that is allowed.
+        """
+        listing = self.run.look()
+        newest = self.newest_whole(listing)
+        if newest is None:
+            return None
+        known = [
+            found
+            for step in listing.steps
+            if step.is_abandoned or step.number <= newest.number
+            if (found := self.known(step, may_write=may_write)) is not None
+        ]
+        return surplus(known, self.keep, now=time.time())
 
     def may_go(self, name: str) -> bool:
         """Whether a checkpoint that need not stay may be deleted at all."""
@@ -91,10 +100,10 @@ class Upkeep:
                 return step
         return None
 
-    def known(self, step: RunStep) -> KnownStep | None:
+    def known(self, step: RunStep, *, may_write: bool = True) -> KnownStep | None:
         """Return what there is to know of a checkpoint; None if it is damaged, and left alone."""
         try:
-            return self.run.known(step)
+            return self.run.known(step, may_write=may_write)
         except (Corrupt, NotCommitted) as error:
             logger.warning("%s", error)
             return None

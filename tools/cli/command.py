@@ -31,6 +31,12 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "extract": "write.extract",
         "edit": "write.edit",
     },
+    "Keep": {
+        "pin": "keep.pin",
+        "rm": "keep.rm",
+        "prune": "keep.prune",
+        "gc": "keep.gc",
+    },
     "Set up": {
         "completion": "completion",
     },

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 
 DEBUG = "dtckpt.debug"
 """Key in a context's ``meta`` of whether to show tracebacks."""
+
+_DURATION = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|h|d)")
+_SECONDS = {"s": 1, "min": 60, "h": 3_600, "d": 86_400}
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -97,6 +102,33 @@ def two_store_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ):
         with_merged = store_option(name, of_what)(with_merged)
     return with_merged
+
+
+def dry_run_option(help: str) -> Callable[[_Command], _Command]:
+    """Return a decorator that adds ``--dry-run``."""
+    return click.option("-n", "--dry-run", is_flag=True, help=help)
+
+
+def duration(_ctx: click.Context, _param: click.Parameter, text: str | None) -> timedelta | None:
+    """Return the time of a text such as 90s, 30min, 12h or 7d; a usage error where it is none."""
+    if text is None:
+        return None
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise click.BadParameter(f"{text!r} is no time such as 30min, 12h or 7d")
+    return timedelta(seconds=float(match[1]) * _SECONDS[match[2]])
+
+
+def split_place(place: str) -> tuple[str, str]:
+    """Return the directory in which a checkpoint is, and its name there.
+
+    >>> split_place("s3://bucket/run/step-1/"), split_place("step-1")
+    (('s3://bucket/run', 'step-1'), ('.', 'step-1'))
+    """
+    root, slash, name = place.rstrip("/").rpartition("/")
+    if not name or name in (".", "..") or root.endswith(":/"):
+        raise click.BadParameter(f"{place!r} does not end in the name of a checkpoint")
+    return root or (slash or "."), name
 
 
 def parse_options(items: Sequence[str]) -> dict[str, Any]:

@@ -1,0 +1,121 @@
+"""``pin``, ``rm``, ``prune`` and ``gc``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import dtckpt.checkpoint as dcp
+from dtckpt.tools.cli.common.options import split_place
+
+from .conftest import Run, document
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A managed run of six steps, of which the fifth refers to the fourth."""
+    with dcp.CheckpointManager(tmp_path / "run") as manager:
+        for step in range(1, 7):
+            manager.save(step, {"a": torch.full((8,), float(step))})
+    large = torch.zeros(1 << 18)
+    dcp.save({"large": large, "n": 4}, tmp_path / "run/step-4", overwrite=True)
+    dcp.save(
+        {"large": large, "n": 5},
+        tmp_path / "run/step-5",
+        overwrite=True,
+        base=tmp_path / "run/step-4",
+    )
+    for step in (4, 5):
+        (tmp_path / f"run/step-{step}.json").unlink()
+    return tmp_path / "run"
+
+
+def steps(root: Path) -> list[int]:
+    """The steps of a run."""
+    return [step.number for step in dcp.committed_steps(root)]
+
+
+def files(root: Path) -> set[str]:
+    """All that is there, with times."""
+    return {f"{path} {path.stat().st_mtime_ns}" for path in root.rglob("*")}
+
+
+def test_prune_keeps_what_rules_pins_and_references_ask_for(run: Run, root: Path) -> None:
+    assert run("pin", root / "step-1").exit_code == 0
+    before = files(root)
+    args = ("prune", root, "--keep-last", 2, "--json")
+    told = document(run(*args, "--dry-run"))
+    assert files(root) == before
+    assert sorted(told["gone"]) == ["step-2", "step-3"]
+    assert told["needed"] == {"step-4": ["step-5"]}
+    assert document(run(*args)) == told | {"dry_run": False}
+    assert steps(root) == [1, 4, 5, 6]
+    assert run("prune", root, "--keep-every", 6).stdout.endswith("2 checkpoints deleted, 2 kept\n")
+    assert steps(root) == [1, 6]
+
+
+def test_prune_needs_a_rule_and_a_whole_checkpoint(run: Run, root: Path, tmp_path: Path) -> None:
+    assert run("prune", root).exit_code == 2
+    (tmp_path / "nothing").mkdir()
+    result = run("prune", tmp_path / "nothing", "--keep-last", 1)
+    assert (result.exit_code, "no checkpoint here is whole" in result.stderr) == (3, True)
+    dcp.save({"a": torch.ones(1)}, root / "other7")
+    assert "begin in several ways ('other', 'step-')" in run("prune", root, "--keep-last", 1).stderr
+    assert run("prune", root, "--keep-last", 1, "--prefix", "other").exit_code == 0
+    assert steps(root) == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_rm_deletes_all_or_nothing(run: Run, root: Path) -> None:
+    result = run("rm", root / "step-2", root / "step-4")
+    assert result.exit_code == 3
+    assert "step-5" in result.stderr  # which refers to it
+    run("pin", root / "step-3")
+    assert "is pinned" in run("rm", root / "step-2", root / "step-3").stderr
+    assert run("rm", root / "step-2", "--dry-run").exit_code == 0
+    assert steps(root) == [1, 2, 3, 4, 5, 6]
+    assert run("pin", root / "step-3", "--remove").exit_code == 0
+    assert run("rm", f"{root}/step-2/", root / "step-3").exit_code == 0
+    assert steps(root) == [1, 4, 5, 6]
+    assert not list(root.glob("step-[23]*"))
+    assert run("rm", root / "step-2").exit_code == 3
+
+
+def test_others_checkpoints_are_not_deleted(run: Run, root: Path) -> None:
+    dcp.export(root / "step-6", root / "step-8", format="dcp")
+    result = run("rm", root / "step-8")
+    assert (result.exit_code, "dtckpt deletes nothing" in result.stderr) == (3, True)
+
+
+def test_a_pin_needs_a_checkpoint(run: Run, root: Path) -> None:
+    assert run("pin", root / "step-77").exit_code == 3
+    assert not list(root.glob("*.pinned"))
+    assert run("pin", "/").exit_code == 2
+
+
+def test_gc_takes_away_what_dead_saves_left(run: Run, root: Path) -> None:
+    save = root / "step-1/data"
+    (dead,) = save.iterdir()
+    left = root / "step-9" / "data" / dead.name / "00000.safetensors"
+    left.parent.mkdir(parents=True)
+    (part,) = dead.iterdir()
+    left.write_bytes(part.read_bytes())
+    assert run("gc", root).stdout == "0 leftovers deleted\n"
+    told = document(run("gc", root, "--older-than", "0s", "--dry-run", "--json"))
+    assert told["gone"] == [f"step-9/data/{dead.name}/00000.safetensors"]
+    assert left.exists()
+    assert run("gc", root, "--older-than", "0s", "-q").stdout == ""
+    assert not left.exists()
+    assert steps(root) == [1, 2, 3, 4, 5, 6]
+    assert run("gc", root, "--older-than", "soon").exit_code == 2
+
+
+@pytest.mark.parametrize("place", ["", "/", "s3://bucket", "run/.."])
+def test_what_names_no_checkpoint(run: Run, place: str) -> None:
+    assert run("rm", place).exit_code == 2
+
+
+def test_places_of_the_working_directory_and_the_root() -> None:
+    assert split_place("/step-1") == ("/", "step-1")
+    assert split_place("a/b") == ("a", "b")

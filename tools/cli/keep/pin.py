@@ -1,0 +1,36 @@
+"""``dtckpt pin``: checkpoints that stay for good."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ..common.console import printable
+from ..common.options import debug_option, split_place, store_at, store_option
+from ..common.telling import quiet_option, say
+
+
+@click.command()
+@click.argument("checkpoints", nargs=-1, required=True, metavar="CHECKPOINT...")
+@click.option("--remove", is_flag=True, help="Take the pins away.")
+@store_option()
+@quiet_option
+@debug_option
+def pin(checkpoints: tuple[str, ...], remove: bool, option: dict[str, Any]) -> None:
+    """Keep CHECKPOINT for good, whatever the rules of its run say.
+
+    An empty object beside it, which ends in .pinned, says so to CheckpointManager, prune and rm.
+
+    \b
+    Examples:
+      dtckpt pin run/step-100
+      dtckpt pin run/step-100 run/step-200 --remove
+    """
+    from ....checkpoint.runs.pruning import pin as pin_one
+
+    for checkpoint in checkpoints:
+        root, name = split_place(checkpoint)
+        with store_at(root, option) as store:
+            pin_one(store, name, is_pinned=not remove)
+            say(f"{printable(store.url)}/{printable(name)}: {'not ' if remove else ''}pinned")

@@ -1,0 +1,41 @@
+"""``dtckpt rm``: delete checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ..common.console import printable
+from ..common.options import debug_option, dry_run_option, split_place, store_at, store_option
+from ..common.telling import quiet_option, say
+
+
+@click.command()
+@click.argument("checkpoints", nargs=-1, required=True, metavar="CHECKPOINT...")
+@dry_run_option("Delete nothing; only find out whether anything forbids it.")
+@store_option()
+@quiet_option
+@debug_option
+def rm(checkpoints: tuple[str, ...], dry_run: bool, option: dict[str, Any]) -> None:
+    """Delete each CHECKPOINT, its manifest before its data.
+
+    Nothing is deleted where one of them is not there, is pinned, or has files to which others
+    refer that stay. What a run keeps beside it goes, too.
+
+    \b
+    Examples:
+      dtckpt rm run/step-100 --dry-run
+      dtckpt rm run/step-100
+    """
+    from ....checkpoint.runs.pruning import remove
+
+    for is_trial in (True, dry_run):
+        for checkpoint in checkpoints:
+            root, name = split_place(checkpoint)
+            with store_at(root, option) as store:
+                remove(store, name, dry_run=is_trial)
+                if not is_trial:
+                    say(f"{printable(store.url)}/{printable(name)}: deleted")
+    if dry_run:
+        say(f"{', '.join(map(printable, checkpoints))}: could be deleted")
