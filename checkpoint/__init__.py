@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .editing import edit
     from .examining.extracting import ExtractReport, extract
     from .examining.histogram import Histogram
+    from .examining.repairing import RepairReport, repair
     from .examining.statistics import TensorStatistics, statistics
     from .exporting.exporter import ExportReport, export
     from .files.manifest import Manifest
@@ -127,6 +128,7 @@ __all__ = [
     "Problem",
     "RandomNumbers",
     "RankFailed",
+    "RepairReport",
     "Reshape",
     "Rule",
     "SaveHandle",
@@ -166,6 +168,7 @@ __all__ = [
     "place",
     "read_manifest",
     "register_enum",
+    "repair",
     "request_save",
     "reshard",
     "save",
@@ -187,6 +190,7 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
             ".deleting": "delete",
             ".detaching": "detach",
             ".examining.histogram": "Histogram",
+            ".examining.repairing": "RepairReport repair",
             ".examining.statistics": "TensorStatistics statistics",
             ".exporting.exporter": "ExportReport export",
             ".editing": "edit",

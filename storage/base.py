@@ -332,6 +332,15 @@ class Store(ABC):
         can do so.
         """
 
+    def create_anew(self, name: str, size: int) -> WriteStream:
+        """``create`` that takes the place of what is there, if anything is, on ``close``.
+
+        Till then, and if it is aborted, that stays. A store that can do so without holding all of
+        it in memory, as this does, overrides this.
+        """
+        where = join(self.url, name)
+        return WholeStream(where, size, lambda data: self.publish(name, data, overwrite=True))
+
     @abstractmethod
     def publish(self, name: str, data: bytes, *, overwrite: bool) -> None:
         """Write a small object atomically: readers see nothing, or the old one, or all of this.

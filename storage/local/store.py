@@ -115,6 +115,11 @@ class LocalStore(Store):
             stream.write_directly()
         return stream
 
+    def create_anew(self, name: str, size: int) -> WriteStream:
+        stream = _LocalStream(self._path(name), size, overwrite=True)
+        stream.open(self._open_unfinished)
+        return stream
+
     def _wants_direct(self, directory: str) -> bool:
         return direct_io_pays(directory) if self._direct_io == "auto" else self._direct_io
 

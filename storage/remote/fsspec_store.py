@@ -150,18 +150,21 @@ class FsspecStore(Store):
         # A counted PUT refuses by itself; of an empty one it is not known how often it was sent.
         if in_parts or size == 0 or not dialect.puts_are_counted:
             self._refuse_taken(name)
-
-        def check(expected: int) -> None:
-            self._check_size(name, expected)
-
-        def refuse() -> None:
-            self._refuse_taken(name)
-
+        check = functools.partial(self._check_size, name)
+        refuse = functools.partial(self._refuse_taken, name)
         if not dialect.puts_are_atomic:
             return RenameStream(where, size, connection, (_hidden(path), path), refuse, check)
         if in_parts:
             return MultipartStream(where, size, connection, dialect, path, check)
         return WholeStream(where, size, lambda data: self._put_new(name, data))
+
+    def create_anew(self, name: str, size: int) -> WriteStream:
+        connection, path, where = self._at(name)
+        dialect = self._driver.dialect
+        if size > PART_BYTES and dialect.puts_are_atomic and dialect.streams_are_atomic:
+            check = functools.partial(self._check_size, name)
+            return MultipartStream(where, size, connection, dialect, path, check)
+        return super().create_anew(name, size)
 
     def publish(self, name: str, data: bytes, *, overwrite: bool) -> None:
         payload = bytes(data)

@@ -76,7 +76,15 @@ class FaultyStore(Store):
         fault.after()
 
     def create(self, name: str, size: int) -> WriteStream:
-        stream = self._run("create", name, size, lambda: self._inner.create(name, size))
+        return self._create(name, size, self._inner.create)
+
+    def create_anew(self, name: str, size: int) -> WriteStream:
+        return self._create(name, size, self._inner.create_anew)
+
+    def _create(
+        self, name: str, size: int, create: Callable[[str, int], WriteStream]
+    ) -> WriteStream:
+        stream = self._run("create", name, size, lambda: create(name, size))
         where = join(self.url, name)
         return _FaultyStream(where, size, stream, lambda op, n: self._next(op, name, n))
 

@@ -108,11 +108,23 @@ class ObstoreStore(Store):
             yield from read_each(lambda start, stop: self._get(name, start, stop), requests)
 
     def create(self, name: str, size: int) -> WriteStream:
-        import obstore
-
         if size < 0:
             raise ValueError(f"bad object size {size} for {name}: expected 0 or more")
         self._refuse_taken(name)
+
+        def put_whole(data: bytes) -> None:
+            with self._connection.in_time():
+                self._put(name, data, _CREATE, lambda: self._refuse_taken(name))
+                self._settle(name, len(data), None)
+
+        return self._upload(name, size, put_whole)
+
+    def create_anew(self, name: str, size: int) -> WriteStream:
+        return self._upload(name, size, lambda data: self.publish(name, data, overwrite=True))
+
+    def _upload(self, name: str, size: int, put_whole: Callable[[bytes], None]) -> WriteStream:
+        import obstore
+
         path, where = self._at(name)
 
         def put(pieces: Iterable[bytearray], num_bytes: int) -> None:
@@ -123,11 +135,6 @@ class ObstoreStore(Store):
                     store, path, taken, chunk_size=num_bytes, max_concurrency=parts
                 ),
             )
-
-        def put_whole(data: bytes) -> None:
-            with self._connection.in_time():
-                self._put(name, data, _CREATE, lambda: self._refuse_taken(name))
-                self._settle(name, len(data), None)
 
         return UploadStream(
             where, size, put, put_whole, lambda size, error: self._settle(name, size, error)

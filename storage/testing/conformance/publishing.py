@@ -41,6 +41,20 @@ class PublishingTests(Suite):
         assert raw.get("a/x") == b""
         assert list(store.leftovers()) == []
 
+    @pytest.mark.parametrize("size", [4, 17 << 20])
+    def test_create_anew(self, store: Store, raw: Raw, size: int) -> None:
+        """Large ones, too, which object stores take in parts."""
+        for there in (b"one", b""):
+            store.publish("a/x", there, overwrite=True)
+            stream = store.create_anew("a/x", size)
+            stream.write(b"2" * (size - 1))
+            stream.abort()
+            assert raw.get("a/x") == there
+            with store.create_anew("a/x", size) as stream:
+                stream.write(b"2" * size)
+            assert raw.get("a/x") == b"2" * size
+        assert list(store.leftovers()) == []
+
     def test_remove(self, store: Store, raw: Raw) -> None:
         with pytest.raises(ObjectNotFound, match="a/x"):
             store.remove("a/x", expected=b"one")

@@ -9,7 +9,7 @@ from dtckpt.checkpoint import Verifier
 from dtckpt.storage import LocalStore
 
 
-def _flip(path: Path, offset: int) -> None:
+def flip(path: Path, offset: int) -> None:
     data = bytearray(path.read_bytes())
     data[offset] ^= 1
     path.write_bytes(data)
@@ -30,7 +30,7 @@ def test_a_file_that_several_share_is_read_once_and_its_damage_told_of_each(
     assert second.bytes_checked == alone.bytes_checked - same.nbytes
 
     [lender] = tmp_path.glob("step-1/data/*/*")
-    _flip(lender, 4096 + 1000)
+    flip(lender, 4096 + 1000)
     verifier = Verifier()
     for step in ("step-1", "step-2"):
         [problem] = verifier.verify(LocalStore(tmp_path / step)).problems
@@ -42,7 +42,7 @@ def test_damage_is_told_in_the_order_of_files_whatever_thread_finds_it(tmp_path:
     dcp.save({f"w{i}": torch.rand(1 << 20) for i in range(12)}, tmp_path / "a")
     [file] = tmp_path.glob("a/data/*/*")
     for mib in (40, 3, 17, 30):
-        _flip(file, mib << 20)
+        flip(file, mib << 20)
     problems = dcp.verify(tmp_path / "a").problems
     starts = [problem.start for problem in problems]
     assert len(starts) == 4
