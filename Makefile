@@ -7,7 +7,7 @@ CODE := dtensor checkpoint storage integrations tools tests
 # Tests start some hundred processes, which find all modules compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install check format test mutants demo demo-parallel bench bench-scale bench-dispatch bench-redistribute bench-training bench-random operators test-matrix test-adapters test-servers test-faults gpu-check clean
+.PHONY: help install check format test mutants demo demo-parallel bench bench-scale bench-dispatch bench-redistribute bench-training bench-random bench-look operators test-matrix test-adapters test-servers test-faults gpu-check clean
 
 help:
 	@echo "make demo    train, kill a rank during a save, resume on another mesh, prove the losses"
@@ -18,6 +18,7 @@ help:
 	@echo "make bench-redistribute   redistribute: bytes, memory, plans, wall time on Gloo"
 	@echo "make bench-training   a training step beside torch's parallelisms, and elastic ones"
 	@echo "make bench-random   random numbers beside torch's own generator"
+	@echo "make bench-look   what inspecting a checkpoint and its values costs"
 	@echo "make operators     every operator against one device; writes docs/operators.md"
 	@echo "make test    the whole test suite"
 	@echo "make test-matrix   the quick part of it on other Pythons and another torch"
@@ -109,6 +110,9 @@ bench-training: install
 
 bench-random: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.bench.random_numbers $(BENCH)
+
+bench-look: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.bench.looking $(BENCH)
 
 operators: install
 	$(BIN)/python -m tests.operators --write docs/operators.md $(OPERATORS)

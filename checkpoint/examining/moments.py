@@ -97,7 +97,6 @@ def _of_floats(values: Array, weights: Array | None) -> Moments:
         wide = values.astype(_Mean)
     mean = (wide.sum() if weights is None else (wide * weights).sum()) / num
     apart = wide - mean
-    squares = np.dot(apart, apart if weights is None else apart * weights)
     return Moments(
         **special,
         num_zero=_count(values == 0, weights),
@@ -105,7 +104,7 @@ def _of_floats(values: Array, weights: Array | None) -> Moments:
         low=low,
         high=high,
         mean=_Mean(mean),
-        squares=_Mean(squares),
+        squares=_squares(apart, weights),
         bins=Bins.of(values, low, high, weights),
     )
 
@@ -124,7 +123,6 @@ def _of_ints(values: Array, weights: Array | None) -> Moments:
     else:
         total = int(np.dot(above, weights.astype(np.uint64)))
     apart = above.astype(np.float64) - total / num
-    squares = np.dot(apart, apart if weights is None else apart * weights)
     return Moments(
         num_zero=_count(values == 0, weights),
         num_finite=num,
@@ -132,9 +130,15 @@ def _of_ints(values: Array, weights: Array | None) -> Moments:
         high=high,
         total=total + low * num,
         mean=least.astype(_Mean) + _Mean(total / num),
-        squares=_Mean(squares),
+        squares=_squares(apart, weights),
         bins=Bins.of(values, low, high, weights),
     )
+
+
+def _squares(apart: Array, weights: Array | None) -> _Mean:
+    """Return the sum of squares; not by BLAS, whose threads would fight with those that read."""
+    squares = np.square(apart)
+    return _Mean(squares.sum() if weights is None else (squares * weights).sum())
 
 
 def _count(which: Array, weights: Array | None) -> int:
