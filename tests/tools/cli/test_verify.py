@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+
+import dtckpt.checkpoint as dcp
 
 from .conftest import Run, data_file, document, flip
 
@@ -109,3 +113,48 @@ def test_nothing_committed(run: Run, checkpoint: Path) -> None:
     result = run("verify", checkpoint)
     assert (result.exit_code, result.stdout) == (3, "")
     assert "no committed checkpoint" in result.stderr
+
+
+def test_a_run_is_verified_step_by_step(run: Run, tmp_path: Path) -> None:
+    same = torch.arange(5000)
+    dcp.save({"w": torch.zeros(3), "same": same}, tmp_path / "step-1")
+    dcp.save({"w": torch.ones(3), "same": same}, tmp_path / "step-2", base=tmp_path / "step-1")
+    result = run("verify", tmp_path)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert [line.split(":")[0] for line in result.stdout.splitlines()] == [
+        str(tmp_path / "step-1"),
+        str(tmp_path / "step-2"),
+    ]
+    flip(data_file(tmp_path / "step-1"), 4096 + 8)
+    found = document(run("verify", tmp_path / "step-2", tmp_path / "step-1", "--json"))
+    assert not found["intact"]
+    assert [len(each["problems"]) for each in found["checkpoints"]] == [1, 1]
+    flip(tmp_path / "step-1" / "manifest.json", 300)
+    result = run("verify", tmp_path, "--quiet")
+    assert result.exit_code == 1
+    assert "manifest" in result.stdout
+
+
+def test_a_copy_repairs(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    copies = tmp_path / "copies"
+    shutil.copytree(checkpoint, copies / "step-1")
+    own = tmp_path / "own" / "step-1"
+    shutil.copytree(checkpoint, own)
+    good = data_file(own).read_bytes()
+    flip(data_file(own), 4096 + 100)
+    result = run("verify", own, "--repair-from", copies / "step-1")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "repaired data/" in result.stdout
+    assert "intact" in result.stdout
+    assert data_file(own).read_bytes() == good
+    data_file(own).unlink()
+    assert run("verify", own.parent, "--repair-from", copies).exit_code == 0
+    assert data_file(own).read_bytes() == good
+    flip(data_file(own), 4096 + 100)
+    flip(data_file(copies / "step-1"), 4096 + 100)
+    found = run("verify", own, "--repair-from", copies / "step-1", "--json")
+    assert found.exit_code == 1
+    told = document(found)
+    assert told["repaired"] == []
+    assert len(told["not_repaired"]) == len(told["problems"]) == 1
+    assert run("verify", own, copies, "--repair-from", copies).exit_code == 2

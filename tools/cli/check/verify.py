@@ -1,91 +1,200 @@
-"""``dtckpt verify``: read every byte of a checkpoint and name every fault."""
+"""``dtckpt verify``: read every byte of checkpoints and name every fault."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dtckpt.errors import Corrupt
+from dtckpt.errors import Corrupt, NotCommitted
 
 from ..common.console import count, iec, printable
 from ..common.exit_codes import FINDING
-from ..common.options import debug_option, store_at, store_option
+from ..common.options import PLACE, debug_option, store_at, store_option
 from ..common.telling import bar, json_option, print_json, quiet_option, say
 
 if TYPE_CHECKING:
-    from ....checkpoint import Problem, VerifyReport
+    from ....checkpoint import Problem, RepairReport, Verifier, VerifyReport
     from ....storage import Store
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """What was found of a checkpoint, and done about it."""
+
+    url: str
+    report: VerifyReport | None
+    """None where the manifest cannot be used."""
+    problems: Sequence[Problem]
+    repair: RepairReport | None
+    seconds: float
+
+
 @click.command()
-@click.argument("checkpoint")
+@click.argument("checkpoints", nargs=-1, required=True, metavar="CHECKPOINT...", type=PLACE)
+@click.option(
+    "--repair-from",
+    metavar="OTHER",
+    help="Replace what is damaged by what OTHER has, a copy of the same checkpoint or run.",
+)
 @json_option
 @store_option()
+@store_option("--other-option", "OTHER alone")
 @quiet_option
 @debug_option
 @click.pass_context
-def verify(ctx: click.Context, checkpoint: str, as_json: bool, option: dict[str, Any]) -> None:
-    """Read all of CHECKPOINT and check every byte against its checksums.
+def verify(
+    ctx: click.Context,
+    checkpoints: tuple[str, ...],
+    repair_from: str | None,
+    as_json: bool,
+    option: dict[str, Any],
+    other_option: dict[str, Any],
+) -> None:
+    """Check every byte of each CHECKPOINT against its checksums.
 
-    Files of other programs, which have none, are only compared with what their headers state.
+    Of the directory of a run all committed checkpoints are verified, and files that several of them
+    refer to are read once. Files of other programs, which have no checksums, are only compared with
+    what their headers state.
 
-    Exits with 0 if it is intact. Otherwise prints every problem, with file, byte range and
-    tensors, and exits with 1. Nothing is changed.
+    Exits with 0 if all are intact. Otherwise prints every problem, with file, byte range and
+    tensors, and exits with 1. Nothing is changed, unless --repair-from is given: then every block
+    that is damaged is taken from OTHER if it has the checksum that the checkpoint states, and each
+    file takes the place of the damaged one as a whole or not at all.
+
+    \b
+    Examples:
+      dtckpt verify run/step-300
+      dtckpt verify run
     """
-    from ....checkpoint import Problem
+    if repair_from is not None and len(checkpoints) > 1:
+        raise click.UsageError("--repair-from is for one CHECKPOINT, or one run")
+    from ....checkpoint import Verifier
+
+    verifier, all_found = Verifier(), list[_Found]()
+    for checkpoint in checkpoints:
+        with store_at(checkpoint, option) as place:
+            for store, name in _checkpoints(place):
+                if repair_from is None:
+                    found = _verify(verifier, store)
+                else:
+                    with store_at(repair_from, {**option, **other_option}, "OTHER") as other:
+                        found = _repair(store, other.substore(name) if name else other)
+                all_found.append(found)
+                if not as_json:
+                    _print(found)
+    if as_json:
+        print_json("verification", _document(all_found))
+    ctx.exit(FINDING if any(found.problems for found in all_found) else 0)
+
+
+def _checkpoints(place: Store) -> Iterator[tuple[Store, str]]:
+    """Yield a checkpoint, or those of a run with their names, in the order of their steps."""
+    from ....checkpoint import committed_steps, read_manifest
+
+    try:
+        read_manifest(place)
+    except Corrupt:
+        pass
+    except NotCommitted:
+        steps = committed_steps(place)
+        if not steps:
+            raise
+        yield from ((place.substore(step.name), step.name) for step in steps)
+        return
+    yield place, ""
+
+
+def _verify(verifier: Verifier, store: Store) -> _Found:
+    began = time.monotonic()
+    report, problems = None, ()
+    try:
+        with bar("verifying") as on_progress:
+            report = verifier.verify(store, on_progress)
+        problems = report.problems
+    except Corrupt as error:
+        problems = (_of_manifest(error),)
+    return _Found(
+        url=store.url,
+        report=report,
+        problems=problems,
+        repair=None,
+        seconds=time.monotonic() - began,
+    )
+
+
+def _repair(store: Store, other: Store) -> _Found:
+    from ....checkpoint import repair
 
     began = time.monotonic()
-    with store_at(checkpoint, option) as store:
-        report = None
-        try:
-            report = _run(store)
-            problems = report.problems
-        except Corrupt as error:
-            problems = (Problem(message=str(error), file="manifest.json"),)
-        seconds = time.monotonic() - began
-        if as_json:
-            print_json("verification", _document(store.url, report, problems))
-        else:
-            _print(store.url, report, problems, seconds)
-    ctx.exit(FINDING if problems else 0)
+    done, problems = None, ()
+    try:
+        with bar("repairing") as on_progress:
+            done = repair(store, other, on_progress=on_progress)
+        problems = done.after.problems
+    except Corrupt as error:
+        problems = (_of_manifest(error),)
+    return _Found(
+        url=store.url,
+        report=done.after if done else None,
+        problems=problems,
+        repair=done,
+        seconds=time.monotonic() - began,
+    )
 
 
-def _run(store: Store) -> VerifyReport:
-    from ....checkpoint import verify as verify_checkpoint
+def _of_manifest(error: Corrupt) -> Problem:
+    from ....checkpoint import Problem
 
-    with bar("verifying") as on_progress:
-        return verify_checkpoint(store, on_progress=on_progress)
+    notes: list[str] = getattr(error, "__notes__", [])
+    return Problem(message=" ".join([str(error), *notes]), file="manifest.json")
 
 
-def _document(url: str, report: VerifyReport | None, problems: Sequence[Problem]) -> dict[str, Any]:
-    return {
-        "url": url,
-        "intact": not problems,
+def _document(all_found: Sequence[_Found]) -> dict[str, Any]:
+    """Return what is told of one checkpoint, or of several in a list."""
+    told = [_told(found) for found in all_found]
+    if len(told) == 1:
+        return told[0]
+    intact = not any(found.problems for found in all_found)
+    return {"intact": intact, "checkpoints": told}
+
+
+def _told(found: _Found) -> dict[str, Any]:
+    report = found.report
+    told: dict[str, Any] = {
+        "url": found.url,
+        "intact": not found.problems,
         "num_tensors": report.num_tensors if report else None,
         "num_files": report.num_files if report else None,
         "bytes_checked": report.bytes_checked if report else 0,
         "has_checksums": report.has_checksums if report else True,
-        "problems": [asdict(problem) for problem in problems],
+        "problems": [asdict(problem) for problem in found.problems],
     }
+    if found.repair is not None:
+        told["repaired"] = list(found.repair.repaired)
+        told["not_repaired"] = dict(found.repair.failed)
+    return told
 
 
-def _print(
-    url: str, report: VerifyReport | None, problems: Sequence[Problem], seconds: float
-) -> None:
+def _print(found: _Found) -> None:
+    url, report, problems = found.url, found.report, found.problems
     if report is not None:
-        found = (
+        told = (
             f"{count(report.num_tensors, 'tensor')} in {count(report.num_files, 'file')}, "
-            f"{iec(report.bytes_checked)} checked in {seconds:.1f} s"
+            f"{iec(report.bytes_checked)} checked in {found.seconds:.1f} s"
         )
     else:
-        found = "the manifest cannot be read, so nothing else could be checked"
+        told = "the manifest cannot be read, so nothing else could be checked"
     verdict = f"damaged, {count(len(problems), 'problem')}" if problems else "intact"
     if not problems and report is not None and not report.has_checksums:
         verdict = "complete, but without checksums: bytes may have changed"
-    say(f"{printable(url)}: {verdict} ({found})")
+    if found.repair is not None and found.repair.repaired:
+        say(f"{printable(url)}: repaired {', '.join(map(printable, found.repair.repaired))}")
+    say(f"{printable(url)}: {verdict} ({told})")
     for problem in problems:
         click.echo(f"  {printable(problem.message.removeprefix(f'{url}/'))}")
+    for name, why in found.repair.failed.items() if found.repair else ():
+        click.echo(f"  {printable(name)} was not repaired: {printable(why)}")
