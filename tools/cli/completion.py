@@ -40,7 +40,6 @@ def completion(shell: Shell | None, install: bool) -> None:
     \b
     Examples:
       dtckpt completion bash
-      dtckpt completion --install
     """
     chosen = shell or _own_shell()
     found = get_completion_class(chosen)

@@ -42,7 +42,7 @@ def cat(
     """Print values of CHECKPOINT, and elements of tensors.
 
     NAME is that of a value, of a part of the state, of whose values all are printed, or a pattern
-    for these; or of a tensor, with a slice or without: model/w[0:2,:3]. Of many elements the first
+    for these; or of a tensor, with a slice or without: model/weight[0:2,:3]. Of many elements the first
     and last are read and shown. Without NAME all values are printed, and no tensors.
 
     With --json values are as the manifest has them, so that what JSON does not know is tagged.
@@ -50,7 +50,7 @@ def cat(
     \b
     Examples:
       dtckpt cat run/step-300 step
-      dtckpt cat run/step-300 'model/w[0:2,:3]' --json
+      dtckpt cat run/step-300 'model/weight[0:2,:3]' --json
     """
     from ....checkpoint import read_manifest
 

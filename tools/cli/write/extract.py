@@ -59,8 +59,8 @@ def extract(
 
     \b
     Examples:
-      dtckpt extract run/step-300 'model/w[0:2,:3]' -o rows.npy
-      dtckpt extract run/step-300 model/w -o w.safetensors
+      dtckpt extract run/step-300 'model/weight[0:2,:3]' -o rows.npy
+      dtckpt extract run/step-300 model/weight -o weight.safetensors
     """
     from ....checkpoint import extract as extract_parts
 
