@@ -59,9 +59,10 @@ if TYPE_CHECKING:
     from .mapping.tracing import trace_mapping
     from .megatron import megatron_tensors
     from .opening import Checkpoint, LazyTensor, open
-    from .placing import Placed, Rule, parse_rules, place
     from .probing import capabilities
-    from .resharding import reshard
+    from .resharding.dtype_rules import DTypeRule
+    from .resharding.placing import Placed, Rule, parse_rules, place
+    from .resharding.resharding import reshard
     from .runs.keep import Best, Keep
     from .runs.places import Tier
     from .saving.background import async_save
@@ -95,6 +96,7 @@ __all__ = [
     "Costs",
     "Counters",
     "Crop",
+    "DTypeRule",
     "Dealing",
     "Dequantize",
     "Drop",
@@ -216,8 +218,9 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
             ".mapping.tracing": "trace_mapping",
             ".megatron": "megatron_tensors",
             ".opening": "Checkpoint LazyTensor open",
-            ".placing": "Placed Rule parse_rules place",
-            ".resharding": "reshard",
+            ".resharding.dtype_rules": "DTypeRule",
+            ".resharding.placing": "Placed Rule parse_rules place",
+            ".resharding.resharding": "reshard",
             ".runs.keep": "Best Keep",
             ".runs.places": "Tier",
             ".saving.background": "async_save",

@@ -13,7 +13,7 @@ from .files.committing import check_complete, check_free, commit
 from .files.manifest import MANIFEST, Manifest, read_manifest_bytes
 from .formats.opening import stored_data
 from .reading.batches import BatchedReader, counted
-from .resharding import Rewriting
+from .resharding.rewriting import Rewriting
 
 
 def detach(

@@ -42,6 +42,7 @@ FLOORS = {
         "job_state",
         "exporting",
         "dcp",
+        "resharding",
         "",
         "runs",
         "examining",

@@ -140,7 +140,7 @@ def commit(store: Store, manifest: Manifest, *, overwrite: bool) -> None:
         raise
     withdraw_claims(store, manifest)
     if replaced is not None:
-        _sweep(store, replaced)
+        _sweep(store, replaced, manifest.save_id)
 
 
 def _publish(store: Store, manifest: Manifest, *, overwrite: bool) -> bytes | None:
@@ -220,14 +220,15 @@ def _put_back(store: Store, there: bytes | None) -> None:
         logger.warning("%s: a damaged manifest may have been left here: %s", store.url, error)
 
 
-def _sweep(store: Store, replaced: bytes) -> None:
+def _sweep(store: Store, replaced: bytes, save_id: str) -> None:
     """Delete the files of a checkpoint that was replaced, unless somebody needs them.
 
-    Only what its manifest names: other files may belong to a save that is still under way.
+    Those of ``save_id`` are: whoever makes the same of the same writes the same files. Only what
+    its manifest names: other files may belong to a save that is still under way.
     """
     try:
         manifest = _parsed(store, replaced)
-        if manifest is not None:
+        if manifest is not None and manifest.save_id != save_id:
             refuse_if_needed(store, "replaced", manifest.save_id)
             store.delete([manifest.path_of(record) for record in manifest.files])
     except Exception as error:

@@ -18,7 +18,7 @@ from ..tensors.sink import Array, Sink
 DTypePolicy = Literal["error", "widen", "cast"]
 POLICIES: tuple[DTypePolicy, ...] = ("error", "widen", "cast")
 
-_CONVERTED_BYTES = 2 << 20
+CONVERTED_BYTES = 2 << 20
 """Most bytes that are converted at once, of the wider dtype: several threads do so at a time."""
 
 
@@ -135,11 +135,14 @@ class ConvertingSink:
     def put(self, part: Box, items: Array) -> None:
         """Convert ``items`` by the rules of ``Tensor.to`` and store them at ``part``."""
         widest = max(self._saved.itemsize, self._wanted.itemsize)
-        for box in Box.whole(part.sizes).parts(_CONVERTED_BYTES // widest):
-            self._sink.put(box.translate(part.offsets), self._convert(items[box.slices]))
+        for box in Box.whole(part.sizes).parts(CONVERTED_BYTES // widest):
+            made = converted(items[box.slices], self._saved, self._wanted)
+            self._sink.put(box.translate(part.offsets), made)
 
-    def _convert(self, items: Array) -> Array:
-        host = torch.from_numpy(np.array(items).view(f"i{items.itemsize}"))
-        converted = host.view(self._saved).to(self._wanted)
-        as_bytes = converted.reshape(-1).view(torch.uint8).numpy()
-        return as_bytes.view(f"u{converted.itemsize}").reshape(items.shape)
+
+def converted(items: Array, saved: torch.dtype, wanted: torch.dtype) -> Array:
+    """Return elements of another dtype by the rules of ``Tensor.to``, as unsigned ints."""
+    host = torch.from_numpy(np.array(items).view(f"i{items.itemsize}"))
+    made = host.view(saved).to(wanted)
+    as_bytes = made.reshape(-1).view(torch.uint8).numpy()
+    return as_bytes.view(f"u{made.itemsize}").reshape(items.shape)

@@ -6,7 +6,8 @@ Neighbouring small ones are read in one go, large ones in parts, so memory is bo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -39,32 +40,67 @@ Part = tuple[str, Box]
 class BatchedReader:
     """Reads parts of a checkpoint in the order in which their sources are asked for pieces.
 
-    Whoever has used up all sources asks ``data`` once whether files are unchanged, before what was
-    made of them counts: for every batch it would be a request more.
+    One read is ahead of what is used. Whoever has used up all sources asks ``data`` once whether
+    files are unchanged, before what was made of them counts: for every batch it would be a request
+    more.
     """
 
-    def __init__(self, data: StoredData, on_read: Callable[[int], None]) -> None:
-        """``on_read`` is called with the number of bytes after each read."""
+    def __init__(
+        self, data: StoredData, on_read: Callable[[int], None], *, num_local: int | None = None
+    ) -> None:
+        """``on_read`` is called with the number of bytes of each read, as it is used.
+
+        ``num_local`` processes of a host read at the same time, if that is known.
+        """
         self._data = data
         self._on_read = on_read
+        self._num_local = num_local
 
     def sources(self, parts: Sequence[Part]) -> list[Source]:
         """Return a source for each part, to be used once each and in this order."""
-        batch, sources = _Batch(self), list[Source]()
+        batches: list[list[Part]] = []
+        sources: list[Source] = []
+        arrays = self._read_ahead(batches)
+        room = 0
         for part in parts:
-            num_bytes = self.num_bytes(part)
-            if not batch.has_room(num_bytes):
-                batch = _Batch(self)
-            batch.add(part, num_bytes)
-            sources.append(_BatchSource(batch, part))
+            num_bytes = self._num_bytes(part)
+            if num_bytes > PIECE_BYTES:
+                pieces = self._pieces(part)
+                batches += ([piece] for piece in pieces)
+                room = 0
+            else:
+                if num_bytes > room or not batches:
+                    batches.append([])
+                    room = PIECE_BYTES
+                pieces = [part]
+                batches[-1].append(part)
+                room -= num_bytes
+            sources.append(_SourceOf(arrays, len(pieces)))
         return sources
 
-    def num_bytes(self, part: Part) -> int:
-        """Return how many bytes a part has."""
+    def _num_bytes(self, part: Part) -> int:
         name, box = part
         return box.numel * self._data.manifest.tensors[name].dtype.itemsize
 
-    def read(self, parts: Sequence[Part]) -> list[Array]:
+    def _pieces(self, part: Part) -> list[Part]:
+        """Return what a large part is read as."""
+        name, box = part
+        itemsize = self._data.manifest.tensors[name].dtype.itemsize
+        return [(name, piece) for piece in box.parts(PIECE_BYTES // itemsize)]
+
+    def _read_ahead(self, batches: Sequence[Sequence[Part]]) -> Iterator[Array]:
+        """Yield the items of all parts; the next batch is read meanwhile."""
+        with ThreadPoolExecutor(1, thread_name_prefix="dtckpt-ahead") as pool:
+            following = pool.submit(self._read, batches[0])
+            for number in range(1, len(batches) + 1):
+                arrays = following.result()
+                if number < len(batches):
+                    following = pool.submit(self._read, batches[number])
+                self._on_read(sum(array.nbytes for array in arrays))
+                while arrays:
+                    yield arrays.pop(0)
+
+    def _read(self, parts: Sequence[Part]) -> list[Array]:
         """Return the items of some parts, as unsigned ints as wide as an element."""
         tensors = self._data.manifest.tensors
         arrays = [np.empty(b.sizes, dtype=f"u{tensors[name].dtype.itemsize}") for name, b in parts]
@@ -72,48 +108,20 @@ class BatchedReader:
             Want(tensor=tensors[name], box=box, sink=ArraySink(array))
             for (name, box), array in zip(parts, arrays, strict=True)
         ]
-        execute(plan_reads(self._data, wants), check_files=False)
-        self._on_read(sum(array.nbytes for array in arrays))
+        reads = plan_reads(self._data, wants)
+        execute(reads, check_files=False, num_local=self._num_local)
         return arrays
-
-    def in_parts(self, part: Part, max_bytes: int) -> Iterator[Array]:
-        """Yield a large part piece by piece."""
-        name, box = part
-        itemsize = self._data.manifest.tensors[name].dtype.itemsize
-        for piece in box.parts(max_bytes // itemsize):
-            yield self.read([(name, piece)])[0]
-
-
-@dataclass(slots=True)
-class _Batch:
-    """Parts that follow each other and are read in one go."""
-
-    reader: BatchedReader
-    parts: list[Part] = field(default_factory=list[Part])
-    num_bytes: int = 0
-    arrays: dict[Part, Array] | None = None
-
-    def has_room(self, num_bytes: int) -> bool:
-        return not self.parts or self.num_bytes + num_bytes <= PIECE_BYTES
-
-    def add(self, part: Part, num_bytes: int) -> None:
-        self.parts.append(part)
-        self.num_bytes += num_bytes
-
-    def pieces(self, part: Part, max_bytes: int) -> Iterator[Array]:
-        if self.num_bytes > max_bytes:  # one part that is larger than a batch
-            yield from self.reader.in_parts(part, max_bytes)
-            return
-        if self.arrays is None:
-            self.arrays = dict(zip(self.parts, self.reader.read(self.parts), strict=True))
-        yield self.arrays.pop(part)
 
 
 @dataclass(frozen=True, slots=True)
-class _BatchSource:
-    batch: _Batch
-    part: Part
+class _SourceOf:
+    """The next few of some arrays."""
+
+    arrays: Iterator[Array]
+    count: int
 
     def pieces(self, max_bytes: int) -> Iterator[memoryview]:
-        for array in self.batch.pieces(self.part, max_bytes):
-            yield array.reshape(-1).view(np.uint8).data
+        for _ in range(self.count):
+            data = next(self.arrays).reshape(-1).view(np.uint8).data
+            for start in range(0, max(len(data), 1), max_bytes):
+                yield data[start : start + max_bytes]

@@ -168,7 +168,7 @@ def refuse_if_going""",
         name="files of the replaced checkpoint are left over",
         file="checkpoint/files/committing.py",
         old="""    if replaced is not None:
-        _sweep(store, replaced)""",
+        _sweep(store, replaced, manifest.save_id)""",
         new="""    if replaced is not None:
         pass""",
         tests=_COMMITS,

@@ -226,8 +226,10 @@ def mapping_option(command: _Command) -> _Command:
     )(command)
 
 
-def parse_mesh(_ctx: click.Context, _param: click.Parameter, text: str) -> Mesh:
+def parse_mesh(_ctx: click.Context, _param: click.Parameter, text: str | None) -> Mesh | None:
     """Return the mesh of a text such as ``dp=2,tp=4``; a usage error where it is none."""
+    if text is None:
+        return None
     from ....dtensor import Mesh
 
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
@@ -10,22 +9,10 @@ import click
 from ..common.console import count, iec, printable
 from ..common.options import PLACE, debug_option, mapping_option, store_at, two_store_options
 from ..common.telling import bar, quiet_option, say
+from .rewrite_options import parse_size
 
 if TYPE_CHECKING:
     from ....checkpoint import MappingTable
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]i?)?B?", re.IGNORECASE)
-_UNITS = {"k": 1, "m": 2, "g": 3, "t": 4}
-
-
-def parse_size(_ctx: click.Context, _param: click.Parameter, text: str) -> int:
-    """Return the bytes of a text such as 5GB or 500MiB; a usage error where it is none."""
-    match = _SIZE.fullmatch(text.strip())
-    if match is None or float(match[1]) <= 0:
-        raise click.BadParameter(f"{text!r} is no size such as 500MB or 2GiB")
-    unit = (match[2] or "").lower()
-    base = 1024 if unit.endswith("i") else 1000
-    return int(float(match[1]) * base ** _UNITS.get(unit[:1], 0))
 
 
 @click.command()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ....checkpoint.examining.balance import bytes_by_rank
-from ....dtensor import IrregularLayout
+from ....dtensor import IrregularLayout, Layout
 from ..common.console import (
     count,
     iec,
@@ -23,33 +22,33 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ....checkpoint import Placed
-    from ....dtensor import Mesh
+    from ....checkpoint.files.stored_tensor import StoredTensor
+    from ....checkpoint.resharding.changes import Plan
 
 _MAX_RANKS = 16
 
 
-def show_plan(placed: Sequence[Placed], mesh: Mesh, *, source: str, target: str) -> None:
+def show_plan(plan: Plan, *, source: str, target: str) -> None:
     """Print what every tensor would become and what every rank would hold."""
     console = stdout_console()
     blank = Lines([plain("")])
     head = Grid()
     head.add(plain("source", "bold"), plain(printable(source)))
     head.add(plain("target", "bold"), plain(printable(target)))
-    head.add(plain("mesh", "bold"), plain(f"{mesh_text(mesh)}: {count(mesh.size, 'rank')}"))
+    meshes = [i.layout.mesh for i in plan.placed if isinstance(i.layout, Layout) and not i.stays]
+    for mesh in dict.fromkeys(meshes):
+        head.add(plain("mesh", "bold"), plain(f"{mesh_text(mesh)}: {count(mesh.size, 'rank')}"))
     show(console, head)
-    if placed:
-        show(console, blank, _tensors(console, placed))
-        show(
-            console,
-            blank,
-            _ranks(bytes_by_rank((item.layout, item.tensor.dtype.itemsize) for item in placed)),
-        )
+    if plan.placed:
+        show(console, blank, _tensors(console, plan))
+        held = bytes_by_rank((tensor.layout, tensor.dtype.itemsize) for tensor in plan.tensors)
+        show(console, blank, _ranks(held))
     show(console, blank, Lines([plain("Dry run: nothing was written.")]))
 
 
-def _tensors(console: Console, placed: Sequence[Placed]) -> Grid | Lines:
+def _tensors(console: Console, plan: Plan) -> Grid | Lines:
     """Return one line for each tensor, or two where lines are short."""
-    facts = [_facts(item) for item in placed]
+    facts = [_facts(item, new) for item, new in zip(plan.placed, plan.tensors, strict=True)]
     grid = Grid("tensor", "dtype and shape", "bytes", "from", "to", "by", right=(2,))
     for row in facts:
         grid.add(*((fact,) for fact in row))
@@ -58,7 +57,7 @@ def _tensors(console: Console, placed: Sequence[Placed]) -> Grid | Lines:
     return Lines([line for row in facts for line in _narrow(*row)])
 
 
-def _facts(item: Placed) -> tuple[tuple[str, str], ...]:
+def _facts(item: Placed, new: StoredTensor) -> tuple[tuple[str, str], ...]:
     tensor = item.tensor
     by = (item.note, "dim") if item.note or not item.rule else (printable(item.rule.pattern), "")
     return (
@@ -66,7 +65,7 @@ def _facts(item: Placed) -> tuple[tuple[str, str], ...]:
         (tensor_text(tensor), ""),
         (iec(tensor.num_bytes), "cyan"),
         (layout_text(tensor.layout), ""),
-        (_becomes(item), ""),
+        (_becomes(item, new), ""),
         by,
     )
 
@@ -78,11 +77,13 @@ def _narrow(name: tuple[str, str], *facts: tuple[str, str]) -> tuple[Line, Line]
     return [name], [gap, what, gap, num_bytes, gap, before, arrow, after, opening, by, closing]
 
 
-def _becomes(item: Placed) -> str:
+def _becomes(item: Placed, new: StoredTensor) -> str:
     layout = item.layout
     if layout is item.tensor.layout or isinstance(layout, IrregularLayout):
-        return "as it is"
-    return placements_text(layout)
+        text = "as it is"
+    else:
+        text = placements_text(layout)
+    return text if new.dtype == item.tensor.dtype else f"{new.dtype.torch_name}, {text}"
 
 
 def _ranks(held: dict[int, int]) -> Grid:

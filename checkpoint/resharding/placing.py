@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from dtckpt.errors import LayoutMismatch, PlacementError
 
-from ..dtensor.geometry.irregular import IrregularLayout
-from ..dtensor.geometry.layout import Layout
-from ..dtensor.geometry.mesh import Mesh
-from ..dtensor.geometry.placement import Placement, parse_placements
-from .files.manifest import Manifest
-from .files.stored_tensor import StoredTensor
+from ...dtensor.geometry.irregular import IrregularLayout
+from ...dtensor.geometry.layout import Layout
+from ...dtensor.geometry.mesh import Mesh
+from ...dtensor.geometry.placement import Placement, parse_placements
+from ..files.manifest import Manifest
+from ..files.stored_tensor import StoredTensor
 
 _MAX_PROBLEMS = 8
 
@@ -56,6 +56,11 @@ class Placed:
     note: str = ""
     """Why no rule did."""
 
+    @property
+    def stays(self) -> bool:
+        """Whether it is what a rank kept for itself."""
+        return is_of_rank(self.tensor)
+
 
 def place(manifest: Manifest, mesh: Mesh, rules: Sequence[Rule]) -> list[Placed]:
     """Return every tensor with its new layout.
@@ -65,19 +70,36 @@ def place(manifest: Manifest, mesh: Mesh, rules: Sequence[Rule]) -> list[Placed]
     LayoutMismatch listing the tensors that their rule does not fit, and the rules that match none:
     a misspelt one would leave its tensors replicated.
     """
+    placed = all_placed(
+        manifest.tensors.values(),
+        lambda tensor: _place(tensor, mesh, rules),
+        "the rules do not fit the checkpoint",
+    )
+    _check_used(rules, manifest)
+    return placed
+
+
+def all_placed(
+    tensors: Iterable[StoredTensor], place_one: Callable[[StoredTensor], Placed], problem: str
+) -> list[Placed]:
+    """Return tensors with what ``place_one`` says; one LayoutMismatch for all that it refuses."""
     placed: list[Placed] = []
     problems: list[str] = []
-    for tensor in manifest.tensors.values():
+    for tensor in tensors:
         try:
-            placed.append(_place(tensor, mesh, rules))
-        except PlacementError as error:
+            placed.append(place_one(tensor))
+        except (PlacementError, LayoutMismatch) as error:
             problems.append(f"tensor {tensor.name!r}: {error}")
     if problems:
         rest = len(problems) - _MAX_PROBLEMS
         shown = problems[:_MAX_PROBLEMS] + ([f"and {rest} more tensors"] if rest > 0 else [])
-        raise LayoutMismatch("the rules do not fit the checkpoint:\n  " + "\n  ".join(shown))
-    _check_used(rules, manifest)
+        raise LayoutMismatch(f"{problem}:\n  " + "\n  ".join(shown))
     return placed
+
+
+def is_of_rank(tensor: StoredTensor) -> bool:
+    """Whether it is something that a rank kept for itself."""
+    return any(part.startswith("@") for part in tensor.name.split("/"))
 
 
 def _check_used(rules: Sequence[Rule], manifest: Manifest) -> None:
@@ -98,7 +120,7 @@ def _check_used(rules: Sequence[Rule], manifest: Manifest) -> None:
 
 
 def _place(tensor: StoredTensor, mesh: Mesh, rules: Sequence[Rule]) -> Placed:
-    if any(part.startswith("@") for part in tensor.name.split("/")):
+    if is_of_rank(tensor):
         return Placed(tensor=tensor, layout=tensor.layout, note="stays with its rank")
     rule = next((rule for rule in rules if fnmatchcase(tensor.name, rule.pattern)), None)
     if rule is None or not tensor.shape:

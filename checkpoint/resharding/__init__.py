@@ -1,0 +1,1 @@
+"""Checkpoints rewritten for other ranks, dtypes and names: what each tensor becomes, and files."""
