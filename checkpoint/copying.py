@@ -17,7 +17,7 @@ from dtckpt.errors import CheckpointError, Corrupt, ObjectExists
 from ..storage.base import Store
 from ..storage.open import open_store
 from .files.blocks import digest
-from .files.committing import check_complete, check_free, commit
+from .files.committing import check_complete, check_free, commit, find_manifest
 from .files.manifest import FileRecord, Manifest, read_own_manifest
 from .files.stored_data import Damage, DataFile, open_data_file
 from .files.writing import Progress
@@ -45,14 +45,15 @@ def copy(
     called with bytes, from any thread but never from two at once.
 
     Raises Corrupt, naming file, bytes and tensor, where the source is damaged; AlreadyCommitted
-    where a checkpoint is at the target; CheckpointError for an incremental checkpoint, which would
-    not load without those that it refers to (``detach`` makes it stand on its own); NotCommitted
-    for what dtckpt has not saved; StorageError.
+    where a checkpoint is at the target; CheckpointError for an incremental checkpoint where copies
+    of those that it refers to are not beside the target, without which it would not load
+    (``detach`` makes it stand on its own); NotCommitted for what dtckpt has not saved;
+    StorageError.
     """
     old = open_store(source, **dict(source_options or {}))
     new = open_store(target, **dict(target_options or {}))
     manifest = read_own_manifest(old)
-    check_standing_alone(old, manifest)
+    _check_lenders(old, new, manifest)
     check_free(new, overwrite=False)
     lock = threading.Lock()
     add = counted(on_progress, sum(record.size for record in manifest.files))
@@ -66,9 +67,19 @@ def copy(
 
     with ThreadPoolExecutor(_NUM_FILES, thread_name_prefix="dtckpt-copy") as pool:
         list(pool.map(copy_one, manifest.files))
-    check_complete(new, manifest)
+    own = sum(record.data_bytes for record in manifest.files)
+    stored = sum(tensor.stored_bytes for tensor in manifest.tensors.values())
+    check_complete(new, manifest, borrowed_bytes=stored - own if manifest.borrowed else 0)
     commit(new, manifest, overwrite=False)
     return manifest
+
+
+def _check_lenders(old: Store, new: Store, manifest: Manifest) -> None:
+    """Raise CheckpointError unless what a checkpoint refers to lies beside its copy, too."""
+    for source, save_id in sorted({(file.source, file.save_id) for file in manifest.borrowed}):
+        text = find_manifest(new.sibling(source))
+        if text is None or Manifest.from_bytes(text, source).save_id != save_id:
+            check_standing_alone(old, manifest)
 
 
 def check_standing_alone(store: Store, manifest: Manifest) -> None:
@@ -77,8 +88,8 @@ def check_standing_alone(store: Store, manifest: Manifest) -> None:
     if names:
         raise CheckpointError(
             f"{store.url}: this checkpoint is incremental: what has not changed lies in files of "
-            f"{some_names(names)} beside it, and a copy of it alone would not load. Call detach "
-            "first, which writes that into it, or save without base"
+            f"{some_names(names)} beside it, and a copy of it alone would not load. Copy those "
+            "first, or the whole run, or call detach, which writes that into it"
         )
 
 

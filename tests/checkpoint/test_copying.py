@@ -13,7 +13,14 @@ import torch
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint.reading import limits
 from dtckpt.dtensor import DeviceMesh, DTensor, Mesh, Shard
-from dtckpt.errors import AlreadyCommitted, CheckpointError, Corrupt, NotCommitted, StorageError
+from dtckpt.errors import (
+    AlreadyCommitted,
+    CheckpointError,
+    Corrupt,
+    InUse,
+    NotCommitted,
+    StorageError,
+)
 from dtckpt.storage import (
     Call,
     Fault,
@@ -143,8 +150,15 @@ def test_incremental_ones_are_refused_by_name(tmp_path: Path) -> None:
     dcp.save(state, tmp_path / "step-1")
     dcp.save(state, tmp_path / "step-2", base=tmp_path / "step-1")
     with pytest.raises(CheckpointError, match=r"incremental.*step-1 beside it.*detach"):
-        dcp.copy(tmp_path / "step-2", tmp_path / "other")
-    assert not (tmp_path / "other").exists()
+        dcp.copy(tmp_path / "step-2", tmp_path / "there/other")
+    assert not (tmp_path / "there").exists()
+    dcp.save(state, tmp_path / "there/step-1")
+    with pytest.raises(CheckpointError, match="incremental"):  # that is another one
+        dcp.copy(tmp_path / "step-2", tmp_path / "there/other")
+    dcp.copy(tmp_path / "step-2", tmp_path / "beside")
+    assert torch.equal(dcp.open(tmp_path / "beside")["w"][:], state["w"])
+    with pytest.raises(InUse, match="beside"):
+        dcp.delete(tmp_path / "step-1")
     dcp.detach(tmp_path / "step-2")
-    dcp.copy(tmp_path / "step-2", tmp_path / "other")
-    assert torch.equal(dcp.open(tmp_path / "other")["w"][:], state["w"])
+    dcp.copy(tmp_path / "step-2", tmp_path / "there/other")
+    assert torch.equal(dcp.open(tmp_path / "there/other")["w"][:], state["w"])

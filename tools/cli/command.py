@@ -30,6 +30,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "export": "write.export",
         "extract": "write.extract",
         "edit": "write.edit",
+        "copy": "write.copy",
     },
     "Keep": {
         "pin": "keep.pin",
