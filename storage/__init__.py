@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .peers.starting import AgentStatus, agent_status, start_agent, stop_agent
     from .peers.store import PeersStore
     from .probing import Capabilities, capabilities
-    from .remote.fsspec_store import FsspecStore
+    from .remote.fsspec.store import FsspecStore
     from .remote.obstore.store import ObstoreStore
     from .schemes import register_scheme, unregister_scheme
     from .testing.faults import (
@@ -89,7 +89,7 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
             ".peers.starting": "AgentStatus agent_status start_agent stop_agent",
             ".peers.store": "PeersStore",
             ".probing": "Capabilities capabilities",
-            ".remote.fsspec_store": "FsspecStore",
+            ".remote.fsspec.store": "FsspecStore",
             ".remote.obstore.store": "ObstoreStore",
             ".schemes": "register_scheme unregister_scheme",
             ".testing.faults": "Call Delay Fault FlipBit Kill RaiseError Rule ShortRead TornWrite",

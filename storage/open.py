@@ -75,7 +75,7 @@ def _remote(url: str, options: dict[str, Any]) -> Store:
         return ObstoreStore(url, **options)
     if engine != "fsspec":
         raise ValueError(f"engine is 'fsspec' or 'obstore', got {engine!r}")
-    from .remote.fsspec_store import FsspecStore
+    from .remote.fsspec.store import FsspecStore
 
     return FsspecStore(url, **options)
 

@@ -46,7 +46,7 @@ SLOW = (
     "dtensor/combined/test_training.py",
     "dtensor/mesh/test_device_mesh.py",
     "dtensor/mesh/test_interop.py",
-    "storage/remote/test_s3.py",
+    "storage/remote/fsspec/test_s3.py",
     "dtensor/test_new_placement.py",
     "dtensor/ops/test_ragged.py",
     "dtensor/random/test_portable_random.py",

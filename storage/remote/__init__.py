@@ -1,1 +1,4 @@
-"""Object stores by way of fsspec drivers, and requests that only S3 knows."""
+"""Stores that are asked over a network, an engine each: ``fsspec`` and ``obstore``.
+
+What both share is beside them: how a server is asked, and what its failures mean.
+"""

@@ -174,7 +174,7 @@ def test_uploads_that_cannot_be_listed_are_told(
     def denied(*_: Any) -> Any:
         raise AccessDenied("not allowed: s3:ListBucketMultipartUploads")
 
-    monkeypatch.setattr("dtckpt.storage.remote.dialects.s3.S3.unfinished", denied)
+    monkeypatch.setattr("dtckpt.storage.remote.fsspec.dialects.s3.S3.unfinished", denied)
     assert len(dcp.clean(s3.store, older_than=AT_ONCE)) == 1
     assert "uploads were not cleaned" in caplog.text
     assert "ListBucketMultipartUploads" in caplog.text

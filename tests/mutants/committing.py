@@ -338,7 +338,7 @@ def refuse_if_going""",
     ),
     Mutant(
         name="an unreachable host is an empty directory",
-        file="storage/remote/listing.py",
+        file="storage/remote/fsspec/listing.py",
         old="    if not isinstance(error, FileNotFoundError):",
         new="    if False:",
         tests=_STEPS,

@@ -37,10 +37,10 @@ MUTANTS = (
     ),
     Mutant(
         name="a replacement on S3 is not conditional",
-        file="storage/remote/dialects/s3.py",
+        file="storage/remote/fsspec/dialects/s3.py",
         old='        return {"IfMatch": info["ETag"]} if info.get("ETag") else {}',
         new="        return {}",
-        tests=("tests/storage/remote/test_s3.py",),
+        tests=("tests/storage/remote/fsspec/test_s3.py",),
     ),
     Mutant(
         name="conflicts of conditional requests are not tried again",
@@ -79,7 +79,7 @@ MUTANTS = (
     ),
     Mutant(
         name="a refusal counts as certain although nothing can be read back",
-        file="storage/remote/fsspec_store.py",
+        file="storage/remote/fsspec/store.py",
         old="""                return
             error.is_certain = is_known and""",
         new="""                return

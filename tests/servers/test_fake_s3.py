@@ -18,7 +18,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from dtckpt.storage import Store, open_store
-from dtckpt.storage.remote import streams as fsspec_streams
+from dtckpt.storage.remote.fsspec import streams as fsspec_streams
 
 from ..storage.conformance import DATA, Raw, StoreTests, names
 from .fake_s3 import BUCKET, FakeS3, fake_s3
@@ -327,7 +327,7 @@ def test_a_stopped_server_lets_go_of_what_hangs() -> None:
 
 def test_the_store_sends_parts(server: FakeS3, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fsspec_streams, "PART_BYTES", 5 << 20)
-    monkeypatch.setattr("dtckpt.storage.remote.fsspec_store.PART_BYTES", 5 << 20)
+    monkeypatch.setattr("dtckpt.storage.remote.fsspec.store.PART_BYTES", 5 << 20)
     data = os.urandom(11 << 20)
     store = open_store(f"s3://{BUCKET}/run", **server.storage_options)
     with store.create("x", len(data)) as stream:

@@ -9,7 +9,7 @@ import pytest
 
 from dtckpt.errors import StorageError
 from dtckpt.storage import Level, ObjectInfo, Store, open_store
-from dtckpt.storage.remote.streams import PART_BYTES
+from dtckpt.storage.remote.fsspec.streams import PART_BYTES
 
 from ..storage.conformance import Raw, StoreTests
 from .every import SERVERS

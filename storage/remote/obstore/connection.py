@@ -13,7 +13,7 @@ from dtckpt.errors import StorageError
 
 from ...base import Store
 from .. import asking
-from ..fsspec_store import FsspecStore
+from ..fsspec.store import FsspecStore
 from ..limit import limit_of
 from .failures import explained
 from .options import Settings, for_s3fs, settings_of

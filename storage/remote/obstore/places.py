@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ..dialects import az
+from ..fsspec.dialects import az
 
 Kind = Literal["s3", "gcs", "azure"]
 

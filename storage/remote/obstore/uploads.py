@@ -10,7 +10,7 @@ from typing import Any, Literal, final
 from dtckpt.errors import StorageError
 
 from ...base import WriteStream
-from ..streams import part_bytes
+from ..fsspec.streams import part_bytes
 
 Put = Callable[[Iterable[bytearray], int], object]
 """Makes an object of pieces, of the given number of bytes each; forgets it if they end badly."""

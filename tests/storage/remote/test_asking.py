@@ -15,7 +15,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from dtckpt.errors import ObjectNotFound, StorageError, StorageTimeout
 from dtckpt.storage import open_store
 from dtckpt.storage.remote.asking import Attempts, Clock, Connection, pause_after
-from dtckpt.storage.remote.dialects.base import method
+from dtckpt.storage.remote.fsspec.dialects.base import method
 from dtckpt.storage.remote.limit import Limit
 
 from ...servers.fake_s3 import BUCKET, fake_s3

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dtckpt.storage import open_store
-from dtckpt.storage.remote.dialects.az import check_path
+from dtckpt.storage.remote.fsspec.dialects.az import check_path
 from dtckpt.storage.remote.obstore.places import Place
 
 ODD = st.text(alphabet="ab?#/ \t\n%&=+:@[].", min_size=1, max_size=12) | st.sampled_from(

@@ -8,7 +8,7 @@ import pytest
 
 from dtckpt.errors import AccessDenied, ObjectNotFound, StorageError
 from dtckpt.storage import Store, open_store
-from dtckpt.storage.remote.streams import PART_BYTES
+from dtckpt.storage.remote.fsspec.streams import PART_BYTES
 from tests.servers.fake_gcs import fake_gcs
 from tests.servers.fake_s3 import BUCKET, FakeS3, fake_s3
 from tests.servers.faults import Fault, Kind

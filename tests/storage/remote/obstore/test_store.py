@@ -8,7 +8,7 @@ from dtckpt.storage import Store, open_store
 
 from ....conftest import S3
 from ...conformance import Raw, StoreTests
-from ..test_s3 import RawBucket
+from ..fsspec.test_s3 import RawBucket
 
 
 class TestOnMoto(StoreTests):

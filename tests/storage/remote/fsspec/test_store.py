@@ -14,12 +14,12 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from dtckpt.errors import AccessDenied, ObjectExists, ObjectNotFound, StorageError
 from dtckpt.storage import FsspecStore, ReadRequest, Store
-from dtckpt.storage.remote.dialects import BY_SCHEME
-from dtckpt.storage.remote.dialects.base import Dialect
-from dtckpt.storage.remote.uploads import upload_name
+from dtckpt.storage.remote.fsspec.dialects import BY_SCHEME
+from dtckpt.storage.remote.fsspec.dialects.base import Dialect
+from dtckpt.storage.remote.fsspec.uploads import upload_name
 
-from ..conformance import DATA, Raw, StoreTests, names, write
-from ..local.test_local import RawDirectory
+from ...conformance import DATA, Raw, StoreTests, names, write
+from ...local.test_local import RawDirectory
 
 
 class RawGlobal:

@@ -21,11 +21,11 @@ import s3fs
 
 from dtckpt.errors import ObjectExists, ObjectNotFound, StorageError
 from dtckpt.storage import FsspecStore, Store, open_store
-from dtckpt.storage.remote import streams as fsspec_streams
-from dtckpt.storage.remote.dialects.s3 import S3Upload
+from dtckpt.storage.remote.fsspec import streams as fsspec_streams
+from dtckpt.storage.remote.fsspec.dialects.s3 import S3Upload
 
-from ...conftest import BUCKET, S3
-from ..conformance import DATA, Raw, StoreTests, names, write
+from ....conftest import BUCKET, S3
+from ...conformance import DATA, Raw, StoreTests, names, write
 
 NUM_PARTS = S3Upload.num_in_flight
 
@@ -76,7 +76,7 @@ class TestS3(StoreTests):
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> int:
     """The least that S3 allows."""
     monkeypatch.setattr(fsspec_streams, "PART_BYTES", 5 << 20)
-    monkeypatch.setattr("dtckpt.storage.remote.fsspec_store.PART_BYTES", 5 << 20)
+    monkeypatch.setattr("dtckpt.storage.remote.fsspec.store.PART_BYTES", 5 << 20)
     return 5 << 20
 
 

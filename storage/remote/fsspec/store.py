@@ -9,7 +9,7 @@ from typing import Any, final
 
 from dtckpt.errors import ObjectExists, ObjectNotFound, StorageError
 
-from ..base import (
+from ...base import (
     Level,
     ObjectInfo,
     ReadRequest,
@@ -19,25 +19,23 @@ from ..base import (
     check_range,
     is_before,
 )
-from ..failures import already_exists, changed, failing, not_found, out_of_range, translated
-from ..names import (
-    check_component,
+from ...failures import already_exists, changed, failing, not_found, out_of_range, translated
+from ...names import (
     check_name,
-    check_prefix,
     is_reserved,
     is_valid,
     join,
     reserved_name,
 )
-from .asking import Connection
-from .dialects.base import Condition, Info, method
+from ..ranges import REQUEST_BYTES
+from ..requests import Requests, on_condition
+from ..trouble import Kind, Told, Trouble, told
+from .dialects.base import Condition, Dialect, Info, method
 from .driver import Driver
 from .fetching import ShortRead, fetch_each
 from .listing import object_info
-from .ranges import REQUEST_BYTES
-from .requests import Requests, on_condition
+from .place import Place
 from .streams import PART_BYTES, MultipartStream, RenameStream, move
-from .trouble import Kind, Told, Trouble, remote_error, told, without_secrets
 from .uploads import split_upload, upload_name
 
 # The rest of its time is for looking what came of a write that was not answered.
@@ -73,18 +71,25 @@ class FsspecStore(Store):
     request_bytes = REQUEST_BYTES
 
     def __init__(self, url: str, **options: Any) -> None:
-        self._driver = Driver(url, options)
-        self._driver.dialect.check_path(url)
-        self._prefix = ""
-        self.url = self._driver.url
+        self._settle(Place(Driver(url, options)))
+        self._dialect.check_path(url)
+
+    def _settle(self, place: Place) -> Store:
+        self._place = place
+        self.url = place.url
+        return self
+
+    @property
+    def _dialect(self) -> Dialect:
+        return self._place.driver.dialect
 
     def stat(self, name: str) -> ObjectInfo:
         return object_info(name, self._info(name))
 
     def _info(self, name: str) -> Info:
         """What the driver tells of an object."""
-        connection, path, where = self._at(name)
-        fs, dialect = connection.fs, self._driver.dialect
+        connection, path, where = self._place.at(name)
+        fs, dialect = connection.fs, self._dialect
         fs.invalidate_cache()
         try:
             info = connection.ask("stat", where, lambda: dialect.info(fs, path))
@@ -126,8 +131,8 @@ class FsspecStore(Store):
             return b""  # of nothing no range can be asked for
 
     def _cat(self, name: str, start: int, stop: int) -> bytes:
-        connection, path, where = self._at(name)
-        fs, read = connection.fs, self._driver.dialect.read
+        connection, path, where = self._place.at(name)
+        fs, read = connection.fs, self._dialect.read
         data = bytes(connection.ask("read", where, lambda: read(fs, path, start, stop)))
         return data if start else data[:stop]  # some servers know no ranges, and send all
 
@@ -136,7 +141,7 @@ class FsspecStore(Store):
             pass
 
     def read_each(self, name: str, requests: Sequence[ReadRequest]) -> Iterator[ReadRequest]:
-        connection, path, where = self._at(name)
+        connection, path, where = self._place.at(name)
         ranges = [(r.offset, r.stop) for r in requests if r.view.nbytes]
         with self._within(name, ranges):
             yield from fetch_each(connection, path, where, requests)
@@ -144,8 +149,8 @@ class FsspecStore(Store):
     def create(self, name: str, size: int) -> WriteStream:
         if size < 0:
             raise ValueError(f"bad object size {size} for {name}: expected 0 or more")
-        connection, path, where = self._at(name)
-        dialect = self._driver.dialect
+        connection, path, where = self._place.at(name)
+        dialect = self._dialect
         in_parts = size > PART_BYTES and dialect.streams_are_atomic
         # A counted PUT refuses by itself; of an empty one it is not known how often it was sent.
         if in_parts or size == 0 or not dialect.puts_are_counted:
@@ -159,8 +164,8 @@ class FsspecStore(Store):
         return WholeStream(where, size, lambda data: self._put_new(name, data))
 
     def create_anew(self, name: str, size: int) -> WriteStream:
-        connection, path, where = self._at(name)
-        dialect = self._driver.dialect
+        connection, path, where = self._place.at(name)
+        dialect = self._dialect
         if size > PART_BYTES and dialect.puts_are_atomic and dialect.streams_are_atomic:
             check = functools.partial(self._check_size, name)
             return MultipartStream(where, size, connection, dialect, path, check)
@@ -182,8 +187,8 @@ class FsspecStore(Store):
     def remove(self, name: str, *, expected: bytes) -> None:
         with self._in_time():
             info = self._info_of(name, expected)
-            connection, path, where = self._at(name)
-            condition = self._driver.dialect.only_same(info)
+            connection, path, where = self._place.at(name)
+            condition = self._dialect.only_same(info)
             num_asked = 0
 
             @contextmanager
@@ -200,7 +205,7 @@ class FsspecStore(Store):
                 yield
 
             def ask(given: Condition) -> None:
-                remove = self._driver.dialect.remove
+                remove = self._dialect.remove
                 call = lambda: remove(connection.fs, path, given)  # noqa: E731
                 connection.ask("delete", where, call, attempt=check_again)
 
@@ -240,8 +245,8 @@ class FsspecStore(Store):
         return iter(sorted(found, key=lambda item: item.name))
 
     def level(self, prefix: str = "") -> Level:
-        connection, top, below, start = self._listing(prefix)
-        found = self._driver.dialect.listing(connection, top, join(self.url, prefix), deep=False)
+        connection, top, below, start = self._place.below(prefix)
+        found = self._dialect.listing(connection, top, join(self.url, prefix), deep=False)
         objects: list[ObjectInfo] = []
         folders: set[str] = set()
         for path, info in found.items():
@@ -262,10 +267,10 @@ class FsspecStore(Store):
 
     def _uploads(self, prefix: str) -> Iterator[ObjectInfo]:
         """Uploads in parts that have neither been completed nor given up, where they are told."""
-        connection, root = self._connect()
-        base = join(root, self._prefix).strip("/")
+        connection, root = self._place.connect()
+        base = join(root, self._place.prefix).strip("/")
         where = join(self.url, prefix)
-        found = self._driver.dialect.unfinished(connection, join(base, prefix), where)
+        found = self._dialect.unfinished(connection, join(base, prefix), where)
         for path, upload_id, begun in found:
             if is_valid(name := path[len(base) + 1 :]):  # else another program's
                 yield ObjectInfo(upload_name(name, upload_id), 0, begun)
@@ -278,62 +283,30 @@ class FsspecStore(Store):
         # One by one: the drivers' rm takes names for patterns, and "w[0:4]" is a fair name.
         for name in checked:
             target, upload_id = split_upload(name)
-            connection, path, where = self._at(target, reserved=True)
+            connection, path, where = self._place.at(target, reserved=True)
             with suppress(ObjectNotFound):
                 if upload_id is not None:
-                    self._driver.dialect.forget(connection, path, where, upload_id)
+                    self._dialect.forget(connection, path, where, upload_id)
                     continue
                 remove = method(connection.fs, "rm_file")
                 connection.ask("delete", where, functools.partial(remove, path))
 
     def _delete_together(self, names: Sequence[str]) -> bool:
         """Delete objects in few requests; False where that is not to be had."""
-        connection, _, where = self._at(names[0], reserved=True)
-        paths = [self._at(name, reserved=True)[1] for name in names]
+        connection, _, where = self._place.at(names[0], reserved=True)
+        paths = [self._place.at(name, reserved=True)[1] for name in names]
         place = f"{where} and {len(names) - 1} more"
-        return self._driver.dialect.remove_many(connection, paths, place)
+        return self._dialect.remove_many(connection, paths, place)
 
     def substore(self, prefix: str) -> Store:
-        check_name(prefix)
-        child = FsspecStore.__new__(FsspecStore)
-        child._driver = self._driver
-        child._prefix = join(self._prefix, prefix)
-        child.url = join(self.url, prefix)
-        return child
+        return FsspecStore.__new__(FsspecStore)._settle(self._place.inside(prefix))
 
     def sibling(self, name: str) -> Store:
-        check_component(name)
-        parent, _, own = self._prefix.rpartition("/")
-        child = FsspecStore.__new__(FsspecStore)
-        if own:
-            child._driver = self._driver
-            child._prefix = join(parent, name)
-        else:
-            child._driver = self._driver.beside(name)
-            child._prefix = ""
-        child.url = join(child._driver.url, child._prefix)
-        return child
-
-    def _at(self, name: str, *, reserved: bool = False) -> tuple[Connection, str, str]:
-        """Connection, the driver's path of the object, and the URL for messages."""
-        check_name(name, reserved=reserved)
-        connection, root = self._connect()
-        path = f"{root}/{join(self._prefix, name)}"
-        self._driver.dialect.check_path(path)
-        return connection, path, join(self.url, name)
-
-    def _connect(self) -> tuple[Connection, str]:
-        try:
-            return self._driver.get()
-        except Exception as error:
-            shown, trouble = without_secrets(error), told(error)
-            if trouble.kind in (Kind.MISSING, Kind.CONDITION):
-                trouble = Trouble(Kind.OTHER)  # it is no object that is missing
-            raise remote_error("connect to", self.url, shown, trouble) from shown
+        return FsspecStore.__new__(FsspecStore)._settle(self._place.beside(name))
 
     def _in_time(self) -> AbstractContextManager[None]:
         """What is asked in the block has one deadline together."""
-        return self._connect()[0].in_time()
+        return self._place.connect()[0].in_time()
 
     @contextmanager
     def _within(self, name: str, ranges: Sequence[tuple[int, int]]) -> Generator[None]:
@@ -355,7 +328,7 @@ class FsspecStore(Store):
 
     def _put_new(self, name: str, data: bytes) -> None:
         self._put(name, data, exclusive=True)
-        if not self._driver.dialect.puts_are_checked:
+        if not self._dialect.puts_are_checked:
             self._check_size(name, len(data))
 
     def _put(
@@ -371,8 +344,8 @@ class FsspecStore(Store):
         ``exclusive``: only if there is none. ``instead_of``: only in place of the one of which
         the driver told so, and that holds these bytes; as far as the driver has conditional writes.
         """
-        connection, path, where = self._at(name)
-        dialect, requests = self._driver.dialect, Requests()
+        connection, path, where = self._place.at(name)
+        dialect, requests = self._dialect, Requests()
         condition: Condition = {}
         if exclusive:
             condition = dialect.only_new(connection.fs)
@@ -413,7 +386,7 @@ class FsspecStore(Store):
             raise
 
     def _write_and_move(self, name: str, data: bytes, *, exclusive: bool) -> None:
-        connection, path, where = self._at(name)
+        connection, path, where = self._place.at(name)
         fs, hidden = connection.fs, _hidden(path)
 
         def write() -> None:
@@ -462,8 +435,8 @@ class FsspecStore(Store):
             )
 
     def _find(self, prefix: str) -> Iterator[ObjectInfo]:
-        connection, top, below, start = self._listing(prefix)
-        found = self._driver.dialect.listing(connection, top, join(self.url, prefix), deep=True)
+        connection, top, below, start = self._place.below(prefix)
+        found = self._dialect.listing(connection, top, join(self.url, prefix), deep=True)
         for path, info in found.items():
             key = path.lstrip("/")
             # Directory markers end in a slash; an object called like the prefix is not in it.
@@ -474,20 +447,6 @@ class FsspecStore(Store):
     def _listed(self, name: str, info: Info) -> ObjectInfo:
         """What a listing tells of an object; that of HTTP tells no sizes."""
         return self.stat(name) if info["size"] is None else object_info(name, info)
-
-    def _listing(self, prefix: str) -> tuple[Connection, str, str, int]:
-        """Connection, its path of ``prefix``, how keys in it begin, and where names do in keys.
-
-        Keys are the driver's paths without leading slashes, in which drivers differ.
-        """
-        check_prefix(prefix)
-        connection, root = self._connect()
-        connection.fs.invalidate_cache()
-        base = f"{root}/{self._prefix}".strip("/")
-        top = f"{root}/{join(self._prefix, prefix)}".rstrip("/")
-        self._driver.dialect.check_path(top)
-        below = join(base, prefix).strip("/") + "/"
-        return connection, top, below, len(base) + 1 if base else 0
 
 
 def _is_condition_failed(error: StorageError) -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 from dtckpt.storage import open_store
 
-from ...servers.fake_s3 import BUCKET, FakeS3, fake_s3
+from ....servers.fake_s3 import BUCKET, FakeS3, fake_s3
 
 # botocore warns of its own deprecations.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

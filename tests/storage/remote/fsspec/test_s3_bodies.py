@@ -20,13 +20,13 @@ from botocore.httpchecksum import Crc32Checksum
 
 from dtckpt.errors import StorageError
 from dtckpt.storage import open_store
-from dtckpt.storage.remote.bodies import body_of
-from dtckpt.storage.remote.parts import Parts
+from dtckpt.storage.remote.fsspec.dialects.s3_bodies import body_of
+from dtckpt.storage.remote.fsspec.parts import Parts
+from dtckpt.storage.remote.fsspec.streams import PART_BYTES
 from dtckpt.storage.remote.requests import Requests
-from dtckpt.storage.remote.streams import PART_BYTES
 
-from ...servers.fake_s3 import BUCKET, FakeS3, fake_s3
-from ...servers.faults import Asked
+from ....servers.fake_s3 import BUCKET, FakeS3, fake_s3
+from ....servers.faults import Asked
 
 # botocore warns of its own deprecations.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

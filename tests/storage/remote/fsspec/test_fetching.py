@@ -20,10 +20,10 @@ from dtckpt.errors import ObjectNotFound, StorageError
 from dtckpt.storage import Store, open_store
 from dtckpt.storage.base import ReadRequest
 from dtckpt.storage.remote.asking import Connection
-from dtckpt.storage.remote.fetching import NUM_FETCHES, NUM_LARGE, fetch_each
+from dtckpt.storage.remote.fsspec.fetching import NUM_FETCHES, NUM_LARGE, fetch_each
 
-from ...servers.fake_s3 import BUCKET, FakeS3, fake_s3
-from ...servers.faults import Fault
+from ....servers.fake_s3 import BUCKET, FakeS3, fake_s3
+from ....servers.faults import Fault
 
 MIB = 1 << 20
 DATA = bytes(range(256)) * (20 * MIB // 256)
@@ -195,7 +195,7 @@ def test_not_too_much_is_on_its_way(
     server: FakeS3, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dtckpt.storage.remote.ranges.FETCH_BYTES", MIB // 2)
-    monkeypatch.setattr("dtckpt.storage.remote.fetching.REQUEST_BYTES", MIB // 4)
+    monkeypatch.setattr("dtckpt.storage.remote.fsspec.fetching.REQUEST_BYTES", MIB // 4)
     server.latency = 0.05
     request = ReadRequest(0, bytearray(len(DATA)))
     store.read_into("x", [request])

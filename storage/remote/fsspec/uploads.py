@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from urllib.parse import quote, unquote
 
-from ..names import UPLOAD_ID
+from ...names import UPLOAD_ID
 
 
 def upload_name(name: str, upload_id: str) -> str:

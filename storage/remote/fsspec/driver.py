@@ -7,9 +7,9 @@ from typing import Any
 
 from dtckpt.errors import StorageError
 
-from .asking import Connection, deadline_of
+from ..asking import Connection, deadline_of
+from ..limit import limit_of
 from .dialects import dialect_of
-from .limit import limit_of
 
 # A server that says nothing for this share of the deadline is asked anew.
 _IDLE_SHARE = 0.25

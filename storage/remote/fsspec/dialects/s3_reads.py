@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..base import ReadRequest
-from .ranges import Fetch
+from ....base import ReadRequest
+from ...ranges import Fetch
 
 _CHUNK_BYTES = 1 << 20
 

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Protocol
 
 from dtckpt.errors import StorageError
 
-from ..asking import Connection
+from ...asking import Connection
+from ...requests import Requests
 from ..listing import listing
-from ..requests import Requests
 
 Info = dict[str, Any]
 """What a driver tells of an object."""

@@ -12,10 +12,10 @@ from contextlib import asynccontextmanager, contextmanager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from ..base import ReadRequest
-from .asking import Attempts, Connection, is_on_loop
-from .ranges import REQUEST_BYTES, Fetch, plan_fetches
-from .s3_reads import stream
+from ...base import ReadRequest
+from ..asking import Attempts, Connection, is_on_loop
+from ..ranges import REQUEST_BYTES, Fetch, plan_fetches
+from .dialects.s3_reads import stream
 
 NUM_FETCHES = 32
 """Requests that read and are on their way at a time, over all stores and threads of a process."""

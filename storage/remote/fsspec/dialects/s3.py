@@ -9,11 +9,11 @@ from typing import Any, ClassVar, final
 
 from dtckpt.errors import ObjectNotFound, StorageError
 
-from ..asking import Connection
-from ..bodies import body_of
-from ..requests import Requests
-from ..trouble import told
+from ...asking import Connection
+from ...requests import Requests
+from ...trouble import told
 from .base import Condition, Dialect, Info
+from .s3_bodies import body_of
 
 _MOST_DELETED = 1000
 """Of one request, as the protocol has it."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from dtckpt.errors import ObjectNotFound
 
-from ..base import WriteStream
-from .asking import Connection, is_on_loop
+from ...base import WriteStream
+from ..asking import Connection, is_on_loop
 from .dialects.base import Dialect, method
 from .parts import Parts
 

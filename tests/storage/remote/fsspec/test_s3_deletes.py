@@ -11,10 +11,10 @@ from fsspec.asyn import get_loop
 from dtckpt.errors import StorageError
 from dtckpt.storage import Store, open_store
 from dtckpt.storage.remote.asking import Connection
-from dtckpt.storage.remote.dialects.s3 import S3
+from dtckpt.storage.remote.fsspec.dialects.s3 import S3
 
-from ...servers.fake_s3 import BUCKET, FakeS3, Upload, fake_s3
-from ...servers.faults import Fault
+from ....servers.fake_s3 import BUCKET, FakeS3, Upload, fake_s3
+from ....servers.faults import Fault
 
 NAMES = ["data/w[0:4]", "a b", "x*", "?", "gone"]
 

@@ -7,8 +7,8 @@ import os
 import re
 from typing import Any, ClassVar, final
 
-from ..asking import Connection
-from ..requests import Requests
+from ...asking import Connection
+from ...requests import Requests
 from .base import Condition, Dialect, Info
 
 _BLOCK_BYTES = 256 << 20

@@ -7,8 +7,8 @@ from typing import Any
 
 from dtckpt.errors import ObjectNotFound, StorageError
 
-from ..base import ObjectInfo
-from .asking import Connection
+from ...base import ObjectInfo
+from ..asking import Connection
 
 _TIMES = ("LastModified", "last_modified", "mtime", "updated", "created")
 

@@ -12,7 +12,7 @@ from fsspec.asyn import get_loop
 from dtckpt.errors import StorageTimeout
 from dtckpt.storage import Store, open_store
 from dtckpt.storage.remote.asking import Connection
-from dtckpt.storage.remote.dialects.az import Az
+from dtckpt.storage.remote.fsspec.dialects.az import Az
 from tests.servers.fake_s3 import BUCKET, FakeS3, fake_s3
 from tests.servers.faults import Fault
 

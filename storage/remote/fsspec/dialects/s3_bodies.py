@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from .requests import counting
+from ...requests import counting
 
 _PIECE_BYTES = 1 << 18
 """What is handed to a connection at a time; it copies what the network does not take at once."""

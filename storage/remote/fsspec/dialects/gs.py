@@ -7,9 +7,9 @@ from datetime import datetime
 from typing import Any, ClassVar, final
 from urllib.parse import quote
 
-from ..asking import Connection
-from ..requests import Requests
-from ..trouble import Kind, Told, Trouble, told
+from ...asking import Connection
+from ...requests import Requests
+from ...trouble import Kind, Told, Trouble, told
 from .base import Condition, Dialect, Info
 
 

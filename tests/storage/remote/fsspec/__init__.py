@@ -1,0 +1,1 @@
+"""Tests of dtckpt.storage.remote.fsspec."""
