@@ -22,8 +22,6 @@ from .files.committing import find_manifest
 from .files.manifest import MANIFEST, Manifest
 from .files.stored_tensor import StoredTensor
 from .formats.opening import open_place, read_manifest
-from .mapping.rules import Move
-from .mapping.table import MappingTable
 
 
 def edit(
@@ -87,6 +85,9 @@ def _renamed(manifest: Manifest, rename: Mapping[str, str], where: str) -> Manif
     """Return a manifest with tensors of other names, each of which knows how it is stored."""
     if not rename:
         return manifest
+    from .mapping.rules import Move  # which need NumPy
+    from .mapping.table import MappingTable
+
     table = MappingTable([Move(old, new) for old, new in rename.items()])
     seen = table.applied_to(manifest, where)
     first: dict[str, str] = {}

@@ -30,6 +30,14 @@ def test_weights_of_hugging_face(run: Run, tmp_path: Path) -> None:
     assert verified.exit_code == 0
     assert "complete, but without checksums" in verified.stdout
     assert document(run("verify", place, "--json"))["has_checksums"] is False
+    assert run("cat", place, "a.weight[:2, 1]").stdout == "[1. 1.]\n"
+    values = document(run("inspect", place, "--tensor", "*", "--json"))["tensors"]
+    assert [values[name]["mean"] for name in ("a.weight", "b")] == [1, 0]
+    assert run("extract", place, "b", "-o", tmp_path / "b.safetensors").exit_code == 0
+    assert load_file(tmp_path / "b.safetensors")["b"].tolist() == [0, 0, 0]
+    edited = run("edit", place, "--rename", "b=c")
+    assert edited.exit_code == 3
+    assert "convert it first" in edited.stderr
     made = run("reshard", place, target, "--mesh", "tp=2", "--placements", "*.weight=S(0)")
     assert made.exit_code == 0, made.stderr
     assert "S(0) on tp=2" in run("inspect", target).stdout
@@ -59,6 +67,7 @@ def test_export(run: Run, tmp_path: Path) -> None:
     assert "--overwrite" in again.stderr
     assert run("export", tmp_path / "run", tmp_path / "dcp", "--format", "dcp").exit_code == 0
     assert "torch.distributed.checkpoint" in run("inspect", tmp_path / "dcp").stdout
+    assert run("cat", tmp_path / "dcp", "model/a[99, 8:]").stdout == "[1. 1.]\n"
     whole = run("export", tmp_path / "run", target)
     assert whole.exit_code == 3
     assert "safetensors files hold tensors only" in whole.stderr

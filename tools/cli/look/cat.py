@@ -42,8 +42,8 @@ def cat(
     """Print values of CHECKPOINT, and elements of tensors.
 
     NAME is that of a value, of a part of the state, of whose values all are printed, or a pattern
-    for these; or of a tensor, with a slice or without: model/weight[0:2,:3]. Of many elements the first
-    and last are read and shown. Without NAME all values are printed, and no tensors.
+    for these; or of a tensor, with a slice or without: model/weight[0:2,:3]. Of many elements the
+    first and last are read and shown. Without NAME all values are printed, and no tensors.
 
     With --json values are as the manifest has them, so that what JSON does not know is tagged.
 
