@@ -72,7 +72,7 @@ def test_an_unknown_shell_has_to_be_named(run: Run, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
-def test_bash_completes_commands_and_paths(run: Run, home: Path) -> None:
+def test_bash_completes_commands_paths_and_names(run: Run, home: Path, saved: Path) -> None:
     script = home / "script"
     script.write_text(run("completion", "bash").stdout)
     (home / "dtckpt").write_text(
@@ -83,10 +83,13 @@ def test_bash_completes_commands_and_paths(run: Run, home: Path) -> None:
         compopt() {{ echo "opt $*"; }}
         . {script}
         COMP_WORDS=(dtckpt insp) COMP_CWORD=1 && _dtckpt_completion dtckpt; echo "${{COMPREPLY[@]}}"
+        COMPREPLY=()
+        COMP_WORDS=(dtckpt cat {saved}/step-100 s) COMP_CWORD=3
+        _dtckpt_completion dtckpt; echo "${{COMPREPLY[@]}}"
         COMP_WORDS=(dtckpt inspect ru) COMP_CWORD=2 && _dtckpt_completion dtckpt
     """
     environment = os.environ | {"PATH": f"{home}:{os.environ['PATH']}"}
     told = subprocess.run(
         ["bash", "--norc", "-c", code], capture_output=True, text=True, env=environment, check=True
     )
-    assert told.stdout.splitlines() == ["inspect", "opt -o", "default"]
+    assert told.stdout.splitlines() == ["inspect", "step", "opt -o", "default"]

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import wraps
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -52,6 +53,34 @@ class _Place(click.types.StringParamType):
 
 
 PLACE = _Place()
+
+_MAX_NAMES = 1000
+"""As many as a shell would list."""
+
+
+class _Name(click.types.StringParamType):
+    """A name in the checkpoint that was given before it; shells complete it if that is local."""
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Return names of tensors and values that begin so, or nothing."""
+        from ....checkpoint import read_manifest
+        from .treeview import plain_values
+
+        place = str(ctx.params.get("checkpoint") or ctx.params.get("source") or "")
+        if not place or "://" in place:
+            return []
+        try:
+            manifest = read_manifest(store_at(place, {}))
+        except Exception:  # there is nobody to tell, on the line that is being typed
+            return []
+        names = chain(manifest.tensors, (name for name, _ in plain_values(manifest.tree)))
+        fit = (CompletionItem(name) for name in names if name.startswith(incomplete))
+        return list(islice(fit, _MAX_NAMES))
+
+
+NAME = _Name()
 
 
 def store_option(

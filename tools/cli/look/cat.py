@@ -11,7 +11,7 @@ import click
 from dtckpt.errors import LayoutMismatch
 
 from ..common.console import printable
-from ..common.options import PLACE, debug_option, mapping_option, store_at, store_option
+from ..common.options import NAME, PLACE, debug_option, mapping_option, store_at, store_option
 from ..common.telling import json_option, print_json, quiet_option
 from ..common.treeview import plain_values
 from ..common.valuetext import value_text
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("checkpoint", type=PLACE)
-@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.argument("names", nargs=-1, metavar="[NAME]...", type=NAME)
 @click.option("--full", is_flag=True, help="All elements of tensors, however many.")
 @json_option
 @mapping_option

@@ -9,7 +9,7 @@ import click
 
 from dtckpt.errors import NotCommitted
 
-from ..common.options import PLACE, debug_option, mapping_option, store_at, store_option
+from ..common.options import NAME, PLACE, debug_option, mapping_option, store_at, store_option
 from ..common.telling import bar, json_option, print_json, quiet_option
 
 if TYPE_CHECKING:
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("checkpoint", type=PLACE)
-@click.argument("patterns", nargs=-1, metavar="[PATTERN]...")
+@click.argument("patterns", nargs=-1, metavar="[PATTERN]...", type=NAME)
 @json_option
 @click.option("--values/--no-values", default=True, help="Whether to show what is not a tensor.")
 @click.option(
     "--tensor",
     "names",
     multiple=True,
+    type=NAME,
     metavar="NAME",
     help="Read this tensor, or those of a pattern, and show what its values are like: extremes, "
     "mean, deviation, histogram, NaN and infinities. Repeatable.",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..common.console import count, iec, printable
-from ..common.options import PLACE, debug_option, mapping_option, store_at, two_store_options
+from ..common.options import NAME, PLACE, debug_option, mapping_option, store_at, two_store_options
 from ..common.telling import bar, json_option, print_json, quiet_option, say
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("source", metavar="CHECKPOINT", type=PLACE)
-@click.argument("parts", nargs=-1, required=True, metavar="NAME[SLICE]...")
+@click.argument("parts", nargs=-1, required=True, metavar="NAME[SLICE]...", type=NAME)
 @click.option(
     "-o",
     "--output",
