@@ -27,7 +27,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
     },
     "Write": {
         "reshard": "write.reshard",
-        "export": "write.export",
+        "convert": "write.convert",
         "extract": "write.extract",
         "edit": "write.edit",
         "copy": "write.copy",
@@ -117,7 +117,7 @@ def _text(error: Exception) -> str:
 @click.version_option(package_name="dtckpt", message="dtckpt %(version)s")
 @debug_option
 def main() -> None:
-    """Look at, check, reshard and export distributed checkpoints.
+    """Look at, check, reshard and convert distributed checkpoints.
 
     CHECKPOINT, SOURCE and TARGET are directories or URLs such as s3://bucket/run/step-1000.
     """

@@ -198,7 +198,8 @@ def test_the_commands_take_tables(tmp_path: Path) -> None:
     assert set(ckpt.open(ours)) == {"q", "k", "v"}
     target = str(tmp_path / "out.safetensors")
     done = CliRunner().invoke(
-        main, ["export", ours, target, "--mapping", str(tmp_path / "back.json")]
+        main,
+        ["convert", ours, target, "--to", "safetensors", "--mapping", str(tmp_path / "back.json")],
     )
     assert done.exit_code == 0, done.output
     assert load_file(target)["qkv"].tolist() == np.arange(12.0).reshape(6, 2).tolist()

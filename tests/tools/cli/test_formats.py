@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
@@ -53,25 +54,61 @@ def test_files_of_ranks(run: Run, tmp_path: Path) -> None:
     assert "complete, but without checksums" in run("verify", place).stdout
 
 
-def test_export(run: Run, tmp_path: Path) -> None:
+def test_convert(run: Run, tmp_path: Path) -> None:
     weights = {"a": torch.ones(100, 10), "b": torch.zeros(300)}
     ckpt.save({"model": weights, "step": 3}, tmp_path / "run", no_dist=True)
     target = tmp_path / "weights"
-    made = run("export", tmp_path / "run", target, "--part", "model", "--max-file-size", "2KiB")
+    made = run(
+        "convert",
+        tmp_path / "run",
+        target,
+        "--to",
+        "safetensors",
+        "--part",
+        "model",
+        "--max-file-size",
+        "2KiB",
+    )
     assert made.exit_code == 0, made.stderr
     assert "2 tensors, 5.1 KiB, in 2 files" in made.stdout
     assert load_file(target / "model-00001-of-00002.safetensors")["a"].equal(weights["a"])
     assert "complete, but without checksums" in run("verify", target).stdout
-    again = run("export", tmp_path / "run", target, "--part", "model")
+    again = run("convert", tmp_path / "run", target, "--to", "safetensors", "--part", "model")
     assert again.exit_code == 3
     assert "--overwrite" in again.stderr
-    assert run("export", tmp_path / "run", tmp_path / "dcp", "--format", "dcp").exit_code == 0
+    assert run("convert", tmp_path / "run", tmp_path / "dcp", "--to", "dcp").exit_code == 0
     assert "torch.distributed.checkpoint" in run("inspect", tmp_path / "dcp").stdout
     assert run("cat", tmp_path / "dcp", "model/a[99, 8:]").stdout == "[1. 1.]\n"
-    whole = run("export", tmp_path / "run", target)
+    whole = run("convert", tmp_path / "run", target, "--to", "safetensors")
     assert whole.exit_code == 3
     assert "safetensors files hold tensors only" in whole.stderr
     for size in ("0", "many", "-1GB"):
-        wrong = run("export", tmp_path / "run", target, "--max-file-size", size)
+        wrong = run(
+            "convert", tmp_path / "run", target, "--to", "safetensors", "--max-file-size", size
+        )
         assert wrong.exit_code == 2
         assert "no size such as 500MB" in wrong.stderr
+
+
+def test_convert_to_ours(run: Run, tmp_path: Path) -> None:
+    weights = {"a": torch.arange(1000.0).reshape(100, 10), "b": torch.zeros(300)}
+    ckpt.save({"model": weights, "step": 3}, tmp_path / "run", no_dist=True)
+    assert run("convert", tmp_path / "run", tmp_path / "dcp", "--to", "dcp").exit_code == 0
+    args = ("convert", tmp_path / "dcp", tmp_path / "ours", "--to", "dtckpt")
+    shown = run(*args, "--mesh", "dp=4", "--placements", "*=S(0)", "--json")
+    assert shown.exit_code == 0, shown.stderr
+    told = json.loads(shown.stdout)
+    assert (told["kind"], len(told["files"])) == ("convert", 4)
+    with ckpt.open(tmp_path / "ours") as found:
+        assert found["model/a"][...].equal(weights["a"])
+        assert found.state_dict()["step"] == 3
+    assert run("verify", tmp_path / "ours").exit_code == 0
+    as_it_is = run("convert", tmp_path / "dcp", tmp_path / "same", "--to", "dtckpt")
+    assert as_it_is.exit_code == 0, as_it_is.stderr
+    assert run("verify", tmp_path / "same").exit_code == 0
+    for option in (("--part", "model"), ("--max-file-size", "1GB"), ("--mesh", "dp=2")):
+        wrong = run(*args, *option)
+        assert wrong.exit_code == 2, option
+    wrong = run("convert", tmp_path / "run", tmp_path / "x", "--to", "dcp", "--mesh", "dp=2")
+    assert wrong.exit_code == 2
+    assert "--mesh is not for --to dcp" in wrong.stderr

@@ -112,7 +112,7 @@ def reshard(
     \b
     Examples:
       dtckpt reshard run/step-100 new --mesh dp=2,tp=2 \\
-          --placements "*.weight=R,S(0)"
+          --placements "*weight=S(0),S(1)"
       dtckpt reshard run/step-100 half --to-world 2 --dtype bfloat16
     """
     if (mesh is None) == (to_world is None) or (mesh is None) != (not rules):
