@@ -225,16 +225,16 @@ class _Verification:
             reading.error = error
         damaged = sorted(reading.damaged, key=lambda damage: damage.start)
         if reading.record is None:
-            self.report(*map(_damaged, damaged))
+            self.report(*map(self.damaged, damaged))
             if reading.error is not None:
                 self.report(Problem(message=str(reading.error)))
         elif reading.error is not None:
             self.unusable.add(reading.record.rank)
-            self.report(*map(_damaged, damaged))
+            self.report(*map(self.damaged, damaged))
             self.report(self.unusable_file(reading.record, reading.error))
         else:
             self.whole[reading.where] = tuple(damaged)
-            self.report(*map(_damaged, damaged))
+            self.report(*map(self.damaged, damaged))
 
     def records(self) -> Iterator[FileRecord]:
         """Yield all files; those of a store that is slow to answer are opened some at a time."""
@@ -251,6 +251,22 @@ class _Verification:
         if 0 <= room < len(problems):
             more = f"there are more problems than the {_MOST_PROBLEMS} that are listed here"
             self.problems.append(Problem(message=f"{self.store.url}: {more}"))
+
+    def damaged(self, damage: Damage) -> Problem:
+        """Return the problem of a damaged block."""
+        return Problem(
+            message=str(damage),
+            file=damage.file.name,
+            start=damage.start,
+            end=damage.end,
+            tensors=(self.name_of(damage.key),),
+        )
+
+    def name_of(self, key: str) -> str:
+        """Return the name of the tensor that a chunk is of, which may have been renamed since."""
+        stored = key.partition("[")[0]
+        tensor = self.stored.get(stored)
+        return stored if tensor is None else tensor.same_as or tensor.name
 
     def unusable_file(self, record: FileRecord, error: CheckpointError) -> Problem:
         """Return the problem of a file that as a whole cannot be read or understood."""
@@ -286,7 +302,7 @@ class _Verification:
             try:
                 lender = self.data.borrowed(file_id, keys[0])
             except CheckpointError as error:
-                names = tuple(dict.fromkeys(key.partition("[")[0] for key in keys))
+                names = tuple(dict.fromkeys(map(self.name_of, keys)))
                 self.found.append(Problem(message=str(error), tensors=names))
                 for key in keys:
                     self.held[key.partition("[")[0]] = _LOST
@@ -296,7 +312,7 @@ class _Verification:
             self.count(rank, found)
             wanted = set(keys)
             if (known := self.whole.get(lender.where)) is not None:
-                self.found += [_damaged(damage) for damage in known if damage.key in wanted]
+                self.found += [self.damaged(damage) for damage in known if damage.key in wanted]
                 continue
             self.total += sum(entry.num_bytes for entry in found)
             entries = sorted(found, key=lambda entry: entry.start)
@@ -344,13 +360,3 @@ class _Verification:
             self.checked += num_bytes
             if self.on_progress is not None:
                 self.on_progress(self.checked, self.total)
-
-
-def _damaged(damage: Damage) -> Problem:
-    return Problem(
-        message=str(damage),
-        file=damage.file.name,
-        start=damage.start,
-        end=damage.end,
-        tensors=(damage.key.partition("[")[0],),
-    )
