@@ -16,11 +16,11 @@ from ..storage.base import ObjectInfo, Store, is_before
 from ..storage.names import is_valid, target_of
 from ..storage.open import open_store
 from .deleting import finish_deletions, is_record
-from .files.borrowing import MARKS, RECORDS, dependents, is_claim, name_of
+from .files.borrowing import MARKS, dependents, is_claim, name_of
 from .files.committing import find_manifest
 from .files.datafile import parse_header
 from .files.manifest import Manifest
-from .files.places import MANIFEST
+from .files.places import MANIFEST, RECORDS
 from .state.limits import check_metadata_bytes
 
 logger = logger_of("checkpoint")

@@ -24,10 +24,10 @@ from dtckpt.errors import (
 
 from ..storage.base import Store, is_before
 from ..storage.open import open_store
-from .files.borrowing import RECORDS, refuse_if_needed
+from .files.borrowing import refuse_if_needed
 from .files.committing import find_manifest
 from .files.manifest import Manifest, is_intact, read_manifest_bytes
-from .files.places import MANIFEST
+from .files.places import MANIFEST, RECORDS
 
 _RECORD = re.compile(rf"{RECORDS}/[0-9a-f]{{16}}/[0-9a-f]{{16}}\.json")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,7 +13,7 @@ from typing import Any
 from dtckpt.errors import Corrupt, LayoutMismatch, NotCommitted, StorageError
 from dtckpt.logs import logger_of
 
-from ..storage.base import Store
+from ..storage.base import Level, Store
 from ..storage.open import open_store
 from .files.committing import missing_files
 from .files.foreign import tell_of_others
@@ -56,18 +56,34 @@ def committed_steps(
     """
     store = open_store(root, **dict(storage_options or {}))
     level = store.level()
-    numbers = {
-        name: int(match[1]) for name in level.folders if (match := STEP_NAME.fullmatch(name))
-    }
-    beside = {info.name for info in level.objects}
-    committed = committed_among(store, list(numbers), beside)
+    committed = _committed_in(store, level)
     if not committed and (level.objects or level.folders):
         names = [info.name for info in store.list()]
         # Manifests that are listed and not found: not to be taken for a run that holds nothing.
-        committed = {name for name in numbers if f"{name}/{MANIFEST}" in names}
+        committed = {
+            n for n in level.folders if STEP_NAME.fullmatch(n) and f"{n}/{MANIFEST}" in names
+        }
         if names and not committed:
             tell_of_others(store.url, names)
-    return sorted(Step(numbers[name], name, store.substore(name).url) for name in committed)
+    return _steps(store, committed)
+
+
+def steps_of_level(store: Store) -> list[Step]:
+    """Return what ``committed_steps`` does, of one level alone: what else is there is not told.
+
+    For those who only look. To who goes on with a run, nothing found may be a mistake.
+    """
+    return _steps(store, _committed_in(store, store.level()))
+
+
+def _committed_in(store: Store, level: Level) -> set[str]:
+    names = [name for name in level.folders if STEP_NAME.fullmatch(name)]
+    return committed_among(store, names, {info.name for info in level.objects})
+
+
+def _steps(store: Store, names: Iterable[str]) -> list[Step]:
+    found = ((STEP_NAME.fullmatch(name), name) for name in names)
+    return sorted(Step(int(m[1]), name, store.substore(name).url) for m, name in found if m)
 
 
 def committed_among(store: Store, names: Sequence[str], beside: Container[str]) -> set[str]:

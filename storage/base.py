@@ -397,6 +397,10 @@ class Store(ABC):
         """
         return iter(())
 
+    def underway(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Unfinished writes below ``prefix`` that can be told, with the bytes written so far."""
+        return iter(())
+
     @abstractmethod
     def delete(self, names: Iterable[str]) -> None:
         """Remove objects; a missing one is no error. Names must all be valid, or none is removed.

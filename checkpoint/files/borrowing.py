@@ -27,6 +27,7 @@ from ..tensors.source import PIECE_BYTES
 from .blocks import DIGEST_BYTES, BlockHasher
 from .datafile import Entry
 from .manifest import BorrowedFile, Manifest, read_own_manifest
+from .places import RECORDS
 from .stored_data import DataFile, StoredData
 from .writing import Chunk
 
@@ -34,8 +35,6 @@ logger = logger_of("checkpoint")
 
 MARKS = "needed-by"
 """Directory of a checkpoint in which those that refer to its files leave their names."""
-RECORDS = "deleted"
-"""Directory in which those who delete the checkpoint keep what they need to finish."""
 
 _CLAIM = re.compile(r"(.+)\.[0-9a-f]{16}\.claim", re.DOTALL)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from difflib import get_close_matches
+from itertools import islice
 
 from dtckpt.errors import NotCommitted
 from dtckpt.logs import logger_of
 
 from ...storage.base import Level, Store
-from .places import MANIFEST
+from .places import DATA, MANIFEST, RECORDS
 
 ENDINGS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 """How files of tensors end that are opened by themselves."""
@@ -22,6 +24,7 @@ _HUGGING_FACE = ("tf_model.h5", "flax_model.msgpack")
 _OF_EACH_RANK = "__0.metadata"
 _FEW_CHECKPOINTS = 3
 _FEW_ASKED = 4
+_MOST_ENTRIES = 10_000
 _KINDS = {
     "saves that have not ended, or were killed": re.compile(
         r"[^/]+/data/[0-9a-f]{16}/\d+\.(?:safetensors|compressed)"
@@ -71,7 +74,7 @@ def what_is_there(store: Store) -> str:
     is_local = os.path.isabs(url)
     if is_local and not os.path.isdir(url):
         what = "is not a directory" if os.path.lexists(url) else "does not exist"
-        return f"{url}: no committed checkpoint here: {url} {what}. Check the path"
+        return f"{url}: no committed checkpoint here: {url} {what}. Check the path{_near(url)}"
     level = store.level()  # which a bucket that does not exist refuses
     if not level.objects and not level.folders:
         return (
@@ -94,11 +97,9 @@ def what_is_there(store: Store) -> str:
         )
     steps = _checkpoints_in(store, level)
     if steps:
-        more = f" and {len(steps) - _FEW_CHECKPOINTS} more" if steps[_FEW_CHECKPOINTS:] else ""
-        first = ", ".join(steps[:_FEW_CHECKPOINTS])
         return (
-            f"{url} is no checkpoint, but a directory of them: {first}{more}. Give the path of one "
-            "of them; dtckpt.checkpoint.latest finds the newest, dtckpt ls lists them"
+            f"{url} is no checkpoint, but a directory of them: {_first(steps)}. Give the path of "
+            "one of them; dtckpt.checkpoint.latest finds the newest, dtckpt ls lists them"
         )
     files = [info.name for info in level.objects if info.name.lower().endswith(ENDINGS)]
     if files:
@@ -106,7 +107,16 @@ def what_is_there(store: Store) -> str:
             f"{url}: no checkpoint of a known form here, but files of tensors "
             f"({', '.join(files[:_FEW_CHECKPOINTS])}). Give the path of one of them"
         )
-    return nothing_there(store)
+    if is_begun(level):
+        return nothing_there(store)
+    runs = [name for name in _some(level.folders) if _is_run(store.substore(name))]
+    if runs:
+        return (
+            f"{url} is no checkpoint, but above directories of them: {', '.join(runs)}. dtckpt ls "
+            "lists those in one of these directories; give the path of a checkpoint"
+        )
+    names = [f"{name}/" for name in level.folders] + [info.name for info in level.objects]
+    return f"{url}: no checkpoint of a known form here, but {_first(names)}. Check the path"
 
 
 def nothing_there(store: Store) -> str:
@@ -117,9 +127,42 @@ def nothing_there(store: Store) -> str:
     )
 
 
-def _checkpoints_in(store: Store, level: Level) -> list[str]:
+def is_begun(level: Level) -> bool:
+    """Whether somebody has begun to save or to delete a checkpoint where this was listed."""
+    has_folder = any(name in (DATA, RECORDS) for name in level.folders)
+    return has_folder or any(_DCP.fullmatch(info.name) for info in level.objects)
+
+
+def _checkpoints_in(store: Store, level: Level, num_asked: int = _FEW_ASKED) -> list[str]:
     """Return the names of checkpoints directly below, asked for a few from either end only."""
-    names = [name for name in level.folders if name != "data"]
-    some = dict.fromkeys((*names[:_FEW_ASKED], *names[-_FEW_ASKED:]))
+    names = [name for name in level.folders if name != DATA]
+    some = _some(names, num_asked)
     found = [name for name in some if store.exists(f"{name}/{MANIFEST}")]
     return names if len(found) == len(some) else found
+
+
+def _is_run(store: Store) -> bool:
+    return bool(_checkpoints_in(store, store.level(), num_asked=1))
+
+
+def _some(names: Sequence[str], num_each: int = _FEW_ASKED) -> list[str]:
+    """Return a few names from either end."""
+    return [*dict.fromkeys((*names[:num_each], *names[-num_each:]))]
+
+
+def _first(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
+    more = f" and {len(names) - _FEW_CHECKPOINTS:,} more" if names[_FEW_CHECKPOINTS:] else ""
+    return ", ".join(names[:_FEW_CHECKPOINTS]) + more
+
+
+def _near(path: str) -> str:
+    """Return what is beside a local path that does not exist, for an error message."""
+    folder, name = os.path.split(path)
+    try:
+        with os.scandir(folder) as entries:
+            names = sorted(entry.name for entry in islice(entries, _MOST_ENTRIES))
+    except OSError:
+        return ""
+    near = get_close_matches(name, names, _FEW_CHECKPOINTS)
+    return f": beside it are {', '.join(near)}" if near else ""

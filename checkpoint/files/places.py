@@ -5,10 +5,15 @@ from __future__ import annotations
 MANIFEST = "manifest.json"
 """Written last and atomically: its presence is the commit."""
 
+DATA = "data"
+"""Directory of the files of a checkpoint."""
+RECORDS = "deleted"
+"""Directory in which those who delete a checkpoint keep what they need to finish."""
+
 
 def data_path(save_id: str, rank: int, *, is_compressed: bool = False) -> str:
     """Return the name of a rank's data file; a save id is never used twice."""
-    return f"data/{save_id}/{rank:05d}.{'compressed' if is_compressed else 'safetensors'}"
+    return f"{DATA}/{save_id}/{rank:05d}.{'compressed' if is_compressed else 'safetensors'}"
 
 
 def record_path(checkpoint: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,6 +14,7 @@ from dtckpt.errors import CheckpointError, Corrupt, NotCommitted, ObjectNotFound
 from ...storage.base import Level, Store
 from ...storage.open import open_store
 from ..files.committing import missing_files
+from ..files.foreign import is_begun
 from ..files.manifest import Manifest
 from ..files.places import MANIFEST
 from ..formats.opening import read_manifest
@@ -66,12 +67,37 @@ def look_over(
     """
     store = open_store(root, **dict(storage_options or {}))
     level = store.level()
-    names = [name for name in level.folders if STEP_NAME.fullmatch(name)]
+    names = names_of_steps(level)
     if not names:
         return ()
     with ThreadPoolExecutor(min(_NUM_REQUESTS, len(names)), "dtckpt-overview") as pool:
-        found = list(pool.map(partial(_look_at, store, level), names))
-    found.sort(key=lambda step: (step.number, step.name))
+        found = list(pool.map(partial(look_at, store, level), names))
+    return with_dependents(step for step in found if step is not None)
+
+
+def no_run(store: Store) -> NotCommitted:
+    """Return the error for a place without any step, which says what is there instead.
+
+    Raises it where that is a checkpoint itself, which no run will ever be.
+    """
+    try:
+        format = read_manifest(store).format
+    except NotCommitted as error:
+        return error
+    raise NotCommitted(
+        f"{store.url} is a checkpoint itself ({format}), not a directory of them: dtckpt inspect "
+        "shows it"
+    )
+
+
+def names_of_steps(level: Level) -> list[str]:
+    """Return the directories of a listing that may be checkpoints of a run."""
+    return [name for name in level.folders if STEP_NAME.fullmatch(name)]
+
+
+def with_dependents(steps: Iterable[StepOverview]) -> tuple[StepOverview, ...]:
+    """Return checkpoints by number, each with the names of those that refer to it."""
+    found = sorted(steps, key=lambda step: (step.number, step.name))
     needed_by: dict[str, list[str]] = {}
     for step in found:
         for base in step.bases:
@@ -79,25 +105,28 @@ def look_over(
     return tuple(replace(step, needed_by=tuple(needed_by.get(step.name, ()))) for step in found)
 
 
-def _look_at(store: Store, level: Level, name: str) -> StepOverview:
-    place = store.substore(name)
+def marked(step: StepOverview, level: Level) -> StepOverview:
+    """Return a checkpoint with the marks that lie beside it."""
     beside = {info.name for info in level.objects}
+    return replace(
+        step, is_pinned=step.name + PIN in beside, is_abandoned=step.name + ABANDONED in beside
+    )
+
+
+def look_at(store: Store, level: Level, name: str) -> StepOverview | None:
+    """Return what one directory of a listing holds; None where nobody has begun a checkpoint."""
+    place = store.substore(name)
     match = STEP_NAME.fullmatch(name)
     assert match is not None
-    step = StepOverview(
-        number=int(match[1]),
-        name=name,
-        url=place.url,
-        state="incomplete",
-        is_pinned=name + PIN in beside,
-        is_abandoned=name + ABANDONED in beside,
+    step = marked(
+        StepOverview(number=int(match[1]), name=name, url=place.url, state="incomplete"), level
     )
     try:
         manifest = read_manifest(place)
         missing = missing_files(place, manifest) if manifest.is_ours else []
         saved_at = _saved_at(place, manifest)
     except (NotCommitted, ObjectNotFound):  # the latter where it is deleted meanwhile
-        return _with_files(step, place)
+        return _with_files(step, place) if is_begun(place.level()) else None
     except StorageError:
         raise
     except CheckpointError as error:
@@ -125,7 +154,7 @@ def _saved_at(place: Store, manifest: Manifest) -> float | None:
 
 def _with_files(step: StepOverview, place: Store) -> StepOverview:
     """Return a step with the size and the age of what lies there."""
-    objects = list(place.list())
+    objects = [*place.list(), *place.underway()]
     times = [info.modified for info in objects if info.modified is not None]
     return replace(
         step,

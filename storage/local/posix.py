@@ -97,6 +97,24 @@ def fallocate(fd: int, size: int) -> None:
             raise OSError(number, os.strerror(number))
 
 
+def written_bytes(path: str) -> int:
+    """Return how much of a file has been written; of one with space reserved less than its size.
+
+    All of it where the file system does not tell.
+    """
+    found = end = 0
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        while end < size:
+            try:
+                start = os.lseek(file.fileno(), end, os.SEEK_DATA)
+                end = os.lseek(file.fileno(), start, os.SEEK_HOLE)
+            except OSError as error:
+                return found if error.errno == errno.ENXIO else size  # nothing follows
+            found += end - start
+    return found
+
+
 def sync_directory(directory: str) -> None:
     """Make the entries of ``directory`` durable; a no-op where directories cannot be flushed."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -32,6 +32,7 @@ from .posix import (
     read_at,
     sync_directory,
     write_at,
+    written_bytes,
 )
 
 _T = TypeVar("_T")
@@ -176,6 +177,13 @@ class LocalStore(Store):
     def leftovers(self, prefix: str = "", *, before: float | None = None) -> Iterator[str]:
         found = (item for item in self._walk(prefix) if is_reserved(item.name))
         return iter(sorted(item.name for item in found if is_before(item, before)))
+
+    def underway(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        for item in self._walk(prefix):
+            if is_reserved(item.name):
+                with suppress(OSError):  # it has ended since
+                    size = written_bytes(join(self.url, item.name))
+                    yield ObjectInfo(item.name, size, item.modified)
 
     def delete(self, names: Iterable[str]) -> None:
         paths = [join(self.url, check_name(name, reserved=True)) for name in names]

@@ -112,6 +112,9 @@ class FaultyStore(Store):
     def leftovers(self, prefix: str = "", *, before: float | None = None) -> Iterator[str]:
         return self._run("list", prefix, 0, lambda: self._inner.leftovers(prefix, before=before))
 
+    def underway(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        return self._run("list", prefix, 0, lambda: self._inner.underway(prefix))
+
     def delete(self, names: Iterable[str]) -> None:
         for name in [check_name(name, reserved=True) for name in names]:
             self._run("delete", name, 0, partial(self._inner.delete, [name]))

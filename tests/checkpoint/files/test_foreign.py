@@ -35,6 +35,20 @@ def killed(path: Path) -> None:
     (path / "manifest.json").unlink()
 
 
+def runs(path: Path) -> None:
+    run(path / "small-7b")
+    (path / "notes").mkdir()
+
+
+def others(path: Path) -> None:
+    (path / "src").mkdir(parents=True)
+    (path / "README.md").write_text("x")
+
+
+def misspelt(path: Path) -> None:
+    run(path.with_name("places"))
+
+
 def nothing(path: Path) -> None:
     assert not path.exists()
 
@@ -44,7 +58,10 @@ CASES: dict[Callable[[Path], None], str] = {
     run: r"a directory of them: step-1, step-2.*latest",
     a_file: r"is not a directory",
     killed: r"manifest\.json is missing.*a save did not finish",
-    nothing: r"does not exist\. Check the path",
+    nothing: r"does not exist\. Check the path$",
+    runs: r"above directories of them: small-7b\. dtckpt ls",
+    others: r"no checkpoint of a known form here, but src/, README\.md\. Check the path",
+    misspelt: r"does not exist\. Check the path: beside it are places",
 }
 
 

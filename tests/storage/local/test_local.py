@@ -485,3 +485,15 @@ def test_a_file_that_is_always_gone_is_an_error(
     with pytest.raises(StorageError, match=r"cannot read .*/x: Stale") as caught:
         store.read("x")
     assert caught.value.errno == errno.ESTALE
+
+
+def test_unfinished_writes_are_told_by_what_is_written(store: LocalStore) -> None:
+    write(store, "a/done", DATA)
+    with store.create("a/x", 1 << 20) as stream:  # for which space is reserved
+        stream.write(bytes(8192))
+        (found,) = store.underway("a")
+        assert found.size == 8192
+        assert found.name in store.leftovers()
+        assert list(store.underway("b")) == []
+        stream.shorten()
+    assert list(store.underway()) == []

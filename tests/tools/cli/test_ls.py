@@ -98,3 +98,12 @@ def test_any_name_that_ends_in_a_number(tmp_path: Path) -> None:
         (7, "7"),
         (12, "global_step12"),
     ]
+
+
+def test_a_directory_of_runs_is_none(run: Run, tmp_path: Path) -> None:
+    dcp.save({"a": torch.ones(2)}, tmp_path / "run-1" / "step-1")
+    (tmp_path / "run-2").mkdir()  # as a deletion leaves it
+    assert look_over(tmp_path) == ()
+    result = run("ls", tmp_path)
+    assert result.exit_code == 3
+    assert "run-1" in result.stderr

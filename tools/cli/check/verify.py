@@ -93,14 +93,15 @@ def verify(
 
 def _checkpoints(place: Store) -> Iterator[tuple[Store, str]]:
     """Yield a checkpoint, or those of a run with their names, in the order of their steps."""
-    from ....checkpoint import committed_steps, read_manifest
+    from ....checkpoint import read_manifest
+    from ....checkpoint.steps import steps_of_level
 
     try:
         read_manifest(place)
     except Corrupt:
         pass
     except NotCommitted:
-        steps = committed_steps(place)
+        steps = steps_of_level(place)
         if not steps:
             raise
         yield from ((place.substore(step.name), step.name) for step in steps)

@@ -65,7 +65,7 @@ def bar(label: str) -> AbstractContextManager[OnProgress | None]:
     return progress(label, is_shown=not is_quiet())
 
 
-def print_json(kind: str, document: dict[str, Any]) -> None:
-    """Print the one document of ``--json``."""
+def print_json(kind: str, document: dict[str, Any], *, is_line: bool = False) -> None:
+    """Print the one document of ``--json``; in one line where it is one of many."""
     head = {"schema_version": SCHEMA_VERSION, "kind": kind}
-    click.echo(json.dumps(head | document, indent=2))
+    click.echo(json.dumps(head | document, indent=None if is_line else 2))

@@ -133,9 +133,9 @@ def _show_statistics(
 
 
 def _steps(store: Store) -> list[Step]:
-    from ....checkpoint import committed_steps
+    from ....checkpoint.steps import steps_of_level
 
-    return committed_steps(store)
+    return steps_of_level(store)
 
 
 def _show_run(store: Store, steps: list[Step], *, as_json: bool) -> None:

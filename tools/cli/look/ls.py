@@ -7,8 +7,6 @@ from typing import Any
 
 import click
 
-from dtckpt.errors import NotCommitted
-
 from ..common.exit_codes import FINDING
 from ..common.options import debug_option, store_at, store_option
 from ..common.telling import json_option, print_json, quiet_option
@@ -35,18 +33,12 @@ def ls(ctx: click.Context, root: str, as_json: bool, option: dict[str, Any]) -> 
       dtckpt ls run
       dtckpt ls run --json
     """
-    from ....checkpoint.runs.overview import look_over
+    from ....checkpoint.runs.overview import look_over, no_run
 
     with store_at(root, option, "ROOT") as store:
         steps = look_over(store)
         if not steps:
-            from ....checkpoint import read_manifest
-
-            format = read_manifest(store).format  # else NotCommitted, with what is there
-            raise NotCommitted(
-                f"{store.url} is a checkpoint itself ({format}), not a directory of them: dtckpt "
-                "inspect shows it"
-            )
+            raise no_run(store)
         if as_json:
             print_json("run", {"url": store.url, "steps": [asdict(step) for step in steps]})
         else:

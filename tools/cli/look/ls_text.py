@@ -17,22 +17,26 @@ def show_steps(url: str, steps: Sequence[StepOverview]) -> None:
     """Print a line for each, or two where lines are short, and what is wrong."""
     console = stdout_console()
     now = time.time()
-    grid = Grid("step", "checkpoint", "age", "bytes", "state", "", right=(0, 2, 3))
-    for step in steps:
-        grid.add(*_cells(step, now))
     own = sum(step.own_bytes for step in steps)
     whole = sum(step.state == "committed" for step in steps)
     head = f"{count(whole, 'committed checkpoint')} in {printable(url)}, {iec(own)} in all"
     show(console, Lines([plain(head), plain("")]))
-    if grid.width <= console.width:
-        show(console, grid)
-    else:
-        show(console, Lines([line for step in steps for line in _narrow(step, now)]))
+    show(console, steps_table(steps, now, console.width))
     for step in steps:
         if step.problem:
             show(
                 console, Lines([plain(""), plain(f"{printable(step.name)}: {step.problem}", "red")])
             )
+
+
+def steps_table(steps: Sequence[StepOverview], now: float, width: int) -> Grid | Lines:
+    """Return a line for each, or two where they would be longer than ``width``."""
+    grid = Grid("step", "checkpoint", "age", "bytes", "state", "", right=(0, 2, 3))
+    for step in steps:
+        grid.add(*_cells(step, now))
+    if grid.width <= width:
+        return grid
+    return Lines([line for step in steps for line in _narrow(step, now)])
 
 
 def _cells(step: StepOverview, now: float) -> tuple[Line, ...]:

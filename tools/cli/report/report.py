@@ -73,12 +73,13 @@ def report(
 
 def _document(store: Store, *, with_statistics: bool) -> dict[str, Any]:
     """Return what the page of a checkpoint shows, or that of a run where there is none."""
-    from ....checkpoint import committed_steps, read_manifest
+    from ....checkpoint import read_manifest
+    from ....checkpoint.steps import steps_of_level
 
     try:
         manifest = read_manifest(store)
     except NotCommitted:
-        steps = committed_steps(store)
+        steps = steps_of_level(store)
         if not steps:
             raise
         from .run_document import run_document
