@@ -20,6 +20,7 @@ from dtckpt.checkpoint.examining.histogram import NUM_BINS
 from dtckpt.checkpoint.examining.moments import Moments
 from dtckpt.checkpoint.examining.numbers import numbers
 from dtckpt.checkpoint.tensors.dtypes import DTYPES, DType
+from dtckpt.dtensor import Mesh
 from dtckpt.errors import Corrupt, LayoutMismatch
 
 SMALL = [d for d in DTYPES.values() if d.itemsize <= 2 and d.packed == 1]
@@ -168,3 +169,23 @@ def test_damage_is_found_and_torch_is_not_needed(tmp_path: Path) -> None:
     file.write_bytes(damaged)
     with pytest.raises(Corrupt, match="belong to a"):
         ckpt.statistics(tmp_path)
+
+
+def test_values_are_the_same_however_they_are_stored(tmp_path: Path) -> None:
+    state = {"a": torch.randn(64, 50), "b": torch.randn(333).bfloat16(), "c": torch.arange(70)}
+    ckpt.save(state, tmp_path / "whole")
+    found = ckpt.statistics(tmp_path / "whole")
+    rules = ckpt.parse_rules("a=S(1),S(0); *=S(0),R")
+    mesh = Mesh((3, 2))
+    ckpt.reshard(tmp_path / "whole", tmp_path / "parts", mesh=mesh, rules=rules, compress="zstd")
+    ckpt.save(state | {"c": torch.zeros(1)}, tmp_path / "next", base=tmp_path / "whole")
+    others = (ckpt.statistics(tmp_path / "parts"), ckpt.statistics(tmp_path / "next", ["a", "b"]))
+    for other in others:
+        for name, told in other.items():
+            assert told.histogram == found[name].histogram
+            assert (told.min, told.max) == (found[name].min, found[name].max)
+            assert told.mean == pytest.approx(found[name].mean, rel=1e-12)
+            assert told.std == pytest.approx(found[name].std, rel=1e-12)
+    split = [ckpt.Split("a", ("x", "y"), dim=0)]
+    halves = ckpt.statistics(tmp_path / "whole", ["x", "y"], mapping=split)
+    assert max(half.max or 0 for half in halves.values()) == found["a"].max
