@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from .deleting import delete
     from .detaching import detach
     from .editing import edit
+    from .examining.comparing import Comparison, TensorComparison, compare
+    from .examining.drift import Drift
     from .examining.extracting import ExtractReport, extract
     from .examining.histogram import Histogram
     from .examining.repairing import RepairReport, repair
@@ -90,6 +92,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointError",
     "CheckpointManager",
+    "Comparison",
     "Continuously",
     "Copies",
     "Corrupt",
@@ -100,6 +103,7 @@ __all__ = [
     "Dealing",
     "Dequantize",
     "Drop",
+    "Drift",
     "DtckptError",
     "Emergency",
     "EveryMinutes",
@@ -142,6 +146,7 @@ __all__ = [
     "Stateful",
     "Step",
     "StorageError",
+    "TensorComparison",
     "TensorStatistics",
     "Tier",
     "Timeout",
@@ -155,6 +160,7 @@ __all__ = [
     "capabilities",
     "clean",
     "committed_steps",
+    "compare",
     "copy",
     "deal_samples",
     "delete",
@@ -191,6 +197,8 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
             ".copying": "copy",
             ".deleting": "delete",
             ".detaching": "detach",
+            ".examining.comparing": "Comparison TensorComparison compare",
+            ".examining.drift": "Drift",
             ".examining.histogram": "Histogram",
             ".examining.repairing": "RepairReport repair",
             ".examining.statistics": "TensorStatistics statistics",

@@ -25,6 +25,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
     },
     "Check": {
         "verify": "check.verify",
+        "diff": "check.diff",
     },
     "Write": {
         "reshard": "write.reshard",

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch.distributed.checkpoint.state_dict_saver import save as torch_save
+
+import dtckpt.checkpoint as dcp
+from dtckpt.checkpoint import compare
+from dtckpt.checkpoint.examining import comparing
+from dtckpt.checkpoint.examining.drift import drift_of
+from dtckpt.checkpoint.tensors.dtypes import DTYPES, DType
+from dtckpt.dtensor import Mesh
+from dtckpt.errors import LayoutMismatch
+
+from .test_verifying import flip
+
+
+def _dtype(tensor: torch.Tensor) -> DType:
+    name = str(tensor.dtype).removeprefix("torch.")
+    return next(dtype for dtype in DTYPES.values() if dtype.torch_name == name)
+
+
+def _items(tensor: torch.Tensor) -> Any:
+    return tensor.view(torch.uint8).numpy().view(f"u{tensor.element_size()}")
+
+
+def _state() -> dict[str, Any]:
+    generator = torch.Generator().manual_seed(3)
+    return {
+        "model": {
+            "w": torch.randn(64, 48, generator=generator),
+            "layers": [{"b": torch.randn(7, generator=generator)} for _ in range(2)],
+        },
+        "ids": torch.arange(9),
+        "step": 3,
+        "none": None,
+    }
+
+
+@pytest.mark.parametrize("kinds", [("float32", "float32"), ("bfloat16", "float32")])
+def test_drift_is_what_torch_says(kinds: tuple[str, str]) -> None:
+    one = torch.randn(70_001).to(getattr(torch, kinds[0]))
+    other = one.float().clone()
+    other[100:300] += 0.25
+    other = other.to(getattr(torch, kinds[1]))
+    found = drift_of((_dtype(one), _dtype(other)), (_items(one), _items(other)), rtol=0, atol=0.3)
+    a, b = one.double(), other.double()
+    assert found.num_values == 70_001
+    assert found.num_changed == int((a != b).sum()) >= 190
+    assert found.num_beyond == 0
+    assert found.relative_l2 == pytest.approx(float((a - b).norm() / a.norm()))
+    assert found.max_abs == float((a - b).abs().max())
+    cosine = torch.nn.functional.cosine_similarity(a, b, dim=0)
+    assert found.cosine == pytest.approx(float(cosine))
+
+
+def test_integers_are_compared_exactly() -> None:
+    one = torch.tensor([2**62, -(2**62), 2**63 - 1, 5])
+    other = torch.tensor([2**62 + 1, -(2**62), 2**63 - 1, 5])
+    dtypes = _dtype(one), _dtype(other)
+    found = drift_of(dtypes, (_items(one), _items(other)), rtol=0, atol=0)
+    assert (found.num_changed, found.num_beyond, found.changed_bytes, found.max_abs) == (1, 1, 1, 1)
+
+
+def test_nan_and_infinities_count_and_no_tolerance_covers_them() -> None:
+    nan, inf = math.nan, math.inf
+    one = torch.tensor([nan, nan, inf, inf, -inf, 1.0, 0.0])
+    other = torch.tensor([nan, 1.0, inf, -inf, 0.0, 1.0, -0.0])
+    dtypes = _dtype(one), _dtype(other)
+    found = drift_of(dtypes, (_items(one), _items(other)), rtol=1e9, atol=1e9)
+    assert (found.num_nan, found.num_inf) == ((2, 1), (3, 2))
+    assert (found.num_changed, found.num_beyond, found.num_odd) == (3, 3, 3)
+    assert found.relative_l2 == found.max_abs == 0
+    assert found.changed_bytes > 0
+    nothing = drift_of(dtypes, (_items(one[:0]), _items(other[:0])), rtol=0, atol=0)
+    assert (nothing.num_values, nothing.relative_l2, nothing.cosine) == (0, 0, None)
+
+
+def test_what_is_in_one_alone_and_what_differs(tmp_path: Path) -> None:
+    state = _state()
+    dcp.save(state, tmp_path / "a")
+    state["model"]["w"] = state["model"]["w"] * 1.5
+    state["ids"] = torch.arange(10)
+    state["step"] = torch.tensor(3)
+    state["new"] = 1
+    del state["none"]
+    dcp.save(state, tmp_path / "b")
+    found = compare(tmp_path / "a", tmp_path / "b")
+    assert found.only == ((), ("step",))
+    assert sorted(found.only_values[0]) == ["none", "step"]
+    assert found.only_values[1] == ("new",)
+    assert not found.values
+    w = found.tensors["model/w"]
+    assert w.drift is not None
+    assert w.drift.relative_l2 == pytest.approx(0.5)
+    assert not w.is_within(0.4)
+    assert w.is_within(0.6)
+    assert found.tensors["ids"].by == "nothing"
+    assert not found.tensors["ids"].is_within(9.0)
+    assert found.tensors["model/layers/0/b"].by == "checksums"
+    some = compare(tmp_path / "a", tmp_path / "b", "model")
+    assert list(some.tensors) == [n for n in found.tensors if n.startswith("model/")]
+    assert not any((*some.only, *some.only_values))
+    with pytest.raises(LayoutMismatch, match="selects nothing"):
+        compare(tmp_path / "a", tmp_path / "b", "modle")
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_layouts_and_formats_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparing, "_GROUP_BYTES", 1000)  # so that tensors are read in parts
+    state = _state()
+    dcp.save(state, tmp_path / "a")
+    dcp.reshard(tmp_path / "a", tmp_path / "b", Mesh((3,)), dcp.parse_rules("model/w=S(1);*=S(0)"))
+    found = compare(tmp_path / "a", tmp_path / "b")
+    assert not any((*found.only, *found.only_values, found.values))
+    assert all(each.is_same for each in found.tensors.values())
+    assert found.tensors["model/w"].by == "values"
+
+    torch_save(state, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    found = compare(tmp_path / "a", tmp_path / "dcp")
+    assert len(found.tensors) == 4
+    assert not any(found.only)
+    assert all(each.is_same for each in found.tensors.values())
+
+    flat = {
+        "w": state["model"]["w"].bfloat16(),
+        "layers.0.b": state["model"]["layers"][0]["b"],
+        "layers.1.b": state["model"]["layers"][1]["b"].flip(0),
+    }
+    (tmp_path / "hf").mkdir()
+    save_file(flat, tmp_path / "hf" / "model.safetensors")
+    found = compare(tmp_path / "a", tmp_path / "hf", rename={"model/{rest*}": "{rest*}"})
+    assert found.only == (("ids",), ())
+    w = found.tensors["w"]
+    assert w.dtypes == ("float32", "bfloat16")
+    assert w.drift is not None
+    assert not w.is_same
+    exact = state["model"]["w"].double()
+    expected = (exact - flat["w"].double()).norm() / exact.norm()
+    assert w.drift.relative_l2 == pytest.approx(float(expected))
+    assert found.tensors["layers/0/b"].is_same
+    assert not found.tensors["layers/1/b"].is_within(None)
+    loose = compare(tmp_path / "a", tmp_path / "hf", rename={"model/{rest*}": "{rest*}"}, rtol=0.01)
+    assert loose.tensors["w"].is_within(None)
+
+
+def test_equal_checksums_are_believed_and_nothing_read(tmp_path: Path) -> None:
+    dcp.save(_state(), tmp_path / "a")
+    dcp.save(_state(), tmp_path / "b")
+    [file] = tmp_path.glob("b/data/*/*")
+    flip(file, 4096 + 10)
+    calls: list[int] = []
+    found = compare(tmp_path / "a", tmp_path / "b", on_progress=lambda done, _: calls.append(done))
+    assert {each.by for each in found.tensors.values()} == {"checksums"}
+    assert calls == []
+
+
+def test_damage_is_no_difference(tmp_path: Path) -> None:
+    state = _state()
+    dcp.save(state, tmp_path / "a")
+    dcp.save({**state, "model": {**state["model"], "w": torch.zeros(64, 48)}}, tmp_path / "b")
+    for file in tmp_path.glob("a/data/*/*"):
+        data = np.fromfile(file, np.uint8)
+        data[4096:20000] ^= 1
+        data.tofile(file)
+    with pytest.raises(dcp.Corrupt):
+        compare(tmp_path / "a", tmp_path / "b")
