@@ -108,6 +108,13 @@ def test_a_run_lists_its_committed_checkpoints(run: Run, saved: Path) -> None:
     ]
 
 
+def test_what_is_asked_of_a_checkpoint_is_not_answered_of_a_run(run: Run, saved: Path) -> None:
+    for asked in (("model",), ("--tensor", "a"), ("--layout",), ("--timing", saved)):
+        result = run("inspect", saved, *asked)
+        assert (result.exit_code, result.stdout) == (3, "")
+        assert "is no checkpoint, but a directory of them" in result.stderr
+
+
 def test_damaged_manifest(run: Run, checkpoint: Path) -> None:
     flip(checkpoint / "manifest.json", 700)
     result = run("inspect", checkpoint)

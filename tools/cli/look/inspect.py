@@ -81,7 +81,7 @@ def inspect(
             manifest = read_manifest(store)
         except NotCommitted:
             steps = _steps(store)
-            if not steps:
+            if not steps or names or layout or traces or patterns:
                 raise
             _show_run(store, steps, as_json=as_json)
             return
