@@ -195,10 +195,10 @@ class Filling:
         *,
         is_last: bool,
     ) -> bytes:
-        touched = self._touched_names
+        run = partial(together, self._ranks)
         if is_last:
-            return last_round(self._ranks, self._recorder, phase, body, decide, touched=touched)
-        return together(self._ranks, phase, body, decide, touched=touched)
+            run = partial(last_round, self._ranks, self._recorder)
+        return run(phase, body, decide, touched=self._touched_names, give_up=self._give_up)
 
     def _together_read(self, number: int, *, is_last: bool = False) -> int:
         """Read what belongs to a round; return how many exchanges must follow it."""
@@ -214,14 +214,14 @@ class Filling:
     def _read(self, number: int) -> int:
         with self._recorder.phase("read") as phase:
             before = self.bytes_read
-            try:
-                count = self._read_part(number)
-            except BaseException:
-                if self._sharing is not None:
-                    self._sharing.call_off()
-                raise
+            count = self._read_part(number)
             phase.num_bytes = self.bytes_read - before
         return count
+
+    def _give_up(self) -> None:
+        """Have no rank wait for what this one would have read: it has failed."""
+        if self._sharing is not None:
+            self._sharing.call_off()
 
     def _read_part(self, number: int) -> int:
         """Read, and return how many exchanges this rank needs for what it has read."""

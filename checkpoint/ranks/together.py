@@ -104,6 +104,7 @@ def together(
     *,
     on_failure: Callable[[CheckpointError], None] | None = None,
     touched: Callable[[], Iterable[str]] | None = None,
+    give_up: Callable[[], None] | None = None,
     without: frozenset[int] = frozenset(),
 ) -> bytes:
     """Run ``body`` on every rank and return the decision, or raise the same error on all ranks.
@@ -117,7 +118,9 @@ def together(
     ``on_failure`` is called with the error once it is certain that the coordinator has decided so;
     not where the coordinator was lost, since it may have decided otherwise. ``touched`` names what
     this rank has overwritten, whether it failed or not; it is asked, on every rank, only after a
-    failure. Ranks that are known to be lost are left out by all others: they go on ``without``.
+    failure. ``give_up`` is called where this rank fails, before it tells the others, some of whom
+    may wait for it elsewhere in this phase. Ranks that are known to be lost are left out by all
+    others: they go on ``without``.
     """
     own: BaseException | None = None
     own_decision: BaseException | None = None
@@ -126,6 +129,8 @@ def together(
         answer = OK + body()
         check_size(answer)
     except BaseException as error:
+        if give_up is not None:
+            give_up()
         own, answer = error, FAILED + told(error)
 
     def conclude(answers: Answers, lost: Mapping[int, str]) -> bytes:

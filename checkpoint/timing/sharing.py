@@ -16,6 +16,7 @@ def last_round(
     decide: Decide = nothing,
     *,
     touched: Callable[[], Iterable[str]] | None = None,
+    give_up: Callable[[], None] | None = None,
 ) -> bytes:
     """Do what ``together`` does, and let every rank learn what all have recorded by then."""
 
@@ -31,6 +32,7 @@ def last_round(
         decision = decide(given)
         return with_entry(recorder.summarize(told), decision)
 
-    summary, decision = without_entry(together(ranks, phase, tell, sum_up, touched=touched))
+    agreed = together(ranks, phase, tell, sum_up, touched=touched, give_up=give_up)
+    summary, decision = without_entry(agreed)
     recorder.learn(summary)
     return decision

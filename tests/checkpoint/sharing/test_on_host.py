@@ -20,10 +20,12 @@ from hypothesis import strategies as st
 
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint.ranks.failing import CalledOff
+from dtckpt.checkpoint.ranks.group_ranks import GroupRanks
 from dtckpt.checkpoint.reading import limits
 from dtckpt.checkpoint.sharing.host_memory import NUM_SLOTS, HostMemory
 from dtckpt.checkpoint.tensors.dtypes import DTYPES
 from dtckpt.checkpoint.tensors.transfer import TensorSink
+from dtckpt.checkpoint.timing.recorder import Recorder
 from dtckpt.dtensor import IrregularLayout, Layout, Mesh, Replicate, Shard
 from dtckpt.errors import CheckpointError, Corrupt, StorageError
 from dtckpt.storage import Fault, FaultyStore, FlipBit, RaiseError, Rule, Store
@@ -289,6 +291,41 @@ def test_a_rank_that_fails_while_it_copies_lets_nobody_wait(
     error = same_error(load)
     assert f"load: read failed on rank {victim}: MemoryError: no more" in str(error)
     assert error.overwritten == ("w",)
+
+
+@pytest.mark.parametrize("victim", range(SIZE))
+@pytest.mark.parametrize("where", ["begin", "phase"])
+def test_who_is_interrupted_before_it_reads_lets_nobody_wait(
+    monkeypatch: pytest.MonkeyPatch, victim: int, where: str
+) -> None:
+    store = saved(w=("F32", flat(1, Shard(0), (200, 12))))
+    begin, phase = GroupRanks.begin, Recorder.phase
+
+    def begin_or_not(self: GroupRanks, name: str) -> None:
+        begin(self, name)
+        if where == "begin" and name == "load: read" and self.rank == victim:
+            raise KeyboardInterrupt
+
+    def open_or_not(self: Recorder, name: str) -> Any:
+        if where == "phase" and name == "read" and self.ranks.rank == victim:
+            raise KeyboardInterrupt
+        return phase(self, name)
+
+    monkeypatch.setattr(GroupRanks, "begin", begin_or_not)
+    monkeypatch.setattr(Recorder, "phase", open_or_not)
+
+    def load(rank: int, group: Any) -> BaseException | None:
+        tensor, _ = zeros(flat(SIZE, Shard(1), (200, 12)), torch.float32, rank)
+        try:
+            dcp.load({"w": tensor}, store, process_group=group)
+        except BaseException as error:
+            return error.with_traceback(None)
+
+    ends = run_ranks(SIZE, load, seconds=30)
+    assert isinstance(ends.pop(victim), KeyboardInterrupt)
+    for error in ends:
+        assert isinstance(error, CheckpointError)
+        assert f"load: read failed on rank {victim}" in str(error)
 
 
 class Hang(Fault):
