@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 from dtckpt.errors import CheckpointError, Corrupt, ObjectExists
@@ -55,18 +55,31 @@ def copy(
     manifest = read_own_manifest(old)
     _check_lenders(old, new, manifest)
     check_free(new, overwrite=False)
-    lock = threading.Lock()
+    lock, stop = threading.Lock(), threading.Event()
     add = counted(on_progress, sum(record.size for record in manifest.files))
 
     def on_bytes(num_bytes: int) -> None:
         with lock:
-            add(num_bytes)
+            if stop.is_set():
+                raise CheckpointError("stopped: another file has failed, or an interrupt came")
+            try:
+                add(num_bytes)
+            except BaseException:
+                stop.set()
+                raise
 
     def copy_one(record: FileRecord) -> None:
         copy_file(old, new, record, manifest.save_id, on_bytes)
 
     with ThreadPoolExecutor(_NUM_FILES, thread_name_prefix="dtckpt-copy") as pool:
-        list(pool.map(copy_one, manifest.files))
+        futures = [pool.submit(copy_one, record) for record in manifest.files]
+        try:
+            for future in as_completed(futures):  # the first one to fail tells why
+                future.result()
+        except BaseException:
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     own = sum(record.data_bytes for record in manifest.files)
     stored = sum(tensor.stored_bytes for tensor in manifest.tensors.values())
     check_complete(new, manifest, borrowed_bytes=stored - own if manifest.borrowed else 0)

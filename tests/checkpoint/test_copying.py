@@ -162,3 +162,22 @@ def test_incremental_ones_are_refused_by_name(tmp_path: Path) -> None:
     dcp.detach(tmp_path / "step-2")
     dcp.copy(tmp_path / "step-2", tmp_path / "there/other")
     assert torch.equal(dcp.open(tmp_path / "there/other")["w"][:], state["w"])
+
+
+def test_the_first_failure_ends_the_copying_of_all_files(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "READ_BYTES", 1 << 20)
+    told: list[int] = []
+
+    def stop(done: int, _total: int) -> None:
+        told.append(done)
+        if len(told) == 1:
+            raise ValueError("enough")
+
+    with pytest.raises(ValueError, match="enough"):
+        dcp.copy(source, tmp_path / "target", on_progress=stop)
+    assert len(told) == 1
+    assert not [*(tmp_path / "target").rglob("*.safetensors")]
+    dcp.copy(source, tmp_path / "target")
+    assert not dcp.verify(tmp_path / "target").problems

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 
@@ -19,6 +20,7 @@ import click
 import torch
 
 import dtckpt.checkpoint as ckpt
+from dtckpt.checkpoint.reading import limits
 
 NUM_TENSORS = 3000
 MAX_SECONDS = 1.0
@@ -46,6 +48,9 @@ def main(rounds: int, num_elements: int) -> None:
             values = {"values": (torch.randn(num_elements) * 1000).to(dtype)}
             ckpt.save(values, place / "large", overwrite=True)
             _statistics(place / "large", rounds)
+            if dtype is torch.float32:
+                _verify(place / "large", rounds)
+                _compare(place, values["values"], rounds)
     if median(whole) > MAX_SECONDS or median(imports) > MAX_IMPORT_SECONDS:
         sys.exit(1)
 
@@ -77,6 +82,52 @@ def _statistics(place: Path, rounds: int) -> None:
     print(
         f"statistics of {num_values:,} {dtype}: {median(walls):.2f} s, {median(walls) * each:.1f} "
         f"ns a value, {median(processors) * each:.1f} ns of the processor"
+    )
+
+
+def _verify(place: Path, rounds: int) -> None:
+    """Compare a verification with bare reads of as many threads, one after the other."""
+    [path] = place.glob("data/*/*")
+    costs: dict[str, list[tuple[float, float]]] = {"raw": [], "verify": []}
+    works = {"raw": lambda: _read(path), "verify": lambda: ckpt.verify(place)}
+    for _ in range(rounds + 1):
+        for name, work in works.items():
+            began, before = time.perf_counter(), time.process_time()
+            work()
+            costs[name].append((time.perf_counter() - began, time.process_time() - before))
+    for name, found in costs.items():
+        walls, processors = zip(*found[1:], strict=True)  # the first has warmed the page cache
+        print(
+            f"{name} of {path.stat().st_size >> 20} MiB: {median(walls):.3f} s, "
+            f"{median(processors):.3f} s of the processor"
+        )
+
+
+def _read(path: Path) -> None:
+    """Read a file by pieces into buffers that are used again, one of each of four threads."""
+    starts = iter(range(0, path.stat().st_size, limits.STAGED_BYTES))
+
+    def work(fd: int) -> None:
+        buffer = bytearray(limits.STAGED_BYTES)
+        for start in starts:
+            os.preadv(fd, [buffer], start)
+
+    with path.open("rb") as file, ThreadPoolExecutor(limits.NUM_READERS) as pool:
+        list(pool.map(work, [file.fileno()] * limits.NUM_READERS))
+
+
+def _compare(place: Path, values: torch.Tensor, rounds: int) -> None:
+    ckpt.save({"values": values + 1}, place / "other", overwrite=True)
+    costs: list[tuple[float, float]] = []
+    for _ in range(rounds):
+        began, before = time.perf_counter(), time.process_time()
+        ckpt.compare(place / "large", place / "other")
+        costs.append((time.perf_counter() - began, time.process_time() - before))
+    walls, processors = zip(*costs, strict=True)
+    each = 1e9 / values.numel()
+    print(
+        f"compare of {values.numel():,} float32: {median(walls):.2f} s, "
+        f"{median(processors) * each:.1f} ns of the processor a value"
     )
 
 
