@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .examining.drift import Drift
     from .examining.extracting import ExtractReport, extract
     from .examining.histogram import Histogram
+    from .examining.load_costs import LoadCosts, RankCost, load_costs
     from .examining.repairing import RepairReport, repair
     from .examining.statistics import TensorStatistics, statistics
     from .exporting.exporter import ExportReport, export
@@ -84,6 +85,9 @@ if TYPE_CHECKING:
     from .visualizing import visualize
 
 __all__ = [
+    "LoadCosts",
+    "RankCost",
+    "load_costs",
     "Advice",
     "AlreadyCommitted",
     "Best",
@@ -202,6 +206,7 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
             ".examining.histogram": "Histogram",
             ".examining.repairing": "RepairReport repair",
             ".examining.statistics": "TensorStatistics statistics",
+            ".examining.load_costs": "LoadCosts RankCost load_costs",
             ".exporting.exporter": "ExportReport export",
             ".editing": "edit",
             ".examining.extracting": "ExtractReport extract",

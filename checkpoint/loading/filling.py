@@ -26,7 +26,6 @@ from ..sharing.host_memory import HostMemory
 from ..sharing.on_host import Sharing
 from ..sharing.read_once import (
     MIN_REPLICAS,
-    MIN_TIMES,
     MIN_TIMES_ASKED,
     Offer,
     Shareable,
@@ -115,7 +114,7 @@ class Filling:
             ranks.all,
             ranks.rank,
             {item.name for item in shareable},
-            MIN_TIMES_ASKED if asked else MIN_TIMES,
+            MIN_TIMES_ASKED if asked else limits.MIN_TIMES,
         )
         self._shareable = [item for item in shareable if item.name not in self._striped.names]
         return replace(
@@ -140,7 +139,7 @@ class Filling:
             self._ranks.all,
             self._ranks.rank,
             () if with_replicas else tensors,
-            MIN_TIMES,
+            limits.MIN_TIMES,
             with_plain=with_replicas,
         )
         is_enough = self._in_memory.num_bytes >= limits.MIN_SHARED_BYTES

@@ -40,6 +40,8 @@ STRIPE_BYTES = 16 << 20
 """Most bytes of a stripe."""
 ROUND_BYTES = 64 << 20
 """Most bytes that a rank reads in one round of stripes."""
+MIN_TIMES = 2.0
+"""Tensors that would be read so many times are exchanged where reading is expensive."""
 SLOT_BYTES = 2 << 20
 """Most bytes that a rank reads into memory of the host before the others copy them, where a request
 costs little: those of all ranks are in the processor's caches then."""

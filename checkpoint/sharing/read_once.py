@@ -31,8 +31,6 @@ from .striping import Striped
 
 MIN_REPLICAS = 4
 """From so many replicas on, reading once is chosen where reading is expensive."""
-MIN_TIMES = 2.0
-"""Tensors that would be read so many times are exchanged where reading is expensive."""
 MIN_TIMES_ASKED = 1.25
 """And so many times where reading once was asked for."""
 

@@ -20,6 +20,7 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
         "ls": "look.ls",
         "inspect": "look.inspect",
         "cat": "look.cat",
+        "plan": "look.plan",
         "watch": "look.watch",
         "report": "report.report",
     },
