@@ -12,15 +12,16 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
-from dtckpt.errors import CheckpointError, Corrupt, ObjectExists
+from dtckpt.errors import CheckpointError, Corrupt, NotCommitted, ObjectExists
 
 from ..storage.base import Store
 from ..storage.open import open_store
 from .files.blocks import digest
 from .files.committing import check_complete, check_free, commit, find_manifest
-from .files.manifest import FileRecord, Manifest, read_own_manifest
+from .files.manifest import FileRecord, Manifest
 from .files.stored_data import Damage, DataFile, open_data_file
 from .files.writing import Progress
+from .formats.opening import read_manifest
 from .ranks.text import some_names
 from .reading.batches import counted
 from .reading.whole_files import stretches
@@ -52,7 +53,12 @@ def copy(
     """
     old = open_store(source, **dict(source_options or {}))
     new = open_store(target, **dict(target_options or {}))
-    manifest = read_own_manifest(old)
+    manifest = read_manifest(old)
+    if not manifest.is_ours:
+        raise NotCommitted(
+            f"{old.url} is of {manifest.format}, which dtckpt does not copy: copy its files, or "
+            "have dtckpt convert write it anew"
+        )
     _check_lenders(old, new, manifest)
     check_free(new, overwrite=False)
     lock, stop = threading.Lock(), threading.Event()

@@ -16,6 +16,7 @@ from ...storage.open import open_store
 from ..files.borrowing import refuse_if_needed
 from ..formats.opening import read_manifest
 from .keep import Keep
+from .overview import names_of_steps, no_run
 from .run import PIN, Run
 from .upkeep import Upkeep
 
@@ -56,6 +57,8 @@ def prune(
     run = Run(store, _prefix_of(store) if prefix is None else prefix)
     choice = Upkeep(run=run, keep=keep, leftovers_after=timedelta.max).choose(may_write=not dry_run)
     if choice is None:
+        if not names_of_steps(store.level()):
+            raise no_run(store)
         raise NotCommitted(
             f"{store.url}: no checkpoint here is whole, so nothing is pruned. dtckpt ls lists them"
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from dtckpt.errors import StorageError
+
 from ...names import check_component, check_name, check_prefix, join
 from ..asking import Connection
 from ..trouble import Kind, Trouble, remote_error, told, without_secrets
@@ -61,6 +63,11 @@ class Place:
         try:
             return self.driver.get()
         except Exception as error:
+            if isinstance(error, ModuleNotFoundError):
+                raise StorageError(
+                    f"cannot connect to {self.url}: its driver needs the module {error.name}, "
+                    "which is not installed: pip install it"
+                ) from error
             shown, trouble = without_secrets(error), told(error)
             if trouble.kind in (Kind.MISSING, Kind.CONDITION):
                 trouble = Trouble(Kind.OTHER)  # it is no object that is missing

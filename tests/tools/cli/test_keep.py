@@ -60,6 +60,9 @@ def test_prune_needs_a_rule_and_a_whole_checkpoint(run: Run, root: Path, tmp_pat
     assert run("prune", root).exit_code == 2
     (tmp_path / "nothing").mkdir()
     result = run("prune", tmp_path / "nothing", "--keep-last", 1)
+    assert (result.exit_code, "the directory is empty" in result.stderr) == (3, True)
+    (tmp_path / "nothing" / "step-3" / "data").mkdir(parents=True)
+    result = run("prune", tmp_path / "nothing", "--keep-last", 1)
     assert (result.exit_code, "no checkpoint here is whole" in result.stderr) == (3, True)
     dcp.save({"a": torch.ones(1)}, root / "other7")
     assert "begin in several ways ('other', 'step-')" in run("prune", root, "--keep-last", 1).stderr

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from dtckpt.errors import NotCommitted
+
 from ..common.console import count, printable
-from ..common.options import debug_option, dry_run_option, duration, store_at, store_option
+from ..common.options import PLACE, debug_option, dry_run_option, duration, store_at, store_option
 from ..common.telling import json_option, print_json, quiet_option, say
+
+if TYPE_CHECKING:
+    from ....storage import Store
 
 
 @click.command()
-@click.argument("root")
+@click.argument("root", type=PLACE)
 @click.option(
     "--older-than",
     callback=duration,
@@ -45,9 +50,20 @@ def gc(
 
     with store_at(root, option, "ROOT") as store:
         gone = clean(store, older_than=older_than, dry_run=dry_run)
+        if not gone:
+            _check_something(store)
         if as_json:
             print_json("collection", {"url": store.url, "dry_run": dry_run, "gone": gone})
             return
         for name in gone:
             say(f"{printable(name)}: {'would be deleted' if dry_run else 'deleted'}")
         say(f"{count(len(gone), 'leftover')} {'would go' if dry_run else 'deleted'}")
+
+
+def _check_something(store: Store) -> None:
+    """Raise NotCommitted where nothing is at all: the path is a mistake then."""
+    from ....checkpoint.files.foreign import what_is_there
+
+    level = store.level()
+    if not level.objects and not level.folders:
+        raise NotCommitted(what_is_there(store))

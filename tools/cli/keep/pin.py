@@ -7,12 +7,12 @@ from typing import Any
 import click
 
 from ..common.console import printable
-from ..common.options import debug_option, split_place, store_at, store_option
+from ..common.options import PLACE, debug_option, split_place, store_at, store_option
 from ..common.telling import quiet_option, say
 
 
 @click.command()
-@click.argument("checkpoints", nargs=-1, required=True, metavar="CHECKPOINT...")
+@click.argument("checkpoints", nargs=-1, required=True, metavar="CHECKPOINT...", type=PLACE)
 @click.option("--remove", is_flag=True, help="Take the pins away.")
 @store_option()
 @quiet_option

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..common.console import count, printable
-from ..common.options import debug_option, dry_run_option, duration, store_at, store_option
+from ..common.options import PLACE, debug_option, dry_run_option, duration, store_at, store_option
 from ..common.telling import json_option, print_json, quiet_option, say
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("run")
+@click.argument("run", type=PLACE)
 @click.option("--keep-last", type=click.IntRange(1), metavar="K", help="So many of the newest.")
 @click.option(
     "--keep-every", type=click.IntRange(1), metavar="N", help="Those whose step is a multiple of N."

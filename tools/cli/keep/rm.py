@@ -7,12 +7,19 @@ from typing import Any
 import click
 
 from ..common.console import printable
-from ..common.options import debug_option, dry_run_option, split_place, store_at, store_option
+from ..common.options import (
+    PLACE,
+    debug_option,
+    dry_run_option,
+    split_place,
+    store_at,
+    store_option,
+)
 from ..common.telling import quiet_option, say
 
 
 @click.command()
-@click.argument("checkpoints", nargs=-1, required=True, metavar="CHECKPOINT...")
+@click.argument("checkpoints", nargs=-1, required=True, metavar="CHECKPOINT...", type=PLACE)
 @dry_run_option("Delete nothing; only find out whether anything forbids it.")
 @store_option()
 @quiet_option

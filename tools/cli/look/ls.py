@@ -8,12 +8,12 @@ from typing import Any
 import click
 
 from ..common.exit_codes import FINDING
-from ..common.options import debug_option, store_at, store_option
+from ..common.options import PLACE, debug_option, store_at, store_option
 from ..common.telling import json_option, print_json, quiet_option
 
 
 @click.command()
-@click.argument("root")
+@click.argument("root", type=PLACE)
 @json_option
 @store_option()
 @quiet_option

@@ -12,7 +12,7 @@ import click
 from dtckpt.errors import StorageError
 
 from ..common.exit_codes import INTERRUPTED
-from ..common.options import debug_option, store_at, store_option
+from ..common.options import PLACE, debug_option, store_at, store_option
 from ..common.telling import print_json, quiet_option, warn
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Teller(Protocol):
 
 
 @click.command()
-@click.argument("root")
+@click.argument("root", type=PLACE)
 @click.option("--once", is_flag=True, help="Tell how the run stands now, and end.")
 @click.option(
     "--interval",

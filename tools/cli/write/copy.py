@@ -9,7 +9,7 @@ import click
 from dtckpt.errors import Corrupt, NotCommitted
 
 from ..common.console import count, iec, printable
-from ..common.options import debug_option, store_at, two_store_options
+from ..common.options import PLACE, debug_option, store_at, two_store_options
 from ..common.telling import bar, quiet_option, say
 
 if TYPE_CHECKING:
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("source")
-@click.argument("target")
+@click.argument("source", type=PLACE)
+@click.argument("target", type=PLACE)
 @click.option(
     "--verify/--no-verify",
     default=True,
@@ -58,16 +58,16 @@ def copy(
 
 def _copy(old: Store, new: Store) -> list[str]:
     """Copy what there is; return the names of what was copied, "" for the place itself."""
-    from ....checkpoint import committed_steps
     from ....checkpoint import copy as copy_one
-    from ....checkpoint.files.manifest import read_own_manifest
+    from ....checkpoint import read_manifest
     from ....checkpoint.runs.copying import copy_run
+    from ....checkpoint.steps import steps_of_level
 
     with bar("copying") as on_progress:
         try:
-            manifest = read_own_manifest(old)
+            manifest = read_manifest(old)
         except NotCommitted:
-            if not committed_steps(old):
+            if not steps_of_level(old):
                 raise
             return copy_run(old, new, on_progress=on_progress)
         copy_one(old, new, on_progress=on_progress)
