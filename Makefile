@@ -7,7 +7,7 @@ CODE := dtensor checkpoint storage integrations tools tests
 # Tests start some hundred processes, which find all modules compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install check format test mutants demo demo-parallel bench bench-scale bench-dispatch bench-redistribute bench-training bench-random bench-look operators test-matrix test-adapters test-servers test-faults gpu-check clean
+.PHONY: help install check format test mutants demo demo-parallel bench bench-scale bench-dispatch bench-redistribute bench-training bench-random bench-look operators cli-page test-matrix test-adapters test-servers test-faults gpu-check clean
 
 help:
 	@echo "make demo    train, kill a rank during a save, resume on another mesh, prove the losses"
@@ -20,6 +20,7 @@ help:
 	@echo "make bench-random   random numbers beside torch's own generator"
 	@echo "make bench-look   what inspecting a checkpoint and its values costs"
 	@echo "make operators     every operator against one device; writes docs/operators.md"
+	@echo "make cli-page      docs/cli.md, of what the commands say of themselves"
 	@echo "make test    the whole test suite"
 	@echo "make test-matrix   the quick part of it on other Pythons and another torch"
 	@echo "make test-adapters   adapters in environments with the frameworks' releases (ADAPTERS=names)"
@@ -113,6 +114,9 @@ bench-random: install
 
 bench-look: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.bench.looking $(BENCH)
+
+cli-page: install
+	$(BIN)/python -m tests.tools.cli.reference --write docs/cli.md
 
 operators: install
 	$(BIN)/python -m tests.operators --write docs/operators.md $(OPERATORS)

@@ -129,6 +129,38 @@ def test_a_checkpoint_in_a_browser(run: Run, sharded: Path, tmp_path: Path, brow
     page.close("checkpoint")
 
 
+def test_a_comparison(run: Run, sharded: Path, tmp_path: Path, browser: Any) -> None:
+    other = {"model": {"layers.0.up": torch.arange(128.0).reshape(16, 8) + 1, "new": torch.ones(3)}}
+    dcp.save(other, tmp_path / "other")
+    out = tmp_path / "page.html"
+    result = run("report", sharded, "--compare", tmp_path / "other", "-o", out)
+    assert result.exit_code == 0, result.output
+    rows = {name: row for name, *row in page_data(out)["comparison"]["rows"]}
+    assert rows["model/new"][0] == "only there"
+    assert rows["model/layers.0.up"][0] == "another layout; 128 of 128 values"
+    assert rows["model/layers.0.up"][2] == 1.0
+    page = Page(browser, out)
+    assert page.at.locator("#comparison tbody tr").count() == len(rows) == 9
+    page.close("comparison")
+    assert run("report", sharded.parent, "--compare", sharded).exit_code != 0
+
+
+def test_drift_of_a_run(run: Run, tmp_path: Path, browser: Any) -> None:
+    moment = torch.ones(8)
+    for step, scale in ((1, 1.0), (2, 1.5), (3, 1.5)):
+        state = {"model": {"w": torch.full((8,), scale)}, "optim": moment, "bad": torch.tensor(0.0)}
+        dcp.save(state, tmp_path / f"run/step-{step}")
+    out = tmp_path / "page.html"
+    assert run("report", tmp_path / "run", "-o", out).exit_code == 0
+    first, second = page_data(out)["drift"]
+    assert (first["from"], first["to"], first["parts"]["model"]) == (1, 2, 0.5)
+    assert [row["name"] for row in first["most"]] == ["model/w"]
+    assert (second["parts"], second["most"]) == ({}, [])
+    page = Page(browser, out)
+    assert "model/w" in page.at.inner_text("#drift")
+    page.close("run-drift")
+
+
 def traced(traces: Path, checkpoint: Path, step: int) -> None:
     """Leave the trace of a save of two ranks."""
     for rank in (0, 1):

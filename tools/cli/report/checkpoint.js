@@ -293,7 +293,7 @@ section("balance", "Balance", element("div", { class: "pair" },
 if (data.timing) {
   const { phases, ranks, seconds } = data.timing;
   section("timing", "Timing", element("p", { class: "dim" }, "Seconds of each phase of the save, by rank."),
-    chart("Seconds of phases by rank", true, [{ type: "heatmap", x: ranks, y: phases, z: seconds, colorscale: "Viridis", hovertemplate: "rank %{x}, %{y}: %{z:.4f} s<extra></extra>", colorbar: { title: { text: "s" } } }], { xaxis: { title: { text: "rank" } }, yaxis: { autorange: "reversed", type: "category" } }));
+    chart("Seconds of phases by rank", true, [{ type: "heatmap", x: ranks, y: phases, z: seconds, colorscale: "Viridis", hovertemplate: "rank %{x}, %{y}: %{z:.4f} s<extra></extra>", colorbar: { title: { text: "s" } } }], { xaxis: { title: { text: "rank" }, type: ranks.length > 32 ? "linear" : "category" }, yaxis: { autorange: "reversed", type: "category" } }));
 }
 
 if (data.comparison) {

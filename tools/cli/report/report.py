@@ -10,7 +10,7 @@ import click
 from dtckpt.errors import NotCommitted
 
 from ..common.console import iec
-from ..common.options import debug_option, store_at, store_option
+from ..common.options import debug_option, merged, store_at, store_option
 from ..common.telling import bar, quiet_option, say
 
 if TYPE_CHECKING:
@@ -31,32 +31,39 @@ if TYPE_CHECKING:
     "--statistics/--no-statistics",
     "with_statistics",
     default=True,
-    help="Whether to read all tensors for their statistics; else the manifest is enough.",
+    help="Whether to read all tensors: for statistics, and of a run for how they drift from one "
+    "checkpoint to the next. Without that manifests are enough.",
 )
+@click.option("--compare", "other", metavar="OTHER", help="A checkpoint to compare with.")
 @click.option(
     "--traces",
     type=click.Path(exists=True, path_type=Path),
     help="Traces of the job that saved, a file or the directory of Tracing: its times are shown.",
 )
-@store_option()
+@store_option("--option", "both stores")
+@store_option("--other-option", "OTHER alone")
 @quiet_option
 @debug_option
 def report(
     checkpoint: str,
     output: Path,
     with_statistics: bool,
+    other: str | None,
     traces: Path | None,
     option: dict[str, Any],
+    other_option: dict[str, Any],
 ) -> None:
     """Write a page about CHECKPOINT, or about a run.
 
     It is one HTML file that needs no network: where the bytes are, by module; every tensor with
-    its values' statistics and a map of who held which part; balance over ranks and files.
+    its values' statistics and a map of who held which part; balance over ranks and files; what
+    differs from another checkpoint. Of a run: sizes, how weights drift, how long saves took.
 
     \b
     Examples:
       dtckpt report run/step-300
-      dtckpt report run/step-300 -o page.html --no-statistics
+      dtckpt report run/step-300 --compare other -o page.html
+      dtckpt report hf --no-statistics
       dtckpt report run -o run.html
     """
     from .page import check_library, page_of
@@ -64,6 +71,13 @@ def report(
     check_library()
     with store_at(checkpoint, option) as store:
         document = _document(store, with_statistics=with_statistics)
+        if other is not None:
+            if document["kind"] == "run":
+                raise click.UsageError(f"--compare is for a checkpoint, and {checkpoint} is a run")
+            from .drift import comparison
+
+            with store_at(other, merged(option, other_option), "OTHER") as there:
+                document["comparison"] = comparison(store, there)
     if traces is not None:
         document |= _times(document, traces)
     html = page_of(document["kind"], document)
@@ -82,9 +96,11 @@ def _document(store: Store, *, with_statistics: bool) -> dict[str, Any]:
         steps = steps_of_level(store)
         if not steps:
             raise
+        from .drift import drifts
         from .run_document import run_document
 
-        return run_document(store, steps)
+        document = run_document(store, steps)
+        return document | {"drift": drifts(store, steps)} if with_statistics else document
     from .checkpoint_document import checkpoint_document, statistics_document
 
     document = checkpoint_document(store.url, manifest)

@@ -15,10 +15,11 @@ section("sizes", "Sizes", chart("Bytes of checkpoints by step", true, [
 
 if (data.drift) {
   const overall = new Map(data.drift.map((one) => [one.to, one]));
-  section("drift", "Drift of weights", element("p", { class: "dim" }, "How far tensors have moved since the checkpoint before: the length of the difference over the length of what was there."),
-    chart("Drift by step", true, [line("all tensors", numbers.map((number) => overall.get(number)?.drift ?? null))], byStep("relative L2")),
-    element("h3", {}, "What moved most"),
-    table([{ title: "From", right: true }, { title: "To", right: true }, { title: "Tensor", wide: true }, { title: "Drift", right: true }, { title: "Max abs", right: true }, { title: "NaN, Inf", right: true }],
+  const parts = [...new Set(data.drift.flatMap((one) => Object.keys(one.parts)))];
+  section("drift", "Drift of weights", element("p", { class: "dim" }, "How far tensors that have changed have moved since the checkpoint before: the length of the difference over the length of what was there, by part of the state."),
+    !parts.length ? element("p", {}, "Nothing that two checkpoints have in common has changed.") : chart("Drift by step", true, parts.map((part) => line(part, numbers.map((number) => overall.get(number)?.parts[part] ?? null))), byStep("relative L2")),
+    parts.length ? element("h3", {}, "What moved most") : null,
+    !parts.length ? null : table([{ title: "From", right: true }, { title: "To", right: true }, { title: "Tensor", wide: true }, { title: "Drift", right: true }, { title: "Max abs", right: true }, { title: "NaN, Inf", right: true }],
       data.drift.flatMap((one) => one.most.map((row) => [figure(one.from), figure(one.to), row.name, figure(row.drift), figure(row.max_abs), row.bad ? element("span", { class: "bad" }, figure(row.bad)) : "0"]))));
 }
 

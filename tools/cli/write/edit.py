@@ -59,7 +59,7 @@ def edit(
 
     \b
     Examples:
-      dtckpt edit run/step-300 --set-metadata note='"best so far"' --set-metadata loss=1.25
+      dtckpt edit run/step-300 --set-metadata loss=1.25
       dtckpt edit run/step-300 --rename 'model/{rest*}=net/{rest*}'
     """
     from ....checkpoint import edit as edit_checkpoint

@@ -1,0 +1,119 @@
+"""How a checkpoint differs from another one, and how the weights of a run move."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from dtckpt.errors import CheckpointError
+
+from ..common.console import count
+from ..common.telling import bar
+
+if TYPE_CHECKING:
+    from ....checkpoint import Comparison, Step, TensorComparison
+    from ....checkpoint.examining.drift import Drift
+    from ....storage import Store
+
+_MAX_ROWS = 500
+_MOST = 3
+"""Tensors that are told of each step."""
+
+
+def comparison(store: Store, other: Store) -> dict[str, Any]:
+    """Return what differs between two checkpoints, the largest drift first."""
+    from ....checkpoint import compare
+
+    with bar("comparing") as on_progress:
+        found = compare(store, other, on_progress=on_progress)
+    rows = [*_only(found), *_differing(found)]
+    same = sum(tensor.is_same for tensor in found.tensors.values())
+    alike = f"{count(same, 'tensor')} the same in every bit"
+    return {
+        "url": other.url,
+        "summary": f"{alike}, {count(len(rows), 'difference')}.",
+        "rows": rows[:_MAX_ROWS],
+        "hidden": max(len(rows) - _MAX_ROWS, 0),
+    }
+
+
+def _only(found: Comparison) -> Iterable[list[Any]]:
+    for names, where in zip(found.only, ("only here", "only there"), strict=True):
+        yield from ([name, where, None, None, None] for name in names)
+    for names, where in zip(found.only_values, ("only here", "only there"), strict=True):
+        yield from ([name, f"a value {where}", None, None, None] for name in names)
+    yield from ([name, "another value", None, None, None] for name in found.values)
+
+
+def _differing(found: Comparison) -> Iterable[list[Any]]:
+    others = [tensor for tensor in found.tensors.values() if not tensor.is_same]
+    for tensor in sorted(others, key=_drift_of, reverse=True):
+        drift = tensor.drift
+        if drift is None:
+            yield [tensor.name, _kinds(tensor), None, None, None]
+        else:
+            yield [tensor.name, _kinds(tensor), drift.relative_l2, drift.max_abs, drift.cosine]
+
+
+def _kinds(tensor: TensorComparison) -> str:
+    told: list[str] = []
+    if tensor.shapes[0] != tensor.shapes[1]:
+        told.append(f"shape {list(tensor.shapes[0])}, there {list(tensor.shapes[1])}")
+    if tensor.dtypes[0] != tensor.dtypes[1]:
+        told.append(f"{tensor.dtypes[0]}, there {tensor.dtypes[1]}")
+    if tensor.layouts[0] != tensor.layouts[1]:
+        told.append("another layout")
+    if tensor.drift is not None:
+        told.append(f"{tensor.drift.num_changed:,} of {tensor.drift.num_values:,} values")
+    return "; ".join(told)
+
+
+def _drift_of(tensor: TensorComparison) -> float:
+    return float("inf") if tensor.drift is None else tensor.drift.relative_l2
+
+
+def drifts(store: Store, steps: Sequence[Step]) -> list[dict[str, Any]]:
+    """Return how far tensors have moved from each checkpoint of a run to the next.
+
+    Pairs of which one cannot be read are left out.
+    """
+    from ....checkpoint import compare
+
+    found: list[dict[str, Any]] = []
+    for before, after in itertools.pairwise(steps):
+        places = store.substore(before.name), store.substore(after.name)
+        try:
+            with bar(f"comparing {before.name} and {after.name}") as on_progress:
+                pair = compare(*places, on_progress=on_progress)
+        except CheckpointError:
+            continue
+        found.append({"from": before.number, "to": after.number} | _moved(pair))
+    return found
+
+
+def _moved(pair: Comparison) -> dict[str, Any]:
+    """Return the drift of each part of the state, and the tensors that moved most.
+
+    Of tensors that are the same by their checksums nothing was read, so the drift of a part is that
+    of what has changed in it.
+    """
+    moved = [(tensor, tensor.drift) for tensor in pair.tensors.values() if tensor.drift is not None]
+    parts: dict[str, Drift] = {}
+    for tensor, drift in moved:
+        part = tensor.name.partition("/")[0]
+        parts[part] = parts[part].merged(drift) if part in parts else drift
+    moved.sort(key=lambda one: one[1].relative_l2, reverse=True)
+    return {
+        "parts": {part: drift.relative_l2 for part, drift in parts.items()},
+        "most": [
+            {
+                "name": tensor.name,
+                "drift": drift.relative_l2,
+                "max_abs": drift.max_abs,
+                "bad": drift.num_nan[1] + drift.num_inf[1],
+            }
+            for tensor, drift in moved[:_MOST]
+            if drift.num_changed
+        ],
+    }
