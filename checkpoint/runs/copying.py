@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from dtckpt.errors import AlreadyCommitted, NotCommitted, ObjectExists
@@ -47,6 +48,8 @@ def copy_run(
     total = sum(record.size for name in missing for record in manifests[name].files)
     add = counted(on_progress, total)
     beside = {info.name for info in old.level().objects}
+    for name in manifests:  # marks first: none is to be live, or to go, for lack of its mark
+        _copy_beside(old, new, (name + PIN, name + ABANDONED), beside)
     for name in missing:
         done = 0
 
@@ -56,10 +59,7 @@ def copy_run(
             done = num_bytes
 
         copy(old.substore(name), new.substore(name), on_progress=on_bytes)
-    for name in manifests:
-        for own in (record_path(name), name + PIN, name + ABANDONED):
-            if own in beside:
-                _copy_small(old, new, own)
+        _copy_beside(old, new, (record_path(name),), beside)
     return missing
 
 
@@ -92,8 +92,9 @@ def _is_there(new: Store, name: str, manifest: Manifest) -> bool:
     return True
 
 
-def _copy_small(old: Store, new: Store, name: str) -> None:
-    try:
-        new.publish(name, old.read(name), overwrite=False)
-    except ObjectExists:
-        return
+def _copy_beside(old: Store, new: Store, names: Sequence[str], beside: Collection[str]) -> None:
+    """Copy the small objects that are there, as far as the target has none of that name."""
+    for name in names:
+        if name in beside:
+            with suppress(ObjectExists):
+                new.publish(name, old.read(name), overwrite=False)
