@@ -23,7 +23,7 @@ from ..reading.wants import Fill
 from ..sharing.broadcasting import Broadcasts
 from ..sharing.exchanging import Destination, StripeExchange
 from ..sharing.host_memory import HostMemory
-from ..sharing.on_host import Sharing
+from ..sharing.on_host import Rounds, Sharing, rounds_of, take_room
 from ..sharing.read_once import (
     MIN_REPLICAS,
     MIN_TIMES_ASKED,
@@ -74,6 +74,7 @@ class Filling:
         """What ranks read for each other, by the process group unless they share memory."""
         self._in_memory = Striped()
         """What they would by memory."""
+        self._rounds: Rounds = []
         self._broadcasts: Broadcasts | None = None
         self._stripes: StripeExchange | None = None
         self._sharing: Sharing | None = None
@@ -142,8 +143,10 @@ class Filling:
             limits.MIN_TIMES,
             with_plain=with_replicas,
         )
-        is_enough = self._in_memory.num_bytes >= limits.MIN_SHARED_BYTES
-        return is_enough and memory.take_room(self._position)
+        if self._in_memory.num_bytes < limits.MIN_SHARED_BYTES:
+            return False
+        self._rounds = rounds_of(list(self._in_memory.tensors.values()), memory)
+        return take_room(self._rounds, memory, self._position)
 
     @property
     def _position(self) -> int:
@@ -157,11 +160,13 @@ class Filling:
         elsewhere: set[str] = set()
         if in_memory:
             self._striped, self._shareable = self._in_memory, []
+        elif self._memory is not None:
+            self._memory.close()  # it may have taken room
         if share and self._striped.names:
-            striped = list(self._striped.tensors.values())
             if in_memory and self._memory is not None:
-                self._sharing = Sharing(self._data, striped, self._memory, self._position)
+                self._sharing = Sharing(self._data, self._rounds, self._memory, self._position)
             else:
+                striped = list(self._striped.tensors.values())
                 self._stripes = StripeExchange(self._data, striped, self._group, self._ranks.all)
             elsewhere |= self._striped.names
         if share and self._shareable:

@@ -14,7 +14,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -99,22 +99,27 @@ class HostMemory:
             return None
         return found if found._map[:_TOKEN_BYTES].hex() == token else None
 
-    def take_room(self, position: int) -> bool:
-        """Have the system give memory for the slots of a rank; whether it did.
+    def take_room(self, position: int, num_bytes: Sequence[int]) -> bool:
+        """Have the system give memory for what a rank puts into its slots by turns; whether it did.
 
         Now, since a process that finds no page when it writes is killed.
         """
-        start = self._header_bytes + position * self._ring_bytes
         try:
-            os.posix_fallocate(self._fd, start, self._ring_bytes)
+            for slot in range(NUM_SLOTS):
+                most = max(num_bytes[slot::NUM_SLOTS], default=0)
+                if most:
+                    os.posix_fallocate(self._fd, self._start(position, slot), most)
         except OSError:
             return False
         return True
 
+    def _start(self, position: int, number: int) -> int:
+        step = self._ring_bytes // NUM_SLOTS
+        return self._header_bytes + position * self._ring_bytes + number % NUM_SLOTS * step
+
     def slot(self, position: int, number: int) -> memoryview:
         """Return the slot of a rank in a round."""
-        step = self._ring_bytes // NUM_SLOTS
-        start = self._header_bytes + position * self._ring_bytes + number % NUM_SLOTS * step
+        start = self._start(position, number)
         return memoryview(self._map)[start : start + self.slot_bytes]
 
     def is_free(self, number: int) -> bool:

@@ -18,11 +18,31 @@ from ..reading.wants import Fill
 from ..tensors.sink import Array
 from .exchanging import Destinations
 from .host_memory import HostMemory
-from .stripe_memory import arrays_in, open_files, reads_into
+from .stripe_memory import arrays_in, open_files, reads_into, room_of
 from .stripes import Stripe, StripedTensor, deal
 
 Execute = Callable[[Sequence[Read | Fill]], int]
 """Runs reads and returns the bytes read."""
+
+
+Rounds = list[list[list[Stripe]]]
+"""What each rank reads, by round."""
+
+
+def rounds_of(tensors: Sequence[StripedTensor], memory: HostMemory) -> Rounds:
+    """Deal out what ranks read for each other, as much in a round as the slots hold."""
+    rounds: Rounds = []
+    for stripes in deal(tensors, memory.num_ranks, memory.slot_bytes):
+        by_reader: list[list[Stripe]] = [[] for _ in range(memory.num_ranks)]
+        for stripe in stripes:
+            by_reader[stripe.reader].append(stripe)
+        rounds.append(by_reader)
+    return rounds
+
+
+def take_room(rounds: Rounds, memory: HostMemory, position: int) -> bool:
+    """Take as much memory as a rank needs for what it reads; whether there is so much."""
+    return memory.take_room(position, [sum(map(room_of, by[position])) for by in rounds])
 
 
 class Sharing:
@@ -34,7 +54,7 @@ class Sharing:
     def __init__(
         self,
         data: StoredData,
-        tensors: Sequence[StripedTensor],
+        rounds: Rounds,
         memory: HostMemory,
         position: int,
     ) -> None:
@@ -45,14 +65,7 @@ class Sharing:
         """By boxes of stripes and of destinations, which many tensors have in common."""
         self._boxes: dict[Box, Box] = {}
         """One for all destinations that are alike, by itself."""
-        num_ranks = memory.num_ranks
-        self._rounds: list[list[list[Stripe]]] = []
-        """What each rank reads, by round."""
-        for stripes in deal(tensors, num_ranks, memory.slot_bytes):
-            by_reader: list[list[Stripe]] = [[] for _ in range(num_ranks)]
-            for stripe in stripes:
-                by_reader[stripe.reader].append(stripe)
-            self._rounds.append(by_reader)
+        self._rounds = rounds
         open_files(data, chain.from_iterable(by[position] for by in self._rounds))
         self.reads = [
             reads_into(memory.slot(position, number), by_reader[position], data)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import json
+import mmap
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import dtckpt.checkpoint as dcp
+from dtckpt.checkpoint.loading.filling import Filling
 from dtckpt.checkpoint.ranks.failing import CalledOff
 from dtckpt.checkpoint.ranks.group_ranks import GroupRanks
 from dtckpt.checkpoint.reading import limits
@@ -201,6 +203,43 @@ def test_an_object_store_is_read_in_large_slots(monkeypatch: pytest.MonkeyPatch)
     assert sum(report.bytes_read for report in reports) == 256 * 16 * 4
 
 
+@pytest.mark.parametrize("is_alike", [True, False])
+def test_no_more_memory_is_taken_than_is_read_and_only_for_as_long(
+    monkeypatch: pytest.MonkeyPatch, is_alike: bool
+) -> None:
+    """Of slots that hold far more than there is; and none where the ranks load different things."""
+    monkeypatch.setattr(limits, "SLOT_BYTES", 1 << 20)
+    taken: dict[int, int] = {}
+    found: list[bool] = []
+    take_room, plan = HostMemory.take_room, Filling.plan
+
+    def note(self: HostMemory, position: int, num_bytes: Sequence[int]) -> bool:
+        done = take_room(self, position, num_bytes)
+        taken[position] = os.fstat(self._fd).st_blocks * 512  # pyright: ignore[reportPrivateUsage]
+        return done
+
+    def look(self: Filling, *, share: bool, in_memory: bool) -> None:
+        plan(self, share=share, in_memory=in_memory)
+        memory = self._memory  # pyright: ignore[reportPrivateUsage]
+        found.append(memory is not None and memory._fd >= 0)  # pyright: ignore[reportPrivateUsage]
+
+    monkeypatch.setattr(HostMemory, "take_room", note)
+    monkeypatch.setattr(Filling, "plan", look)
+    shape = (1024, 16)
+    names = ("a", "b")
+    store = saved(**{name: ("F32", flat(4, Shard(0), shape)) for name in names})
+
+    def load(rank: int, group: Any) -> dcp.LoadReport:
+        name = "a" if is_alike else names[rank % 2]
+        tensor, _ = zeros(flat(4, Shard(1), shape), torch.float32, rank)
+        return dcp.load({name: tensor}, store, strict=False, process_group=group)
+
+    reports = run_ranks(4, load)
+    assert [report.read_once for report in reports] == [is_alike] * 4
+    assert found == [is_alike] * 4
+    assert 0 < max(taken.values()) <= 1024 * 16 * 4 + 5 * mmap.PAGESIZE
+
+
 @pytest.mark.parametrize("asked", [None, True])
 @pytest.mark.parametrize("case", ["none made", "one rank cannot open it", "one has no room"])
 def test_without_such_memory_ranks_read_as_they_would(
@@ -217,8 +256,8 @@ def test_without_such_memory_ranks_read_as_they_would(
     def none_made(_num_ranks: int, _slot_bytes: int) -> None:
         return None
 
-    def no_room(self: HostMemory, position: int) -> bool:
-        return position != 2 and take_room(self, position)
+    def no_room(self: HostMemory, position: int, num_bytes: Sequence[int]) -> bool:
+        return position != 2 and take_room(self, position, num_bytes)
 
     if case == "none made":
         monkeypatch.setattr(HostMemory, "make", none_made)
@@ -381,7 +420,7 @@ def test_slots_are_apart_and_the_same_for_all() -> None:
     other = HostMemory.open(shared.place)
     assert other is not None
     keys = [(position, number) for position in range(3) for number in range(NUM_SLOTS)]
-    assert all(shared.take_room(position) for position in range(3))
+    assert all(shared.take_room(position, [5000] * NUM_SLOTS) for position in range(3))
     for i, key in enumerate(keys):
         shared.slot(*key)[:] = bytes([i + 1]) * 5000
     for i, (position, number) in enumerate(keys):
