@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from typing import Any
 
 from dtckpt.errors import CheckpointError, Corrupt, NotCommitted, ObjectExists
@@ -67,7 +68,7 @@ def copy(
     def on_bytes(num_bytes: int) -> None:
         with lock:
             if stop.is_set():
-                raise CheckpointError("stopped: another file has failed, or an interrupt came")
+                raise _Stopped
             try:
                 add(num_bytes)
             except BaseException:
@@ -80,8 +81,9 @@ def copy(
     with ThreadPoolExecutor(_NUM_FILES, thread_name_prefix="dtckpt-copy") as pool:
         futures = [pool.submit(copy_one, record) for record in manifest.files]
         try:
-            for future in as_completed(futures):  # the first one to fail tells why
-                future.result()
+            for future in as_completed(futures):
+                with suppress(_Stopped):  # the one that has failed tells why, whichever ends first
+                    future.result()
         except BaseException:
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
@@ -91,6 +93,10 @@ def copy(
     check_complete(new, manifest, borrowed_bytes=stored - own if manifest.borrowed else 0)
     commit(new, manifest, overwrite=False)
     return manifest
+
+
+class _Stopped(Exception):
+    """The copying of another file has failed, or an interrupt came."""
 
 
 def _check_lenders(old: Store, new: Store, manifest: Manifest) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from errno import EIO
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import dtckpt.checkpoint as dcp
+from dtckpt.checkpoint import copying
 from dtckpt.checkpoint.reading import limits
 from dtckpt.dtensor import DeviceMesh, DTensor, Mesh, Shard
 from dtckpt.errors import (
@@ -175,6 +177,11 @@ def test_the_first_failure_ends_the_copying_of_all_files(
         if len(told) == 1:
             raise ValueError("enough")
 
+    def stopped_first(futures: list[Future[None]]) -> list[Future[None]]:
+        wait(futures)
+        return sorted(futures, key=lambda one: isinstance(one.exception(), ValueError))
+
+    monkeypatch.setattr(copying, "as_completed", stopped_first)
     with pytest.raises(ValueError, match="enough"):
         dcp.copy(source, tmp_path / "target", on_progress=stop)
     assert len(told) == 1
