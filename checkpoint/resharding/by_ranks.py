@@ -110,10 +110,11 @@ class _Reshard:
         self.work.on_read = on_read
         order = self.work.order
         beside = num_processes(order, self.processes, self.memory_bytes, mine, 0)
-        if beside:
-            files = write_with(beside, order, mine, on_read)
-        else:
-            files = list(self.work.write_all(mine))
+        with self.work.giving_up(mine):
+            if beside:
+                files = write_with(beside, order, mine, on_read)
+            else:
+                files = list(self.work.write_all(mine))
         return json.dumps([record.to_json() for record in files]).encode()
 
     def finish(self, answers: Answers) -> bytes:

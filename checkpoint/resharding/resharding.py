@@ -65,7 +65,8 @@ def reshard(
 
     The target is committed at the end or not at all. A call that was killed or has failed leaves
     the files that it had finished, under a name that follows from the source and all options: the
-    same call again verifies them and writes the others only; ``clean`` takes them away.
+    same call again verifies them and writes the others only; ``clean`` takes them away. What comes
+    of another program's files, which have no checksums, is written anew.
 
     Errors are those of ``load`` and ``save``, and ValueError for options that exclude each other.
     """
@@ -96,6 +97,9 @@ def reshard(
     plan = work.plan()
     on_read = work.on_read = counted(on_progress, plan.num_bytes)
     count = num_processes(order, processes, memory_bytes, plan.ranks, plan.num_bytes)
-    if count == 0:
-        return work.finish(list(work.write_all(plan.ranks)))
-    return work.finish(write_with(count, order, plan.ranks, on_read))
+    with work.giving_up(plan.ranks):
+        if count == 0:
+            files = list(work.write_all(plan.ranks))
+        else:
+            files = list(write_with(count, order, plan.ranks, on_read))
+    return work.finish(files)

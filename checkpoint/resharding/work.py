@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...storage.base import Store
 from ...storage.open import open_store
-from ..files.committing import check_complete, check_free, commit, refuse_if_other
+from ..files.committing import check_complete, check_free, commit, discard, refuse_if_other
 from ..files.manifest import FileRecord, Manifest
 from ..formats.opening import (
     ManifestText,
@@ -119,19 +120,30 @@ class Work:
         commit(self.new, made, overwrite=self.order.overwrite)
         return made
 
+    @contextmanager
+    def giving_up(self, ranks: Iterable[int]) -> Generator[None]:
+        """Take away what was written for some ranks if the block fails and nobody goes on with it.
+
+        What comes of files without checksums may be a mixture of two versions of them.
+        """
+        try:
+            yield
+        except BaseException:
+            if not self.planned.source.is_ours:
+                for rank in ranks:
+                    discard(self.new, self.order.save_id, rank)
+            raise
+
     def _save_id(self, text: ManifestText, replaced: str | None) -> str:
         """Return an id that tells source, options and what is replaced from all others.
 
-        Files of other programs may be written to without their manifest telling: where the store
-        gives no times for them nothing of an earlier call counts.
+        Files of other programs have no checksums that would tell whether they are as an earlier
+        call has read them, so nothing of that counts.
         """
         manifest = parse_manifest(text.text, self.old.url, text.seen)
-        known = manifest if manifest.is_ours else replace(manifest, created="")
-        told = hashlib.blake2b(known.to_bytes(), digest_size=8)
+        if not manifest.is_ours:
+            return secrets.token_hex(8)
+        told = hashlib.blake2b(manifest.to_bytes(), digest_size=8)
         told.update(self.order.changes.digest())
         told.update(f"{self.old.url}\n{replaced}\n".encode())
-        for record in () if manifest.is_ours else manifest.files:
-            if record.seen is None or record.seen.modified is None:
-                return secrets.token_hex(8)
-            told.update(f"{record.seen.size} {record.seen.modified}\n".encode())
         return told.hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
@@ -245,20 +244,15 @@ def test_nothing_of_it_counts_for_another_source_or_other_options(
     assert len(half.go_on(tmp_path / "other")) == 4
 
 
-def test_of_another_program_nothing_counts_once_it_was_written_to(tmp_path: Path) -> None:
+def test_of_another_program_nothing_is_gone_on_with(tmp_path: Path) -> None:
+    """Its files may be others by now, whatever their sizes and times say."""
     from safetensors.torch import save_file
 
     source = tmp_path / "model.safetensors"
+    save_file({"w": torch.ones(8, 4)}, source)
     rules, mesh = parse_rules("w=S(0)"), Mesh((4,))
-    found: list[str] = []
-    for value in (1.0, 2.0, 2.0):
-        if not found or value != 2.0 or len(found) == 1:
-            save_file({"w": torch.full((8, 4), value)}, source)
-            os.utime(source, (value, value))
-        objects: dict[str, bytes] = {}
-        found.append(dcp.reshard(source, MemoryStore(objects), mesh, rules).save_id)
-    assert found[0] != found[1]
-    assert found[1] == found[2]
+    ids = {dcp.reshard(source, MemoryStore(), mesh, rules).save_id for _ in range(2)}
+    assert len(ids) == 2
 
 
 def test_the_same_once_more_over_itself(source: Path, tmp_path: Path) -> None:

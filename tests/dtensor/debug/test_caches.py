@@ -21,6 +21,8 @@ STATE = {
     "dtckpt.dtensor.tensor.leaf_gradients._PLACED",  # hooks, which nobody could find again
     "dtckpt.dtensor.geometry.mesh._index_by_rank",  # on a floor below the caches
     "dtckpt.storage.schemes._installed",  # what is installed, which does not change
+    "dtckpt.storage.remote.fsspec.dialects.s3_bodies._body_class",  # one class
+    "dtckpt.checkpoint.examining.numbers._table",  # the values of six small types
 }
 """What is remembered and yet no cache to clear."""
 OPERATORS = {"_known", "by_type", "_by_both"}
