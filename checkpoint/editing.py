@@ -22,6 +22,7 @@ from .files.committing import find_manifest
 from .files.manifest import MANIFEST, Manifest
 from .files.stored_tensor import StoredTensor
 from .formats.opening import open_place, read_manifest
+from .state.limits import json_copy
 
 
 def edit(
@@ -35,7 +36,7 @@ def edit(
     """Change metadata of a checkpoint, and names of tensors; return its manifest.
 
     ``set_metadata`` and ``remove_metadata`` change entries of the dictionary that was given at
-    save; values have to be what JSON knows. ``rename`` has new names by old ones; both may be
+    save; its values have to be those of JSON. ``rename`` has new names by old ones; both may be
     patterns of a ``MappingTable``, as ``{"model/{rest*}": "net/{rest*}"}``. Values, which are no
     tensors, keep their names.
 
@@ -45,8 +46,9 @@ def edit(
     versions of dtckpt that do not know of it, which say so.
 
     Raises NotCommitted where there is no checkpoint, LayoutMismatch where names or keys do not fit
-    or another program wrote the checkpoint, and AlreadyCommitted, with nothing changed, if it was
-    replaced, deleted or edited by somebody else meanwhile.
+    or another program wrote the checkpoint, CheckpointError for metadata that are not JSON, and
+    AlreadyCommitted, with nothing changed, if it was replaced, deleted or edited by somebody else
+    meanwhile.
     """
     store = open_place(checkpoint_id, **dict(storage_options or {}))
     there = find_manifest(store)
@@ -59,8 +61,8 @@ def edit(
     old = Manifest.from_bytes(there, f"{store.url}/{MANIFEST}")
     metadata = _metadata(store, old.metadata, set_metadata or {}, remove_metadata)
     made = replace(_renamed(old, rename or {}, store.url), metadata=metadata, stored=None)
-    made.validate()
     text = made.to_bytes()
+    made = Manifest.from_bytes(text, f"{store.url}: the edited manifest")  # as readers will
     if text != there:
         refuse_if_going(store, old.save_id)
         _replace(store, text, there)
@@ -78,7 +80,7 @@ def _metadata(store: Store, old: Any, changes: Mapping[str, Any], removed: Itera
         if key not in found:
             raise LayoutMismatch(f"{store.url}: the metadata have no {key!r}")
         del found[key]
-    return found | dict(changes)
+    return found | json_copy(dict(changes))
 
 
 def _renamed(manifest: Manifest, rename: Mapping[str, str], where: str) -> Manifest:

@@ -26,11 +26,15 @@ class Mapped:
     dtype: DType
     shape: tuple[int, ...]
     copies: tuple[Copy, ...]
+    empty: str | None = None
+    """The tensor without elements that this one is, which no copy names."""
 
     @classmethod
     def of(cls, tensor: StoredTensor) -> Mapped:
         """Return a tensor as it is."""
-        copies = () if 0 in tensor.shape else (Copy.whole(tensor.name, tensor.shape),)
+        if 0 in tensor.shape:
+            return cls(dtype=tensor.dtype, shape=tensor.shape, copies=(), empty=tensor.name)
+        copies = (Copy.whole(tensor.name, tensor.shape),)
         return cls(dtype=tensor.dtype, shape=tensor.shape, copies=copies)
 
     @classmethod
@@ -39,9 +43,14 @@ class Mapped:
         copies = () if 0 in shape else (Copy.whole(None, shape),)
         return cls(dtype=dtype, shape=shape, copies=copies)
 
+    @property
+    def source(self) -> str | None:
+        """The only tensor that it is made of, if it is of one."""
+        return self.copies[0].source if len(self.copies) == 1 else self.empty
+
     def is_all_of(self, name: str) -> bool:
         """Whether the elements are those of another tensor, in the same order."""
-        return self.copies == (Copy.whole(name, self.shape),)
+        return self.empty == name or self.copies == (Copy.whole(name, self.shape),)
 
     def reshaped(self, shape: tuple[int, ...]) -> Mapped:
         """Return the same elements in another shape of as many."""
@@ -123,8 +132,8 @@ def mapped_tensor(name: str, mapped: Mapped, sources: Mapping[str, StoredTensor]
 
     One that is another tensor under a new name is that tensor, and is read as before.
     """
-    if len(mapped.copies) == 1 and mapped.copies[0].source is not None:
-        source = sources[mapped.copies[0].source]
+    if mapped.source is not None:
+        source = sources[mapped.source]
         if source.shape == mapped.shape and mapped.is_all_of(source.name):
             stored = source.stored_name if source.recipe is None else None
             return source._replace(name=name, same_as=stored)

@@ -23,7 +23,7 @@ from ..files.manifest import FileRecord, Manifest
 from ..files.stored_tensor import StoredTensor
 from ..files.writing import Chunk, Contents, write_file
 from ..formats.trees import name_of
-from ..saving.finishing import json_copy
+from ..state.limits import json_copy
 from ..state.values import Node
 from ..tensors.local_tensor import local_tensor
 from ..tensors.transfer import TensorSource

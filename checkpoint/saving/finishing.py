@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from dtckpt.errors import CheckpointError
 from dtckpt.logs import logger_of
 
 from ...dtensor.geometry.box import Box
@@ -26,7 +25,6 @@ from ..files.manifest import BorrowedFile, FileRecord, Manifest
 from ..files.stored_tensor import StoredTensor
 from ..files.writing import Chunk, Contents, Progress, write_file
 from ..ranks.text import ranks_text
-from ..state.limits import MAX_JSON_NESTING, check_nesting
 from ..timing.costs import Costs
 from ..timing.recorder import Recorder, Told
 from .agreeing import SAVE_ID_BYTES, Agreement
@@ -326,14 +324,3 @@ def metadata_digest(metadata: Any) -> str:
         return digest(json.dumps(metadata, sort_keys=True).encode()).hex()
     except Exception:
         return "no JSON"
-
-
-def json_copy(metadata: Any) -> Any:
-    """Return metadata as it is now; CheckpointError unless it is a JSON value."""
-    try:
-        check_nesting(metadata, MAX_JSON_NESTING, "metadata")
-        return json.loads(json.dumps(metadata, allow_nan=False))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"metadata must be a JSON value (None, bool, number, str, list, dict): {error}"
-        ) from error

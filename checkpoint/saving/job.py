@@ -30,6 +30,7 @@ from ..staging.quiet import Spreading, quiet_memory
 from ..staging.spread import Spread
 from ..staging.witness import witnesses
 from ..state.collector import paused_collector
+from ..state.limits import json_copy
 from ..state.tree import GiveState
 from ..tensors.local_tensor import LocalTensor, local_tensor
 from ..tensors.sampling import Sampling
@@ -46,7 +47,6 @@ from .finishing import (
     Replacement,
     SaveReport,
     Written,
-    json_copy,
     log_report,
     metadata_digest,
     replace_ranks,

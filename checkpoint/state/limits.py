@@ -116,6 +116,17 @@ def check_nesting(value: Any, most: int, what: str) -> None:
     raise ValueError(f"{what} is nested more than {most} deep")
 
 
+def json_copy(metadata: Any) -> Any:
+    """Return metadata as it is now; CheckpointError unless it is a JSON value."""
+    try:
+        check_nesting(metadata, MAX_JSON_NESTING, "metadata")
+        return json.loads(json.dumps(metadata, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise CheckpointError(
+            f"metadata must be a JSON value (None, bool, number, str, list, dict): {error}"
+        ) from error
+
+
 def size_of(value: object, what: str, *, below: int = MAX_SIZE) -> int:
     """Return a size or a number from JSON; ValueError, naming ``what``, where it is none."""
     if type(value) is not int or not 0 <= value < below:

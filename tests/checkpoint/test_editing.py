@@ -13,7 +13,14 @@ from dtckpt.checkpoint import editing
 from dtckpt.checkpoint.files import committing
 from dtckpt.checkpoint.files.places import MANIFEST
 from dtckpt.dtensor import Mesh
-from dtckpt.errors import AlreadyCommitted, Corrupt, InUse, LayoutMismatch, NotCommitted
+from dtckpt.errors import (
+    AlreadyCommitted,
+    CheckpointError,
+    Corrupt,
+    InUse,
+    LayoutMismatch,
+    NotCommitted,
+)
 from dtckpt.storage import open_store
 from dtckpt.storage.memory import MemoryStore
 
@@ -53,6 +60,23 @@ def test_renamed_tensors_are_those_that_were_saved(tmp_path: Path, compress: Any
     ckpt.edit(tmp_path, rename={"net/deep/{rest*}": "model/{rest*}"})
     back = json.loads((tmp_path / MANIFEST).read_bytes())
     assert "renamed" not in back["requires"]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_tensors_without_elements_are_renamed(tmp_path: Path, num_ranks: int) -> None:
+    saved = {"m": {"none": torch.empty(0, 4), "w": W}}
+    ckpt.save(saved, tmp_path / "saved")
+    place = tmp_path / "place"
+    ckpt.reshard(tmp_path / "saved", place, Mesh((num_ranks,)), ckpt.parse_rules("*=S(1)"))
+    before = ckpt.read_manifest(open_store(place)).tensors["m/none"]
+    made = ckpt.edit(place, rename={"m/{rest*}": "n/{rest*}"}).tensors["n/none"]
+    assert (made.stored_as, made.recipe, made.layout) == ("m/none", None, before.layout)
+    assert ckpt.verify(place).problems == ()
+    loaded = {"n": {"none": torch.ones(0, 4), "w": torch.zeros_like(W)}}
+    ckpt.load(loaded, place)
+    assert torch.equal(loaded["n"]["w"], W)
+    ckpt.edit(place, rename={"n/none": "m/none"})
+    assert ckpt.read_manifest(open_store(place)).tensors["m/none"] == before
 
 
 def test_the_other_of_tied_tensors_is_renamed(tmp_path: Path) -> None:
@@ -125,6 +149,12 @@ def test_metadata(tmp_path: Path) -> None:
     ckpt.save({"a": B}, tmp_path / "b", metadata=[1])
     with pytest.raises(LayoutMismatch, match="no dictionary"):
         ckpt.edit(tmp_path / "b", set_metadata={"a": 1})
+    numbers: Any = {1: "one"}
+    assert ckpt.edit(tmp_path, set_metadata=numbers).metadata == {"loss": 1.25, "1": "one"}
+    assert ckpt.edit(tmp_path, set_metadata={"1": 2}).metadata == {"loss": 1.25, "1": 2}
+    for value in (float("nan"), b"bytes", object()):
+        with pytest.raises(CheckpointError, match="JSON value"):
+            ckpt.edit(tmp_path, set_metadata={"a": value})
 
 
 def test_what_cannot_be_edited(tmp_path: Path) -> None:
