@@ -19,8 +19,8 @@ from .numbers import numbers
 _MAX_SHOWN = 1000
 """Of more elements the first and last of every dim are shown, as numpy does."""
 _EDGE = 3
-_MAX_BYTES = 64 << 20
-"""Most bytes of a tensor that are shown in full: text takes many times as much memory."""
+_MAX_NUMEL = 1 << 19
+"""Most elements that are shown in full: as text each takes some 500 bytes of memory."""
 
 
 def elements_text(data: StoredData, part: TensorPart, *, full: bool, width: int) -> str:
@@ -39,10 +39,10 @@ def elements_text(data: StoredData, part: TensorPart, *, full: bool, width: int)
 
 def all_elements(data: StoredData, part: TensorPart) -> Array:
     """Return the values of a part; LayoutMismatch where they are very many."""
-    if part.num_bytes > _MAX_BYTES:
+    if (numel := math.prod(part.shape)) > _MAX_NUMEL:
         raise LayoutMismatch(
-            f"tensor {part.tensor.name!r}: {part.num_bytes} bytes are too many to be shown in "
-            "full; choose a slice, or extract it to a file"
+            f"tensor {part.tensor.name!r}: {numel:,} elements are too many to be shown in full; "
+            "choose a slice, or extract it to a file"
         )
     found = numbers(part.tensor.dtype, part.read(data))
     data.check_unchanged()

@@ -181,7 +181,10 @@ def _converted(name: str, stored: DType, dtype: str) -> DType:
     if wanted is None or known is None:
         names = ", ".join(of.torch_name for of in BY_TORCH_NAME.values() if numpy_name(of))
         raise LayoutMismatch(f"dtype={dtype!r}: expected one of {names}")
-    if not np.can_cast(numpy_name(stored) or "float32", known, "safe"):
+    is_long = stored.code in ("I64", "U64")  # which have more bits than numpy minds for floats
+    if not np.can_cast(numpy_name(stored) or "float32", known, "safe") or (
+        is_long and np.dtype(known).kind not in "iu"
+    ):
         raise LayoutMismatch(
             f"tensor {name!r}: not every value of {stored.torch_name} is one of {dtype}; choose a "
             "wider type"

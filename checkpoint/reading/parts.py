@@ -21,6 +21,8 @@ from .indices import resolve
 from .read_plan import plan_reads
 from .wants import ArraySink, Want
 
+_SPAN_BYTES = 16 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class TensorPart:
@@ -59,28 +61,39 @@ class TensorPart:
     def read(self, data: StoredData, of: Box | None = None) -> Array:
         """Return the items of the part, or of a box of what is wanted of it.
 
-        Items are unsigned ints as wide as an element. No dim is left out of a box.
+        Items are unsigned ints as wide as an element. No dim is left out of a box. Of what lies
+        between them no more is in memory at once than a few MiB.
         """
         wanted = Box.whole(self.sizes) if of is None else of
-        span = self.span(wanted)
-        items = np.empty(span.sizes, dtype=f"u{self.tensor.dtype.itemsize}")
-        want = Want(tensor=self.tensor, box=span, sink=ArraySink(items))
-        execute(plan_reads(data, [want]), check_files=False)
-        items = items[tuple(slice(None, None, step) for step in self.steps)]
+        if self.span(wanted).numel <= 2 * wanted.numel:
+            items = self._read(data, wanted)
+        else:
+            items = np.empty(wanted.sizes, dtype=f"u{self.tensor.dtype.itemsize}")
+            for box in self._boxes(wanted, _SPAN_BYTES // self.tensor.dtype.itemsize):
+                items[box.relative_to(wanted).slices] = self._read(data, box)
         return items.reshape(self.shape) if of is None else items
 
     def pieces(self, data: StoredData, max_bytes: int) -> Iterator[Array]:
         """Yield the items in row-major order, reading at most about so many bytes for a piece."""
         whole = Box.whole(self.sizes)
         if not whole.is_empty:
-            yield from self._pieces(data, whole, max_bytes // self.tensor.dtype.itemsize)
+            for box in self._boxes(whole, max_bytes // self.tensor.dtype.itemsize):
+                yield np.ascontiguousarray(self._read(data, box))
 
-    def _pieces(self, data: StoredData, wanted: Box, max_numel: int) -> Iterator[Array]:
+    def _boxes(self, wanted: Box, max_numel: int) -> Iterator[Box]:
+        """Yield boxes of which the spans are no larger, in row-major order."""
         if wanted.numel == 1 or self.span(wanted).numel <= max_numel:
-            yield np.ascontiguousarray(self.read(data, wanted))
+            yield wanted
             return
         for half in wanted.halves():
-            yield from self._pieces(data, half, max_numel)
+            yield from self._boxes(half, max_numel)
+
+    def _read(self, data: StoredData, wanted: Box) -> Array:
+        span = self.span(wanted)
+        items = np.empty(span.sizes, dtype=f"u{self.tensor.dtype.itemsize}")
+        want = Want(tensor=self.tensor, box=span, sink=ArraySink(items))
+        execute(plan_reads(data, [want]), check_files=False)
+        return items[tuple(slice(None, None, step) for step in self.steps)]
 
 
 def parse_part(text: str, manifest: Manifest, where: str) -> TensorPart:

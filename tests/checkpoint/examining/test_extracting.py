@@ -71,7 +71,13 @@ def test_what_numpy_does_not_have(source: Path, tmp_path: Path) -> None:
 
 
 def test_conversions_keep_all_values(source: Path, tmp_path: Path) -> None:
-    for name, dtype in (("a", "float16"), ("a", "int64"), ("scalar", "float32"), ("b", "float16")):
+    for name, dtype in (
+        ("a", "float16"),
+        ("a", "int64"),
+        ("scalar", "float32"),
+        ("scalar", "float64"),
+        ("b", "float16"),
+    ):
         with pytest.raises(LayoutMismatch, match="wider type"):
             ckpt.extract(source, name, tmp_path / "x.npy", dtype=dtype)
     with pytest.raises(LayoutMismatch, match="expected one of float64"):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ from hypothesis import strategies as st
 
 import dtckpt.checkpoint as ckpt
 from dtckpt.checkpoint.formats.opening import open_place, stored_data
+from dtckpt.checkpoint.reading import parts
 from dtckpt.checkpoint.reading.parts import parse_part
+from dtckpt.checkpoint.reading.wants import ArraySink
 from dtckpt.errors import LayoutMismatch
 
 TENSOR = torch.arange(7 * 5 * 6, dtype=torch.int32).reshape(7, 5, 6)
@@ -47,6 +50,25 @@ def test_parts_are_those_of_numpy(
     pieces = list(part.pieces(data, most))
     assert b"".join(piece.tobytes() for piece in pieces) == expected.tobytes()
     assert all(piece.nbytes <= most for piece in pieces)
+
+
+def test_what_lies_between_wanted_elements_is_not_held(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts, "_SPAN_BYTES", 80)
+    made: list[int] = []
+
+    def sink(array: Any) -> ArraySink:
+        made.append(array.nbytes)
+        return ArraySink(array)
+
+    monkeypatch.setattr(parts, "ArraySink", sink)
+    store = open_place(place)
+    manifest = ckpt.read_manifest(store)
+    part = parse_part("m/w[::3, 1::2, ::5]", manifest, store.url)
+    found = part.read(stored_data(store, manifest))
+    np.testing.assert_array_equal(found, TENSOR.numpy()[::3, 1::2, ::5])
+    assert max(made) <= 80
 
 
 @pytest.mark.parametrize(
