@@ -70,16 +70,21 @@ _MAX_BOXES = 100_000
 """Boxes that are worked out to tell what ranks hold: a third of a second."""
 
 
-def rank_balance(manifest: Manifest) -> Balance | None:
-    """Return how evenly the ranks that saved hold the tensors, replicas counted with each.
+def held_by_ranks(manifest: Manifest) -> dict[int, int]:
+    """Return how many bytes of tensors every rank had that saved, replicas counted with each.
 
-    None where another program does not say what ranks held, and where working it out takes long:
+    Empty where another program does not say what ranks held, and where working it out takes long:
     for hundreds of layouts on thousands of ranks.
     """
     layouts = [(t.layout, t.dtype.itemsize) for t in manifest.tensors.values() if not t.same_as]
     if not manifest.is_ours or sum(_num_boxes(of) for of, _ in set(layouts)) > _MAX_BOXES:
-        return None
-    return balance_of(bytes_by_rank(layouts))
+        return {}
+    return bytes_by_rank(layouts)
+
+
+def rank_balance(manifest: Manifest) -> Balance | None:
+    """Return how evenly the ranks that saved hold the tensors; None where that is not told."""
+    return balance_of(held_by_ranks(manifest))
 
 
 def file_balance(manifest: Manifest) -> Balance | None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +17,7 @@ import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint.timing.costs import Costs, Span
 from dtckpt.dtensor import Mesh
 
-from .conftest import Run
+from .conftest import Run, data_file, document, flip
 
 SCREENSHOTS = Path(__file__).parents[3] / "build" / "screenshots"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -104,17 +105,22 @@ def test_a_checkpoint_in_a_browser(run: Run, sharded: Path, tmp_path: Path, brow
     at.keyboard.press("ArrowDown")
     at.keyboard.press("Enter")
     assert at.inner_text("#details h2") == "model/layers.1.up"
+    assert at.evaluate("document.activeElement.id") == "details"  # whence Tab goes on into it
+    assert at.inner_text("#details [role=status]") == "[0:8, 0:4] on rank 0"
     assert at.locator("#details rect.box").count() == 4
     at.select_option("#details select >> nth=0", "1")
     assert at.inner_text("#details [role=status]") == "[8:16, 0:4] on rank 2"
     at.locator("#details rect.box").nth(1).click()
     assert at.inner_text("#details [role=status]") == "[0:8, 4:8] on rank 1"
+    chosen = [at.locator("#details select").nth(axis).input_value() for axis in (0, 1)]
+    assert chosen == ["0", "1"]
     told = at.inner_text("#details dl")
     assert "S(0),S(1) on dp=2,tp=2" in told
     assert "Mean\n63.5" in told
     assert at.locator("#details rect.bin").count() == 64
     at.keyboard.press("Escape")
     assert at.locator("#details").is_hidden()
+    assert at.evaluate("document.activeElement.textContent") == "model/layers.1.up"
     at.click("th >> text=Bytes")
     assert at.get_attribute("th[aria-sort=descending]", "aria-sort") == "descending"
     at.fill("#search", "script")
@@ -122,27 +128,53 @@ def test_a_checkpoint_in_a_browser(run: Run, sharded: Path, tmp_path: Path, brow
     at.fill("#search", "")
     at.locator("#modules .slice").last.click()  # a leaf, which is drawn last
     assert re.fullmatch(r"model/layers\.\d\.(up|down)", at.inner_text("#details h2"))
-    at.select_option("#modules select", label="model (2.3 KiB)")
-    assert at.inner_text("#modules .tools button >> nth=-1") == "model"
+    at.focus("#modules select")
+    at.keyboard.type("model")
+    at.keyboard.press("Tab")
+    at.keyboard.press("Enter")
+    assert at.evaluate("document.activeElement.textContent") == "model"
+    assert at.input_value("#search") == "model/*"
+    assert at.inner_text("#told").startswith("6 of 7 tensors")
     at.click("text=Theme")
     assert at.get_attribute("html", "data-theme") == "dark"
     page.close("checkpoint")
 
 
 def test_a_comparison(run: Run, sharded: Path, tmp_path: Path, browser: Any) -> None:
-    other = {"model": {"layers.0.up": torch.arange(128.0).reshape(16, 8) + 1, "new": torch.ones(3)}}
-    dcp.save(other, tmp_path / "other")
+    down = torch.arange(64.0).reshape(8, 8)
+    lost = down.clone()
+    lost[0, :2] = torch.tensor([float("nan"), float("inf")])
+    up = torch.arange(128.0).reshape(16, 8) + 1
+    other = {"layers.0.up": up, "layers.0.down": lost, "layers.1.down": down, "new": torch.ones(3)}
+    dcp.save({"model": other}, tmp_path / "other")
     out = tmp_path / "page.html"
     result = run("report", sharded, "--compare", tmp_path / "other", "-o", out)
     assert result.exit_code == 0, result.output
-    rows = {name: row for name, *row in page_data(out)["comparison"]["rows"]}
-    assert rows["model/new"][0] == "only there"
-    assert rows["model/layers.0.up"][0] == "another layout; 128 of 128 values"
-    assert rows["model/layers.0.up"][2] == 1.0
+    found = page_data(out)["comparison"]
+    assert (
+        found["summary"]
+        == "1 tensor the same in every bit (1 of them laid out otherwise), 8 differences."
+    )
+    rows = {name: row for name, *row in found["rows"]}
+    assert rows["model/new"] == ["only there", None, None, None, None]
+    what, odd, drift, max_abs, cosine = rows["model/layers.0.up"]
+    assert (what, odd, max_abs) == ("another layout; 128 of 128 values", 0, 1.0)
+    before = np.arange(128.0)
+    assert drift == pytest.approx(np.sqrt(128) / np.linalg.norm(before))
+    assert cosine == pytest.approx(
+        before @ (before + 1) / np.linalg.norm(before) / np.linalg.norm(before + 1)
+    )
+    names = list(rows)
+    assert names.index("model/layers.0.down") < names.index(
+        "model/layers.0.up"
+    )  # no drift tells NaN
+    assert rows["model/layers.0.down"][1:3] == [2, 0.0]
     page = Page(browser, out)
-    assert page.at.locator("#comparison tbody tr").count() == len(rows) == 9
+    at = page.at
+    assert at.locator("#comparison tbody tr").count() == len(rows) == 8
+    at.click("#comparison >> text=model/layers.0.down")
+    assert at.inner_text("#details h2") == "model/layers.0.down"
     page.close("comparison")
-    assert run("report", sharded.parent, "--compare", sharded).exit_code != 0
 
 
 def test_drift_of_a_run(run: Run, tmp_path: Path, browser: Any) -> None:
@@ -202,14 +234,99 @@ def test_times_of_a_save(run: Run, sharded: Path, tmp_path: Path, browser: Any) 
     assert run(*args, tmp_path / "bad.json").exit_code == 2
 
 
-def test_the_dark_page_is_as_whole(run: Run, sharded: Path, tmp_path: Path, browser: Any) -> None:
+def test_odd_names_and_numbers(run: Run, tmp_path: Path, browser: Any) -> None:
+    link = '<a href="https:evil.example">link<b>'
+    values = {
+        "exact": torch.tensor([2**60 + 1, 3]),
+        "wide": torch.tensor([1.7e308, -1.7e308], dtype=torch.float64),
+        "bad": torch.tensor([float("nan"), float("inf"), 1.0]),
+        "none": torch.full((2,), float("nan")),
+        "empty": torch.empty(0, 4),
+        "turned\u202e": torch.ones(1 << 8),
+    }
+    tied = torch.ones(4)
+    inner = {"x&lt;": torch.ones(4096), "y": torch.ones(4096)}
+    state = values | {"tied": (tied, tied), "__proto__": torch.ones(1), link: inner}
+    dcp.save(state, tmp_path / "odd")
     out = tmp_path / "page.html"
-    run("report", sharded, "-o", out)
+    assert run("report", tmp_path / "odd", "-o", out).exit_code == 0
+    assert sum(page_data(out)["held"].values()) == sum(page_data(out)["tensors"]["stored"])
     page = Page(browser, out, theme="dark")
-    assert page.at.get_attribute("html", "data-theme") == "dark"
-    page.at.set_viewport_size({"width": 420, "height": 800})
-    assert page.at.evaluate("document.documentElement.scrollWidth") <= 420
-    page.close("checkpoint-dark-narrow")
+    at = page.at
+    assert at.get_attribute("html", "data-theme") == "dark"
+    assert at.locator("#modules .slicetext a").count() == 0  # Plotly takes names for HTML
+    assert link in at.locator("#modules").text_content()
+    at.set_viewport_size({"width": 420, "height": 800})
+    assert at.evaluate("document.documentElement.scrollWidth") <= 420
+    cells = {
+        row.split("\t")[0]: row.split("\t")[1:]
+        for row in at.locator("#table tbody tr").all_inner_texts()
+    }
+    assert cells["exact"][4:6] == ["3", "1,152,921,504,606,846,977"]
+    assert cells["bad"][4:] == ["1", "1", "1", "0", "2"]
+    assert cells["none"][4:] == ["", "", "", "", "2"]
+    assert "turned\\u202e" in cells
+    at.click("th >> text=Max")  # descending, what has none last
+    order = at.locator("#table tbody td:first-child").all_inner_texts()
+    assert order[:2] == ["wide", "exact"]
+    assert set(order[-2:]) == {"none", "empty"}
+    assert at.evaluate("[size(1023), size(1048575), size(2 ** 53)]") == [
+        "1023 B",
+        "1.0 MiB",
+        "8.0 PiB",
+    ]
+    page.close("odd-dark-narrow")
+
+
+def test_a_damaged_checkpoint_has_a_page(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    data = data_file(checkpoint)
+    flip(data, data.stat().st_size // 2)
+    out = tmp_path / "page.html"
+    result = run("report", checkpoint, "-o", out, "--json")
+    assert result.exit_code == 1
+    told = document(result)
+    assert (told["kind"], told["num_bytes"]) == ("checkpoint-page", out.stat().st_size)
+    assert data.name in told["problem"]
+    assert page_data(out)["problem"] == told["problem"]
+    assert "statistics" not in page_data(out)
+
+
+def test_refusals_come_before_tensors_are_read(
+    run: Run, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("dtckpt.checkpoint.examining.statistics.statistics_of", read)
+    monkeypatch.setattr("dtckpt.checkpoint.compare", read)
+    (tmp_path / "traces").mkdir()
+    one, out = saved / "step-100", tmp_path / "page.html"
+    for args, code, text in (
+        ((one, "-o", tmp_path / "no/page.html"), 2, "no is no folder"),
+        ((one, "-o", tmp_path), 2, "is a directory"),
+        ((one, "-o", out, "--compare", tmp_path / "no"), 3, "does not exist. Check the path"),
+        ((one, "-o", out, "--compare", saved), 3, "but a directory of them: step-100"),
+        ((saved, "-o", out, "--compare", one), 2, "is a run"),
+        ((one, "-o", out, "--traces", tmp_path / "no"), 2, "does not exist"),
+        ((one, "-o", out, "--traces", tmp_path / "traces"), 2, "no save of"),
+        ((saved, "-o", out, "--traces", tmp_path / "traces"), 2, "no save of"),
+    ):
+        result = run("report", *args)
+        assert result.exit_code == code, result.output
+        assert text in result.stderr
+        assert [path.name for path in tmp_path.iterdir()] == ["traces"]
+
+
+def test_plotly_is_asked_for(
+    run: Run, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find(_: str) -> None:
+        return None
+
+    monkeypatch.setattr("dtckpt.tools.cli.report.page.find_spec", find)
+    result = run("report", saved, "-o", tmp_path / "page.html")
+    assert result.exit_code == 3
+    assert 'pip install "dtckpt[report]"' in result.stderr
 
 
 def test_a_run_in_a_browser(run: Run, saved: Path, tmp_path: Path, browser: Any) -> None:

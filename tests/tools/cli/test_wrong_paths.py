@@ -19,6 +19,7 @@ COMMANDS = {
     "inspect": "inspect {}",
     "cat": "cat {}",
     "watch": "watch {} --once",
+    "report": "report {} -o {out}/page.html",
     "verify": "verify {}",
     "extract": "extract {} a -o {out}/a.npy",
     "edit": "edit {} --remove-metadata loss",
@@ -69,7 +70,7 @@ def test_a_bucket_that_does_not_exist(run: Run, s3: S3, out: Path, name: str) ->
     assert "the bucket does not exist: make it, or check its name" in text
 
 
-@pytest.mark.parametrize("name", ["ls", "inspect", "rm", "gc", "watch"])
+@pytest.mark.parametrize("name", ["ls", "inspect", "rm", "gc", "watch", "report"])
 def test_a_host_that_is_not_there(run: Run, out: Path, name: str, closed_port: int) -> None:
     options = of_s3(f"http://127.0.0.1:{closed_port}") | {"deadline": "0.5"}
     text = call(run, name, "s3://bucket/run/step-1", out, options)

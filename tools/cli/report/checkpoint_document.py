@@ -6,16 +6,15 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ....checkpoint.examining.balance import bytes_by_rank
+from ....checkpoint.examining.balance import held_by_ranks
 from ....dtensor import IrregularLayout
-from ..common.console import count, iec, mesh_text
+from ..common.console import count, iec, mesh_text, printable
 from ..common.treeview import plain_values
 from ..common.valuetext import value_text
 from .layouts import Layouts
 
 if TYPE_CHECKING:
     from ....checkpoint import Manifest, TensorStatistics
-    from ....checkpoint.files.stored_tensor import StoredTensor
 
 _MAX_VALUES = 2_000
 
@@ -30,28 +29,29 @@ def checkpoint_document(url: str, manifest: Manifest) -> dict[str, Any]:
     tensors = list(manifest.tensors.values())
     dtypes = {tensor.dtype.torch_name: None for tensor in tensors}
     number = {name: i for i, name in enumerate(dtypes)}
-    values = [[name, value_text(node)] for name, node in plain_values(manifest.tree)]
+    values = [[printable(name), value_text(node)] for name, node in plain_values(manifest.tree)]
     return {
         "kind": "checkpoint",
         "url": url,
         "facts": _facts(manifest),
         "dtypes": [*dtypes],
         "tensors": {
-            "name": [tensor.name for tensor in tensors],
+            "name": [printable(tensor.name) for tensor in tensors],
             "dtype": [number[tensor.dtype.torch_name] for tensor in tensors],
             "shape": [tensor.shape for tensor in tensors],
             "bytes": [tensor.num_bytes for tensor in tensors],
             "stored": [tensor.stored_bytes for tensor in tensors],
             "layout": [layouts.number(tensor.layout) for tensor in tensors],
-            "tied": {i: tensor.same_as for i, tensor in enumerate(tensors) if tensor.same_as},
+            "tied": {i: printable(t.same_as) for i, t in enumerate(tensors) if t.same_as},
         },
         "layouts": layouts.documents,
         "values": values[:_MAX_VALUES],
         "more_values": max(len(values) - _MAX_VALUES, 0),
         "files": [
-            [manifest.path_of(record), record.rank, record.size] for record in manifest.files
+            [printable(manifest.path_of(record)), record.rank, record.size]
+            for record in manifest.files
         ],
-        "held": _held(tensors) if manifest.is_ours else {},
+        "held": held_by_ranks(manifest),
     }
 
 
@@ -89,12 +89,7 @@ def _facts(manifest: Manifest) -> list[tuple[str, str]]:
         facts += [("Created", manifest.created), ("Save", manifest.save_id)]
         facts += [("Mesh", f"{mesh_text(mesh)}: {count(mesh.size, 'rank')}") for mesh in meshes]
     lenders = dict.fromkeys(file.source for file in manifest.borrowed)
-    facts += [("Refers to", source) for source in lenders]
+    facts += [("Refers to", printable(source)) for source in lenders]
     if manifest.metadata is not None:
-        facts.append(("Metadata", json.dumps(manifest.metadata, ensure_ascii=False)))
+        facts.append(("Metadata", printable(json.dumps(manifest.metadata, ensure_ascii=False))))
     return facts
-
-
-def _held(tensors: list[StoredTensor]) -> dict[int, int]:
-    """Return how many bytes of tensors each rank had that saved."""
-    return bytes_by_rank((tensor.layout, tensor.dtype.itemsize) for tensor in tensors)

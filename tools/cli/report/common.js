@@ -29,15 +29,36 @@ function drawing(name, attributes = {}, ...children) {
 function size(bytes) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
   let unit = 0;
-  while (bytes >= 1024 && unit < units.length - 1) { bytes /= 1024; unit += 1; }
+  while ((unit ? Number(bytes.toFixed(1)) : bytes) >= 1024 && unit < units.length - 1) { bytes /= 1024; unit += 1; }
   return `${unit ? bytes.toFixed(1) : bytes} ${units[unit]}`;
 }
 
+/** Return a number as text; those that JavaScript does not have exactly, or JSON not at all, are texts. */
 function figure(number) {
   if (number === null || number === undefined) return "";
-  if (typeof number === "string") return number;
+  if (typeof number === "string") return /^-?\d+$/.test(number) ? BigInt(number).toLocaleString("en") : number;
   if (Number.isInteger(number) && Math.abs(number) < 1e15) return number.toLocaleString("en");
   return Number(number.toPrecision(5)).toString();
+}
+
+/** Return what to sort and draw a number of the document by; null if it is none. */
+function numeric(number) {
+  const value = typeof number === "string" ? Number(number.replace("inf", "Infinity")) : number;
+  return value === undefined || Number.isNaN(value) ? null : value;
+}
+
+const counted = (number, noun) => `${figure(number)} ${noun}${number === 1 ? "" : "s"}`;
+
+const most = (values) => values.reduce((one, other) => Math.max(one, other), 0);
+
+/** Return a name so that Plotly, which takes texts for HTML, shows it as it is. */
+const plain = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+
+/** Return an axis of bytes, with ticks at few powers of two and their multiples. */
+function byteAxis(values) {
+  const step = 2 ** Math.ceil(Math.log2(Math.max(most(values), 4) / 4));
+  const ticks = [0, 1, 2, 3, 4].map((n) => n * step);
+  return { tickvals: ticks, ticktext: ticks.map(size), rangemode: "tozero" };
 }
 
 /** Append a section with a heading to the page, and a link to it. */
@@ -59,11 +80,16 @@ function chart(label, low, traces, layout = {}, then = null) {
   return place;
 }
 
+/** Return the numbers of a chart for those who do not see it: a table that opens. */
+function asTable(columns, rows) {
+  return element("details", {}, element("summary", {}, "As a table"), table(columns, rows));
+}
+
 /** Return a table; columns are {title, right}, rows are lists of texts or elements. */
 function table(columns, rows) {
   const head = element("tr", {}, ...columns.map((column) => element("th", { class: column.right && "right", scope: "col" }, column.title)));
   const body = rows.map((row) => element("tr", {}, ...row.map((cell, i) => element("td", { class: columns[i].right ? "right" : columns[i].wide && "wide" }, cell))));
-  return element("div", { class: "scroll" }, element("table", {}, element("thead", {}, head), element("tbody", {}, ...body)));
+  return element("div", { class: "scroll", tabindex: 0 }, element("table", {}, element("thead", {}, head), element("tbody", {}, ...body)));
 }
 
 function colours() {

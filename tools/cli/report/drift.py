@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dtckpt.errors import CheckpointError
 
-from ..common.console import count
+from ..common.console import count, printable
 from ..common.telling import bar
 
 if TYPE_CHECKING:
@@ -28,10 +28,13 @@ def comparison(store: Store, other: Store) -> dict[str, Any]:
     with bar("comparing") as on_progress:
         found = compare(store, other, on_progress=on_progress)
     rows = [*_only(found), *_differing(found)]
-    same = sum(tensor.is_same for tensor in found.tensors.values())
-    alike = f"{count(same, 'tensor')} the same in every bit"
+    same = [tensor for tensor in found.tensors.values() if tensor.is_same]
+    otherwise = sum(tensor.layouts[0] != tensor.layouts[1] for tensor in same)
+    alike = f"{count(len(same), 'tensor')} the same in every bit"
+    if otherwise:
+        alike += f" ({otherwise:,} of them laid out otherwise)"
     return {
-        "url": other.url,
+        "url": printable(other.url),
         "summary": f"{alike}, {count(len(rows), 'difference')}.",
         "rows": rows[:_MAX_ROWS],
         "hidden": max(len(rows) - _MAX_ROWS, 0),
@@ -40,20 +43,23 @@ def comparison(store: Store, other: Store) -> dict[str, Any]:
 
 def _only(found: Comparison) -> Iterable[list[Any]]:
     for names, where in zip(found.only, ("only here", "only there"), strict=True):
-        yield from ([name, where, None, None, None] for name in names)
+        yield from (_row(name, where) for name in names)
     for names, where in zip(found.only_values, ("only here", "only there"), strict=True):
-        yield from ([name, f"a value {where}", None, None, None] for name in names)
-    yield from ([name, "another value", None, None, None] for name in found.values)
+        yield from (_row(name, f"a value {where}") for name in names)
+    yield from (_row(name, "another value") for name in found.values)
 
 
 def _differing(found: Comparison) -> Iterable[list[Any]]:
     others = [tensor for tensor in found.tensors.values() if not tensor.is_same]
     for tensor in sorted(others, key=_drift_of, reverse=True):
-        drift = tensor.drift
-        if drift is None:
-            yield [tensor.name, _kinds(tensor), None, None, None]
-        else:
-            yield [tensor.name, _kinds(tensor), drift.relative_l2, drift.max_abs, drift.cosine]
+        yield _row(tensor.name, _kinds(tensor), tensor.drift)
+
+
+def _row(name: str, what: str, drift: Drift | None = None) -> list[Any]:
+    figures = [None] * 4
+    if drift is not None:
+        figures = [drift.num_odd, drift.relative_l2, drift.max_abs, drift.cosine]
+    return [printable(name), what, *figures]
 
 
 def _kinds(tensor: TensorComparison) -> str:
@@ -69,8 +75,11 @@ def _kinds(tensor: TensorComparison) -> str:
     return "; ".join(told)
 
 
-def _drift_of(tensor: TensorComparison) -> float:
-    return float("inf") if tensor.drift is None else tensor.drift.relative_l2
+def _drift_of(tensor: TensorComparison) -> tuple[bool, int, float]:
+    """Return what puts first what cannot be compared, then NaN and infinities, then drift."""
+    if tensor.drift is None:
+        return True, 0, 0.0
+    return False, tensor.drift.num_odd, tensor.drift.relative_l2
 
 
 def drifts(store: Store, steps: Sequence[Step]) -> list[dict[str, Any]]:

@@ -12,7 +12,12 @@ from typing import Any, Literal
 
 from dtckpt.errors import StorageError
 
+from ..common.console import printable
+
 Kind = Literal["checkpoint", "run"]
+
+_MAX_INT = 1 << 53
+"""Beyond it JavaScript rounds."""
 
 
 def check_library() -> None:
@@ -28,14 +33,15 @@ def page_of(kind: Kind, document: dict[str, Any]) -> str:
     from jinja2 import Environment
     from plotly.offline import get_plotlyjs
 
+    url = printable(document["url"])
     template = Environment(autoescape=True).from_string(_file("page.html"))
     return template.render(
         version=version("dtckpt"),
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        title=f"{document['url'].rstrip('/').rpartition('/')[2]} - dtckpt",
+        title=f"{url.rstrip('/').rpartition('/')[2]} - dtckpt",
         kind=kind,
         heading="Checkpoint" if kind == "checkpoint" else "Run",
-        url=document["url"],
+        url=url,
         style=_markup(_file("page.css")),
         data=_markup(_json(document)),
         common=_markup(_file("common.js")),
@@ -56,16 +62,18 @@ def _markup(text: str) -> Any:
 
 def _json(document: dict[str, Any]) -> str:
     """Return JSON that can stand in a script element, whatever names are in it."""
-    text = json.dumps(_finite(document), separators=(",", ":"), allow_nan=False)
+    text = json.dumps(_safe(document), separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _finite(value: Any) -> Any:
-    """Return a value in which numbers that JSON does not have are texts."""
+def _safe(value: Any) -> Any:
+    """Return a value in which numbers that JSON, or JavaScript, does not have are texts."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
+    if isinstance(value, int) and abs(value) > _MAX_INT:
+        return str(value)
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _safe(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [_safe(item) for item in value]
     return value

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dtckpt.errors import NotCommitted
+from dtckpt.errors import Corrupt, NotCommitted
 
 from ..common.console import iec
+from ..common.exit_codes import FINDING
 from ..common.options import debug_option, merged, store_at, store_option
-from ..common.telling import bar, quiet_option, say
+from ..common.telling import bar, json_option, print_json, quiet_option, say, warn
 
 if TYPE_CHECKING:
+    from ....checkpoint import Manifest
     from ....storage import Store
 
 
@@ -40,16 +43,20 @@ if TYPE_CHECKING:
     type=click.Path(exists=True, path_type=Path),
     help="Traces of the job that saved, a file or the directory of Tracing: its times are shown.",
 )
+@json_option
 @store_option("--option", "both stores")
 @store_option("--other-option", "OTHER alone")
 @quiet_option
 @debug_option
+@click.pass_context
 def report(
+    ctx: click.Context,
     checkpoint: str,
     output: Path,
     with_statistics: bool,
     other: str | None,
     traces: Path | None,
+    as_json: bool,
     option: dict[str, Any],
     other_option: dict[str, Any],
 ) -> None:
@@ -58,6 +65,8 @@ def report(
     It is one HTML file that needs no network: where the bytes are, by module; every tensor with
     its values' statistics and a map of who held which part; balance over ranks and files; what
     differs from another checkpoint. Of a run: sizes, how weights drift, how long saves took.
+
+    Exits with 1 where tensors are damaged: the page says so, and has no statistics.
 
     \b
     Examples:
@@ -69,24 +78,37 @@ def report(
     from .page import check_library, page_of
 
     check_library()
-    with store_at(checkpoint, option) as store:
-        document = _document(store, with_statistics=with_statistics)
+    if not output.parent.is_dir():
+        raise click.BadParameter(f"{output.parent} is no folder", param_hint="'--output'")
+    with ExitStack() as stores:
+        store = stores.enter_context(store_at(checkpoint, option))
+        there: Store | None = None
         if other is not None:
-            if document["kind"] == "run":
-                raise click.UsageError(f"--compare is for a checkpoint, and {checkpoint} is a run")
-            from .drift import comparison
-
-            with store_at(other, merged(option, other_option), "OTHER") as there:
-                document["comparison"] = comparison(store, there)
-    if traces is not None:
-        document |= _times(document, traces)
+            place = store_at(other, merged(option, other_option), "OTHER")
+            there = stores.enter_context(place)
+        document = _document(store, there, traces, with_statistics=with_statistics)
     html = page_of(document["kind"], document)
     _write(output, html)
-    say(f"{output}: {iec(len(html.encode()))}")
+    num_bytes = len(html.encode())
+    told = {"url": document["url"], "output": str(output), "num_bytes": num_bytes}
+    problem = document.get("problem")
+    if as_json:
+        print_json(f"{document['kind']}-page", told | {"problem": problem})
+    else:
+        say(f"{output}: {iec(num_bytes)}")
+        if problem:
+            warn(problem)
+    if problem:
+        ctx.exit(FINDING)
 
 
-def _document(store: Store, *, with_statistics: bool) -> dict[str, Any]:
-    """Return what the page of a checkpoint shows, or that of a run where there is none."""
+def _document(
+    store: Store, other: Store | None, traces: Path | None, *, with_statistics: bool
+) -> dict[str, Any]:
+    """Return what the page of a checkpoint shows, or that of a run where there is none.
+
+    What can be refused is refused before tensors are read.
+    """
     from ....checkpoint import read_manifest
     from ....checkpoint.steps import steps_of_level
 
@@ -96,21 +118,44 @@ def _document(store: Store, *, with_statistics: bool) -> dict[str, Any]:
         steps = steps_of_level(store)
         if not steps:
             raise
+        if other is not None:
+            raise click.UsageError(
+                f"--compare is for a checkpoint, and {store.url} is a run"
+            ) from None
         from .drift import drifts
         from .run_document import run_document
 
         document = run_document(store, steps)
+        if traces is not None:
+            document |= _times(document, traces)
         return document | {"drift": drifts(store, steps)} if with_statistics else document
-    from .checkpoint_document import checkpoint_document, statistics_document
+    from .checkpoint_document import checkpoint_document
 
     document = checkpoint_document(store.url, manifest)
+    if traces is not None:
+        document |= _times(document, traces)
+    if other is not None:
+        read_manifest(other)
     if with_statistics:
-        from ....checkpoint import statistics
+        document |= _statistics(store, manifest)
+    if other is not None:
+        from .drift import comparison
 
-        with bar("reading tensors") as on_progress:
-            found = statistics(store, on_progress=on_progress)
-        document["statistics"] = statistics_document(found)
+        document["comparison"] = comparison(store, other)
     return document
+
+
+def _statistics(store: Store, manifest: Manifest) -> dict[str, Any]:
+    """Return what the values of all tensors are like; what is damaged instead, if something is."""
+    from ....checkpoint.examining.statistics import statistics_of
+    from .checkpoint_document import statistics_document
+
+    try:
+        with bar("reading tensors") as on_progress:
+            found = statistics_of(store, manifest, on_progress=on_progress)
+    except Corrupt as error:
+        return {"problem": f"{error}; dtckpt verify tells all that is damaged"}
+    return {"statistics": statistics_document(found)}
 
 
 def _times(document: dict[str, Any], path: Path) -> dict[str, Any]:
