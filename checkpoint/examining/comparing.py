@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -110,9 +111,12 @@ def compare(
     the same are not read. Values are equal unless they differ by more than ``atol`` plus ``rtol``
     times the size of the first. ``on_progress(done, total)`` is called with bytes of the first.
 
-    Raises LayoutMismatch where names are ambiguous or ``select`` selects nothing, Corrupt, and what
-    ``open`` raises.
+    Raises LayoutMismatch where names are ambiguous or ``select`` selects nothing, ValueError for a
+    tolerance that is negative, NaN or infinite, Corrupt, and what ``open`` raises.
     """
+    for what, value in (("rtol", rtol), ("atol", atol)):
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{what}={value}: expected a number that is not negative")
     stores = (
         open_place(checkpoint_id, **dict(storage_options or {})),
         open_place(other, **dict(other_options or {})),
@@ -256,8 +260,8 @@ def _drifts(
     num = limits.num_readers([side.data.store for side in sides], None)
     with ThreadPoolExecutor(num, thread_name_prefix="dtckpt-compare") as pool:
         try:
-            for future in [pool.submit(work) for _ in range(num)]:
-                future.result()
+            for future in as_completed([pool.submit(work) for _ in range(num)]):
+                future.result()  # of the first that failed, which stops the others
         finally:
             stop.set()
     for side in sides:

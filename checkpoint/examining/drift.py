@@ -15,6 +15,12 @@ from .numbers import numbers
 _STEP = 1 << 15
 """Elements that are looked at at once; as numbers of 64 bits they are in a processor's cache."""
 
+Sum = np.longdouble
+"""Of a wider range than a float of 64 bits, where there is such a type: squares may need it."""
+_ZERO = Sum(0)
+_SAFE = 1e-280
+"""Sums of squares below have lost too much of values whose squares are too small for a float."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drift:
@@ -31,9 +37,9 @@ class Drift:
     """Of elements of one dtype: how many bytes differ."""
     num_nan: tuple[int, int] = (0, 0)
     num_inf: tuple[int, int] = (0, 0)
-    squares: tuple[float, float] = (0.0, 0.0)
-    product: float = 0.0
-    squared_difference: float = 0.0
+    squares: tuple[Sum, Sum] = (_ZERO, _ZERO)
+    product: Sum = _ZERO
+    squared_difference: Sum = _ZERO
     max_abs: float = 0.0
 
     def merged(self, other: Drift) -> Drift:
@@ -56,18 +62,20 @@ class Drift:
     def relative_l2(self) -> float:
         """The length of the difference as a share of that of the first; inf where that is zero.
 
-        >>> Drift(squares=(16.0, 25.0), squared_difference=1.0).relative_l2
+        >>> Drift(squares=(Sum(16), Sum(25)), squared_difference=Sum(1)).relative_l2
         0.25
         """
         if self.squared_difference == 0:
             return 0.0
-        return math.sqrt(self.squared_difference / self.squares[0]) if self.squares[0] else math.inf
+        if self.squares[0] == 0:
+            return math.inf
+        return float(np.sqrt(self.squared_difference / self.squares[0]))
 
     @property
     def cosine(self) -> float | None:
         """The cosine of the angle between both, None where one of them is zero."""
-        lengths = math.sqrt(self.squares[0]) * math.sqrt(self.squares[1])
-        return max(-1.0, min(1.0, self.product / lengths)) if lengths else None
+        lengths = np.sqrt(self.squares[0]) * np.sqrt(self.squares[1])
+        return max(-1.0, min(1.0, float(self.product / lengths))) if lengths else None
 
 
 def drift_of(
@@ -114,27 +122,37 @@ def _drift(values: tuple[Array, Array], changed_bytes: int, rtol: float, atol: f
         num_odd = int(np.count_nonzero(is_changed & ~finite))  # which no tolerance covers
         one, other = one[finite], other[finite]
     with np.errstate(over="ignore", invalid="ignore"):
-        apart = np.abs(one - other)
-        beyond = num_odd + int(np.count_nonzero(apart > atol + rtol * np.abs(one)))
+        of = one, other, np.abs(one - other)
+        squares = [_square(each) for each in of]
+        if one.dtype == np.float64 and not all(map(_is_told, squares, of)):
+            one, other = one.astype(Sum), other.astype(Sum)
+            of = one, other, np.abs(one - other)
+            squares = [_square(each) for each in of]
+        apart = of[2]
         return Drift(
             num_values=is_changed.size,
             num_changed=int(np.count_nonzero(is_changed)),
-            num_beyond=beyond,
+            num_beyond=num_odd + int(np.count_nonzero(apart > atol + rtol * np.abs(one))),
             num_odd=num_odd,
             changed_bytes=changed_bytes,
             num_nan=(int(is_nan[0].sum()), int(is_nan[1].sum())),
             num_inf=(int(is_inf[0].sum()), int(is_inf[1].sum())),
-            squares=(_square(one), _square(other)),
-            product=float(np.real(one * np.conj(other)).sum()),
-            squared_difference=_square(apart),
+            squares=(squares[0], squares[1]),
+            product=Sum(np.real(one * np.conj(other)).sum()),
+            squared_difference=squares[2],
             max_abs=float(apart.max()) if apart.size else 0.0,
         )
 
 
-def _square(values: Array) -> float:
+def _square(values: Array) -> Sum:
     if values.dtype.kind == "c":
         values = np.abs(values)
-    return float((values * values).sum())  # not by BLAS, which has threads of its own
+    return Sum((values * values).sum())  # not by BLAS, which has threads of its own
+
+
+def _is_told(square: Sum, values: Array) -> bool:
+    """Whether a float of 64 bits held the squares of values."""
+    return bool(_SAFE < square < math.inf or not values.any())
 
 
 def _added(one: tuple[Any, Any], other: tuple[Any, Any]) -> tuple[Any, Any]:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import itertools
 import math
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +69,30 @@ def test_integers_are_compared_exactly() -> None:
     dtypes = _dtype(one), _dtype(other)
     found = drift_of(dtypes, (_items(one), _items(other)), rtol=0, atol=0)
     assert (found.num_changed, found.num_beyond, found.changed_bytes, found.max_abs) == (1, 1, 1, 1)
+
+
+@pytest.mark.parametrize("scale", [1e-200, 5e-324, 1e200, 8e307])
+def test_floats_whose_squares_are_none(scale: float) -> None:
+    pair = torch.tensor([[2.0, -1.0], [2.0, 1.0]], dtype=torch.float64) * scale
+    one, other = torch.cat([pair, pair.new_zeros(2, 70_000)], 1).unbind()
+    found = drift_of((_dtype(one), _dtype(one)), (_items(one), _items(other)), rtol=0, atol=0)
+    assert found.relative_l2 == pytest.approx(math.sqrt(0.8))
+    assert found.cosine == pytest.approx(0.6)
+    assert found.num_beyond == 1
+
+
+def test_a_change_that_is_too_small_for_a_square_is_some_drift() -> None:
+    one, other = torch.tensor([[1.0, 1e-200], [1.0, 3e-200]], dtype=torch.float64).unbind()
+    found = drift_of((_dtype(one), _dtype(one)), (_items(one), _items(other)), rtol=0, atol=0)
+    assert 0 < found.relative_l2 < 1e-199
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
+def test_what_is_no_tolerance(value: float) -> None:
+    with pytest.raises(ValueError, match="rtol="):
+        compare("memory://none", "memory://none", rtol=value)
+    with pytest.raises(ValueError, match="atol="):
+        compare("memory://none", "memory://none", atol=value)
 
 
 def test_nan_and_infinities_count_and_no_tolerance_covers_them() -> None:
@@ -159,6 +186,29 @@ def test_equal_checksums_are_believed_and_nothing_read(tmp_path: Path) -> None:
     found = compare(tmp_path / "a", tmp_path / "b", on_progress=lambda done, _: calls.append(done))
     assert {each.by for each in found.tensors.values()} == {"checksums"}
     assert calls == []
+
+
+def test_the_first_error_stops_all_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dcp.save({"w": torch.zeros(10_000)}, tmp_path / "a")
+    dcp.save({"w": torch.ones(10_000)}, tmp_path / "b")
+    monkeypatch.setattr(comparing, "_GROUP_BYTES", 200)
+    has_failed = threading.Event()
+    read, calls = comparing._read, itertools.count()  # pyright: ignore[reportPrivateUsage]
+
+    def fails_beside_others(*args: Any) -> Any:
+        number = next(calls)
+        if number == 0:
+            assert has_failed.wait(30)
+        elif number == 1:
+            has_failed.set()
+            raise dcp.Corrupt("damaged")
+        time.sleep(0.005)
+        return read(*args)
+
+    monkeypatch.setattr(comparing, "_read", fails_beside_others)
+    with pytest.raises(dcp.Corrupt):
+        compare(tmp_path / "a", tmp_path / "b")
+    assert next(calls) < 200  # of 400
 
 
 def test_damage_is_no_difference(tmp_path: Path) -> None:

@@ -38,14 +38,17 @@ def test_differences_are_shown_by_drift(run: Run, two: tuple[Path, Path]) -> Non
 
 
 def test_what_is_tolerated_is_no_difference(run: Run, two: tuple[Path, Path]) -> None:
-    w = ("diff", *two, "--name", "w", "--no-values")
+    w = ("diff", *two, "--select", "w", "--no-values")
     assert run(*w).exit_code == 1
     assert run(*w, "--tolerance", "0.3").exit_code == 0
     assert run(*w, "--tolerance", "0.2").exit_code == 1
     assert run(*w, "--rtol", "0.26").exit_code == 0
     assert run(*w, "--atol", "0.26").exit_code == 0
-    assert run("diff", *two, "--name", "n", "--tolerance", "9").exit_code == 1
-    assert run("diff", *two, "--name", "step").exit_code == 1
+    assert run("diff", *two, "--select", "n", "--tolerance", "9").exit_code == 1
+    assert run("diff", *two, "--select", "step").exit_code == 1
+    for option in ("--rtol", "--atol", "--tolerance"):
+        for value in ("nan", "inf", "-1"):
+            assert run("diff", *two, option, value).exit_code == 2
 
 
 def test_the_same_is_told_by_checksums(run: Run, two: tuple[Path, Path], tmp_path: Path) -> None:

@@ -20,11 +20,20 @@ def _names(_ctx: click.Context, _param: click.Parameter, texts: Sequence[str]) -
     return key_values(texts, is_text=True)
 
 
+def _tolerance(_ctx: click.Context, _param: click.Parameter, value: float | None) -> float | None:
+    if value is not None and not 0 <= value < float("inf"):
+        raise click.BadParameter(f"{value} is no number that is not negative")
+    return value
+
+
 @click.command()
 @click.argument("checkpoint", type=PLACE)
 @click.argument("other", type=PLACE)
 @click.option(
-    "--name", "names", multiple=True, metavar="PATTERN", help="Compare only these. Repeatable."
+    "--select",
+    multiple=True,
+    metavar="PATTERN",
+    help="Compare only what matches, and what is below it. Repeatable.",
 )
 @click.option(
     "--rename",
@@ -33,11 +42,24 @@ def _names(_ctx: click.Context, _param: click.Parameter, texts: Sequence[str]) -
     callback=_names,
     help="Give tensors of CHECKPOINT the names that OTHER has; as in dtckpt edit. Repeatable.",
 )
-@click.option("--rtol", default=0.0, metavar="R", help="Tolerate so much of a value's size.")
-@click.option("--atol", default=0.0, metavar="A", help="Tolerate so much more of each value.")
+@click.option(
+    "--rtol",
+    default=0.0,
+    callback=_tolerance,
+    metavar="R",
+    help="Tolerate so much of a value's size.",
+)
+@click.option(
+    "--atol",
+    default=0.0,
+    callback=_tolerance,
+    metavar="A",
+    help="Tolerate so much more of each value.",
+)
 @click.option(
     "--tolerance",
     type=float,
+    callback=_tolerance,
     metavar="D",
     help="Tolerate tensors whose relative drift is no larger: length of the difference by length.",
 )
@@ -64,7 +86,7 @@ def diff(
     ctx: click.Context,
     checkpoint: str,
     other: str,
-    names: tuple[str, ...],
+    select: tuple[str, ...],
     rename: dict[str, str],
     rtol: float,
     atol: float,
@@ -85,7 +107,7 @@ def diff(
     \b
     Examples:
       dtckpt diff run/step-300 other
-      dtckpt diff run/step-100 run/step-200 --name 'model/*' --sort max
+      dtckpt diff run/step-100 run/step-200 --select 'model/*' --sort max
     """
     from ....checkpoint import compare
 
@@ -97,7 +119,7 @@ def diff(
         found = compare(
             one,
             two,
-            names or None,
+            select or None,
             rename=rename,
             rtol=rtol,
             atol=atol,
