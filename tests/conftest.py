@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +22,11 @@ settings.load_profile("without deadline")
 # What is imported and collected stays until the end. The collector need not walk it, neither
 # while it comes to be nor in each of its later rounds, which take a second then.
 gc.disable()
+
+# A shell that is not interactive starts what it leaves in the background with SIGINT ignored, and
+# all processes of the tests would inherit it, also those that are to be interrupted.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parent
 BUCKET = "dtckpt-tests"
