@@ -14,6 +14,7 @@ import dtckpt.checkpoint as ckpt
 from dtckpt.errors import AccessDenied, NotCommitted, StorageError, StorageTimeout
 
 from ..ranks import RanksFailed, run_ranks
+from ..waiting import beside_each_other
 from .every import CHOSEN, IS_WHOLE
 from .faults import Fault
 from .scene import PATIENT, Scene, begun
@@ -23,6 +24,8 @@ from .test_faults import OWN, maker
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 DEADLINE = 1.0
+AT_ONCE = 8
+"""Most of the time goes by while nothing answers."""
 SERVERS = pytest.mark.parametrize("name", [name for name in CHOSEN if name in OWN])
 ENGINES = pytest.mark.parametrize("engine", ["fsspec", "obstore"])
 
@@ -64,24 +67,31 @@ def test_from_some_request_on(name: str, engine: str, fault: Fault, kind: type[E
         scene = begun(server, engine)
         of_save = num_requests(scene, lambda _, group: scene.save(2, group))
         of_load = num_requests(scene, lambda _, group: scene.load(2, group))
-    # After the last but one the manifest is there: it may only not be read back.
-    for skip in range(of_save - 1) if IS_WHOLE else (of_save // 3, of_save - 2):
+
+    def check_save(skip: int) -> None:
         with make() as server:
             scene = begun(server, engine, deadline=DEADLINE)
             server.faults = [Fault(skip=skip, does=fault.does, status=403, code=fault.code)]
-            told = failures(scene, lambda _, group: scene.save(2, group))  # noqa: B023
+            told = failures(scene, lambda _, group: scene.save(2, group))
             server.faults = []
             scene.options["deadline"] = PATIENT
             if told:
                 check_told(told, scene, kind)
                 assert scene.latest() == 1
-                scene.all_do(lambda _, group: scene.save(2, group))  # noqa: B023
+                scene.all_do(lambda _, group: scene.save(2, group))
             assert scene.latest() == 2
-    for skip in range(of_load):
+
+    def check_load(skip: int) -> None:
         with make() as server:
             scene = begun(server, engine, deadline=DEADLINE)
             server.faults = [Fault(skip=skip, does=fault.does, status=403, code=fault.code)]
-            check_told(failures(scene, lambda _, group: scene.load(1, group)), scene, kind)  # noqa: B023
+            check_told(failures(scene, lambda _, group: scene.load(1, group)), scene, kind)
+
+    # After the last but one the manifest is there: it may only not be read back.
+    saves = range(of_save - 1) if IS_WHOLE else (of_save // 3, of_save - 2)
+    for check, skips in ((check_save, saves), (check_load, range(of_load))):
+        for begin in range(0, len(skips), AT_ONCE):
+            beside_each_other(check, [(skip,) for skip in skips[begin : begin + AT_ONCE]])
 
 
 @SERVERS

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from datetime import timedelta
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 
@@ -17,7 +17,7 @@ from dtckpt.errors import RankFailed
 from dtckpt.storage import Fault, FaultyStore, LocalStore, Rule
 
 from ...ranks import run_ranks
-from ...waiting import wait_for
+from ...waiting import beside_each_other, wait_for
 
 SIZE = 3
 
@@ -38,10 +38,8 @@ def state(step: int) -> dict[str, Any]:
     return frozen | {f"w{n}": torch.full((3000,), float(step)) for n in range(SIZE)}
 
 
-@pytest.mark.parametrize("in_background", [True, False])
-@pytest.mark.parametrize("has_tier", [True, False])
-def test_all_ranks_save_the_next_step(tmp_path: Path, in_background: bool, has_tier: bool) -> None:
-    fast, root = tmp_path / "fast", tmp_path / "root"
+def check_that_all_save_the_next_step(place: Path, in_background: bool, has_tier: bool) -> None:
+    fast, root = place / "fast", place / "root"
     first = fast if has_tier else root
     goes_on = threading.Event()
 
@@ -87,3 +85,11 @@ def test_all_ranks_save_the_next_step(tmp_path: Path, in_background: bool, has_t
     newest = dcp.latest(root)
     assert newest is not None
     assert newest.number == 3
+
+
+def test_all_ranks_save_the_next_step(tmp_path: Path) -> None:
+    cases = product((True, False), repeat=2)
+    beside_each_other(
+        check_that_all_save_the_next_step,
+        [(tmp_path / str(number), *case) for number, case in enumerate(cases)],
+    )

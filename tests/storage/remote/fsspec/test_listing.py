@@ -17,7 +17,7 @@ from tests.servers.fake_s3 import BUCKET, FakeS3, fake_s3
 from tests.servers.faults import Fault
 
 NAMES = [f"{number:06}" for number in range(6500)]
-DEADLINE = 4.0
+DEADLINE = 2.0
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def store(server: FakeS3, request: pytest.FixtureRequest) -> Store:
 @pytest.mark.parametrize(
     "fault",
     [
-        Fault(does="answer", kinds=["list"], seconds=0.7),
+        Fault(does="answer", kinds=["list"], seconds=0.35),
         Fault(status=500, code="InternalError", kinds=["list"], skip=2, limit=1),
         Fault(does="truncate", kinds=["list"], skip=2, limit=1),
     ],
@@ -61,7 +61,7 @@ class Blob(dict[str, Any]):
         return self["name"]
 
 
-@pytest.mark.parametrize(("seconds", "is_in_time"), [(0.5, True), (9.0, False)])
+@pytest.mark.parametrize(("seconds", "is_in_time"), [(0.25, True), (9.0, False)])
 def test_pages_of_azure(seconds: float, *, is_in_time: bool) -> None:
     class Paged:
         def __init__(self, after: str | None) -> None:
@@ -107,7 +107,7 @@ def test_pages_of_azure(seconds: float, *, is_in_time: bool) -> None:
             container, _, key = path.partition("/")
             return container, key, None
 
-    connection = Connection(Driver(), deadline=2.0)
+    connection = Connection(Driver(), deadline=1.0)
     if not is_in_time:
         with pytest.raises(StorageTimeout):
             Az().listing(connection, "c/run", "c/run", deep=True)
