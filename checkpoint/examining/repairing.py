@@ -8,12 +8,17 @@ that have their checksums, and takes its place in one step when all of it is rig
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from dtckpt.errors import CheckpointError, Corrupt, NotCommitted, StorageError
+from dtckpt.errors import (
+    CheckpointError,
+    Corrupt,
+    LayoutMismatch,
+    NotCommitted,
+    StorageError,
+)
 
 from ...storage.base import Store
 from ...storage.open import open_store
@@ -21,16 +26,16 @@ from ..files.blocks import digest
 from ..files.manifest import (
     FileRecord,
     Manifest,
+    is_damaged_copy,
     is_intact,
     read_manifest_bytes,
     read_own_manifest,
 )
 from ..files.places import MANIFEST
 from ..files.stored_data import DataFile, open_data_file
+from ..formats.opening import read_manifest
 from ..reading.whole_files import Batch, Span, batches, read_batch
 from ..verifying import Verifier, VerifyReport
-
-_SAVE_ID = re.compile(rb'"save_id": "([0-9a-f]{1,64})"')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +63,18 @@ def repair(
 
     Of a damaged data file each block is taken from where it has the checksum that the checkpoint
     states, from the copy or from what is there, so that both may be damaged, if not in the same
-    block. A damaged manifest is replaced by that of a copy of the same save. What cannot be made
-    whole stays as it was. ``on_progress(done, total)`` is that of each of the two verifications.
+    block. A damaged manifest is replaced by that of the copy if it is known to have been the same:
+    one of the two may have been edited since. What cannot be made whole stays as it was.
+    ``on_progress(done, total)`` is that of each of the two verifications.
 
     Raises Corrupt where the manifest is damaged and that of the copy does not stand for it;
-    NotCommitted where either is no checkpoint of dtckpt; StorageError.
+    NotCommitted where either is no checkpoint of dtckpt; LayoutMismatch where both are one;
+    StorageError.
     """
     ours = open_store(checkpoint_id, **dict(storage_options or {}))
     theirs = open_store(other, **dict(other_options or {}))
+    if ours.url == theirs.url:
+        raise LayoutMismatch(f"{ours.url}: a checkpoint does not repair itself")
     verifier = Verifier()
     repaired: list[str] = []
     if _repair_manifest(ours, theirs):
@@ -101,65 +110,59 @@ def _repair_manifest(ours: Store, theirs: Store) -> bool:
     """Put the manifest of a copy in the place of a damaged one; return whether it was damaged."""
     text = read_manifest_bytes(ours)
     try:
-        Manifest.from_bytes(text, f"{ours.url}/{MANIFEST}")
+        if not read_manifest(theirs).is_ours:
+            raise NotCommitted(f"{theirs.url}: another program wrote this checkpoint")
+        problem = None
     except Corrupt as error:
-        if is_intact(text):  # what is wrong with it was written so
-            raise
+        problem = error  # of its files some may be intact
+    if is_intact(text):
+        return False  # what else may be wrong with it was written so
+    good = read_manifest_bytes(theirs)
+    if problem is None and not is_damaged_copy(text, good):
+        problem = (
+            f"that of {theirs.url} is not known to have been the same: it may be of another save, "
+            "or one of them was edited since. If it is right, copy its manifest.json here"
+        )
+    if problem is not None:
         try:
-            good = read_manifest_bytes(theirs)
-            copied = Manifest.from_bytes(good, f"{theirs.url}/{MANIFEST}")
-        except (Corrupt, NotCommitted) as second:
-            error.add_note(f"and nothing can stand for it: {second}")
-            raise error from None
-        if copied.save_id != _save_id_of(ours, text):
-            error.add_note(
-                f"and {theirs.url} is of the save {copied.save_id}, which this one is not known "
-                "to be of"
-            )
+            Manifest.from_bytes(text, f"{ours.url}/{MANIFEST}")
+        except Corrupt as error:
+            error.add_note(f"and nothing can stand for it: {problem}")
             raise
-        ours.replace(MANIFEST, good, expected=text)
-        if read_manifest_bytes(ours) != good:
-            raise StorageError(
-                f"{ours.url}/{MANIFEST}: the repaired manifest was altered on its way"
-            ) from None
-        return True
-    return False
-
-
-def _save_id_of(store: Store, text: bytes) -> str | None:
-    """Return of which save a damaged manifest is, by what is legible of it and by its files."""
-    found = _SAVE_ID.search(text)
-    if found is not None:
-        return found[1].decode()
-    kept = {info.name.split("/")[1] for info in store.list("data") if info.name.count("/") > 1}
-    return next(iter(kept)) if len(kept) == 1 else None
+    ours.replace(MANIFEST, good, expected=text)
+    if read_manifest_bytes(ours) != good:
+        raise StorageError(f"{ours.url}/{MANIFEST}: the repaired manifest was altered on its way")
+    return True
 
 
 def _repair_file(ours: Store, theirs: Store, record: FileRecord, save_id: str) -> None:
     """Write a data file anew, in bounded memory, and verify it."""
-    opened: list[DataFile] = []
-    errors: list[CheckpointError] = []
-    for store in (theirs, ours):
-        try:
-            opened.append(open_data_file(store, record, save_id))
-        except CheckpointError as error:
-            errors.append(error)
-    if not opened or opened[0].store.url == ours.url:
-        raise errors[0]
-    first = opened[0]
+    first = _opened((theirs, ours), record, save_id)
     header = first.store.read(first.name, 0, first.layout.data_start)
     if digest(header).hex() != record.header_digest:
         raise Corrupt(f"{first.where}: the header was altered while it was read")
+    files = [replace(first, store=s, where=f"{s.url}/{first.name}") for s in (theirs, ours)]
     with ours.create_anew(first.name, record.size) as stream:
         stream.write(header)
         for batch in batches(first, first.layout.entries.values()):
-            for data in _intact(opened, batch):
+            for data in _intact(files, batch):
                 stream.write(data)
         stream.write(first.table)
     now = open_data_file(ours, record, save_id)
     for batch in batches(now, now.layout.entries.values()):
         for damage in read_batch(now, batch).damaged:
             raise StorageError(f"{damage}. The file was altered on its way; repair it again")
+
+
+def _opened(stores: Sequence[Store], record: FileRecord, save_id: str) -> DataFile:
+    """Return a file of the first that has its header and checksum table intact."""
+    errors: list[CheckpointError] = []
+    for store in stores:
+        try:
+            return open_data_file(store, record, save_id)
+        except CheckpointError as error:
+            errors.append(error)
+    raise errors[0]
 
 
 def _intact(files: Sequence[DataFile], batch: Batch) -> Iterator[memoryview]:

@@ -382,6 +382,16 @@ def is_intact(data: bytes) -> bool:
     return data[len(_PREFIX) : _DIGEST_END] == expected.hex().encode()
 
 
+def is_damaged_copy(data: bytes, intact: bytes) -> bool:
+    """Whether a damaged text was the same as an intact one, so that no edit lies between them.
+
+    It states that digest still, or all that follows the digest is the same.
+    """
+    if data[_DIGEST_END:] == intact[_DIGEST_END:]:
+        return True
+    return data[len(_PREFIX) : _DIGEST_END] == intact[len(_PREFIX) : _DIGEST_END]
+
+
 def _check_version(value: dict[str, Any], where: str, formats: Collection[str]) -> None:
     if value.get("format") not in formats:
         raise Corrupt(f"{where}: not a dtckpt manifest (format {shown(value.get('format'))})")

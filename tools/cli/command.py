@@ -11,7 +11,7 @@ import click
 
 from dtckpt.errors import Corrupt, DtckptError
 
-from .common.console import BROKEN_PIPE, silence_stdout
+from .common.console import BROKEN_PIPE, printable, silence_stdout
 from .common.exit_codes import BUG, FAILED, FINDING, INTERRUPTED
 from .common.options import DEBUG, debug_option
 
@@ -98,7 +98,7 @@ class Commands(click.Group):
 def _end(ctx: click.Context, error: BaseException, text: str, code: int) -> None:
     if ctx.meta.get(DEBUG):
         traceback.print_exception(error)
-    click.echo(f"Error: {text}", err=True)
+    click.echo("\n".join(map(printable, f"Error: {text}".splitlines())), err=True)
     ctx.exit(code)
 
 

@@ -9,7 +9,7 @@ import torch
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint import repair
 from dtckpt.dtensor import Mesh
-from dtckpt.errors import Corrupt, NotCommitted, StorageError
+from dtckpt.errors import Corrupt, LayoutMismatch, NotCommitted, StorageError
 from dtckpt.storage import FaultyStore, LocalStore, RaiseError, Rule
 
 from .test_verifying import flip
@@ -99,11 +99,63 @@ def test_another_checkpoint_repairs_nothing(pair: tuple[Path, Path], tmp_path: P
     damaged = _contents(ours)
     with pytest.raises(Corrupt) as caught:
         repair(ours, other)
-    assert "not known to be of" in "".join(caught.value.__notes__)
+    assert "not known to have been the same" in "".join(caught.value.__notes__)
     assert _contents(ours) == damaged
     (ours / "manifest.json").unlink()
     with pytest.raises(NotCommitted):
         repair(ours, other)
+
+
+@pytest.mark.parametrize("edited", ["ours", "copy"])
+def test_edits_are_neither_lost_nor_gained(pair: tuple[Path, Path], edited: str) -> None:
+    ours, copy = pair
+    dcp.edit(ours if edited == "ours" else copy, set_metadata={"loss": 1}, rename={"w0": "v"})
+    good = (ours / "manifest.json").read_bytes()
+    flip(_files(ours)[0], MIB)
+    assert len(repair(ours, copy).repaired) == 1
+    assert (ours / "manifest.json").read_bytes() == good
+    flip(ours / "manifest.json", 900)
+    damaged = _contents(ours)
+    with pytest.raises(Corrupt) as caught:
+        repair(ours, copy)
+    assert "edited since" in "".join(caught.value.__notes__)
+    assert _contents(ours) == damaged
+
+
+@pytest.mark.parametrize("cut", [slice(0, 44), slice(100, None), slice(44, 4096)])
+def test_a_manifest_that_is_known_to_be_the_same(pair: tuple[Path, Path], cut: slice) -> None:
+    """Of which the digest alone, or anything but the digest, is damaged."""
+    ours, copy = pair
+    dcp.edit(ours, set_metadata={"loss": 1})
+    shutil.copyfile(ours / "manifest.json", copy / "manifest.json")
+    good = (ours / "manifest.json").read_bytes()
+    data = bytearray(good)
+    data[cut] = bytes(len(data[cut])) if cut.stop else b""
+    (ours / "manifest.json").write_bytes(data)
+    assert repair(ours, copy).repaired == ("manifest.json",)
+    assert (ours / "manifest.json").read_bytes() == good
+
+
+def test_header_of_one_and_blocks_of_the_other(pair: tuple[Path, Path]) -> None:
+    ours, copy = pair
+    good = _contents(ours)
+    for damaged, other in ((ours, copy), (copy, ours)):
+        flip(_files(damaged)[0], 50)
+        flip(_files(damaged)[0], -1)
+        flip(_files(other)[0], 3 * MIB)
+        if damaged is copy:
+            flip(_files(ours)[0], MIB)
+        assert len(repair(ours, copy).repaired) == 1
+        assert _contents(ours) == good
+        shutil.copytree(ours, copy, dirs_exist_ok=True)
+
+
+def test_what_is_no_copy(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    ours, _ = pair
+    with pytest.raises(LayoutMismatch, match="does not repair itself"):
+        repair(ours, ours)
+    with pytest.raises(NotCommitted, match="nothing does not exist"):
+        repair(ours, tmp_path / "nothing")
 
 
 def test_a_manifest_of_a_later_save_stands_for_none(pair: tuple[Path, Path]) -> None:

@@ -93,6 +93,7 @@ def test_debug_shows_the_traceback(run: Run, tmp_path: Path, order: tuple[str, .
     [
         (StorageError(13, "cannot read x: Permission denied"), 3, "Error: cannot read x: Perm"),
         (PermissionError(13, "Permission denied"), 3, "Error: Permission denied"),
+        (StorageError("no\x1b]0;title\x07\nhint"), 3, "Error: no\\x1b]0;title\\x07\nhint\n"),
         (KeyboardInterrupt(), 130, "Error: interrupted"),
         (ZeroDivisionError("oops"), 70, "Error: unexpected ZeroDivisionError: oops"),
     ],

@@ -143,6 +143,11 @@ def test_many_files_are_summed_up(run: Run, checkpoint: Path, tmp_path: Path) ->
 
 def test_sharded_layouts_and_hostile_names(run: Run, tmp_path: Path) -> None:
     dcp.save({"w\x1b[2J": torch.zeros(4, 4), "a[0]": torch.zeros(1)}, tmp_path / "a")
+    shared = torch.zeros(3)
+    dcp.save({"t\x1b]0;x": shared, "u": shared}, tmp_path / "tied")
+    text = run("inspect", tmp_path / "tied").stdout
+    assert "tied to t\\x1b]0;x" in text
+    assert "\x1b" not in text
     rules = ("--mesh", "dp=2,tp=2", "--placements", "w*=S(0)@1,S(0)@0")
     assert run("reshard", tmp_path / "a", tmp_path / "b", *rules).exit_code == 0
     text = run("inspect", tmp_path / "b").stdout

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -158,3 +162,52 @@ def test_a_copy_repairs(run: Run, checkpoint: Path, tmp_path: Path) -> None:
     assert told["repaired"] == []
     assert len(told["not_repaired"]) == len(told["problems"]) == 1
     assert run("verify", own, copies, "--repair-from", copies).exit_code == 2
+
+
+def test_a_run_is_repaired_by_what_its_copy_has(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    own, copies = tmp_path / "own", tmp_path / "copies"
+    for step in (own / "step-1", own / "step-2", copies / "step-2"):
+        shutil.copytree(checkpoint, step)
+    for step in ("step-1", "step-2"):
+        flip(data_file(own / step), 4096 + 100)
+    found = run("verify", own, "--repair-from", copies, "--json")
+    assert found.exit_code == 1
+    first, second = document(found)["checkpoints"]
+    [why] = first["not_repaired"].values()
+    assert why == f"{copies} has no step-1"
+    assert second["intact"]
+    for one, other in ((own / "step-2", copies), (own, copies / "step-2")):
+        result = run("verify", one, "--repair-from", other)
+        assert result.exit_code == 2
+        assert "two checkpoints or two runs" in result.stderr
+    result = run("verify", own / "step-2", "--repair-from", tmp_path / "copise")
+    assert result.exit_code == 3
+    assert "copise does not exist" in result.stderr
+
+
+def test_an_interrupted_repair_leaves_what_was_there(checkpoint: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(checkpoint, tmp_path / "copy"))
+    flip(data_file(checkpoint), 4096 + 100)
+    before = {path: path.read_bytes() for path in checkpoint.rglob("*") if path.is_file()}
+    code = f"""
+import time
+from dtckpt.checkpoint.examining import repairing
+read = repairing.read_batch
+def slowly(*args):
+    open({str(tmp_path / "reached")!r}, "w").close()
+    time.sleep(60)
+    return read(*args)
+repairing.read_batch = slowly
+from dtckpt.tools.cli import main
+main()
+"""
+    arguments = ["verify", str(checkpoint), "--repair-from", str(copy)]
+    process = subprocess.Popen([sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE)
+    while not (tmp_path / "reached").exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"interrupted" in told
+    assert {path: path.read_bytes() for path in checkpoint.rglob("*") if path.is_file()} == before

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,11 +14,11 @@ from dtckpt.errors import Corrupt, NotCommitted
 
 from ..common.console import count, iec, printable
 from ..common.exit_codes import FINDING
-from ..common.options import PLACE, debug_option, store_at, store_option
+from ..common.options import PLACE, debug_option, merged, store_at, store_option
 from ..common.telling import bar, json_option, print_json, quiet_option, say
 
 if TYPE_CHECKING:
-    from ....checkpoint import Problem, RepairReport, Verifier, VerifyReport
+    from ....checkpoint import Problem, Verifier, VerifyReport
     from ....storage import Store
 
 
@@ -29,8 +30,11 @@ class _Found:
     report: VerifyReport | None
     """None where the manifest cannot be used."""
     problems: Sequence[Problem]
-    repair: RepairReport | None
     seconds: float
+    repaired: Sequence[str] | None = None
+    """Names of files; None if nothing was to be repaired."""
+    not_repaired: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Why not, by their names."""
 
 
 @click.command()
@@ -38,6 +42,7 @@ class _Found:
 @click.option(
     "--repair-from",
     metavar="OTHER",
+    type=PLACE,
     help="Replace what is damaged by what OTHER has, a copy of the same checkpoint or run.",
 )
 @json_option
@@ -63,7 +68,8 @@ def verify(
     Exits with 0 if all are intact. Otherwise prints every problem, with file, byte range and
     tensors, and exits with 1. Nothing is changed, unless --repair-from is given: then every block
     that is damaged is taken from OTHER if it has the checksum that the checkpoint states, and each
-    file takes the place of the damaged one as a whole or not at all.
+    file takes the place of the damaged one as a whole or not at all. A damaged manifest is replaced
+    only if OTHER is known to have the same one: either may have been edited.
 
     \b
     Examples:
@@ -75,14 +81,25 @@ def verify(
     from ....checkpoint import Verifier
 
     verifier, all_found = Verifier(), list[_Found]()
-    for checkpoint in checkpoints:
-        with store_at(checkpoint, option) as place:
-            for store, name in _checkpoints(place):
-                if repair_from is None:
+    with ExitStack() as stack:
+        copies: dict[str, Store] | None = None
+        if repair_from is not None:
+            other = stack.enter_context(
+                store_at(repair_from, merged(option, other_option), "OTHER")
+            )
+            copies = {name: store for store, name in _checkpoints(other)}
+        for checkpoint in checkpoints:
+            for store, name in _checkpoints(stack.enter_context(store_at(checkpoint, option))):
+                if copies is not None and (name == "") != ("" in copies):
+                    raise click.UsageError(
+                        f"{checkpoint} and {repair_from} have to be two checkpoints or two runs"
+                    )
+                if copies is None:
                     found = _verify(verifier, store)
+                elif name in copies:
+                    found = _repair(store, copies[name])
                 else:
-                    with store_at(repair_from, {**option, **other_option}, "OTHER") as other:
-                        found = _repair(store, other.substore(name) if name else other)
+                    found = _without_copy(_verify(verifier, store), f"{repair_from} has no {name}")
                 all_found.append(found)
                 if not as_json:
                     _print(found)
@@ -122,7 +139,6 @@ def _verify(verifier: Verifier, store: Store) -> _Found:
         url=store.url,
         report=report,
         problems=problems,
-        repair=None,
         seconds=time.monotonic() - began,
     )
 
@@ -142,9 +158,15 @@ def _repair(store: Store, other: Store) -> _Found:
         url=store.url,
         report=done.after if done else None,
         problems=problems,
-        repair=done,
         seconds=time.monotonic() - began,
+        repaired=done.repaired if done else (),
+        not_repaired=done.failed if done else {},
     )
+
+
+def _without_copy(found: _Found, why: str) -> _Found:
+    files = [problem.file for problem in found.problems if problem.file is not None]
+    return replace(found, repaired=(), not_repaired=dict.fromkeys(files, why))
 
 
 def _of_manifest(error: Corrupt) -> Problem:
@@ -174,9 +196,9 @@ def _told(found: _Found) -> dict[str, Any]:
         "has_checksums": report.has_checksums if report else True,
         "problems": [asdict(problem) for problem in found.problems],
     }
-    if found.repair is not None:
-        told["repaired"] = list(found.repair.repaired)
-        told["not_repaired"] = dict(found.repair.failed)
+    if found.repaired is not None:
+        told["repaired"] = list(found.repaired)
+        told["not_repaired"] = dict(found.not_repaired)
     return told
 
 
@@ -192,10 +214,10 @@ def _print(found: _Found) -> None:
     verdict = f"damaged, {count(len(problems), 'problem')}" if problems else "intact"
     if not problems and report is not None and not report.has_checksums:
         verdict = "complete, but without checksums: bytes may have changed"
-    if found.repair is not None and found.repair.repaired:
-        say(f"{printable(url)}: repaired {', '.join(map(printable, found.repair.repaired))}")
+    if found.repaired:
+        say(f"{printable(url)}: repaired {', '.join(map(printable, found.repaired))}")
     say(f"{printable(url)}: {verdict} ({told})")
     for problem in problems:
         click.echo(f"  {printable(problem.message.removeprefix(f'{url}/'))}")
-    for name, why in found.repair.failed.items() if found.repair else ():
+    for name, why in found.not_repaired.items():
         click.echo(f"  {printable(name)} was not repaired: {printable(why)}")

@@ -225,7 +225,8 @@ def _json_or_text(text: str) -> Any:
 
 def store_at(url: str, options: dict[str, Any], argument: str = "CHECKPOINT") -> Store:
     """Return the store of a URL; a usage error, naming its argument, where it cannot be one."""
-    own = {"SOURCE": " / '--source-option'", "TARGET": " / '--target-option'"}.get(argument, "")
+    of = {"SOURCE": "source", "TARGET": "target", "OTHER": "other"}.get(argument)
+    own = f" / '--{of}-option'" if of else ""
     from ....checkpoint.formats.opening import open_place
 
     try:

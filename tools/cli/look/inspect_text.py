@@ -170,7 +170,7 @@ def _facts(branch: Branch, told: Told) -> Iterator[tuple[str, str]]:
     if tensor is not None:
         yield tensor_text(tensor), ""
         yield iec(tensor.num_bytes), "cyan"
-        tie = f", tied to {tensor.same_as}" if tensor.same_as else ""
+        tie = f", tied to {printable(tensor.same_as)}" if tensor.same_as else ""
         yield f"{told(tensor.layout)}{tie}", ""
     elif branch.text:
         yield branch.text, "dim" if branch.children else "green"

@@ -24,9 +24,8 @@ def show_steps(url: str, steps: Sequence[StepOverview]) -> None:
     show(console, steps_table(steps, now, console.width))
     for step in steps:
         if step.problem:
-            show(
-                console, Lines([plain(""), plain(f"{printable(step.name)}: {step.problem}", "red")])
-            )
+            told = printable(f"{step.name}: {step.problem}")
+            show(console, Lines([plain(""), plain(told, "red")]))
 
 
 def steps_table(steps: Sequence[StepOverview], now: float, width: int) -> Grid | Lines:
