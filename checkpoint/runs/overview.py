@@ -43,6 +43,9 @@ class StepOverview:
     saved_at: float | None = None
     """Seconds since 1970 by the clock of the store; of what is incomplete, when it was last written
     to. None where the store tells no times."""
+    num_tensors: int = 0
+    tensor_bytes: int = 0
+    """Of tensors as they are in memory, wherever they are stored; of what is committed."""
     own_bytes: int = 0
     """Of its files; of what is incomplete, so far."""
     borrowed_bytes: int = 0
@@ -138,6 +141,8 @@ def look_at(store: Store, level: Level, name: str) -> StepOverview | None:
         problem=f"missing, or of another size: {', '.join(missing)}" if missing else "",
         format="dtckpt" if manifest.is_ours else manifest.format,
         saved_at=saved_at,
+        num_tensors=len(manifest.tensors),
+        tensor_bytes=sum(tensor.stored_bytes for tensor in manifest.tensors.values()),
         own_bytes=sum(record.size for record in manifest.files),
         borrowed_bytes=sum(file.record.size for file in manifest.borrowed),
         bases=bases_of(manifest),

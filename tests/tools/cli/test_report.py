@@ -178,19 +178,68 @@ def test_a_comparison(run: Run, sharded: Path, tmp_path: Path, browser: Any) -> 
 
 
 def test_drift_of_a_run(run: Run, tmp_path: Path, browser: Any) -> None:
-    moment = torch.ones(8)
-    for step, scale in ((1, 1.0), (2, 1.5), (3, 1.5)):
-        state = {"model": {"w": torch.full((8,), scale)}, "optim": moment, "bad": torch.tensor(0.0)}
+    still = torch.full((8,), 3.0)
+    for step, scale in ((1, 1.0), (2, 1.5), (3, 1.5), (4, 1.5), (5, 1.5)):
+        layers = {f"layers.{i}.w": still + (scale if i else 0) for i in range(2)}
+        if step >= 4:
+            layers["layers.1.w"] = torch.full((8,), float("nan"))
+        state = {"model": layers, "count": torch.tensor(step), "b<i>": torch.zeros(4) + (step > 2)}
         dcp.save(state, tmp_path / f"run/step-{step}")
+    for data in (tmp_path / "run").glob("step-5/data/*/*"):
+        data.unlink()
+    (tmp_path / "run/step-6/data").mkdir(parents=True)
     out = tmp_path / "page.html"
     assert run("report", tmp_path / "run", "-o", out).exit_code == 0
-    first, second = page_data(out)["drift"]
-    assert (first["from"], first["to"], first["parts"]["model"]) == (1, 2, 0.5)
-    assert [row["name"] for row in first["most"]] == ["model/w"]
-    assert (second["parts"], second["most"]) == ({}, [])
+    found = page_data(out)
+    assert [step["state"] for step in found["steps"]] == ["committed"] * 4 + [
+        "damaged",
+        "incomplete",
+    ]
+    drift = found["drift"]
+    assert drift["modules"] == ["model/layers.0.w", "model/layers.1.w", "b<i>"]
+    first, second, third = drift["pairs"]
+    assert first["modules"] == [0.0, 0.125, 0.0]
+    assert (first["from"], first["to"], first["num_weights"], first["num_changed"]) == (
+        "step-1",
+        "step-2",
+        3,
+        1,
+    )
+    assert [name for name, *_ in first["most"]] == ["model/layers.1.w"]
+    assert (second["modules"], second["odd"], second["most"]) == ([0.0, 0.0, "inf"], [], [])
+    assert (third["modules"], third["odd"], third["bad"]) == (
+        [0.0] * 3,
+        [1],
+        [["model/layers.1.w", 8, 0]],
+    )
     page = Page(browser, out)
-    assert "model/w" in page.at.inner_text("#drift")
+    at = page.at
+    assert at.locator("#drift .heatmaplayer image").count() == 2
+    assert at.locator("#drift .legendtext", has_text="b<i>").count() == 1
+    at.click("#drift summary")
+    cells = at.locator("#drift details tbody tr").all_inner_texts()
+    assert cells[2].split("\t") == ["b<i>", "unchanged", "was zero", "unchanged"]
+    assert cells[1].split("\t")[1:] == ["0.125", "unchanged", "NaN or Inf"]
+    assert "damaged" in at.inner_text("#steps")
     page.close("run-drift")
+
+
+def test_a_long_run_is_looked_at_in_parts(run: Run, tmp_path: Path) -> None:
+    for step in range(1, 8):
+        dcp.save(
+            {"w": torch.full((2,), float(step)), "f": torch.ones(9)}, tmp_path / f"run/step-{step}"
+        )
+    (data,) = (tmp_path / "run").glob("step-4/data/*/*.safetensors")
+    flip(data, data.read_bytes().index(np.full(2, 4, "<f4").tobytes()))
+    out = tmp_path / "page.html"
+    assert run("report", tmp_path / "run", "-o", out, "--max-steps", "3").exit_code == 0
+    drift = page_data(out)["drift"]
+    assert (drift["num_steps"], drift["num_compared"]) == (7, 3)
+    assert [(pair["from"], pair["to"]) for pair in drift["pairs"]] == [
+        ("step-1", "step-4"),
+        ("step-4", "step-7"),
+    ]
+    assert all(data.name in pair["problem"] for pair in drift["pairs"])
 
 
 def traced(traces: Path, checkpoint: Path, step: int) -> None:
@@ -338,8 +387,8 @@ def test_a_run_in_a_browser(run: Run, saved: Path, tmp_path: Path, browser: Any)
     assert [one["step"] for one in page_data(out)["stalls"]] == [20, 100]
     page = Page(browser, out)
     assert page.at.inner_text("h1") == "Run"
-    assert [step["number"] for step in page_data(out)["steps"]] == [20, 100]
-    assert page.at.locator("#steps tbody tr").count() == 2
+    assert [step["number"] for step in page_data(out)["steps"]] == [20, 100, 300]
+    assert page.at.locator("#steps tbody tr").count() == 3
     page.close("run")
 
 

@@ -1,128 +1,125 @@
-"""How a checkpoint differs from another one, and how the weights of a run move."""
+"""How the weights of a run move from one checkpoint to the next."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dtckpt.errors import CheckpointError
+from dtckpt.errors import CheckpointError, StorageError
 
-from ..common.console import count, printable
+from ..common.console import printable
 from ..common.telling import bar
 
 if TYPE_CHECKING:
-    from ....checkpoint import Comparison, Step, TensorComparison
-    from ....checkpoint.examining.drift import Drift
+    from ....checkpoint.examining.movement import Moved, Movement
+    from ....checkpoint.runs.overview import StepOverview
     from ....storage import Store
 
-_MAX_ROWS = 500
-_MOST = 3
-"""Tensors that are told of each step."""
+_MAX_PARTS = 8
+_MAX_MODULES = 130
+"""As many layers as the deepest models have, and what is beside them."""
+_MOST = 5
+"""Tensors that are told of each step: that moved most, and that have become NaN or infinite."""
+_GONE = "not in the newest"
 
 
-def comparison(store: Store, other: Store) -> dict[str, Any]:
-    """Return what differs between two checkpoints, the largest drift first."""
-    from ....checkpoint import compare
+def drifts(store: Store, steps: Sequence[StepOverview], max_steps: int) -> dict[str, Any]:
+    """Return how far weights have moved from each whole checkpoint of a run to the next.
 
-    with bar("comparing") as on_progress:
-        found = compare(store, other, on_progress=on_progress)
-    rows = [*_only(found), *_differing(found)]
-    same = [tensor for tensor in found.tensors.values() if tensor.is_same]
-    otherwise = sum(tensor.layouts[0] != tensor.layouts[1] for tensor in same)
-    alike = f"{count(len(same), 'tensor')} the same in every bit"
-    if otherwise:
-        alike += f" ({otherwise:,} of them laid out otherwise)"
-    return {
-        "url": printable(other.url),
-        "summary": f"{alike}, {count(len(rows), 'difference')}.",
-        "rows": rows[:_MAX_ROWS],
-        "hidden": max(len(rows) - _MAX_ROWS, 0),
-    }
-
-
-def _only(found: Comparison) -> Iterable[list[Any]]:
-    for names, where in zip(found.only, ("only here", "only there"), strict=True):
-        yield from (_row(name, where) for name in names)
-    for names, where in zip(found.only_values, ("only here", "only there"), strict=True):
-        yield from (_row(name, f"a value {where}") for name in names)
-    yield from (_row(name, "another value") for name in found.values)
-
-
-def _differing(found: Comparison) -> Iterable[list[Any]]:
-    others = [tensor for tensor in found.tensors.values() if not tensor.is_same]
-    for tensor in sorted(others, key=_drift_of, reverse=True):
-        yield _row(tensor.name, _kinds(tensor), tensor.drift)
-
-
-def _row(name: str, what: str, drift: Drift | None = None) -> list[Any]:
-    figures = [None] * 4
-    if drift is not None:
-        figures = [drift.num_odd, drift.relative_l2, drift.max_abs, drift.cosine]
-    return [printable(name), what, *figures]
-
-
-def _kinds(tensor: TensorComparison) -> str:
-    told: list[str] = []
-    if tensor.shapes[0] != tensor.shapes[1]:
-        told.append(f"shape {list(tensor.shapes[0])}, there {list(tensor.shapes[1])}")
-    if tensor.dtypes[0] != tensor.dtypes[1]:
-        told.append(f"{tensor.dtypes[0]}, there {tensor.dtypes[1]}")
-    if tensor.layouts[0] != tensor.layouts[1]:
-        told.append("another layout")
-    if tensor.drift is not None:
-        told.append(f"{tensor.drift.num_changed:,} of {tensor.drift.num_values:,} values")
-    return "; ".join(told)
-
-
-def _drift_of(tensor: TensorComparison) -> tuple[bool, int, float]:
-    """Return what puts first what cannot be compared, then NaN and infinities, then drift."""
-    if tensor.drift is None:
-        return True, 0, 0.0
-    return False, tensor.drift.num_odd, tensor.drift.relative_l2
-
-
-def drifts(store: Store, steps: Sequence[Step]) -> list[dict[str, Any]]:
-    """Return how far tensors have moved from each checkpoint of a run to the next.
-
-    Pairs of which one cannot be read are left out.
+    Of more than ``max_steps`` checkpoints so many are compared, spread evenly, the first and the
+    last included. Pairs of which one cannot be compared are told with the reason. What each pair
+    has of parts and modules is in the order of those; ``odd`` are the modules with NaN since.
     """
-    from ....checkpoint import compare
+    from ....checkpoint import read_manifest
+    from ....checkpoint.examining.modules import modules_of
+    from ....checkpoint.examining.movement import movement
 
-    found: list[dict[str, Any]] = []
-    for before, after in itertools.pairwise(steps):
-        places = store.substore(before.name), store.substore(after.name)
+    whole = [step for step in steps if step.state == "committed"]
+    chosen = _spread(whole, max_steps)
+    pairs: list[dict[str, Any]] = []
+    document: dict[str, Any] = {
+        "num_steps": len(whole),
+        "num_compared": len(chosen),
+        "pairs": pairs,
+    }
+    if len(chosen) < 2:
+        return document | {"parts": [], "modules": []}
+    newest = read_manifest(store.substore(chosen[-1].name)).tensors
+    num_bytes = {name: tensor.num_bytes for name, tensor in newest.items()}
+    cuts = [modules_of(num_bytes, most) for most in (_MAX_PARTS, _MAX_MODULES)]
+    sums: list[tuple[dict[str, Moved], ...]] = []
+    known: dict[str, float] = {}
+    for before, after in itertools.pairwise(chosen):
+        pair: dict[str, Any] = {"from": before.name, "to": after.name}
+        pairs.append(pair)
         try:
             with bar(f"comparing {before.name} and {after.name}") as on_progress:
-                pair = compare(*places, on_progress=on_progress)
-        except CheckpointError:
-            continue
-        found.append({"from": before.number, "to": after.number} | _moved(pair))
-    return found
+                found = movement(
+                    store.substore(before.name),
+                    store.substore(after.name),
+                    known,
+                    on_progress=on_progress,
+                )
+        except StorageError:
+            raise
+        except CheckpointError as error:
+            pair["problem"] = printable(str(error))
+            sums.append(({}, {}))
+            known = {}
+        else:
+            pair |= _told(found)
+            sums.append((_summed(found, cuts[0]), _summed(found, cuts[1])))
+            known = dict(found.squares)
+    for which, key in enumerate(("parts", "modules")):
+        met = {name for summed in sums for name in summed[which]}
+        names = [name for name in dict.fromkeys(cuts[which].values()) if name in met]
+        names += sorted(met.difference(names))
+        document[key] = [printable(name) or "all" for name in names]
+        for pair, summed in zip(pairs, sums, strict=True):
+            moved = [summed[which].get(name) for name in names]
+            pair[key] = [one.relative if one else None for one in moved]
+            pair["odd"] = [at for at, one in enumerate(moved) if one and one.has_odd]
+    return document
 
 
-def _moved(pair: Comparison) -> dict[str, Any]:
-    """Return the drift of each part of the state, and the tensors that moved most.
+def _spread(steps: Sequence[StepOverview], most: int) -> list[StepOverview]:
+    """Return some of many steps, spread evenly, the first and the last included."""
+    if len(steps) <= most:
+        return list(steps)
+    return [steps[round(i * (len(steps) - 1) / (most - 1))] for i in range(most)]
 
-    Of tensors that are the same by their checksums nothing was read, so the drift of a part is that
-    of what has changed in it.
+
+def _summed(found: Movement, modules: dict[str, str]) -> dict[str, Moved]:
+    summed: dict[str, Moved] = {}
+    for name, moved in found.moved.items():
+        module = modules.get(name, _GONE)
+        summed[module] = summed[module] + moved if module in summed else moved
+    return summed
+
+
+def _told(found: Movement) -> dict[str, Any]:
+    """Return the tensors that moved most, and those that hold NaN or infinities since.
+
+    A single number, such as a count of steps, and what was all zero have no drift that tells much.
     """
-    moved = [(tensor, tensor.drift) for tensor in pair.tensors.values() if tensor.drift is not None]
-    parts: dict[str, Drift] = {}
-    for tensor, drift in moved:
-        part = tensor.name.partition("/")[0]
-        parts[part] = parts[part].merged(drift) if part in parts else drift
-    moved.sort(key=lambda one: one[1].relative_l2, reverse=True)
+    moved = sorted(found.drifts.items(), key=lambda item: item[1].relative_l2, reverse=True)
+    most = [
+        (name, drift)
+        for name, drift in moved
+        if drift.num_values > 1 and 0 < drift.relative_l2 < math.inf
+    ]
+    bad = [(name, drift) for name, drift in moved if sum((drift.num_nan[1], drift.num_inf[1]))]
     return {
-        "parts": {part: drift.relative_l2 for part, drift in parts.items()},
         "most": [
-            {
-                "name": tensor.name,
-                "drift": drift.relative_l2,
-                "max_abs": drift.max_abs,
-                "bad": drift.num_nan[1] + drift.num_inf[1],
-            }
-            for tensor, drift in moved[:_MOST]
-            if drift.num_changed
+            [printable(name), drift.relative_l2, drift.max_abs] for name, drift in most[:_MOST]
         ],
+        "bad": [
+            [printable(name), drift.num_nan[1], drift.num_inf[1]] for name, drift in bad[:_MOST]
+        ],
+        "num_bad": len(bad),
+        "num_changed": sum(bool(drift.num_changed) for drift in found.drifts.values()),
+        "num_weights": len(found.moved),
+        "num_apart": found.num_apart,
     }

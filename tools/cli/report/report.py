@@ -43,6 +43,14 @@ if TYPE_CHECKING:
     type=click.Path(exists=True, path_type=Path),
     help="Traces of the job that saved, a file or the directory of Tracing: its times are shown.",
 )
+@click.option(
+    "--max-steps",
+    type=click.IntRange(min=2),
+    default=20,
+    show_default=True,
+    metavar="N",
+    help="Of a run, how many checkpoints are read to tell how weights drift; spread evenly.",
+)
 @json_option
 @store_option("--option", "both stores")
 @store_option("--other-option", "OTHER alone")
@@ -56,6 +64,7 @@ def report(
     with_statistics: bool,
     other: str | None,
     traces: Path | None,
+    max_steps: int,
     as_json: bool,
     option: dict[str, Any],
     other_option: dict[str, Any],
@@ -64,7 +73,8 @@ def report(
 
     It is one HTML file that needs no network: where the bytes are, by module; every tensor with
     its values' statistics and a map of who held which part; balance over ranks and files; what
-    differs from another checkpoint. Of a run: sizes, how weights drift, how long saves took.
+    differs from another checkpoint. Of a run: sizes, how far weights moved from one checkpoint to
+    the next, module by module, how long saves took.
 
     Exits with 1 where tensors are damaged: the page says so, and has no statistics.
 
@@ -86,7 +96,7 @@ def report(
         if other is not None:
             place = store_at(other, merged(option, other_option), "OTHER")
             there = stores.enter_context(place)
-        document = _document(store, there, traces, with_statistics=with_statistics)
+        document = _document(store, there, traces, max_steps, with_statistics=with_statistics)
     html = page_of(document["kind"], document)
     _write(output, html)
     num_bytes = len(html.encode())
@@ -103,19 +113,19 @@ def report(
 
 
 def _document(
-    store: Store, other: Store | None, traces: Path | None, *, with_statistics: bool
+    store: Store, other: Store | None, traces: Path | None, max_steps: int, *, with_statistics: bool
 ) -> dict[str, Any]:
     """Return what the page of a checkpoint shows, or that of a run where there is none.
 
     What can be refused is refused before tensors are read.
     """
     from ....checkpoint import read_manifest
-    from ....checkpoint.steps import steps_of_level
+    from ....checkpoint.runs.overview import look_over
 
     try:
         manifest = read_manifest(store)
     except NotCommitted:
-        steps = steps_of_level(store)
+        steps = look_over(store)
         if not steps:
             raise
         if other is not None:
@@ -125,10 +135,12 @@ def _document(
         from .drift import drifts
         from .run_document import run_document
 
-        document = run_document(store, steps)
+        document = run_document(store.url, steps)
         if traces is not None:
             document |= _times(document, traces)
-        return document | {"drift": drifts(store, steps)} if with_statistics else document
+        if with_statistics:
+            document["drift"] = drifts(store, steps, max_steps)
+        return document
     from .checkpoint_document import checkpoint_document
 
     document = checkpoint_document(store.url, manifest)
@@ -139,7 +151,7 @@ def _document(
     if with_statistics:
         document |= _statistics(store, manifest)
     if other is not None:
-        from .drift import comparison
+        from .comparison import comparison
 
         document["comparison"] = comparison(store, other)
     return document

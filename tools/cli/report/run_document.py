@@ -2,63 +2,46 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from dtckpt.errors import CheckpointError
-
-from ..common.console import count, iec
+from ..common.console import iec, printable
 
 if TYPE_CHECKING:
-    from ....checkpoint import Step
-    from ....storage import Store
-
-_NUM_REQUESTS = 16
+    from ....checkpoint.runs.overview import StepOverview
 
 
-def run_document(store: Store, steps: Sequence[Step]) -> dict[str, Any]:
-    """Return what the manifests of a run tell; drift and stalls are added to it.
+def run_document(url: str, steps: Sequence[StepOverview]) -> dict[str, Any]:
+    """Return what manifests and listings of a run tell; drift and stalls are added to it."""
+    states = Counter(step.state for step in steps)
+    own = sum(step.own_bytes for step in steps)
+    told = ", ".join(f"{number:,} {state}" for state, number in states.items())
+    whole = [step for step in steps if step.state == "committed"]
+    facts = [("Checkpoints", f"{told}; {iec(own)} of files")]
+    if whole:
+        facts.append(("Newest", f"{printable(whole[-1].name)}, {_time(whole[-1])}"))
+    return {"kind": "run", "url": url, "facts": facts, "steps": [_told(step) for step in steps]}
 
-    A checkpoint that cannot be read is listed with the reason.
-    """
-    with ThreadPoolExecutor(min(_NUM_REQUESTS, len(steps)), "dtckpt-report") as pool:
-        found = list(pool.map(partial(_step, store), steps))
-    own = sum(step["own_bytes"] for step in found)
+
+def _told(step: StepOverview) -> dict[str, Any]:
+    marks = [("pinned", step.is_pinned), ("abandoned", step.is_abandoned)]
     return {
-        "kind": "run",
-        "url": store.url,
-        "facts": [
-            ("Checkpoints", f"{count(len(steps), 'committed checkpoint')}, {iec(own)}"),
-            ("Newest", f"{steps[-1].name}, {found[-1]['created'] or 'unreadable'}"),
-        ],
-        "steps": found,
-    }
-
-
-def _step(store: Store, step: Step) -> dict[str, Any]:
-    from ....checkpoint import read_manifest
-
-    told: dict[str, Any] = {
         "number": step.number,
-        "name": step.name,
-        "created": None,
-        "num_tensors": None,
-        "own_bytes": 0,
-        "borrowed_bytes": 0,
-        "bases": [],
-        "marks": [],
-        "problem": None,
+        "name": printable(step.name),
+        "saved": _time(step),
+        "state": step.state,
+        "problem": printable(step.problem),
+        "marks": [mark for mark, is_set in marks if is_set],
+        "num_tensors": step.num_tensors,
+        "tensor_bytes": step.tensor_bytes,
+        "own_bytes": step.own_bytes,
+        "bases": [printable(name) for name in step.bases],
     }
-    try:
-        manifest = read_manifest(store.substore(step.name))
-    except CheckpointError as error:
-        return told | {"problem": str(error)}
-    return told | {
-        "created": manifest.created,
-        "num_tensors": len(manifest.tensors),
-        "own_bytes": sum(record.size for record in manifest.files),
-        "borrowed_bytes": sum(file.record.size for file in manifest.borrowed),
-        "bases": list(dict.fromkeys(file.source for file in manifest.borrowed)),
-    }
+
+
+def _time(step: StepOverview) -> str:
+    if step.saved_at is None:
+        return ""
+    return datetime.fromtimestamp(step.saved_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
