@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..state.limits import size_of, text_of
 from .costs import PHASES
 
 
@@ -65,8 +66,11 @@ def read_traces(path: str | os.PathLike[str]) -> tuple[TracedCall, ...]:
     files = sorted(place.glob("*.json")) if place.is_dir() else [place]
     calls: dict[tuple[str, int | None, str], dict[int, TracedRank]] = {}
     for file in files:
-        for key, rank in _calls_of(file):
-            calls.setdefault(key, {})[rank.rank] = rank
+        try:
+            for key, rank in _calls_of(json.loads(file.read_bytes())):
+                calls.setdefault(key, {})[rank.rank] = rank
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"{file}: this file is no trace of dtckpt ({error!r})") from error
     found = [
         TracedCall(
             kind=kind,
@@ -91,13 +95,8 @@ def save_of(calls: Iterable[TracedCall], url: str) -> TracedCall | None:
     return same[-1] if same else None
 
 
-def _calls_of(file: Path) -> Iterator[tuple[tuple[str, int | None, str], TracedRank]]:
-    try:
-        events = [
-            event for event in json.loads(file.read_bytes())["traceEvents"] if _is_ours(event)
-        ]
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ValueError(f"{file}: this file is no trace of dtckpt ({error!r})") from error
+def _calls_of(told: Any) -> Iterator[tuple[tuple[str, int | None, str], TracedRank]]:
+    events = [event for event in told["traceEvents"] if event["ph"] == "X"]
     spans: dict[Any, list[dict[str, Any]]] = {}
     for event in events:
         if event["tid"]:
@@ -108,20 +107,23 @@ def _calls_of(file: Path) -> Iterator[tuple[tuple[str, int | None, str], TracedR
         phases: dict[str, float] = {}
         for span in spans.get(_owner(whole), ()):
             if _is_within(span, whole):
-                phases[span["name"]] = phases.get(span["name"], 0.0) + span["dur"] / 1e6
+                phase = text_of(span["name"], "name")
+                phases[phase] = phases.get(phase, 0.0) + span["dur"] / 1e6
         args = whole["args"]
+        step = args.get("step")
         rank = TracedRank(
-            rank=whole["pid"],
+            rank=size_of(whole["pid"], "pid"),
             started_at=whole["ts"] / 1e6,
             seconds=whole["dur"] / 1e6,
-            stall_seconds=args["stall_seconds"],
+            stall_seconds=args["stall_seconds"] + 0.0,
             phases=phases,
         )
-        yield (whole["cat"], args.get("step"), args["url"]), rank
-
-
-def _is_ours(event: dict[str, Any]) -> bool:
-    return event["ph"] == "X"
+        key = (
+            text_of(whole["cat"], "cat"),
+            None if step is None else size_of(step, "step"),
+            text_of(args["url"], "url"),
+        )
+        yield key, rank
 
 
 def _owner(event: dict[str, Any]) -> tuple[int, str, int | None]:

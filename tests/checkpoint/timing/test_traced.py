@@ -64,8 +64,40 @@ def test_calls_without_steps_are_told_by_their_time(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("text", ["{", "[]", json.dumps({"traceEvents": [{}]})])
+EVENT: dict[str, object] = {
+    "ph": "X",
+    "cat": "save",
+    "name": "save",
+    "pid": 0,
+    "tid": 0,
+    "ts": 1,
+    "dur": 2,
+}
+ARGS: dict[str, object] = {"url": "a", "stall_seconds": 1.0}
+
+
+def trace_of(*events: dict[str, object]) -> str:
+    return json.dumps({"traceEvents": list(events)})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        "\xff",
+        trace_of({}),
+        trace_of(EVENT),
+        trace_of({"ph": "X", "name": "aten::add", "pid": 3, "tid": 3, "ts": 1, "dur": 2}),
+        trace_of(EVENT | {"args": ARGS, "pid": "python"}),
+        trace_of(EVENT | {"args": ARGS, "ts": "1"}),
+        trace_of(EVENT | {"args": ARGS | {"step": [1]}}),
+        trace_of(EVENT | {"args": ARGS | {"url": 3}}),
+        trace_of(EVENT | {"args": ARGS | {"stall_seconds": "long"}}),
+        trace_of(EVENT | {"args": ARGS}, EVENT | {"tid": 1, "name": ["plan"]}),
+    ],
+)
 def test_what_is_no_trace_is_named(tmp_path: Path, text: str) -> None:
-    (tmp_path / "x.json").write_text(text)
+    (tmp_path / "x.json").write_text(text, "latin-1")
     with pytest.raises(ValueError, match=r"x\.json: this file is no trace"):
         read_traces(tmp_path)

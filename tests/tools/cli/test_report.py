@@ -265,7 +265,7 @@ def traced(traces: Path, checkpoint: Path, step: int) -> None:
 def test_times_of_a_save(run: Run, sharded: Path, tmp_path: Path, browser: Any) -> None:
     out = tmp_path / "page.html"
     traced(tmp_path / "traces", sharded, 4)
-    args = ("report", sharded, "-o", out, "--no-statistics", "--traces")
+    args = ("report", sharded, "-o", out, "--no-statistics", "--timing")
     assert run(*args, tmp_path / "traces").exit_code == 0
     assert page_data(out)["timing"] == {
         "phases": ["write"],
@@ -356,9 +356,9 @@ def test_refusals_come_before_tensors_are_read(
         ((one, "-o", out, "--compare", tmp_path / "no"), 3, "does not exist. Check the path"),
         ((one, "-o", out, "--compare", saved), 3, "but a directory of them: step-100"),
         ((saved, "-o", out, "--compare", one), 2, "is a run"),
-        ((one, "-o", out, "--traces", tmp_path / "no"), 2, "does not exist"),
-        ((one, "-o", out, "--traces", tmp_path / "traces"), 2, "no save of"),
-        ((saved, "-o", out, "--traces", tmp_path / "traces"), 2, "no save of"),
+        ((one, "-o", out, "--timing", tmp_path / "no"), 2, "does not exist"),
+        ((one, "-o", out, "--timing", tmp_path / "traces"), 2, "no save of"),
+        ((saved, "-o", out, "--timing", tmp_path / "traces"), 2, "no save of"),
     ):
         result = run("report", *args)
         assert result.exit_code == code, result.output
@@ -382,7 +382,7 @@ def test_a_run_in_a_browser(run: Run, saved: Path, tmp_path: Path, browser: Any)
     out = tmp_path / "page.html"
     traced(tmp_path / "traces", saved / "step-20", 20)
     traced(tmp_path / "traces", saved / "step-100", 100)
-    result = run("report", saved, "-o", out, "--traces", tmp_path / "traces")
+    result = run("report", saved, "-o", out, "--timing", tmp_path / "traces")
     assert result.exit_code == 0, result.output
     assert [one["step"] for one in page_data(out)["stalls"]] == [20, 100]
     page = Page(browser, out)

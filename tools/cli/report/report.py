@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 )
 @click.option("--compare", "other", metavar="OTHER", help="A checkpoint to compare with.")
 @click.option(
-    "--traces",
+    "--timing",
+    "traces",
+    metavar="TRACES",
     type=click.Path(exists=True, path_type=Path),
     help="Traces of the job that saved, a file or the directory of Tracing: its times are shown.",
 )
@@ -178,7 +180,7 @@ def _times(document: dict[str, Any], path: Path) -> dict[str, Any]:
     try:
         calls = read_traces(path)
     except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="'--traces'") from error
+        raise click.BadParameter(str(error), param_hint="'--timing'") from error
     found = (
         {"stalls": stalls(calls)} if document["kind"] == "run" else timing(calls, document["url"])
     )
