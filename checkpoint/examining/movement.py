@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from ...storage.base import Store
 from ..formats.opening import read_manifest, stored_data
 from .comparing import Comparison, compare
-from .drift import Drift
+from .drift import Drift, Sum
 from .statistics import tensor_statistics
 
 _NUMBERS = ("float", "bfloat", "complex")
@@ -19,8 +21,8 @@ _NUMBERS = ("float", "bfloat", "complex")
 class Moved:
     """How far some tensors have moved."""
 
-    squared_difference: float = 0.0
-    square: float = 0.0
+    squared_difference: Sum
+    square: Sum
     """Of all that was there, unchanged tensors included."""
 
     has_odd: bool = False
@@ -37,12 +39,14 @@ class Moved:
     def relative(self) -> float:
         """The length of the difference over the length of what was there; inf where that is zero.
 
-        >>> Moved(1.0, 16.0).relative
+        >>> Moved(Sum(1), Sum(16)).relative
         0.25
         """
         if self.squared_difference == 0:
             return 0.0
-        return math.sqrt(self.squared_difference / self.square) if self.square else math.inf
+        if self.square == 0:
+            return math.inf
+        return float(np.sqrt(self.squared_difference / self.square))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,14 +63,14 @@ class Movement:
     """Of those that were compared by their values: the others are the same by their checksums."""
     num_apart: int
     """Tensors that are in one checkpoint alone, or have another shape there."""
-    squares: Mapping[str, float]
+    squares: Mapping[str, Sum]
     """Of the tensors in the second checkpoint, by their names there."""
 
 
 def movement(
     before: Store,
     after: Store,
-    known: Mapping[str, float] | None = None,
+    known: Mapping[str, Sum] | None = None,
     *,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Movement:
@@ -82,7 +86,7 @@ def movement(
     unknown = [t.name for t in weights if t.by == "checksums" and t.name not in squares]
     squares |= _squares(before, unknown)
     moved: dict[str, Moved] = {}
-    squares_after: dict[str, float] = {}
+    squares_after: dict[str, Sum] = {}
     for tensor in weights:
         if tensor.drift is not None:
             drift = tensor.drift
@@ -90,7 +94,7 @@ def movement(
             moved[tensor.name] = Moved(drift.squared_difference, drift.squares[0], is_odd)
             squares_after[tensor.other_name] = drift.squares[1]
         elif tensor.by == "checksums":
-            moved[tensor.name] = Moved(0.0, squares[tensor.name])
+            moved[tensor.name] = Moved(Sum(0), squares[tensor.name])
             squares_after[tensor.other_name] = squares[tensor.name]
     return Movement(
         moved=moved,
@@ -104,15 +108,15 @@ def _num_apart(found: Comparison) -> int:
     return sum(map(len, found.only)) + sum(t.by == "nothing" for t in found.tensors.values())
 
 
-def _squares(store: Store, names: list[str]) -> dict[str, float]:
+def _squares(store: Store, names: list[str]) -> dict[str, Sum]:
     """Return the sums of the squares of the finite values of some tensors."""
     if not names:
         return {}
     manifest = read_manifest(store)
     tensors = {name: manifest.tensors[name] for name in names}
     found = tensor_statistics(stored_data(store, manifest), tensors)
-    squares: dict[str, float] = {}
+    squares: dict[str, Sum] = {}
     for name, item in found.items():
         num = item.num_values - item.num_nan - item.num_posinf - item.num_neginf
-        squares[name] = num * ((item.mean or 0.0) ** 2 + (item.std or 0.0) ** 2)
+        squares[name] = num * (Sum(item.mean or 0) ** 2 + Sum(item.std or 0) ** 2)
     return squares

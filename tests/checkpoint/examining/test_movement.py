@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import operator
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 
 import dtckpt.checkpoint as ckpt
 from dtckpt.checkpoint.examining import movement as moving
+from dtckpt.checkpoint.examining.drift import Sum
 from dtckpt.checkpoint.examining.modules import modules_of
 from dtckpt.checkpoint.examining.movement import Moved, Movement, movement
 from dtckpt.storage import open_store
@@ -18,7 +21,7 @@ from dtckpt.storage import open_store
 
 def relative(found: Movement) -> float:
     """How far all weights moved."""
-    return sum(found.moved.values(), Moved()).relative
+    return functools.reduce(operator.add, found.moved.values()).relative
 
 
 def test_drift_is_of_all_weights_the_unchanged_ones_included(
@@ -57,9 +60,18 @@ def test_what_is_not_finite_and_what_was_zero(tmp_path: Path) -> None:
     for step, (a, b) in enumerate([([3.0, 4.0], [0.0, 0.0]), ([3.0, nan], [0.0, 2.0])]):
         ckpt.save({"a": torch.tensor(a), "b": torch.tensor(b)}, tmp_path / f"step-{step}")
     found = movement(open_store(tmp_path / "step-0"), open_store(tmp_path / "step-1"))
-    assert found.moved == {"a": Moved(0.0, 9.0, True), "b": Moved(4.0, 0.0)}
+    assert found.moved == {"a": Moved(Sum(0), Sum(9), True), "b": Moved(Sum(4), Sum(0))}
     assert found.moved["b"].relative == float("inf")
     assert (found.moved["a"] + found.moved["b"]).relative == pytest.approx(2 / 3)
+
+
+def test_squares_beyond_the_range_of_floats(tmp_path: Path) -> None:
+    still = torch.full((3,), 1e200, dtype=torch.float64)
+    for step, value in enumerate((2e200, 4e200)):
+        moving_one = torch.full((3,), value, dtype=torch.float64)
+        ckpt.save({"still": still, "w": moving_one}, tmp_path / f"step-{step}")
+    found = movement(open_store(tmp_path / "step-0"), open_store(tmp_path / "step-1"))
+    assert relative(found) == pytest.approx(2 / 5**0.5)
 
 
 @pytest.mark.parametrize(

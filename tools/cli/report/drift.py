@@ -13,6 +13,7 @@ from ..common.console import printable
 from ..common.telling import bar
 
 if TYPE_CHECKING:
+    from ....checkpoint.examining.drift import Sum
     from ....checkpoint.examining.movement import Moved, Movement
     from ....checkpoint.runs.overview import StepOverview
     from ....storage import Store
@@ -50,7 +51,7 @@ def drifts(store: Store, steps: Sequence[StepOverview], max_steps: int) -> dict[
     num_bytes = {name: tensor.num_bytes for name, tensor in newest.items()}
     cuts = [modules_of(num_bytes, most) for most in (_MAX_PARTS, _MAX_MODULES)]
     sums: list[tuple[dict[str, Moved], ...]] = []
-    known: dict[str, float] = {}
+    known: dict[str, Sum] = {}
     for before, after in itertools.pairwise(chosen):
         pair: dict[str, Any] = {"from": before.name, "to": after.name}
         pairs.append(pair)
