@@ -44,7 +44,7 @@ def modules_of(num_bytes: Mapping[str, int], most: int) -> dict[str, str]:
     Names are cut at ``/`` and at dots. The largest modules are taken apart first, and those that
     differ by numbers alone, as layers do, together or not at all.
 
-    >>> modules_of({"m.0.a": 4, "m.0.b": 4, "m.1.a": 4, "head": 1}, 4)
+    >>> modules_of({"m.0.a": 4, "m.0.b": 4, "m.1.a": 4, "head": 1}, 3)
     {'m.0.a': 'm.0', 'm.0.b': 'm.0', 'm.1.a': 'm.1', 'head': 'head'}
     """
     if not num_bytes:
