@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import uuid
 from collections.abc import Iterator
@@ -14,6 +15,10 @@ import pytest
 from hypothesis import settings
 
 from dtckpt.storage import Store, open_store
+
+# Ranks that are threads have threads of OpenMP each, more by far than there are cores. Told so
+# before torch is loaded, those sleep while they wait for work instead of turning in a loop.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # How long one example takes says more about what else the machine does than about the code.
 settings.register_profile("without deadline", deadline=None)

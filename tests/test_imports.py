@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from .import_statements import import_statements
+
 ROOT = Path(__file__).parents[1]
 MAY_IMPORT = {
     "storage": set[str](),
@@ -89,7 +91,7 @@ MAX_FILES = 15
 def imports(path: Path) -> Iterator[tuple[int, str]]:
     """Yield (line, package of dtckpt) for every import in a file, function-level ones included."""
     depth = len(path.relative_to(ROOT).parts) - 1
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in import_statements(path):
         if isinstance(node, ast.ImportFrom):
             parts = (node.module or "").split(".")
             if node.level == depth + 1:
@@ -97,7 +99,7 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
                 yield from ((node.lineno, name) for name in names)
             elif node.level == 0 and parts[0] == "dtckpt" and len(parts) > 1:
                 yield node.lineno, parts[1]
-        elif isinstance(node, ast.Import):
+        else:
             for alias in node.names:
                 parts = alias.name.split(".")
                 if parts[0] == "dtckpt" and len(parts) > 1:
@@ -117,7 +119,7 @@ def test_imports_point_down(package: str) -> None:
 @pytest.mark.parametrize("package", MAY_IMPORT)
 def test_no_code_imports_tests_or_what_is_not_installed(package: str) -> None:
     for path in (ROOT / package).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in import_statements(path):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and not node.level:
                 names = [node.module or ""]
@@ -129,7 +131,7 @@ def test_no_code_imports_tests_or_what_is_not_installed(package: str) -> None:
 def test_no_code_imports_a_framework_as_it_is_loaded(package: str) -> None:
     """Adapters ask ``frameworks.framework`` for theirs, which says how to install it."""
     for path in (ROOT / package).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in import_statements(path):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and not node.level:
                 names = [node.module or ""]
@@ -138,7 +140,7 @@ def test_no_code_imports_a_framework_as_it_is_loaded(package: str) -> None:
 
 def imported_modules(path: Path, package: Path) -> Iterator[Path]:
     """Yield the files of a package that one of them imports, lazily or for types only, too."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in import_statements(path):
         if isinstance(node, ast.ImportFrom) and node.level:
             folder = path.parents[node.level - 1]
             if folder == package or package in folder.parents:

@@ -14,6 +14,8 @@ from zipfile import ZipFile
 
 import pytest
 
+from .import_statements import import_statements
+
 ROOT = Path(__file__).parents[1]
 NAMESPACE = ROOT / "tools" / "namespace"  # installed as dtckpt itself
 NOT_INSTALLED = tuple(ROOT / "tools" / name for name in ("bench", "demo", "demo_parallel", "gpu"))
@@ -55,10 +57,10 @@ def test_every_module_is_installed(name: str) -> None:
 @pytest.mark.parametrize("folder", [*FOLDERS, "tests"])
 def test_no_module_imports_a_folder_by_its_bare_name(folder: str) -> None:
     for path in (ROOT / folder).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in import_statements(path):
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            elif node.level == 0:
                 names = [node.module or ""]
             else:
                 continue

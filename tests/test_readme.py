@@ -14,6 +14,8 @@ import pytest
 
 from tests.checkpoint.formats.makers import unpacked
 
+from .python import run_python
+
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -69,15 +71,8 @@ def test_pages_run(
     script.write_text("\n".join([*blocks, AFTER.get(page, "")]))
     unpacked("megatron-core-0.16.1", tmp_path / "runs/megatron/iter_0000010")
     for _ in range(2 if page == "README.md" else 1):  # the second run finds what the first saved
-        run = subprocess.run(
-            [sys.executable, "-W", "ignore", str(script)],
-            cwd=tmp_path,
-            env=ALONE | {"DTCKPT_AGENT_DIR": str(agents)},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        env = ALONE | {"DTCKPT_AGENT_DIR": str(agents)}
+        run = run_python("-W", "ignore", script, cwd=tmp_path, env=env, timeout=120)
         assert run.returncode == 0, run.stderr
         script.write_text(script.read_text().replace('"runs/example/', '"runs/example2/'))
     commands = [
