@@ -68,6 +68,24 @@ class Page:
         assert not self.faults
 
 
+CUBE = """() => {
+  const starts = (rank) => [4, 2, 1].map((bit) => (rank & bit ? 2 : 0));
+  const boxes = [...Array(8).keys()].map((rank) => [...starts(rank), 2, 2, 2, [rank]]);
+  const at = tensors.shape.push([4, 4, 4]) - 1;
+  const place = document.createElement("div");
+  place.append(...sharding(at, { axes: [["a", 2], ["b", 2], ["c", 2]], boxes }));
+  const choices = () => [...place.querySelectorAll("select")].map((select) => select.value);
+  const found = [choices()];
+  const last = place.querySelectorAll("select")[2];
+  last.value = 1;
+  last.dispatchEvent(new Event("change"));
+  place.querySelectorAll("rect.box")[2].dispatchEvent(new Event("click"));
+  return [...found, choices()];
+}"""
+"""Choices for a tensor that is cut in three dims: at first, and after a coordinate and a box were
+chosen; the last choice is which slice is drawn."""
+
+
 def page_data(path: Path) -> dict[str, Any]:
     """The document in a page."""
     (text,) = re.findall(r'id="data">(.*?)</script>', path.read_text("utf-8"), re.DOTALL)
@@ -324,6 +342,7 @@ def test_odd_names_and_numbers(run: Run, tmp_path: Path, browser: Any) -> None:
         "1.0 MiB",
         "8.0 PiB",
     ]
+    assert at.evaluate(CUBE) == [["0", "0", "0", "0"], ["1", "0", "1", "2"]]
     page.close("odd-dark-narrow")
 
 
@@ -366,6 +385,23 @@ def test_refusals_come_before_tensors_are_read(
         assert [path.name for path in tmp_path.iterdir()] == ["traces"]
 
 
+def test_a_page_that_cannot_be_written_leaves_the_one_before(
+    run: Run, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "page.html"
+    out.write_text("before")
+
+    def full(_: Path, __: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", full)
+    result = run("report", saved / "step-20", "-o", out)
+    assert result.exit_code == 3
+    assert f"cannot write {out}: No space left on device" in result.stderr
+    assert out.read_text() == "before"
+    assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
+
+
 def test_plotly_is_asked_for(
     run: Run, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -389,6 +425,8 @@ def test_a_run_in_a_browser(run: Run, saved: Path, tmp_path: Path, browser: Any)
     assert page.at.inner_text("h1") == "Run"
     assert [step["number"] for step in page_data(out)["steps"]] == [20, 100, 300]
     assert page.at.locator("#steps tbody tr").count() == 3
+    told = page.at.inner_text("#drift tbody tr").split("\t")
+    assert told[:4] == ["20 to 100", "0", "0", "13"]  # which have nothing in common
     page.close("run")
 
 

@@ -150,7 +150,7 @@ function sharding(i, layout) {
   if (second !== undefined) { state.down = first; state.across = second; }
   const picture = drawing("svg", { viewBox: "0 0 420 300", role: "group", "aria-label": "Boxes of the tensor and the ranks that hold them" });
   const text = element("p", { role: "status", class: "dim" }, "");
-  const selects = [];
+  const selects = [], slices = new Map();
   const say = (box) => { text.textContent = `[${box.starts.map((start, dim) => `${start}:${start + box.sizes[dim]}`).join(", ")}] on rank ${ranksText(box.ranks)}${box.ranks.length > 1 ? ": copies" : ""}`; };
   const draw = () => {
     const across = state.across;
@@ -186,7 +186,7 @@ function sharding(i, layout) {
   const hold = (rank) => {
     state.rank = rank;
     const box = boxes.find((one) => one.ranks.includes(rank));
-    if (box) { for (const dim of state.at.keys()) state.at.set(dim, box.starts[dim]); say(box); } else text.textContent = `rank ${rank} holds nothing of it`;
+    if (box) { for (const [dim, select] of slices) { state.at.set(dim, box.starts[dim]); select.value = box.starts[dim]; } say(box); } else text.textContent = `rank ${rank} holds nothing of it`;
   };
   const numbered = (n) => [...Array(n).keys()].map((k) => [k, k]);
   if (layout.axes.length) {
@@ -202,7 +202,7 @@ function sharding(i, layout) {
     if (dim === state.down || dim === state.across || cuts[dim] < 2) return;
     state.at.set(dim, 0);
     const starts = [...new Set(boxes.map((box) => box.starts[dim]))].sort((a, b) => a - b);
-    choice(`dim ${dim} from`, starts.map((start) => [start, start]), (start) => state.at.set(dim, start));
+    slices.set(dim, choice(`dim ${dim} from`, starts.map((start) => [start, start]), (start) => state.at.set(dim, start)));
   });
   hold(layout.axes.length ? (layout.ranks ? layout.ranks[0] : 0) : Number(selects[0].value));
   draw();
@@ -328,7 +328,7 @@ section("balance", "Balance", element("div", { class: "pair" },
 if (data.timing) {
   const { phases, ranks, seconds } = data.timing;
   section("timing", "Timing", element("p", { class: "dim" }, "Seconds of each phase of the save, by rank."),
-    chart("Seconds of phases by rank", true, [{ type: "heatmap", x: ranks, y: phases.map(plain), z: seconds, colorscale: "Viridis", hovertemplate: "rank %{x}, %{y}: %{z:.4f} s<extra></extra>", colorbar: { title: { text: "s" } } }], { xaxis: { title: { text: "rank" }, type: ranks.length > 32 ? "linear" : "category" }, yaxis: { autorange: "reversed", type: "category" } }),
+    chart("Seconds of phases by rank", true, [{ type: "heatmap", x: ranks, y: phases.map(plain), z: seconds, colorscale: "Viridis", zmin: 0, hovertemplate: "rank %{x}, %{y}: %{z:.4f} s<extra></extra>", colorbar: { title: { text: "s" } } }], { xaxis: { title: { text: "rank" }, type: ranks.length > 32 ? "linear" : "category" }, yaxis: { autorange: "reversed", type: "category" } }),
     asTable([{ title: "Rank", right: true }, ...phases.map((phase) => ({ title: phase, right: true }))], ranks.map((rank, at) => [figure(rank), ...seconds.map((row) => figure(row[at]))])));
 }
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dtckpt.errors import Corrupt, NotCommitted
+from dtckpt.errors import Corrupt, NotCommitted, StorageError
 
 from ..common.console import iec
 from ..common.exit_codes import FINDING
@@ -194,6 +194,7 @@ def _write(output: Path, text: str) -> None:
     try:
         made.write_text(text, "utf-8")
         made.replace(output)
-    except BaseException:
+    except OSError as error:
+        raise StorageError(None, f"cannot write {output}: {error.strerror}") from error
+    finally:
         made.unlink(missing_ok=True)
-        raise

@@ -32,7 +32,11 @@ function drift({ pairs, parts, modules, num_steps, num_compared }) {
   if (num_compared < num_steps) made.push(element("p", {}, `${figure(num_compared)} of ${figure(num_steps)} checkpoints were compared, spread evenly: --max-steps sets how many.`));
   for (const pair of pairs) if (pair.problem) made.push(element("p", { class: "bad" }, `${told(pair)}: ${pair.problem}`));
   const whole = pairs.filter((pair) => !pair.problem);
-  if (!whole.some((pair) => pair.num_changed)) return [...made, element("p", {}, whole.length ? "No weights that two checkpoints have in common have changed." : "There are no two checkpoints that can be compared.")];
+  if (!whole.length) return [...made, element("p", {}, "There are no two checkpoints that can be compared.")];
+  const counts = table(
+    [{ title: "Step" }, { title: "Weights in both", right: true }, { title: "Changed", right: true }, { title: "In one alone, or of another shape", right: true }, { title: "NaN, Inf since", wide: true }],
+    whole.map((pair) => [told(pair), figure(pair.num_weights), figure(pair.num_changed), figure(pair.num_apart), pair.num_bad ? element("span", { class: "bad" }, bad(pair)) : ""]));
+  if (!whole.some((pair) => pair.num_changed)) return [...made, element("p", {}, "No weights that two checkpoints have in common have changed."), counts];
   const low = Math.floor(finite.reduce((one, other) => Math.min(one, other), finite[0] ?? -1));
   const high = Math.max(Math.ceil(finite.reduce((one, other) => Math.max(one, other), low)), low + 1);
   const powers = [...Array(high - low + 1).keys()].map((n) => low + n);
@@ -49,9 +53,7 @@ function drift({ pairs, parts, modules, num_steps, num_compared }) {
   map.style.height = `${Math.max(15 * modules.length + 110, 200)}px`;
   made.push(element("h3", {}, "By module"), map,
     asTable([{ title: "Module", wide: true }, ...pairs.map((pair) => ({ title: told(pair), right: true }))], modules.map((module, at) => [module, ...pairs.map((pair) => words(pair, at))])));
-  made.push(element("h3", {}, "What changed"), table(
-    [{ title: "Step" }, { title: "Weights in both", right: true }, { title: "Changed", right: true }, { title: "In one alone, or of another shape", right: true }, { title: "NaN, Inf since", wide: true }],
-    whole.map((pair) => [told(pair), figure(pair.num_weights), figure(pair.num_changed), figure(pair.num_apart), pair.num_bad ? element("span", { class: "bad" }, bad(pair)) : ""])));
+  made.push(element("h3", {}, "What changed"), counts);
   made.push(element("h3", {}, "What moved most"), table(
     [{ title: "Step" }, { title: "Tensor", wide: true }, { title: "Drift", right: true }, { title: "Max abs", right: true }],
     whole.flatMap((pair) => pair.most.map(([name, relative, largest]) => [told(pair), name, figure(relative), figure(largest)]))));
