@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import dtckpt
+
 from ...storage.base import Store
 from ...storage.open import open_store
 from ..files.committing import check_complete, check_free, commit, discard, refuse_if_other
@@ -135,7 +137,7 @@ class Work:
             raise
 
     def _save_id(self, text: ManifestText, replaced: str | None) -> str:
-        """Return an id that tells source, options and what is replaced from all others.
+        """Return an id that tells source, options, version and what is replaced from all others.
 
         Files of other programs have no checksums that would tell whether they are as an earlier
         call has read them, so nothing of that counts.
@@ -145,5 +147,5 @@ class Work:
             return secrets.token_hex(8)
         told = hashlib.blake2b(manifest.to_bytes(), digest_size=8)
         told.update(self.order.changes.digest())
-        told.update(f"{self.old.url}\n{replaced}\n".encode())
+        told.update(f"{self.old.url}\n{replaced}\n{dtckpt.__version__}\n".encode())
         return told.hexdigest()

@@ -1,6 +1,7 @@
 """A process that writes files of a checkpoint for another one, which started it with a pipe.
 
-It ends with that one: a thread waits for the end of its standard input, however that came about.
+It is started with SIGINT blocked, and ends with that one: a thread waits for the end of its
+standard input, however that came about.
 """
 
 from __future__ import annotations
@@ -58,7 +59,6 @@ def _as_sent(error: BaseException) -> BaseException:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, which the parent gets as well
     signal.signal(signal.SIGTERM, _stop)
     threading.Thread(target=_end_with_parent, name="dtckpt-parent", daemon=True).start()
     run(Connection(int(sys.argv[1])))

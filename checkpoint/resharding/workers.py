@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Generator, Sequence
@@ -74,13 +75,8 @@ def write_with(
         pipes = [stack.enter_context(_process(order)) for _ in range(count)]
         while pipes:
             for pipe in cast("list[Connection[Any, Any]]", wait(pipes)):
-                try:
+                with _talking():
                     kind, told = pipe.recv()
-                except (EOFError, OSError) as error:
-                    raise CheckpointError(
-                        "a process that wrote for this one has ended: it was killed, or had not "
-                        "enough memory. What it has finished is found by the next call"
-                    ) from error
                 if kind == "failed":
                     raise told
                 if kind == "read":
@@ -90,9 +86,35 @@ def write_with(
                     files.append(told)
                 if kind == "done":
                     pipes.remove(pipe)
-                else:
+                    continue
+                with _talking():
                     pipe.send(waiting.pop() if waiting else None)
     return files
+
+
+@contextmanager
+def _talking() -> Generator[None]:
+    """Raise CheckpointError where the process at the other end of a pipe is not there any more."""
+    try:
+        yield
+    except (EOFError, OSError) as error:
+        raise CheckpointError(
+            "a process that wrote for this one has ended: it was killed, or had not enough "
+            "memory. What it has finished is found by the next call"
+        ) from error
+
+
+@contextmanager
+def _without_interrupts() -> Generator[None]:
+    """Start processes in which SIGINT is blocked from their first moment on.
+
+    A terminal sends it to all of them, and this one, which gets it as well, ends the others.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
@@ -100,16 +122,18 @@ def _process(order: Order) -> Generator[Connection[Any, Any]]:
     """Start a process and yield the pipe to it; it is ended with the block."""
     ours, theirs = Pipe()
     with ours, theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "dtckpt.checkpoint.resharding.worker", str(theirs.fileno())],
-            stdin=subprocess.PIPE,
-            stdout=2,
-            pass_fds=[theirs.fileno()],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        )
+        with _without_interrupts():
+            process = subprocess.Popen(
+                [sys.executable, "-m", "dtckpt.checkpoint.resharding.worker", str(theirs.fileno())],
+                stdin=subprocess.PIPE,
+                stdout=2,
+                pass_fds=[theirs.fileno()],
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            )
         theirs.close()
         try:
-            ours.send(order)
+            with _talking():
+                ours.send(order)
             yield ours
         except BaseException:
             process.terminate()

@@ -25,7 +25,7 @@ def place_for_world(tensors: Iterable[StoredTensor], num_ranks: int) -> list[Pla
     where meshes differ in size or are of some ranks only, where that axis cannot be told or
     ``num_ranks`` is no multiple of the others, and for layouts that list sizes or boxes of ranks.
     """
-    meshes: dict[Mesh, Mesh] = {}
+    meshes: dict[tuple[Mesh, tuple[str, ...]], Mesh] = {}  # axis names do not tell meshes apart
     sizes: set[int] = set()
 
     def placed(tensor: StoredTensor) -> Placed:
@@ -34,8 +34,9 @@ def place_for_world(tensors: Iterable[StoredTensor], num_ranks: int) -> list[Pla
             return Placed(tensor=tensor, layout=layout, note="stays with its rank")
         if not isinstance(layout, Layout):
             raise LayoutMismatch(f"its layout lists the boxes of ranks. {_GIVE_BOTH}")
-        if layout.mesh not in meshes:
-            meshes[layout.mesh] = _scaled(layout.mesh, num_ranks)
+        key = layout.mesh, layout.mesh.axis_names
+        if key not in meshes:
+            meshes[key] = _scaled(layout.mesh, num_ranks)
             sizes.add(layout.mesh.size)
         if len(sizes) > 1:
             raise LayoutMismatch(
@@ -44,7 +45,7 @@ def place_for_world(tensors: Iterable[StoredTensor], num_ranks: int) -> list[Pla
             )
         return Placed(
             tensor=tensor,
-            layout=Layout(meshes[layout.mesh], layout.placements, layout.shape),
+            layout=Layout(meshes[key], layout.placements, layout.shape),
             note="as before",
         )
 

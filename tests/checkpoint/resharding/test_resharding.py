@@ -13,12 +13,19 @@ from typing import Any
 import pytest
 import torch
 
+import dtckpt
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint import DTypeRule, Move, PerRank, parse_rules, with_layouts
 from dtckpt.checkpoint.files.committing import commit
-from dtckpt.dtensor import Layout, Mesh
-from dtckpt.errors import Corrupt, LayoutMismatch, StorageError
+from dtckpt.checkpoint.resharding.world import place_for_world
+from dtckpt.checkpoint.saving.writers import assign_writers
+from dtckpt.checkpoint.tensors.dtypes import BY_TORCH_NAME
+from dtckpt.checkpoint.tensors.spec import GlobalTensor
+from dtckpt.dtensor import Layout, Mesh, Shard
+from dtckpt.errors import CheckpointError, Corrupt, LayoutMismatch, StorageError
 from dtckpt.storage import FaultyStore, MemoryStore, RaiseError, Rule
+
+from ...ranks import run_ranks
 
 MESH = Mesh((2, 2), ("dp", "tp"))
 RULES = parse_rules("*w=S(0),S(1); *e=R,S(0)")
@@ -186,6 +193,21 @@ def test_for_another_number_of_ranks(source: Path, tmp_path: Path) -> None:
         dcp.reshard(source, tmp_path / "more", MESH, to_world=8)
 
 
+def test_the_data_axis_is_that_of_each_mesh() -> None:
+    """Meshes are equal whatever their axes are called."""
+    stored = assign_writers(
+        GlobalTensor(
+            name="".join(names),
+            dtype=BY_TORCH_NAME["float32"],
+            shape=(8, 8),
+            layout=Layout(Mesh((2, 2), names), (Shard(0), Shard(1)), (8, 8)),
+        )
+        for names in (("dp", "tp"), ("tp", "dp"))
+    )
+    found = [placed.layout for placed in place_for_world(stored, 8)]
+    assert [str(layout).partition(" on ")[2] for layout in found] == ["dp=4,tp=2", "tp=2,dp=4"]
+
+
 def test_layouts_stay_where_nothing_else_is_said(source: Path, tmp_path: Path) -> None:
     with dcp.open(source) as old:
         before = {name: tensor.layout for name, tensor in old.manifest.tensors.items()}
@@ -244,6 +266,14 @@ def test_nothing_of_it_counts_for_another_source_or_other_options(
     assert len(half.go_on(tmp_path / "other")) == 4
 
 
+def test_nothing_of_it_counts_for_another_version(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = Half(source)
+    monkeypatch.setattr(dtckpt, "__version__", "99")
+    assert len(half.go_on(source)) == 4
+
+
 def test_of_another_program_nothing_is_gone_on_with(tmp_path: Path) -> None:
     """Its files may be others by now, whatever their sizes and times say."""
     from safetensors.torch import save_file
@@ -283,6 +313,24 @@ def test_a_failing_process_tells_what_is_wrong(source: Path, tmp_path: Path) -> 
     with pytest.raises(Corrupt, match=file.name):
         dcp.reshard(damaged, target, MESH, RULES, processes=2, memory_bytes=1 << 30)
     assert not (target / "manifest.json").exists()
+
+
+def test_a_process_that_cannot_start_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it ends before all was sent to it: a broken pipe is none of the caller's."""
+    long = {"note": "x" * (1 << 21)}
+    dcp.save({"w": torch.ones(8)}, tmp_path / "source", metadata=long)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(CheckpointError, match="a process that wrote for this one has ended"):
+        dcp.reshard(
+            tmp_path / "source",
+            tmp_path / "target",
+            Mesh((2,)),
+            parse_rules("w=S(0)"),
+            processes=2,
+            memory_bytes=1 << 30,
+        )
 
 
 def test_memory_and_places_bound_the_processes(source: Path, tmp_path: Path) -> None:
@@ -331,36 +379,17 @@ def test_killed_half_way(
     assert same(elements(target), elements(source))
 
 
-_RANK = """
-import os, sys, torch
-import dtckpt.checkpoint as dcp
-from dtckpt.checkpoint.files.committing import commit
-from dtckpt.dtensor import Mesh
-source, target = sys.argv[1:]
-torch.distributed.init_process_group("gloo")
-made = dcp.reshard(source, target, Mesh((2, 2), ("dp", "tp")), dcp.parse_rules("*w=S(0),S(1)"),
-    process_group=torch.distributed.group.WORLD)
-assert len(made.files) == 4
-rules = "*w=S(0),R" if os.environ["RANK"] == "1" else "*w=R,S(0)"
-try:
-    dcp.reshard(source, target, Mesh((2, 2), ("dp", "tp")), dcp.parse_rules(rules),
-        process_group=torch.distributed.group.WORLD, overwrite=True)
-except dcp.LayoutMismatch as error:
-    assert "same options" in str(error), error
-else:
-    raise AssertionError("options differ")
-torch.distributed.destroy_process_group()
-"""
-
-
 def test_ranks_of_a_job_share_the_files(source: Path, tmp_path: Path) -> None:
-    script = tmp_path / "rank.py"
-    script.write_text(_RANK)
     target = tmp_path / "target"
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*launcher, script, source, target], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+
+    def reshard(rank: int, group: Any) -> None:
+        rules = parse_rules("*w=S(0),S(1)")
+        made = dcp.reshard(source, target, MESH, rules, process_group=group)
+        assert len(made.files) == 4
+        others = parse_rules("*w=S(0),R" if rank == 1 else "*w=R,S(0)")
+        with pytest.raises(LayoutMismatch, match="same options"):
+            dcp.reshard(source, target, MESH, others, process_group=group, overwrite=True)
+
+    run_ranks(2, reshard)
     assert dcp.verify(target).problems == ()
     assert same(elements(target), elements(source))

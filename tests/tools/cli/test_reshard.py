@@ -123,6 +123,60 @@ def test_dry_run_writes_nothing(run: Run, checkpoint: Path, tmp_path: Path) -> N
     assert "\nmodel/embed.weight\n  float32[96, 40]  15.0 KiB  R on rank=1 -> R,S(1)" in narrow
 
 
+def test_dry_run_as_a_document(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    args = ("reshard", checkpoint, tmp_path / "target", *MESH, "--placements", RULES)
+    told = document(run(*args, "--dtype", "*/w=bfloat16", "--dry-run", "--json"))
+    assert not (tmp_path / "target").exists()
+    assert told["kind"] == "reshard-plan"
+    made = dcp.reshard(
+        checkpoint,
+        tmp_path / "target",
+        Mesh.parse("dp=2,tp=2"),
+        parse_rules(RULES),
+        dtypes=[dcp.DTypeRule.parse("*/w=bfloat16")],
+    )
+    assert told["tensors"].keys() == made.tensors.keys()
+    assert told["tensors"]["model/layers/0/w"] == {
+        "shape": [33, 17],
+        "old": {
+            "dtype": "float32",
+            "mesh": {"shape": [1], "axes": ["rank"]},
+            "placements": ["R"],
+        },
+        "new": {
+            "dtype": "bfloat16",
+            "mesh": {"shape": [2, 2], "axes": ["dp", "tp"]},
+            "placements": ["S(0)", "S(1)"],
+        },
+        "rule": "model/layers/*/w",
+        "note": "",
+    }
+    assert told["held_bytes"].keys() == {"0", "1", "2", "3"}
+
+
+def test_variables_of_a_job_make_no_rank_of_it(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    """Pods have them for whoever looks around in them, who would wait for the others for long."""
+    env = {"RANK": "0", "WORLD_SIZE": "16", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    result = run("reshard", checkpoint, tmp_path / "target", "--to-world", 2, env=env)
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
+def test_under_torchrun_one_rank_speaks_for_all(run: Run, checkpoint: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    args = ["reshard", checkpoint, target, *MESH, "--placements", f"{RULES}; model/embed*=R,R"]
+    done = subprocess.run(
+        [*launcher, "-m", "dtckpt", *args], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("12 tensors") == done.stdout.count("in 4 files") == 1
+    assert done.stderr.count("the rule 'model/embed*' places no tensor") == 1
+    assert run("verify", target).exit_code == 0
+    with dcp.open(checkpoint) as old, dcp.open(target) as new:
+        before, after = tensors(old.state_dict()), tensors(new.state_dict())
+    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
+
+
 def test_many_ranks_are_summed_up(run: Run, checkpoint: Path, tmp_path: Path) -> None:
     args = ("reshard", checkpoint, tmp_path / "t", "--mesh", "dp=64", "-n", "--placements")
     assert "(least)" in run(*args, "*=S(0)").stdout

@@ -125,7 +125,6 @@ def convert(
             dtypes=(),
             mapping=mapping,
             overwrite=overwrite,
-            dry_run=False,
             processes=processes,
             memory_bytes=memory_bytes,
             source_options=source_options,

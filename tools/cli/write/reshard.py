@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from dtckpt.errors import DtckptError
+
 from ..common.console import count, iec, mesh_text, printable
 from ..common.options import (
+    PLACE,
     debug_option,
     mapping_option,
     parse_mesh,
@@ -33,8 +36,8 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("source")
-@click.argument("target")
+@click.argument("source", type=PLACE)
+@click.argument("target", type=PLACE)
 @click.option("--mesh", callback=parse_mesh, metavar="AXIS=N,...", help="The mesh of TARGET.")
 @click.option(
     "--placements",
@@ -86,8 +89,9 @@ def reshard(
 
     Streams from SOURCE to TARGET in bounded memory, by several processes, verifying what it reads.
     TARGET is committed at the end or not at all; SOURCE is not changed. What was interrupted is
-    gone on with by the same command: files that are whole are verified and kept. Under torchrun
-    the processes of all hosts share the files, and TARGET must be in reach of all.
+    gone on with by the same command: files that are whole are verified and kept. Started by
+    torchrun -m dtckpt reshard ..., the processes of all hosts share the files; TARGET must be in
+    reach of all.
 
     \b
     RULES is PATTERN=PLACEMENT,PLACEMENT,... with one placement per axis of
@@ -135,12 +139,12 @@ def reshard(
             processes=processes,
             memory_bytes=memory_bytes,
             process_group=group,
+            as_json=as_json,
             source_options=source_options,
             target_options=target_options,
         )
-        if made is None or (group is not None and group.rank() != 0):
-            return
-        tell(made, target, as_json=as_json, kind="reshard")
+        if made is not None and _is_first(group):
+            tell(made, target, as_json=as_json, kind="reshard")
 
 
 def tell(made: Manifest, target: str, *, as_json: bool, kind: str) -> None:
@@ -178,28 +182,33 @@ def rewrite(
     target: str,
     *,
     rules: Sequence[Rule],
-    dry_run: bool,
+    dry_run: bool = False,
+    as_json: bool = False,
+    process_group: Any = None,
     source_options: dict[str, Any],
     target_options: dict[str, Any],
     **options: Any,
 ) -> Manifest | None:
-    """Reshard, with progress; None where that was only shown."""
+    """Reshard, with progress; None where that was only shown. Of ranks one shows for all."""
     with (
         store_at(source, source_options, "SOURCE") as old,
         store_at(target, target_options, "TARGET") as new,
     ):
-        if rules or dry_run:
-            _show(old, new, rules=rules, dry_run=dry_run, **options)
+        if (rules or dry_run) and _is_first(process_group):
+            is_alone = dry_run or process_group is None  # else all ranks fail together, below
+            with nullcontext() if is_alone else suppress(DtckptError):
+                _show(old, new, rules=rules, dry_run=dry_run, as_json=as_json, **options)
         if dry_run:
             return None
     from ....checkpoint import reshard as reshard_checkpoint
 
-    with bar("writing") as on_progress:
+    with bar("writing") if _is_first(process_group) else nullcontext() as on_progress:
         try:
             return reshard_checkpoint(
                 source,
                 target,
                 rules=rules,
+                process_group=process_group,
                 source_options=source_options,
                 target_options=target_options,
                 on_progress=on_progress,
@@ -211,12 +220,14 @@ def rewrite(
             raise click.UsageError(str(error)) from error
 
 
-def _show(old: Any, new: Any, *, dry_run: bool, overwrite: bool, **options: Any) -> None:
+def _show(
+    old: Any, new: Any, *, dry_run: bool, as_json: bool, overwrite: bool, **options: Any
+) -> None:
     """Warn of rules that place nothing, and show a dry run."""
     from ....checkpoint import read_manifest
     from ....checkpoint.files.committing import check_free
     from ....checkpoint.resharding.changes import Changes
-    from .reshard_plan import unused
+    from .reshard_plan import plan_document, unused
 
     names = ("mesh", "rules", "to_world", "select", "dtypes", "mapping")
     changes = Changes(**{name: options[name] for name in names})
@@ -224,7 +235,9 @@ def _show(old: Any, new: Any, *, dry_run: bool, overwrite: bool, **options: Any)
     plan = changes.plan(read_manifest(old), old.url)
     for rule in unused(plan.placed, changes.rules):
         warn(f"the rule {rule.pattern!r} places no tensor: others before it do")
-    if dry_run:
+    if dry_run and as_json:
+        print_json("reshard-plan", plan_document(plan, source=old.url, target=new.url))
+    elif dry_run:
         from .reshard_text import show_plan
 
         show_plan(plan, source=old.url, target=new.url)
@@ -233,7 +246,8 @@ def _show(old: Any, new: Any, *, dry_run: bool, overwrite: bool, **options: Any)
 @contextmanager
 def _ranks() -> Generator[Any]:
     """Yield the group of all processes that torchrun has started; None where there is one."""
-    if int(os.environ.get("WORLD_SIZE", "1")) <= 1 or "RANK" not in os.environ:
+    # Its own variable: pods and batch jobs set WORLD_SIZE for whatever runs in them.
+    if "TORCHELASTIC_RUN_ID" not in os.environ or os.environ.get("WORLD_SIZE", "1") == "1":
         yield None
         return
     import torch
@@ -243,3 +257,8 @@ def _ranks() -> Generator[Any]:
         yield torch.distributed.group.WORLD
     finally:
         torch.distributed.destroy_process_group()
+
+
+def _is_first(group: Any) -> bool:
+    """Whether this process speaks for all."""
+    return group is None or group.rank() == 0

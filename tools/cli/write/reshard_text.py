@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ....checkpoint.examining.balance import bytes_by_rank
 from ....dtensor import IrregularLayout, Layout
 from ..common.console import (
     count,
@@ -17,6 +16,7 @@ from ..common.console import (
     tensor_text,
 )
 from ..common.grid import Grid, Line, Lines, plain, show
+from .reshard_plan import held_by_rank
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,8 +41,7 @@ def show_plan(plan: Plan, *, source: str, target: str) -> None:
     show(console, head)
     if plan.placed:
         show(console, blank, _tensors(console, plan))
-        held = bytes_by_rank((tensor.layout, tensor.dtype.itemsize) for tensor in plan.tensors)
-        show(console, blank, _ranks(held))
+        show(console, blank, _ranks(held_by_rank(plan)))
     show(console, blank, Lines([plain("Dry run: nothing was written.")]))
 
 
