@@ -16,6 +16,7 @@ import torch
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint.timing.costs import Costs, Span
 from dtckpt.dtensor import Mesh
+from dtckpt.errors import AccessDenied, ObjectNotFound
 
 from .conftest import Run, data_file, document, flip
 
@@ -84,6 +85,31 @@ CUBE = """() => {
 }"""
 """Choices for a tensor that is cut in three dims: at first, and after a coordinate and a box were
 chosen; the last choice is which slice is drawn."""
+
+
+def contrast(at: Any) -> float:
+    """The least contrast of texts with what is behind them, in the treemap of a page."""
+    colours = at.evaluate(
+        """() => [...document.querySelectorAll("#modules .slice")].map((slice) => {
+          const of = (part) => getComputedStyle(slice.querySelector(part)).fill;
+          return [of("path.surface"), of(".slicetext text")];
+        })"""
+    )
+    return min(ratio(*pair) for pair in colours)
+
+
+def ratio(one: str, other: str) -> float:
+    """The contrast of two colours as WCAG defines it."""
+    lights = sorted(map(luminance, (one, other)))
+    return (lights[1] + 0.05) / (lights[0] + 0.05)
+
+
+def luminance(colour: str) -> float:
+    parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    ]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def page_data(path: Path) -> dict[str, Any]:
@@ -233,6 +259,7 @@ def test_drift_of_a_run(run: Run, tmp_path: Path, browser: Any) -> None:
     page = Page(browser, out)
     at = page.at
     assert at.locator("#drift .heatmaplayer image").count() == 2
+    assert at.locator(at.get_attribute("a.skip", "href")).count() == 1
     assert at.locator("#drift .legendtext", has_text="b<i>").count() == 1
     at.click("#drift summary")
     cells = at.locator("#drift details tbody tr").all_inner_texts()
@@ -242,7 +269,9 @@ def test_drift_of_a_run(run: Run, tmp_path: Path, browser: Any) -> None:
     page.close("run-drift")
 
 
-def test_a_long_run_is_looked_at_in_parts(run: Run, tmp_path: Path) -> None:
+def test_a_long_run_is_looked_at_in_parts(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for step in range(1, 8):
         dcp.save(
             {"w": torch.full((2,), float(step)), "f": torch.ones(9)}, tmp_path / f"run/step-{step}"
@@ -258,6 +287,19 @@ def test_a_long_run_is_looked_at_in_parts(run: Run, tmp_path: Path) -> None:
         ("step-4", "step-7"),
     ]
     assert all(data.name in pair["problem"] for pair in drift["pairs"])
+
+    def gone(*_: object, **__: object) -> None:
+        raise ObjectNotFound("step-4", "it is not there")
+
+    monkeypatch.setattr("dtckpt.checkpoint.examining.movement.compare", gone)
+    assert run("report", tmp_path / "run", "-o", out, "--max-steps", "3").exit_code == 0
+    assert "not there" in page_data(out)["drift"]["pairs"][1]["problem"]
+
+    def refused(*_: object, **__: object) -> None:
+        raise AccessDenied("step-4", "it is not for you")
+
+    monkeypatch.setattr("dtckpt.checkpoint.examining.movement.compare", refused)
+    assert run("report", tmp_path / "run", "-o", out).exit_code == 3
 
 
 def traced(traces: Path, checkpoint: Path, step: int) -> None:
@@ -342,6 +384,7 @@ def test_odd_names_and_numbers(run: Run, tmp_path: Path, browser: Any) -> None:
         "1.0 MiB",
         "8.0 PiB",
     ]
+    assert contrast(at) >= 4.5
     assert at.evaluate(CUBE) == [["0", "0", "0", "0"], ["1", "0", "1", "2"]]
     page.close("odd-dark-narrow")
 

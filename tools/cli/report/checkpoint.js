@@ -24,7 +24,7 @@ function matcher(text) {
   const wanted = text.trim();
   if (!wanted) return () => true;
   if (/[*?]/.test(wanted)) {
-    const pattern = new RegExp(`^${wanted.replace(/[.+^${}()|[\]\\]/g, "\\$&").replace(/\*/g, ".*").replace(/\?/g, ".")}$`, "i");
+    const pattern = new RegExp(`^${wanted.replace(/[.+^${}()|[\]\\]/g, "\\$&").replace(/\*+/g, ".*").replace(/\?/g, ".")}$`, "i");
     return (name) => pattern.test(name);
   }
   const lower = wanted.toLowerCase();
@@ -229,6 +229,7 @@ function moduleTree() {
   return root;
 }
 
+const BEHIND_WHITE = ["#1f6fb2", "#a8500a", "#1e7a34", "#8e3b9c", "#b02a37", "#0f766e", "#6b5b00", "#5b5bd6"]; // texts are white
 const MOST_NODES = 250; // more are boxes too small to read
 
 /** Return the treemap of a module: as many levels below it as there is room for. */
@@ -260,7 +261,7 @@ function treemap(module) {
     level = next;
   }
   const trace = {
-    type: "treemap", ids, labels, parents, values, branchvalues: "total", sort: true, pathbar: { visible: false }, tiling: { pad: 1 }, root: { color: "rgba(0,0,0,0)" },
+    type: "treemap", ids, labels, parents, values, branchvalues: "total", sort: true, pathbar: { visible: false }, tiling: { pad: 1 }, root: { color: "#4b5563" }, textfont: { color: "#ffffff" },
     text: values.map(size), textinfo: "label+text+percent root", hovertemplate: "%{label}<br>%{text}<extra></extra>", marker: { line: { width: 1 } },
   };
   return { nodes, trace };
@@ -271,7 +272,7 @@ const onward = (module) => (module.children.size === 1 ? onward(module.children.
 const everything = moduleTree();
 const firstView = onward(everything).tensor === null ? onward(everything) : everything;
 let viewed = treemap(firstView);
-const modulesChart = !numTensors ? null : chart("Treemap of bytes by module", false, [viewed.trace], { margin: { l: 5, r: 5, t: 5, b: 5 }, uniformtext: { minsize: 9, mode: "hide" } }, (place) => place.on("plotly_treemapclick", (event) => {
+const modulesChart = !numTensors ? null : chart("Treemap of bytes by module", false, [viewed.trace], { margin: { l: 5, r: 5, t: 5, b: 5 }, uniformtext: { minsize: 9, mode: "hide" }, treemapcolorway: BEHIND_WHITE, extendtreemapcolors: false }, (place) => place.on("plotly_treemapclick", (event) => {
   const node = viewed.nodes[Number(event.points[0].id)];
   if (node && node.tensor !== null) {
     open(node.tensor);
@@ -284,7 +285,7 @@ function zoom(module) {
   viewed = treemap(module);
   if (modulesChart.data) Plotly.react(modulesChart, [viewed.trace], modulesChart.layout);
   modulePath(module);
-  path.querySelector("[aria-current]").focus(); // the one that was pressed is gone
+  path.querySelector("[aria-current]").focus({ preventScroll: true }); // the one that was pressed is gone
   search.value = module.pattern;
   find(search.value);
 }

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from dtckpt.errors import CheckpointError, StorageError
+from dtckpt.errors import CheckpointError, ObjectNotFound, StorageError
 
 from ..common.console import printable
 from ..common.telling import bar
@@ -63,9 +63,9 @@ def drifts(store: Store, steps: Sequence[StepOverview], max_steps: int) -> dict[
                     known,
                     on_progress=on_progress,
                 )
-        except StorageError:
-            raise
         except CheckpointError as error:
+            if isinstance(error, StorageError) and not isinstance(error, ObjectNotFound):
+                raise  # what is not found was removed meanwhile
             pair["problem"] = printable(str(error))
             sums.append(({}, {}))
             known = {}
