@@ -420,6 +420,10 @@ class Store(ABC):
         bucket has not.
         """
 
+    def parent(self) -> Store | None:
+        """The store around this one's root; None where there is none, as around a bucket."""
+        return None
+
     def close(self) -> None:
         """Release connections; the store must not be used afterwards. Objects stay."""
         return

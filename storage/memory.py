@@ -96,6 +96,10 @@ class MemoryStore(Store):
         url = join(self.url.rpartition("/")[0], check_component(name))
         return self._other(url, join(parent, name))
 
+    def parent(self) -> Store | None:
+        around, _, own = self._prefix.rpartition("/")
+        return self._other(self.url.rpartition("/")[0], around) if own else None
+
     def _other(self, url: str, prefix: str) -> MemoryStore:
         other = MemoryStore(self._objects)
         other.url, other._prefix, other._lock = url, prefix, self._lock

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
-from itertools import islice
 
-from dtckpt.errors import NotCommitted
+from dtckpt.errors import NotCommitted, StorageError
 from dtckpt.logs import logger_of
 
 from ...storage.base import Level, Store
@@ -24,7 +24,9 @@ _HUGGING_FACE = ("tf_model.h5", "flax_model.msgpack")
 _OF_EACH_RANK = "__0.metadata"
 _FEW_CHECKPOINTS = 3
 _FEW_ASKED = 4
-_MOST_ENTRIES = 10_000
+_ENDS_IN_NUMBER = re.compile(r"\d+$")
+_OF_OTHERS = (".metadata", "model.safetensors", "model.safetensors.index.json")
+"""What a checkpoint of another program often has, to find a run of such."""
 _KINDS = {
     "saves that have not ended, or were killed": re.compile(
         r"[^/]+/data/[0-9a-f]{16}/\d+\.(?:safetensors|compressed)"
@@ -72,15 +74,17 @@ def what_is_there(store: Store) -> str:
     """
     url = store.url
     is_local = os.path.isabs(url)
-    if is_local and not os.path.isdir(url):
-        what = "is not a directory" if os.path.lexists(url) else "does not exist"
-        return f"{url}: no committed checkpoint here: {url} {what}. Check the path{_near(url)}"
     level = store.level()  # which a bucket that does not exist refuses
+    around = store.parent()
+    if around is not None and (told := _by_what_is_around(around, url)):
+        return told
+    if is_local and not os.path.isdir(url):
+        return f"{url}: no committed checkpoint here: {url} does not exist. {_advice(store)}"
     if not level.objects and not level.folders:
-        return (
-            f"{url}: no committed checkpoint here, nor anything else: "
-            + ("the directory is empty" if is_local else "no object has a name that begins so")
-            + ". Check the path"
+        return f"{url}: no committed checkpoint here, nor anything else: " + (
+            "the directory is empty. Check the path"
+            if is_local
+            else f"no object has a name that begins so. {_advice(store)}"
         )
     found = next(filter(store.exists, _HUGGING_FACE), None)
     if found is not None:
@@ -97,9 +101,11 @@ def what_is_there(store: Store) -> str:
         )
     steps = _checkpoints_in(store, level)
     if steps:
+        are_numbered = any(map(_ENDS_IN_NUMBER.search, steps))
         return (
             f"{url} is no checkpoint, but a directory of them: {_first(steps)}. Give the path of "
-            "one of them; dtckpt.checkpoint.latest finds the newest, dtckpt ls lists them"
+            "one of them"
+            + ("; dtckpt.checkpoint.latest finds the newest, dtckpt ls lists them" * are_numbered)
         )
     files = [info.name for info in level.objects if info.name.lower().endswith(ENDINGS)]
     if files:
@@ -108,7 +114,10 @@ def what_is_there(store: Store) -> str:
             f"({', '.join(files[:_FEW_CHECKPOINTS])}). Give the path of one of them"
         )
     if is_begun(level):
-        return nothing_there(store)
+        return (
+            f"{url}: no committed checkpoint here ({MANIFEST} is missing), but files of one: a "
+            "save did not finish, or is under way. Load another checkpoint"
+        )
     runs = [name for name in _some(level.folders) if _is_run(store.substore(name))]
     if runs:
         return (
@@ -134,11 +143,29 @@ def is_begun(level: Level) -> bool:
 
 
 def _checkpoints_in(store: Store, level: Level, num_asked: int = _FEW_ASKED) -> list[str]:
-    """Return the names of checkpoints directly below, asked for a few from either end only."""
-    names = [name for name in level.folders if name != DATA]
+    """Return the names of checkpoints directly below, asked for a few from either end only.
+
+    Of other programs only what ends in a number, as the steps of a run do.
+    """
+    names = _newest_first(name for name in level.folders if name != DATA)
     some = _some(names, num_asked)
     found = [name for name in some if store.exists(f"{name}/{MANIFEST}")]
-    return names if len(found) == len(some) else found
+    if found:
+        return names if len(found) == len(some) else found
+    steps = [name for name in names if _ENDS_IN_NUMBER.search(name)]
+    if steps and any(store.exists(f"{steps[0]}/{name}") for name in _OF_OTHERS):
+        return steps
+    return []
+
+
+def _newest_first(names: Iterable[str]) -> list[str]:
+    """Return names that end in a number by it, the largest first, and then the others."""
+
+    def key(name: str) -> tuple[int, str]:
+        match = _ENDS_IN_NUMBER.search(name)
+        return (-int(match[0]) if match else 1, name)
+
+    return sorted(names, key=key)
 
 
 def _is_run(store: Store) -> bool:
@@ -156,13 +183,33 @@ def _first(names: Sequence[str]) -> str:
     return ", ".join(names[:_FEW_CHECKPOINTS]) + more
 
 
-def _near(path: str) -> str:
-    """Return what is beside a local path that does not exist, for an error message."""
-    folder, name = os.path.split(path)
-    try:
-        with os.scandir(folder) as entries:
-            names = sorted(entry.name for entry in islice(entries, _MOST_ENTRIES))
-    except OSError:
-        return ""
-    near = get_close_matches(name, names, _FEW_CHECKPOINTS)
-    return f": beside it are {', '.join(near)}" if near else ""
+def _by_what_is_around(around: Store, url: str) -> str:
+    """Return what a place is of the one around it, if that tells; an empty text otherwise."""
+    name = url.rpartition("/")[2]
+    with suppress(StorageError):
+        if around.exists(MANIFEST):
+            return f"{url} is within the checkpoint {around.url}: give that path"
+        if around.exists(name):
+            told = "no committed checkpoint here: it is a file, not a directory"
+            return f"{url}: {told}. Check the path"
+    return ""
+
+
+def _advice(store: Store) -> str:
+    """Return what is beside a place that does not exist, or beside the first one above it."""
+    advice = "Check the path"
+    missing, around, names = store, store.parent(), list[str]()
+    with suppress(StorageError):
+        while around is not None and not names:
+            level = around.level()
+            names = [*level.folders, *(info.name for info in level.objects)]
+            if not names and os.path.isdir(around.url):
+                return advice
+            if not names:
+                missing, around = around, around.parent()
+    if around is None or not names:
+        return advice
+    near = get_close_matches(missing.url.rpartition("/")[2], names, _FEW_CHECKPOINTS)
+    where = "beside it" if missing is store else f"in {around.url}"
+    told = near or _newest_first(names)
+    return f"{advice}: {where} {'is' if len(told) == 1 else 'are'} {_first(told)}"

@@ -210,6 +210,10 @@ class LocalStore(Store):
             raise StorageError(f"{self.url} is a root and has nothing beside it")
         return LocalStore(join(parent, check_component(name)), direct_io=self._direct_io)
 
+    def parent(self) -> Store | None:
+        around = os.path.dirname(self.url)
+        return None if around == self.url else LocalStore(around, direct_io=self._direct_io)
+
     def _path(self, name: str) -> str:
         return join(self.url, check_name(name))
 

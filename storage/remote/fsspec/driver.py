@@ -49,6 +49,12 @@ class Driver:
             raise StorageError(f"{self.url} is a root and has nothing beside it")
         return Driver(f"{scheme}://{parent}/{name}", self._options)
 
+    def around(self) -> Driver | None:
+        """The driver of the folder that the root is in; None for that of a bucket."""
+        scheme, _, rest = self._raw_url.rstrip("/").partition("://")
+        parent = rest.rpartition("/")[0].rstrip("/")
+        return Driver(f"{scheme}://{parent}", self._options) if parent else None
+
     def get(self) -> tuple[Connection, str]:
         """This process's connection and its path of the root, without a trailing slash."""
         pid = os.getpid()

@@ -36,6 +36,13 @@ class Place:
             return replace(self, prefix=join(parent, name))
         return Place(self.driver.beside(name))
 
+    def around(self) -> Place | None:
+        """Return the folder that this one is in; None where there is none."""
+        if self.prefix:
+            return replace(self, prefix=self.prefix.rpartition("/")[0])
+        driver = self.driver.around()
+        return None if driver is None else Place(driver)
+
     def at(self, name: str, *, reserved: bool = False) -> tuple[Connection, str, str]:
         """Return the connection, the driver's path of an object, and its URL for messages."""
         check_name(name, reserved=reserved)

@@ -304,6 +304,10 @@ class FsspecStore(Store):
     def sibling(self, name: str) -> Store:
         return FsspecStore.__new__(FsspecStore)._settle(self._place.beside(name))
 
+    def parent(self) -> Store | None:
+        around = self._place.around()
+        return None if around is None else FsspecStore.__new__(FsspecStore)._settle(around)
+
     def _in_time(self) -> AbstractContextManager[None]:
         """What is asked in the block has one deadline together."""
         return self._place.connect()[0].in_time()

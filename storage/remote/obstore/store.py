@@ -253,6 +253,10 @@ class ObstoreStore(Store):
             raise StorageError(f"{self.url} is a root and has nothing beside it")
         return self._other(join(parent, name))
 
+    def parent(self) -> Store | None:
+        around, _, own = self._prefix.rpartition("/")
+        return self._other(around) if own else None
+
     def _other(self, prefix: str) -> Store:
         other = ObstoreStore.__new__(ObstoreStore)
         other._connection = self._connection

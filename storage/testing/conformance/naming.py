@@ -111,6 +111,8 @@ class NamingTests(Suite):
     def test_substore(self, store: Store, raw: Raw) -> None:
         child = store.substore("a/b").substore("c")
         assert child.url == f"{store.url}/a/b/c"
+        around = child.parent()
+        assert around is None or around.url == f"{store.url}/a/b"
         write(child, "d/x", b"123")
         child.publish("y", b"4", overwrite=False)
         raw.put("a/b/cc", b"outside")

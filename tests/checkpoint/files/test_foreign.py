@@ -53,15 +53,33 @@ def nothing(path: Path) -> None:
     assert not path.exists()
 
 
+def inside(path: Path) -> None:
+    (path.with_name("manifest.json")).write_text("{}")
+    (path / ("0" * 16)).mkdir(parents=True)
+
+
+def of_others(path: Path) -> None:
+    for step in (9, 10):
+        (path / f"step-{step}").mkdir(parents=True)
+        (path / f"step-{step}" / ".metadata").touch()
+
+
+def unnumbered(path: Path) -> None:
+    ckpt.save({"a": torch.ones(2)}, path / "best", no_dist=True)
+
+
 CASES: dict[Callable[[Path], None], str] = {
     of_hugging_face: r"Hugging Face.*tf_model\.h5.*from_pretrained",
-    run: r"a directory of them: step-1, step-2.*latest",
-    a_file: r"is not a directory",
+    run: r"a directory of them: step-2, step-1.*latest",
+    a_file: r"it is a file, not a directory",
+    inside: r"place is within the checkpoint .*: give that path",
+    of_others: r"a directory of them: step-10, step-9\. Give the path of one",
+    unnumbered: r"a directory of them: best\. Give the path of one of them$",
     killed: r"manifest\.json is missing.*a save did not finish",
     nothing: r"does not exist\. Check the path$",
     runs: r"above directories of them: small-7b\. dtckpt ls",
     others: r"no checkpoint of a known form here, but src/, README\.md\. Check the path",
-    misspelt: r"does not exist\. Check the path: beside it are places",
+    misspelt: r"does not exist\. Check the path: beside it is places",
 }
 
 
@@ -87,8 +105,22 @@ def test_a_bucket_that_does_not_exist_is_named(s3: S3) -> None:
         ckpt.open(f"{s3.url}/nothing", storage_options=s3.options)
 
 
+def test_what_is_beside_a_wrong_name_in_a_bucket(s3: S3) -> None:
+    for step in (9, 10):
+        s3.store.publish(f"run/step-{step}/manifest.json", b"{}", overwrite=False)
+    s3.store.publish("notes.txt", b"x", overwrite=False)
+    for place, told in (
+        ("run/step-1", "beside it are step-10, step-9$"),
+        ("runs/step-1", rf"in {s3.url} is run$"),
+        ("notes.txt", "it is a file, not a directory"),
+        ("run/step-9/manifest.json", "is within the checkpoint .*/run/step-9: give that path"),
+    ):
+        with pytest.raises(NotCommitted, match=told):
+            ckpt.open(f"{s3.url}/{place}", storage_options=s3.options)
+
+
 def test_a_run_in_a_bucket_is_told(s3: S3) -> None:
     for step in (1, 2):
         ckpt.save({"a": torch.ones(2)}, f"{s3.url}/run/step-{step}", storage_options=s3.options)
-    with pytest.raises(NotCommitted, match=r"a directory of them: step-1, step-2\."):
+    with pytest.raises(NotCommitted, match=r"a directory of them: step-2, step-1\."):
         ckpt.open(f"{s3.url}/run", storage_options=s3.options)
