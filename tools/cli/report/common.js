@@ -26,11 +26,17 @@ function drawing(name, attributes = {}, ...children) {
   return made;
 }
 
+/** Return a number with one digit, halves to even ones: so that sizes are those that the command tells. */
+function rounded(number) {
+  const tenths = Math.round(10 * number);
+  return (tenths % 2 && tenths - 10 * number === 0.5 ? tenths - 1 : tenths) / 10;
+}
+
 function size(bytes) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
   let unit = 0;
-  while ((unit ? Number(bytes.toFixed(1)) : bytes) >= 1024 && unit < units.length - 1) { bytes /= 1024; unit += 1; }
-  return `${unit ? bytes.toFixed(1) : bytes} ${units[unit]}`;
+  while ((unit ? rounded(bytes) : bytes) >= 1024 && unit < units.length - 1) { bytes /= 1024; unit += 1; }
+  return `${unit ? rounded(bytes).toFixed(1) : bytes} ${units[unit]}`;
 }
 
 /** Return a number as text; those that JavaScript does not have exactly, or JSON not at all, are texts. */
