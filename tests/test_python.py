@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from .processes import IMPORTS
 from .python import run_python
 from .waiting import wait_for
 
@@ -44,8 +45,8 @@ def test_a_file_and_a_module_are_run(tmp_path: Path) -> None:
 
 
 def test_modules_are_imported_before() -> None:
-    code = "import sys; print('this' in sys.modules)"
-    assert run_python("-c", code, imports=("this",)).stdout == "True\n"
+    code = f"import sys; print({IMPORTS[0]!r} in sys.modules)"
+    assert run_python("-c", code, imports=IMPORTS).stdout == "True\n"
     assert run_python("-c", code).stdout == "False\n"
 
 

@@ -17,12 +17,12 @@ from typing import TextIO
 
 import click
 
-from .database import SIZES, NoDatabase, load
+from .database import SIZES, NoDatabase
 from .outcome import RIGHT, OpResult
 from .page import page
 from .summary import WAYS, Summary, is_unsafe, summary_of
 from .trial import Setting
-from .workers import try_all
+from .workers import names_of, try_all
 
 MESHES: dict[str, tuple[tuple[int, ...], ...]] = {
     "4": ((4,),),
@@ -71,7 +71,7 @@ def main(
 
 def _named(ops: str | None, sizes: str) -> list[str]:
     try:
-        known = list(load(sizes))
+        known = names_of(sizes)
     except NoDatabase as error:
         raise click.ClickException(str(error)) from error
     if ops is None:

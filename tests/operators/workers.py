@@ -9,6 +9,7 @@ import queue
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import torch
@@ -17,6 +18,10 @@ from .database import DATABASE, load
 from .outcome import CRASH, DIVERGENT, HANG, Example, OpResult
 from .team import Team
 from .trial import Setting, try_operator
+
+_FORKS = multiprocessing.get_context("forkserver")
+# One process imports torch and its operators, all others are forked from that one.
+_FORKS.set_forkserver_preload([__name__, DATABASE])
 
 Task = tuple[str, str]
 """Sizes, and the name of an operator."""
@@ -28,6 +33,16 @@ _PARTED = {CRASH, HANG, DIVERGENT}
 
 _PATIENCE = 300.0
 """Seconds after which a worker is given up."""
+
+
+def names_of(sizes: str) -> list[str]:
+    """Return the names of all operators. Raises NoDatabase where torch's cannot be imported."""
+    with ProcessPoolExecutor(1, mp_context=_FORKS) as pool:
+        return pool.submit(_names, sizes).result()
+
+
+def _names(sizes: str) -> list[str]:
+    return list(load(sizes))
 
 
 def try_all(
@@ -74,11 +89,8 @@ class _Worker:
     """A process that tries one operator at a time."""
 
     def __init__(self, setting: Setting, find: Find) -> None:
-        # One process imports torch and its operators, all others are forked from that one.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__, DATABASE])
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_work, args=(theirs, setting, find), daemon=True)
+        self._pipe, theirs = _FORKS.Pipe()
+        self._process = _FORKS.Process(target=_work, args=(theirs, setting, find), daemon=True)
         self._process.start()
         theirs.close()
         try:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -15,6 +13,7 @@ from dtckpt.dtensor import DeviceMesh, Replicate, Shard
 from dtckpt.dtensor.calls import metas
 from dtckpt.dtensor.calls.metas import run_without_data
 from dtckpt.dtensor.comm.caches import Cache
+from tests.python import run_python
 
 from ..rank_meshes import assert_holds, run_on_mesh, scattered
 
@@ -40,9 +39,8 @@ print("torch._dynamo" in sys.modules)
 
 
 def test_first_operators_do_not_import_the_compiler() -> None:
-    run = [sys.executable, "-c", _MODEL]
-    done = subprocess.run(run, check=True, capture_output=True, text=True, timeout=120)
-    assert done.stdout.split() == ["False"]
+    done = run_python("-c", _MODEL, timeout=120)
+    assert done.stdout.split() == ["False"], done.stderr
 
 
 def _layouts(dtype: torch.dtype) -> list[Tensor]:

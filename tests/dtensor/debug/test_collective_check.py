@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -27,6 +25,7 @@ from dtckpt.dtensor.debug import checking_collectives
 from dtckpt.dtensor.debug.checking import CollectiveChecker
 from dtckpt.errors import CollectiveMismatch
 from tests.forked import Ended, run_forked
+from tests.python import run_python
 from tests.ranks import RanksFailed, run_ranks
 
 from ..rank_meshes import rank_mesh, scattered
@@ -373,6 +372,5 @@ def test_environment_checks_a_whole_job(jobs: dict[str, Ended], how: str) -> Non
 
 def test_environment_takes_only_yes_and_no() -> None:
     env = {**os.environ, "DTCKPT_CHECK_COLLECTIVES": "maybe"}
-    command = [sys.executable, "-c", "import dtckpt.dtensor.comm.traffic"]
-    run = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    run = run_python("-c", "import dtckpt.dtensor.comm.traffic", env=env)
     assert "DTCKPT_CHECK_COLLECTIVES is 0 or 1, got 'maybe'" in run.stderr
