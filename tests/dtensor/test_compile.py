@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 
 import pytest
 
@@ -11,15 +12,21 @@ from ..processes import run_processes
 UNEVEN = "uneven parts: local shapes do not fit a tensor of shape (7,)"
 
 
+@cache
+def told_by_two_ranks() -> list[str]:
+    """Return what each rank says of models and functions, which it compiles in one process."""
+    parts = ("models", "calls", "checkpointing", "makers")
+    return run_processes("tests.dtensor.compiled", 2, "private", "aot_eager", *parts)
+
+
 def test_blocks_are_one_graph_each_with_and_without_gradients_of_inputs() -> None:
-    for text in run_processes("tests.dtensor.compiled", 2, "private", "aot_eager", "models"):
+    for text in told_by_two_ranks():
         told = [line.rsplit(" ", 2) for line in text.splitlines()[:3]]
         assert told == [[name, "0", "2"] for name in ("distributed", "tensor parallel", "sharded")]
 
 
 def test_functions_of_distributed_tensors() -> None:
-    parts = ("calls", "checkpointing", "makers")
-    for text in run_processes("tests.dtensor.compiled", 2, "private", "aot_eager", *parts):
+    for text in told_by_two_ranks():
         assert UNEVEN in text
         assert "recomputed: True" in text
 
