@@ -127,10 +127,12 @@ def _begun(request: Any, ends: list[int]) -> Any:
 
 
 if __name__ == "__main__":
+    gc.disable()  # as it would walk the modules that have come so far again and again
     for _name in ("torch", *sys.argv[1:]):
         import_module(_name)
     gc.collect()
     gc.freeze()
+    gc.enable()
     _words = _next_program(socket.socket(fileno=0))
     while _words[0] == "-W":
         sys.warnoptions.append(_words[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import multiprocessing
 import os
 import queue
@@ -126,6 +127,7 @@ def _work(pipe: Any, setting: Setting, find: Find) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    gc.freeze()  # the collector need not walk all of torch and its database again and again
     teams = {shape: Team(shape, setting.seconds) for shape in setting.meshes}
     pipe.send("ready")
     while True:
