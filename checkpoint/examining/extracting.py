@@ -92,9 +92,8 @@ def extract(
     data = stored_data(store, manifest)
     pieces = _pieces(found, data, counted(on_progress, sum(p.part.num_bytes for p in found)))
     if isinstance(target, str | os.PathLike):
-        folder, _, file = path.rpartition("/")
-        place = open_store(folder or ("/" if path[:1] == "/" else "."), **(target_options or {}))
-        with place.create(file, size) as stream:
+        folder, file = place_of_file(path)
+        with open_store(folder, **(target_options or {})).create(file, size) as stream:
             stream.write(head)
             for piece in pieces:
                 stream.write(piece)
@@ -109,6 +108,18 @@ def extract(
         dtypes={part.name: part.dtype.torch_name for part in found},
         num_bytes=size,
     )
+
+
+def place_of_file(path: str) -> tuple[str, str]:
+    """Return where a file is, as a store is opened, and its name there.
+
+    >>> place_of_file("s3://bucket/a.npy"), place_of_file("a.npy"), place_of_file("/a.npy")
+    (('s3://bucket', 'a.npy'), ('.', 'a.npy'), ('/', 'a.npy'))
+    """
+    folder, slash, name = path.rpartition("/")
+    if folder.endswith(":/"):
+        raise LayoutMismatch(f"{path}: expected a file in a bucket or directory")
+    return folder or slash or ".", name
 
 
 def _pieces(

@@ -108,6 +108,8 @@ def test_what_cannot_be_written(source: Path, tmp_path: Path) -> None:
         ckpt.extract(source, ["a[0]", "a[1]"], tmp_path / "x.safetensors")
     with pytest.raises(LayoutMismatch, match=r"expected the name of a \.npy"):
         ckpt.extract(source, "a", tmp_path / "x.pt")
+    with pytest.raises(LayoutMismatch, match="in a bucket"):
+        ckpt.extract(source, "a", "memory://x.npy")
     (tmp_path / "there.npy").write_bytes(b"mine")
     with pytest.raises(ObjectExists):
         ckpt.extract(source, "a", tmp_path / "there.npy")

@@ -46,17 +46,26 @@ def test_bfloat16_has_to_be_converted(run: Run, saved: Path, tmp_path: Path) -> 
     assert np.load(tmp_path / "b.npy").dtype == np.uint16
 
 
+def test_a_target_that_cannot_be_opened(run: Run, saved: Path, tmp_path: Path) -> None:
+    a = ("extract", saved / "step-100", "model/scale", "-o")
+    local = (tmp_path / "x.npy", "--target-option", "a=1")
+    for target in (local, ("s3://b?x/y.npy",)):
+        result = run(*a, *target)
+        assert result.exit_code == 2
+        assert "'--target-option'" in result.stderr or "'TARGET'" in result.stderr
+
+
 def test_an_interrupt_leaves_nothing(saved: Path, tmp_path: Path) -> None:
     code = f"""
 import time
 from dtckpt.checkpoint.reading.parts import TensorPart
-read = TensorPart.read
+read = TensorPart._read
 def slowly(*args):
     items = read(*args)
     open({str(tmp_path / "reached")!r}, "w").close()
     time.sleep(60)
     return items
-TensorPart.read = slowly
+TensorPart._read = slowly
 from dtckpt.tools.cli import main
 main()
 """

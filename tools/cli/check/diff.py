@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..common.exit_codes import FINDING
-from ..common.options import PLACE, debug_option, key_values, merged, store_at, store_option
+from ..common.options import BOTH, PLACE, debug_option, key_values, of_both, store_at, store_option
 from ..common.telling import bar, json_option, print_json, quiet_option
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _tolerance(_ctx: click.Context, _param: click.Parameter, value: float | None
 )
 @click.option("--values/--no-values", default=True, help="Whether to compare what is no tensor.")
 @json_option
-@store_option("--option", "both stores")
+@store_option("--option", BOTH)
 @store_option("--other-option", "OTHER alone")
 @quiet_option
 @debug_option
@@ -111,9 +111,10 @@ def diff(
     """
     from ....checkpoint import compare
 
+    one_options, two_options = of_both(option, (checkpoint, {}), (other, other_option))
     with (
-        store_at(checkpoint, option) as one,
-        store_at(other, merged(option, other_option), "OTHER") as two,
+        store_at(checkpoint, one_options) as one,
+        store_at(other, two_options, "OTHER") as two,
         bar("comparing") as on_progress,
     ):
         found = compare(

@@ -14,7 +14,7 @@ from dtckpt.errors import Corrupt, NotCommitted
 
 from ..common.console import count, iec, printable
 from ..common.exit_codes import FINDING
-from ..common.options import PLACE, debug_option, merged, store_at, store_option
+from ..common.options import BOTH, PLACE, debug_option, of_both, store_at, store_option
 from ..common.telling import bar, json_option, print_json, quiet_option, say
 
 if TYPE_CHECKING:
@@ -46,14 +46,14 @@ class _Found:
     help="Replace what is damaged by what OTHER has, a copy of the same checkpoint or run.",
 )
 @json_option
-@store_option()
+@store_option("--option", BOTH)
 @store_option("--other-option", "OTHER alone")
 @quiet_option
 @debug_option
 @click.pass_context
 def verify(
     ctx: click.Context,
-    checkpoints: tuple[str, ...],
+    checkpoints: Sequence[str],
     repair_from: str | None,
     as_json: bool,
     option: dict[str, Any],
@@ -84,9 +84,9 @@ def verify(
     with ExitStack() as stack:
         copies: dict[str, Store] | None = None
         if repair_from is not None:
-            other = stack.enter_context(
-                store_at(repair_from, merged(option, other_option), "OTHER")
-            )
+            own = (checkpoints[0], {}), (repair_from, other_option)
+            option, other_option = of_both(option, *own)
+            other = stack.enter_context(store_at(repair_from, other_option, "OTHER"))
             copies = {name: store for store, name in _checkpoints(other)}
         for checkpoint in checkpoints:
             for store, name in _checkpoints(stack.enter_context(store_at(checkpoint, option))):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import wraps
 from itertools import chain, islice
@@ -103,6 +103,10 @@ def store_option(
     )
 
 
+BOTH = "both stores, or of the one that is no local path"
+"""Whose options those are that a command with two places takes for both."""
+
+
 def two_store_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of a command that reads a SOURCE and writes a TARGET.
 
@@ -117,17 +121,15 @@ def two_store_options(command: Callable[..., Any]) -> Callable[..., Any]:
         target_option: dict[str, Any],
         **kwargs: Any,
     ) -> Any:
-        return command(
-            *args,
-            source_options=merged(option, source_option),
-            target_options=merged(option, target_option),
-            **kwargs,
+        source, target = of_both(
+            option, (kwargs["source"], source_option), (kwargs["target"], target_option)
         )
+        return command(*args, source_options=source, target_options=target, **kwargs)
 
     for name, of_what in (
         ("--target-option", "TARGET alone"),
         ("--source-option", "SOURCE alone"),
-        ("--option", "both stores"),
+        ("--option", BOTH),
     ):
         with_merged = store_option(name, of_what)(with_merged)
     return with_merged
@@ -198,6 +200,24 @@ def key_values(items: Sequence[str], *, is_text: bool = False) -> dict[str, Any]
             raise click.BadParameter(f"{key} is given twice")
         found[key] = text if is_text else _json_or_text(text)
     return found
+
+
+def of_both(both: dict[str, Any], *places: tuple[str, dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the options of each of two places, which are given with their own ones.
+
+    A local path has no driver, so those for both are for the other one.
+
+    >>> list(of_both({"anon": True}, ("s3://a/b", {}), ("c", {"direct_io": False})))
+    [{'anon': True}, {'direct_io': False}]
+    """
+    are_local = [_is_local(place) for place, _ in places]
+    for (_, own), is_local in zip(places, are_local, strict=True):
+        yield own if is_local and not all(are_local) else merged(both, own)
+
+
+def _is_local(place: str) -> bool:
+    scheme, separator, _ = place.partition("://")
+    return not separator or scheme.lower() in ("file", "local")
 
 
 def merged(options: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:

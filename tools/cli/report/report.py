@@ -12,7 +12,7 @@ from dtckpt.errors import Corrupt, NotCommitted, StorageError
 
 from ..common.console import iec
 from ..common.exit_codes import FINDING
-from ..common.options import debug_option, merged, store_at, store_option
+from ..common.options import BOTH, debug_option, of_both, store_at, store_option
 from ..common.telling import bar, json_option, print_json, quiet_option, say, warn
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     help="Of a run, how many checkpoints are read to tell how weights drift; spread evenly.",
 )
 @json_option
-@store_option("--option", "both stores")
+@store_option("--option", BOTH)
 @store_option("--other-option", "OTHER alone")
 @quiet_option
 @debug_option
@@ -93,11 +93,12 @@ def report(
     if not output.parent.is_dir():
         raise click.BadParameter(f"{output.parent} is no folder", param_hint="'--output'")
     with ExitStack() as stores:
+        if other is not None:
+            option, other_option = of_both(option, (checkpoint, {}), (other, other_option))
         store = stores.enter_context(store_at(checkpoint, option))
         there: Store | None = None
         if other is not None:
-            place = store_at(other, merged(option, other_option), "OTHER")
-            there = stores.enter_context(place)
+            there = stores.enter_context(store_at(other, other_option, "OTHER"))
         document = _document(store, there, traces, max_steps, with_statistics=with_statistics)
     html = page_of(document["kind"], document)
     _write(output, html)

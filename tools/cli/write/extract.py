@@ -63,9 +63,12 @@ def extract(
       dtckpt extract run/step-300 model/weight -o weight.safetensors
     """
     from ....checkpoint import extract as extract_parts
+    from ....checkpoint.examining.extracting import place_of_file
 
     if target == "-" and as_json:
         raise click.UsageError("-o - and --json both write to stdout")
+    if target != "-":
+        store_at(place_of_file(target)[0], target_options, "TARGET")  # names what it refuses
     with store_at(source, source_options) as store, bar("extracting") as on_progress:
         report = extract_parts(
             store,

@@ -1,0 +1,81 @@
+"""Commands that look, check and change, on an object store."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+import dtckpt.checkpoint as dcp
+
+from ...conftest import BUCKET, S3
+from .conftest import Run, document
+
+W = torch.arange(400_000.0).reshape(400, 1000)
+
+
+@pytest.fixture
+def options(s3: S3) -> list[str]:
+    return [part for key, value in s3.options.items() for part in ("--option", _pair(key, value))]
+
+
+def _pair(key: str, value: Any) -> str:
+    return f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+
+
+@pytest.fixture
+def state(s3: S3) -> dict[str, Any]:
+    state = {"model": {"w": W, "b": torch.ones(9).bfloat16()}, "step": 3}
+    dcp.save(state, s3.store.substore("run/step-3"))
+    return state
+
+
+def test_values_elements_and_parts(
+    run: Run, s3: S3, options: list[str], state: dict[str, Any], tmp_path: Path
+) -> None:
+    place = f"{s3.url}/run/step-3"
+    assert run("cat", place, "step", *options).stdout == "3\n"
+    shown = run("cat", place, "model/w[::200, 5:8]", *options).stdout
+    assert shown == f"{W.numpy()[::200, 5:8]}\n"
+    there = f"{s3.url}/rows.npy"
+    assert run("extract", place, "model/w[7, 3::100]", "-o", there, *options).exit_code == 0
+    rows = np.load(io.BytesIO(s3.store.read("rows.npy", 0, s3.store.stat("rows.npy").size)))
+    np.testing.assert_array_equal(rows, W.numpy()[7, 3::100])
+    assert run("extract", place, "model/w", "-o", there, *options).exit_code == 3
+    of_source = ["--source-option" if part == "--option" else part for part in options]
+    here = tmp_path / "w.safetensors"
+    assert run("extract", place, "model/w", "-o", here, *of_source).exit_code == 0
+    np.testing.assert_array_equal(load_file(here)["model/w"], W.numpy())
+    found = document(run("inspect", place, "--tensor", "model/w", "--json", *options))
+    assert found["tensors"]["model/w"]["max"] == 399_999
+
+
+def test_edited_compared_and_repaired(
+    run: Run, s3: S3, options: list[str], state: dict[str, Any], tmp_path: Path
+) -> None:
+    """From and with a copy on a disk, to which the options of the object store are nothing."""
+    place, copy = f"{s3.url}/run/step-3", tmp_path / "copy"
+    assert run("copy", place, copy, *options).exit_code == 0
+    assert run("edit", place, "--rename", "model/b=model/c", *options).exit_code == 0
+    for both in ((place, copy), (copy, place)):
+        found = document(run("diff", *both, "--json", *options))
+        assert sorted(map(sorted, found["only"])) == [["model/b"], ["model/c"]]
+    assert run("diff", place, copy, "--rename", "model/c=model/b", *options).exit_code == 0
+    [name] = [info.name for info in s3.store.list("run/step-3/data")]
+    good = s3.store.read(name, 0, s3.store.stat(name).size)
+    spoiled = bytearray(good)
+    spoiled[5000] ^= 1
+    s3.client.put_object(Bucket=BUCKET, Key=s3.key(name), Body=bytes(spoiled))
+    result = run("verify", place, *options)
+    assert result.exit_code == 1
+    assert "belong to model/w" in result.stdout
+    result = run("verify", place, "--repair-from", copy, *options)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert s3.store.read(name, 0, s3.store.stat(name).size) == good
+    assert run("cat", place, "model/c[0]", *options).stdout == "1.\n"
