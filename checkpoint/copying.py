@@ -37,16 +37,19 @@ def copy(
     *,
     source_options: Mapping[str, Any] | None = None,
     target_options: Mapping[str, Any] | None = None,
+    verify: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Manifest:
     """Copy a committed checkpoint to another place, in any store; one process calls this.
 
     Every block is compared with its checksum as it is read, and the manifest is published last, so
     that the copy is there as a whole or not at all. Its files are the same, byte by byte. After an
-    error a second call goes on from the files that are complete. ``on_progress(done, total)`` is
-    called with bytes, from any thread but never from two at once.
+    error a second call goes on from the files that are complete. With ``verify`` every file is read
+    once more from the target before the commit. ``on_progress(done, total)`` is called with bytes,
+    those that are read once more counted, from any thread but never from two at once.
 
-    Raises Corrupt, naming file, bytes and tensor, where the source is damaged; AlreadyCommitted
+    Raises Corrupt, naming file, bytes and tensor, where the source is damaged, or what was read
+    once more, which is taken away; AlreadyCommitted
     where a checkpoint is at the target; CheckpointError for an incremental checkpoint where copies
     of those that it refers to are not beside the target, without which it would not load
     (``detach`` makes it stand on its own); NotCommitted for what dtckpt has not saved;
@@ -63,7 +66,7 @@ def copy(
     _check_lenders(old, new, manifest)
     check_free(new, overwrite=False)
     lock, stop = threading.Lock(), threading.Event()
-    add = counted(on_progress, sum(record.size for record in manifest.files))
+    add = counted(on_progress, bytes_to_copy(manifest, verify=verify))
 
     def on_bytes(num_bytes: int) -> None:
         with lock:
@@ -76,7 +79,7 @@ def copy(
                 raise
 
     def copy_one(record: FileRecord) -> None:
-        copy_file(old, new, record, manifest.save_id, on_bytes)
+        copy_file(old, new, record, manifest.save_id, on_bytes, verify=verify)
 
     with ThreadPoolExecutor(_NUM_FILES, thread_name_prefix="dtckpt-copy") as pool:
         futures = [pool.submit(copy_one, record) for record in manifest.files]
@@ -93,6 +96,11 @@ def copy(
     check_complete(new, manifest, borrowed_bytes=stored - own if manifest.borrowed else 0)
     commit(new, manifest, overwrite=False)
     return manifest
+
+
+def bytes_to_copy(manifest: Manifest, *, verify: bool) -> int:
+    """Return how many bytes ``copy`` tells of."""
+    return sum(record.size for record in manifest.files) * (2 if verify else 1)
 
 
 class _Stopped(Exception):
@@ -119,25 +127,46 @@ def check_standing_alone(store: Store, manifest: Manifest) -> None:
 
 
 def copy_file(
-    source: Store, target: Store, record: FileRecord, save_id: str, on_progress: Progress
+    source: Store,
+    target: Store,
+    record: FileRecord,
+    save_id: str,
+    on_progress: Progress,
+    *,
+    verify: bool = False,
 ) -> bool:
     """Copy a data file as it is, in bounded memory; return whether it had not been there.
 
     ``on_progress`` is called with the number of bytes after each piece, and stops the copying by
     raising; nothing is visible under the file's name then. Corrupt where a block, header or table
-    is not as it was written, in the source or in what is there already.
+    is not as it was written, in the source or in what is there already. With ``verify`` also where
+    it is not in what was written, as that is read; it is taken away then.
     """
     file = open_data_file(source, record, save_id)
     try:
         _write(file, target, on_progress)
     except ObjectExists:
-        there = open_data_file(target, record, save_id)
-        for stretch in stretches(there, there.layout.entries.values()):
-            _refuse_damage(stretch.damaged)
-            on_progress(0)
-        on_progress(record.size)
+        _read_back(target, record, save_id, lambda _: on_progress(0))
+        on_progress(record.size * (2 if verify else 1))
         return False
+    if verify:
+        try:
+            _read_back(target, record, save_id, on_progress)
+        except Corrupt:
+            target.delete([record.path(save_id)])
+            raise
     return True
+
+
+def _read_back(target: Store, record: FileRecord, save_id: str, on_progress: Progress) -> None:
+    """Raise Corrupt unless the copy of a file is whole."""
+    there = open_data_file(target, record, save_id)
+    done = 0
+    for stretch in stretches(there, there.layout.entries.values()):
+        _refuse_damage(stretch.damaged)
+        done += len(stretch.data)
+        on_progress(len(stretch.data))
+    on_progress(record.size - done)
 
 
 def _write(file: DataFile, target: Store, on_progress: Progress) -> None:

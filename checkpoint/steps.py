@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from dtckpt.errors import Corrupt, LayoutMismatch, NotCommitted, StorageError
+from dtckpt.errors import (
+    AlreadyCommitted,
+    Corrupt,
+    LayoutMismatch,
+    NotCommitted,
+    StorageError,
+)
 from dtckpt.logs import logger_of
 
 from ..storage.base import Level, Store
@@ -19,7 +25,8 @@ from .files.committing import missing_files
 from .files.foreign import tell_of_others
 from .files.manifest import Manifest, read_manifest_bytes
 from .files.places import MANIFEST, record_path
-from .ranks.text import ranks_text
+from .formats.opening import read_manifest
+from .ranks.text import ranks_text, some_names
 
 logger = logger_of("checkpoint")
 
@@ -74,6 +81,28 @@ def steps_of_level(store: Store) -> list[Step]:
     For those who only look. To who goes on with a run, nothing found may be a mistake.
     """
     return _steps(store, _committed_in(store, store.level()))
+
+
+def refuse_others(store: Store) -> None:
+    """Raise AlreadyCommitted where a run is, or a checkpoint of another program.
+
+    A checkpoint that is written there would lie between what there is already. One of ours is
+    ``check_free``'s business.
+    """
+    steps = steps_of_level(store)
+    if steps:
+        raise AlreadyCommitted(
+            f"{store.url}: this is a directory of checkpoints, with "
+            f"{some_names([step.name for step in steps])}. Give the path of a new one in it"
+        )
+    try:
+        found = read_manifest(store)
+    except (NotCommitted, Corrupt):
+        return
+    if not found.is_ours:
+        raise AlreadyCommitted(
+            f"{store.url}: a checkpoint of {found.format} is here. Choose another path"
+        )
 
 
 def _committed_in(store: Store, level: Level) -> set[str]:

@@ -109,6 +109,24 @@ def test_bits_that_flip_on_the_way_are_found(source: Path, tmp_path: Path) -> No
     assert not (tmp_path / "target" / "manifest.json").exists()
 
 
+def test_what_was_written_is_read_before_it_counts(source: Path) -> None:
+    objects: dict[str, bytes] = {}
+    store = FaultyStore(MemoryStore(objects), [Rule(FlipBit(99), op="read_into", nth=2)])
+    with pytest.raises(Corrupt, match="damaged"):
+        dcp.copy(source, store, verify=True)
+    assert "manifest.json" not in objects
+    assert len(objects) < 2  # what was damaged is gone, so the next call writes it anew
+    told: list[tuple[int, int]] = []
+    dcp.copy(
+        source,
+        MemoryStore(objects),
+        verify=True,
+        on_progress=lambda done, total: told.append((done, total)),
+    )
+    assert told[-1][0] == told[-1][1]
+    assert dcp.verify(MemoryStore(objects)).problems == ()
+
+
 def test_a_failure_at_every_call_leaves_nothing_half_and_is_gone_on_from(
     source: Path, tmp_path: Path
 ) -> None:

@@ -23,9 +23,9 @@ MUTANTS = (
     Mutant(
         name="tiers: what lies at the target is taken as it is",
         file="checkpoint/copying.py",
-        old="        for stretch in stretches(there, there.layout.entries.values()):\n"
-        "            _refuse_damage(stretch.damaged)\n",
-        new="        for stretch in stretches(there, there.layout.entries.values()):\n",
+        old="    for stretch in stretches(there, there.layout.entries.values()):\n"
+        "        _refuse_damage(stretch.damaged)\n",
+        new="    for stretch in stretches(there, there.layout.entries.values()):\n",
         tests=_COPYING,
     ),
     Mutant(

@@ -1,9 +1,5 @@
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +7,7 @@ import torch
 
 import dtckpt.checkpoint as dcp
 
-from .conftest import Run, data_file, flip
+from .conftest import Run, data_file, document, flip
 
 
 @pytest.fixture
@@ -70,17 +66,45 @@ def test_another_checkpoint_at_the_target_stays(run: Run, root: Path, tmp_path: 
     assert listed(tmp_path / "copy/step-10") == before
 
 
-def test_an_interrupt_leaves_nothing_half_written(tmp_path: Path) -> None:
-    dcp.save({"a": torch.zeros(1 << 25)}, tmp_path / "source")
-    program = "import sys; from dtckpt.tools.cli import main; main(sys.argv[1:])"
-    args = [sys.executable, "-c", program, "copy", tmp_path / "source", tmp_path / "target"]
-    process = subprocess.Popen([*map(str, args)], stderr=subprocess.PIPE, text=True)
-    while not (tmp_path / "target").exists() and process.poll() is None:
-        time.sleep(0.005)
-    process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=60)
-    is_there = (tmp_path / "target/manifest.json").exists()
-    assert process.returncode == (0 if is_there else 130)
-    assert is_there or "interrupted" in told
-    for path in tmp_path.glob("target/data/*/*"):  # whole ones stay for a second call
-        assert path.read_bytes() == data_file(tmp_path / "source").read_bytes()
+def test_what_is_damaged_keeps_nothing_else_from_being_copied(
+    run: Run, root: Path, tmp_path: Path
+) -> None:
+    flip(root / "step-2/manifest.json", 50)
+    result = run("copy", root, tmp_path / "copy")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "all is copied but what is damaged, step-2, and refers to that" in result.stderr
+    assert [step.number for step in dcp.committed_steps(tmp_path / "copy")] == [10]
+
+
+def test_a_second_call_brings_the_record_that_the_first_had_not_come_to(
+    run: Run, root: Path, tmp_path: Path
+) -> None:
+    run("copy", root, tmp_path / "copy")
+    (tmp_path / "copy/step-2.json").unlink()
+    told = document(run("copy", root, tmp_path / "copy", "--json"))
+    assert told["checkpoints"] == []
+    assert listed(tmp_path / "copy") == listed(root)
+
+
+def test_a_copy_of_what_was_edited_since_is_told(run: Run, root: Path, tmp_path: Path) -> None:
+    run("copy", root, tmp_path / "copy")
+    dcp.edit(root / "step-10", set_metadata={"x": 1})
+    result = run("copy", root, tmp_path / "copy")
+    assert (result.exit_code, "was edited since" in result.stderr) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "told"),
+    [
+        ("run/step-10", "backup", "a directory of checkpoints, with step-10"),
+        ("run", "backup/step-10", "a run is a directory of them"),
+    ],
+)
+def test_a_run_and_a_checkpoint_are_not_mixed(
+    run: Run, root: Path, tmp_path: Path, source: str, target: str, told: str
+) -> None:
+    run("copy", root / "step-10", tmp_path / "backup/step-10")
+    before = listed(tmp_path / "backup")
+    result = run("copy", tmp_path / source, tmp_path / target)
+    assert (result.exit_code, told in result.stderr) == (3, True)
+    assert listed(tmp_path / "backup") == before

@@ -263,6 +263,18 @@ def test_target_that_is_committed_stays(run: Run, checkpoint: Path, saved: Path)
     assert len(list(checkpoint.glob("data/*"))) == 1
 
 
+def test_what_is_there_is_not_mixed_with(run: Run, saved: Path, tmp_path: Path) -> None:
+    args = ("reshard", saved / "step-20", saved, "--to-world", 2, "--overwrite")
+    result = run(*args)
+    assert (result.exit_code, "a directory of checkpoints" in result.stderr) == (3, True)
+    hf = tmp_path / "hf"
+    assert run("convert", saved / "step-20", hf, "--to", "safetensors").exit_code == 0
+    before = contents(hf)
+    result = run("convert", hf, hf, "--to", "dtckpt")
+    assert (result.exit_code, "a checkpoint of safetensors is here" in result.stderr) == (3, True)
+    assert contents(hf) == before
+
+
 def test_onto_itself(run: Run, checkpoint: Path) -> None:
     with dcp.open(checkpoint) as old:
         before = {name: tensor[...] for name, tensor in old.items()}

@@ -194,6 +194,9 @@ def rewrite(
         store_at(source, source_options, "SOURCE") as old,
         store_at(target, target_options, "TARGET") as new,
     ):
+        from ....checkpoint.steps import refuse_others
+
+        refuse_others(new)
         if (rules or dry_run) and _is_first(process_group):
             is_alone = dry_run or process_group is None  # else all ranks fail together, below
             with nullcontext() if is_alone else suppress(DtckptError):
