@@ -104,8 +104,11 @@ class ReadRequest:
 
 
 def is_before(item: ObjectInfo, time: float | None) -> bool:
-    """Whether an object was, as far as is known, last written to before ``time`` (None: any)."""
-    return time is None or (item.modified is not None and item.modified < time)
+    """Whether an object was, as far as is known, not written to after ``time`` (None: any).
+
+    Stores tell times in steps, of up to a second: what is as old as ``time`` is old enough.
+    """
+    return time is None or (item.modified is not None and item.modified <= time)
 
 
 class WriteStream(ABC):

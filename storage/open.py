@@ -36,6 +36,7 @@ def open_store(target: str | os.PathLike[str] | Store, **options: object) -> Sto
             raise ValueError(f"chained URLs cannot be opened as a store: {path.split('://')[0]}...")
         return _local(path, options)
     scheme = match[1].lower()
+    path = scheme + path[match.end(1) :]
     if (opener := opener_of(scheme)) is not None:
         return _opened(opener, path, options)
     if scheme in ("file", "local"):

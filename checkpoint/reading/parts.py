@@ -105,9 +105,8 @@ def parse_part(text: str, manifest: Manifest, where: str) -> TensorPart:
     name, bracket, inner = text.partition("[")
     tensor = manifest.tensors.get(name)
     if tensor is None:
-        raise LayoutMismatch(
-            f"{where}: there is no tensor {name!r}{near_names(name, list(manifest.tensors))}"
-        )
+        near = near_names(name, list(manifest.tensors), with_parts=False)
+        raise LayoutMismatch(f"{where}: there is no tensor {name!r}{near}")
     if bracket and not inner.endswith("]"):
         raise LayoutMismatch(f"{text!r}: the ] is missing")
     index = tuple(_index(part.strip(), text) for part in inner[:-1].split(",")) if bracket else ()

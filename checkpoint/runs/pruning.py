@@ -14,9 +14,10 @@ from dtckpt.errors import CheckpointError, Corrupt, InUse, NotCommitted
 from ...storage.base import Store
 from ...storage.open import open_store
 from ..files.borrowing import refuse_if_needed
+from ..files.manifest import OURS
 from ..formats.opening import read_manifest
 from .keep import Keep
-from .overview import names_of_steps, no_run
+from .overview import look_over, names_of_steps, no_run
 from .run import PIN, Run
 from .upkeep import Upkeep
 
@@ -59,6 +60,11 @@ def prune(
     if choice is None:
         if not names_of_steps(store.level()):
             raise no_run(store)
+        if any(step.format not in ("", OURS) for step in look_over(store)):
+            raise NotCommitted(
+                f"{store.url}: the checkpoints here are of other programs, of which dtckpt deletes "
+                "nothing. Remove them as other files"
+            )
         raise NotCommitted(
             f"{store.url}: no checkpoint here is whole, so nothing is pruned. dtckpt ls lists them"
         )
@@ -87,10 +93,10 @@ def pin(
 
     ``name`` is that of its directory under ``root``. A mark is left beside it, which
     ``CheckpointManager``, ``prune`` and ``remove`` heed. Raises NotCommitted where there is no
-    checkpoint.
+    checkpoint, nor a pin that is to go.
     """
     run = Run(open_store(root, **dict(storage_options or {})))
-    if is_pinned:
+    if is_pinned or not run.store.exists(name + PIN):
         read_manifest(run.store.substore(name))
     run.mark(name, PIN, is_set=is_pinned)
 
@@ -110,7 +116,11 @@ def remove(
     """
     run = Run(open_store(root, **dict(storage_options or {})))
     place = run.store.substore(name)
-    manifest = read_manifest(place)
+    try:
+        manifest = read_manifest(place)
+    except Corrupt as error:
+        error.add_note("What it refers to cannot be told, so it stays. Remove it as other files")
+        raise
     if not manifest.is_ours:
         raise CheckpointError(
             f"{place.url} is of {manifest.format}, of which dtckpt deletes nothing. Remove it as "

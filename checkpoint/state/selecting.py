@@ -60,9 +60,10 @@ def selection_of(select: str | Sequence[str] | None) -> Selection | None:
     return Selection([select] if isinstance(select, str) else list(select))
 
 
-def near_names(wanted: str, names: Sequence[str]) -> str:
+def near_names(wanted: str, names: Sequence[str], *, with_parts: bool = True) -> str:
     """Return a hint at names, of leaves or of parts of the state, that look like ``wanted``."""
-    known = dict.fromkeys(_with_parents(names[:_MAX_HINT_NAMES]))
+    few = names[:_MAX_HINT_NAMES]
+    known = dict.fromkeys(_with_parents(few) if with_parts else few)
     near = difflib.get_close_matches(wanted.rstrip("/*"), known, n=3, cutoff=0.6)
     return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
 

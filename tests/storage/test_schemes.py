@@ -40,7 +40,7 @@ def registered() -> Iterator[dict[str, Store]]:
 def test_registered_schemes_open(registered: dict[str, Store]) -> None:
     objects: dict[str, bytes] = {}
     store = open_store("TestFS://some/where", objects=objects)
-    assert store is registered["TestFS://some/where"]
+    assert store is registered["testfs://some/where"]
     store.publish("x", b"1", overwrite=False)
     assert objects == {"x": b"1"}
 

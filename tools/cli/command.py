@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Mapping
 from importlib import import_module
@@ -47,6 +48,16 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
 }
 """Commands in the order in which help lists them: name and module, which has it under that name."""
 
+_PHASE = re.compile(r"^export: \w+: ")
+"""What a library that works on many ranks says before its messages."""
+_WORDS = {
+    "overwrite=True": "--overwrite",
+    "part='model'": "--part model",
+    "select=": "",
+    "dtckpt.checkpoint.latest finds the newest, ": "",
+    "call detach, which writes that into it": "have dtckpt convert --to dtckpt write it whole",
+}
+"""What the library advises programs to do, and what it is on the command line."""
 _MODULES = {name: module for section in SECTIONS.values() for name, module in section.items()}
 
 
@@ -106,7 +117,10 @@ def _text(error: Exception) -> str:
     """Return the message of an error, without an errno, in words of the command line."""
     text = (isinstance(error, OSError) and error.strerror) or str(error)
     notes: list[str] = getattr(error, "__notes__", [])
-    return "\n".join([text, *notes]).replace("overwrite=True", "--overwrite")
+    told = _PHASE.sub("", "\n".join([text, *notes]))
+    for words, ours in _WORDS.items():
+        told = told.replace(words, ours)
+    return told
 
 
 @click.group(

@@ -83,3 +83,10 @@ def test_what_is_not_there(run: Run, saved: Path) -> None:
     result = run("cat", saved / "step-100", "model/layers")
     assert result.exit_code == 3
     assert "only tensors and no values below 'model/layers'" in result.stderr
+
+
+def test_where_there_are_only_tensors_it_is_said(run: Run, tmp_path: Path) -> None:
+    dcp.save({"a": torch.ones(2)}, tmp_path / "one")
+    result = run("cat", tmp_path / "one")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "no values here, only tensors; name one" in result.stderr

@@ -49,6 +49,13 @@ def test_one_checkpoint_to_another_store(run: Run, root: Path) -> None:
     assert (result.exit_code, "incremental" in result.stderr) == (3, True)
 
 
+def test_documents(run: Run, root: Path, tmp_path: Path) -> None:
+    told = document(run("copy", root, tmp_path / "copy", "--json"))
+    assert sorted(told["checkpoints"]) == sorted(p.name for p in root.glob("step-*[0-9]"))
+    told = document(run("copy", root / "step-2", tmp_path / "one", "--json", "--no-verify"))
+    assert (told["checkpoints"], told["verified"]) == (None, False)
+
+
 def test_damage_is_not_copied(run: Run, root: Path, tmp_path: Path) -> None:
     file = data_file(root / "step-10")
     flip(file, file.stat().st_size // 2)

@@ -11,7 +11,7 @@ def test_metadata_and_names(run: Run, checkpoint: Path) -> None:
         *("--remove-metadata", "loss", "--rename", "model/layers/{i}/w=model/layers/{i}/weight"),
     )
     assert (result.exit_code, result.stderr) == (0, "")
-    assert result.stdout == f"{checkpoint}: edited; 3 tensors have other names than files\n"
+    assert result.stdout == f"{checkpoint}: edited; 3 tensors now named otherwise than in files\n"
     found = document(run("inspect", checkpoint, "--json"))
     assert found["metadata"] == {"a.b": 1, "note": "so x=1"}
     assert "model/layers/2/weight" in found["tensors"]

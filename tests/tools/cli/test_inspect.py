@@ -98,7 +98,7 @@ def test_names_and_values_are_selected(run: Run, saved: Path) -> None:
 
 def test_a_run_lists_its_committed_checkpoints(run: Run, saved: Path) -> None:
     text = run("inspect", saved).stdout
-    assert "2 committed checkpoints" in text
+    assert "2 checkpoints" in text
     assert text.splitlines()[-1] == f"Look into one: dtckpt inspect {saved / 'step-100'}"
     found = document(run("inspect", saved, "--json"))
     assert found["kind"] == "run"

@@ -97,6 +97,21 @@ def test_a_pin_needs_a_checkpoint(run: Run, root: Path) -> None:
     assert run("pin", "/").exit_code == 2
 
 
+def test_a_pin_that_is_not_there_is_not_taken_away(run: Run, root: Path) -> None:
+    assert run("pin", root / "step-99", "--remove").exit_code == 3
+    assert run("pin", root / "step-5", "--remove").exit_code == 0
+
+
+def test_documents(run: Run, root: Path) -> None:
+    place = root / "step-3"
+    assert document(run("pin", place, "--json"))["urls"] == [str(place)]
+    assert document(run("pin", place, "--remove", "--json"))["pinned"] is False
+    assert document(run("rm", place, "--dry-run", "--json"))["dry_run"] is True
+    assert place.exists()
+    assert document(run("rm", place, "--json"))["urls"] == [str(place)]
+    assert not place.exists()
+
+
 def test_gc_takes_away_what_dead_saves_left(run: Run, root: Path) -> None:
     save = root / "step-1/data"
     (dead,) = save.iterdir()
@@ -104,7 +119,8 @@ def test_gc_takes_away_what_dead_saves_left(run: Run, root: Path) -> None:
     left.parent.mkdir(parents=True)
     (part,) = dead.iterdir()
     left.write_bytes(part.read_bytes())
-    assert run("gc", root).stdout == "0 leftovers deleted\n"
+    told = "0 leftovers deleted; what was written to in the last 24 h stays\n"
+    assert run("gc", root).stdout == told
     told = document(run("gc", root, "--older-than", "0s", "--dry-run", "--json"))
     assert told["gone"] == [f"step-9/data/{dead.name}/00000.safetensors"]
     assert left.exists()

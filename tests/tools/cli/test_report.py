@@ -25,9 +25,9 @@ SCREENSHOTS = Path(__file__).parents[3] / "build" / "screenshots"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Headless Chromium, as the system has it."""
+    """Headless Chromium, as the system has it; while it lives, no other event loop runs here."""
     path = next(filter(None, map(shutil.which, BROWSERS)), None)
     if path is None:
         pytest.skip("no Chromium here: apt-get install chromium")

@@ -87,6 +87,43 @@ def test_a_driver_without_what_it_needs(run: Run, out: Path) -> None:
     assert "needs the module pyarrow, which is not installed" in text
 
 
+def test_a_url_that_lacks_a_slash(run: Run) -> None:
+    result = run("ls", "s3:/bucket/run")
+    assert result.exit_code == 2
+    assert "is s3://bucket/run meant?" in result.stderr
+
+
+def test_a_run_of_other_programs(run: Run, tmp_path: Path) -> None:
+    for step in (1, 2):
+        ckpt.save({"a": torch.ones(2)}, tmp_path / "ours")
+        ckpt.export(tmp_path / "ours", tmp_path / f"run/step-{step}", format="dcp")
+        ckpt.delete(tmp_path / "ours")
+    assert "step-2" in run("inspect", tmp_path / "run").stdout
+    assert run("verify", tmp_path / "run").stdout.count("complete, but without checksums") == 2
+    pruned = run("prune", tmp_path / "run", "--keep-last", 1)
+    assert pruned.exit_code == 3
+    assert "of other programs, of which dtckpt deletes nothing" in pruned.stderr
+
+
+def test_advice_is_of_the_command_line(run: Run, tmp_path: Path) -> None:
+    ckpt.save({"model": {"w": torch.ones(2)}, "n": 1}, tmp_path / "run/step-1")
+    ckpt.save({"model": {"w": torch.ones(2)}, "n": 1}, tmp_path / "run/step-2")
+    one = tmp_path / "run/step-1"
+    result = run("convert", one, tmp_path / "hf", "--to", "safetensors")
+    assert result.stderr.startswith(f"Error: {one}: safetensors files hold tensors only")
+    assert result.stderr.endswith("choose a part, such as --part model\n")
+    result = run("cat", tmp_path / "run")
+    assert result.stderr.endswith("Give the path of one of them; dtckpt ls lists them\n")
+    assert "step-1: 'nothing' selects nothing" in run("cat", one, "nothing").stderr
+    result = run("extract", one, "model/v", "-o", tmp_path / "v.npy")
+    assert "no tensor 'model/v'; did you mean 'model/w'?" in result.stderr
+    (data,) = one.glob("data/*/*.safetensors")
+    data.unlink()
+    assert "[Errno" not in run("verify", one).stdout
+    (one / "manifest.json").write_text("{}")
+    assert "Remove it as other files" in run("rm", one).stderr
+
+
 def of_s3(endpoint: str) -> dict[str, str]:
     """Storage options as the command takes them."""
     return {"client_kwargs.endpoint_url": endpoint, "key": '"key"', "secret": '"secret"'}

@@ -35,7 +35,8 @@ def show_difference(found: Comparison, differing: Sequence[TensorComparison]) ->
     by = [each.by for each in found.tensors.values()]
     say(
         f"{count(len(by), 'tensor')} compared, {by.count('checksums'):,} by equal checksums; "
-        f"{len(differing):,} differ\n{count(len(found.values), 'value')} differ; "
+        f"{len(differing):,} differ\n{count(len(found.values), 'value')} "
+        f"{'differs' if len(found.values) == 1 else 'differ'}; "
         f"{len(only[0]):,} names only in the first, {len(only[1]):,} in the other"
     )
 

@@ -111,14 +111,14 @@ def verify(
 def _checkpoints(place: Store) -> Iterator[tuple[Store, str]]:
     """Yield a checkpoint, or those of a run with their names, in the order of their steps."""
     from ....checkpoint import read_manifest
-    from ....checkpoint.steps import steps_of_level
+    from ....checkpoint.runs.overview import look_over
 
     try:
         read_manifest(place)
     except Corrupt:
         pass
     except NotCommitted:
-        steps = steps_of_level(place)
+        steps = [step for step in look_over(place) if step.state != "incomplete"]
         if not steps:
             raise
         yield from ((place.substore(step.name), step.name) for step in steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -25,6 +26,7 @@ DEBUG = "dtckpt.debug"
 """Key in a context's ``meta`` of whether to show tracebacks."""
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|h|d)")
+_HALF_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:(?=/(?!/))")
 _SECONDS = {"s": 1, "min": 60, "h": 3_600, "d": 86_400}
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -68,7 +70,9 @@ class _Name(click.types.StringParamType):
         from ....checkpoint import read_manifest
         from .treeview import plain_values
 
-        place = str(ctx.params.get("checkpoint") or ctx.params.get("source") or "")
+        # What follows an option that has no value yet is not parsed: the first argument is there.
+        given = ctx.params.get("checkpoint") or ctx.params.get("source") or (*ctx.args, "")[0]
+        place = str(given)
         if not place or "://" in place:
             return []
         try:
@@ -249,6 +253,10 @@ def store_at(url: str, options: dict[str, Any], argument: str = "CHECKPOINT") ->
     own = f" / '--{of}-option'" if of else ""
     from ....checkpoint.formats.opening import open_place
 
+    half = _HALF_URL.match(url)
+    if half is not None and not os.path.lexists(half[0]):
+        meant = f"{half[0]}//{url[half.end() :].lstrip('/')}"
+        raise click.BadParameter(f"{url!r}: is {meant} meant?", param_hint=f"'{argument}'")
     try:
         return open_place(url, **options)
     except ValueError as error:

@@ -9,7 +9,7 @@ import click
 
 from dtckpt.errors import NotCommitted
 
-from ..common.console import count, printable
+from ..common.console import age, count, printable
 from ..common.options import PLACE, debug_option, dry_run_option, duration, store_at, store_option
 from ..common.telling import json_option, print_json, quiet_option, say
 
@@ -57,7 +57,8 @@ def gc(
             return
         for name in gone:
             say(f"{printable(name)}: {'would be deleted' if dry_run else 'deleted'}")
-        say(f"{count(len(gone), 'leftover')} {'would go' if dry_run else 'deleted'}")
+        told = f"{count(len(gone), 'leftover')} {'would go' if dry_run else 'deleted'}"
+        say(f"{told}; what was written to in the last {age(older_than.total_seconds())} stays")
 
 
 def _check_something(store: Store) -> None:

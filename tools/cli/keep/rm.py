@@ -15,16 +15,17 @@ from ..common.options import (
     store_at,
     store_option,
 )
-from ..common.telling import quiet_option, say
+from ..common.telling import json_option, print_json, quiet_option, say
 
 
 @click.command()
 @click.argument("checkpoints", nargs=-1, required=True, metavar="CHECKPOINT...", type=PLACE)
 @dry_run_option("Delete nothing; only find out whether anything forbids it.")
+@json_option
 @store_option()
 @quiet_option
 @debug_option
-def rm(checkpoints: tuple[str, ...], dry_run: bool, option: dict[str, Any]) -> None:
+def rm(checkpoints: tuple[str, ...], dry_run: bool, as_json: bool, option: dict[str, Any]) -> None:
     """Delete each CHECKPOINT, its manifest before its data.
 
     Nothing is deleted where one of them is not there, is pinned, or has files to which others
@@ -37,12 +38,17 @@ def rm(checkpoints: tuple[str, ...], dry_run: bool, option: dict[str, Any]) -> N
     """
     from ....checkpoint.runs.pruning import remove
 
+    urls: list[str] = []
     for is_trial in (True, dry_run):
+        urls.clear()
         for checkpoint in checkpoints:
             root, name = split_place(checkpoint)
             with store_at(root, option) as store:
                 remove(store, name, dry_run=is_trial)
-                if not is_trial:
-                    say(f"{printable(store.url)}/{printable(name)}: deleted")
-    if dry_run:
+                urls.append(f"{store.url}/{name}")
+                if not (is_trial or as_json):
+                    say(f"{printable(urls[-1])}: deleted")
+    if as_json:
+        print_json("removal", {"urls": urls, "dry_run": dry_run})
+    elif dry_run:
         say(f"{', '.join(map(printable, checkpoints))}: could be deleted")

@@ -67,6 +67,9 @@ def cat(
                 {"url": store.url, "values": values, "tensors": _lists(store, manifest, parts)},
             )
             return
+        if not (values or parts):
+            note = f"{printable(store.url)}: no values here, only tensors; name one"
+            click.echo(f"{note}, as dtckpt inspect shows them", err=True)
         is_one = len(values) + len(parts) == 1
         for name, node in values.items():
             lead = "" if is_one and name in names else f"{printable(name)}: "

@@ -13,7 +13,8 @@ from ..common.options import NAME, PLACE, debug_option, mapping_option, store_at
 from ..common.telling import bar, json_option, print_json, quiet_option
 
 if TYPE_CHECKING:
-    from ....checkpoint import Manifest, MappingTable, Step
+    from ....checkpoint import Manifest, MappingTable
+    from ....checkpoint.runs.overview import StepOverview
     from ....storage import Store
 
 
@@ -132,13 +133,13 @@ def _show_statistics(
     show_statistics(found.values())
 
 
-def _steps(store: Store) -> list[Step]:
-    from ....checkpoint.steps import steps_of_level
+def _steps(store: Store) -> list[StepOverview]:
+    from ....checkpoint.runs.overview import look_over
 
-    return steps_of_level(store)
+    return [step for step in look_over(store) if step.state != "incomplete"]
 
 
-def _show_run(store: Store, steps: list[Step], *, as_json: bool) -> None:
+def _show_run(store: Store, steps: list[StepOverview], *, as_json: bool) -> None:
     if as_json:
         listed = [{"number": s.number, "name": s.name, "url": s.url} for s in steps]
         print_json("run", {"url": store.url, "steps": listed})

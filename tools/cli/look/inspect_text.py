@@ -29,7 +29,8 @@ from ..common.treeview import Branch, Guides, matcher, rows, view
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ....checkpoint import Manifest, Step
+    from ....checkpoint import Manifest
+    from ....checkpoint.runs.overview import StepOverview
 
 _MAX_FILES = 16
 
@@ -37,13 +38,14 @@ Told = Callable[[Layout | IrregularLayout], str]
 """Says in a few words where a tensor lies."""
 
 
-def show_run(url: str, steps: Sequence[Step]) -> None:
-    """List the committed checkpoints of a run."""
+def show_run(url: str, steps: Sequence[StepOverview]) -> None:
+    """List the checkpoints of a run."""
     console = stdout_console()
     grid = Grid("step", "checkpoint", right=(0,))
     for step in steps:
-        grid.add(plain(str(step.number)), plain(printable(step.url)))
-    head = f"{count(len(steps), 'committed checkpoint')} in {printable(url)}"
+        is_damaged = ("  damaged", "red") if step.state == "damaged" else ("", "")
+        grid.add(plain(str(step.number)), ((printable(step.url), ""), is_damaged))
+    head = f"{count(len(steps), 'checkpoint')} in {printable(url)}"
     show(console, Lines([plain(head), plain("")]), grid)
     hint = f"Look into one: dtckpt inspect {printable(steps[-1].url)}"
     show(console, Lines([plain(""), plain(hint)]))

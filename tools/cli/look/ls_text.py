@@ -54,7 +54,7 @@ def _cells(step: StepOverview, now: float) -> tuple[Line, ...]:
 def _narrow(step: StepOverview, now: float) -> list[Line]:
     """Return a step with its notes on a line of their own."""
     _, name, *facts, notes = _cells(step, now)
-    first = [part for cell in (name, *facts) for part in (*cell, ("  ", ""))]
+    first = [part for cell in (name, *facts) for part in (("  ", ""), *cell)][1:]
     return [first, [("  ", ""), *notes]] if notes[0][0] else [first]
 
 

@@ -56,7 +56,8 @@ def copy(
         copied = _copy(old, new, verify=verify)
         if as_json:
             names = copied if isinstance(copied, list) else None
-            print_json("copy", {"source": old.url, "target": new.url, "checkpoints": names})
+            told = {"source": old.url, "target": new.url, "checkpoints": names, "verified": verify}
+            print_json("copy", told)
         elif isinstance(copied, list):
             say(f"{printable(new.url)}: {count(len(copied), 'checkpoint')} copied")
         else:

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ..common.console import printable
+from ..common.console import count, printable
 from ..common.options import PLACE, debug_option, key_values, store_at, store_option
 from ..common.telling import json_option, print_json, quiet_option, say
 
@@ -70,11 +70,14 @@ def edit(
         made = edit_checkpoint(
             store, set_metadata=set_metadata, remove_metadata=remove_metadata, rename=rename
         )
-        num_renamed = sum(tensor.stored_as is not None for tensor in made.tensors.values())
         if as_json:
             print_json(
                 "edit",
                 {"url": store.url, "metadata": made.metadata, "tensors": list(made.tensors)},
             )
             return
-        say(f"{printable(store.url)}: edited; {num_renamed:,} tensors have other names than files")
+        num_renamed = sum(tensor.stored_as is not None for tensor in made.tensors.values())
+        told = (
+            f"; {count(num_renamed, 'tensor')} now named otherwise than in files" if rename else ""
+        )
+        say(f"{printable(store.url)}: edited{told}")
