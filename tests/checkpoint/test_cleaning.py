@@ -193,7 +193,7 @@ def test_unfinished_files_go(tmp_path: Path) -> None:
 
 def test_uploads_in_parts_go(s3: S3) -> None:
     # The server breaks down over parts of an upload that it has forgotten.
-    store = open_store(f"{s3.url}/step-1", **s3.options, deadline=6)
+    store = open_store(f"{s3.url}/step-1", **s3.options, deadline=3)
     size = 33 << 20
     dead, alive = (
         store.create("data/0123456789abcdef/00000.safetensors", size),

@@ -77,7 +77,7 @@ def test_whatever_else_is_there_is_told(
 
 def test_a_root_that_cannot_be_looked_at_is_an_error(s3: S3) -> None:
     with pytest.raises(StorageError, match=r"127\.0\.0\.1:1/run"):
-        dcp.latest("http://127.0.0.1:1/run")
+        dcp.latest("http://127.0.0.1:1/run", storage_options={"deadline": 5})
     with pytest.raises(StorageError, match=r"no-such-bucket-here/run: .*bucket does not exist"):
         dcp.latest("s3://no-such-bucket-here/run", storage_options=s3.options)
     denied = FaultyStore(MemoryStore(), [Rule(RaiseError(StorageError("denied")), op="list")])

@@ -22,6 +22,7 @@ from dtckpt.storage import Delay, Fault, FaultyStore, MemoryStore, Rule
 
 from ...python import run_python
 from ...ranks import RanksFailed, run_ranks
+from ...waiting import beside_each_other
 
 SHORT = timedelta(seconds=1)
 
@@ -263,9 +264,7 @@ def test_a_forked_process_does_not_wait_for_saves_of_its_parent(tmp_path: Path) 
     assert dcp.open(tmp_path / "c-child")["y"][...].sum() == 3
 
 
-@pytest.mark.parametrize("slow", [0, 1])
-def test_a_rank_that_is_slow_but_gets_on_is_waited_for(slow: int) -> None:
-    """Its part takes far longer than the timeout, but no step of it does."""
+def check_that_who_gets_on_is_waited_for(slow: int) -> None:
     store, deadline = MemoryStore(), timedelta(seconds=2)
     late = [Rule(Delay(0.5), op=op) for op in ("write", "read_into")]
 
@@ -276,6 +275,11 @@ def test_a_rank_that_is_slow_but_gets_on_is_waited_for(slow: int) -> None:
         dcp.load(value, mine, process_group=group, timeout=deadline)
 
     run_ranks(2, body)
+
+
+def test_a_rank_that_is_slow_but_gets_on_is_waited_for() -> None:
+    """Its part takes far longer than the timeout, but no step of it does."""
+    beside_each_other(check_that_who_gets_on_is_waited_for, [(0,), (1,)])
 
 
 @pytest.mark.parametrize("victim", [0, 1])

@@ -35,6 +35,7 @@ from dtckpt.storage import Fault, FaultyStore, FlipBit, RaiseError, Rule, Store
 from ...dtensor.strategies import layouts, meshes, shapes
 from ...python import run_python
 from ...ranks import run_ranks
+from ...waiting import beside_each_other
 from ..test_together import SIZE, same_error
 from .test_shared_reading import BLOCK, as_items, flat, load_all, saved, zeros
 
@@ -377,8 +378,7 @@ class Hang(Fault):
         self.released.wait(60)
 
 
-@pytest.mark.parametrize("victim", range(SIZE))
-def test_a_rank_that_does_not_get_on_is_named(victim: int) -> None:
+def check_that_who_does_not_get_on_is_named(victim: int) -> None:
     store = saved(w=("F32", flat(1, Shard(0), (200, 12))))
     hang = Hang()
     told: list[str] = []
@@ -397,6 +397,10 @@ def test_a_rank_that_does_not_get_on_is_named(victim: int) -> None:
     assert len(told) == SIZE
     assert all(text.startswith("RankFailed: load: read") for text in told)
     assert all(f"rank {victim}" in text for text in told[: SIZE - 1]), told
+
+
+def test_a_rank_that_does_not_get_on_is_named() -> None:
+    beside_each_other(check_that_who_does_not_get_on_is_named, [(rank,) for rank in range(SIZE)])
 
 
 def test_ranks_wait_for_slots_and_what_is_in_them() -> None:

@@ -122,7 +122,7 @@ def test_short_upload(store: Store, raw: RawBucket) -> None:
 @pytest.mark.usefixtures("small_parts")
 def test_upload_that_the_server_forgot(raw: RawBucket, s3: S3) -> None:
     # The server breaks down over it.
-    stream = FsspecStore(s3.url, **s3.options, deadline=6).create("x", 7 << 20)
+    stream = FsspecStore(s3.url, **s3.options, deadline=3).create("x", 7 << 20)
     stream.write(bytes(7 << 20))
     found = s3.client.list_multipart_uploads(Bucket=BUCKET)["Uploads"]
     (upload,) = [upload for upload in found if upload["Key"].startswith(s3.key(""))]

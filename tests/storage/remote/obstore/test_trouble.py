@@ -243,7 +243,7 @@ def test_an_upload_to_google_is_begun_again() -> None:
     from tests.servers.fake_gcs import FakeGcs
 
     with FakeGcs() as server:
-        store = ObstoreStore(f"gs://{BUCKET}/run", **server.obstore_options, deadline=4.0)
+        store = ObstoreStore(f"gs://{BUCKET}/run", **server.obstore_options, deadline=3.0)
         server.faults[:] = [Fault(does="hang", kinds=["begin-upload"], limit=1)]
         write(store, "x", bytes(11 * MIB))
         assert keys(server) == {"x": bytes(11 * MIB)}
