@@ -346,7 +346,8 @@ def check_size(store: Store, name: str, expected: int) -> ObjectInfo:
     except ObjectNotFound as error:
         raise Corrupt(
             f"{where}: this data file is missing, though the checkpoint was committed with "
-            f"it ({expected} bytes): {error}. Restore the file or load another checkpoint"
+            f"it ({expected} bytes): {error.strerror or error}. Restore the file or load another "
+            "checkpoint"
         ) from error
     if info.size != expected:
         raise Corrupt(
