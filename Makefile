@@ -7,7 +7,7 @@ CODE := dtensor checkpoint storage integrations tools tests
 # Tests start some hundred processes, which find all modules compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install check format test mutants demo demo-parallel bench bench-scale bench-dispatch bench-redistribute bench-training bench-random bench-look operators cli-page test-matrix test-adapters test-servers test-faults gpu-check clean
+.PHONY: help install check format test mutants demo demo-parallel bench bench-scale bench-dispatch bench-redistribute bench-training bench-random bench-look bench-rewrite operators cli-page test-matrix test-adapters test-servers test-faults gpu-check clean
 
 help:
 	@echo "make demo    train, kill a rank during a save, resume on another mesh, prove the losses"
@@ -19,6 +19,7 @@ help:
 	@echo "make bench-training   a training step beside torch's parallelisms, and elastic ones"
 	@echo "make bench-random   random numbers beside torch's own generator"
 	@echo "make bench-look   what inspecting a checkpoint and its values costs"
+	@echo "make bench-rewrite   resharding a checkpoint beside cp of its files"
 	@echo "make operators     every operator against one device; writes docs/operators.md"
 	@echo "make cli-page      docs/cli.md, of what the commands say of themselves"
 	@echo "make test    the whole test suite"
@@ -114,6 +115,9 @@ bench-random: install
 
 bench-look: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.bench.looking $(BENCH)
+
+bench-rewrite: install
+	$(BIN)/python -m tools.bench.rewriting $(BENCH)
 
 cli-page: install
 	$(BIN)/python -m tests.tools.cli.reference --write docs/cli.md

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from dtckpt.errors import CheckpointError, Corrupt, InUse, NotCommitted
@@ -217,11 +217,14 @@ def dependents(store: Store, marks: Iterable[str]) -> dict[str, Manifest]:
     return found
 
 
-def refuse_if_needed(store: Store, what: str, save_id: str | None) -> list[str]:
+def refuse_if_needed(
+    store: Store, what: str, save_id: str | None, *, besides: Collection[str] = ()
+) -> list[str]:
     """Raise InUse if others refer to files of a checkpoint in ``store``, or may be about to.
 
-    ``save_id`` is that of the checkpoint; without it files of all saves count. Returns the marks
-    that are there, which nobody stands behind any more.
+    ``save_id`` is that of the checkpoint; without it files of all saves count. ``besides`` names
+    those that may refer to them. Returns the marks that are there, which nobody stands behind any
+    more.
     """
     marks = marks_of(store)
     if claims := [mark for mark in marks if is_claim(mark)]:
@@ -236,7 +239,8 @@ def refuse_if_needed(store: Store, what: str, save_id: str | None) -> list[str]:
     if needing := [
         name
         for name, manifest in others.items()
-        if any(f.source == own and save_id in (None, f.save_id) for f in manifest.borrowed)
+        if name not in besides
+        and any(f.source == own and save_id in (None, f.save_id) for f in manifest.borrowed)
     ]:
         raise InUse(
             f"{store.url} cannot be {what}: the incremental checkpoints {', '.join(needing)} "

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from graphlib import TopologicalSorter
 from typing import Any
 
 from dtckpt.errors import CheckpointError, Corrupt, InUse, NotCommitted
@@ -14,11 +16,11 @@ from dtckpt.errors import CheckpointError, Corrupt, InUse, NotCommitted
 from ...storage.base import Store
 from ...storage.open import open_store
 from ..files.borrowing import refuse_if_needed
-from ..files.manifest import OURS
+from ..files.manifest import OURS, Manifest
 from ..formats.opening import read_manifest
 from .keep import Keep
 from .overview import look_over, names_of_steps, no_run
-from .run import PIN, Run
+from .run import PIN, Run, bases_of
 from .upkeep import Upkeep
 
 _STEP = re.compile(r"(.*?)(?:0|[1-9]\d*)")
@@ -72,7 +74,10 @@ def prune(
     refused: dict[str, str] = {}
     for name in choice.free:
         try:
-            if not dry_run:
+            if dry_run:
+                with suppress(NotCommitted):  # somebody else has deleted it
+                    _check_removal(run, name, choice.free)
+            else:
                 run.delete(name)
         except (InUse, Corrupt) as error:
             refused[name] = str(error)
@@ -103,18 +108,34 @@ def pin(
 
 def remove(
     root: str | os.PathLike[str] | Store,
-    name: str,
-    *,
+    *names: str,
     dry_run: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Delete a checkpoint, and what a run keeps beside it; one process calls this.
+    """Delete checkpoints, and what a run keeps beside them; one process calls this.
 
-    ``name`` is that of its directory under ``root``. Raises NotCommitted where there is none, InUse
-    where it is pinned or others refer to its files, and CheckpointError where another program saved
-    it; the same, and nothing else, with ``dry_run``.
+    ``names`` are those of their directories under ``root``; those that refer to the files of others
+    go before these. Raises NotCommitted where there is none, InUse where one is pinned or others,
+    which are to stay, refer to its files, and CheckpointError where another program saved it, and
+    nothing is deleted then; the same, and nothing else, with ``dry_run``.
     """
     run = Run(open_store(root, **dict(storage_options or {})))
+    pinned = {info.name for info in run.store.level().objects}.intersection(n + PIN for n in names)
+    if pinned:
+        place = run.store.substore(min(pinned).removesuffix(PIN))
+        raise InUse(f"{place.url} is pinned, so it stays. dtckpt pin --remove takes the pin away")
+    going = TopologicalSorter[str](dict.fromkeys(names, ()))
+    for name in dict.fromkeys(names):
+        for base in bases_of(_check_removal(run, name, names)):
+            going.add(base, name)
+    order = [name for name in going.static_order() if name in names]
+    if not dry_run:
+        for name in order:
+            run.delete(name)
+
+
+def _check_removal(run: Run, name: str, going: Collection[str]) -> Manifest:
+    """Raise what forbids to delete a checkpoint, with others; else return its manifest."""
     place = run.store.substore(name)
     try:
         manifest = read_manifest(place)
@@ -126,11 +147,8 @@ def remove(
             f"{place.url} is of {manifest.format}, of which dtckpt deletes nothing. Remove it as "
             "other files"
         )
-    if any(info.name == name + PIN for info in run.store.level().objects):
-        raise InUse(f"{place.url} is pinned, so it stays. dtckpt pin --remove takes the pin away")
-    refuse_if_needed(place, "deleted", manifest.save_id)
-    if not dry_run:
-        run.delete(name)
+    refuse_if_needed(place, "deleted", manifest.save_id, besides=going)
+    return manifest
 
 
 def _prefix_of(store: Store) -> str:

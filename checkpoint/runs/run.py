@@ -280,7 +280,8 @@ class Run:
     def delete(self, name: str) -> None:
         """Delete a checkpoint, its manifest before its data files, and what is kept beside it.
 
-        InUse, and nothing is changed, where others refer to its files.
+        InUse or Corrupt, and nothing is changed, where others refer to its files or it cannot be
+        told to whose files it refers.
         """
         record = self._records.get(name)
         self.forget(name)  # else it would tell of a checkpoint half deleted
@@ -288,7 +289,7 @@ class Run:
             delete(self.store.substore(name))
         except NotCommitted:
             pass  # somebody else has deleted it
-        except InUse:
+        except (InUse, Corrupt):
             if record is not None:
                 self.write_record(record)
             raise

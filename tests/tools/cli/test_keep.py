@@ -85,6 +85,30 @@ def test_rm_deletes_all_or_nothing(run: Run, root: Path) -> None:
     assert run("rm", root / "step-2").exit_code == 3
 
 
+def test_rm_deletes_those_that_refer_to_others_first(run: Run, root: Path) -> None:
+    both = (root / "step-4", root / "step-5")
+    assert run("rm", *both, root / "step-77").exit_code == 3
+    assert steps(root) == [1, 2, 3, 4, 5, 6]
+    told = document(run("rm", *both, root / "step-4", "--json"))
+    assert told["urls"] == list(map(str, both))
+    assert steps(root) == [1, 2, 3, 6]
+
+
+def test_what_prune_refuses_it_refuses_in_a_dry_run_too(run: Run, root: Path) -> None:
+    (root / "step-2/manifest.json").write_text("{}")  # of which the record beside it tells still
+    before = {path.name for path in root.iterdir()}
+    told = document(run("prune", root, "--keep-last", 1, "--dry-run", "--json"))
+    assert (set(told["gone"]), [*told["refused"]]) == (
+        {"step-1", "step-3", "step-4", "step-5"},
+        ["step-2"],
+    )
+    made = document(run("prune", root, "--keep-last", 1, "--json"))
+    assert (set(made["gone"]), [*made["refused"]]) == (set(told["gone"]), ["step-2"])
+    assert {path.name for path in root.iterdir()} == {
+        n for n in before if n[:6] in ("step-2", "step-6")
+    }
+
+
 def test_others_checkpoints_are_not_deleted(run: Run, root: Path) -> None:
     dcp.export(root / "step-6", root / "step-8", format="dcp")
     result = run("rm", root / "step-8")

@@ -38,17 +38,17 @@ def rm(checkpoints: tuple[str, ...], dry_run: bool, as_json: bool, option: dict[
     """
     from ....checkpoint.runs.pruning import remove
 
-    urls: list[str] = []
+    by_root: dict[str, list[str]] = {}
+    for root, name in map(split_place, checkpoints):
+        by_root.setdefault(root, []).append(name)
+    urls: dict[str, None] = {}
     for is_trial in (True, dry_run):
-        urls.clear()
-        for checkpoint in checkpoints:
-            root, name = split_place(checkpoint)
+        for root, names in by_root.items():
             with store_at(root, option) as store:
-                remove(store, name, dry_run=is_trial)
-                urls.append(f"{store.url}/{name}")
-                if not (is_trial or as_json):
-                    say(f"{printable(urls[-1])}: deleted")
+                remove(store, *names, dry_run=is_trial)
+                urls.update(dict.fromkeys(f"{store.url}/{name}" for name in names))
     if as_json:
-        print_json("removal", {"urls": urls, "dry_run": dry_run})
-    elif dry_run:
-        say(f"{', '.join(map(printable, checkpoints))}: could be deleted")
+        print_json("removal", {"urls": [*urls], "dry_run": dry_run})
+        return
+    for url in urls:
+        say(f"{printable(url)}: {'could be ' if dry_run else ''}deleted")
