@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from dtckpt.errors import LayoutMismatch
@@ -16,6 +16,7 @@ from ..mapping.trees import edited
 from ..saving.writers import assign_writers
 from ..state.selecting import Selection
 from ..state.tree import index_tree, tensor_names
+from ..tensors.dtypes import DType
 from ..tensors.spec import GlobalTensor
 from .dtype_rules import DTypeRule, new_dtypes
 from .placing import Placed, Rule, place
@@ -61,12 +62,14 @@ class Changes:
         seen = self.seen(manifest, where)
         placed = self.place(seen)
         dtypes = new_dtypes(seen, self.dtypes) if self.dtypes else {}
+        ties = _ties(placed, dtypes)
         tensors = assign_writers(
             GlobalTensor(
                 name=p.tensor.name,
                 dtype=dtypes.get(p.tensor.name, p.tensor.dtype),
                 shape=p.tensor.shape,
                 layout=p.layout,
+                same_as=ties.get(p.tensor.name),
             )
             for p in placed
         )
@@ -101,7 +104,11 @@ class Plan:
     @property
     def num_bytes(self) -> int:
         """Bytes of all tensors, as they are read."""
-        return sum(self.source.tensors[tensor.name].num_bytes for tensor in self.tensors)
+        return sum(
+            self.source.tensors[tensor.name].num_bytes
+            for tensor in self.tensors
+            if tensor.same_as is None
+        )
 
     def bytes_of(self, rank: int) -> int:
         """Return how many of them are for the file of a rank."""
@@ -110,6 +117,19 @@ class Plan:
             for tensor in self.tensors
             for box in tensor.chunks_of(rank)
         )
+
+
+def _ties(placed: Sequence[Placed], dtypes: Mapping[str, DType]) -> dict[str, str]:
+    """Return the first of its kind for every other tensor of the same elements, stored alike."""
+    first: dict[object, str] = {}
+    ties: dict[str, str] = {}
+    for each in placed:
+        tensor = each.tensor
+        dtype = dtypes.get(tensor.name, tensor.dtype)
+        other = first.setdefault((tensor.stored_name, dtype, each.layout), tensor.name)
+        if other != tensor.name:
+            ties[tensor.name] = other
+    return ties
 
 
 def _selected(manifest: Manifest, select: Sequence[str], where: str) -> Manifest:

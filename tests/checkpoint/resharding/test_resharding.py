@@ -152,6 +152,25 @@ def test_selected_and_renamed(source: Path, tmp_path: Path) -> None:
         assert found.state_dict()["epoch"] == 3
 
 
+def test_tied_tensors_stay_tied_where_they_are_stored_alike(tmp_path: Path) -> None:
+    weight = torch.randn(40, 36)
+    state = {"embedding": weight, "head": weight, "other": weight, "w": weight.clone()}
+    dcp.save(state, tmp_path / "source")
+    rules = parse_rules("other=R,R;*=S(0),S(1)")
+    made = dcp.reshard(tmp_path / "source", tmp_path / "target", MESH, rules)
+    assert {n: t.same_as for n, t in made.tensors.items() if t.same_as} == {"head": "embedding"}
+    assert not dcp.verify(tmp_path / "target").problems
+    assert same(elements(tmp_path / "target"), dict.fromkeys(state, weight))
+    options: dict[str, Any] = {"select": ["top", "other"], "mapping": [Move("head", "top")]}
+    made = dcp.reshard(tmp_path / "source", tmp_path / "two", MESH, **options)
+    assert [t.same_as for t in made.tensors.values()].count(None) == 1
+    assert not dcp.verify(tmp_path / "two").problems
+    bf16 = [DTypeRule.parse("head=bfloat16")]
+    made = dcp.reshard(tmp_path / "source", tmp_path / "three", MESH, dtypes=bf16)
+    assert {n: t.same_as for n, t in made.tensors.items() if t.same_as} == {"other": "embedding"}
+    assert torch.equal(elements(tmp_path / "three")["head"], weight.bfloat16())
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
