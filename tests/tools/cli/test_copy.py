@@ -56,6 +56,13 @@ def test_documents(run: Run, root: Path, tmp_path: Path) -> None:
     assert (told["checkpoints"], told["verified"]) == (None, False)
 
 
+def test_checkpoints_of_other_programs_are_not_copied(run: Run, root: Path, tmp_path: Path) -> None:
+    dcp.export(root / "step-2", tmp_path / "others/step-2", format="dcp")
+    result = run("copy", tmp_path / "others", tmp_path / "copy")
+    assert (result.exit_code, "have dtckpt convert" in result.stderr) == (3, True)
+    assert not (tmp_path / "copy").exists()
+
+
 def test_damage_is_not_copied(run: Run, root: Path, tmp_path: Path) -> None:
     file = data_file(root / "step-10")
     flip(file, file.stat().st_size // 2)

@@ -96,6 +96,12 @@ def test_names_and_values_are_selected(run: Run, saved: Path) -> None:
     assert "values" not in document(run("inspect", saved / "step-100", "--json", "--no-values"))
 
 
+def test_a_pattern_that_fits_nothing_is_an_error(run: Run, saved: Path) -> None:
+    for options in ((), ("--json",), ("--layout",)):
+        result = run("inspect", saved / "step-100", "modle/*", *options)
+        assert (result.exit_code, "'modle/*' selects nothing" in result.stderr) == (3, True)
+
+
 def test_a_run_lists_its_committed_checkpoints(run: Run, saved: Path) -> None:
     text = run("inspect", saved).stdout
     assert "2 checkpoints" in text
@@ -181,7 +187,7 @@ def test_layout_shows_which_rank_held_what(run: Run, saved: Path) -> None:
     assert "\x1b" not in result.stdout
     coloured = run("inspect", saved / "step-100", "--layout", env={"FORCE_COLOR": "1"}).stdout
     assert "\x1b[30;46m" in coloured
-    assert "no tensor of" in run("inspect", saved / "step-100", "--layout", "q").stdout
+    assert "no tensor of" in run("inspect", saved / "step-100", "--layout", "*/betas").stdout
     refused = run("inspect", saved / "step-100", "--layout", "--json")
     assert refused.exit_code == 2
     assert "--layout draws for people" in refused.stderr

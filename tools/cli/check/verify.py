@@ -81,6 +81,7 @@ def verify(
     from ....checkpoint import Verifier
 
     verifier, all_found = Verifier(), list[_Found]()
+    is_one = len(checkpoints) == 1
     with ExitStack() as stack:
         copies: dict[str, Store] | None = None
         if repair_from is not None:
@@ -90,6 +91,7 @@ def verify(
             copies = {name: store for store, name in _checkpoints(other)}
         for checkpoint in checkpoints:
             for store, name in _checkpoints(stack.enter_context(store_at(checkpoint, option))):
+                is_one = is_one and name == ""
                 if copies is not None and (name == "") != ("" in copies):
                     raise click.UsageError(
                         f"{checkpoint} and {repair_from} have to be two checkpoints or two runs"
@@ -104,7 +106,7 @@ def verify(
                 if not as_json:
                     _print(found)
     if as_json:
-        print_json("verification", _document(all_found))
+        print_json("verification", _document(all_found, is_one=is_one))
     ctx.exit(FINDING if any(found.problems for found in all_found) else 0)
 
 
@@ -176,10 +178,10 @@ def _of_manifest(error: Corrupt) -> Problem:
     return Problem(message=" ".join([str(error), *notes]), file="manifest.json")
 
 
-def _document(all_found: Sequence[_Found]) -> dict[str, Any]:
-    """Return what is told of one checkpoint, or of several in a list."""
+def _document(all_found: Sequence[_Found], *, is_one: bool) -> dict[str, Any]:
+    """Return what is told of one checkpoint, or of a run and of several in a list."""
     told = [_told(found) for found in all_found]
-    if len(told) == 1:
+    if is_one:
         return told[0]
     intact = not any(found.problems for found in all_found)
     return {"intact": intact, "checkpoints": told}

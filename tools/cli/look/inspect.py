@@ -88,6 +88,7 @@ def inspect(
             return
         if mapping is not None:
             manifest = mapping.applied_to(manifest, store.url)
+        _check(manifest, patterns, store.url)
         if traces is not None:
             _show_timing(store.url, traces, as_json=as_json)
         elif layout:
@@ -98,6 +99,15 @@ def inspect(
             _show_statistics(store, manifest, names, as_json=as_json)
         else:
             _show_checkpoint(store, manifest, patterns, values=values, as_json=as_json)
+
+
+def _check(manifest: Manifest, patterns: tuple[str, ...], url: str) -> None:
+    """Raise LayoutMismatch for patterns that nothing fits."""
+    from ....checkpoint.state.selecting import Selection
+    from ....checkpoint.state.tree import index_tree
+
+    if patterns:
+        Selection(patterns).check(index_tree(manifest.tree).leaves, url)
 
 
 def _show_timing(url: str, traces: str, *, as_json: bool) -> None:

@@ -46,7 +46,8 @@ def head_lines(view: RunView, now: float) -> list[Line]:
         if newest.saved_at is not None:
             text += f", {age(now - newest.saved_at)} ago"
         if view.seconds_between is not None:
-            text += f"; one every {age(view.seconds_between)}"
+            often = view.seconds_between < 1
+            text += "; several a second" if often else f"; one every {age(view.seconds_between)}"
         lines.append(plain(text))
     lines += [plain(f"now: {text}", "yellow") for text in _underway(view, now)]
     return lines

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dtckpt.errors import NotCommitted
+from dtckpt.errors import CheckpointError, NotCommitted
 
 from ..common.console import count, iec, printable
 from ..common.options import PLACE, debug_option, store_at, two_store_options
@@ -70,6 +70,7 @@ def _copy(old: Store, new: Store, *, verify: bool) -> Manifest | list[str]:
     from ....checkpoint import copy as copy_one
     from ....checkpoint import read_manifest
     from ....checkpoint.runs.copying import copy_run
+    from ....checkpoint.runs.overview import look_over
     from ....checkpoint.steps import refuse_others, steps_of_level
 
     with bar("copying") as on_progress:
@@ -77,6 +78,11 @@ def _copy(old: Store, new: Store, *, verify: bool) -> Manifest | list[str]:
             read_manifest(old)
         except NotCommitted:
             if not steps_of_level(old):
+                if programs := sorted({step.format for step in look_over(old)} - {""}):
+                    raise CheckpointError(
+                        f"the checkpoints in {old.url} are of {', '.join(programs)}, which dtckpt "
+                        "does not copy: copy their files, or have dtckpt convert write them anew"
+                    ) from None
                 raise
             return copy_run(old, new, verify=verify, on_progress=on_progress)
         refuse_others(new)
