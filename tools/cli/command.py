@@ -48,8 +48,8 @@ SECTIONS: Mapping[str, Mapping[str, str]] = {
 }
 """Commands in the order in which help lists them: name and module, which has it under that name."""
 
-_PHASE = re.compile(r"^export: \w+: ")
-"""What a library that works on many ranks says before its messages."""
+_LEAD = re.compile(r"^(export: \w+: )?(\[Errno \d+\] )?")
+"""What precedes messages of other ranks: the phase, and the number of an error of the system."""
 _WORDS = {
     "overwrite=True": "--overwrite",
     "part='model'": "--part model",
@@ -117,7 +117,7 @@ def _text(error: Exception) -> str:
     """Return the message of an error, without an errno, in words of the command line."""
     text = (isinstance(error, OSError) and error.strerror) or str(error)
     notes: list[str] = getattr(error, "__notes__", [])
-    told = _PHASE.sub("", "\n".join([text, *notes]))
+    told = _LEAD.sub("", "\n".join([text, *notes]))
     for words, ours in _WORDS.items():
         told = told.replace(words, ours)
     return told
