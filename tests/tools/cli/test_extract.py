@@ -72,12 +72,13 @@ main()
     target = tmp_path / "out"
     target.mkdir()
     arguments = ["extract", str(saved / "step-100"), "model/scale", "-o", str(target / "x.npy")]
-    process = subprocess.Popen([sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE)
-    while not (tmp_path / "reached").exists():
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=60)
+    command = [sys.executable, "-c", code, *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        while not (tmp_path / "reached").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
     assert process.returncode == 130
     assert b"interrupted" in told
     assert os.listdir(target) == []

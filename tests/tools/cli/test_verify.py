@@ -203,12 +203,13 @@ from dtckpt.tools.cli import main
 main()
 """
     arguments = ["verify", str(checkpoint), "--repair-from", str(copy)]
-    process = subprocess.Popen([sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE)
-    while not (tmp_path / "reached").exists():
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=60)
+    command = [sys.executable, "-c", code, *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        while not (tmp_path / "reached").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
     assert process.returncode == 130
     assert b"interrupted" in told
     assert {path: path.read_bytes() for path in checkpoint.rglob("*") if path.is_file()} == before
