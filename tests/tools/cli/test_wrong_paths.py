@@ -72,7 +72,7 @@ def test_a_bucket_that_does_not_exist(run: Run, s3: S3, out: Path, name: str) ->
 
 @pytest.mark.parametrize("name", ["ls", "inspect", "rm", "gc", "watch", "report"])
 def test_a_host_that_is_not_there(run: Run, out: Path, name: str, closed_port: int) -> None:
-    options = of_s3(f"http://127.0.0.1:{closed_port}") | {"deadline": "0.5"}
+    options = of_s3(f"http://127.0.0.1:{closed_port}") | {"deadline": "1"}
     text = call(run, name, "s3://bucket/run/step-1", out, options)
     assert "check the endpoint, and the network" in text
 
