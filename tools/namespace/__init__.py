@@ -2,7 +2,7 @@
 
 ``dtckpt.checkpoint`` saves and loads, ``dtckpt.dtensor`` distributes tensors, ``dtckpt.storage`` is
 where bytes live, ``dtckpt.errors`` what can be caught. ``__version__`` is that of the installed
-package.
+package, ``0+unknown`` where its files are used without being installed.
 
 Installed as ``dtckpt/__init__.py``. It imports nothing, so that ``import dtckpt.dtensor`` does
 not load ``dtckpt.checkpoint``, and neither loads the command line.
@@ -18,6 +18,9 @@ else:
     def __getattr__(name: str) -> str:
         if name != "__version__":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        return version("dtckpt")
+        try:
+            return version("dtckpt")
+        except PackageNotFoundError:
+            return "0+unknown"

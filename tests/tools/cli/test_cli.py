@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import pty
 import subprocess
@@ -223,3 +224,11 @@ def test_shells_complete_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(key, value)
     result = CliRunner().invoke(main, prog_name="dtckpt")
     assert result.output == "plain,inspect\n"
+
+
+def test_files_that_are_not_installed_have_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert dtckpt.__version__ == "0+unknown"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 from datetime import UTC, datetime
-from importlib.metadata import version
 from importlib.resources import files
 from importlib.util import find_spec
 from typing import Any, Literal
 
+import dtckpt
 from dtckpt.errors import StorageError
 
 from ..common.console import printable
@@ -36,7 +36,7 @@ def page_of(kind: Kind, document: dict[str, Any]) -> str:
     url = printable(document["url"])
     template = Environment(autoescape=True).from_string(_file("page.html"))
     return template.render(
-        version=version("dtckpt"),
+        version=dtckpt.__version__,
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         title=f"{url.rstrip('/').rpartition('/')[2]} - dtckpt",
         kind=kind,
