@@ -59,6 +59,7 @@ def copy_run(
         if name not in missing:  # a call that was killed may not have come to it
             _copy_beside(old, new, (record_path(name),), beside)
     copied: list[str] = []
+    left_out = set(damaged)
     for name in missing:
         done = 0
 
@@ -67,12 +68,14 @@ def copy_run(
             add(num_bytes - done)
             done = num_bytes
 
-        if not damaged.keys().isdisjoint(bases_of(manifests[name])):
-            continue  # it would not load without
+        if not left_out.isdisjoint(bases_of(manifests[name])):  # it would not load without
+            left_out.add(name)
+            continue
         try:
             copy(old.substore(name), new.substore(name), verify=verify, on_progress=on_bytes)
         except Corrupt as error:
             damaged[name] = error
+            left_out.add(name)
         except CheckpointError:
             if find_manifest(old.substore(name)) is not None:
                 raise

@@ -83,6 +83,12 @@ def test_another_checkpoint_at_the_target_stays(run: Run, root: Path, tmp_path: 
 def test_what_is_damaged_keeps_nothing_else_from_being_copied(
     run: Run, root: Path, tmp_path: Path
 ) -> None:
+    other = torch.arange(1 << 17).flip(
+        0
+    )  # which step-60 has in step-50, and that not all in step-2
+    state = {"large": torch.arange(1 << 17), "other": other}
+    dcp.save(state, root / "step-50", base=root / "step-2")
+    dcp.save({"other": other}, root / "step-60", base=root / "step-50")
     flip(root / "step-2/manifest.json", 50)
     result = run("copy", root, tmp_path / "copy")
     assert (result.exit_code, result.stdout) == (1, "")
