@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import threading
@@ -12,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+
+from dtckpt.errors import LayoutMismatch
 
 from ...dtensor.geometry.box import Box
 from ...storage.base import Store
@@ -27,7 +28,9 @@ from ..reading.batches import counted
 from ..reading.execution import execute
 from ..reading.read_plan import plan_reads
 from ..reading.wants import ArraySink, Want
+from ..state.limits import shown
 from ..state.selecting import Selection, selection_of
+from ..state.tree import TENSORS, children, same_values, tag_of
 from ..tensors.sink import Array
 from .drift import Drift, drift_of
 
@@ -106,10 +109,11 @@ def compare(
 
     Names are those that have the keys joined by dots, so that a nested state matches one that was
     saved flat. ``rename`` gives tensors of the first other names before, as in ``edit``; ``select``
-    is of names in the first. Tensors of one shape are compared as numbers of 64 bits, or exactly if
-    they are integers, in bounded memory and by several threads; those whose checksums and cuts are
-    the same are not read. Values are equal unless they differ by more than ``atol`` plus ``rtol``
-    times the size of the first. ``on_progress(done, total)`` is called with bytes of the first.
+    is of names in the first. Tensors of one shape, and NumPy arrays, are compared as numbers of 64
+    bits, or exactly if they are integers, in bounded memory and by several threads; those whose
+    checksums and cuts are the same are not read. Values are equal unless they differ by more than
+    ``atol`` plus ``rtol`` times the size of the first. ``on_progress(done, total)`` is called with
+    bytes of the first.
 
     Raises LayoutMismatch where names are ambiguous or ``select`` selects nothing, ValueError for a
     tolerance that is negative, NaN or infinite, Corrupt, and what ``open`` raises.
@@ -135,11 +139,41 @@ class _Side:
         self.url = store.url
         self.manifest = manifest
         self.data: StoredData = stored_data(store, manifest)
-        self.leaves = flat_leaves(manifest.tree, store.url, "rename one of them")
+        self.leaves = _with_tensors_of_values(
+            flat_leaves(manifest.tree, store.url, "rename one of them"), store.url
+        )
 
     def tensor(self, leaf: FlatLeaf) -> StoredTensor | None:
         """Return the tensor of a leaf, None if it is a value."""
         return None if leaf.tensor is None else self.manifest.tensors[leaf.tensor]
+
+
+def _with_tensors_of_values(leaves: dict[str, FlatLeaf], where: str) -> dict[str, FlatLeaf]:
+    """Add to leaves the tensors and arrays in tuples and in lists that are one value.
+
+    Those values stay, to be compared whatever tensors they name.
+    """
+    found = dict(leaves)
+    for name, leaf in leaves.items():
+        if leaf.tensor is None:
+            for inner in _tensors(leaf):
+                flat = ".".join(map(str, inner.path))
+                if flat != name and flat in found:
+                    raise LayoutMismatch(
+                        f"{where}: two tensors or values would both be called {shown(flat)}; "
+                        "rename one of them"
+                    )
+                found[flat] = inner
+    return found
+
+
+def _tensors(leaf: FlatLeaf) -> Iterator[FlatLeaf]:
+    tag = tag_of(leaf.node)
+    if tag in TENSORS:
+        yield FlatLeaf(leaf.path, {"tensor": leaf.node[tag]})
+        return
+    for key, _, child in children(leaf.node):
+        yield from _tensors(FlatLeaf((*leaf.path, key), child))
 
 
 _Sides = tuple[_Side, _Side]
@@ -176,7 +210,7 @@ def _compare(
         if len(nodes) == 1:
             mine = leaves[0] is None or leaves[0].tensor is not None
             only_values[mine].append(_name(sides[mine], name))
-        elif nodes and json.dumps(nodes[0]) != json.dumps(nodes[1]):
+        elif nodes and not same_values(nodes[0], nodes[1]):
             values[_name(sides[0], name)] = nodes[0], nodes[1]
     drifts = _drifts(sides, pairs, rtol, atol, on_progress)
     return Comparison(

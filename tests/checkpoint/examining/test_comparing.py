@@ -46,6 +46,37 @@ def _state() -> dict[str, Any]:
     }
 
 
+def test_arrays_and_tensors_within_values_are_compared(tmp_path: Path) -> None:
+    def state(by: int) -> dict[str, Any]:
+        pair = torch.arange(3) + by, {"k": np.arange(2) + by, "n": 1}
+        return {"array": np.arange(4) + by, "pair": pair, "list": [1, np.ones(2) + by], "v": (1, 2)}
+
+    for by in (0, 1):
+        dcp.save(state(by), tmp_path / str(by))
+    found = compare(tmp_path / "0", tmp_path / "1")
+    names = {"array", "pair/0", "pair/1/k", "list/1"}
+    assert set(found.tensors) == names
+    assert all(each.drift and each.drift.num_beyond for each in found.tensors.values())
+    assert (found.values, found.only, found.only_values) == ({}, ((), ()), ((), ()))
+    dcp.save(state(0), tmp_path / "same")
+    found = compare(tmp_path / "0", tmp_path / "same")
+    assert {each.by for each in found.tensors.values()} == {"checksums"}
+    tensors = {
+        "array": torch.arange(4) + 2,
+        "pair": (torch.arange(3), 5),
+        "list": [1, 2],
+        "v": (1, 2),
+    }
+    dcp.save(tensors, tmp_path / "other")
+    found = compare(tmp_path / "0", tmp_path / "other")
+    assert set(found.values) == {"pair", "list"}
+    assert found.tensors["array"].drift
+    assert not (drift := found.tensors["pair/0"].drift) or not drift.num_beyond
+    dcp.save({"x": (torch.ones(1),), "x.0": torch.ones(1)}, tmp_path / "two")
+    with pytest.raises(LayoutMismatch, match="would both be called"):
+        compare(tmp_path / "two", tmp_path / "0")
+
+
 @pytest.mark.parametrize("kinds", [("float32", "float32"), ("bfloat16", "float32")])
 def test_drift_is_what_torch_says(kinds: tuple[str, str]) -> None:
     one = torch.randn(70_001).to(getattr(torch, kinds[0]))
