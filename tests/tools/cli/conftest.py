@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -99,3 +103,29 @@ def flip(path: Path, offset: int) -> None:
     data = bytearray(path.read_bytes())
     data[offset] ^= 1
     path.write_bytes(data)
+
+
+def interrupt(patch: str, folder: Path, *arguments: str | Path) -> None:
+    """Start the command, interrupt it where ``patch`` calls ``wait``, and expect it to say so.
+
+    ``patch`` is code that runs before the command; ``folder`` takes a file.
+    """
+    reached = folder / "reached"
+    code = f"""
+import time
+def wait():
+    open({str(reached)!r}, "w").close()
+    time.sleep(60)
+{patch}
+from dtckpt.tools.cli import main
+main()
+"""
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        while not reached.exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"interrupted" in told

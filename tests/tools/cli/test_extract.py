@@ -2,16 +2,12 @@ from __future__ import annotations
 
 import io
 import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import load_file
 
-from .conftest import Run, document, state
+from .conftest import Run, document, interrupt, state
 
 WEIGHT = state()["model"]["embed.weight"].numpy()
 
@@ -56,29 +52,17 @@ def test_a_target_that_cannot_be_opened(run: Run, saved: Path, tmp_path: Path) -
 
 
 def test_an_interrupt_leaves_nothing(saved: Path, tmp_path: Path) -> None:
-    code = f"""
-import time
+    patch = """
 from dtckpt.checkpoint.reading.parts import TensorPart
 read = TensorPart._read
 def slowly(*args):
     items = read(*args)
-    open({str(tmp_path / "reached")!r}, "w").close()
-    time.sleep(60)
+    wait()
     return items
 TensorPart._read = slowly
-from dtckpt.tools.cli import main
-main()
 """
     target = tmp_path / "out"
     target.mkdir()
-    arguments = ["extract", str(saved / "step-100"), "model/scale", "-o", str(target / "x.npy")]
-    command = [sys.executable, "-c", code, *arguments]
-    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
-        while not (tmp_path / "reached").exists():
-            assert process.poll() is None
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert b"interrupted" in told
+    arguments = ("extract", saved / "step-100", "model/scale", "-o", target / "x.npy")
+    interrupt(patch, tmp_path, *arguments)
     assert os.listdir(target) == []

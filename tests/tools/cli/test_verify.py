@@ -1,10 +1,6 @@
 from __future__ import annotations
 
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +9,7 @@ import torch
 
 import dtckpt.checkpoint as dcp
 
-from .conftest import Run, data_file, document, flip
+from .conftest import Run, data_file, document, flip, interrupt
 
 Damage = Callable[[Path], None]
 
@@ -190,26 +186,13 @@ def test_an_interrupted_repair_leaves_what_was_there(checkpoint: Path, tmp_path:
     copy = Path(shutil.copytree(checkpoint, tmp_path / "copy"))
     flip(data_file(checkpoint), 4096 + 100)
     before = {path: path.read_bytes() for path in checkpoint.rglob("*") if path.is_file()}
-    code = f"""
-import time
+    patch = """
 from dtckpt.checkpoint.examining import repairing
 read = repairing.read_batch
 def slowly(*args):
-    open({str(tmp_path / "reached")!r}, "w").close()
-    time.sleep(60)
+    wait()
     return read(*args)
 repairing.read_batch = slowly
-from dtckpt.tools.cli import main
-main()
 """
-    arguments = ["verify", str(checkpoint), "--repair-from", str(copy)]
-    command = [sys.executable, "-c", code, *arguments]
-    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
-        while not (tmp_path / "reached").exists():
-            assert process.poll() is None
-            time.sleep(0.01)
-        process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert b"interrupted" in told
+    interrupt(patch, tmp_path, "verify", checkpoint, "--repair-from", copy)
     assert {path: path.read_bytes() for path in checkpoint.rglob("*") if path.is_file()} == before
