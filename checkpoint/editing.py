@@ -20,7 +20,6 @@ from ..storage.failures import failing
 from .files.borrowing import refuse_if_going
 from .files.committing import find_manifest
 from .files.manifest import MANIFEST, Manifest
-from .files.stored_tensor import StoredTensor
 from .formats.opening import open_place, read_manifest
 from .state.limits import json_copy
 
@@ -88,26 +87,10 @@ def _renamed(manifest: Manifest, rename: Mapping[str, str], where: str) -> Manif
     if not rename:
         return manifest
     from .mapping.rules import Move  # which need NumPy
-    from .mapping.table import MappingTable
+    from .mapping.table import MappingTable, with_stored_names
 
     table = MappingTable([Move(old, new) for old, new in rename.items()])
-    seen = table.applied_to(manifest, where)
-    first: dict[str, str] = {}
-    for name, tensor in seen.tensors.items():
-        if first.setdefault(tensor.stored_name, name) != name and name == tensor.stored_name:
-            first[name] = name  # of tied tensors the one that has its own name still
-    tensors = {name: _stored(name, t, first[t.stored_name]) for name, t in seen.tensors.items()}
-    return replace(seen, tensors=tensors)
-
-
-def _stored(name: str, tensor: StoredTensor, kept: str) -> StoredTensor:
-    """Return a tensor that is stored as ``tensor``, whose elements have the name ``kept`` now."""
-    stored = tensor.stored_name
-    return tensor._replace(
-        name=name,
-        same_as=None if name == kept else kept,
-        stored_as=None if stored == kept else stored,
-    )
+    return with_stored_names(table.applied_to(manifest, where))
 
 
 def _replace(store: Store, text: bytes, there: bytes) -> None:

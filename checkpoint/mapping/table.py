@@ -13,6 +13,7 @@ from dtckpt.errors import CheckpointError, Corrupt, LayoutMismatch
 
 from ..copies.mapped import Mapped, mapped_tensor
 from ..files.manifest import Manifest
+from ..files.stored_tensor import StoredTensor
 from ..state.limits import check_metadata_bytes, list_of, object_of, parse_json, shown
 from ..state.selecting import near_names
 from ..state.tree import TENSORS, below, index_tree, tag_of
@@ -131,6 +132,26 @@ def mapped_manifest(
 ) -> Manifest:
     """Return a checkpoint as it is seen through a mapping, if there is one."""
     return manifest if mapping is None else table_of(mapping).applied_to(manifest, where, part=part)
+
+
+def with_stored_names(seen: Manifest) -> Manifest:
+    """Return a mapped checkpoint as a manifest tells it: renamed tensors are ``stored_as``.
+
+    They are tied to those alone that are there. What is made of others stays as it is.
+    """
+    first: dict[str, str] = {}
+    for name, tensor in seen.tensors.items():
+        if first.setdefault(tensor.stored_name, name) != name and name == tensor.stored_name:
+            first[name] = name  # of tied tensors the one that has its own name still
+    tensors: dict[str, StoredTensor] = {}
+    for name, tensor in seen.tensors.items():
+        stored, kept = tensor.stored_name, first[tensor.stored_name]
+        if tensor.recipe is None:
+            same_as = None if name == kept else kept
+            stored_as = None if stored == kept else stored
+            tensor = tensor._replace(name=name, same_as=same_as, stored_as=stored_as)
+        tensors[name] = tensor
+    return replace(seen, tensors=tensors)
 
 
 @contextmanager

@@ -225,6 +225,8 @@ def test_statistics_are_of_what_a_mapping_makes(run: Run, tmp_path: Path) -> Non
     (tmp_path / "table").write_bytes(table.to_bytes())
     options = ("--mapping", tmp_path / "table", "--tensor", "c", "--json")
     assert document(run("inspect", tmp_path / "c", *options))["tensors"]["c"]["mean"] == 1
+    found = document(run("inspect", tmp_path / "c", *options[:2], "--json"))
+    assert (found["tensor_bytes"], found["tensors"]["c"]["same_as"]) == (16, None)
 
 
 def test_ranks_and_files_alike_are_one_line_however_many(run: Run, tmp_path: Path) -> None:

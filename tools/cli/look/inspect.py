@@ -87,7 +87,9 @@ def inspect(
             _show_run(store, steps, as_json=as_json)
             return
         if mapping is not None:
-            manifest = mapping.applied_to(manifest, store.url)
+            from ....checkpoint.mapping.table import with_stored_names
+
+            manifest = with_stored_names(mapping.applied_to(manifest, store.url))
         _check(manifest, patterns, store.url)
         if traces is not None:
             _show_timing(store.url, traces, as_json=as_json)

@@ -149,7 +149,7 @@ def reshard(
 
 def tell(made: Manifest, target: str, *, as_json: bool, kind: str) -> None:
     """Say what was written."""
-    num_bytes = sum(tensor.num_bytes for tensor in made.tensors.values())
+    num_bytes = sum(tensor.stored_bytes for tensor in made.tensors.values())
     if as_json:
         document = {
             "target": target,
