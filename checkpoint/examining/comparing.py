@@ -30,7 +30,7 @@ from ..reading.read_plan import plan_reads
 from ..reading.wants import ArraySink, Want
 from ..state.limits import shown
 from ..state.selecting import Selection, selection_of
-from ..state.tree import TENSORS, children, same_values, tag_of
+from ..state.tree import TENSORS, below, children, same_values, tag_of
 from ..tensors.sink import Array
 from .drift import Drift, drift_of
 
@@ -170,10 +170,10 @@ def _with_tensors_of_values(leaves: dict[str, FlatLeaf], where: str) -> dict[str
 def _tensors(leaf: FlatLeaf) -> Iterator[FlatLeaf]:
     tag = tag_of(leaf.node)
     if tag in TENSORS:
-        yield FlatLeaf(leaf.path, {"tensor": leaf.node[tag]})
+        yield FlatLeaf(leaf.path, {"tensor": leaf.node[tag]}, leaf.node[tag])
         return
-    for key, _, child in children(leaf.node):
-        yield from _tensors(FlatLeaf((*leaf.path, key), child))
+    for key, component, child in children(leaf.node):
+        yield from _tensors(FlatLeaf((*leaf.path, key), child, below(leaf.name, component)))
 
 
 _Sides = tuple[_Side, _Side]
@@ -189,7 +189,7 @@ def _compare(
 ) -> Comparison:
     names = [_chosen(side, selection) for side in sides]
     if selection is not None:
-        selection.check([_name(side, n) for side in sides for n in side.leaves], sides[0].url)
+        selection.check([side.leaves[n].name for side in sides for n in side.leaves], sides[0].url)
     only: tuple[list[str], list[str]] = [], []
     only_values: tuple[list[str], list[str]] = [], []
     pairs: list[_Pair] = []
@@ -209,9 +209,9 @@ def _compare(
         nodes = [leaf.node for leaf in leaves if leaf is not None and leaf.tensor is None]
         if len(nodes) == 1:
             mine = leaves[0] is None or leaves[0].tensor is not None
-            only_values[mine].append(_name(sides[mine], name))
+            only_values[mine].append(sides[mine].leaves[name].name)
         elif nodes and not same_values(nodes[0], nodes[1]):
-            values[_name(sides[0], name)] = nodes[0], nodes[1]
+            values[sides[0].leaves[name].name] = nodes[0], nodes[1]
     drifts = _drifts(sides, pairs, rtol, atol, on_progress)
     return Comparison(
         urls=(sides[0].url, sides[1].url),
@@ -225,12 +225,7 @@ def _compare(
 
 
 def _chosen(side: _Side, selection: Selection | None) -> dict[str, None]:
-    return {n: None for n in side.leaves if selection is None or _name(side, n) in selection}
-
-
-def _name(side: _Side, flat: str) -> str:
-    leaf = side.leaves[flat]
-    return leaf.tensor or "/".join(map(str, leaf.path))
+    return {n: None for n in side.leaves if selection is None or side.leaves[n].name in selection}
 
 
 _Found = Drift | Literal["checksums", "nothing"]

@@ -115,7 +115,7 @@ def _drift(values: tuple[Array, Array], changed_bytes: int, rtol: float, atol: f
     one, other = values
     is_nan = np.isnan(one), np.isnan(other)
     is_inf = np.isinf(one), np.isinf(other)
-    is_changed = (one != other) & ~(is_nan[0] & is_nan[1])
+    is_changed = _is_other(one, other)
     num_odd = 0
     if any(map(np.any, (*is_nan, *is_inf))):
         finite = np.isfinite(one) & np.isfinite(other)
@@ -142,6 +142,13 @@ def _drift(values: tuple[Array, Array], changed_bytes: int, rtol: float, atol: f
             squared_difference=squares[2],
             max_abs=float(apart.max()) if apart.size else 0.0,
         )
+
+
+def _is_other(one: Array, other: Array) -> Array:
+    """Return which pairs are not equal; of complex numbers each part is compared."""
+    if one.dtype.kind == "c":
+        return _is_other(one.real, other.real) | _is_other(one.imag, other.imag)
+    return (one != other) & ~(np.isnan(one) & np.isnan(other))
 
 
 def _square(values: Array) -> Sum:

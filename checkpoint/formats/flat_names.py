@@ -13,7 +13,8 @@ from typing import NamedTuple
 from dtckpt.errors import LayoutMismatch
 
 from ..state.limits import shown
-from ..state.tree import DICT_TAGS, Node, children, tag_of
+from ..state.names import rank_component
+from ..state.tree import DICT_TAGS, Node, below, children, tag_of
 
 
 class FlatLeaf(NamedTuple):
@@ -22,6 +23,8 @@ class FlatLeaf(NamedTuple):
     path: tuple[str | int, ...]
     """Keys as text, and positions in lists."""
     node: Node
+    name: str
+    """As in the manifest: that of its tensor, or of a value."""
 
     @property
     def tensor(self) -> str | None:
@@ -44,7 +47,7 @@ def flat_leaves(
     """
     found: dict[str, FlatLeaf] = {}
     try:
-        leaves = list(_leaves(tree, (), rank))
+        leaves = list(_leaves(tree, (), "", rank))
     except _SameText as same:
         raise LayoutMismatch(
             f"{where}: a dict has the keys {same} and its text, which would be one; {remedy}"
@@ -60,24 +63,26 @@ def flat_leaves(
     return found
 
 
-def _leaves(node: Node, path: tuple[str | int, ...], rank: int | None) -> Iterator[FlatLeaf]:
+def _leaves(
+    node: Node, path: tuple[str | int, ...], name: str, rank: int | None
+) -> Iterator[FlatLeaf]:
     tag = tag_of(node)
     if tag == "per_rank" and rank is not None:
         if str(rank) in node[tag]:
-            yield from _leaves(node[tag][str(rank)], path, rank)
+            yield from _leaves(node[tag][str(rank)], path, below(name, rank_component(rank)), rank)
         return
     inner = children(node)
     if inner and tag in (*DICT_TAGS, "per_rank"):
         texts = {key for key, _, _ in inner if isinstance(key, str)}
-        for key, _, child in inner:
+        for key, component, child in inner:
             if isinstance(key, int) and str(key) in texts:
                 raise _SameText("/".join(map(str, (*path, key))))
-            yield from _leaves(child, (*path, str(key)), rank)
+            yield from _leaves(child, (*path, str(key)), below(name, component), rank)
     elif inner and tag == "list" and _has_parts(node):
-        for position, _, child in inner:
-            yield from _leaves(child, (*path, position), rank)
+        for position, component, child in inner:
+            yield from _leaves(child, (*path, position), below(name, component), rank)
     else:
-        yield FlatLeaf(path, node)
+        yield FlatLeaf(path, node, node[tag] if tag == "tensor" else name)
 
 
 def _has_parts(node: Node) -> bool:

@@ -77,6 +77,30 @@ def test_arrays_and_tensors_within_values_are_compared(tmp_path: Path) -> None:
         compare(tmp_path / "two", tmp_path / "0")
 
 
+def test_values_have_the_names_that_they_have_elsewhere(tmp_path: Path) -> None:
+    def state(by: int) -> dict[str, Any]:
+        return {
+            "a": {"b": 1 + by},
+            "a/b": 2 + by,
+            "opt": {0: {"m": torch.ones(2), "step": by}},
+            "own": dcp.PerRank({"seed": by}),
+            **({"c/d": 1} if by else {}),
+        }
+
+    for by in (0, 1):
+        dcp.save(state(by), tmp_path / str(by))
+    found = compare(tmp_path / "0", tmp_path / "1")
+    assert found.values == {
+        "a/b": (1, 2),
+        "a%2Fb": (2, 3),
+        "opt/#0/step": (0, 1),
+        "own/@0/seed": (0, 1),
+    }
+    assert found.only_values == ((), ("c%2Fd",))
+    chosen = compare(tmp_path / "0", tmp_path / "1", "opt/#0")
+    assert (set(chosen.values), set(chosen.tensors)) == ({"opt/#0/step"}, {"opt/#0/m"})
+
+
 @pytest.mark.parametrize("kinds", [("float32", "float32"), ("bfloat16", "float32")])
 def test_drift_is_what_torch_says(kinds: tuple[str, str]) -> None:
     one = torch.randn(70_001).to(getattr(torch, kinds[0]))
@@ -138,6 +162,21 @@ def test_nan_and_infinities_count_and_no_tolerance_covers_them() -> None:
     assert found.changed_bytes > 0
     nothing = drift_of(dtypes, (_items(one[:0]), _items(other[:0])), rtol=0, atol=0)
     assert (nothing.num_values, nothing.relative_l2, nothing.cosine) == (0, 0, None)
+
+
+def test_parts_of_complex_numbers_are_compared_beside_nan() -> None:
+    def drift(one: complex, other: complex) -> Any:
+        tensors = [torch.tensor([each, 1j]) for each in (one, other)]
+        items = _items(tensors[0]), _items(tensors[1])
+        dtypes = _dtype(tensors[0]), _dtype(tensors[1])
+        return drift_of(dtypes, items, rtol=0.0, atol=0.0)
+
+    nan = math.nan
+    for one, other in ((complex(nan, 1), complex(nan, 2)), (complex(1, nan), complex(nan, 1))):
+        found = drift(one, other)
+        assert (found.num_changed, found.num_odd, found.num_beyond) == (1, 1, 1)
+    assert drift(complex(nan, 1), complex(nan, 1)).num_changed == 0
+    assert drift(complex(nan, nan), complex(nan, nan)).num_changed == 0
 
 
 def test_what_is_in_one_alone_and_what_differs(tmp_path: Path) -> None:
