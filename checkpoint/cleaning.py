@@ -16,7 +16,7 @@ from ..storage.base import ObjectInfo, Store, is_before
 from ..storage.names import is_valid, target_of
 from ..storage.open import open_store
 from .deleting import finish_deletions, is_record
-from .files.borrowing import MARKS, dependents, is_claim, name_of
+from .files.borrowing import MARKS, dependents, is_claim, names_of
 from .files.committing import find_manifest
 from .files.datafile import parse_header
 from .files.manifest import Manifest
@@ -189,7 +189,7 @@ def _needed(here: Store, before: float) -> set[str] | None:
     if any(is_claim(info.name) and not is_before(info, before) for info in listed):
         return None
     marks = [info.name for info in listed]
-    own = name_of(here)
+    own = names_of(here)
     for manifest in dependents(here, marks).values():
-        found |= {file.save_id for file in manifest.borrowed if file.source == own}
+        found |= {file.save_id for file in manifest.borrowed if file.source in own}
     return found

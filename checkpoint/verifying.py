@@ -11,16 +11,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from dtckpt.errors import CheckpointError, PlacementError
+from dtckpt.errors import AccessDenied, CheckpointError, PlacementError
+from dtckpt.logs import logger_of
 
 from ..dtensor.geometry.box import Box
 from ..storage.base import Store
+from .files.committing import misfits
 from .files.datafile import Entry
 from .files.manifest import FileRecord, Manifest
 from .files.stored_data import NUM_OPENING, Damage, DataFile
 from .formats.opening import open_place, read_manifest, stored_data
 from .reading import limits
 from .reading.whole_files import Batch, Checker, batches
+
+logger = logger_of("checkpoint")
 
 _MOST_PROBLEMS = 10_000
 _MOST_LOOKUPS = 200_000
@@ -145,6 +149,7 @@ class _Verification:
             else:
                 self.report_reading(found)
         self.check_chunks(self.unusable)
+        self.check_sizes()
         return VerifyReport(
             url=self.store.url,
             num_files=len(self.manifest.files),
@@ -354,6 +359,21 @@ class _Verification:
             except CheckpointError as error:
                 message = str(error)
             self.report(Problem(message=message, tensors=(tensor.name,)))
+
+    def check_sizes(self) -> None:
+        """Name the files that are longer than they were saved; nobody reads what is behind."""
+        if not self.manifest.is_ours:
+            return
+        try:
+            for place, name, size, found in misfits(self.store, self.manifest):
+                if found is not None and found > size:
+                    message = f"the file has {found} bytes, expected {size}; what is behind its end"
+                    message = f"{place.url}/{name}: {message} was written after the save"
+                    self.report(Problem(message=message, file=name, start=size, end=found))
+        except AccessDenied as error:  # who may read but not list can verify all that is read
+            logger.warning("%s: not looked for what is behind files: %s", self.store.url, error)
+        except CheckpointError as error:
+            self.report(Problem(message=str(error)))
 
     def progress(self, num_bytes: int) -> None:
         with self.lock:

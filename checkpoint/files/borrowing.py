@@ -128,8 +128,16 @@ def _followed(url: str) -> str:
 
 
 def name_of(store: Store) -> str:
-    """Return the name of a checkpoint among those beside it."""
-    return store.url.rpartition("/")[2]
+    """Return the name of a checkpoint among those beside it; that of a link counts for less."""
+    folder, _, name = store.url.rpartition("/")
+    real = _followed(store.url)
+    real_name = real.rpartition("/")[2]
+    return real_name if real == _followed(f"{folder}/{real_name}") else name
+
+
+def names_of(store: Store) -> frozenset[str]:
+    """Return the names by which others may refer to a checkpoint."""
+    return frozenset(url.rpartition("/")[2] for url in (store.url, _followed(store.url)))
 
 
 def claim_lenders(store: Store, manifest: Manifest) -> None:
@@ -205,16 +213,25 @@ def marks_of(store: Store) -> list[str]:
 
 def dependents(store: Store, marks: Iterable[str]) -> dict[str, Manifest]:
     """Return the committed checkpoints that refer to files of the one in ``store``, by name."""
-    own = name_of(store)
+    own = names_of(store)
     found: dict[str, Manifest] = {}
-    for name in (mark.rpartition("/")[2] for mark in marks if not is_claim(mark)):
-        try:
-            manifest = read_own_manifest(store.sibling(name))
-        except NotCommitted:
-            continue
-        if any(file.source == own for file in manifest.borrowed):
-            found[name] = manifest
+    names = [mark.rpartition("/")[2] for mark in marks if not is_claim(mark)]
+    for place in (store, *_elsewhere(store)) if names else ():
+        for name in names:
+            try:
+                manifest = read_own_manifest(place.sibling(name))
+            except NotCommitted:
+                continue
+            if any(file.source in own for file in manifest.borrowed):
+                found.setdefault(name, manifest)
     return found
+
+
+def _elsewhere(store: Store) -> list[Store]:
+    """Return where a checkpoint lies if that is in another directory, to which a link leads."""
+    real, folder = _followed(store.url), store.url.rpartition("/")[0]
+    is_here = _followed(folder) == real.rpartition("/")[0]
+    return [] if is_here or not store.url.startswith("/") else [open_store(real)]
 
 
 def refuse_if_needed(
@@ -235,12 +252,12 @@ def refuse_if_needed(
             f"none is under way, checkpoint.clean takes away {claims[0]}"
         )
     others = dependents(store, marks)
-    own = name_of(store)
+    own = names_of(store)
     if needing := [
         name
         for name, manifest in others.items()
         if name not in besides
-        and any(f.source == own and save_id in (None, f.save_id) for f in manifest.borrowed)
+        and any(f.source in own and save_id in (None, f.save_id) for f in manifest.borrowed)
     ]:
         raise InUse(
             f"{store.url} cannot be {what}: the incremental checkpoints {', '.join(needing)} "

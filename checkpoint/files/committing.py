@@ -81,20 +81,25 @@ def wrong_files(
 
 def missing_files(store: Store, manifest: Manifest) -> list[str]:
     """Return what is missing of a committed checkpoint, going by the sizes of its data files."""
-    found = [
-        f"{store.url}/{manifest.path_of(record)}"
-        for record, _ in wrong_files(store, manifest.save_id, manifest.files)
-    ]
+    return [f"{place.url}/{name}" for place, name, _, _ in misfits(store, manifest)]
+
+
+def misfits(store: Store, manifest: Manifest) -> Iterator[tuple[Store, str, int, int | None]]:
+    """Yield the data files that have another size, those of earlier checkpoints included.
+
+    Each is told by the checkpoint that it lies in, its name there, the size that it should have and
+    the one that it has, None where it is missing.
+    """
     lenders: dict[tuple[str, str], list[FileRecord]] = {}
     for file in manifest.borrowed:
         lenders.setdefault((file.source, file.save_id), []).append(file.record)
+    places: list[tuple[Store, str, Sequence[FileRecord]]]
+    places = [(store, manifest.save_id, manifest.files)]
     for (source, save_id), records in lenders.items():
-        lender = store.sibling(source)
-        found += [
-            f"{lender.url}/{record.path(save_id)}"
-            for record, _ in wrong_files(lender, save_id, records)
-        ]
-    return found
+        places.append((store.sibling(source), save_id, records))
+    for place, save_id, files in places:
+        for record, found in wrong_files(place, save_id, files):
+            yield place, record.path(save_id), record.size, found
 
 
 def check_complete(store: Store, manifest: Manifest, borrowed_bytes: int = 0) -> None:

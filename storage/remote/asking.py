@@ -55,7 +55,8 @@ class Clock:
 
     now: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    chance: Callable[[], float] = random.random
+    chance: Callable[[], float] = random.SystemRandom().random
+    """Not the generator that a training draws from: after a refusal it would go on differently."""
 
 
 def pause_after(attempt: int, chance: float) -> float:

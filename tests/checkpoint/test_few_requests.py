@@ -151,7 +151,7 @@ def test_verification_opens_files_at_the_same_time(server: FakeS3) -> None:
     server.forget()
     server.faults.append(meeting(4))
     assert verify(server).problems == ()
-    assert server.counts == {"get": 1 + 4}
+    assert server.counts == {"get": 1 + 4, "list": 1}
 
 
 def test_verification_opens_what_was_not_changed_at_the_same_time(server: FakeS3) -> None:
@@ -162,7 +162,14 @@ def test_verification_opens_what_was_not_changed_at_the_same_time(server: FakeS3
     server.forget()
     server.faults.append(meeting(2, skip=1))
     assert verify(server, ord("c")).problems == ()
-    assert server.counts == {"get": 1 + 1 + 2}
+    assert server.counts == {"get": 1 + 1 + 2, "list": 3}
+
+
+def test_who_may_not_list_can_verify(server: FakeS3, caplog: pytest.LogCaptureFixture) -> None:
+    save_on_ranks(server, 2)
+    server.faults.append(Fault(kinds=["list"], status=403, code="AccessDenied"))
+    assert verify(server).problems == ()
+    assert "not looked for what is behind files" in caplog.text
 
 
 def test_verification_tells_each_file_that_does_not_open(server: FakeS3) -> None:

@@ -48,3 +48,21 @@ def test_damage_is_told_in_the_order_of_files_whatever_thread_finds_it(tmp_path:
     assert len(starts) == 4
     assert starts == sorted(starts)
     assert all(p.start <= m << 20 < p.end for p, m in zip(problems, (3, 17, 30, 40), strict=True))
+
+
+def test_what_is_behind_the_end_of_a_file_is_told_and_repaired(tmp_path: Path) -> None:
+    same = torch.arange(40_000)
+    dcp.save({"same": same}, tmp_path / "step-1")
+    dcp.save({"same": same, "w": torch.ones(10)}, tmp_path / "step-2", base=tmp_path / "step-1")
+    dcp.copy(tmp_path / "step-1", tmp_path / "copy" / "step-1")
+    [file] = tmp_path.glob("step-1/data/*/*")
+    size = file.stat().st_size
+    with file.open("ab") as stream:
+        stream.write(b"more")
+    for step in ("step-1", "step-2"):
+        [problem] = dcp.verify(tmp_path / step).problems
+        assert (problem.start, problem.end) == (size, size + 4)
+        assert problem.message.startswith(f"{file}: the file has {size + 4} bytes")
+    assert not dcp.repair(tmp_path / "step-1", tmp_path / "copy" / "step-1").after.problems
+    assert file.stat().st_size == size
+    assert not dcp.verify(tmp_path / "step-2").problems

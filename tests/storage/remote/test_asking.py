@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 import time
 from collections.abc import Callable
@@ -91,6 +92,14 @@ def test_pauses_double_up_to_a_bound_and_are_spread() -> None:
 def test_what_passes_is_asked_again(clock: Time, error: Exception) -> None:
     assert clock.connection().ask("read", "x", failing(error, error, error)) == "done"
     assert clock.slept == [0.1, 0.2, 0.4]
+
+
+def test_pauses_leave_the_random_numbers_of_a_training_alone(clock: Time) -> None:
+    connection = Connection(MemoryFileSystem(), 60.0, clock=Clock(sleep=clock.sleep))
+    before = random.getstate()
+    assert connection.ask("read", "x", failing(Refusal(503), Refusal(503))) == "done"
+    assert random.getstate() == before
+    assert len(set(clock.slept)) == 2
 
 
 @pytest.mark.parametrize("error", [Refusal(403), Refusal(400), OSError("broken"), KeyError("x")])

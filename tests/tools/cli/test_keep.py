@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import dtckpt.checkpoint as dcp
+from dtckpt.errors import InUse
 from dtckpt.tools.cli.common.options import split_place
 
 from .conftest import Run, document
@@ -162,3 +163,29 @@ def test_what_names_no_checkpoint(run: Run, place: str) -> None:
 def test_places_of_the_working_directory_and_the_root() -> None:
     assert split_place("/step-1") == ("/", "step-1")
     assert split_place("a/b") == ("a", "b")
+
+
+def test_a_link_to_a_checkpoint_is_followed(run: Run, root: Path) -> None:
+    (root / "latest").symlink_to("step-6")
+    (root / "base").symlink_to("step-4")
+    (root.parent / "elsewhere").symlink_to(root / "step-4")
+    assert run("pin", root / "latest").exit_code == 0
+    assert (root / "step-6.pinned").exists()
+    assert "is pinned" in run("rm", root / "latest").stderr
+    for link in (root / "base", root.parent / "elsewhere"):
+        assert "step-5" in run("rm", link).stderr  # which refers to it
+        with pytest.raises(InUse, match="step-5"):
+            dcp.delete(link)
+        with pytest.raises(InUse, match="step-5"):
+            dcp.save({"a": torch.ones(1)}, link, overwrite=True)
+    run("pin", root / "step-6", "--remove")
+    assert run("rm", root / "latest", root / "step-6").exit_code == 0
+    assert not list(root.glob("step-6*"))
+    assert not dcp.verify(root / "step-5").problems
+
+
+def test_a_directory_may_be_spelled_in_two_ways(run: Run, root: Path) -> None:
+    (root.parent / "same").symlink_to(root)
+    other = root.parent / "same"
+    assert run("rm", other / "step-4", root / "step-5", root / "step-4").exit_code == 0
+    assert steps(root) == [1, 2, 3, 6]

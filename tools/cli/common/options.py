@@ -155,12 +155,15 @@ def duration(_ctx: click.Context, _param: click.Parameter, text: str | None) -> 
 
 
 def split_place(place: str) -> tuple[str, str]:
-    """Return the directory in which a checkpoint is, and its name there.
+    """Return the directory in which a checkpoint is, and its name there; links are followed.
 
     >>> split_place("s3://bucket/run/step-1/"), split_place("step-1")
     (('s3://bucket/run', 'step-1'), ('.', 'step-1'))
     """
-    root, slash, name = place.rstrip("/").rpartition("/")
+    path = place.rstrip("/")
+    if os.path.islink(path):
+        path = os.path.realpath(path)
+    root, slash, name = path.rpartition("/")
     if not name or name in (".", "..") or root.endswith(":/"):
         raise click.BadParameter(f"{place!r} does not end in the name of a checkpoint")
     return root or (slash or "."), name

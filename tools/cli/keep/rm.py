@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import click
@@ -39,8 +40,10 @@ def rm(checkpoints: tuple[str, ...], dry_run: bool, as_json: bool, option: dict[
     from ....checkpoint.runs.pruning import remove
 
     by_root: dict[str, list[str]] = {}
+    spelled: dict[str, str] = {}
     for root, name in map(split_place, checkpoints):
-        by_root.setdefault(root, []).append(name)
+        real = root if ":/" in root else os.path.realpath(os.path.expanduser(root))
+        by_root.setdefault(spelled.setdefault(real, root), []).append(name)
     urls: dict[str, None] = {}
     for is_trial in (True, dry_run):
         for root, names in by_root.items():
