@@ -91,7 +91,9 @@ class Route:
                     told = cast(Invitation, invitation)
                     probe(address, told, self._rank, self._instance, left)
                 except OSError as error:
-                    problem = _tried(address, error)
+                    is_short = isinstance(error, TimeoutError) and left < _CONNECT_SECONDS
+                    if not (problem and is_short):  # which only says that the time is up
+                        problem = _tried(address, error)
                     refusals += isinstance(error, ConnectionRefusedError)
                 else:
                     return cast(Invitation, invitation), address

@@ -125,6 +125,17 @@ def test_addresses_are_told_as_one_writes_them(clock: Clock) -> None:
         route(board, generation=2).connect(0, "save", 1.0)
 
 
+def test_an_attempt_that_had_no_time_does_not_hide_why_the_others_failed(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def probe(*args: Any) -> None:
+        raise ConnectionError("told why") if args[-1] > 0.01 else TimeoutError("timed out")
+
+    monkeypatch.setattr(rendezvous, "probe", probe)
+    with pytest.raises(RankFailed, match="told why"):
+        route(Board(refused())).connect(0, "save", 3.0)
+
+
 def test_what_keeps_a_member_waiting_is_told_once_after_a_while(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
