@@ -6,7 +6,7 @@ import math
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +16,7 @@ from dtckpt.logs import logger_of
 
 from ..dtensor.geometry.box import Box
 from ..storage.base import Store
-from .files.committing import misfits
+from .files.committing import data_places, wrong_files
 from .files.datafile import Entry
 from .files.manifest import FileRecord, Manifest
 from .files.stored_data import NUM_OPENING, Damage, DataFile
@@ -81,6 +81,10 @@ def verify(
     return Verifier().verify(store, on_progress)
 
 
+_Longer = tuple[str, int, int]
+"""The name of a file, the size that it was saved with, and the one it has."""
+
+
 class Verifier:
     """Verifies checkpoints one after the other; files that several refer to are read once.
 
@@ -90,13 +94,15 @@ class Verifier:
     def __init__(self) -> None:
         self._whole: dict[str, tuple[Damage, ...]] = {}
         """What is damaged of the files that have been read as a whole, by their URLs."""
+        self._longer: dict[str, list[_Longer]] = {}
+        """Which files of a save are longer, for those of which all have been looked at."""
 
     def verify(
         self, store: Store, on_progress: Callable[[int, int], None] | None = None
     ) -> VerifyReport:
         """Verify a checkpoint as the function ``verify`` does."""
         manifest = read_manifest(store)
-        return _Verification(store, manifest, on_progress, self._whole).run()
+        return _Verification(store, manifest, on_progress, self._whole, self._longer).run()
 
 
 @dataclass(slots=True, eq=False)
@@ -122,6 +128,7 @@ class _Verification:
         manifest: Manifest,
         on_progress: Callable[[int, int], None] | None,
         whole: dict[str, tuple[Damage, ...]],
+        longer: dict[str, list[_Longer]],
     ) -> None:
         self.store = store
         self.manifest = manifest
@@ -136,6 +143,7 @@ class _Verification:
         """Elements of every stored tensor for which there is a chunk, whether intact or not."""
         self.lookups = _MOST_LOOKUPS
         self.whole = whole
+        self.longer = longer
         self.found: list[_Reading | Problem] = []
         """By files, in the order of the manifest."""
         self.unusable: set[int] = set()
@@ -365,8 +373,8 @@ class _Verification:
         if not self.manifest.is_ours:
             return
         try:
-            for place, name, size, found in misfits(self.store, self.manifest):
-                if found is not None and found > size:
+            for place, save_id, files in data_places(self.store, self.manifest):
+                for name, size, found in self.longer_files(place, save_id, files):
                     message = f"the file has {found} bytes, expected {size}; what is behind its end"
                     message = f"{place.url}/{name}: {message} was written after the save"
                     self.report(Problem(message=message, file=name, start=size, end=found))
@@ -374,6 +382,22 @@ class _Verification:
             logger.warning("%s: not looked for what is behind files: %s", self.store.url, error)
         except CheckpointError as error:
             self.report(Problem(message=str(error)))
+
+    def longer_files(
+        self, place: Store, save_id: str, files: Sequence[FileRecord]
+    ) -> Iterable[_Longer]:
+        """Return the files that are longer; no request where all there have been looked at."""
+        known = self.longer.get(f"{place.url}/{save_id}")
+        if known is not None:
+            names = {record.path(save_id) for record in files}
+            return [longer for longer in known if longer[0] in names]
+        found = [
+            (record.path(save_id), record.size, size or 0)
+            for record, size in wrong_files(place, save_id, files, only_longer=True)
+        ]
+        if place is self.store:
+            self.longer[f"{place.url}/{save_id}"] = found
+        return found
 
     def progress(self, num_bytes: int) -> None:
         with self.lock:

@@ -230,8 +230,7 @@ def dependents(store: Store, marks: Iterable[str]) -> dict[str, Manifest]:
 def _elsewhere(store: Store) -> list[Store]:
     """Return where a checkpoint lies if that is in another directory, to which a link leads."""
     real, folder = _followed(store.url), store.url.rpartition("/")[0]
-    is_here = _followed(folder) == real.rpartition("/")[0]
-    return [] if is_here or not store.url.startswith("/") else [open_store(real)]
+    return [] if _followed(folder) == real.rpartition("/")[0] else [open_store(real)]
 
 
 def refuse_if_needed(

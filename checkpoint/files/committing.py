@@ -63,43 +63,48 @@ def refuse_if_other(store: Store, save_id: str | None) -> None:
 
 
 def wrong_files(
-    store: Store, save_id: str, files: Sequence[FileRecord]
+    store: Store, save_id: str, files: Sequence[FileRecord], *, only_longer: bool = False
 ) -> Iterator[tuple[FileRecord, int | None]]:
-    """Yield the data files that are not there with their size, and the size found, if any."""
+    """Yield the data files that are not there with their size, and the size found, if any.
+
+    ``only_longer`` asks for those that have more.
+    """
+
+    def is_wrong(record: FileRecord, found: int | None) -> bool:
+        return (found or 0) > record.size if only_longer else found != record.size
+
     sizes = {info.name: info.size for info in store.list(f"data/{save_id}")} if files else {}
     for record in files:
         name = record.path(save_id)
         found = sizes.get(name)
-        if found != record.size:  # a listing may lag behind; ask for it
+        if is_wrong(record, found):  # a listing may lag behind; ask for it
             try:
                 found = store.stat(name).size
             except ObjectNotFound:
                 found = None
-        if found != record.size:
+        if is_wrong(record, found):
             yield record, found
+
+
+def data_places(
+    store: Store, manifest: Manifest
+) -> Iterator[tuple[Store, str, Sequence[FileRecord]]]:
+    """Yield the checkpoints in which the data files of one lie, first itself: save id and files."""
+    yield store, manifest.save_id, manifest.files
+    lenders: dict[tuple[str, str], list[FileRecord]] = {}
+    for file in manifest.borrowed:
+        lenders.setdefault((file.source, file.save_id), []).append(file.record)
+    for (source, save_id), records in lenders.items():
+        yield store.sibling(source), save_id, records
 
 
 def missing_files(store: Store, manifest: Manifest) -> list[str]:
     """Return what is missing of a committed checkpoint, going by the sizes of its data files."""
-    return [f"{place.url}/{name}" for place, name, _, _ in misfits(store, manifest)]
-
-
-def misfits(store: Store, manifest: Manifest) -> Iterator[tuple[Store, str, int, int | None]]:
-    """Yield the data files that have another size, those of earlier checkpoints included.
-
-    Each is told by the checkpoint that it lies in, its name there, the size that it should have and
-    the one that it has, None where it is missing.
-    """
-    lenders: dict[tuple[str, str], list[FileRecord]] = {}
-    for file in manifest.borrowed:
-        lenders.setdefault((file.source, file.save_id), []).append(file.record)
-    places: list[tuple[Store, str, Sequence[FileRecord]]]
-    places = [(store, manifest.save_id, manifest.files)]
-    for (source, save_id), records in lenders.items():
-        places.append((store.sibling(source), save_id, records))
-    for place, save_id, files in places:
-        for record, found in wrong_files(place, save_id, files):
-            yield place, record.path(save_id), record.size, found
+    return [
+        f"{place.url}/{record.path(save_id)}"
+        for place, save_id, files in data_places(store, manifest)
+        for record, _ in wrong_files(place, save_id, files)
+    ]
 
 
 def check_complete(store: Store, manifest: Manifest, borrowed_bytes: int = 0) -> None:

@@ -118,9 +118,10 @@ def marked(step: StepOverview, level: Level) -> StepOverview:
 
 def look_at(store: Store, level: Level, name: str) -> StepOverview | None:
     """Return what one directory of a listing holds; None where nobody has begun a checkpoint."""
-    place = store.substore(name)
     match = STEP_NAME.fullmatch(name)
-    assert match is not None
+    if match is None:
+        return None
+    place = store.substore(name)
     step = marked(
         StepOverview(number=int(match[1]), name=name, url=place.url, state="incomplete"), level
     )

@@ -13,6 +13,7 @@ import dtckpt.checkpoint as ckpt
 from dtckpt.checkpoint.reading import limits
 from dtckpt.dtensor import DeviceMesh, DTensor, Mesh, Shard
 from dtckpt.errors import Corrupt, StorageError
+from dtckpt.storage import open_store
 
 from ..ranks import run_ranks
 from ..servers.fake_s3 import BUCKET, FakeS3, fake_s3
@@ -163,6 +164,22 @@ def test_verification_opens_what_was_not_changed_at_the_same_time(server: FakeS3
     server.faults.append(meeting(2, skip=1))
     assert verify(server, ord("c")).problems == ()
     assert server.counts == {"get": 1 + 1 + 2, "list": 3}
+
+
+def test_verification_of_a_run_looks_at_each_place_once(server: FakeS3) -> None:
+    state = {"w": torch.arange(10_000)}
+    for step in range(1, 5):
+        base = {"base": f"{RUN}/step-{step - 1}"} if step > 1 else {}
+        save(server, state | {str(step): torch.ones(10)}, step=step, **base)
+    (name,) = [name for name in data_files(server) if "/step-1/" in name]
+    server.objects.put(BUCKET, name, server.keys[name].data + b"more")
+    server.forget()
+    verifier = ckpt.Verifier()
+    for step in range(1, 5):
+        store = open_store(f"{RUN}/step-{step}", **server.storage_options)
+        [problem] = verifier.verify(store).problems
+        assert problem.message.startswith(f"{RUN}/step-1/data/")
+    assert server.counts["list"] == 4
 
 
 def test_who_may_not_list_can_verify(server: FakeS3, caplog: pytest.LogCaptureFixture) -> None:

@@ -198,6 +198,10 @@ def test_files_are_found_by_one_listing_and_asked_for_where_it_does_not_tell() -
     store.delete([data_path(SAVE_ID, 1)])
     store.publish(data_path(SAVE_ID, 2), b"x", overwrite=True)
     assert list(wrong_files(store, SAVE_ID, files)) == [(files[1], None), (files[2], 1)]
+    store.publish(data_path(SAVE_ID, 3), bytes(20), overwrite=True)
+    before = len(store.calls)
+    assert list(wrong_files(store, SAVE_ID, files, only_longer=True)) == [(files[3], 20)]
+    assert [call.op for call in store.calls[before:]] == ["list", "stat"]
 
 
 def test_a_commit_that_cannot_be_read_back_is_one(caplog: pytest.LogCaptureFixture) -> None:

@@ -83,9 +83,8 @@ def test_another_checkpoint_at_the_target_stays(run: Run, root: Path, tmp_path: 
 def test_what_is_damaged_keeps_nothing_else_from_being_copied(
     run: Run, root: Path, tmp_path: Path
 ) -> None:
-    other = torch.arange(1 << 17).flip(
-        0
-    )  # which step-60 has in step-50, and that not all in step-2
+    # step-60 has "other" in step-50, which has "large" in step-2.
+    other = torch.arange(1 << 17).flip(0)
     state = {"large": torch.arange(1 << 17), "other": other}
     dcp.save(state, root / "step-50", base=root / "step-2")
     dcp.save({"other": other}, root / "step-60", base=root / "step-50")

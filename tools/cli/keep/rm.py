@@ -44,14 +44,16 @@ def rm(checkpoints: tuple[str, ...], dry_run: bool, as_json: bool, option: dict[
     for root, name in map(split_place, checkpoints):
         real = root if ":/" in root else os.path.realpath(os.path.expanduser(root))
         by_root.setdefault(spelled.setdefault(real, root), []).append(name)
-    urls: dict[str, None] = {}
-    for is_trial in (True, dry_run):
+    urls: list[str] = []
+    for is_trial in [True] if dry_run else [True, False]:
         for root, names in by_root.items():
             with store_at(root, option) as store:
                 remove(store, *names, dry_run=is_trial)
-                urls.update(dict.fromkeys(f"{store.url}/{name}" for name in names))
+                told = [f"{store.url}/{name}" for name in dict.fromkeys(names)]
+            if is_trial != dry_run:
+                continue
+            urls += told
+            for url in told if not as_json else ():
+                say(f"{printable(url)}: {'could be ' if dry_run else ''}deleted")
     if as_json:
-        print_json("removal", {"urls": [*urls], "dry_run": dry_run})
-        return
-    for url in urls:
-        say(f"{printable(url)}: {'could be ' if dry_run else ''}deleted")
+        print_json("removal", {"urls": urls, "dry_run": dry_run})
