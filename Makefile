@@ -7,7 +7,7 @@ CODE := dtensor checkpoint storage integrations tools tests
 # Tests start some hundred processes, which find all modules compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install check format test mutants demo demo-parallel bench bench-scale bench-dispatch bench-redistribute bench-training bench-random bench-look bench-rewrite operators cli-page test-matrix test-adapters test-servers test-faults gpu-check clean
+.PHONY: help install check format test mutants demo demo-parallel bench bench-scale bench-dispatch bench-redistribute bench-training bench-random bench-look bench-rewrite operators cli-page test-matrix test-adapters test-servers test-faults all-environments gpu-check clean
 
 help:
 	@echo "make demo    train, kill a rank during a save, resume on another mesh, prove the losses"
@@ -27,6 +27,7 @@ help:
 	@echo "make test-adapters   adapters in environments with the frameworks' releases (ADAPTERS=names)"
 	@echo "make test-servers   stores on every object store that can be run here (SERVERS=names)"
 	@echo "make test-faults   each fault at each kind of request to an object store, minutes"
+	@echo "make all-environments   all of these; writes docs/environments.md (hours at the first time)"
 	@echo "make gpu-check   what only a machine with a GPU can show; figures into gpu-figures/"
 	@echo "make mutants   changes of the code that some test must notice (MUTANTS=word)"
 	@echo "make check   formatter, linter, type checker"
@@ -80,6 +81,10 @@ test-faults: install
 	DTCKPT_FAULTS=whole DTCKPT_SERVERS=fake-s3,fake-gcs OMP_NUM_THREADS=1 \
 		$(BIN)/python -m pytest -q -n 2 --durations=10 \
 		$(addprefix tests/servers/test_,faults.py skew.py outages.py checkpoints.py)
+
+# CI lets these take turns by commit; this runs all of them, and its record is committed.
+all-environments: install
+	$(BIN)/python -m tests.all_environments --write docs/environments.md
 
 gpu-check: install
 	$(BIN)/python -m tools.gpu --record gpu-figures $(GPU)

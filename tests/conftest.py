@@ -33,6 +33,8 @@ gc.disable()
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+pytest_plugins = ("tests.timings",)
+
 ROOT = Path(__file__).parent
 BUCKET = "dtckpt-tests"
 

@@ -48,21 +48,45 @@ def run_each(
     parser = argparse.ArgumentParser(description=about.partition("\n")[0])
     names = [str(one) for one in every]
     parser.add_argument("names", nargs="*", help=f"of {', '.join(names)}; all by default")
+    parser.add_argument("--turn", type=int, help=f"run {PER_TURN} of them, chosen by this number")
     parser.add_argument("--seconds", type=float, default=seconds, help="limit for each one's tests")
+    parser.add_argument("--record", type=Path, help="append the results to a file, a line each")
     options = parser.parse_args()
     if unknown := set(options.names) - set(names):
         parser.error(f"none of {', '.join(names)}: {', '.join(sorted(unknown))}")
-    results: dict[str, str] = {}
-    for one in every:
-        if options.names and str(one) not in options.names:
-            continue
-        print(f"== {one}", flush=True)
-        begun = time.monotonic()
-        try:
-            result = run(one, options.seconds)
-        except NotInstalled as error:
-            print(error)
-            result = "FAILED: cannot be installed"
-        results[str(one)] = f"{result} ({time.monotonic() - begun:.0f} s)"
-    print("\n".join(f"{name}: {result}" for name, result in results.items()))
+    chosen = options.names or names
+    if options.turn is not None:
+        chosen = names_of_turn(names, options.turn)
+    results = {str(one): _run(run, one, options.seconds) for one in every if str(one) in chosen}
+    lines = [f"{name}: {result}" for name, result in results.items()]
+    print("\n".join(lines))
+    if options.record:
+        with options.record.open("a") as file:
+            file.writelines(f"{line}\n" for line in lines)
     return 1 if any("FAILED" in result for result in results.values()) else 0
+
+
+PER_TURN = 2
+"""Environments that are tested where they take turns by commit."""
+
+
+def names_of_turn(names: Sequence[str], turn: int) -> list[str]:
+    """Return the names that a turn tests: ``PER_TURN`` of them, the next ones at the next turn.
+
+    >>> names_of_turn(["a", "b", "c"], 1)
+    ['c', 'a']
+    """
+    first = turn * PER_TURN
+    return [names[(first + step) % len(names)] for step in range(min(PER_TURN, len(names)))]
+
+
+def _run(run: Callable[[T, float], str], one: T, seconds: float) -> str:
+    """Prepare and test one environment; return the result and how long it took."""
+    print(f"== {one}", flush=True)
+    start = time.monotonic()
+    try:
+        result = run(one, seconds)
+    except NotInstalled as error:
+        print(error)
+        result = "FAILED: cannot be installed"
+    return f"{result} ({time.monotonic() - start:.0f} s)"
