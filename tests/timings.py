@@ -51,7 +51,9 @@ class Timings:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add a phase of a test; in a run of several processes the first one gets all reports."""
         self.wall[report.nodeid] += report.duration
-        self.processor[report.nodeid] += dict(report.user_properties).get(_PROPERTY, 0.0)
+        for name, value in report.user_properties:
+            if name == _PROPERTY and isinstance(value, float):
+                self.processor[report.nodeid] += value
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """List the slowest tests and files, and the processor time of all."""
