@@ -1,8 +1,10 @@
 """Operators run on tensors without data, for the shapes, strides and dtypes of their results.
 
+No tensor of the call takes part, plain ones included: an operator that writes would write twice.
+
 Torch's functions for that are written in Python for pointwise operators, and the first call of one
 imports its compiler, which takes seconds. Where the strides of the result are plain to see, one
-run on tensors of no elements tells the rest, and sooner. What was found is remembered, for all
+run on new tensors of no elements tells the rest, and sooner. What was found is remembered, for all
 meshes and placements alike: results without data depend on the global tensors alone.
 """
 
@@ -19,8 +21,7 @@ from ..geometry.box import row_major_strides
 from ..mesh.spec import DTensorSpec, TensorMeta
 from ..ops.engine.table import METAS
 from ..tensor.arguments import collect_tensors, substituted
-from ..tensor.schemas import Op, is_foreach, is_in_place, is_pointwise
-from ..tensor.wrapper import Wrapper
+from ..tensor.schemas import Op, is_in_place, is_pointwise
 from ..torch_private import schema_of
 from .binding import Bound
 
@@ -59,14 +60,10 @@ def _without_layout(part: Any) -> Any:
 
 def _find_metas(bound: Bound) -> Metas | None:
     op = bound.call.op
-    empties: list[Tensor] = []
-    for leaf in bound.leaves:
-        if isinstance(leaf, Wrapper):
-            made = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
-            empties.append(made)
-        else:  # a number in a tensor takes part in type promotion as what it is
-            stays = leaf.ndim == 0 and (is_pointwise(op) or is_foreach(op))
-            empties.append(leaf if stays else leaf.to("meta"))
+    empties = [
+        torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device="meta")
+        for leaf in bound.leaves
+    ]
     meta_args, meta_kwargs = bound.call.without_data(empties)
     try:
         result = run_without_data(op, meta_args, meta_kwargs)
@@ -84,7 +81,7 @@ def _find_metas(bound: Bound) -> Metas | None:
 
 
 def run_without_data(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return what ``op`` returns for tensors of the meta device, and numbers in CPU tensors."""
+    """Return what ``op`` returns for tensors of the meta device."""
     found = _pointwise(op, args, kwargs) if is_pointwise(op) and not kwargs else None
     return METAS.get(op, op)(*args, **kwargs) if found is None else found
 
@@ -97,15 +94,14 @@ def _pointwise(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tens
         return None
     if not given or any(0 in tensor.shape for tensor in given):
         return None
-    if any(not t.is_meta and (t.ndim or not t.is_cpu) for t in given):
-        return None
     try:
         shape = torch.broadcast_shapes(*[tensor.shape for tensor in given])
-        small_args, _ = substituted(args, kwargs, [_small(tensor) for tensor in given])
+        # Dims of size 1 stay only where they broadcast, so numbers alone have an element.
+        small_args, _ = substituted(args, kwargs, [_small(tensor, shape) for tensor in given])
         small = op(*small_args)
     except (RuntimeError, TypeError, ValueError, IndexError, ArithmeticError):
         return None  # torch says in its own words what does not fit, of the shapes as they are
-    if not isinstance(small, Tensor) or small.shape != _emptied(shape):
+    if not isinstance(small, Tensor) or small.shape != (0,) * len(shape):
         return None
     if is_in_place(op):
         return given[0] if given[0].shape == shape else None
@@ -115,15 +111,11 @@ def _pointwise(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tens
     return torch.empty_strided(shape, strides, dtype=small.dtype, device="meta")
 
 
-def _small(tensor: Tensor) -> Tensor:
-    """Return a tensor that broadcasts as this one, of no elements unless it has one."""
-    if tensor.is_meta:
-        return torch.ones(_emptied(tensor.shape), dtype=tensor.dtype, device="cpu")
-    return tensor
-
-
-def _emptied(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple([1 if size == 1 else 0 for size in shape])
+def _small(tensor: Tensor, shape: torch.Size) -> Tensor:
+    """Return a new tensor that broadcasts to no elements as this one does to ``shape``."""
+    ends = shape[len(shape) - tensor.ndim :]
+    sizes = [int(own == 1 != end) for own, end in zip(tensor.shape, ends, strict=True)]
+    return torch.ones(sizes, dtype=tensor.dtype, device="cpu")
 
 
 def _strides(shape: torch.Size, given: list[Tensor]) -> tuple[int, ...] | None:
