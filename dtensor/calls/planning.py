@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from logging import DEBUG
 from typing import Any
@@ -22,7 +23,7 @@ from ..tensor.inplace_views import changes_shape
 from ..tensor.schemas import Op, functional_of, is_foreach, is_in_place
 from ..torch_private import schema_of
 from .binding import Bound
-from .keys import Key
+from .keys import Key, blank
 from .list_elements import elements, shared_moves
 from .local_plan import LocalPlan
 from .metas import Metas, output_metas
@@ -45,10 +46,17 @@ def plan_of(bound: Bound) -> LocalPlan | None:
     key = bound.key
     plan = plans.get(key, _UNKNOWN)
     if plan is _UNKNOWN:
-        plan = _make_plan(bound)
+        plan = _make_plan(_without_values(bound))
         _log(bound, plan)
         plans.put(key, plan)
     return plan
+
+
+def _without_values(bound: Bound) -> Bound:
+    """Return a call that is all that its key knows: any other one with this key has the plan."""
+    call = bound.call
+    args, kwargs = blank(call.op, call.args, call.kwargs)
+    return replace(bound, call=replace(call, args=args, kwargs=kwargs))
 
 
 def _log(bound: Bound, plan: LocalPlan | None) -> None:

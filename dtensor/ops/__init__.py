@@ -5,7 +5,7 @@ The families fill the tables when they are imported, which is here; README.md te
 
 from __future__ import annotations
 
-from ..tensor.schemas import Op, base_name, is_foreach, is_pointwise
+from ..tensor.schemas import Op, base_name, functional_of, is_foreach, is_pointwise
 from . import activation as activation
 from . import as_strided as as_strided
 from . import attention as attention
@@ -45,6 +45,7 @@ from . import sorting as sorting
 from . import variance as variance
 from . import views as views
 from .engine.table import RULES, OpCall, Rule, RuleMaker
+from .unread_numbers import UNREAD
 
 NOT_ELEMENTWISE = frozenset({"_foreach_norm", "_foreach_max", "_foreach_powsum"})
 """Operators on lists that reduce each tensor of them."""
@@ -64,3 +65,13 @@ def find_rule(op: Op, call: OpCall) -> Rule | None:
     """Return the rule of one call, if there is one."""
     maker = rule_maker(op)
     return None if maker is None else maker(call)
+
+
+def counts_by_type(op: Op, name: str) -> bool:
+    """Whether a plan of an operator serves all values of one type that a number of it may have."""
+    functional = functional_of(op) or op
+    if functional in RULES.by_users:  # a rule of the user's may read all numbers
+        return False
+    if rule_maker(functional) is pointwise.pointwise_rule:
+        return True
+    return name in UNREAD.get(functional, ())

@@ -121,10 +121,13 @@ class RuleTable(dict[Op, "RuleMaker"]):
     generation = 0
     """Grows with every rule; plans made by older rules are not used again."""
     by_users: set[Op]
+    on_change: list[Callable[[], None]]
+    """Called after a rule was added."""
 
     def __init__(self) -> None:
         super().__init__()
         self.by_users = set()
+        self.on_change = []
 
     def register(self, ops: Sequence[Op], maker: RuleMaker, *, by_user: bool = False) -> None:
         """Add or replace the rule of some operators; in-place forms stand for functional ones."""
@@ -133,6 +136,8 @@ class RuleTable(dict[Op, "RuleMaker"]):
         self.generation += 1
         if by_user:
             self.by_users.update(functional)
+        for call in self.on_change:
+            call()
 
 
 RULES = RuleTable()
