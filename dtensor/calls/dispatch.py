@@ -11,7 +11,7 @@ from torch.autograd.graph import increment_version
 
 from ..ops.engine.table import DECOMPOSITIONS, RULES
 from ..tensor.schemas import Op, is_foreach
-from ..tensor.wrapper import Wrapper, new_wrapper
+from ..tensor.wrapper import Wrapper, new_wrapper, refuse_part
 from ..torch_private import has_modes, outside_modes
 from .binding import Bound, bind
 from .call import Call
@@ -62,8 +62,11 @@ def dispatch(
                 result = quick.run(local, second.local)
             else:
                 result = quick.run(local, *args[1:])
-            if quick.out is not None:
-                return new_wrapper(cls, result, quick.out, False)
+            out = quick.out
+            if out is not None:
+                if result.dtype is not quick.dtype or result.shape != quick.shape:
+                    refuse_part(op, result, out)
+                return new_wrapper(cls, result, out, False)
             return quick.finish(cls, first, local, result)
     result = run_quick(cls, op, args, kwargs)
     if result is NOT_QUICK:

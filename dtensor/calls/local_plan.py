@@ -21,7 +21,7 @@ from ..tensor.copied_view import (
     write_view,
 )
 from ..tensor.schemas import Op, functional_of
-from ..tensor.wrapper import Wrapper, counting_writes, new_wrapper
+from ..tensor.wrapper import Wrapper, counting_writes, new_wrapper, require_part
 from .binding import Bound
 from .call import Call
 
@@ -69,7 +69,8 @@ class LocalPlan:
         """Run an operator in place on a view in name only, so that the viewed tensor sees it."""
         functional = functional_of(self.op) or self.op  # a plan in place was made from the former
         view = call.args[0]
-        write_view(view, functional(*call.args, **call.kwargs))
+        # Comparisons return bools, and write zeros and ones of the dtype that the view has.
+        write_view(view, functional(*call.args, **call.kwargs).to(view.dtype))
         return view
 
     def finish(self, cls: type[Wrapper], first: Any, local: Any, result: Any) -> Any:
@@ -102,14 +103,18 @@ class LocalPlan:
         outputs = self.outputs
         if isinstance(result, Tensor):
             spec = outputs[0]
-            return result if spec is None else new_wrapper(cls, result, spec, False)
+            return result if spec is None else self._part(cls, result, spec)
         if isinstance(result, list | tuple):
             made = [
-                local if spec is None or local is None else new_wrapper(cls, local, spec, False)
+                local if spec is None or local is None else self._part(cls, local, spec)
                 for local, spec in zip(result, outputs, strict=True)
             ]
             return type(result)(made)
         return result
+
+    def _part(self, cls: type[Wrapper], local: Tensor, spec: DTensorSpec) -> Any:
+        require_part(self.op, local, spec)
+        return new_wrapper(cls, local, spec, False)
 
 
 def _was_copied(result: Any, local: Tensor) -> bool:

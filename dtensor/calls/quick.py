@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..redistribute import plan_redistribute, run_together
 from ..tensor.schemas import Op, is_foreach
-from ..tensor.wrapper import Wrapper, new_wrapper
+from ..tensor.wrapper import Wrapper, new_wrapper, refuse_part
 from ..torch_private import schema_of
 from .binding import Bound
 from .call import Call
@@ -29,7 +29,7 @@ NOT_QUICK: Any = object()
 class QuickCall:
     """What a call does on this rank, when only values differ from those seen before."""
 
-    __slots__ = ("finish", "out", "run")
+    __slots__ = ("dtype", "finish", "out", "run", "shape")
 
     def __init__(self, plan: LocalPlan, call: Call) -> None:
         run = plan.run_local
@@ -40,6 +40,9 @@ class QuickCall:
 
         self.out = plan.outputs[0] if _returns_one_new(plan) else None
         """The spec of the result where that is one new tensor."""
+        self.dtype = None if self.out is None else self.out.dtype
+        self.shape = None if self.out is None else torch.Size(self.out.local_shape)
+        """What each local result must be: another one would be read as what it is not."""
 
         self.finish = (
             _return_first if plan.written == (0,) and not is_foreach(plan.op) else plan.finish
@@ -95,8 +98,11 @@ def run_quick(
     if quick is None:
         return NOT_QUICK
     result = quick.run(*locals_, **local_kwargs)
-    if quick.out is not None:
-        return new_wrapper(cls, result, quick.out, False)
+    out = quick.out
+    if out is not None:
+        if result.dtype is not quick.dtype or result.shape != quick.shape:
+            refuse_part(op, result, out)
+        return new_wrapper(cls, result, out, False)
     return quick.finish(cls, args[0], locals_[0], result)
 
 

@@ -42,14 +42,21 @@ class DTensorSpec:
     layout: Layout
     tensor_meta: TensorMeta
     placements: tuple[Placement, ...] = field(init=False)
+    dtype: torch.dtype = field(init=False)
+    """Element type."""
     box: Box | None = field(init=False)
     """What this rank holds, in places of dims that are dealt out (``parts``); None where the
     process has no rank or is not in the mesh."""
+    local_shape: tuple[int, ...] = field(init=False)
+    """Shape of this rank's local tensor; (0,) where the rank is not in the mesh."""
 
     def __post_init__(self) -> None:
         here = self.mesh.get_coordinate() if self.mesh.has_rank else None
         object.__setattr__(self, "placements", self.layout.placements)
-        object.__setattr__(self, "box", None if here is None else self.layout.box(here))
+        object.__setattr__(self, "dtype", self.tensor_meta.dtype)
+        box = None if here is None else self.layout.box(here)
+        object.__setattr__(self, "box", box)
+        object.__setattr__(self, "local_shape", (0,) if box is None else box.sizes)
 
     def __deepcopy__(self, memo: object) -> DTensorSpec:
         return self
@@ -63,11 +70,6 @@ class DTensorSpec:
     def stride(self) -> tuple[int, ...]:
         """Global strides."""
         return self.tensor_meta.stride
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Element type."""
-        return self.tensor_meta.dtype
 
     @property
     def ndim(self) -> int:
@@ -86,11 +88,6 @@ class DTensorSpec:
             [a for a, p in enumerate(self.placements) if p.is_shard(d)] for d in range(self.ndim)
         ]
         return [axes[0] if axes else -1 for axes in cuts]
-
-    @property
-    def local_shape(self) -> tuple[int, ...]:
-        """Shape of this rank's local tensor; (0,) where the rank is not in the mesh."""
-        return (0,) if self.box is None else self.box.sizes
 
     def own_box(self) -> Box:
         """Return ``box``; PlacementError where this rank is not in the mesh."""

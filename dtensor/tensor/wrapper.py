@@ -6,12 +6,14 @@ makes results with the class of the tensors it was given.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, Self
 
 import torch
 from torch import Tensor
+
+from dtckpt.errors import PlacementError
 
 from ..mesh.spec import DTensorSpec
 from ..torch_private import make_wrapper, quick_constructor, take_bits
@@ -101,3 +103,23 @@ def _constructor() -> Callable[[type[Any], Tensor, DTensorSpec, bool], Any]:
 
 new_wrapper = _constructor()
 """Returns a new wrapper of a class, from its local tensor, spec and ``requires_grad``."""
+
+
+def require_part(name: object, local: Tensor, spec: DTensorSpec) -> None:
+    """Raise PlacementError where what an operator made is not this rank's part of ``spec``."""
+    if local.dtype is not spec.dtype or local.shape != spec.local_shape:
+        refuse_part(name, local, spec)
+
+
+def refuse_part(name: object, local: Tensor, spec: DTensorSpec) -> NoReturn:
+    """Raise PlacementError: an operator made another tensor than its plan says."""
+    raise PlacementError(
+        f"{name}: this rank got {_told(local.dtype, local.shape)}, expected "
+        f"{_told(spec.dtype, spec.local_shape)}, its part of {spec}. The sharding rule of the "
+        "operator is wrong: correct it if it is one of register_sharding, else report a defect of "
+        "dtckpt, and call the operator on full_tensor() until then"
+    )
+
+
+def _told(dtype: torch.dtype, shape: Sequence[int]) -> str:
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)}"

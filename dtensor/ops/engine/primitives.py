@@ -13,7 +13,7 @@ from ...geometry.placement import Placement, Replicate, Shard, SplitPlacement
 from ...mesh.spec import DTensorSpec, spec_of
 from ...redistribute import redistribute_locals
 from ...tensor.autograd import placed
-from ...tensor.wrapper import Wrapper
+from ...tensor.wrapper import Wrapper, require_part
 
 Move = tuple[int, DTensorSpec, DTensorSpec]
 """Which tensor of a list is redistributed, how it lies, and how it is to lie."""
@@ -122,5 +122,7 @@ def on_locals(
         made: Sequence[Tensor] = [torch.empty(0, dtype=out.dtype) for out in outputs]
     else:
         made = run(*[t.local if isinstance(t, Wrapper) else t for t in inputs])
+    for local, out in zip(made, outputs, strict=True):
+        require_part(getattr(run, "__qualname__", run), local, out)
     cls = type(first)
     return [cls(local, out) for local, out in zip(made, outputs, strict=True)]
