@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dtckpt.errors import PlacementError
+
 from ..comm.caches import Cache
 from ..comm.collectives import Peers
 from ..comm.costs import CostModel
@@ -102,8 +104,18 @@ class RedistributePlan:
 
     def begun(self, local: Tensor) -> Tensor:
         """Return a local tensor as steps take it; the redistribute is logged if that is wanted."""
+        source = self.source
+        # What is sent is taken for bytes of the plan's dtype.
+        if local.dtype is not source.dtype or (
+            local.shape != source.local_shape and source.box is not None
+        ):
+            raise PlacementError(
+                f"redistribute {source} -> {self.target}: the local tensor is {local.dtype} of "
+                f"shape {list(local.shape)}, expected {list(source.local_shape)}; make the DTensor "
+                "by from_local or distribute_tensor, which look at both"
+            )
         if logs_redistributes():
-            note_redistribute(self.source, self.target, self)
+            note_redistribute(source, self.target, self)
         local = local.resolve_conj().resolve_neg()  # the bytes are then the values
         return joinable(local) if self.only_moves else local
 
@@ -270,6 +282,11 @@ def _require_possible(source: DTensorSpec, target: DTensorSpec) -> None:
 
     Also on those ranks that only wait for what comes after.
     """
+    if (source.shape, source.dtype) != (target.shape, target.dtype):
+        raise PlacementError(
+            f"redistribute {source} -> {target}: only the placements and the mesh may differ; cast "
+            "or reshape before"
+        )
     require_commuting(target.placements)
     same_mesh = source.mesh.layout_mesh == target.mesh.layout_mesh
     stays = target.placements if same_mesh else (None,) * source.mesh.ndim
