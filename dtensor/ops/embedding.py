@@ -13,7 +13,7 @@ from .engine.dims import all_dims
 from .engine.factors import FIRST, Dim, Dims, Factors
 from .engine.local_indices import never_empty, span_of
 from .engine.rules import bytes_to_reduce
-from .engine.table import LocalCall, OpCall, Rule, rule
+from .engine.table import LocalCall, OpCall, Rule, meta, rule
 
 aten = torch.ops.aten
 
@@ -129,16 +129,58 @@ def _local_rows(local: LocalCall) -> Callable[..., Any] | None:
 
 def _local_bags(local: LocalCall) -> Callable[..., Any] | None:
     span, op = span_of(local.inputs[0], 1), local.op
-    if span is None or span.count:
+    lacks_columns = span is not None and not span.count
+    _, bag_of, sizes, largest = local.outputs
+    if bag_of is None or sizes is None or largest is None:
         return None
+    num_bags, is_max = sizes.shape[0], largest.ndim == 2
 
-    def run(weight: Tensor, *args: Any, **kwargs: Any) -> list[Tensor]:
-        # Torch refuses rows without columns, which would stop this rank alone.
-        bags, *others, largest = op(never_empty(weight, [span]), *args, **kwargs)
-        is_max = largest.ndim == bags.ndim
-        return [bags[:, :0], *others, largest[:, :0] if is_max else largest]
+    def run(weight: Tensor, index: Tensor, offsets: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if lacks_columns and span is not None:
+            # Torch refuses rows without columns, which would stop this rank alone.
+            weight = never_empty(weight, [span])
+        bags, bag_of, sizes, largest = op(weight, index, offsets, *args, **kwargs)
+        # Kernels leave out what they need not, as the strides of the weight on this rank allow.
+        if bag_of.shape != index.shape:
+            places = torch.arange(len(index), device=index.device)
+            bag_of = torch.bucketize(places, offsets, right=True).sub_(1).to(bag_of.dtype)
+        if not is_max:
+            largest = torch.zeros_like(sizes)
+        if lacks_columns:
+            bags, largest = bags[:, :0], largest[:, :0] if is_max else largest
+        return bags, bag_of, sizes[:num_bags], largest[:num_bags]
 
     return run
+
+
+@meta(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
+def embedding_bag_meta(
+    weight: Tensor,
+    index: Tensor,
+    offsets: Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return bags, the bag of each index, sizes of bags and indices of maxima, one for each bag."""
+    made = aten._embedding_bag.default(
+        weight,
+        index,
+        offsets,
+        scale_grad_by_freq,
+        mode,
+        sparse,
+        per_sample_weights,
+        include_last_offset,
+        padding_idx,
+    )
+    bags, kind = made[0], torch.promote_types(index.dtype, offsets.dtype)
+    sizes = offsets.new_empty(len(bags), dtype=kind)
+    largest = sizes.new_empty(bags.shape) if mode == MAX_MODE else sizes
+    return bags, index.new_empty(index.shape, dtype=kind), sizes, largest
 
 
 def _local_renorm(local: LocalCall) -> Callable[..., Any] | None:
