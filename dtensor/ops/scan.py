@@ -20,6 +20,7 @@ from .engine.dims import dims_of, without
 from .engine.dtypes import accumulator, is_inexact
 from .engine.factors import FIRST
 from .engine.forms import operators
+from .engine.out_dtypes import computed_in_out_dtype
 from .engine.primitives import ascending, cut_axes, on_locals, reduced, reduced_spec, replicated
 from .engine.rules import alike, along_whole_dims
 from .engine.table import Decomposition, OpCall, Rule, decomposition, rule
@@ -97,32 +98,46 @@ def _scan(
 
 
 def _sums(
-    scan: Callable[[Tensor, int], Tensor], join: Callable[[Tensor, Tensor], Tensor]
+    scan: Callable[..., Tensor], join: Callable[..., Tensor], *, takes_dtype: bool = True
 ) -> Decomposition:
-    """Return a scan whose parts are joined by their last elements alone."""
+    """Return a scan whose parts are joined by their last elements alone.
+
+    ``scan`` and ``join`` get ``dtype=`` where the operator has it: without it small integers would
+    become 64-bit ones.
+    """
 
     def run(tensor: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
         result = dtype or (tensor.dtype if is_inexact(tensor.dtype) else torch.int64)
         wide = accumulator(result)
+        given = {"dtype": wide} if takes_dtype else {}
+        if cut_axes(tensor, dims_of(tensor, dim)):
+            # A dtype that the kernel does not have is refused on ranks without elements, too.
+            scan(torch.ones(1, dtype=wide), 0, **given)
         found = _scan(
             tensor,
             dim,
             [wide],
-            lambda local: [scan(local.to(wide), dim)],
-            lambda scanned, ends: [join(scanned[0], ends[0])],
+            lambda local: [scan(local.to(result).to(wide), dim, **given)],
+            lambda scanned, ends: [join(scanned[0], ends[0], **given)],
         )
         return NotImplemented if found is None else found[0].to(result)
 
     return run
 
 
-decomposition(aten.cumsum.default)(_sums(torch.cumsum, lambda scanned, ends: scanned + ends.sum(0)))
+decomposition(aten.cumsum.default)(
+    _sums(torch.cumsum, lambda scanned, ends, dtype: scanned + ends.sum(0, dtype=dtype))
+)
 decomposition(aten.cumprod.default)(
-    _sums(torch.cumprod, lambda scanned, ends: scanned * ends.prod(0))
+    _sums(torch.cumprod, lambda scanned, ends, dtype: scanned * ends.prod(0, dtype=dtype))
 )
 
+computed_in_out_dtype([aten.cumsum.out, aten.cumprod.out])
+
 _logcumsumexp = _sums(
-    torch.logcumsumexp, lambda scanned, ends: torch.logaddexp(scanned, ends.logsumexp(0))
+    torch.logcumsumexp,
+    lambda scanned, ends: torch.logaddexp(scanned, ends.logsumexp(0)),
+    takes_dtype=False,
 )
 
 
