@@ -11,7 +11,7 @@ from torch import nn
 from dtckpt.errors import PlacementError
 
 from ..dtensor import AnyMesh
-from ..mesh.resolving import resolve_mesh
+from ..mesh.resolving import mesh_of_all_ranks, resolve_mesh
 from ..modules import slots
 from ..tensor.compilers import opaque
 from .checks import modules_of, require_policies, tensors_of
@@ -51,6 +51,10 @@ def fully_shard(
     that nothing is sent: they have to be the same on all of them. Several modules in a list share
     their collectives: they are gathered as the first of them runs, and freed after the last one.
 
+    Without ``mesh``, all ranks of the default process group share the parameters, on the current
+    accelerator or the CPU; an active mesh is not asked. torch.distributed is initialised where it
+    is not.
+
     ``mesh`` has one axis, or two, over the first of which parameters are repeated (HSDP); of a mesh
     with others, ``dp_mesh_dims`` names those over which they are sharded or repeated, any number.
     Parameters that are DTensors already, as ``parallelize_module`` makes them, have to lie on an
@@ -66,8 +70,8 @@ def fully_shard(
     Raises PlacementError, before anything is changed, for a mesh that does not fit, for a module
     that is sharded already or has no ``forward``, and where a parameter has no such dim.
     """
-    data = DataAxes.of(resolve_mesh(mesh), dp_mesh_dims)
     modules = modules_of(module)
+    data = DataAxes.of(mesh_of_all_ranks() if mesh is None else resolve_mesh(mesh), dp_mesh_dims)
     require_policies(mp_policy, offload_policy)
     ignored = {id(parameter) for parameter in tensors_of(ignored_params or ())}
     places: dict[int, list[Place]] = {}
