@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ..tensor.compilers import opaque
-from ..tensor.trees import flatten_tree
+from ..tensor.trees import map_tensors
+from ..tensor.wrapper import Wrapper
 from ..torch_private import in_backward, saved_hooks, when_backward_ends
 from .notes import Noting
 from .state_dicts import StateDictHook
@@ -91,14 +92,15 @@ class State:
             self._prefetch_forward()
         self.saving[-1] = notes = Noting(unit)
         notes.enter()
-        wanted = unit.precision.param_dtype
-        if wanted is None or not unit.precision.cast_forward_inputs:
-            return None
-        leaves, rebuild = flatten_tree((args, kwargs))
-        cast_leaves = [_cast(leaf, wanted) for leaf in leaves]
-        if all(new is old for new, old in zip(cast_leaves, leaves, strict=True)):
-            return None  # a list that the module is to change stays the caller's
-        return rebuild(cast_leaves)
+        policy, device = unit.precision, unit.data.mesh.device
+        return map_tensors(
+            partial(
+                _as_input,
+                dtype=policy.param_dtype if policy.cast_forward_inputs else None,
+                device=None if is_inner or not self.is_root or device.type == "cpu" else device,
+            ),
+            (args, kwargs),
+        )
 
     def _end_at_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Have the gradients of inputs end the unit in the backward pass where no others will.
@@ -108,9 +110,13 @@ class State:
         """
         if not torch.is_grad_enabled() or any(one.requires_grad for one in self.unit.shown):
             return
-        for leaf in flatten_tree((args, kwargs))[0]:
-            if isinstance(leaf, Tensor) and not leaf.is_leaf:
-                leaf.register_hook(self.after_backward)
+
+        def end_after(tensor: Tensor) -> Tensor:
+            if not tensor.is_leaf:
+                tensor.register_hook(self.after_backward)
+            return tensor
+
+        map_tensors(end_after, (args, kwargs))
 
     def _become_root(self, module: nn.Module) -> None:
         below = list(states_below(module))
@@ -156,18 +162,15 @@ class State:
 
     def _made(self, output: Any) -> Any:
         """Return an output in the dtype that was asked for, from which a backward pass begins."""
-        leaves, rebuild = flatten_tree(output)
-        changed = list(leaves)
         wanted = self.unit.precision.output_dtype
-        for number, leaf in enumerate(leaves):
-            if not isinstance(leaf, Tensor):
-                continue
-            made = leaf if wanted is None else _cast(leaf, wanted)
+
+        def change(tensor: Tensor) -> Tensor:
+            made = tensor if wanted is None else _cast(tensor, wanted)
             if made.requires_grad and torch.is_grad_enabled():
                 made.register_hook(self.before_backward)
-            changed[number] = made
-        is_same = all(new is old for new, old in zip(changed, leaves, strict=True))
-        return output if is_same else rebuild(changed)
+            return made
+
+        return map_tensors(change, output)
 
     def _put_back(self, module: nn.Module) -> None:
         """Put the sharded parameters back, and free the whole ones if no more modules run."""
@@ -323,10 +326,15 @@ class ForwardMethod:
             raise
 
 
-def _cast(value: Any, dtype: torch.dtype) -> Any:
-    if isinstance(value, Tensor) and value.is_floating_point() and value.dtype != dtype:
-        return value.to(dtype)
-    return value
+def _as_input(tensor: Tensor, dtype: torch.dtype | None, device: torch.device | None) -> Tensor:
+    """Return an input in the dtype of the computation and, of the root, on the device."""
+    if device is not None and not isinstance(tensor, Wrapper):
+        tensor = tensor.to(device)
+    return tensor if dtype is None else _cast(tensor, dtype)
+
+
+def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != dtype else tensor
 
 
 def state_of(module: nn.Module) -> State | None:
