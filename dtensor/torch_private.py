@@ -335,6 +335,11 @@ def saved_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]] | N
     return None if top is None else top(False)
 
 
+def are_of_checkpointing(hooks: tuple[Callable[..., Any], ...]) -> bool:
+    """Return whether hooks that pack and unpack tensors are those of torch.utils.checkpoint."""
+    return hooks[0].__module__ == "torch.utils.checkpoint"
+
+
 def when_backward_ends(callback: Callable[[], None]) -> bool:
     """Call something when the backward pass that runs is over; return whether torch can."""
     engine = found("autograd.Variable._execution_engine")

@@ -13,9 +13,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from ..dtensor import DTensor
 from ..mesh.spec import DTensorSpec
 from ..tensor.wrapper import Wrapper
-from ..torch_private import saved_hooks, storage_id
+from ..torch_private import are_of_checkpointing, saved_hooks, storage_id
 from .held import Held
 from .unit import Unit, Versions
+
+Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
 
 
 class Noting:
@@ -26,17 +28,8 @@ class Noting:
     """
 
     def __init__(self, unit: Unit) -> None:
-        mine = {storage_id(cast(Tensor, one.whole)): one for one in unit.held}
-        outer = saved_hooks()
-
-        def note(tensor: Tensor) -> Any:
-            noted = _noted(unit, mine, tensor)
-            if noted is not None:
-                return noted
-            return tensor if outer is None else _Outer(outer[0](tensor), outer[1])
-
-        self.note = note
-        self._hooks = saved_tensors_hooks(note, _recalled)
+        self.note = _Pack(unit, saved_hooks())
+        self._hooks = saved_tensors_hooks(self.note, _recalled)
         self._is_entered: bool | None = False
         """None while that changes."""
 
@@ -55,6 +48,27 @@ class Noting:
         if is_entered:
             self._hooks.__exit__(None, None, None)
         self._is_entered = False
+
+
+class _Pack:
+    """Makes notes of whole parameters; asks the hooks that were there before to keep all else."""
+
+    def __init__(self, unit: Unit, outer: Hooks | None) -> None:
+        self._unit, self._outer = unit, outer
+        # Checkpointing keeps nothing, but counts what it is asked to keep, in the forward pass and
+        # as it runs again. In one of the two its hooks may be outside of these, and inside in the
+        # other: it is asked for all, so that both counts are that of all saved tensors.
+        self._notes_nothing = outer is not None and (
+            outer[0]._notes_nothing if isinstance(outer[0], _Pack) else are_of_checkpointing(outer)
+        )
+        self._mine = {storage_id(cast(Tensor, one.whole)): one for one in unit.held}
+
+    def __call__(self, tensor: Tensor) -> Any:
+        noted = None if self._notes_nothing else _noted(self._unit, self._mine, tensor)
+        if noted is not None:
+            return noted
+        outer = self._outer
+        return tensor if outer is None else _Outer(outer[0](tensor), outer[1])
 
 
 @dataclass(frozen=True, slots=True)
