@@ -17,9 +17,9 @@ from ..tensor.compilers import opaque
 from .checks import modules_of, require_policies, tensors_of
 from .data_axes import DataAxes, DataParallelMeshDims
 from .gradients import Gradients
-from .held import Held, Place
+from .held import Held, Place, copy_grad_dtype
 from .module import FSDPModule, smaller_mesh
-from .policies import MixedPrecisionPolicy, OffloadPolicy
+from .policies import MixedPrecisionPolicy, OffloadPolicy, keeps_dtype
 from .sharding import ShardedParameter, ShardPlacementFn
 from .state import State, state_of, states_below
 from .unit import Unit
@@ -83,6 +83,7 @@ def fully_shard(
         key: ShardedParameter.of(name, parameter, data, shard_placement_fn)
         for key, (name, parameter) in parameters.items()
     }
+    keeps = {key: keeps_dtype(mp_policy, *named) for key, named in parameters.items()}
     unit = Unit(
         held=[],
         data=data,
@@ -96,7 +97,9 @@ def fully_shard(
         made = about[key].shard(parameter, offload_policy)
         for part, name in places[key]:
             setattr(part, name, made)
-        unit.held.append(Held(about[key], places[key], Held.origin_of(parameter), made))
+        copy_grad_dtype(parameter, made)
+        origin = Held.origin_of(parameter)
+        unit.held.append(Held(about[key], places[key], origin, made, keeps[key]))
     State(modules, unit)
     for one in modules:
         one.__class__ = _sharded_class(type(one))

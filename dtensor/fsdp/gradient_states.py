@@ -11,6 +11,7 @@ from dtckpt.errors import LayoutMismatch
 
 from ..dtensor import DTensor
 from ..gradients import reduce_gradients
+from .held import grad_dtype_of
 from .state import states_below
 
 
@@ -59,4 +60,4 @@ def load_gradient_state_dict(module: nn.Module, gradients: Mapping[str, Tensor])
             grad = gradients.get(name)
             if isinstance(one, DTensor) and isinstance(grad, DTensor):
                 grad = grad.redistribute(one.device_mesh, one.placements)
-            one.grad = None if grad is None else grad.to(one.dtype)
+            one.grad = None if grad is None else grad.to(grad_dtype_of(one) or grad.dtype)

@@ -158,7 +158,7 @@ class Gradients:
 
 def as_parameter(local: Tensor, held: Held) -> Wrapper:
     """Return a sum as the gradient of the sharded parameter, which may lie on another device."""
-    spec: DTensorSpec = held.sharded.spec
+    spec: DTensorSpec = held.sharded.spec.with_dtype(held.grad_dtype or local.dtype)
     made = local.to(spec.dtype).contiguous().view(spec.local_shape)
     like = held.sharded.local
     if like.device != made.device:

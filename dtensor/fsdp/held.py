@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from dtckpt.errors import PlacementError
@@ -27,6 +28,8 @@ class Held:
     origin: object
     """Stands for what it was before it was sharded, which may still be in other places, or was."""
     parameter: nn.Parameter
+    keeps_dtype: bool = False
+    """Whether it is computed with in its own dtype, whatever the policy of the unit says."""
     whole: Tensor | None = None
     """The local tensor of the whole parameter, while that is whole."""
     kept: Tensor | None = None
@@ -38,6 +41,11 @@ class Held:
     def sharded(self) -> Wrapper:
         """The sharded parameter."""
         return cast(Wrapper, self.parameter)
+
+    @property
+    def grad_dtype(self) -> torch.dtype | None:
+        """Dtype of the gradients of the sharded parameter; None for any."""
+        return grad_dtype_of(self.parameter)
 
     @staticmethod
     def origin_of(parameter: nn.Parameter) -> object:
@@ -61,5 +69,20 @@ class Held:
                 f"{about.sharded}, got {spec or f'a plain tensor of {list(found.shape)}'}; load "
                 "state dicts without assign=True, or with DTensors that lie as the parameters"
             )
+        copy_grad_dtype(self.parameter, found)
         self.parameter = found
         self.num_replaced += 1
+
+
+def grad_dtype_of(parameter: Tensor) -> torch.dtype | None:
+    """Return the dtype of the gradients of a tensor; None for any."""
+    given: Any = parameter
+    return getattr(given, "grad_dtype", given.dtype)  # torch has it since 2.10
+
+
+def copy_grad_dtype(source: Tensor, target: Tensor) -> None:
+    """Give the ``grad_dtype`` that was set for a tensor to one that has none of its own."""
+    wanted, own = grad_dtype_of(source), grad_dtype_of(target)
+    if wanted != source.dtype and own == target.dtype:
+        given: Any = target
+        given.grad_dtype = wanted

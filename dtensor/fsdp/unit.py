@@ -313,11 +313,12 @@ class Unit:
     def dtype_of(self, one: Held) -> torch.dtype:
         """Return the dtype of the whole parameter, and so of its gradients."""
         own = one.sharded.dtype
-        return self.precision.param_dtype or own if own.is_floating_point else own
+        is_cast = own.is_floating_point and not one.keeps_dtype
+        return self.precision.param_dtype or own if is_cast else own
 
     def sum_dtype_of(self, one: Held) -> torch.dtype:
         """Return the dtype in which its gradients are summed."""
-        return self.precision.reduce_dtype or self.dtype_of(one)
+        return self.precision.reduce_dtype or one.grad_dtype or self.dtype_of(one)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Unit:
         gradients = copy.copy(self.gradients)
@@ -329,6 +330,7 @@ class Unit:
                 places=[(copy.deepcopy(module, memo), name) for module, name in one.places],
                 origin=copy.deepcopy(one.origin, memo),
                 parameter=copy.deepcopy(one.parameter, memo),
+                keeps_dtype=one.keeps_dtype,
             )
             for one in self.held
         ]
