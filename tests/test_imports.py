@@ -85,7 +85,8 @@ FLOORS = {
 """The folders of a package from the lowest one up; "" stands for the modules beside them, which are
 what users import. A folder may import those before it."""
 MAX_FILES = 15
-"""In a folder, but for one with the families of operators."""
+"""In a folder, but for one with the families of operators, and one with the names of torch's
+modules."""
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
@@ -201,7 +202,7 @@ def test_modules_import_each_other_in_one_direction(package: str) -> None:
 def test_folders_hold_a_dozen_files(package: str) -> None:
     for folder in {path.parent for path in modules_of(package)}:
         files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
-        if folder.name != "ops":
+        if folder.name not in ("ops", "dcp"):
             assert len(files) <= MAX_FILES, folder.relative_to(ROOT)
 
 

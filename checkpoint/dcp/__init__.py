@@ -8,48 +8,51 @@
 
 ``save``, ``async_save`` and ``load`` are dtckpt's, under torch's arguments. What is given a planner
 goes through torch's own functions, with dtckpt as their storage: ``CheckpointWriter`` and
-``CheckpointReader``, which serve any caller of torch's functions. All other names are torch's.
-docs/moving-in.md lists them.
+``CheckpointReader``, which serve any caller of torch's functions. All other names are torch's, in
+modules of the same names. docs/moving-in.md lists them.
 """
 
 from __future__ import annotations
 
-from torch.distributed.checkpoint import (
+from . import (
+    api,
     default_planner,
+    filesystem,
+    format_utils,
+    fsspec_filesystem,
     hf_storage,
     metadata,
+    optimizer,
     planner,
+    planner_helpers,
+    protocol,
+    quantized_hf_storage,
     staging,
+    state_dict,
+    state_dict_loader,
+    state_dict_saver,
+    stateful,
     storage,
+    utils,
 )
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.hf_storage import (
-    HuggingFaceStorageReader,
-    HuggingFaceStorageWriter,
-)
-from torch.distributed.checkpoint.metadata import (
+from .api import CheckpointException
+from .default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from .filesystem import FileSystemReader, FileSystemWriter
+from .fsspec_filesystem import FsspecReader, FsspecWriter
+from .hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from .metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
     Metadata,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.optimizer import load_sharded_optimizer_state_dict
-from torch.distributed.checkpoint.planner import (
-    LoadPlan,
-    LoadPlanner,
-    ReadItem,
-    SavePlan,
-    SavePlanner,
-    WriteItem,
-)
-from torch.distributed.checkpoint.quantized_hf_storage import QuantizedHuggingFaceStorageReader
-from torch.distributed.checkpoint.storage import StorageReader, StorageWriter
-
-from . import state_dict, stateful
-from .filesystem import FileSystemReader, FileSystemWriter
+from .optimizer import load_sharded_optimizer_state_dict
+from .planner import LoadPlan, LoadPlanner, ReadItem, SavePlan, SavePlanner, WriteItem
+from .protocol import CheckpointableTensor
+from .quantized_hf_storage import QuantizedHuggingFaceStorageReader
 from .state_dict_loader import load, load_state_dict
 from .state_dict_saver import async_save, save, save_state_dict
+from .storage import StorageReader, StorageWriter
 from .storage_reader import CheckpointReader
 from .storage_writer import CheckpointWriter
 
@@ -58,11 +61,14 @@ __all__ = [
     "CheckpointException",
     "CheckpointReader",
     "CheckpointWriter",
+    "CheckpointableTensor",
     "ChunkStorageMetadata",
     "DefaultLoadPlanner",
     "DefaultSavePlanner",
     "FileSystemReader",
     "FileSystemWriter",
+    "FsspecReader",
+    "FsspecWriter",
     "HuggingFaceStorageReader",
     "HuggingFaceStorageWriter",
     "LoadPlan",
@@ -76,18 +82,29 @@ __all__ = [
     "StorageWriter",
     "TensorStorageMetadata",
     "WriteItem",
+    "api",
     "async_save",
     "default_planner",
+    "filesystem",
+    "format_utils",
+    "fsspec_filesystem",
     "hf_storage",
     "load",
     "load_sharded_optimizer_state_dict",
     "load_state_dict",
     "metadata",
+    "optimizer",
     "planner",
+    "planner_helpers",
+    "protocol",
+    "quantized_hf_storage",
     "save",
     "save_state_dict",
     "staging",
     "state_dict",
+    "state_dict_loader",
+    "state_dict_saver",
     "stateful",
     "storage",
+    "utils",
 ]

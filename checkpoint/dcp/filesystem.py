@@ -1,6 +1,6 @@
 """``FileSystemWriter`` and ``FileSystemReader`` under torch's arguments, for checkpoints of dtckpt.
 
-They take paths and URLs alike.
+They take paths and URLs alike. ``FileSystem`` and ``SerializationFormat`` are torch's.
 """
 
 from __future__ import annotations
@@ -9,10 +9,26 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from torch.distributed.checkpoint.filesystem import (
+    CURRENT_DCP_VERSION,
+    FileSystem,
+    FileSystemBase,
+    SerializationFormat,
+)
+
 from dtckpt.errors import CheckpointError
 
 from .storage_reader import CheckpointReader
 from .storage_writer import CheckpointWriter
+
+__all__ = [
+    "CURRENT_DCP_VERSION",
+    "FileSystem",
+    "FileSystemBase",
+    "FileSystemReader",
+    "FileSystemWriter",
+    "SerializationFormat",
+]
 
 
 class FileSystemWriter(CheckpointWriter):
@@ -33,7 +49,7 @@ class FileSystemWriter(CheckpointWriter):
         cache_staged_state_dict: bool = False,
         overwrite: bool = True,
         _extensions: Sequence[Any] | None = None,
-        serialization_format: Any = None,
+        serialization_format: SerializationFormat = SerializationFormat.TORCH_SAVE,
     ) -> None:
         if _extensions:
             raise CheckpointError(

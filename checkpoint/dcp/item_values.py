@@ -7,6 +7,7 @@ is pickled here.
 
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +19,12 @@ from torch.distributed.checkpoint.planner import SavePlanner, WriteItem
 
 from dtckpt.errors import CheckpointError, Unsavable
 
+from ...dtensor.geometry.box import Box
+from ..files.manifest import Manifest
+from ..files.stored_data import StoredData
 from ..formats.trees import StatePath, ValueNodes, component_of, name_of
+from ..reading.to_tensors import read_boxes
+from ..state.tree import unflatten
 from ..state.values import Node
 from ..tensors.local_tensor import LocalTensor, local_tensor
 
@@ -78,3 +84,17 @@ def pickled(value: object) -> io.BytesIO:
     torch.save(value, buffer)
     buffer.seek(0)
     return buffer
+
+
+def stored_value(
+    node: Node, manifest: Manifest, data: StoredData, *, allow_pickle: bool = False
+) -> Any:
+    """Return the value that a node stands for; tensors in it are read whole, each once."""
+
+    @functools.cache
+    def tensor(name: str, tag: str) -> Any:
+        stored = manifest.tensors[name]
+        found = read_boxes(data, stored, [Box.whole(stored.shape)])[0]
+        return found.numpy() if tag == "ndarray" else found
+
+    return unflatten(node, tensor, allow_pickle=allow_pickle)

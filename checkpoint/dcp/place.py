@@ -19,7 +19,7 @@ class AtPlace:
         self.target = target
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin anew, at ``checkpoint_id`` where it is given."""
+        """Begin another save or load, at ``checkpoint_id`` where it is given."""
         if checkpoint_id is not None:
             self.target = checkpoint_id
 

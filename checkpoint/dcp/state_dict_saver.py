@@ -50,9 +50,11 @@ def save(
     """
     writer = _writer(checkpoint_id, storage_writer, use_collectives=use_collectives)
     if planner is None and isinstance(writer, CheckpointWriter):
-        return saver.save(
+        report = saver.save(
             state_dict, process_group=process_group, no_dist=no_dist, **_arguments(writer)
         )
+        writer.save_id = report.save_id
+        return report
     return torch_saver.save(
         state_dict,
         checkpoint_id=checkpoint_id,
@@ -89,7 +91,7 @@ def async_save(
         handle = background.async_save(
             state_dict, process_group=process_group, no_dist=no_dist, **_arguments(writer)
         )
-        return SaveFuture(handle)
+        return SaveFuture(handle, writer)
     return torch_saver.async_save(
         state_dict,
         checkpoint_id=checkpoint_id,
@@ -127,15 +129,18 @@ def save_state_dict(
 class SaveFuture(Future[Any]):
     """A save in the background as a Future: who asks it, asks ``handle``."""
 
-    def __init__(self, handle: SaveHandle) -> None:
+    def __init__(self, handle: SaveHandle, writer: CheckpointWriter) -> None:
         super().__init__()
         self.handle = handle
+        self._writer = writer
         self.set_running_or_notify_cancel()
         handle.add_done_callback(lambda _: self.set_result(None))  # only that it has ended
 
     def result(self, timeout: float | None = None) -> SaveReport:
         """Wait for the end and return the report; raise what the save failed with."""
-        return self.handle.result(timeout)
+        report = self.handle.result(timeout)
+        self._writer.save_id = report.save_id
+        return report
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the end and return what the save failed with."""

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.checkpoint.stateful import Stateful, StatefulT
 
-__all__ = ["Stateful"]
+__all__ = ["Stateful", "StatefulT"]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION
 from torch.distributed.checkpoint.metadata import (
     STORAGE_TYPES,
     BytesStorageMetadata,
@@ -38,12 +40,10 @@ from ..loading.casting import (
 )
 from ..reading.execution import execute
 from ..reading.read_plan import plan_reads
-from ..reading.to_tensors import read_boxes
 from ..reading.wants import Sink, Want
-from ..state.tree import unflatten
 from ..tensors.local_tensor import local_tensor
 from ..tensors.transfer import TensorSink
-from .item_values import pickled
+from .item_values import pickled, stored_value
 from .place import AtPlace, Target
 
 _BATCH_BYTES = 1 << 30
@@ -76,11 +76,13 @@ class CheckpointReader(AtPlace, StorageReader):
         self.dtype_policy: DTypePolicy = dtype_policy
         self.allow_pickle = allow_pickle
         self._found: _Found | None = None
+        self.load_id = secrets.token_hex(8)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin another load, of ``checkpoint_id`` where it is given."""
         AtPlace.reset(self, checkpoint_id)
         self._found = None
+        self.load_id = secrets.token_hex(8)
 
     def read_metadata(self) -> Metadata:
         """Return what is there, as DCP describes it: every tensor as one chunk.
@@ -95,7 +97,10 @@ class CheckpointReader(AtPlace, StorageReader):
         return Metadata(
             state_dict_metadata=found.described(),
             planner_data=found.paths(),
-            storage_meta=StorageMeta(checkpoint_id=self.checkpoint_id),
+            storage_meta=StorageMeta(
+                checkpoint_id=self.checkpoint_id, save_id=manifest.save_id, load_id=self.load_id
+            ),
+            version=CURRENT_DCP_VERSION,
         )
 
     def set_up_storage_reader(
@@ -177,13 +182,7 @@ class _Found:
 
     def value(self, leaf: FlatLeaf, allow_pickle: bool) -> Any:
         """Return a value; tensors in it are read whole."""
-
-        def tensor(name: str, tag: str) -> Any:
-            stored = self.manifest.tensors[name]
-            found = read_boxes(self.data, stored, [Box.whole(stored.shape)])[0]
-            return found.numpy() if tag == "ndarray" else found
-
-        return unflatten(leaf.node, tensor, allow_pickle=allow_pickle)
+        return stored_value(leaf.node, self.manifest, self.data, allow_pickle=allow_pickle)
 
     def want(self, item: ReadItem, target: torch.Tensor, policy: DTypePolicy) -> Want:
         """Return what is to be read for an item; LayoutMismatch where its target does not fit."""

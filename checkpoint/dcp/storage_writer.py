@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
@@ -44,6 +45,8 @@ class CheckpointWriter(AtPlace, StorageWriter):
     ``checkpoint_id``, ``overwrite``, ``metadata``, ``storage_options``, ``allow_pickle`` and
     ``compress`` are those of ``save``. Where a save gives a ``checkpoint_id``, too, that counts.
 
+    ``save_id`` is the id of the last save, as its manifest has it; None before one is planned.
+
     Works with ``async_save``, ``no_dist`` and any process group. Plans that are kept from save to
     save, and ranks that save without one another (``use_collectives=False``), are refused.
     """
@@ -68,11 +71,13 @@ class CheckpointWriter(AtPlace, StorageWriter):
         self.compress = compress
         self._is_coordinator = False
         self._plan: WritePlan | None = None
+        self.save_id: str | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin another save, to ``checkpoint_id`` where it is given."""
         AtPlace.reset(self, checkpoint_id)
         self._plan = None
+        self.save_id = None
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Learn who this rank is; CheckpointError where ranks are to save without one another."""
@@ -94,6 +99,7 @@ class CheckpointWriter(AtPlace, StorageWriter):
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Make names and layouts of the plans of all ranks, and tell each what it has to know."""
         made = self._plan = WritePlan.of(plans, self.store.url)
+        self.save_id = made.save_id
         return [
             replace(plan, storage_data=made.ticket(rank, plan)) for rank, plan in enumerate(plans)
         ]
@@ -106,6 +112,7 @@ class CheckpointWriter(AtPlace, StorageWriter):
                 "the planner has dropped storage_data from its plan, which tells where to write; "
                 "let finish_plan keep it"
             )
+        self.save_id = ticket.save_id
         store = self.store
         part = _Part(ticket, planner, store.url, self.allow_pickle)
         chunks = [chunk for item in plan.items for chunk in part.chunks(item)]
@@ -145,6 +152,7 @@ class CheckpointWriter(AtPlace, StorageWriter):
                 self._discard(store, plan, records)
             raise
         metadata.storage_meta = self.storage_meta()
+        metadata.version = CURRENT_DCP_VERSION
 
     def _manifest(self, plan: WritePlan, written: Sequence[_Written], url: str) -> Manifest:
         values = {fqn: node for one in written for fqn, node in one.values.items()}
@@ -168,8 +176,8 @@ class CheckpointWriter(AtPlace, StorageWriter):
             discard(store, plan.save_id, record.rank)
 
     def storage_meta(self) -> StorageMeta | None:
-        """Return where this save goes to."""
-        return StorageMeta(checkpoint_id=self.checkpoint_id)
+        """Return where this save goes to, and its id."""
+        return StorageMeta(checkpoint_id=self.checkpoint_id, save_id=self.save_id)
 
     @property
     def store(self) -> Store:

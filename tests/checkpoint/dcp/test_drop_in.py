@@ -6,6 +6,8 @@ Several are in ``dcp_ranks``.
 from __future__ import annotations
 
 import copy
+import importlib
+import pkgutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -18,26 +20,110 @@ import torch.distributed.checkpoint as torch_dcp
 import torch.distributed.checkpoint.state_dict as torch_state_dict
 from torch.distributed.checkpoint import state_dict_loader as torch_loader
 from torch.distributed.checkpoint import state_dict_saver as torch_saver
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION
 from torch.distributed.checkpoint.hf_storage import (
     HuggingFaceStorageReader,
     HuggingFaceStorageWriter,
 )
+from torch.distributed.checkpoint.metadata import StorageMeta
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 import dtckpt.checkpoint as ckpt
 from dtckpt.checkpoint import dcp
+from dtckpt.checkpoint.dcp import format_utils
 from dtckpt.errors import CheckpointError, LayoutMismatch, NotCommitted, StorageError, Unsavable
 from dtckpt.storage import Fault, FaultyStore, LocalStore, Rule
 
 from ..formats.test_dcp import same, stepped
 
 
+def public_names(module: Any) -> list[str]:
+    """Return what a module of torch declares, or has made itself."""
+    own = (n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__)
+    return getattr(module, "__all__", None) or [n for n in own if not n.startswith("_")]
+
+
 def test_every_public_name_is_here() -> None:
     public = {n for n in dir(torch_dcp) if not n.startswith("_")}
     modules = {n for n in public if type(getattr(torch_dcp, n)).__name__ == "module"}
     assert not public - modules - set(dcp.__all__)
-    theirs = set(torch_state_dict.__all__)
-    assert theirs == set(dcp.state_dict.__all__)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for _, name, _ in pkgutil.iter_modules(torch_dcp.__path__) if not name.startswith("_")],
+)
+def test_every_public_module_is_here_with_its_names(name: str) -> None:
+    theirs = importlib.import_module(f"torch.distributed.checkpoint.{name}")
+    public = public_names(theirs)
+    if not public:
+        return
+    ours = importlib.import_module(f"dtckpt.checkpoint.dcp.{name}")
+    assert set(public) <= set(ours.__all__)
+    assert getattr(dcp, name) is ours
+    assert all(hasattr(ours, each) for each in ours.__all__)
+
+
+def test_names_of_later_versions_of_torch_are_here() -> None:
+    """CheckpointableTensor is of torch 2.14, the storages of fsspec are of torch 2.15."""
+    assert isinstance(dcp.FsspecWriter("memory://x"), dcp.FileSystemWriter)
+    assert isinstance(dcp.FsspecReader("memory://x"), dcp.FileSystemReader)
+    plain: Any = torch.zeros(2)
+    assert not isinstance(plain, dcp.CheckpointableTensor)
+    plain.global_shape, plain.global_offsets = (4,), ((2,),)
+    plain.local_offsets, plain.local_sizes = ((0,),), ((2,),)
+    assert isinstance(plain, dcp.CheckpointableTensor)
+
+
+def test_storage_options_are_keywords_of_the_fsspec_storages() -> None:
+    url = "memory://fsspec-keywords/step-1"
+    writer = dcp.FsspecWriter(url, skip_instance_cache=True)
+    dcp.save({"a": torch.ones(2)}, storage_writer=writer)
+    into, reader = {"a": torch.zeros(2)}, dcp.FsspecReader(url, skip_instance_cache=True)
+    dcp.load(into, storage_reader=reader)
+    assert into["a"].equal(torch.ones(2))
+    assert writer.storage_options == reader.storage_options == {"skip_instance_cache": True}
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own
+def test_saves_have_ids_that_their_metadata_has(tmp_path: Path) -> None:
+    state, writer = {"a": torch.zeros(4, 4)}, dcp.FileSystemWriter(tmp_path)
+    seen: set[str | None] = set()
+    for planner in (None, dcp.DefaultSavePlanner()):
+        dcp.save(state, storage_writer=writer, planner=planner)
+        reader = dcp.FileSystemReader(tmp_path)
+        found = reader.read_metadata()
+        assert found.storage_meta is not None
+        assert str(found.storage_meta.checkpoint_id) == str(tmp_path)
+        assert found.storage_meta.save_id == writer.save_id
+        assert writer.storage_meta() == StorageMeta(tmp_path, writer.save_id)
+        assert found.storage_meta.load_id == reader.load_id
+        assert found.version == CURRENT_DCP_VERSION
+        seen.add(writer.save_id)
+    future: Any = dcp.async_save(state, storage_writer=writer)
+    assert future.result().save_id == writer.save_id
+    assert len({*seen, writer.save_id}) == 3
+    assert None not in seen
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own
+def test_checkpoints_become_files_of_torch_save_and_back(tmp_path: Path) -> None:
+    tied = torch.arange(6.0)
+    state: dict[str, Any] = {
+        "model": {"w": tied, "again": tied},
+        "step": 3,
+        "list": [1, torch.ones(2)],
+    }
+    dcp.save(state, checkpoint_id=tmp_path / "saved")
+    torch_saver.save(state, checkpoint_id=tmp_path / "theirs", no_dist=True)
+    for name in ("saved", "theirs"):
+        format_utils.dcp_to_torch_save(tmp_path / name, tmp_path / f"{name}.pt")
+        assert same(torch.load(tmp_path / f"{name}.pt"), state)
+    for _ in range(2):  # the second time one is there
+        format_utils.torch_save_to_dcp(tmp_path / "saved.pt", tmp_path / "back")
+    into = {"model": {"w": 0 * tied, "again": 0 * tied}, "step": 0, "list": [0, torch.zeros(2)]}
+    dcp.load(into, checkpoint_id=tmp_path / "back")
+    assert same(into, state)
 
 
 def test_signatures_are_those_of_torch() -> None:
