@@ -15,6 +15,7 @@ from ..dtensor import DTensor
 from ..geometry.placement import Packed, Placement, Replicate, Shard
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.torch_layouts import AnyPlacement
+from .base_style import ParallelStyle
 from .heads import (
     from_copies,
     has_copies,
@@ -24,7 +25,6 @@ from .heads import (
     with_copies,
 )
 from .inputs import distributed, on_input, require_placement
-from .style import ParallelStyle
 
 
 @dataclass(frozen=True, slots=True)

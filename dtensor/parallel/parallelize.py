@@ -22,9 +22,9 @@ from ..modules import keep_tied, slots
 from ..tensor.compilers import opaque
 from ..tensor.local_parts import require_plain
 from ..tensor.wrapper import Wrapper
+from .base_style import ParallelStyle, layout_on, lies_already, tensor_of
 from .heads import require_groups
 from .linear import ColwiseParallel
-from .style import ParallelStyle, layout_on, lies_already, tensor_of
 
 Plan = ParallelStyle | Mapping[str, ParallelStyle]
 

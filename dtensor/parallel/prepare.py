@@ -12,8 +12,8 @@ from dtckpt.errors import PlacementError
 
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.torch_layouts import AnyPlacement, is_placement
+from .base_style import ParallelStyle
 from .inputs import Layouts, check_pairs, is_row, prepare
-from .style import ParallelStyle
 
 
 class PrepareModuleInputOutput(ParallelStyle):

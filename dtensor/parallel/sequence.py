@@ -12,8 +12,8 @@ from dtckpt.errors import PlacementError
 from ..dtensor import DTensor
 from ..geometry.placement import Placement, Replicate, Shard
 from ..mesh.device_mesh import DeviceMesh
+from .base_style import ParallelStyle
 from .inputs import distributed, on_input
-from .style import ParallelStyle
 
 
 class SequenceParallel(ParallelStyle):

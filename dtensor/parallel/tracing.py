@@ -24,8 +24,8 @@ from ..mesh.device_mesh import DeviceMesh
 from ..mesh.modes import implicit_replication
 from ..redistribute import moves_without_values
 from ..tensor.wrapper import Wrapper
+from .base_style import ParallelStyle
 from .linear import ColwiseParallel, RowwiseParallel
-from .style import ParallelStyle
 
 if TYPE_CHECKING:  # who has a traced model has loaded it
     from torch.export import ExportedProgram

@@ -39,7 +39,12 @@ NAMES = {
         "PrepareModuleInput PrepareModuleOutput PrepareModuleInputOutput loss_parallel"
     ),
     "parallel.loss": "loss_parallel",
-    "parallel.style": "ParallelStyle",
+    "parallel.api": "parallelize_module",
+    "parallel.input_reshard": "input_reshard",
+    "parallel.style": (
+        "ParallelStyle ColwiseParallel RowwiseParallel SequenceParallel "
+        "PrepareModuleInput PrepareModuleOutput PrepareModuleInputOutput"
+    ),
     "fsdp": "fully_shard FSDPModule MixedPrecisionPolicy register_fsdp_forward_method",
 }
 """What comes after ``torch.distributed.tensor``, or for ``device_mesh`` and ``fsdp`` after
