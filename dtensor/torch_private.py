@@ -580,3 +580,18 @@ def state_dict_helpers(names: Sequence[str]) -> Any:
     except ImportError:
         return None
     return module if all(hasattr(module, name) for name in names) else None
+
+
+# torch.distributed.checkpoint
+
+
+def contiguous_code() -> Any:
+    """Return what stands for a contiguous layout in pickles; UnsupportedOp where nothing does."""
+    module = importlib.import_module("torch.distributed.checkpoint.metadata")
+    try:
+        return module._MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT
+    except AttributeError as error:
+        raise UnsupportedOp(
+            f"this torch ({torch.__version__}) has no code for contiguous tensors, which exports "
+            "for torch.distributed.checkpoint hold; take one of the releases that the README names"
+        ) from error

@@ -2,11 +2,14 @@
 
 The format is told in ``formats/dcp.py``, which reads it. Archives and metadata are made by torch
 itself (``torch.save``, its public dataclasses), names as its planner flattens a state: dicts, and
-lists that hold tensors or dicts, are joined by dots, all else is a value of its own.
+lists that hold tensors or dicts, are joined by dots, all else is a value of its own. Only the
+pickled properties of tensors are those that every torch since 2.3 reads: torch 2.15 writes one more
+value, which older ones refuse.
 """
 
 from __future__ import annotations
 
+import copyreg
 import io
 import json
 import pickle
@@ -32,6 +35,7 @@ from torch.distributed.checkpoint.metadata import (
 from dtckpt.errors import LayoutMismatch
 
 from ...dtensor.geometry.box import Box
+from ...dtensor.torch_private import contiguous_code
 from ...storage.base import Store
 from ..files.manifest import Manifest
 from ..files.stored_data import StoredData
@@ -124,7 +128,11 @@ class DcpFiles:
             storage_data=storage,
             storage_meta=StorageMeta(),
         )
-        return METADATA, pickle.dumps(made)
+        pickled = io.BytesIO()
+        pickler = pickle.Pickler(pickled)
+        pickler.dispatch_table = {**copyreg.dispatch_table, TensorProperties: _reduced}
+        pickler.dump(made)
+        return METADATA, pickled.getvalue()
 
     def _items(self) -> Iterator[_Item]:
         for fqn, leaf in self._leaves.items():
@@ -176,6 +184,13 @@ def _note(tensors: dict[str, Any], item: _Item) -> None:
     )
     chunk = ChunkStorageMetadata(torch.Size(item.box.offsets), torch.Size(item.box.sizes))
     leaf.chunks.append(chunk)
+
+
+def _reduced(properties: TensorProperties) -> tuple[Any, ...]:
+    """Return how properties are pickled: as the five values that every torch takes."""
+    # Of a plain tensor: torch has ceased to use all but the dtype.
+    state = (properties.dtype, torch.strided, False, contiguous_code(), False)
+    return copyreg.__newobj__, (TensorProperties,), state  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _template() -> tuple[Metadata, Any]:

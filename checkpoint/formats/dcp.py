@@ -56,6 +56,9 @@ _KNOWN: Mapping[str, Any] = {
         for name in ("MCoreMetadata", "MCoreSavePlan")
     },
     f"{OF_TORCH}.metadata._MEM_FORMAT_ENCODING": Inert(int),
+    # Where torch up to 2.2 had the properties of tensors.
+    "torch.distributed._shard.sharded_tensor.metadata.TensorProperties": Record,
+    "torch.distributed._shard.sharded_tensor.metadata.MEM_FORMAT_ENCODING": Inert(int),
 }
 
 
