@@ -20,11 +20,20 @@ class NotInstalled(Exception):
     """pip could not install what is needed, for the reason that it gives."""
 
 
-def install(python: Path, *choices: str) -> None:
+class NotAvailable(Exception):
+    """What this machine cannot get, and why: its tests are skipped."""
+
+
+def install(python: Path, *choices: str, **variables: str) -> None:
     """Let the pip of an environment install what is chosen; NotInstalled if it does not."""
     command = [str(python), "-m", "pip", "install", "--quiet", *choices]
     done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        command,
+        env=os.environ | variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
     )
     if done.returncode:
         raise NotInstalled(f"{' '.join(command)}\n{done.stdout[-_SHOWN:]}")
@@ -86,6 +95,8 @@ def _run(run: Callable[[T, float], str], one: T, seconds: float) -> str:
     start = time.monotonic()
     try:
         result = run(one, seconds)
+    except NotAvailable as error:
+        result = f"skipped: {error}"
     except NotInstalled as error:
         print(error)
         result = "FAILED: cannot be installed"

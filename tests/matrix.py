@@ -2,8 +2,8 @@
 
 Each pair has a virtual environment of its own, some GB, which is made once and serves every
 checkout of this user: it lies in ``$DTCKPT_MATRIX``, by default ``~/.cache/dtckpt/matrix``, and
-holds what the tests need but not the package. An interpreter that this machine lacks is skipped,
-by name.
+holds what the tests need but not the package. An interpreter or a release of torch that this
+machine cannot get is skipped, by name.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .environments import ROOT, install, run_each, run_tests
+from .environments import ROOT, NotAvailable, NotInstalled, install, run_each, run_tests
 
 PLACE = Path(os.environ.get("DTCKPT_MATRIX", "~/.cache/dtckpt/matrix")).expanduser()
 QUICK = (
@@ -45,6 +45,8 @@ QUICK = (
 """What shows most of what a release can break, in about three minutes."""
 
 _NOT_FOR_TESTS = ("pyright", "ruff")
+_WITHOUT_SETTINGS = {"PIP_CONFIG_FILE": os.devnull, "PIP_CONSTRAINT": ""}
+"""Variables by which pip forgets what caps releases for everything else that it installs here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,13 @@ class Pair:
         return f"python{self.python}-torch{self.torch}"
 
 
-PAIRS = (Pair("3.11", "2.11.0"), Pair("3.12", "2.13.0"), Pair("3.13", "2.13.0"))
+PAIRS = (
+    Pair("3.11", "2.11.0"),
+    Pair("3.11", "2.14.1"),
+    Pair("3.11", "2.15.0"),
+    Pair("3.12", "2.13.0"),
+    Pair("3.13", "2.13.0"),
+)
 
 
 def interpreters(version: str) -> Iterator[str]:
@@ -70,8 +78,8 @@ def interpreters(version: str) -> Iterator[str]:
     yield from (str(path) for path in sorted(root.glob(f"versions/{version}.*/bin/python")))
 
 
-def find_interpreter(version: str) -> str | None:
-    """Return an interpreter of a version that really runs; None where there is none."""
+def find_interpreter(version: str) -> str:
+    """Return an interpreter of a version that really runs; NotAvailable where there is none."""
     told = "import sys; print('.'.join(map(str, sys.version_info[:2])))"
     for path in interpreters(version):
         try:
@@ -80,7 +88,7 @@ def find_interpreter(version: str) -> str | None:
             continue
         if done.returncode == 0 and done.stdout.strip() == version:
             return path
-    return None
+    raise NotAvailable(f"this machine has no python{version} that runs")
 
 
 def requirements(torch: str) -> list[str]:
@@ -115,17 +123,32 @@ def make_environment(pair: Pair, interpreter: str) -> Path:
         limits = folder / "constraints.txt"
         limits.write_text("\n".join(constraints()))
         install(python, "--upgrade", "pip>=25.1")
-        install(python, "--constraint", str(limits), *needed.split("\n"))
+        settings = install_torch(python, pair, limits)
+        install(python, "--constraint", str(limits), *needed.split("\n"), **settings)
         stamp.write_text(needed)
     return python
 
 
+def install_torch(python: Path, pair: Pair, limits: Path) -> dict[str, str]:
+    """Install the torch of a pair, and return the variables with which pip could do so.
+
+    With all its dependencies: builds for CUDA do not import without these. Raises NotAvailable
+    where this machine gets no such release.
+    """
+    reason = ""
+    for settings in ({}, _WITHOUT_SETTINGS):
+        try:
+            install(python, f"torch=={pair.torch}", "--constraint", str(limits), **settings)
+        except NotInstalled as error:
+            reason = next((line for line in str(error).split("\n") if "ERROR" in line), "")
+        else:
+            return settings
+    raise NotAvailable(f"this machine gets no torch {pair.torch}: {reason}")
+
+
 def run(pair: Pair, seconds: float) -> str:
     """Run the tests of a pair and return what came of it."""
-    interpreter = find_interpreter(pair.python)
-    if interpreter is None:
-        return f"skipped: this machine has no python{pair.python} that runs"
-    python = make_environment(pair, interpreter)
+    python = make_environment(pair, find_interpreter(pair.python))
     links = max(ROOT.glob("build/__editable__.dtckpt-*"))  # of the strict editable install
     choices = ["-n", "2", "--dist", "loadfile", *QUICK]
     return run_tests(python, choices, seconds, PYTHONPATH=str(links))
