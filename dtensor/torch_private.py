@@ -1,8 +1,10 @@
 """Names of torch that it does not promise, all of them, each with what is done where it is missing.
 
 Nothing else in the library names them (`tests/dtensor/test_torch_private.py` looks). What is found
-here is decided when the module is imported or when a function is called, never by a release number
-alone; every other way is run by a test.
+here is decided when the module is imported or when a function is called, never by a release number;
+every other way is run by a test. Without the names in `_NEEDED` there are no DTensors at all, or
+none with the right values: the import fails and lists those that are missing. The others have a
+fallback, and a message at INFO tells which are missing.
 """
 
 # pyright: reportPrivateUsage=false
@@ -15,7 +17,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +25,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dtckpt.errors import UnsupportedOp
+from dtckpt.logs import logger_of
 
 if TYPE_CHECKING:
     OpOverload = torch._ops.OpOverload
@@ -32,14 +35,52 @@ else:
     OpOverloadPacket = type(torch.ops.aten.add)
 
 
+_LOGGER = logger_of("dtensor")
+_NOT_FOUND: set[str] = set()
+"""Dotted names of which a message has told that they are missing."""
+
+
 def found(path: str) -> Any:
     """Return what torch has under a dotted name below ``torch``; None where it has nothing."""
     at: Any = torch
     for name in path.split("."):
         at = getattr(at, name, None)
         if at is None:
+            if path not in _NOT_FOUND:
+                _NOT_FOUND.add(path)
+                _LOGGER.info("torch %s has no torch.%s: a fallback is taken", _VERSION, path)
             return None
     return at
+
+
+_VERSION = str(torch.__version__)
+TESTED = "2.11 to 2.15"
+"""Releases of torch on which the tests pass."""
+_NEEDED = {
+    "Tensor._make_wrapper_subclass": "makes DTensors, which have no memory of their own",
+    "Tensor._version": "counts writes, by which stale views and changed parameters are found",
+    "Tensor._base": "tells what a view was made of",
+    "UntypedStorage._cdata": "tells tensors that share memory",
+    "ops.aten.add.Tensor._schema": "tells what operators take and return",
+    "utils._python_dispatch.TorchDispatchMode": "shows operators to modes",
+    "_C._current_graph_task_id": "tells backward passes, in which random numbers are repeated",
+}
+"""By dotted name below ``torch``, what is needed for every DTensor, and what for."""
+
+
+def check_names() -> None:
+    """Raise ImportError, with all their names, where torch lacks something that is needed."""
+    missing = [f"torch.{path}: {what}" for path, what in _NEEDED.items() if found(path) is None]
+    if missing:
+        listed = "\n  ".join(missing)
+        raise ImportError(
+            f"dtckpt has no DTensors with torch {_VERSION}, which lacks\n  {listed}\n"
+            f"dtckpt is tested with torch {TESTED}: install one of these, or a release of dtckpt "
+            "that knows this torch"
+        )
+
+
+check_names()
 
 
 _OUTSIDE = tuple(
@@ -92,10 +133,9 @@ _GRAPH_TASK = found("_C._current_graph_task_id")
 def in_backward() -> bool:
     """Whether this thread runs a backward pass.
 
-    Where torch cannot tell it never does: activation checkpointing then draws other numbers when it
-    runs a forward pass again, unless it is told how by ``random.replayed``.
+    A forward pass that activation checkpointing runs again there has to draw the same numbers.
     """
-    return _GRAPH_TASK is not None and _GRAPH_TASK() != -1
+    return _GRAPH_TASK() != -1
 
 
 _TLS = tuple(
@@ -150,14 +190,8 @@ _COMPOSITE = found("_C.DispatchKey.CompositeImplicitAutograd")
 
 
 def schema_of(op: OpOverload) -> Any:
-    """Return the schema of an operator; UnsupportedOp where torch does not tell."""
-    try:
-        return op._schema
-    except AttributeError as error:
-        raise UnsupportedOp(
-            f"this torch ({torch.__version__}) does not say what {op} takes and returns, without "
-            "which it cannot run on DTensors; take one of the releases that the README names"
-        ) from error
+    """Return the schema of an operator."""
+    return op._schema
 
 
 def overload_of(op: OpOverload) -> str:
@@ -216,23 +250,87 @@ def no_torch_function() -> Any:
     return found("_C._disabled_torch_function_impl") or classmethod(_without_classes)
 
 
-_MAKE_WRAPPER = found("Tensor._make_wrapper_subclass")
+make_wrapper: Callable[..., Any] = found("Tensor._make_wrapper_subclass")
+"""Returns a tensor of a class and a shape, without memory."""
 
 
-def make_wrapper(cls: type[Any], shape: Any, **kwargs: Any) -> Any:
-    """Return a tensor of a class, without memory; UnsupportedOp where torch makes none."""
-    if _MAKE_WRAPPER is None:
-        raise UnsupportedOp(f"this torch ({torch.__version__}) makes no tensors without memory")
-    return _MAKE_WRAPPER(cls, shape, **kwargs)
+class _Probe(Tensor):
+    """As much of a DTensor as a constructor fills."""
+
+    __slots__ = ("_local_tensor", "_spec")
+    _local_tensor: Tensor
+    _spec: Any
+
+    @classmethod
+    def __torch_dispatch__(  # pyright: ignore[reportIncompatibleMethodOverride]
+        cls, func: Any, *_: Any
+    ) -> Any:
+        raise NotImplementedError(func)
 
 
 def quick_constructor() -> Callable[..., Any] | None:
     """Return the constructor of torch's own DTensor, which takes half the time of ``make_wrapper``.
 
-    None where there is none that is known to take what the one of 2.13 does.
+    It is given a class, a local tensor, what has a ``tensor_meta``, and ``requires_grad``. None
+    where there is none, or where it makes another tensor of them; a message at INFO tells so.
     """
     made = found("Tensor._dtensor__new__")
-    return made if made is not None and torch.__version__.startswith("2.13.") else None
+    fault = "" if made is None else _fault_of_constructor(made)
+    if not fault:
+        return made
+    _LOGGER.info(
+        "torch.Tensor._dtensor__new__ of torch %s is not used, because %s: DTensors are made by "
+        "_make_wrapper_subclass, which takes twice as long or more",
+        _VERSION,
+        fault,
+    )
+    return None
+
+
+def _fault_of_constructor(make: Callable[..., Any]) -> str:
+    """Return in what a tensor that is made is not as `make_wrapper` makes it; empty where it is."""
+    local = torch.empty(4, dtype=torch.complex64).conj()
+    meta = SimpleNamespace(shape=torch.Size((2, 3)), stride=(1, 2), dtype=local.dtype)
+    spec = SimpleNamespace(tensor_meta=meta)
+    for requires_grad in (False, True):
+        wanted = make_wrapper(
+            _Probe,
+            meta.shape,
+            strides=meta.stride,
+            dtype=local.dtype,
+            device=local.device,
+            layout=local.layout,
+            requires_grad=requires_grad,
+        )
+        take_bits(wanted, local)
+        try:
+            found = make(_Probe, local, spec, requires_grad)
+            if found._local_tensor is not local or found._spec is not spec:
+                return "it keeps neither local tensor nor spec"
+        except (AttributeError, RuntimeError, TypeError) as error:
+            return f"it raises {error!r}"
+        one, other = _properties(found), _properties(wanted)
+        if one != other:
+            return f"it makes {one} instead of {other}"
+    return ""
+
+
+def _properties(tensor: Tensor) -> tuple[Any, ...]:
+    """Return all that wrappers can differ in, with the keys by which operators find them."""
+    keys = found("_C._dispatch_keys")
+    return (
+        type(tensor),
+        tensor.shape,
+        tensor.stride(),
+        tensor.storage_offset(),
+        tensor.dtype,
+        tensor.device,
+        tensor.layout,
+        tensor.requires_grad,
+        tensor.is_leaf,
+        tensor.is_conj(),
+        None if keys is None else str(keys(tensor)),
+    )
 
 
 _BITS = (found("_C._set_conj"), found("_C._set_neg"))
@@ -255,14 +353,8 @@ def take_bits(made: Tensor, local: Tensor) -> None:
 
 
 def num_writes(tensor: Tensor) -> int:
-    """Return how often a tensor and its views were written; UnsupportedOp where torch forgets."""
-    try:
-        return tensor._version
-    except AttributeError as error:
-        raise UnsupportedOp(
-            f"this torch ({torch.__version__}) does not count writes, so a view that had to be "
-            "copied cannot tell whether it is stale; redistribute the tensor before it is viewed"
-        ) from error
+    """Return how often a tensor and its views were written."""
+    return tensor._version
 
 
 def storage_id(tensor: Tensor) -> int:
@@ -270,14 +362,12 @@ def storage_id(tensor: Tensor) -> int:
 
     It holds as long as one of them lives.
     """
-    storage = tensor.untyped_storage()
-    found = getattr(storage, "_cdata", None)
-    return id(storage) if found is None else found
+    return tensor.untyped_storage()._cdata
 
 
 def base_of(view: Tensor) -> Tensor | None:
-    """Return the tensor that a view was made of; None for no view, or where torch does not say."""
-    return getattr(view, "_base", None)
+    """Return the tensor that a view was made of; None for no view."""
+    return view._base
 
 
 def hooks_of(tensor: Tensor) -> dict[int, Any] | None:
@@ -302,8 +392,8 @@ def lists_by_default() -> list[type]:
     return [] if known is None else known
 
 
-DispatchMode: Any = found("utils._python_dispatch.TorchDispatchMode") or nullcontext
-"""The base of modes, which see the operators of a thread; none where torch has no such class."""
+DispatchMode: Any = found("utils._python_dispatch.TorchDispatchMode")
+"""The base of modes, which see the operators of a thread."""
 
 # Autograd
 

@@ -9,8 +9,8 @@ import copy
 import gc
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from logging import INFO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -19,13 +19,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 import dtckpt.dtensor
 from dtckpt.dtensor import DeviceMesh, DTensor, Partial, Replicate, Shard, random
 from dtckpt.dtensor import torch_private as private
 from dtckpt.dtensor.comm import groups
-from dtckpt.dtensor.debug import CommDebugMode, recording
+from dtckpt.dtensor.debug import CommDebugMode
 from dtckpt.dtensor.debug.coverage import op_coverage
 from dtckpt.dtensor.fsdp import fully_shard
 from dtckpt.dtensor.mesh import resolving as mesh_setup
@@ -36,6 +35,7 @@ from dtckpt.dtensor.tensor.compilers import disabled_when_compiling
 from dtckpt.dtensor.tensor.trees import flatten_tree
 from dtckpt.errors import PlacementError, UnsupportedOp
 
+from .mesh.test_device_mesh import run_script
 from .rank_meshes import run_on_mesh, scattered
 
 FOLDER = Path(dtckpt.dtensor.__file__).parent
@@ -127,31 +127,6 @@ def test_modes_cannot_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(first, torch.rand_like(replicated(torch.zeros(4), mesh)).to_local())  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_without_a_sign_of_backward_passes_replays_are_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(private, "_GRAPH_TASK", None)
-    assert not private.in_backward()
-    mesh = one_rank()
-
-    def noisy(x: Tensor) -> Tensor:
-        return torch.nn.functional.dropout(x * 2, 0.5).sin()
-
-    grads: list[Tensor] = []
-    way: dict[str, Any] = {
-        "context_fn": lambda: random.replayed(mesh),
-        "preserve_rng_state": False,
-        "use_reentrant": False,
-    }
-    for is_replayed in (False, True):
-        random.manual_seed(5, mesh)
-        x = replicated(torch.ones(50), mesh).requires_grad_()
-        made: Any = checkpoint(noisy, x, **way) if is_replayed else noisy(x)
-        made.sum().backward()
-        grads.append(x.grad.to_local())  # pyright: ignore
-    assert torch.equal(*grads)
-
-
 def test_settings_stay_in_their_thread_without_a_way_to_hand_them_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -176,9 +151,7 @@ def test_what_is_handed_on_is_neither_lost_nor_kept() -> None:
     assert sys.getrefcount(value) == before
 
 
-def test_an_operator_without_a_schema_is_refused() -> None:
-    with pytest.raises(UnsupportedOp, match=r"does not say what thing takes"):
-        private.schema_of(type("Op", (), {"__str__": lambda _: "thing"})())  # pyright: ignore[reportArgumentType]
+def test_overloads_have_names() -> None:
     add = torch.ops.aten.add
     assert private.overload_of(add.Tensor) == "Tensor"
     assert private.overload_of(torch.ops.aten.relu.default) == "default"
@@ -238,12 +211,98 @@ def test_dispatch_without_the_disabled_function(monkeypatch: pytest.MonkeyPatch)
     assert torch.cat([tensor, tensor]).shape == (8,)
 
 
-def test_wrappers_need_a_way_to_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(private, "_MAKE_WRAPPER", None)
-    with pytest.raises(UnsupportedOp, match="no tensors without memory"):
-        private.make_wrapper(DTensor, (2,))
-    monkeypatch.setattr(torch, "__version__", "9.1.0")
-    assert private.quick_constructor() is None
+def test_this_torch_has_the_quick_constructor() -> None:
+    assert private.quick_constructor() is Tensor._dtensor__new__  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def transposed(cls: Any, local: Tensor, spec: Any, requires_grad: bool) -> Tensor:
+    """Make a tensor of other strides, as a torch would that takes them from elsewhere."""
+    return Tensor._dtensor__new__(cls, local, spec, requires_grad).t()  # pyright: ignore
+
+
+def without_spec(cls: Any, local: Tensor, spec: Any, requires_grad: bool) -> Tensor:
+    made = Tensor._dtensor__new__(cls, local, spec, requires_grad)  # pyright: ignore
+    made._spec = None
+    return made
+
+
+def of_three(cls: Any, local: Tensor, spec: Any) -> Tensor:
+    """Take fewer arguments."""
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("other", "fault"),
+    [(transposed, "raises"), (without_spec, "keeps"), (of_three, "raises TypeError")],
+)
+def test_a_constructor_that_does_something_else_is_not_used(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    other: Callable[..., Tensor],
+    fault: str,
+) -> None:
+    monkeypatch.setattr(private, "found", lambda _: other)
+    with caplog.at_level(INFO, "dtckpt.dtensor"):
+        assert private.quick_constructor() is None
+    assert f"because it {fault}" in caplog.text
+
+
+def test_a_constructor_of_other_dtypes_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real = private.found
+
+    def real_parts(cls: Any, local: Tensor, spec: Any, requires_grad: bool) -> Tensor:
+        made = Tensor._dtensor__new__(cls, local.real, spec, requires_grad)  # pyright: ignore
+        made._local_tensor = local
+        return made
+
+    monkeypatch.setattr(
+        private, "found", lambda path: real_parts if "dtensor" in path else real(path)
+    )
+    with caplog.at_level(INFO, "dtckpt.dtensor"):
+        assert private.quick_constructor() is None
+    assert "because it makes" in caplog.text
+
+
+MISSING = """
+import torch
+del torch._C._current_graph_task_id
+torch.Tensor._base = None
+try:
+    from dtckpt.dtensor import DTensor
+except ImportError as error:
+    print(error)
+"""
+
+
+def test_all_names_that_are_needed_and_missing_are_told_at_once() -> None:
+    lines = run_script(MISSING).splitlines()
+    assert torch.__version__ in lines[0]
+    assert [line.split(":")[0].strip() for line in lines[1:-1]] == [
+        "torch.Tensor._base",
+        "torch._C._current_graph_task_id",
+    ]
+    assert all(line.partition(": ")[2] for line in lines[1:-1])
+    assert private.TESTED in lines[-1]
+
+
+def test_names_that_can_be_missing_are_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(private, "_NOT_FOUND", set())
+    with caplog.at_level(INFO, "dtckpt.dtensor"):
+        for _ in range(2):
+            assert private.found("_C._no_such_name") is None
+            assert private.found("nn.Linear") is not None
+    (record,) = caplog.records
+    assert "has no torch._C._no_such_name" in record.getMessage()
+
+
+def test_every_name_that_is_needed_is_used() -> None:
+    text = Path(private.__file__).read_text()
+    for path in private._NEEDED:
+        assert text.count(path.rpartition(".")[2]) >= 2, path
 
 
 def test_lazy_conjugates_need_marks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,26 +314,7 @@ def test_lazy_conjugates_need_marks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not replicated(local.resolve_conj()).is_conj()
 
 
-def test_writes_that_are_not_counted_are_refused() -> None:
-    with pytest.raises(UnsupportedOp, match="does not count writes"):
-        private.num_writes(SimpleNamespace())  # pyright: ignore[reportArgumentType]
-    assert private.base_of(SimpleNamespace()) is None  # pyright: ignore[reportArgumentType]
-
-
-def test_storages_are_known_by_their_objects() -> None:
-    class Storage:
-        pass
-
-    class Viewed:
-        def __init__(self, storage: Storage) -> None:
-            self.storage = storage
-
-        def untyped_storage(self) -> Storage:
-            return self.storage
-
-    one, other = Storage(), Storage()
-    ids = [private.storage_id(Viewed(s)) for s in (one, one, other)]  # pyright: ignore[reportArgumentType]
-    assert ids[0] == ids[1] != ids[2]
+def test_storages_are_told_apart_without_memory() -> None:
     tensor = torch.ones(4, device="meta")
     assert private.storage_id(tensor) == private.storage_id(tensor[1:])
     assert private.storage_id(tensor) != private.storage_id(torch.ones(4, device="meta"))
@@ -422,13 +462,6 @@ def test_torch_tensors_that_show_nothing() -> None:
 
 def test_state_dicts_without_helpers() -> None:
     assert private.state_dict_helpers(["no_such_name"]) is None
-
-
-def test_operators_of_torch_are_not_seen_without_modes() -> None:
-    assert issubclass(recording._Operators, private.DispatchMode)
-    without = type("Operators", (nullcontext,), {"__torch_dispatch__": None})
-    with without():  # as where torch has no modes: nothing calls it
-        assert (replicated(torch.ones(2)) + 1).sum().item() == 4
 
 
 class Pair(NamedTuple):
