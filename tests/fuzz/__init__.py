@@ -2,3 +2,10 @@
 
 ``make fuzz`` runs it. ``programs`` has what it found, shrunk, as tests.
 """
+
+from math import inf, nan
+
+from .comparison import check
+from .program import Input, Program
+
+__all__ = ["Input", "Program", "check", "inf", "nan"]

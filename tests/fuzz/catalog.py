@@ -236,9 +236,9 @@ def write_data(d: Draw) -> str:
     if kind == "view" and d.values[x].ndim:
         return f"{x}.data[{index_text(d, d.values[x])}] = {d.number()}"
     if kind == "set":
-        if "[" in x:
-            raise Refused
         value = d.values[x]
+        if "[" in x or (value.requires_grad and not value.is_leaf):
+            raise Refused
         y = d.input(tuple(value.shape), dtype_name(value), grad=False, strides="rows")
         return f"{x}.data = {y}.clone()"
     y = d.number() if kind == "number" else d.beside(x)
@@ -365,7 +365,6 @@ def redistribute(d: Draw) -> str:
     target = d.placements(tuple(value.shape), dtype_name(value) if d.chance(0.2) else None)
     if d.chance(0.6):
         return f"{d.name()} = redistribute({x}, {target!r}).clone()"
-    d.sealed.add(value.untyped_storage().data_ptr())
     return f"{d.name()} = redistribute({x}, {target!r})"
 
 

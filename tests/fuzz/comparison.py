@@ -108,6 +108,11 @@ _MAY_PASS = (
 """Errors of one device that come of its memory or its kernels, and need be none of the ranks."""
 
 
+def _is_saved(error: Exception | None) -> bool:
+    """Whether a tensor was written that ranks keep for the backward pass, and one device does not."""
+    return "has been modified by an inplace operation" in str(error)
+
+
 def _may_pass(error: Exception) -> bool:
     return any(text in str(error) for text in _MAY_PASS)
 
@@ -135,7 +140,7 @@ def _errors_compared(
         text = f"one device: {_told(plain.error)}; the ranks raise nothing there"
         return Finding("no error", plain.failed_line, text, run), None
     line = program.lines[first] if first < len(program.lines) else ""
-    if all(isinstance(error, REFUSALS) for error in errors):
+    if all(isinstance(error, REFUSALS) or _is_saved(error) for error in errors):
         return None, Refusal(operator_of(line) if line else "", _told(errors[0]), first)
     return Finding("raises", first, told, run), None
 

@@ -251,15 +251,18 @@ class Draw:
             self.error = error
             return False
         self.lines.append(line)
-        self._refresh(line)
+        self._refresh()
+        shared = re.fullmatch(r"(\w+) = redistribute\(([^,]+), '[^']*'\)", line)
+        if shared:
+            for name in shared.groups():
+                self.sealed.add(self.values[name].untyped_storage().data_ptr())
         return True
 
     def name(self) -> str:
         """Return a new name."""
         return f"x{len(self.lines)}"
 
-    def _refresh(self, line: str) -> None:
-        del line
+    def _refresh(self) -> None:
         for name, value in self.env.items():
             if name.startswith("x") and name[1:].split("_")[0].isdigit():
                 if isinstance(value, Tensor):

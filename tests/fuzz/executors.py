@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -18,9 +18,14 @@ from dtckpt.dtensor.debug import clear_caches
 from dtckpt.dtensor.geometry.layout import Layout
 from dtckpt.dtensor.geometry.placement import parse_placements
 
+from .compiling import compiled_lines
 from .program import Program, assigned_in, code_of
 from .ranks import Team
 from .values import distributed_input, indices_of, plain_input
+
+
+Compiled = tuple[Callable[..., dict[str, Any]], int]
+"""A compiled function of the first lines of a program, and how many those are."""
 
 
 @dataclass(slots=True)
@@ -203,9 +208,16 @@ class Executor:
         """Return a trace for each run of the program and each rank."""
         meshes = self.meshes_of(program.mesh)
         clear_caches()
-        for mesh in meshes:
-            mesh.caches()  # they exist
-        return [self._run_once(program, numbers, meshes) for numbers in program.runs]
+        compiled: list[Compiled | None] = [None] * len(meshes)
+        traces: list[list[Trace]] = []
+        for run, numbers in enumerate(program.runs):
+            if program.compiled and run == 1:
+                torch.compiler.reset()
+                compiled = [
+                    compiled_lines(program, RankHelpers(mesh).namespace(), True) for mesh in meshes
+                ]
+            traces.append(self._run_once(program, numbers, meshes, compiled))
+        return traces
 
     def meshes_of(self, shape: tuple[int, ...]) -> list[DeviceMesh]:
         """Return the mesh of each rank."""
@@ -218,12 +230,16 @@ class Executor:
         return self._meshes[shape]
 
     def _run_once(
-        self, program: Program, numbers: dict[str, Any], meshes: list[DeviceMesh]
+        self,
+        program: Program,
+        numbers: dict[str, Any],
+        meshes: list[DeviceMesh],
+        compiled: list[Compiled | None],
     ) -> list[Trace]:
         traces = [Trace() for _ in meshes]
 
         def body(rank: int) -> None:
-            run_rank(program, numbers, meshes[rank], traces[rank])
+            run_rank(program, numbers, meshes[rank], traces[rank], compiled[rank])
 
         outcomes = self._teams[len(meshes)].run(body)
         for trace, outcome in zip(traces, outcomes, strict=True):
@@ -233,7 +249,11 @@ class Executor:
 
 
 def run_rank(
-    program: Program, numbers: dict[str, Any], mesh: DeviceMesh, trace: Trace
+    program: Program,
+    numbers: dict[str, Any],
+    mesh: DeviceMesh,
+    trace: Trace,
+    compiled: Compiled | None = None,
 ) -> None:
     """Run on one rank; stops at the first line that raises."""
     env = {**RankHelpers(mesh).namespace(), **numbers}
@@ -243,12 +263,20 @@ def run_rank(
             env[name], trace.buffers[name] = distributed_input(given, mesh)
         else:
             env[name], trace.buffers[name] = plain_input(given)
-    for number, line in enumerate(program.lines):
+    count = 0
+    if compiled is not None:
+        function, count = compiled
         try:
-            exec(code_of(line), env)
+            env.update(function(*(env[name] for name in [*program.inputs, *numbers])))
+        except Exception as error:
+            trace.failed_line, trace.error = count - 1, error
+    for number in range(count, len(program.lines)):
+        if trace.error is not None:
+            break
+        try:
+            exec(code_of(program.lines[number]), env)
         except Exception as error:
             trace.failed_line, trace.error = number, error
-            break
     for name, value in env.items():
         if name not in hidden and not name.startswith("__"):
             trace.env[name] = shown(value)

@@ -38,7 +38,7 @@ def program_of(seed: int, number: int, only: frozenset[str] = frozenset()) -> Pr
         sealed = set(draw.sealed)
         try:
             line = producer.produce(draw)
-        except Refused:
+        except (Refused, RuntimeError):  # the latter of views that torch forbids to look at
             failures += 1
             _forget(draw, inputs, plain, runs, sealed)
             continue
@@ -49,8 +49,6 @@ def program_of(seed: int, number: int, only: frozenset[str] = frozenset()) -> Pr
             draw.lines.append(line)
             break
         _forget(draw, inputs, plain, runs, sealed)
-        if names_in(line) & set(draw.values):  # it may have written before it raised
-            _rerun(draw)
     if draw.wants_grad:
         _add_gradients(draw)
     return _made(draw)
@@ -78,11 +76,6 @@ def _forget(
         for name in set(own) - set(other):
             del own[name]
     draw.sealed = sealed
-
-
-def _rerun(draw: Draw) -> None:
-    """Make all values anew."""
-    del draw
 
 
 def _drawn_profile(source: random.Random) -> frozenset[str]:

@@ -17,7 +17,7 @@ import click
 
 from .generator import program_of
 
-STUCK_SECONDS = 90
+STUCK_SECONDS = 240
 """How long a worker may take for one program, shrunk."""
 
 
@@ -50,7 +50,7 @@ def hunt(settings: Settings, *, stop_at_first: bool = False, report: Path | None
     tally, began = Tally(), time.monotonic()
     until = began + 60 * settings.minutes
     events: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
-    workers = [_Worker(job, settings, settings.start + job, events) for job in range(settings.jobs)]
+    workers = [Worker(job, settings, settings.start + job, events) for job in range(settings.jobs)]
     try:
         while time.monotonic() < until:
             for worker in workers:
@@ -108,7 +108,7 @@ def _summarise(tally: Tally, seconds: float) -> None:
         click.echo(f"  {count:4} refused at {operator}: {text}")
 
 
-class _Worker:
+class Worker:
     """A process, started again behind the program at which it ended or stands still."""
 
     def __init__(self, job: int, settings: Settings, start: int, events: queue.Queue[Any]) -> None:

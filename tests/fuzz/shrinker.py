@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -21,17 +20,24 @@ Examine = Callable[[Program], Finding | None]
 
 
 def shrink(
-    program: Program, finding: Finding, examine: Examine, executor: Executor, seconds: float = 8.0
+    program: Program, finding: Finding, examine: Examine, executor: Executor, trials: int = 250
 ) -> tuple[Program, Finding]:
-    """Return a smaller program with a finding of the same kind, and that finding."""
-    until = time.monotonic() + seconds
+    """Return a smaller program with a finding of the same kind, and that finding.
+
+    Tries at most so many programs.
+    """
     best, found = _shortest_prefix(program, finding, examine)
     wanted = _sign(found)
     is_smaller = True
-    while is_smaller and time.monotonic() < until:
+    tried = {repr(best)}
+    while is_smaller and trials > 0:
         is_smaller = False
         for candidate in _simpler(best, executor):
-            if time.monotonic() > until:
+            if repr(candidate) in tried:
+                continue
+            tried.add(repr(candidate))
+            trials -= 1
+            if trials < 0:
                 break
             other = _tried(examine, candidate)
             if other is not None and _sign(other) == wanted:
@@ -85,7 +91,11 @@ def _simpler(program: Program, executor: Executor) -> Iterator[Program]:
 
 
 def _with_fewer_runs(program: Program) -> Iterator[Program]:
-    if len(program.runs) > 1:
+    if program.compiled:
+        if len(program.runs) > 2:
+            for run in program.runs[1:]:
+                yield replace(program, runs=(run, run))
+    elif len(program.runs) > 1:
         for run in program.runs:
             yield replace(program, runs=(run,))
         if any(run != program.runs[0] for run in program.runs):

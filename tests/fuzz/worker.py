@@ -9,11 +9,13 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from dtckpt.checkpoint.state.collector import paused_collector
 
 from .comparison import Finding, examine
+from .compiling import can_be_compiled
 from .executors import Executor
 from .generator import program_of, seeded
 from .program import Program, operator_of
@@ -48,6 +50,10 @@ def work(settings: Settings, numbers: Iterable[int] | None, out: TextIO) -> None
             tell(at=number)
             program = program_of(settings.seed, number, settings.only)
             verdict = examine(program, executor)
+            if verdict.finding is None and is_compiled(settings, number) and can_be_compiled(program):
+                first, *others = program.runs
+                program = replace(program, runs=(first, first, *others), compiled=True)
+                verdict = examine(program, executor)
             entry: dict[str, Any] = {"ran": number, "lines": verdict.lines_run}
             if verdict.refusal is not None:
                 entry["refused"] = [verdict.refusal.operator, verdict.refusal.text[:120]]
@@ -63,12 +69,18 @@ def work(settings: Settings, numbers: Iterable[int] | None, out: TextIO) -> None
                 gc.collect()
 
 
+def is_compiled(settings: Settings, number: int) -> bool:
+    """Whether a program is also compiled, which takes some 20 times as long."""
+    share = settings.compiled
+    return share > 0 and int(number * share) != int((number + 1) * share)
+
+
 def _shrunk(program: Program, finding: Finding, executor: Executor) -> dict[str, Any]:
     def again(candidate: Program) -> Finding | None:
         return examine(candidate, executor).finding
 
     small, found = shrink(program, finding, again, executor)
-    warm = "warm " if found.run else ""
+    warm = ("compiled " if small.compiled else "warm ") if found.run else ""
     return {
         "kind": warm + found.kind,
         "operator": operator_of(small.lines[-1]) if small.lines else "",
