@@ -227,7 +227,7 @@ def write_index(d: Draw) -> str:
     return written(d, x, f"{x}[{index}] = {y}")
 
 
-@producer("data", 2)
+@producer("data", 3)
 def write_data(d: Draw) -> str:
     x = writable(d)
     kind = d.weighted({"number": 3, "tensor": 2, "set": 2, "view": 2, "read": 1})
@@ -385,7 +385,7 @@ def gather(d: Draw) -> str:
 # Plain tensors beside DTensors
 
 
-@producer("plain", 4)
+@producer("plain", 1)
 def plain_target(d: Draw) -> str:
     dtype = d.one(["float32", "float32", "float64", "int64", "bfloat16"])
     x = d.input(d.one([(), (1,)]) if d.chance(0.3) else (), dtype, grad=False)
@@ -418,7 +418,7 @@ def plain_target(d: Draw) -> str:
     )
 
 
-@producer("plain", 3)
+@producer("plain", 2)
 def plain_operand(d: Draw) -> str:
     x = d.tensor(is_any)
     value = d.values[x]

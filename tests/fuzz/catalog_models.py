@@ -162,7 +162,7 @@ def product(d: Draw) -> str:
 # Losses
 
 
-@producer("losses", 3)
+@producer("losses", 1.5)
 def loss(d: Draw) -> str:
     shape = d.shape(d.source.randint(1, 3))
     dtype = d.one(FLOATS)
@@ -182,7 +182,7 @@ def loss(d: Draw) -> str:
     return f"{d.name()} = F.{kind}({x}, {t}{how})"
 
 
-@producer("losses", 2)
+@producer("losses", 1.5)
 def class_loss(d: Draw) -> str:
     rows, classes = d.size(), d.source.randint(1, 6)
     dtype = d.one(FLOATS)
@@ -243,9 +243,9 @@ def norm(d: Draw) -> str:
     return f"{name} = F.{kind}({x}, {d.source.randrange(len(shape))}{dtype_text})"
 
 
-@producer("norms", 1)
+@producer("norms", 2)
 def norm_then_linear(d: Draw) -> str:
-    dtype = d.one(FLOATS)
+    dtype = d.one(["float32", "bfloat16", "float16"])
     n, m = d.one([4, 6, 8]), d.one([3, 4, 5])
     x, w = d.input((d.size(), n), dtype, values="mixed"), d.input((m, n), dtype, values="mixed")
     return f"{d.name()} = F.linear(F.{d.one(['layer_norm', 'rms_norm'])}({x}, ({n},)), {w})"

@@ -189,7 +189,7 @@ def compare(
         return "type", f"{seen}, expected {type(expected).__name__}"
     if any(one.kind == "unreadable" for one in seen):
         errors = [one.value for one in seen]
-        if all(isinstance(error, REFUSALS) for error in errors):
+        if len({str(error) for error in errors}) == 1:
             return None
         return "ranks differ", f"to_local: {[str(e)[:100] for e in errors]}"
     if isinstance(expected, Tensor):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import types
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -192,9 +193,9 @@ class Noise:
             if not isinstance(value, Tensor) or not value.dtype.is_floating_point:
                 continue
             size = 2 * torch.finfo(value.dtype).eps
-            with torch.no_grad():
-                signs = torch.randint(-1, 2, value.shape, generator=self._generator)
-                value.data = value.data * (1 + size * signs.to(value.dtype))
+            signs = torch.randint(-1, 2, value.shape, generator=self._generator)
+            with suppress(RuntimeError):  # of values that share one element of memory
+                value.data.mul_(1 + size * signs.to(value.dtype))  # autograd counts no write
 
 
 class Executor:

@@ -83,7 +83,7 @@ def _note(tally: Tally, entry: dict[str, Any], seconds: float, report: Path | No
     found = entry.get("found")
     if found is None:
         return False
-    found = {**found, "number": entry["ran"], "seconds": round(seconds, 1)}
+    found = {**found, "number": entry["ran"], "seconds": entry.get("cpu_seconds", seconds)}
     same = tally.found.setdefault((found["kind"], found["operator"]), [])
     same.append(found)
     if report is not None:

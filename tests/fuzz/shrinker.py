@@ -20,7 +20,7 @@ Examine = Callable[[Program], Finding | None]
 
 
 def shrink(
-    program: Program, finding: Finding, examine: Examine, executor: Executor, trials: int = 250
+    program: Program, finding: Finding, examine: Examine, executor: Executor, trials: int = 150
 ) -> tuple[Program, Finding]:
     """Return a smaller program with a finding of the same kind, and that finding.
 

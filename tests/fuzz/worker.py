@@ -24,7 +24,7 @@ from .shrinker import shrink
 if TYPE_CHECKING:
     from .session import Settings
 
-SHRINKS_OF_A_KIND = 2
+SHRINKS_OF_A_KIND = 1
 """Further findings at the same operator and of the same kind are counted, not shrunk."""
 _PROGRAMS_BETWEEN_COLLECTIONS = 200
 
@@ -63,7 +63,7 @@ def work(settings: Settings, numbers: Iterable[int] | None, out: TextIO) -> None
                 seen[early] += 1
                 if seen[early] <= SHRINKS_OF_A_KIND:
                     entry["found"] = _shrunk(program, verdict.finding, executor)
-                    entry["seconds"] = time.monotonic() - began
+                    entry["cpu_seconds"] = round(time.process_time(), 1)
             tell(**entry)
             if count % _PROGRAMS_BETWEEN_COLLECTIONS == 0:
                 gc.collect()
