@@ -36,7 +36,7 @@ from .tensor.autograd import (
 )
 from .tensor.awaited import Awaited
 from .tensor.compilers import opaque
-from .tensor.copied_view import LINKS, CopiedView, forget_viewed
+from .tensor.copied_view import LINKS, CopiedView, forget_viewed, refresh, share_origin
 from .tensor.leaf_gradients import PlacedGradients, follow_leaf, place_gradient
 from .tensor.local_parts import (
     brought,
@@ -51,6 +51,7 @@ from .tensor.scattering import agree_on_source, scatter_from
 from .tensor.setitem import set_item
 from .tensor.traceable import Traceable
 from .tensor.wrapper import Wrapper
+from .tensor.write_counts import counted_data, join_counts
 from .torch_private import is_traced, lists_by_default, no_torch_function
 
 # torch's setter knows the wrapper only, not the local tensor in it.
@@ -153,6 +154,7 @@ class DTensor(PlacedGradients, Checkpointable, Traceable):  # pyright: ignore[re
         Raises PlacementError where placements do not fit, and for a mesh taken by name from a
         larger one where that would be another mesh on other ranks.
         """
+        refresh(self)
         mesh = _goal_mesh(self, device_mesh)
         ours = resolve_placements(placements, mesh, self.ndim)
         goal = Goal(mesh, ours, forward_dtype, is_awaited=async_op)
@@ -193,7 +195,8 @@ class DTensor(PlacedGradients, Checkpointable, Traceable):  # pyright: ignore[re
     @property
     def data(self) -> Tensor:
         """The tensor without its gradient history; what is assigned brings its own layout."""
-        return _DATA.__get__(self)
+        refresh(self)
+        return counted_data(self, _DATA.__get__)
 
     @data.setter
     def data(self, value: Tensor) -> None:
@@ -202,10 +205,13 @@ class DTensor(PlacedGradients, Checkpointable, Traceable):  # pyright: ignore[re
                 f"the data of a DTensor must be a DTensor of dtckpt, got {kind_of(value)}; make it "
                 "one with distribute_tensor, DTensor.from_local or from_torch"
             )
+        refresh(value)
         local, spec = value.local, value.spec
         _DATA.__set__(self, value)
         forget_viewed(self, DTensor)
         self.local, self.spec = local, spec
+        join_counts(self, value)
+        share_origin(self, value)
         follow_leaf(self)
 
     def wait(self) -> DTensor:

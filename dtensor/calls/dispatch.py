@@ -10,6 +10,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ..ops.engine.table import DECOMPOSITIONS, RULES
+from ..tensor.copied_view import refresh
 from ..tensor.schemas import Op, is_foreach
 from ..tensor.wrapper import Wrapper, new_wrapper, refuse_part
 from ..torch_private import has_modes, outside_modes
@@ -89,6 +90,8 @@ def _specialised(value: Any) -> Any:
 
 
 def _run(call: Call) -> Any:
+    for tensor in call.tensors:
+        refresh(tensor)
     result = run_special(call)
     if result is not NotImplemented:
         return result

@@ -20,7 +20,13 @@ from ..mesh.modes import implicit_replication, is_strict
 from ..mesh.spec import DTensorSpec, replicated_spec, spec_of
 from ..redistribute import redistribute_local, redistribute_locals
 from ..tensor.arguments import map_tensors
-from ..tensor.copied_view import CopiedView, mark_copied, refuse_lost_writes, write_past
+from ..tensor.copied_view import (
+    CopiedView,
+    ViewCall,
+    mark_copied,
+    refuse_lost_writes,
+    write_past,
+)
 from ..tensor.inplace_views import change_shape, changes_shape, resize
 from ..tensor.schemas import Op, functional_of, is_random, is_written
 from ..tensor.wrapper import Wrapper
@@ -171,16 +177,19 @@ def _run_whole(bound: Bound) -> Any:
         for whole, leaf in zip(wholes, bound.leaves, strict=True)
     )
     by_identity = {id(whole): leaf for whole, leaf in zip(wholes, bound.leaves, strict=True)}
+    views: list[Tensor] = []
 
     def wrap(value: Tensor) -> Tensor:
         if id(value) in by_identity:
             return by_identity[id(value)]
-        made = _wrapped(bound, value)
-        if lost:
-            mark_copied(made, bound.leaves[0])
-        return made
+        views.append(_wrapped(bound, value))
+        return views[-1]
 
-    return map_tensors(wrap, result)
+    wrapped = map_tensors(wrap, result)
+    if lost:
+        call = ViewCall(op, bound.call.args[1:], bound.call.kwargs)
+        mark_copied(views, bound.leaves[0], call, whole_specs[0].placements)
+    return wrapped
 
 
 def _run_outside(bound: Bound) -> Any:

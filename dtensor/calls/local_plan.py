@@ -14,16 +14,18 @@ from ..ops.engine.primitives import Move, move
 from ..tensor.arguments import collect_tensors
 from ..tensor.copied_view import (
     CopiedView,
-    can_be_written,
+    ViewCall,
     mark_copied,
-    refuse_lost_writes,
-    remember_origin,
+    refresh,
+    remember_written_through,
     write_view,
 )
 from ..tensor.schemas import Op, functional_of
 from ..tensor.wrapper import Wrapper, counting_writes, new_wrapper, require_part
 from .binding import Bound
 from .call import Call
+
+aten = torch.ops.aten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +42,8 @@ class LocalPlan:
     """Inputs that are written in place, in the order of the outputs."""
     written_back: tuple[Move, ...] = ()
     """Those of them that had to be redistributed for it, from there to where they lie."""
-    is_view: bool = False
+    view_call: ViewCall | None = None
+    """The call itself, but for the viewed tensor, where the operator makes views."""
     copies: bool = False
     """Whether a view is a copy on some ranks, and so counts as one on all of them."""
 
@@ -48,10 +51,8 @@ class LocalPlan:
         """Return what the operator returns, as distributed tensors."""
         call, leaves = bound.call, bound.leaves
         lead = call.args[0] if call.args else None
-        if self.written and can_be_written(lead):
-            return self._run_on_view(call)
-        for index in self.written:
-            refuse_lost_writes(self.op, leaves[index])
+        if any(isinstance(leaves[index], CopiedView) for index in self.written):
+            return self._run_on_views(call)
         locals_ = [leaf.local if isinstance(leaf, Wrapper) else leaf for leaf in leaves]
         if self.moves:
             move(locals_, self.moves)
@@ -61,34 +62,42 @@ class LocalPlan:
             self._write_back(leaves, locals_)
             return lead if isinstance(lead, Tensor) else None
         wrapped = self.finish(call.cls, leaves[0], locals_[0], result)
-        if self.moves and isinstance(wrapped, Wrapper):
-            remember_origin(wrapped, leaves[0], self.op, call.args[1:])
+        if self.moves and self.op is aten._unsafe_view.default:
+            made = ViewCall(self.op, call.args[1:], call.kwargs)
+            remember_written_through(wrapped, leaves[0], made)
         return wrapped
 
-    def _run_on_view(self, call: Call) -> Any:
-        """Run an operator in place on a view in name only, so that the viewed tensor sees it."""
+    def _run_on_views(self, call: Call) -> Any:
+        """Run an operator in place on views in name only, so that the viewed tensors see it."""
         functional = functional_of(self.op) or self.op  # a plan in place was made from the former
-        view = call.args[0]
-        # Comparisons return bools, and write zeros and ones of the dtype that the view has.
-        write_view(view, functional(*call.args, **call.kwargs).to(view.dtype))
-        return view
+        lead = call.args[0]
+        if isinstance(lead, CopiedView):
+            # Comparisons return bools, and write zeros and ones of the dtype that the view has.
+            write_view(lead, functional(*call.args, **call.kwargs).to(lead.dtype))
+            return lead
+        # One element of the lists after the other, as on one device: one may be a view of another.
+        for index, target in enumerate(lead):
+            args = [[arg[index]] if isinstance(arg, list) else arg for arg in call.args]
+            refresh(target)
+            target.copy_(functional(*args, **call.kwargs)[0])
+        return None
 
     def finish(self, cls: type[Wrapper], first: Any, local: Any, result: Any) -> Any:
         """Return what the operator returns; ``first`` is its first argument, and the local one."""
         if self.written:
             return first if isinstance(first, Tensor) else None
-        if self.is_view and torch.is_inference_mode_enabled() and not first.is_inference():
+        call = self.view_call
+        if call is None:
+            return self._wrapped(cls, result)
+        if torch.is_inference_mode_enabled() and not first.is_inference():
             with counting_writes():
                 wrapped = self._wrapped(cls, result)
         else:
             wrapped = self._wrapped(cls, result)
-        if self.is_view and (
-            self.moves or self.copies or isinstance(first, CopiedView) or _was_copied(result, local)
-        ):
+        if self.moves or self.copies or isinstance(first, CopiedView) or _was_copied(result, local):
             made: list[Tensor] = []
             collect_tensors([wrapped], made)
-            for view in made:
-                mark_copied(view, first)
+            mark_copied(made, first, call, self.moves[0][2].placements if self.moves else None)
         return wrapped
 
     def _write_back(self, leaves: Sequence[Tensor], locals_: list[Tensor]) -> None:

@@ -19,6 +19,7 @@ from ..ops import find_rule, rule_maker
 from ..ops.engine.choice import Choice, choose
 from ..ops.engine.primitives import Move
 from ..ops.engine.table import RULES, LocalCall, OpCall, Rule
+from ..tensor.copied_view import ViewCall
 from ..tensor.inplace_views import changes_shape
 from ..tensor.schemas import Op, functional_of, is_foreach, is_in_place
 from ..torch_private import schema_of
@@ -101,7 +102,7 @@ def _make_plan(bound: Bound) -> LocalPlan | None:
         outputs=choice.outputs,
         written=(0,) if in_place else (),
         written_back=_moves(choice.inputs[:1], call.specs[:1]) if in_place else (),
-        is_view=op.is_view,
+        view_call=ViewCall(op, bound.call.args[1:], bound.call.kwargs) if op.is_view else None,
         copies=op.is_view and _makes_terms(choice),
     )
 

@@ -79,7 +79,7 @@ def _return_first(cls: type[Wrapper], first: Any, local: Any, result: Any) -> An
 def _returns_one_new(plan: LocalPlan) -> bool:
     returns = schema_of(plan.op).returns
     is_tensor = len(returns) == 1 and isinstance(returns[0].type, torch.TensorType)
-    may_be_copy = plan.is_view and (plan.copies or plan.run_local is not plan.op)
+    may_be_copy = plan.view_call is not None and (plan.copies or plan.run_local is not plan.op)
     return is_tensor and not plan.written and not may_be_copy
 
 
@@ -115,7 +115,7 @@ def _leading(args: tuple[Any, ...]) -> Any:
 def remember(bound: Bound, plan: LocalPlan) -> None:
     """Remember a call and its plan, if its kind can be quick."""
     call = bound.call
-    is_view = plan.is_view or plan.op is torch.ops.aten._unsafe_view.default
+    is_view = plan.view_call is not None or plan.op is torch.ops.aten._unsafe_view.default
     if plan.written_back or (plan.moves and (is_view or bound.specs[0].box is None)):
         return
     if plan.moves and bound.leaves[0].is_meta:  # which needs no group, and may have none

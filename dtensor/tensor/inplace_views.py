@@ -12,7 +12,7 @@ from dtckpt.errors import UnsupportedOp
 
 from ..torch_private import correct_aliasing
 from .autograd import placed
-from .copied_view import CopiedView, move_values, refuse_lost_writes
+from .copied_view import CopiedView, ViewCall, move_values, refuse_lost_writes
 from .leaf_gradients import follow_leaf
 from .schemas import Op, base_name, functional_of
 from .wrapper import Wrapper
@@ -44,7 +44,7 @@ def change_shape(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Te
             raise _refusal(op, tensor, "it would have to be redistributed or copied")
         values, spec = made.local, made.spec
         correct_aliasing(op, args, dict(kwargs), tensor)
-        move_values(tensor, functional, args[1:], values, spec)
+        move_values(tensor, ViewCall(functional, args[1:], kwargs), values, spec)
         follow_leaf(tensor)
         return tensor
     correct_aliasing(op, args, dict(kwargs), tensor)
