@@ -19,6 +19,7 @@ from torch import Tensor
 from ..comm.caches import Cache
 from ..geometry.box import row_major_strides
 from ..mesh.spec import DTensorSpec, TensorMeta
+from ..ops.engine.kernel_dtypes import kernel_dtypes
 from ..ops.engine.table import METAS
 from ..tensor.arguments import collect_tensors, substituted
 from ..tensor.schemas import Op, is_in_place, is_pointwise
@@ -38,7 +39,7 @@ _UNKNOWN: Any = object()
 
 def output_metas(bound: Bound) -> Metas | None:
     """Return the global metadata of every output, or None where it depends on values."""
-    key = _without_layout(bound.key)
+    key = (bound.mesh.device_type, _without_layout(bound.key))
     found = _known.get(key, _UNKNOWN)
     if found is _UNKNOWN:
         found = _find_metas(bound)
@@ -65,17 +66,25 @@ def _find_metas(bound: Bound) -> Metas | None:
         for leaf in bound.leaves
     ]
     meta_args, meta_kwargs = bound.call.without_data(empties)
+    return metas_of(op, meta_args, meta_kwargs, bound.mesh.device_type)
+
+
+def metas_of(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: str) -> Metas | None:
+    """Return the metadata of what ``op`` returns on a device for tensors like these of meta."""
     try:
-        result = run_without_data(op, meta_args, meta_kwargs)
+        result = run_without_data(op, args, kwargs)
     except NotImplementedError:
         return None
     if result is None and is_in_place(op):
-        result = meta_args[0]
+        result = args[0]
     listed = result if isinstance(result, list | tuple) else [result]
+    dtypes = kernel_dtypes(op, args, kwargs, device) or (None,) * len(listed)
     return tuple(
         [
-            TensorMeta(out.shape, out.stride(), out.dtype) if isinstance(out, Tensor) else None
-            for out in listed
+            TensorMeta(out.shape, out.stride(), dtype or out.dtype)
+            if isinstance(out, Tensor)
+            else None
+            for out, dtype in zip(listed, dtypes, strict=True)
         ]
     )
 

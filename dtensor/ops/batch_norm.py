@@ -18,6 +18,7 @@ from ..tensor.schemas import Op
 from ..torch_private import schema_of
 from .engine.dtypes import accumulator
 from .engine.forms import operators
+from .engine.kernel_dtypes import dtypes_by_kernel, kernel_dtypes
 from .engine.primitives import reduced
 from .engine.rules import needs_whole
 from .engine.table import Decomposition, OpCall, Rule, decomposition, rule
@@ -62,6 +63,8 @@ class _Arguments:
     save_mean: Tensor | None = None
     save_invstd: Tensor | None = None
     output_mask: Sequence[bool] = (True, True, True)
+    kept: torch.dtype | None = None
+    """Dtype of mean and inverse deviation as they are returned; None for that of the sums."""
 
     @property
     def running(self) -> tuple[Tensor, Tensor] | None:
@@ -84,7 +87,7 @@ class _Arguments:
         """Return values, mean and inverse deviation per channel; updates what is running."""
         running = self.running
         if running is not None:
-            empty = self.input.new_empty([0], dtype=running[0].dtype)
+            empty = self.input.new_empty([0], dtype=self.kept or running[0].dtype)
             return self.normalised(*running), empty, empty.clone()
         mean, total, count = moments(self.input, _dims(self.input), keepdim=False)
         total = reduced(total)
@@ -92,7 +95,8 @@ class _Arguments:
         for kept, value in ((self.running_mean, mean), (self.running_var, total / (count - 1))):
             if kept is not None:
                 kept.mul_(1 - self.momentum).add_(value.to(kept.dtype), alpha=self.momentum)
-        return self.normalised(mean, scale), mean, scale
+        returned = self.kept or mean.dtype
+        return self.normalised(mean, scale), mean.to(returned), scale.to(returned)
 
     def backward(self, grad: Tensor) -> Any:
         """Return the gradients of the input, of the weight and of the bias."""
@@ -152,7 +156,8 @@ def _forward(op: Op, *, training: bool | None = None) -> Decomposition:
         if num_results == 5:  # new running values, in place of updated ones
             new = given["running_mean"].clone(), given["running_var"].clone()
             given["running_mean"], given["running_var"] = new
-        call = _Arguments(**given)
+        dtypes = kernel_dtypes(op, args, {}, given["input"].device.type)
+        call = _Arguments(**given, kept=dtypes[1] if dtypes else None)
         if num_results == 4:  # a reserve, of which there is none
             new = (call.input.new_empty([0], dtype=torch.uint8),)
         return *call.forward(), *new
@@ -175,6 +180,12 @@ _FORWARD = (
 )
 """Operators that are told whether they train."""
 
+_WITHOUT_FLAG = "_native_batch_norm_legit_no_training _batch_norm_with_update _batch_norm_no_update"
+
+_BACKWARD = "native_batch_norm_backward batch_norm_backward cudnn_batch_norm_backward"
+
+dtypes_by_kernel(*operators(aten, f"{_FORWARD} {_WITHOUT_FLAG} {_BACKWARD}"))
+
 for _op in operators(aten, _FORWARD):
     decomposition(_op)(_forward(_op))
 
@@ -185,7 +196,5 @@ for _op, _training in (
 ):
     decomposition(_op)(_forward(_op, training=_training))
 
-for _op in operators(
-    aten, "native_batch_norm_backward batch_norm_backward cudnn_batch_norm_backward"
-):
+for _op in operators(aten, _BACKWARD):
     decomposition(_op)(_backward(_op))

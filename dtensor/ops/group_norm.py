@@ -9,12 +9,15 @@ import torch
 from torch import Tensor
 
 from .engine.factors import Dim, Dims, Factors
+from .engine.kernel_dtypes import dtypes_by_kernel
 from .engine.local_kernels import zeros
 from .engine.table import LocalCall, OpCall, Rule, in_any_order, rule
 
 aten = torch.ops.aten
 
 _SAMPLE, _CHANNEL = 0, 1
+
+dtypes_by_kernel(aten.native_group_norm.default, aten.native_group_norm_backward.default)
 
 
 @rule(aten.native_group_norm.default)

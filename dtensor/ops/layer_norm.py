@@ -15,11 +15,15 @@ from torch import Tensor
 from .engine.dims import leading
 from .engine.dtypes import accumulator
 from .engine.factors import Factors
+from .engine.kernel_dtypes import dtypes_by_kernel, kernel_dtypes
 from .engine.primitives import cut_axes, reduced, reduced_sum
 from .engine.table import OpCall, Rule, decomposition, rule
 from .variance import moments
 
 aten = torch.ops.aten
+
+
+dtypes_by_kernel(aten.native_layer_norm.default, aten.native_layer_norm_backward.default)
 
 
 @rule(aten.native_layer_norm.default, aten._fused_rms_norm.default)
@@ -60,6 +64,9 @@ def layer_norm(
     dims = _last_dims(tensor, shape)
     if not cut_axes(tensor, dims):
         return NotImplemented
+    found = kernel_dtypes(
+        aten.native_layer_norm.default, (tensor, shape, weight, bias, eps), {}, tensor.device.type
+    )
     mean, total, count = moments(tensor, dims, keepdim=True)
     scale = (reduced(total) / count + eps).rsqrt()
     values = (tensor.to(mean.dtype) - mean) * scale
@@ -67,7 +74,8 @@ def layer_norm(
         values = values * weight
     if bias is not None:
         values = values + bias
-    return values.to(tensor.dtype), mean, scale
+    kept = found[1] if found else mean.dtype
+    return values.to(tensor.dtype), mean.to(kept), scale.to(kept)
 
 
 @decomposition(aten.native_layer_norm_backward.default)

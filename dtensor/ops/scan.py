@@ -98,27 +98,27 @@ def _scan(
 
 
 def _sums(
-    scan: Callable[..., Tensor], join: Callable[..., Tensor], *, takes_dtype: bool = True
+    scan: Callable[[Tensor, int, torch.dtype], Tensor],
+    join: Callable[[Tensor, Tensor, torch.dtype], Tensor],
 ) -> Decomposition:
     """Return a scan whose parts are joined by their last elements alone.
 
-    ``scan`` and ``join`` get ``dtype=`` where the operator has it: without it small integers would
-    become 64-bit ones.
+    ``scan`` and ``join`` get the dtype to compute in: without it small integers would become 64-bit
+    ones.
     """
 
     def run(tensor: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
         result = dtype or (tensor.dtype if is_inexact(tensor.dtype) else torch.int64)
         wide = accumulator(result)
-        given = {"dtype": wide} if takes_dtype else {}
         if cut_axes(tensor, dims_of(tensor, dim)):
             # A dtype that the kernel does not have is refused on ranks without elements, too.
-            scan(torch.ones(1, dtype=wide), 0, **given)
+            scan(torch.ones(1, dtype=wide), 0, wide)
         found = _scan(
             tensor,
             dim,
             [wide],
-            lambda local: [scan(local.to(result).to(wide), dim, **given)],
-            lambda scanned, ends: [join(scanned[0], ends[0], **given)],
+            lambda local: [scan(local.to(result).to(wide), dim, wide)],
+            lambda scanned, ends: [join(scanned[0], ends[0], wide)],
         )
         return NotImplemented if found is None else found[0].to(result)
 
@@ -126,18 +126,23 @@ def _sums(
 
 
 decomposition(aten.cumsum.default)(
-    _sums(torch.cumsum, lambda scanned, ends, dtype: scanned + ends.sum(0, dtype=dtype))
+    _sums(
+        lambda part, dim, dtype: torch.cumsum(part, dim, dtype=dtype),
+        lambda scanned, ends, dtype: scanned + ends.sum(0, dtype=dtype),
+    )
 )
 decomposition(aten.cumprod.default)(
-    _sums(torch.cumprod, lambda scanned, ends, dtype: scanned * ends.prod(0, dtype=dtype))
+    _sums(
+        lambda part, dim, dtype: torch.cumprod(part, dim, dtype=dtype),
+        lambda scanned, ends, dtype: scanned * ends.prod(0, dtype=dtype),
+    )
 )
 
 computed_in_out_dtype([aten.cumsum.out, aten.cumprod.out])
 
 _logcumsumexp = _sums(
-    torch.logcumsumexp,
-    lambda scanned, ends: torch.logaddexp(scanned, ends.logsumexp(0)),
-    takes_dtype=False,
+    lambda part, dim, _: torch.logcumsumexp(part, dim),
+    lambda scanned, ends, _: torch.logaddexp(scanned, ends.logsumexp(0)),
 )
 
 
