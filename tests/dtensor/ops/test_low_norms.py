@@ -151,3 +151,24 @@ def test_weights_that_the_kernel_does_not_take_are_refused_on_every_rank() -> No
                 F.layer_norm(given[0], (6,), given[1], given[2])
 
     run_on_mesh((3,), body)
+
+
+def test_gradient_of_layer_norm_before_a_linear_layer_that_is_cut_by_columns() -> None:
+    values, weight = _values().bfloat16(), (torch.arange(48).view(8, 6) % 5 - 2).bfloat16()
+
+    def gradient(x: Any, w: Any) -> Any:
+        x = x.detach().requires_grad_()
+        F.linear(F.layer_norm(x, (6,)), w).float().square().sum().backward()
+        return x.grad
+
+    expected = gradient(values, weight)
+
+    def body(mesh: DeviceMesh) -> None:
+        for placement in (Replicate(), Shard(1), Shard(2)):
+            x, w = (
+                distribute_tensor(t, mesh, [p], src_data_rank=None)
+                for t, p in ((values, placement), (weight, Shard(0)))
+            )
+            _assert_close(gradient(x, w), expected, f"{placement}")
+
+    run_on_mesh((2,), body)
