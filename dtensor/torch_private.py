@@ -16,13 +16,15 @@ import importlib
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils.checkpoint import CheckpointPolicy
 
 from dtckpt.errors import UnsupportedOp
 from dtckpt.logs import logger_of
@@ -441,6 +443,24 @@ def when_backward_ends(callback: Callable[[], None]) -> bool:
 
 # Compilers
 
+
+_KNOWN = {
+    torch.SymInt: "maybe_as_int",
+    torch.SymFloat: "maybe_as_float",
+    torch.SymBool: "maybe_as_bool",
+}
+
+
+def constant_of(symbol: Any) -> Any:
+    """Return the number of a symbol that can be no other any more; else None.
+
+    Nothing in the graph stands for it, so it cannot be recorded. None, too, where torch does not
+    say.
+    """
+    known = getattr(getattr(symbol, "node", None), _KNOWN[type(symbol)], None)
+    return None if known is None else known()
+
+
 _STAND_IN = found("_library.fake_class_registry.FakeScriptObject")
 
 
@@ -490,9 +510,45 @@ def will_recompute() -> bool:
     return "recompute" in notes or any(isinstance(mode, _CHECKPOINTING) for mode in modes())
 
 
+_REGISTER_EFFECT = found("library._register_effectful_op")
+_ORDERED = found("_library.effects.EffectType.ORDERED")
+_GET_META = found("fx.traceback.get_current_meta")
+
+
 def can_record() -> bool:
-    """Whether graphs can have DTensors: what is recorded, and by whom, has to be known."""
-    return None not in (_FAKE, _FUNCTIONAL, _MODE, _RECORDING)
+    """Whether graphs can have DTensors: what is recorded, and by whom, has to be known.
+
+    So do effects: without them a graph leaves collectives out, or runs them twice.
+    """
+    needed = (_FAKE, _FUNCTIONAL, _MODE, _RECORDING, _REGISTER_EFFECT, _ORDERED, _GET_META)
+    return None not in needed
+
+
+def register_effect(op: OpOverload) -> None:
+    """Declare an operator to have an effect besides its results, where `can_record`.
+
+    Compilers then keep every call of it, once, in the pass and in the order in which it was made,
+    whether its results are used or not.
+    """
+    if can_record():
+        _REGISTER_EFFECT(op, _ORDERED)
+
+
+@contextmanager
+def never_recomputed() -> Generator[None]:
+    """Within it, no operator that is recorded is computed again in a backward pass.
+
+    Not even where activations are to fit a memory budget, which is compared with sizes on this
+    rank; an effect alone does not keep them from it.
+    """
+    meta: dict[str, Any] = _GET_META()  # which nodes get that are made meanwhile
+    before = dict(meta)
+    meta["recompute"] = CheckpointPolicy.MUST_SAVE
+    try:
+        yield
+    finally:
+        meta.clear()
+        meta.update(before)
 
 
 def recording() -> Any:
@@ -639,6 +695,7 @@ MESH_FIELDS = (
     "_hash",
     "_layout",
     "_pg_registry",
+    "_preserve_rank_order",
     "_rank",
     "_rank_map",
     "_thread_id",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.autograd.graph import increment_version
@@ -21,6 +21,7 @@ from .keys import NUMBERS, by_type
 from .planning import plan_of
 from .quick import NOT_QUICK, remember, run_quick
 from .special import run_special
+from .symbols import with_numbers
 
 _get_dtype = torch.get_default_dtype
 
@@ -53,7 +54,7 @@ def dispatch(
             key = (id(op), _get_dtype(), RULES.generation, spec, kind)
         try:
             quick = None if key is None else spec.mesh.quick_calls.get(key)
-        except TypeError:  # some value cannot be hashed
+        except (TypeError, RuntimeError):  # some value cannot be hashed, or not be compared
             quick = None
         if quick is not None:
             local = first.local
@@ -72,21 +73,12 @@ def dispatch(
     result = run_quick(cls, op, args, kwargs)
     if result is NOT_QUICK:
         if torch.compiler.is_compiling():
-            args, kwargs = _specialised(args), _specialised(kwargs or {})
+            args, kwargs = with_numbers(op, args), with_numbers(op, kwargs or {})
         result = _run(Call(cls, op, args, kwargs or {}))
     if result is None and is_foreach(op):
         # On one device these go through operators that count; copied views and autograd rely on it.
         increment_version(args[0])
     return result
-
-
-def _specialised(value: Any) -> Any:
-    """Return arguments with numbers for symbols; a graph is recorded anew for other numbers."""
-    if isinstance(value, dict):
-        return {key: _specialised(item) for key, item in cast("dict[str, Any]", value).items()}
-    if isinstance(value, list | tuple):
-        return type(value)([_specialised(item) for item in cast("list[Any]", value)])
-    return int(value) if isinstance(value, torch.SymInt) else value
 
 
 def _run(call: Call) -> Any:

@@ -27,7 +27,8 @@ from ..torch_private import schema_of
 Key = tuple[Any, ...]
 """The operator, the default dtype, the generation of the rules, and a part per argument."""
 
-NUMBERS = frozenset({bool, int, float, complex})
+NUMBERS = frozenset({bool, int, float, complex, torch.SymInt, torch.SymFloat})
+"""Types of numbers, and of what stands for them while a graph is recorded (``symbols``)."""
 by_type: set[int] = set()
 """Operators, by identity, whose second argument counts by its type if it is a number."""
 

@@ -28,6 +28,7 @@ from .keys import Key, blank
 from .list_elements import elements, shared_moves
 from .local_plan import LocalPlan
 from .metas import Metas, output_metas
+from .symbols import with_stand_ins
 from .user_rules import require_local_shapes
 
 MAX_PLANS = 4096
@@ -47,7 +48,7 @@ def plan_of(bound: Bound) -> LocalPlan | None:
     key = bound.key
     plan = plans.get(key, _UNKNOWN)
     if plan is _UNKNOWN:
-        plan = _make_plan(_without_values(bound))
+        plan = _make_plan(_without_values(with_stand_ins(bound)))
         _log(bound, plan)
         plans.put(key, plan)
     return plan

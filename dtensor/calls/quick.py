@@ -21,6 +21,7 @@ from .call import Call
 from .fastest import fastest
 from .keys import key_of
 from .local_plan import LocalPlan
+from .symbols import has_symbols
 
 NOT_QUICK: Any = object()
 """In the place of a result: nothing is remembered."""
@@ -93,7 +94,7 @@ def run_quick(
     key, locals_, local_kwargs = key_of(cls, op, args, kwargs)
     try:
         quick: QuickCall | None = first.spec.mesh.quick_calls.get(key)
-    except TypeError:  # an argument that cannot be hashed
+    except (TypeError, RuntimeError):  # an argument that cannot be hashed, or not be compared
         return NOT_QUICK
     if quick is None:
         return NOT_QUICK
@@ -126,5 +127,5 @@ def remember(bound: Bound, plan: LocalPlan) -> None:
     if plan.moves and sum(isinstance(arg, Tensor) for arg in call.args) < len(bound.leaves):
         return
     first = _leading(call.args)
-    if isinstance(first, Wrapper):
+    if isinstance(first, Wrapper) and not has_symbols(call):
         first.spec.mesh.quick_calls.put(bound.key, QuickCall(plan, call))

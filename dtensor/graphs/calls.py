@@ -20,7 +20,14 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from ..torch_private import NotRecorded, recording, storage_id, will_recompute
+from ..torch_private import (
+    NotRecorded,
+    never_recomputed,
+    recording,
+    register_effect,
+    storage_id,
+    will_recompute,
+)
 
 Run = Callable[[list[Tensor]], list[Tensor]]
 
@@ -69,7 +76,8 @@ def record(
             _CALLED[name] = run, make_alike
     graph = recording()
     after = None if graph is None else _LAST.get(graph)
-    *made, last = torch.ops.dtckpt.call.default(list(tensors), after, name)
+    with never_recomputed():
+        *made, last = torch.ops.dtckpt.call.default(list(tensors), after, name)
     if graph is not None:
         _LAST[graph] = last
     return made
@@ -94,3 +102,4 @@ def _make_alike(tensors: list[Tensor], after: Tensor | None, name: str) -> list[
 
 torch.library.impl(_OPERATOR, "CompositeExplicitAutograd")(_call)
 torch.library.register_fake(_OPERATOR)(_make_alike)
+register_effect(torch.ops.dtckpt.call.default)

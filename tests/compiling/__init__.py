@@ -1,0 +1,1 @@
+"""Models and functions of DTensors under torch.compile, compared with what they do without it."""
