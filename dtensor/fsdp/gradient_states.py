@@ -12,7 +12,7 @@ from dtckpt.errors import LayoutMismatch
 from ..dtensor import DTensor
 from ..gradients import reduce_gradients
 from .held import grad_dtype_of
-from .state import states_below
+from .state import put_back, states_below
 
 
 def gradient_state_dict(module: nn.Module) -> dict[str, Tensor]:
@@ -23,6 +23,7 @@ def gradient_state_dict(module: nn.Module) -> dict[str, Tensor]:
     as their parameters, so that saving them sends nothing, and any mesh can load them. Passes that
     follow add to them. Parameters that have none, and wait for none, are left out.
     """
+    put_back(module)
     for state in states_below(module):
         state.unit.reduce_pending(anyway=True)
     named = dict(module.named_parameters())
@@ -37,6 +38,7 @@ def load_gradient_state_dict(module: nn.Module, gradients: Mapping[str, Tensor])
     them. Raises LayoutMismatch for names or shapes that the parameters do not have, and for plain
     gradients of distributed ones or the reverse, before anything is changed.
     """
+    put_back(module)
     named = dict(module.named_parameters())
     unknown = sorted(set(gradients) - set(named))
     if unknown:

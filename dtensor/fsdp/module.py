@@ -36,13 +36,14 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
 class UnshardHandle:
     """What ``FSDPModule.unshard(async_op=True)`` returns."""
 
-    def __init__(self, units: Sequence[Unit]) -> None:
-        self._units = units
+    def __init__(self, states: Sequence[State] = ()) -> None:
+        self._states = states
 
     def wait(self) -> None:
-        """Wait until the parameters are whole."""
-        for unit in self._units:
-            unit.gather()
+        """Wait until the parameters are whole, and stand in the modules."""
+        states, self._states = self._states, ()
+        for state in states:
+            state.unshard()
 
 
 class FSDPModule:
@@ -73,12 +74,23 @@ class FSDPModule:
 
         Raises PlacementError while a forward or backward pass runs.
         """
-        if any(state.saving or state.unit.stands for state in self._states(recurse=True)):
+        states = self._states(recurse=True)
+        if any(state.saving or state.is_in_backward for state in states):
             raise PlacementError("a sharded module is copied between passes, not while one runs")
+        for state in states:
+            state.put_back()
         made: Self = object.__new__(type(self))
         memo[id(self)] = made
         vars(made).update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
         return made
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Apply a function to the sharded parameters and all else, as ``to`` does."""
+        for state in self._states(recurse=True):
+            state.end_interrupted()
+            state.put_back()
+            state.unit.free()
+        return super()._apply(fn, recurse)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownVariableType]
 
     def _states(self, *, recurse: bool) -> list[State]:
         module = cast(nn.Module, self)
@@ -91,22 +103,31 @@ class FSDPModule:
     def unshard(self, async_op: bool = False, *, recurse: bool = False) -> UnshardHandle | None:
         """Gather the parameters of this module, and with ``recurse`` of those in it, now.
 
+        ``parameters()`` are whole tensors then, plain ones where they were plain before
+        ``fully_shard``, until ``reshard()`` or the end of a backward pass. Gradients of what is
+        computed with them go to the sharded parameters, and are reduced as those of the module are.
+
         With ``async_op`` they are under way; the next forward pass waits for them, or the handle.
         """
         states = self._states(recurse=recurse)
         for state in states:
             if not state.was_asked_for:
+                state.put_back()
                 state.unit.free()
             if async_op:
                 state.unit.start_gathering()
             else:
-                state.unit.gather()
+                state.unshard()
             state.was_asked_for = True
-        return UnshardHandle([state.unit for state in states]) if async_op else None
+        return UnshardHandle(states) if async_op else None
 
     def reshard(self, *, recurse: bool = False) -> None:
-        """Free the whole parameters of this module, and with ``recurse`` of those in it."""
+        """Free the whole parameters of this module, and with ``recurse`` of those in it.
+
+        ``parameters()`` are the sharded ones again.
+        """
         for state in self._states(recurse=recurse):
+            state.put_back()
             state.unit.free()
             state.was_asked_for = False
 
@@ -116,7 +137,8 @@ class FSDPModule:
         The ``zero_grad`` of an optimizer does not know of these.
         """
         for state in self._states(recurse=True):
-            state.end_interrupted()  # else whole parameters may stand where those with gradients do
+            state.end_interrupted()
+            state.put_back()  # else whole parameters may stand where those with gradients do
             state.unit.gradients.forget()
         super().zero_grad(set_to_none)  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 

@@ -62,7 +62,12 @@ class State:
             vars(module)[_ATTRIBUTE] = self
             module.register_forward_pre_hook(self.before_forward, prepend=True, with_kwargs=True)
             module.register_forward_hook(self.after_forward)
-            module.register_state_dict_post_hook(StateDictHook(unit))
+        parts = [part for one in unit.held for part, _ in one.places]
+        for part in dict.fromkeys([*modules, *parts]):
+            # Of each part that has parameters, too: state dicts may be asked for or loaded there.
+            part.register_state_dict_pre_hook(self.before_state_dict)
+            part.register_state_dict_post_hook(StateDictHook(unit, warns=part in modules))
+            part.register_load_state_dict_pre_hook(self.before_state_dict)
 
     def before_forward(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -82,6 +87,7 @@ class State:
         elif self.ran and unit.shown and unit.written() == unit.versions:
             unit.show_again()
         else:
+            unit.hide()
             keeps = self.was_asked_for or self.was_kept or not unit.reshards_after_backward
             event, self.post_optim_event = self.post_optim_event, None
             unit.gather(anew=not keeps, after=event)
@@ -177,9 +183,8 @@ class State:
         # A forward pass within a backward one is made anew for that, as by checkpointing.
         if not self.is_in_backward:
             self.ran.add(id(module))
-            is_over = len(self.ran) == len(self.modules)
-            self.unit.hide(later_again=not is_over)
-            if is_over:
+            self.unit.hide(later_again=True)
+            if len(self.ran) == len(self.modules):
                 self.end_forward()
         if self.is_root:
             for state in self.below:
@@ -196,6 +201,8 @@ class State:
                 self.after_forward(module, (), None)
             finally:
                 del self.saving[depth:]
+                for state in (self, *self.below):
+                    state.put_back()
 
     def end_forward(self) -> None:
         """Free the parameters between the passes, where all modules ran, or no more will."""
@@ -203,13 +210,34 @@ class State:
             return
         unit = self.unit
         self.ran.clear()
-        unit.shown = []
         wanted = unit.reshard_after_forward
         reshards = not self.is_root if wanted is None else wanted
+        if torch.is_grad_enabled() and reshards is False:
+            unit.show_again()  # they stay whole until the backward pass, and can be looked at
+            return
+        unit.hide()
         if not torch.is_grad_enabled() or reshards is True:
             unit.free()
-        elif reshards is not False:
+        else:
             unit.shrink()
+
+    def unshard(self) -> None:
+        """Make the parameters whole now, and have them stand in the modules."""
+        unit = self.unit
+        unit.gather()
+        if not unit.stands:
+            # With gradients also where none are recorded now: they may be as the tensors are used.
+            with torch.inference_mode(False), torch.enable_grad():
+                unit.show(when_reduced=self.after_reduction)
+
+    def put_back(self) -> None:
+        """Have the sharded parameters stand in the modules, unless these run now."""
+        if not self.saving and not self.is_in_backward:
+            self.unit.hide()
+
+    def before_state_dict(self, *_: Any) -> None:
+        """Do so before parameters are put into a state dict, or loaded from one."""
+        self.put_back()
 
     def before_backward(self, grad: Tensor) -> None:
         """Make the parameters whole again; ``grad`` is that of some output."""
@@ -217,6 +245,7 @@ class State:
         if self.is_in_backward:
             return
         self.end_forward()
+        self.put_back()
         self.is_in_backward = True
         self._end_with_pass()  # before what follows, which may fail
         if self.unshards_in_backward:
@@ -257,9 +286,9 @@ class State:
 
         Whoever still needs one gathers them again.
         """
-        if self.is_in_backward:
-            self.unit.hide()
+        if self.is_in_backward or not self.saving:
             self.is_in_backward = False
+            self.unit.hide()
         self.was_kept = not self.unit.reshards_after_backward
         if not self.was_kept:
             self.unit.free()
@@ -340,6 +369,12 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def state_of(module: nn.Module) -> State | None:
     """Return the state of a sharded module; None for others."""
     return vars(module).get(_ATTRIBUTE)
+
+
+def put_back(module: nn.Module) -> None:
+    """Have the sharded parameters stand in a module and in all sharded ones in it."""
+    for state in states_below(module):
+        state.put_back()
 
 
 def states_below(module: nn.Module) -> Iterator[State]:

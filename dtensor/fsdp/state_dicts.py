@@ -7,23 +7,24 @@ from typing import Any
 
 from torch import nn
 
+from ..torch_private import parameters_of
 from .unit import Unit
 
 
 class StateDictHook:
-    """Puts sharded parameters into a state dict that was asked for while they are whole.
+    """Puts sharded parameters into a state dict that was asked for in a forward pass.
 
     No method of something else: torch marks hooks of state dicts, as it cannot mark methods.
     """
 
-    def __init__(self, unit: Unit) -> None:
-        self.unit = unit
+    def __init__(self, unit: Unit, *, warns: bool) -> None:
+        self.unit, self.warns = unit, warns
 
     def __call__(
         self, module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: Any
     ) -> None:
         unit = self.unit
-        if unit.gradients.are_pending:
+        if self.warns and unit.gradients.are_pending:
             warnings.warn(
                 "gradients of backward passes without synchronization wait in this module, and no "
                 "state dict has them: a program that goes on from it lacks them. Save "
@@ -33,12 +34,9 @@ class StateDictHook:
             )
         if not unit.stands:
             return
-        names = {id(part): name for name, part in module.named_modules()}
         for one in unit.held:
             for part, own in one.places:
-                outer = names.get(id(part))
-                if outer is None:  # of another module of the unit
-                    continue
-                name = f"{prefix}{outer}.{own}" if outer else prefix + own
-                if name in state_dict:
-                    state_dict[name] = one.parameter.detach()
+                name = prefix + own
+                if part is module and name in state_dict:
+                    is_itself = state_dict[name] is parameters_of(module)[own]  # keep_vars=True
+                    state_dict[name] = one.parameter if is_itself else one.parameter.detach()

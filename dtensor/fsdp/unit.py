@@ -71,8 +71,8 @@ class Unit:
     """The same of what is kept between the passes; None where nothing is."""
     shown: list[Tensor] = field(default_factory=list)
     """What stands in the modules in the place of the parameters, or did and will in this pass."""
-    writes: list[int] = field(default_factory=list)
-    """Counts of writes to ``shown`` when they were put there."""
+    marks: list[tuple[int, bool]] = field(default_factory=list)
+    """Counts of writes to ``shown``, and what requires gradients, when they were put there."""
     memory: Callable[[], AbstractContextManager[None]] = nullcontext
     """Makes a context in which buffers of communication are allocated."""
     _gathering: _Gathering | None = None
@@ -241,28 +241,37 @@ class Unit:
 
     def show_again(self) -> None:
         """Put what was shown before in this pass where it stood."""
-        self.writes = [num_writes(one) for one in self.shown if not one.is_inference()]
-        for one, tensor in zip(self.held, self.shown, strict=True):
+        self.marks = self._marks()
+        for one, tensor in zip(self.held, self.shown, strict=bool(self.shown)):
             for module, name in one.places:
                 parameters_of(module)[name] = tensor
 
     def hide(self, *, later_again: bool = False) -> None:
-        """Put the sharded parameters back; PlacementError if whole ones were written meanwhile."""
-        shown, writes, self.writes = self.shown, self.writes, []
+        """Put the sharded parameters back; PlacementError if whole ones were changed meanwhile."""
+        shown, marks, now = self.shown, self.marks, self._marks()
+        self.marks = []
         for one, tensor in zip(self.held, shown, strict=bool(shown)):
             for module, name in one.places:
                 if parameters_of(module)[name] is tensor:
                     parameters_of(module)[name] = one.parameter
         if not later_again:
             self.shown = []
-        if writes and writes != [num_writes(one) for one in shown if not one.is_inference()]:
+        if marks and marks != now:
             self.shown = []
             self.free()
             raise PlacementError(
-                "a module that fully_shard treated wrote to its parameters in its forward pass "
-                f"(one of {', '.join(one.about.name for one in self.held)}), which changes a copy; "
-                "write to them outside of it, or pass them as ignored_params"
+                "whole parameters that stood in a module that fully_shard treated (one of "
+                f"{', '.join(one.about.name for one in self.held)}) were written to, or "
+                "requires_grad of one was set, which changes a copy; change the sharded ones, "
+                "which are there outside of its forward pass once reshard() was called, or pass "
+                "them as ignored_params"
             )
+
+    def _marks(self) -> list[tuple[int, bool]]:
+        """Return what differs once a whole parameter that is shown was changed."""
+        return [
+            (0 if one.is_inference() else num_writes(one), one.requires_grad) for one in self.shown
+        ]
 
     @property
     def stands(self) -> bool:

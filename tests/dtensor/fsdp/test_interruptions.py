@@ -165,6 +165,8 @@ def test_backward_passes_that_something_stops(stop: type[BaseException]) -> None
                 with pytest.raises(stop, match="on purpose"):
                     loss.backward()
                 handle.remove()
+                assert not any(state.is_in_backward for state in states_below(model))
+                model.reshard()  # as the forward pass left it, where the other did not come to it
                 assert_nothing_runs(model)
         loss = model(X).sum()
         handle = model.again[0].register_forward_hook(fail)  # as it is made anew
