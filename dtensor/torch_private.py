@@ -688,6 +688,33 @@ def local_of_torch(tensor: Any) -> Any:
     return tensor.to_local().detach() if local is None else local
 
 
+_FORGET_GROUP = found("distributed.distributed_c10d._cleanup_process_group_global_state")
+
+
+def abort_groups(groups: Sequence[Any]) -> None:
+    """Abort process groups, those of NCCL at once, and have torch.distributed forget them.
+
+    Where torch cannot put them together they are aborted one by one; where it cannot forget them,
+    its functions still find them, and raise.
+    """
+    together: Any = None
+    if groups and torch.accelerator.is_available():
+        start = getattr(groups[0], "_start_coalescing", None)
+        device = torch.accelerator.current_accelerator()
+        try:
+            together = None if start is None else (start(device), device)
+        except RuntimeError:  # the backend has no such thing
+            together = None
+    for group in groups:
+        group.abort()
+    if together is not None:
+        groups[0]._end_coalescing(together[1])
+    if _FORGET_GROUP is not None:
+        for group in groups:
+            if isinstance(group, dist.ProcessGroup):
+                _FORGET_GROUP(group)
+
+
 MESH_FIELDS = (
     "_dim_group_names",
     "_flatten_mapping",

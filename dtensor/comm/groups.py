@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 import torch.distributed as dist
 
 from dtckpt.errors import PlacementError
@@ -20,6 +22,8 @@ Axes = tuple[int, ...]
 
 BackendOverride = str | Any
 """The name of a backend, its options, or a tuple of both."""
+BackendOverrides = Mapping[int | str, BackendOverride] | Sequence[BackendOverride]
+"""By the names or indices of mesh dims; or one for each, ``(None, None)`` for that of the job."""
 
 
 def given_groups(mesh: Mesh, groups: Sequence[Any] | None, world_group: Any) -> dict[Axes, Any]:
@@ -47,10 +51,13 @@ def make_group(
     axes: Axes,
     ranks_along: Callable[[Axes], tuple[int, ...]],
     backend: BackendOverride | None = None,
+    *,
+    keeps_order: bool = False,
 ) -> Any:
     """Return a new group of the ranks along ``axes``; only they need to reach this call.
 
-    ``backend`` is another one than that of the job. Raises PlacementError where torch.distributed
+    ``backend`` is another one than that of the job. The group has its ranks in ascending order, or
+    with ``keeps_order`` in that of the mesh. Raises PlacementError where torch.distributed
     is not initialised.
     """
     if not dist.is_initialized():
@@ -59,13 +66,19 @@ def make_group(
             f"mesh {mesh} has no process group over {names}: initialise torch.distributed, or pass "
             "groups= and world_group= to the DeviceMesh"
         )
-    return _new_group(ranks_along(axes), backend)
+    names = mesh.axis_names if mesh.is_named else [f"dim_{axis}" for axis in range(mesh.ndim)]
+    description = "_".join(["mesh", *(names[axis] for axis in axes)])
+    return _new_group(ranks_along(axes), backend, description, keeps_order=keeps_order)
 
 
-def backend_overrides(
-    mesh: Mesh, given: Mapping[int | str, BackendOverride] | None
-) -> dict[Axes, BackendOverride]:
+def backend_overrides(mesh: Mesh, given: BackendOverrides | None) -> dict[Axes, BackendOverride]:
     """Return backends by axes; PlacementError for an axis that is not there or is named twice."""
+    if given is not None and not isinstance(given, Mapping):  # a backend and options for each dim
+        if len(given) != mesh.ndim:
+            raise PlacementError(
+                f"backend_override of mesh {mesh} needs {mesh.ndim} entries, got {len(given)}"
+            )
+        given = {dim: entry for dim, entry in enumerate(given) if entry != (None, None)}
     found: dict[Axes, BackendOverride] = {}
     for key, backend in (given or {}).items():
         axes = (mesh.axis(key),)
@@ -78,20 +91,42 @@ def backend_overrides(
     return found
 
 
-def _new_group(ranks: tuple[int, ...], backend: BackendOverride | None = None) -> Any:
-    ordered = tuple(sorted(ranks))
+def _new_group(
+    ranks: tuple[int, ...],
+    backend: BackendOverride | None = None,
+    description: str | None = None,
+    *,
+    keeps_order: bool = False,
+) -> Any:
+    ordered = ranks if keeps_order else tuple(sorted(ranks))
     if backend is None and ordered == tuple(range(dist.get_world_size())):
         return dist.group.WORLD
     name, options = backend if isinstance(backend, tuple) else (backend, None)
     if name is not None and not isinstance(name, str):
         name, options = None, name
+    order: dict[str, Any] = {} if ordered == tuple(sorted(ranks)) else {"sort_ranks": False}
+    if order and not can_keep_order():
+        raise PlacementError(
+            f"preserve_rank_order: torch {torch.__version__} has no process groups whose ranks do "
+            f"not ascend, as {ordered}; take torch 2.13 or later, or leave it out"
+        )
     with _lock:
         made = _numbers.setdefault(dist.group.WORLD, {})
         number = made[ordered] = made.get(ordered, 0) + 1
     with _named(f"dtckpt {number} of {ordered}"):
         return dist.new_group(
-            list(ordered), backend=name, pg_options=options, use_local_synchronization=True
+            list(ordered),
+            backend=name,
+            pg_options=options,
+            use_local_synchronization=True,
+            group_desc=description,
+            **order,
         )
+
+
+def can_keep_order() -> bool:
+    """Whether torch makes process groups whose ranks do not ascend."""
+    return "sort_ranks" in inspect.signature(dist.new_group).parameters
 
 
 _numbers: WeakKeyDictionary[Any, dict[tuple[int, ...], int]] = WeakKeyDictionary()

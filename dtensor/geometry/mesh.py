@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, cast
 
-from dtckpt.errors import PlacementError
+from dtckpt.errors import MeshDimError, PlacementError
 
 from .integers import ints
 
@@ -104,10 +104,12 @@ class Mesh:
         """Return the index of an axis given by name or (negative) index."""
         if isinstance(axis, str):
             if axis not in self.axis_names:
-                raise PlacementError(f"no axis named {axis!r}; this mesh has {self.axis_names}")
+                raise MeshDimError(
+                    f"invalid mesh_dim_name {axis!r}: mesh {self} has the dims {self.axis_names}"
+                )
             return self.axis_names.index(axis)
         if not -self.ndim <= axis < self.ndim:
-            raise PlacementError(f"axis {axis} is out of range for a mesh of {self.ndim} axes")
+            raise MeshDimError(f"mesh dim {axis} is out of range: mesh {self} has {self.ndim}")
         return axis % self.ndim
 
     def rank(self, coordinate: tuple[int, ...]) -> int:

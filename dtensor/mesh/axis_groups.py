@@ -37,15 +37,19 @@ class MeshGroups(TorchMesh):
         groups: dict[Axes, Any],
         backends: dict[Axes, BackendOverride],
         rank: int | None,
+        keeps_order: bool,
     ) -> None:
         self._device_type = device_type
         self.layout_mesh = mesh
         self._groups = groups
         self._backends = backends
+        self._preserve_rank_order = keeps_order
+        """Whether groups have their ranks in the order of the mesh. torch's code reads the name."""
         self._parent: tuple[Self, Parts] | None = None
         self._own_rank = self._find_rank(rank)
         self._coordinate = None if self._own_rank is None else mesh.coordinate(self._own_rank)
         self._peers: dict[tuple[int, ...], Peers] = {}
+        self._is_aborted = False
         self._rows: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._lock = threading.RLock()
         self.costs = None
@@ -122,13 +126,23 @@ class MeshGroups(TorchMesh):
         above = self._above(axes)
         if above is not None:
             return above[0].group_of(above[1])
+        if self._is_aborted:
+            raise PlacementError(
+                f"the process groups of mesh {self.layout_mesh} were aborted; make another mesh"
+            )
         group = self._groups.get(axes)
         if group is None:
             with self._lock:
                 group = self._groups.get(axes)
                 if group is None:
                     backend = self._backends.get(axes)
-                    group = make_group(self.layout_mesh, axes, self.ranks_along, backend)
+                    group = make_group(
+                        self.layout_mesh,
+                        axes,
+                        self.ranks_along,
+                        backend,
+                        keeps_order=self._preserve_rank_order,
+                    )
                     self._groups[axes] = group
         return group
 

@@ -22,6 +22,7 @@ from ..comm.caches import Cache
 from ..comm.devices import device_of_rank
 from ..comm.groups import (
     BackendOverride,
+    BackendOverrides,
     backend_overrides,
     check_group_ranks,
     given_groups,
@@ -29,7 +30,7 @@ from ..comm.groups import (
 )
 from ..geometry.integers import ints
 from ..geometry.mesh import Mesh
-from ..torch_private import rank_of_torch_mesh
+from ..torch_private import abort_groups, rank_of_torch_mesh
 from .default_group import join_job, join_or_be_alone, rank_here
 from .modes import enter_mesh, leave_mesh
 from .same_mesh import require_same_mesh
@@ -55,10 +56,12 @@ class DeviceMesh(SubMeshes):
     ``groups`` gives one group per axis, of the ranks that differ from this one along that axis
     only, in axis order; ``world_group`` one of all ranks in row-major order. What is not given is
     made by ``torch.distributed.new_group`` on first use, which the ranks of that group must reach
-    in the same order. ``within`` is a mesh of exactly the ranks of this one and of another, over
-    whose world group tensors go between the two; without it such a group is made. Where nobody has
-    initialised torch.distributed, this does from the environment of a launcher; where there is none
-    the mesh answers what needs no rank.
+    in the same order. Such groups have their ranks in ascending order, or with
+    ``preserve_rank_order`` in that of the mesh. ``backend_override`` is as in ``init_device_mesh``,
+    or has a backend and its options for each dim. ``within`` is a mesh of exactly the ranks of
+    this one and of another, over whose world group tensors go between the two; without it such a
+    group is made. Where nobody has initialised torch.distributed, this does from the environment
+    of a launcher; where there is none the mesh answers what needs no rank.
 
     Two meshes are equal when ranks, shape, names and device type are; tensors on meshes that differ
     in names only go together. torch's code takes a DeviceMesh for one of its own, which
@@ -83,14 +86,16 @@ class DeviceMesh(SubMeshes):
         groups: Sequence[Any] | None = None,
         world_group: Any = None,
         within: DeviceMesh | None = None,
-        backend_override: Mapping[int | str, BackendOverride] | None = None,
+        backend_override: BackendOverrides | None = None,
+        preserve_rank_order: bool = False,
     ) -> None:
         is_of_job = rank is None and groups is None and world_group is None
         if is_of_job:
             join_job()
             is_of_job = dist.is_initialized()
         if is_of_job:
-            require_same_mesh(device_type, f"{device_type!r} {_told(mesh, mesh_dim_names)}")
+            told = _told(mesh, mesh_dim_names) + (" in this order" if preserve_rank_order else "")
+            require_same_mesh(device_type, f"{device_type!r} {told}")
         if ":" in device_type:
             raise PlacementError(
                 f"a mesh needs a device type such as 'cuda', not the single device {device_type!r}"
@@ -98,9 +103,19 @@ class DeviceMesh(SubMeshes):
         value = _as_mesh(mesh, mesh_dim_names)
         found = given_groups(value, groups, world_group)
         super().__init__(
-            device_type, value, found, backend_overrides(value, backend_override), rank
+            device_type,
+            value,
+            found,
+            backend_overrides(value, backend_override),
+            rank,
+            preserve_rank_order,
         )
-        self._like = partial(type(self), device_type, rank=self._own_rank)
+        self._like = partial(
+            type(self),
+            device_type,
+            rank=self._own_rank,
+            preserve_rank_order=preserve_rank_order,
+        )
         self.within = within
         self._device: torch.device | None = None
         _ALIVE[id(self)] = self
@@ -185,6 +200,32 @@ class DeviceMesh(SubMeshes):
         """One name per axis; None where none were given, though ``axis0``, ... name them, too."""
         return self.layout_mesh.axis_names if self.layout_mesh.is_named else None
 
+    def abort(self) -> None:
+        """Abort the process groups of this mesh and of all that were taken from it.
+
+        For ranks that would wait for one that is lost: on NCCL what waits raises, on Gloo it does
+        at the timeout of the group. Afterwards PlacementError is raised by what would send. The
+        job's default group is among them if the mesh goes over all its ranks.
+
+        PlacementError for a mesh that was taken from another one.
+        """
+        if self._parent is not None:
+            raise PlacementError(
+                f"abort() of mesh {self.layout_mesh}, which was taken from mesh "
+                f"{self._parent[0].layout_mesh} and shares its process groups: abort the root mesh"
+            )
+        with self._lock:
+            self._forget_groups()
+            abort_groups(list({id(group): group for group in self._groups.values()}.values()))
+
+    def _forget_groups(self) -> None:
+        self._is_aborted = True
+        self._peers.clear()
+        for cache in self.caches():  # what they hold knows the groups
+            cache.clear()
+        for child in self._children.values():
+            child._forget_groups()
+
     def state(self, name: str, make: Callable[[], T]) -> T:
         """Return what is kept of this mesh under a name; it lives as long as the mesh."""
         found = self._states.get(name)
@@ -227,6 +268,7 @@ class DeviceMesh(SubMeshes):
             return self is other or (
                 self.same_ranks_as(other)
                 and self.layout_mesh.axis_names == other.layout_mesh.axis_names
+                and self._preserve_rank_order == other._preserve_rank_order
             )
         return False if isinstance(other, TorchDeviceMesh) else NotImplemented
 
@@ -244,7 +286,8 @@ class DeviceMesh(SubMeshes):
         if self._parent is not None:
             return _taken_again, (self._parent[0], *self._recipe)
         mesh = self.layout_mesh
-        return _unpickled, (self._device_type, mesh.shape, mesh.axis_names, mesh.ranks)
+        order = (True,) if self._preserve_rank_order else ()
+        return _unpickled, (self._device_type, mesh.shape, mesh.axis_names, mesh.ranks, *order)
 
     def __repr__(self) -> str:
         return f"DeviceMesh({self.device_type!r}, {str(self.layout_mesh)!r})"
@@ -311,9 +354,14 @@ def _told(mesh: MeshLike, names: Sequence[str] | None) -> str:
 
 
 def _unpickled(
-    device_type: str, shape: tuple[int, ...], names: tuple[str, ...], ranks: tuple[int, ...] | None
+    device_type: str,
+    shape: tuple[int, ...],
+    names: tuple[str, ...],
+    ranks: tuple[int, ...] | None,
+    keeps_order: bool = False,
 ) -> DeviceMesh:
-    return DeviceMesh(device_type, Mesh(shape, names, ranks), rank=rank_here())
+    mesh = Mesh(shape, names, ranks)
+    return DeviceMesh(device_type, mesh, rank=rank_here(), preserve_rank_order=keeps_order)
 
 
 def _taken_again(parent: DeviceMesh, method: str, arguments: tuple[Any, ...]) -> DeviceMesh:

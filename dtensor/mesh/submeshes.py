@@ -52,6 +52,28 @@ class SubMeshes(MeshGroups):
         parts = tuple(known.get(name) or (self.layout_mesh.axis(name),) for name in wanted)
         return self._taken(parts, wanted)
 
+    def size(self, mesh_dim: int | str | None = None) -> int:
+        """Return the number of ranks, or of coordinates along one dim or a flattened one."""
+        joined = self._joined_mesh(mesh_dim)
+        return super().size(mesh_dim) if joined is None else joined.size()
+
+    def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
+        """Return this rank's index along a dim or a flattened one; 1-d meshes need not name it."""
+        joined = self._joined_mesh(mesh_dim)
+        return super().get_local_rank(mesh_dim) if joined is None else joined.get_local_rank()
+
+    def get_group(self, mesh_dim: int | str | None = None) -> Any:
+        """Return the process group along a dim or a flattened one; 1-d meshes need not name it."""
+        joined = self._joined_mesh(mesh_dim)
+        return super().get_group(mesh_dim) if joined is None else joined.get_group()
+
+    def _joined_mesh(self, mesh_dim: int | str | None) -> Self | None:
+        """Return the mesh that was flattened under a name; None where the name is no such one."""
+        if not isinstance(mesh_dim, str) or mesh_dim in self.layout_mesh.axis_names:
+            return None
+        base, _ = self._base()
+        return base[mesh_dim] if mesh_dim in base._joined else None
+
     def flatten(
         self, mesh_dim_name: str | None = None, backend_override: BackendOverride | None = None
     ) -> Self:

@@ -3,7 +3,9 @@
 ::
 
     DtckptError
-      PlacementError(ValueError)          a placement, mesh or layout that cannot be: fix the call
+      PlacementError(ValueError, RuntimeError)
+                                          a placement, mesh or layout that cannot be: fix the call
+        MeshDimError(KeyError, IndexError)  a mesh has no dim of that name or index
       UnsupportedOp(NotImplementedError)  no sharding rule for an operator
       CollectiveMismatch                  ranks issue different collectives: fix the program
       CheckpointError                     anything about saving and loading
@@ -24,7 +26,8 @@
           AccessDenied(PermissionError)     renew the credentials, or have them allow it
           StorageTimeout(TimeoutError)      the storage was busy or silent for too long: try later
 
-Each also derives from the builtin that a caller would expect, so ``except OSError`` works.
+Each also derives from the builtins that a caller would expect, so ``except OSError`` works. Where
+torch's DTensors raise RuntimeError, ValueError or KeyError, code that catches these catches ours.
 Messages say what happened, where (tensor, file, byte range, rank), what was expected, what was
 found, and what to do. The module imports nothing: it is the ground that all packages stand on.
 """
@@ -42,6 +45,7 @@ __all__ = [
     "DtckptError",
     "InUse",
     "LayoutMismatch",
+    "MeshDimError",
     "NotCommitted",
     "ObjectExists",
     "ObjectNotFound",
@@ -60,8 +64,14 @@ class DtckptError(Exception):
     """Base class of every error that dtckpt raises on purpose."""
 
 
-class PlacementError(DtckptError, ValueError):
+class PlacementError(DtckptError, ValueError, RuntimeError):
     """A box, placement, mesh or layout is impossible or does not fit its tensor."""
+
+
+class MeshDimError(PlacementError, KeyError, IndexError):
+    """A mesh has no dim of that name or index."""
+
+    __str__ = Exception.__str__  # that of KeyError would quote the message
 
 
 class UnsupportedOp(DtckptError, NotImplementedError):

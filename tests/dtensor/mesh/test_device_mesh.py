@@ -23,6 +23,7 @@ from dtckpt.dtensor import DeviceMesh, Mesh, Replicate, Shard
 from dtckpt.dtensor.mesh.modes import active_mesh
 from dtckpt.errors import PlacementError
 
+from ...processes import run_processes
 from ...python import run_python
 from ..rank_meshes import run_on_mesh, scattered
 
@@ -64,7 +65,7 @@ def test_a_mesh_with_a_rank_needs_groups_only_to_communicate() -> None:
         mesh.get_group("dp")
     with pytest.raises(PlacementError, match="name one of"):
         mesh.get_local_rank()
-    with pytest.raises(PlacementError, match="no axis named"):
+    with pytest.raises(PlacementError, match="invalid mesh_dim_name"):
         mesh["pp"]
     outside = DeviceMesh("cpu", [0, 1], rank=7)
     assert outside.get_coordinate() is None
@@ -313,3 +314,7 @@ def test_a_mesh_starts_what_a_launcher_has_prepared() -> None:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     run_script(LAUNCHED, RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+
+
+def test_groups_of_a_job() -> None:
+    run_processes("tests.dtensor.mesh.group_ranks", 4)
