@@ -40,10 +40,10 @@ from .tensor.copied_view import LINKS, CopiedView, forget_viewed, refresh, share
 from .tensor.leaf_gradients import PlacedGradients, follow_leaf, place_gradient
 from .tensor.local_parts import (
     brought,
-    check_replicas,
     kind_of,
     require_plain,
     spec_of_local,
+    take_from_first,
     taken_for_even,
 )
 from .tensor.protocol import Checkpointable
@@ -94,11 +94,13 @@ class DTensor(PlacedGradients, Checkpointable, Traceable):  # pyright: ignore[re
         if it lies on another one; meta tensors stay. ``placements`` default to Replicate.
         Without ``shape`` the ranks exchange their local shapes once if a dim is sharded, and so
         they do for ``Ragged(dim)``, which takes the sizes that they have. Else nothing is
-        exchanged and the local shape is checked against the layout alone. ``run_check`` compares
-        the local shapes and the values of replicas of all ranks; it changes nothing. The gradient
-        arrives with ``grad_placements``, or with ``placements`` where Partial has become Replicate.
+        exchanged and the local shape is checked against the layout alone. With ``run_check`` the
+        ranks compare shapes, strides and ``requires_grad`` of their local tensors, and along mesh
+        dims with Replicate the values of the first rank are written into those of the others. The
+        gradient arrives with ``grad_placements``, or with ``placements`` where Partial has become
+        Replicate.
 
-        Raises PlacementError where placements, shapes or replicas do not fit, and for what is no
+        Raises PlacementError where placements or shapes do not fit, and for what is no
         local tensor: a DTensor, ours or torch's, or no tensor at all.
         """
         given = (local_tensor, device_mesh, placements, run_check, shape, stride, grad_placements)
@@ -343,7 +345,7 @@ def _from_local(
         local_tensor, shape = taken_for_even(local_tensor, mesh, ours)
     spec = spec_of_local(local_tensor, mesh, ours, shape, stride, compare=run_check)
     if run_check:
-        check_replicas(local_tensor, spec)
+        take_from_first(local_tensor, spec)
     grads = _gradient_placements(grad_placements, spec)
     if local_tensor.requires_grad and torch.is_grad_enabled():
         return cast(DTensor, FromLocal.apply(local_tensor, DTensor, spec, grads))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -37,6 +37,22 @@ JOINABLE = frozenset(
     }
 )
 """Those that every kernel copies and joins."""
+
+
+_PLAIN: Any = Tensor
+
+
+def has_own_operators(tensor: Tensor) -> bool:
+    """Return whether a tensor is of a subclass with operators of its own, as a wrapper of others.
+
+    Its elements do not lie in its memory. Results under way and tensors of a fake mode are none.
+    """
+    kind: Any = type(tensor)
+    return (
+        kind.__torch_dispatch__ is not _PLAIN.__torch_dispatch__
+        and not hasattr(tensor, "trigger_wait")
+        and not hasattr(tensor, "fake_mode")
+    )
 
 
 class MessagePart(Protocol):

@@ -17,7 +17,7 @@ from ..mesh.device_mesh import DeviceMesh
 from ..mesh.resolving import resolve_mesh
 from ..mesh.torch_layouts import AnyPlacement, is_placement
 from ..tensor.compilers import opaque
-from ..tensor.local_parts import require_plain
+from ..tensor.local_parts import check_parts, require_plain
 from ..tensor.trees import flatten_tree
 from ..tensor.wrapper import Wrapper
 
@@ -237,12 +237,16 @@ class _LocalMap:
             )
         return rebuild(
             [
-                leaf
-                if entry is None
-                else DTensor.from_local(leaf, mesh, entry, run_check=self.checks)
+                leaf if entry is None else self._distributed(leaf, mesh, entry)
                 for leaf, entry in zip(leaves, entries, strict=True)
             ]
         )
+
+    def _distributed(self, leaf: Tensor, mesh: DeviceMesh, placements: Any) -> DTensor:
+        made = DTensor.from_local(leaf, mesh, placements)
+        if self.checks:
+            check_parts(made.local.detach(), made.spec)
+        return made
 
     def _for_outputs(self, leaves: Sequence[Any]) -> Iterator[PlacementType]:
         """Yield the placements of each result."""

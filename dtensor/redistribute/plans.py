@@ -16,13 +16,13 @@ from dtckpt.errors import PlacementError
 from ..comm.caches import Cache
 from ..comm.collectives import Peers
 from ..comm.costs import CostModel
-from ..comm.message_parts import joinable
+from ..comm.message_parts import has_own_operators, joinable
 from ..comm.own_copies import own_copy
 from ..comm.reductions import require_reducible
 from ..comm.transports import least_agree_bytes
 from ..geometry.layout import Layout
 from ..geometry.mesh import Mesh
-from ..geometry.placement import Partial
+from ..geometry.placement import Partial, format_placements
 from ..graphs.calls import Run, record
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.spec import DTensorSpec
@@ -103,8 +103,19 @@ class RedistributePlan:
         return local
 
     def begun(self, local: Tensor) -> Tensor:
-        """Return a local tensor as steps take it; the redistribute is logged if that is wanted."""
+        """Return a local tensor as steps take it; the redistribute is logged if that is wanted.
+
+        Raises PlacementError for one that only its class could send, or that is no part of the
+        source.
+        """
         source = self.source
+        if type(local) is not Tensor and not self.is_local and has_own_operators(local):
+            raise PlacementError(
+                f"({format_placements(source.placements)}) to "
+                f"({format_placements(self.target.placements)}): the local tensors are of the "
+                f"subclass {type(local).__name__}, whose elements are not sent; redistribute what "
+                "they consist of"
+            )
         # What is sent is taken for bytes of the plan's dtype.
         if local.dtype is not source.dtype or (
             local.shape != source.local_shape and source.box is not None

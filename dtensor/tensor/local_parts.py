@@ -11,7 +11,8 @@ from torch import Tensor
 
 from dtckpt.errors import PlacementError
 
-from ..comm.collectives import to_bytes
+from ..comm.collectives import broadcast, to_bytes
+from ..comm.message_parts import has_own_operators
 from ..comm.reductions import all_reduce
 from ..geometry.box import row_major_strides
 from ..geometry.layout import Coordinate, Layout
@@ -85,6 +86,24 @@ def brought(local: Tensor, mesh: DeviceMesh) -> Tensor:
             f"a tensor on {local.device} cannot be brought to {mesh.device}, where mesh "
             f"{mesh.layout_mesh} lies: {error}"
         ) from error
+
+
+def inner_tensors(tensor: Tensor) -> list[Tensor]:
+    """Return the plain tensors that a tensor subclass consists of, itself if it is plain."""
+    if not has_own_operators(tensor):
+        return [tensor]
+    described: Any = tensor
+    names, _ = described.__tensor_flatten__()
+    return [inner for name in names for inner in inner_tensors(getattr(tensor, name))]
+
+
+def inner_parts(tensor: Tensor) -> str:
+    """Return a description of what a tensor subclass consists of; "" for a plain tensor."""
+    if not has_own_operators(tensor) or not hasattr(tensor, "__tensor_flatten__"):
+        return ""
+    kind = type(tensor)
+    parts = [f"{inner.dtype}{list(inner.shape)}" for inner in inner_tensors(tensor)]
+    return f" {kind.__module__}.{kind.__qualname__} of {', '.join(parts)}"
 
 
 def spec_of_local(
@@ -258,8 +277,41 @@ def _stride_like(local: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(strides)
 
 
-def check_replicas(local: Tensor, spec: DTensorSpec) -> None:
-    """Raise PlacementError on every rank where replicas of one part have different values."""
+def check_parts(local: Tensor, spec: DTensorSpec) -> None:
+    """Raise PlacementError on every rank where local tensors are not the parts of one tensor.
+
+    Shapes and the values of replicas are compared, which is collective.
+    """
+    _check_shapes(spec.layout, _local_shapes(local, spec.mesh))
+    _check_replicas(local, spec)
+
+
+def take_from_first(local: Tensor, spec: DTensorSpec) -> None:
+    """Write the values of the first rank along each replicated mesh dim into ``local``.
+
+    Raises PlacementError on every rank, before anything is written, where the local tensors differ
+    in more than their values.
+    """
+    mesh = spec.mesh
+    if mesh.get_coordinate() is None or mesh.size() == 1:
+        return
+    told = f"{tuple(local.stride())} requires_grad={local.requires_grad}{inner_parts(local)}"
+    if len({row[0] for row in gather_rows([code_of(told)], mesh).values()}) > 1:
+        raise PlacementError(
+            "from_local(run_check=True): local tensors differ between ranks in strides, "
+            f"requires_grad or class (this rank's: strides {told}); make them alike"
+        )
+    inner = [tensor.detach() for tensor in inner_tensors(local.detach())]
+    values = inner
+    for axis, placement in enumerate(spec.placements):
+        if placement.is_replicate() and mesh.shape[axis] > 1:
+            values = [broadcast(tensor, 0, mesh.peers((axis,))) for tensor in values]
+    if values is not inner:
+        for tensor, value in zip(inner, values, strict=True):
+            tensor.copy_(value)
+
+
+def _check_replicas(local: Tensor, spec: DTensorSpec) -> None:
     several = [axis for axis, count in enumerate(spec.mesh.shape) if count > 1]
     axes = [axis for axis in several if spec.placements[axis].is_replicate()]
     bits = to_bytes(local)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from dtckpt.dtensor import (
     DeviceMesh,
@@ -68,15 +69,50 @@ def test_from_local_refuses_what_does_not_fit_on_every_rank(
         assert message in str(error)
 
 
-def test_run_check_finds_replicas_that_differ_and_changes_nothing() -> None:
+def test_run_check_gives_replicas_the_values_of_the_first_rank() -> None:
     def body(mesh: DeviceMesh) -> None:
-        local = torch.full((3,), float(mesh.get_local_rank(1)))
-        DTensor.from_local(local, mesh, [Replicate(), Shard(0)], run_check=True)
-        with pytest.raises(PlacementError, match=r"replicas differ along \['axis1'\]"):
-            DTensor.from_local(local, mesh, [Shard(0), Replicate()], run_check=True)
-        assert local.tolist() == [float(mesh.get_local_rank(1))] * 3
+        row, column = mesh.get_coordinate() or (0, 0)
+        local = torch.full((3,), float(10 * row + column), requires_grad=True)
+        made = DTensor.from_local(local, mesh, [Shard(0), Replicate()], run_check=True)
+        assert made.to_local().tolist() == local.tolist() == [float(10 * row)] * 3
+        made.sum().backward()
+        assert local.grad is not None
+        local = torch.full((3,), float(10 * row + column))
+        made = DTensor.from_local(local, mesh, [Replicate(), Replicate()], run_check=True)
+        assert made.to_local().tolist() == [0.0] * 3
+        partial = DTensor.from_local(torch.full((1,), float(row)), mesh, [Partial(), Shard(0)])
+        assert partial.full_tensor().tolist() == [1.0, 1.0]
 
     run_on_mesh((2, 2), body)
+
+
+def differing(mesh: DeviceMesh, of_first: torch.Tensor, of_others: torch.Tensor) -> torch.Tensor:
+    return of_first if mesh.get_rank() == 0 else of_others
+
+
+@pytest.mark.parametrize(
+    ("of_first", "of_others"),
+    [
+        (torch.zeros(4, 4), torch.ones(4, 4).t()),
+        (torch.zeros(4, 4), torch.ones(4, 4, requires_grad=True)),
+        (torch.zeros(4, 4), TwoTensor(torch.ones(4, 4), torch.ones(4, 4))),
+        (torch.zeros(4, 4), torch.ones(4, 4, dtype=torch.float64)),
+        (torch.zeros(4, 4), torch.ones(4, 3)),
+    ],
+    ids=["strides", "requires_grad", "class", "dtype", "shape"],
+)
+def test_run_check_refuses_locals_that_differ_in_more_than_values(
+    of_first: torch.Tensor, of_others: torch.Tensor
+) -> None:
+    before = of_others.detach().clone()
+
+    def body(mesh: DeviceMesh) -> None:
+        local = differing(mesh, of_first, of_others)
+        with pytest.raises(ValueError, match=r"differ|do not fit"):
+            DTensor.from_local(local, mesh, [Replicate()], run_check=True)
+
+    run_on_mesh((2,), body)
+    assert of_others.equal(before)
 
 
 def test_ragged_parts() -> None:
