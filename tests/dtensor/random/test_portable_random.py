@@ -68,10 +68,10 @@ def test_the_ends_of_functions() -> None:
 NAMES = """
     __rshift__ _local_scalar_dense abs abs_ add add_ addcmul_ all any arange bitwise_and
     bitwise_and_ bitwise_left_shift_ bitwise_not bitwise_or bitwise_or_ bitwise_right_shift
-    bitwise_right_shift_ bitwise_xor_ ceil_ clamp_ clone copy_ detach div div_ empty
-    empty_like floor floor_ full_like ge gt index index_put_ isnan le lift_fresh lt mul mul_
-    neg nextafter nonzero ones_like reciprocal reciprocal_ remainder_ round_ rsub
-    scalar_tensor slice sqrt sqrt_ squeeze sub sub_ view where zeros_like
+    bitwise_right_shift_ bitwise_xor_ ceil_ clamp_ clone copy_ detach div div_ empty empty_like
+    floor floor_ full_like ge gt index index_fill_ index_put_ isnan le lift_fresh lt mul mul_
+    neg nextafter nonzero ones_like reciprocal reciprocal_ remainder_ round_ rsub scalar_tensor
+    slice sqrt sqrt_ squeeze sub sub_ view where zeros_like
 """
 EXACT = frozenset(NAMES.split())
 """Operators that IEEE 754 or the arithmetic of integers defines to the last bit."""

@@ -150,7 +150,7 @@ ALL_DTYPES = sorted(
 """But those of quantized tensors, whose scales no layout describes; torch gives them up."""
 
 
-@pytest.mark.filterwarnings("ignore:ComplexHalf")
+@pytest.mark.filterwarnings("ignore:ComplexHalf", "ignore:BComplex32")
 def test_every_dtype_of_torch_moves_alone_together_and_later() -> None:
     def body(mesh: DeviceMesh) -> int:
         for dtype in ALL_DTYPES:
