@@ -63,9 +63,8 @@ def examine(program: Program, executor: Executor) -> Verdict:
         finding, refusal = _compared(program, run, plain, ranks)
         if refusal is not None:
             verdict.refusal = verdict.refusal or refusal
-        if finding is not None and finding.kind in ("value", "replicas", "memory"):
-            if _is_ill_conditioned(program, run, plain, finding):
-                continue
+        if finding is not None and _is_ill_conditioned(program, run, plain, finding):
+            continue
         if finding is not None:
             verdict.finding = finding
             break
@@ -109,7 +108,7 @@ _MAY_PASS = (
 
 
 def _is_saved(error: Exception | None) -> bool:
-    """Whether a tensor was written that ranks keep for the backward pass, and one device does not."""
+    """Whether a tensor was written that ranks save for backward, and one device does not."""
     return "has been modified by an inplace operation" in str(error)
 
 
@@ -169,9 +168,7 @@ def _values_compared(
     return None
 
 
-def compare(
-    seen: Sequence[Any], expected: Any, tolerance: float
-) -> tuple[str, str] | None:
+def compare(seen: Sequence[Any], expected: Any, tolerance: float) -> tuple[str, str] | None:
     """Return kind and text of the first difference of what the ranks have from a value."""
     if isinstance(expected, nn.Module):
         tensors = [*expected.named_parameters(), *expected.named_buffers()]
@@ -318,6 +315,8 @@ def _tolerance(plain: Trace) -> float:
 
 def _is_ill_conditioned(program: Program, run: int, plain: Trace, finding: Finding) -> bool:
     """Whether rounding alone changes the value by what differs: no finding then."""
+    if finding.kind != "value":
+        return False
     expected = plain.env.get(finding.name)
     for seed in range(3):
         try:

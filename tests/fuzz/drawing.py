@@ -44,6 +44,8 @@ class Draw:
         """Tensors that lines may use, by name; written when they change."""
         self.sealed: set[int] = set()
         """Memory that ranks may share with the result of a redistribute, or not: not written."""
+        self.kept: list[Tensor] = []
+        """What has that memory: no other tensor may get it."""
         self.plain_names: set[str] = set()
         """Names of plain tensors."""
         self.number_count = 0
@@ -99,7 +101,9 @@ class Draw:
         if shape is None:
             shape = self.shape()
         if dtype is None:
-            dtype = self.dtype if self.chance(0.75) else self.source.choices(DTYPES, _DTYPE_WEIGHTS)[0]
+            dtype = (
+                self.dtype if self.chance(0.75) else self.source.choices(DTYPES, _DTYPE_WEIGHTS)[0]
+            )
         if values is None:
             values = self.weighted({"mixed": 12, "positive": 2, "special": 1, "ones": 1})
         can_grad = getattr(torch, dtype).is_floating_point or dtype == "complex64"
@@ -154,7 +158,7 @@ class Draw:
         if kind == "R":
             return kind
         if kind == "P":
-            ops = {"sum": 6.0, "max": 1, "min": 1, "avg": 1.5, "product": 0.5}
+            ops: dict[str, float] = {"sum": 6.0, "max": 1, "min": 1, "avg": 1.5, "product": 0.5}
             if dtype not in FLOATS:
                 del ops["avg"]
             if dtype == "complex64":
@@ -178,8 +182,7 @@ class Draw:
         found = [
             name
             for name, value in self.values.items()
-            if all(test(value) for test in tests)
-            and not (distributed and name in self.plain_names)
+            if all(test(value) for test in tests) and not (distributed and name in self.plain_names)
         ]
         if not found:
             raise Refused
@@ -256,6 +259,7 @@ class Draw:
         if shared:
             for name in shared.groups():
                 self.sealed.add(self.values[name].untyped_storage().data_ptr())
+                self.kept.append(self.values[name])
         return True
 
     def name(self) -> str:
@@ -292,7 +296,9 @@ def is_float(value: Tensor) -> bool:
 
 def is_integer(value: Tensor) -> bool:
     """Whether a tensor has whole numbers."""
-    return not (value.dtype.is_floating_point or value.dtype.is_complex or value.dtype == torch.bool)
+    return not (
+        value.dtype.is_floating_point or value.dtype.is_complex or value.dtype == torch.bool
+    )
 
 
 def is_small(value: Tensor) -> bool:

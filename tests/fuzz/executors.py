@@ -24,7 +24,6 @@ from .program import Program, assigned_in, code_of
 from .ranks import Team
 from .values import distributed_input, indices_of, plain_input
 
-
 Compiled = tuple[Callable[..., dict[str, Any]], int]
 """A compiled function of the first lines of a program, and how many those are."""
 
@@ -90,8 +89,10 @@ class Helpers:
         del placements
         return values
 
-    def module(self, made: nn.Module, placements: str = "", dtype: torch.dtype | None = None) -> Any:
-        """Fill a module's parameters and buffers; shard the dim of each that is told if it can be."""
+    def module(
+        self, made: nn.Module, placements: str = "", dtype: torch.dtype | None = None
+    ) -> Any:
+        """Fill a module's parameters, and place those that have the dims that are told."""
         made = made.to(dtype) if dtype is not None else made
         for number, (name, parameter) in enumerate(list(made.named_parameters())):
             path, _, own = name.rpartition(".")

@@ -6,19 +6,16 @@ import random
 
 import torch
 
-from . import catalog_models
-from .catalog import PRODUCERS
 from .drawing import Draw, Refused
+from .lines import PRODUCERS
 from .program import Input, Program, assigned_in, names_in
 
 MESHES = {(2,): 6, (4,): 1.5, (2, 2): 3}
-PROFILES = tuple(dict.fromkeys(producer.profile for producer in PRODUCERS)) + ("strides",)
+PROFILES = (*dict.fromkeys(producer.profile for producer in PRODUCERS), "strides")
 MAX_LINES = 7
 _ERROR_SHARE = 0.06
 """Of lines that raise on one device those that are kept, as the last one of their program."""
 _HARMLESS = ("not implemented for", "expected scalar type", "must match the size")
-
-assert catalog_models  # its lines are among the producers
 
 
 def program_of(seed: int, number: int, only: frozenset[str] = frozenset()) -> Program:
@@ -30,7 +27,7 @@ def program_of(seed: int, number: int, only: frozenset[str] = frozenset()) -> Pr
     wanted = source.randint(1, MAX_LINES)
     failures = 0
     weights = [p.weight * (6 if p.profile in profile else 1) for p in PRODUCERS]
-    if only and only != {"strides"}:
+    if only and only != frozenset({"strides"}):
         weights = [p.weight * (20 if p.profile in only else 1) for p in PRODUCERS]
     while len(draw.lines) < wanted and failures < 12:
         producer = source.choices(PRODUCERS, weights)[0]

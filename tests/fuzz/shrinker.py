@@ -101,7 +101,7 @@ def _with_fewer_runs(program: Program) -> Iterator[Program]:
         if any(run != program.runs[0] for run in program.runs):
             yield replace(program, runs=(program.runs[0],) * len(program.runs))
     used = {name for line in program.lines for name in names_in(line)}
-    if any(name not in used for name in program.runs[0]):
+    if any(name not in used for run in program.runs for name in run):
         runs = tuple({k: v for k, v in run.items() if k in used} for run in program.runs)
         yield replace(program, runs=runs)
 
@@ -159,8 +159,6 @@ def _on_smaller_meshes(program: Program) -> Iterator[Program]:
             for line in program.lines
         )
         yield replace(program, mesh=(2,), inputs=inputs, lines=lines)
-    if program.mesh != (2, 2) or len(program.mesh) > 1:
-        return
 
 
 def _at_axis(axis: int) -> Callable[[re.Match[str]], str]:

@@ -1,4 +1,4 @@
-"""One process that draws programs, runs and shrinks them, and tells what it sees, one JSON a line."""
+"""One process that draws, runs and shrinks programs, and writes what it sees, one JSON a line."""
 
 from __future__ import annotations
 
@@ -50,7 +50,11 @@ def work(settings: Settings, numbers: Iterable[int] | None, out: TextIO) -> None
             tell(at=number)
             program = program_of(settings.seed, number, settings.only)
             verdict = examine(program, executor)
-            if verdict.finding is None and is_compiled(settings, number) and can_be_compiled(program):
+            if (
+                verdict.finding is None
+                and is_compiled(settings, number)
+                and can_be_compiled(program)
+            ):
                 first, *others = program.runs
                 program = replace(program, runs=(first, first, *others), compiled=True)
                 verdict = examine(program, executor)
