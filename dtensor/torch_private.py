@@ -17,7 +17,7 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -722,7 +722,6 @@ MESH_FIELDS = (
     "_hash",
     "_layout",
     "_pg_registry",
-    "_preserve_rank_order",
     "_rank",
     "_rank_map",
     "_thread_id",

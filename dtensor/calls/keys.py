@@ -132,7 +132,7 @@ def _blank(value: Any, number: _Part | None) -> Any:
 def _exact(number: Any) -> Any:
     """Return a number with its type, and the text of those that equal others or not themselves."""
     kind = type(number)
-    if kind is complex or (kind is float and (not number or number != number)):  # noqa: PLR0124
+    if kind is complex or (kind is float and (not number or number != number)):
         return kind, repr(number)
     return kind, number
 

@@ -10,7 +10,7 @@ meshes and placements alike: results without data depend on the global tensors a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
