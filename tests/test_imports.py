@@ -84,9 +84,6 @@ FLOORS = {
 }
 """The folders of a package from the lowest one up; "" stands for the modules beside them, which are
 what users import. A folder may import those before it."""
-MAX_FILES = 15
-"""In a folder, but for one with the families of operators, and one with the names of torch's
-modules."""
 
 
 def imports(path: Path) -> Iterator[tuple[int, str]]:
@@ -196,14 +193,6 @@ def test_modules_import_each_other_in_one_direction(package: str) -> None:
     except CycleError as error:
         circle = [str(path.relative_to(ROOT)) for path in error.args[1]]
         pytest.fail(f"these import each other in a circle: {' <- '.join(circle)}")
-
-
-@pytest.mark.parametrize("package", FLOORS)
-def test_folders_hold_a_dozen_files(package: str) -> None:
-    for folder in {path.parent for path in modules_of(package)}:
-        files = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
-        if folder.name not in ("ops", "dcp"):
-            assert len(files) <= MAX_FILES, folder.relative_to(ROOT)
 
 
 def loaded_by(code: str) -> set[str]:
