@@ -627,33 +627,35 @@ def job_store() -> Any:
 
 
 _C10D: Any = dist.distributed_c10d
-_HASH = "_hash_ranks_to_str"
+_NAMING = "_process_group_name"
 
 
 def ask_for_group_names(ask: Callable[[], str]) -> bool:
     """Have torch call a new group by what ``ask`` returns in its thread, if that is not empty.
 
     Of itself torch takes the ranks and how many groups the process has, which hangs where some
-    members have made other groups besides. Returns whether torch can be told, once for all.
+    members have made other groups besides. It counts the groups that it names, since 2.14 those of
+    some ranks too, and calls the groups of all ranks by this count: one that is named here is not
+    counted, or those would hang after it. Returns whether torch can be told, once for all.
     """
-    hashed = getattr(_C10D, _HASH, None)
-    if getattr(hashed, "asks_dtckpt", False):
+    named = getattr(_C10D, _NAMING, None)
+    if getattr(named, "asks_dtckpt", False):
         return True
-    if hashed is None or not _takes_ranks(hashed):
+    if named is None or not _takes_ranks(named):
         return False
 
-    def name_of(ranks: list[int]) -> str:
-        return ask() or hashed(ranks)
+    def name_of(ranks: Sequence[int], use_hashed_name: bool) -> str:
+        return ask() or named(ranks, use_hashed_name=use_hashed_name)
 
     told: Any = name_of
     told.asks_dtckpt = True
-    setattr(_C10D, _HASH, told)
+    setattr(_C10D, _NAMING, told)
     return True
 
 
 def _takes_ranks(function: Any) -> bool:
     try:
-        return len(inspect.signature(function).parameters) == 1
+        return list(inspect.signature(function).parameters) == ["ranks", "use_hashed_name"]
     except (TypeError, ValueError):
         return False
 

@@ -430,13 +430,20 @@ def test_group_names_that_torch_does_not_take(monkeypatch: pytest.MonkeyPatch) -
     with pytest.warns(UserWarning, match="cannot be told the name of a process group"):  # noqa: SIM117
         with groups._named("x"):
             assert groups._name.text == ""
-    known: Any = SimpleNamespace(_hash_ranks_to_str=lambda ranks: f"{ranks}")
+    counted: list[Any] = []
+
+    def name_of(ranks: list[int], use_hashed_name: bool) -> str:
+        counted.append(ranks)
+        return f"{ranks} {use_hashed_name}"
+
+    known: Any = SimpleNamespace(_process_group_name=name_of)
     monkeypatch.setattr(private, "_C10D", known)
     with groups._named("x"):
-        assert len(known._hash_ranks_to_str([1])) == 40
-    assert known._hash_ranks_to_str([1]) == "[1]"
+        assert len(known._process_group_name([1], use_hashed_name=True)) == 40
+    assert not counted  # torch counts what it names, and ranks have to count alike
+    assert known._process_group_name([1], use_hashed_name=True) == "[1] True"
     for other in (lambda: "", lambda ranks, salt: "", 3):
-        monkeypatch.setattr(private, "_C10D", SimpleNamespace(_hash_ranks_to_str=other))
+        monkeypatch.setattr(private, "_C10D", SimpleNamespace(_process_group_name=other))
         assert not private.ask_for_group_names(lambda: "x")
 
 
