@@ -1,9 +1,12 @@
-"""The quick part of the tests on other Pythons and on another torch. Run by ``make test-matrix``.
+"""The quick part of the tests on other Pythons and other torches. Run by ``make test-matrix``.
 
 Each pair has a virtual environment of its own, some GB, which is made once and serves every
 checkout of this user: it lies in ``$DTCKPT_MATRIX``, by default ``~/.cache/dtckpt/matrix``, and
-holds what the tests need but not the package. An interpreter or a release of torch that this
-machine cannot get is skipped, by name.
+holds what the tests need, and of the package its name, version and command only. An interpreter or
+a release of torch that this machine cannot get is skipped, by name.
+
+With ``DTCKPT_MATRIX_TESTS=whole`` it is all tests, of one environment as a rule
+(``make test-matrix MATRIX="python3.11-torch2.15.0 --seconds 7200"``).
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -29,20 +33,27 @@ QUICK = (
     "tests/dtensor/test_dtensor.py",
     "tests/dtensor/tensor/test_gradients.py",
     "tests/dtensor/mesh/test_interop.py",
+    "tests/dtensor/mesh/test_torch_mesh.py",
     "tests/dtensor/calls/test_quick.py",
     "tests/dtensor/random/test_random_hazards.py",
     "tests/dtensor/redistribute/test_redistribute_many.py",
+    "tests/dtensor/test_compile.py",
+    "tests/dtensor/fsdp/test_fully_shard.py",
     "tests/checkpoint/dcp/test_drop_in.py",
     "tests/checkpoint/dcp/test_storage.py",
     "tests/checkpoint/exporting/test_dcp_files.py",
+    "tests/checkpoint/formats/by_rank/test_meshes.py",
+    "tests/checkpoint/formats/test_dcp.py",
     "tests/checkpoint/formats/test_dcp_layouts.py",
+    "tests/checkpoint/formats/test_releases.py",
     "tests/checkpoint/formats/test_hugging_face.py",
     "tests/checkpoint/saving/test_async_save.py",
     "tests/checkpoint/tensors/test_dtensors.py",
     "tests/checkpoint/state/test_structure.py",
     "tests/storage/local/test_local.py",
 )
-"""What shows most of what a release can break, in about three minutes."""
+"""What shows most of what a release can break, in about four minutes."""
+WHOLE = os.environ.get("DTCKPT_MATRIX_TESTS") == "whole"
 
 _NOT_FOR_TESTS = ("pyright", "ruff")
 _WITHOUT_SETTINGS = {"PIP_CONFIG_FILE": os.devnull, "PIP_CONSTRAINT": ""}
@@ -126,7 +137,20 @@ def make_environment(pair: Pair, interpreter: str) -> Path:
         settings = install_torch(python, pair, limits)
         install(python, "--constraint", str(limits), *needed.split("\n"), **settings)
         stamp.write_text(needed)
+    name_package(folder, python)
     return python
+
+
+def name_package(folder: Path, python: Path) -> None:
+    """Give an environment the command and the version of the package, which lies elsewhere."""
+    version: str = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    command = folder / "bin" / "dtckpt"
+    command.write_text(f"#!{python}\nfrom dtckpt.tools.cli import main\n\nmain()\n")
+    command.chmod(0o755)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    told = packages / "dtckpt-0.dist-info" / "METADATA"
+    told.parent.mkdir(exist_ok=True)
+    told.write_text(f"Metadata-Version: 2.1\nName: dtckpt\nVersion: {version}\n")
 
 
 def install_torch(python: Path, pair: Pair, limits: Path) -> dict[str, str]:
@@ -149,9 +173,32 @@ def install_torch(python: Path, pair: Pair, limits: Path) -> dict[str, str]:
 def run(pair: Pair, seconds: float) -> str:
     """Run the tests of a pair and return what came of it."""
     python = make_environment(pair, find_interpreter(pair.python))
-    links = max(ROOT.glob("build/__editable__.dtckpt-*"))  # of the strict editable install
-    choices = ["-n", "2", "--dist", "loadfile", *QUICK]
-    return run_tests(python, choices, seconds, PYTHONPATH=str(links))
+    links = str(max(ROOT.glob("build/__editable__.dtckpt-*")))  # of the strict editable install
+    if not WHOLE and (failed := exchange(python, links)):
+        return failed
+    choices = ["-n", "2", "--dist", "loadfile", *(["--no-loadscope-reorder"] if WHOLE else QUICK)]
+    return run_tests(python, choices, seconds, PYTHONPATH=links)
+
+
+def exchange(python: Path, links: str) -> str:
+    """Export by the torch of an environment and load that by all others that are made.
+
+    Returns what failed; empty where nothing did.
+    """
+    module = ("-m", "tests.checkpoint.exporting.exchange")
+    made = sorted(stamp.parent for stamp in PLACE.glob("*/requirements.txt"))
+    readers = [sys.executable, *(str(place / "bin" / "python") for place in made)]
+    with tempfile.TemporaryDirectory() as folder:
+        for reader, action in ((str(python), "write"), *((reader, "read") for reader in readers)):
+            done = subprocess.run(
+                [reader, "-W", "ignore", *module, action, folder],
+                cwd=ROOT,
+                env=os.environ | {"PYTHONPATH": links if action == "write" else ""},
+                check=False,
+            )
+            if done.returncode:
+                return f"FAILED: {reader} cannot {action} an export of {python}"
+    return ""
 
 
 if __name__ == "__main__":

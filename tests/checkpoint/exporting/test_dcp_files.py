@@ -24,6 +24,8 @@ from dtckpt.errors import LayoutMismatch, ObjectExists, StorageError
 from dtckpt.storage import FaultyStore, Rule, open_store
 from dtckpt.storage.testing.faults import RaiseError
 
+from . import exchange
+
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's own
 
 
@@ -215,3 +217,9 @@ def test_a_list_of_nothing_but_empty_dicts_comes_back(tmp_path: Path) -> None:
     assert ckpt.open(tmp_path / "out").state_dict()["groups"] == [{}, 1]
     dcp_to_torch_save(tmp_path / "out", tmp_path / "state.pt")  # which makes the state of names
     assert alike(torch.load(tmp_path / "state.pt"), given)
+
+
+def test_this_torch_loads_what_it_has_exported(tmp_path: Path) -> None:
+    """``make test-matrix`` does so across releases of torch."""
+    exchange.write(str(tmp_path))
+    exchange.read(str(tmp_path))
