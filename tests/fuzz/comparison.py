@@ -190,6 +190,9 @@ def compare(seen: Sequence[Any], expected: Any, tolerance: float) -> tuple[str, 
             return None
         return "ranks differ", f"to_local: {[str(e)[:100] for e in errors]}"
     if isinstance(expected, Tensor):
+        if any(one.requires_grad != expected.requires_grad for one in seen if one.dtype):
+            told = [one.requires_grad for one in seen]
+            return "grad", f"requires_grad is {told}, expected {expected.requires_grad}"
         return _tensors_compared(seen, expected.detach(), tolerance)
     if expected is None:
         values = [one.value for one in seen]

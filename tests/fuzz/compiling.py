@@ -44,7 +44,7 @@ def can_be_compiled(program: Program) -> bool:
 
 def _num_compiled(program: Program) -> int:
     for index, line in enumerate(program.lines):
-        if "gradients(" in line:
+        if "gradients(" in line or "accumulated(" in line:
             return index
     return len(program.lines)
 

@@ -94,8 +94,9 @@ class Draw:
         values: str | None = None,
         grad: bool | None = None,
         strides: str | None = None,
+        written: bool = False,
     ) -> str:
-        """Add an input and return its name."""
+        """Add an input and return its name; ``written`` where a line is to write to all of it."""
         if len(self.inputs) >= 6:
             raise Refused
         if shape is None:
@@ -109,7 +110,9 @@ class Draw:
         can_grad = getattr(torch, dtype).is_floating_point or dtype == "complex64"
         if grad is None:
             grad = self.wants_grad and self.chance(0.7)
-        if strides is None:
+        if strides is None and written:
+            strides = self.one(["rows", "rows", "rows", "transposed", "stepped"])
+        elif strides is None:
             strides = "rows"
             if self.chance(0.5 if "strides" in self.profile else 0.12):
                 strides = self.weighted(
@@ -124,12 +127,18 @@ class Draw:
             seed=self.source.randrange(100),
             strides=strides,
             grad=bool(grad and can_grad),
+            made_by="" if plain or strides != "rows" else self._made_by(),
         )
         self.inputs[name] = made
         if plain:
             self.plain_names.add(name)
         self.env[name] = self.values[name] = plain_input(made)[0]
+        if strides == "expanded":  # elements of one memory on one device, of several on ranks
+            self.seal(name)
         return name
+
+    def _made_by(self) -> str:
+        return self.weighted({"": 8, "distribute_tensor": 1, "from_local of parts alone": 1})
 
     def placements(self, shape: tuple[int, ...], dtype: str | None = None) -> str:
         """Return placements that a tensor of this shape may have; Partial only with a dtype."""
@@ -258,9 +267,13 @@ class Draw:
         shared = re.fullmatch(r"(\w+) = redistribute\(([^,]+), '[^']*'\)", line)
         if shared:
             for name in shared.groups():
-                self.sealed.add(self.values[name].untyped_storage().data_ptr())
-                self.kept.append(self.values[name])
+                self.seal(name)
         return True
+
+    def seal(self, name: str) -> None:
+        """Let no line write to a tensor, or to what shares its memory."""
+        self.sealed.add(self.values[name].untyped_storage().data_ptr())
+        self.kept.append(self.values[name])
 
     def name(self) -> str:
         """Return a new name."""

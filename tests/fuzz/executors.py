@@ -39,6 +39,7 @@ class Shown:
     dtype: torch.dtype | None = None
     layout: Layout | None = None
     spec_dtype: torch.dtype | None = None
+    requires_grad: bool = False
 
 
 @dataclass(slots=True)
@@ -79,6 +80,17 @@ class Helpers:
         given = [self.like(o, cotangent(tuple(o.shape), o.dtype)) for o in wanted]
         return list(torch.autograd.grad(wanted, leaves, given, allow_unused=True))
 
+    def accumulated(self, outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Any]:
+        """Return what two backward passes leave in the ``.grad`` of leaves."""
+        wanted = [o for o in outputs if o.requires_grad]
+        for _ in range(2):
+            given = [self.like(o, cotangent(tuple(o.shape), o.dtype)) for o in wanted]
+            torch.autograd.backward(wanted, given, retain_graph=True, inputs=list(leaves))
+        found = [leaf.grad for leaf in leaves]
+        for leaf in leaves:
+            leaf.grad = None
+        return found
+
     def like(self, x: Tensor, values: Tensor) -> Any:
         """Return values that all ranks have, laid out as ``x``."""
         del x
@@ -115,7 +127,16 @@ class Helpers:
             parameter.grad = None
 
 
-_HELPERS = ("redistribute", "whole", "rewrap", "gradients", "module", "step", "placed")
+_HELPERS = (
+    "redistribute",
+    "whole",
+    "rewrap",
+    "gradients",
+    "accumulated",
+    "module",
+    "step",
+    "placed",
+)
 
 
 class RankHelpers(Helpers):
@@ -300,10 +321,13 @@ def shown(value: Any) -> Any:
             value.dtype,
             value.global_layout,
             value.spec.tensor_meta.dtype,
+            value.requires_grad,
         )
     if isinstance(value, Tensor):
         own = value.detach()
-        return Shown("plain", own, tuple(own.shape), own.dtype, spec_dtype=own.dtype)
+        return Shown(
+            "plain", own, tuple(own.shape), own.dtype, None, own.dtype, value.requires_grad
+        )
     if isinstance(value, nn.Module):
         tensors = [*value.named_parameters(), *value.named_buffers()]
         return [shown(tensor) for _, tensor in tensors]

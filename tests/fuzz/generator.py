@@ -96,7 +96,8 @@ def _add_gradients(draw: Draw) -> None:
         chosen.append(draw.one(outputs[:-1]))
     modules = [name for name in draw.env if name.endswith("_m")]
     wanted = ", ".join([*leaves, *(f"*{name}.parameters()" for name in modules)])
-    draw.add(f"g = gradients([{', '.join(chosen)}], [{wanted}])")
+    how = "accumulated" if draw.chance(0.2) else "gradients"
+    draw.add(f"g = {how}([{', '.join(chosen)}], [{wanted}])")
 
 
 def _made(draw: Draw) -> Program:

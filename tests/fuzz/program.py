@@ -25,6 +25,8 @@ class Input:
     seed: int = 0
     strides: str = "rows"
     grad: bool = False
+    made_by: str = ""
+    """``distribute_tensor``, or ``from_local`` without a shape; else with one."""
 
     def __repr__(self) -> str:
         shown = [f"shape={self.shape}"]
@@ -42,6 +44,7 @@ _DEFAULTS: dict[str, Any] = {
     "seed": 0,
     "strides": "rows",
     "grad": False,
+    "made_by": "",
 }
 
 

@@ -121,7 +121,7 @@ def _with_inputs_for_lines(program: Program, executor: Executor) -> Iterator[Pro
             continue
         placements = "" if seen.layout is None else format_placements(seen.layout.placements)
         dtype = str(seen.dtype).removeprefix("torch.")
-        wants_grad = any("gradients(" in line for line in program.lines)
+        wants_grad = any(re.search(r"gradients\(|accumulated\(", line) for line in program.lines)
         can_grad = "float" in dtype or "complex" in dtype
         for values in ("mixed", "special"):
             made = Input(
@@ -176,6 +176,8 @@ def _placement_at(text: str, axis: int) -> str:
 
 
 def _simpler_inputs(given: Input) -> Iterator[Input]:
+    if given.made_by:
+        yield replace(given, made_by="")
     if given.strides != "rows":
         yield replace(given, strides="rows")
     if given.grad:

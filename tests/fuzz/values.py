@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dtckpt.dtensor import DeviceMesh, DTensor
+from dtckpt.dtensor import DeviceMesh, DTensor, distribute_tensor
 from dtckpt.dtensor.geometry.layout import Layout
 from dtckpt.dtensor.geometry.mesh import Mesh
 from dtckpt.dtensor.geometry.placement import parse_placements
@@ -23,7 +23,15 @@ SENTINEL = 77
 
 def whole_values(given: Input) -> Tensor:
     """Return the values of an input in rows."""
-    return _whole(given.shape, given.dtype, given.values, given.seed, given.strides == "expanded")
+    is_expanded = given.strides == "expanded"
+    found = _whole(given.shape, given.dtype, given.values, given.seed, is_expanded)
+    # Terms of a zero have no sign that their sum could keep.
+    return found + 0 if "P(" in given.placements and found.dtype.is_floating_point else found
+
+
+def _is_told_by_parts(layout: Layout) -> bool:
+    """Whether parts alone tell the whole shape: a Shard has to cut as torch does."""
+    return all(p.is_replicate() or p.is_shard() for p in layout.placements)
 
 
 @lru_cache(2048)
@@ -94,7 +102,12 @@ def distributed_input(given: Input, mesh: DeviceMesh) -> tuple[Any, Tensor]:
     """Return one rank's DTensor of an input, and what lies beside its local part."""
     layout = layout_of(mesh.shape, given.placements, given.shape)
     local, buffer = in_memory(part_of(given, layout, mesh.get_coordinate() or ()), given.strides)
-    made = DTensor.from_local(local, mesh, layout.placements, shape=given.shape)
+    if given.made_by == "distribute_tensor":
+        made = distribute_tensor(whole_values(given).clone(), mesh, layout.placements)
+    elif given.made_by and _is_told_by_parts(layout):
+        made = DTensor.from_local(local, mesh, layout.placements)
+    else:
+        made = DTensor.from_local(local, mesh, layout.placements, shape=given.shape)
     return (made.detach().requires_grad_() if given.grad else made), buffer
 
 

@@ -58,3 +58,21 @@ def product(d: Draw) -> str:
         )
     x = d.tensor(has_dims(2, 3), is_small)
     return f"{name} = {x} @ {x}.transpose(-1, -2)"
+
+
+@producer("autocast", 1)
+def autocast(d: Draw) -> str:
+    m, k, n = d.size(), d.size(), d.size()
+    x, w = d.input((m, k), "float32"), d.input((n, k), "float32")
+    text = d.one(
+        [
+            f"F.linear({x}, {w})",
+            f"{x} @ {w}.t()",
+            f"F.layer_norm({x}, ({k},))",
+            f"F.softmax({x}, 1)",
+            f"F.mse_loss({x} @ {w}.t(), torch.zeros_like({x} @ {w}.t()))",
+            f"F.cross_entropy({x} @ {w}.t(), ({x} @ {w}.t()).argmax(1))",
+            f"({x} @ {w}.t()).sum() + {x}.pow({d.number()}).mean()",
+        ]
+    )
+    return f"with torch.autocast('cpu', torch.bfloat16): {d.name()} = {text}"

@@ -103,5 +103,5 @@ def into_out(d: Draw) -> str:
         y = d.beside(x)
     same = dtype_name(value) if kind not in ("argmax", "eq", "all") else None
     dtype = same if same and d.chance(0.4) else d.one(DTYPES)
-    o = d.input(out_shape, dtype, grad=False)
+    o = d.input(out_shape, dtype, grad=False, written=True)
     return "with torch.no_grad(): " + text.format(x=x, y=y, o=o, dim=dim)

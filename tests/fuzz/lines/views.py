@@ -72,6 +72,7 @@ def view_other(d: Draw) -> str:
         "detach()",
         f"tensor_split({d.source.randint(1, 3)}, {dim})",
         "view_as_real()" if value.dtype.is_complex else "real",
+        "conj()" if value.dtype.is_complex else "mH",
     ]
     if size:
         options.append(f"unflatten({dim}, ({d.one(factors)}, -1))")
