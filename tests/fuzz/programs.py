@@ -1,0 +1,352 @@
+"""Programs that the fuzzer found to be wrong, or to hang, each shrunk: they are right now.
+
+A new finding is an entry here, named by what was wrong. ``test_programs.py`` runs all of them but
+those of ``NOT_YET``.
+"""
+
+from __future__ import annotations
+
+from math import inf, nan
+from typing import Any
+
+from .program import Input, Program
+
+
+def _of(inputs: dict[str, Input], *lines: str, **given: Any) -> Program:
+    return Program(inputs=inputs, lines=lines, **given)
+
+
+def _in(
+    shape: tuple[int, ...], placements: str = "", dtype: str = "float32", **given: Any
+) -> Input:
+    return Input(shape=shape, placements=placements, dtype=dtype, **given)
+
+
+_NUMBERS: dict[str, Program] = {
+    "floor division by 2, then by 2.0": _of(
+        {"a": _in((4, 6), "S(0)", "int64")},
+        "b = a // s0",
+        runs=({"s0": 2}, {"s0": 2.0}),
+    ),
+    "floor division by 3.0, then by 3": _of(
+        {"a": _in((2,), "S(0)", "int64")},
+        "b = a // s0",
+        runs=({"s0": 3.0}, {"s0": 3}),
+    ),
+    "partial sum times infinity": _of(
+        {"a": _in((2,), "P(sum)")}, "b = torch.add(a, a, alpha=s0)", runs=({"s0": inf},)
+    ),
+    "partial sum divided by zero": _of(
+        {"a": _in((2,), "P(sum)")}, "b = torch._foreach_div([a, a], s0)", runs=({"s0": 0},)
+    ),
+    "infinity written to a partial sum": _of(
+        {"a": _in((2, 2), "P(sum)", values="special")}, "torch.mul(a, a, out=a)"
+    ),
+    "partial bias of a product with infinities": _of(
+        {
+            "d": _in((3,), "R"),
+            "e": _in((3, 3), "R", values="special"),
+            "f": _in((3,), "P(sum)"),
+        },
+        "x = F.linear(d, e, f)",
+    ),
+    "not-a-number pads integers, on a rank that pads": _of(
+        {"a": _in((1, 2), "S(1)", "int64")}, "x = F.pad(a, (0, 2), value=s0)", runs=({"s0": nan},)
+    ),
+    "integers divided by zero where a part is empty": _of(
+        {"a": _in((1,), "S(0)", "int64")},
+        "x = torch.div(a, s0, rounding_mode='floor')",
+        runs=({"s0": 0},),
+    ),
+    "float alpha of integers where a part is empty": _of(
+        {"a": _in((1, 1), "R", "int64"), "b": _in((1, 1), "S(0)", "int64")},
+        "x = torch.addmm(a, a, b, alpha=s0)",
+        runs=({"s0": 2.0},),
+    ),
+    "infinite alpha of integers without elements": _of(
+        {
+            "a": _in((), "R", "int64"),
+            "b": _in((1, 0), "R", "int64"),
+            "c": _in((0,), "R", "int64"),
+        },
+        "x = torch.addmv(a, b, c, alpha=s0)",
+        runs=({"s0": -inf},),
+    ),
+    "bool to a bool power": _of(
+        {"a": _in((), "R", "bool")}, "x = torch._foreach_pow([a, a], s0)", runs=({"s0": True},)
+    ),
+}
+
+_PLAIN_SCALARS: dict[str, Program] = {
+    f"plain scalar: {line}": _of(
+        {"a": _in((), "R", values=values), "p": _in((), values=other)}, line, **given
+    )
+    for line, values, other, given in (
+        ("p.add_(a)", "positive", "ones", {}),
+        ("p += a", "positive", "ones", {}),
+        ("p.hypot_(a)", "positive", "ones", {}),
+        ("p.clamp_(a)", "mixed", "mixed", {}),
+        ("p.lerp_(a, s0)", "mixed", "mixed", {"runs": ({"s0": 2},)}),
+        ("p.addcdiv_(a, a)", "positive", "ones", {}),
+        ("p.addcmul_(a, a)", "positive", "ones", {}),
+        ("p.logical_xor_(a)", "positive", "ones", {}),
+        ("torch._foreach_sub_([p, a], s0)", "positive", "ones", {"runs": ({"s0": 2},)}),
+        ("torch._foreach_mul_([p, a], [a, a])", "positive", "positive", {}),
+        ("torch._foreach_sqrt_([a, p])", "mixed", "positive", {}),
+        ("torch._foreach_copy_([p, a], [a, p])", "positive", "ones", {}),
+        ("step(torch.optim.RAdam, [a, p], [a, a], lr=0.25, foreach=True)", "mixed", "mixed", {}),
+    )
+}
+_PLAIN_SCALARS["plain scalar: torch.copysign(p, a), a empty"] = _of(
+    {"a": _in((0,), "R"), "p": _in(())}, "x = torch.copysign(p, a)"
+)
+
+_STRIDED: dict[str, Program] = {
+    "attention of values with strides": _of(
+        {"a": _in((1, 2, 1, 2), "R"), "b": _in((1, 2, 1, 2), "R", strides="stepped")},
+        "x = F.scaled_dot_product_attention(a, a, b)",
+    ),
+    "attention of queries with strides, sharded": _of(
+        {"a": _in((4, 6, 2, 3), "S(0)", strides="stepped", grad=True)},
+        "x = F.scaled_dot_product_attention(a, a, a)",
+        "g = gradients([x], [a])",
+    ),
+    "attention of transposed parts, one empty": _of(
+        {"a": _in((2, 1, 1, 2), "S(2)", strides="transposed")},
+        "x = F.scaled_dot_product_attention(a, a, a, is_causal=True)",
+    ),
+    "attention of transposed parts that meets other layouts": _of(
+        {"a": _in((1, 2, 1, 2), "R"), "b": _in((1, 2, 1, 2), "S(0)", strides="transposed")},
+        "x = F.scaled_dot_product_attention(a, b, b, scale=1.0)",
+    ),
+    "group norm of a weight with strides": _of(
+        {"a": _in((1, 3, 2), "R"), "b": _in((3,), "R", strides="stepped_rows")},
+        "x = F.group_norm(a, 3, b, b)",
+    ),
+    "contiguous() of a part with strides is a copy": _of(
+        {"a": _in((4, 6), "S(0)", strides="stepped")}, "b = a.contiguous()", "b.add_(1)"
+    ),
+    "contiguous() of a part with strides stays when that is written": _of(
+        {"a": _in((5, 5), "R", strides="stepped")}, "b = a.contiguous()", "a.mul_(2)"
+    ),
+    "contiguous() of transposed parts, one empty": _of(
+        {"a": _in((1, 2, 5), "S(0)", strides="transposed", grad=True)},
+        "x = a.contiguous()",
+        "x[:, -1, 4] = 2",
+    ),
+    "contiguous() of what an operator makes of an expanded part": _of(
+        {"a": _in((2, 2), "R", strides="expanded")},
+        "x = torch.clamp_max(a, 2)",
+        "y = x.contiguous()",
+        "y[...] = 2",
+    ),
+}
+
+_VIEWS: dict[str, Program] = {
+    "write by .data to a viewed tensor": _of(
+        {"a": _in((4, 6), "S(1)")}, "b = a.reshape(-1)", "a.data.add_(1)", "c = b * 2"
+    ),
+    "write by .data to a slice's tensor": _of(
+        {"a": _in((5,), "S(0), S(0)")}, "b = a[None, 2:]", "a.data.add_(a)", mesh=(2, 2)
+    ),
+    "write by .data of another view": _of(
+        {"a": _in((2, 2), "S(1)"), "b": _in((), "R")},
+        "x = a.unsqueeze(1)",
+        "y = a[:, -1]",
+        "x.data.copy_(b)",
+    ),
+    "data of a view with strides is set": _of(
+        {"a": _in((2, 1), "R", strides="stepped_rows"), "b": _in((2, 1), "R", seed=51)},
+        "x = a.contiguous()",
+        "x.data = b.clone()",
+    ),
+    "comparison in place of a view of a partial, sharded tensor": _of(
+        {"a": _in((4, 6), "P(sum), S(1)")}, "b = a.view(-1)", "b.ge_(1)", mesh=(2, 2)
+    ),
+    "complex slice without elements is set": _of(
+        {"a": _in((1, 1, 1), "R", "complex64"), "b": _in((), "R", grad=True)}, "a[:, 4:, 5:] = b"
+    ),
+    "one tensor twice in a list written in place": _of(
+        {"a": _in((), "P(sum)", values="ones")}, "torch._foreach_add_([a, a], 2.0)"
+    ),
+}
+
+_DTYPES: dict[str, Program] = {
+    "cumsum with a small dtype along the sharded dim": _of(
+        {"a": _in((2,), "S(0)")}, "x = torch.cumsum(a, -1, dtype=torch.int16)"
+    ),
+    "cumsum with dtype=int32 of int32": _of(
+        {"a": _in((5, 5), "S(1)", "int32")}, "x = torch.cumsum(a, 1, dtype=torch.int32)"
+    ),
+    "cumprod with a small dtype where a part is empty": _of(
+        {"a": _in((1,), "S(0)")}, "x = torch.cumprod(a, -1, dtype=torch.int16)"
+    ),
+    "sum into integers": _of(
+        {"a": _in((4, 6), "S(0)"), "o": _in((6,), "R", "int64")}, "torch.sum(a, 0, out=o)"
+    ),
+    "cumsum into integers": _of(
+        {"a": _in((2, 2, 3), "R"), "o": _in((2, 2, 3), "R", "int64")}, "torch.cumsum(a, 2, out=o)"
+    ),
+    "prod into integers": _of(
+        {"a": _in((2, 8), "R", values="positive"), "o": _in((8,), "R", "int64")},
+        "torch.prod(a, 0, out=o)",
+    ),
+    "cumprod into integers": _of(
+        {"a": _in((5, 6), "R"), "o": _in((5, 6), "R", "int64")}, "torch.cumprod(a, 0, out=o)"
+    ),
+    "all into uint8": _of(
+        {"a": _in((2,), "R"), "o": _in((), "R", "uint8")}, "torch.all(a + 0.25, 0, out=o)"
+    ),
+    "all into a float": _of({"a": _in((2,), "R"), "o": _in((), "R")}, "torch.all(a, 0, out=o)"),
+    "argmax into a float": _of(
+        {"a": _in((2,), "R"), "o": _in((), "R")}, "torch.argmax(a, 0, out=o)"
+    ),
+    "exp into integers": _of(
+        {"a": _in((2,), "R"), "o": _in((2,), "R", "int64")}, "torch.exp(a, out=o)"
+    ),
+    "gradient of a layer norm before a product, bfloat16": _of(
+        {"a": _in((4, 8, 16), "R", "bfloat16", grad=True), "w": _in((8, 16), "S(0)", "bfloat16")},
+        "x = F.linear(F.layer_norm(a, (16,)), w)",
+        "g = gradients([x], [a])",
+    ),
+    **{
+        f"{loss} of {dtype} and float32": _of(
+            {"a": _in((2, 2), placements, dtype, grad=loss != "huber_loss"), "t": _in((2, 2), "R")},
+            f"x = F.{loss}(a, t{how})",
+            *(["g = gradients([x], [a])"] if loss != "huber_loss" else []),
+        )
+        for loss, dtype, placements, how in (
+            ("mse_loss", "bfloat16", "R", ""),
+            ("mse_loss", "float16", "S(0)", ", reduction='none'"),
+            ("smooth_l1_loss", "float16", "S(0)", ""),
+            ("huber_loss", "float16", "R", ", reduction='none'"),
+            ("soft_margin_loss", "bfloat16", "R", ", reduction='none'"),
+            ("binary_cross_entropy_with_logits", "float16", "S(0)", ""),
+        )
+    },
+    "gradient of the squared error of float32 and float64": _of(
+        {"a": _in((1,), "R", grad=True), "t": _in((1,), "R", "float64")},
+        "x = F.mse_loss(a, t, reduction='none')",
+        "g = gradients([x], [a])",
+    ),
+}
+
+_EMPTY: dict[str, Program] = {
+    "cross entropy with logits of nothing": _of(
+        {"a": _in((0,), "S(0)")}, "x = F.binary_cross_entropy_with_logits(a, a, pos_weight=a)"
+    ),
+    "squared error of nothing": _of({"a": _in((0, 3), "S(0)")}, "x = F.mse_loss(a, a)"),
+    "gradient of a group norm of nothing": _of(
+        {"a": _in((1, 0), "R", grad=True)},
+        "x = F.group_norm(a, 1)",
+        "y = 2 / x",
+        "g = gradients([y], [a])",
+    ),
+}
+
+_COMPILED: dict[str, Program] = {
+    "compiled: another float": _of(
+        {"a": _in((4,), "S(0)")},
+        "x = a * s0",
+        runs=({"s0": 1.5}, {"s0": 1.5}, {"s0": 2.5}),
+        compiled=True,
+    ),
+    "compiled: cumsum where a part is empty": _of(
+        {"a": _in((1, 1), "S(0)")}, "x = torch.cumsum(a, -2)", runs=({}, {}), compiled=True
+    ),
+    "compiled: attention where a part is empty": _of(
+        {"a": _in((1, 4, 2, 4), "S(2)")},
+        "x = F.scaled_dot_product_attention(a, a, a)",
+        runs=({}, {}),
+        compiled=True,
+    ),
+    "compiled: gradient of amax": _of(
+        {"a": _in((4, 3, 4), "S(0)", grad=True)},
+        "x = a.amax(0)",
+        "g = gradients([x], [a])",
+        runs=({}, {}),
+        compiled=True,
+    ),
+}
+
+FOUND: dict[str, Program] = {
+    **_NUMBERS,
+    **_PLAIN_SCALARS,
+    **_STRIDED,
+    **_VIEWS,
+    **_DTYPES,
+    **_EMPTY,
+    **_COMPILED,
+}
+"""By what was wrong."""
+
+NOT_YET: frozenset[str] = frozenset(
+    {
+        "floor division by 2, then by 2.0",
+        "floor division by 3.0, then by 3",
+        "partial sum times infinity",
+        "partial sum divided by zero",
+        "infinity written to a partial sum",
+        "partial bias of a product with infinities",
+        "not-a-number pads integers, on a rank that pads",
+        "integers divided by zero where a part is empty",
+        "infinite alpha of integers without elements",
+        "bool to a bool power",
+        "plain scalar: p.add_(a)",
+        "plain scalar: p += a",
+        "plain scalar: p.hypot_(a)",
+        "plain scalar: p.clamp_(a)",
+        "plain scalar: p.lerp_(a, s0)",
+        "plain scalar: p.addcdiv_(a, a)",
+        "plain scalar: p.addcmul_(a, a)",
+        "plain scalar: p.logical_xor_(a)",
+        "plain scalar: torch._foreach_sub_([p, a], s0)",
+        "plain scalar: torch._foreach_sqrt_([a, p])",
+        "plain scalar: torch._foreach_copy_([p, a], [a, p])",
+        "plain scalar: step(torch.optim.RAdam, [a, p], [a, a], lr=0.25, foreach=True)",
+        "plain scalar: torch.copysign(p, a), a empty",
+        "attention of values with strides",
+        "attention of queries with strides, sharded",
+        "attention of transposed parts, one empty",
+        "attention of transposed parts that meets other layouts",
+        "group norm of a weight with strides",
+        "contiguous() of a part with strides is a copy",
+        "contiguous() of a part with strides stays when that is written",
+        "contiguous() of transposed parts, one empty",
+        "contiguous() of what an operator makes of an expanded part",
+        "write by .data to a viewed tensor",
+        "write by .data to a slice's tensor",
+        "write by .data of another view",
+        "data of a view with strides is set",
+        "comparison in place of a view of a partial, sharded tensor",
+        "complex slice without elements is set",
+        "one tensor twice in a list written in place",
+        "cumsum with a small dtype along the sharded dim",
+        "cumsum with dtype=int32 of int32",
+        "cumprod with a small dtype where a part is empty",
+        "sum into integers",
+        "cumsum into integers",
+        "prod into integers",
+        "cumprod into integers",
+        "all into uint8",
+        "all into a float",
+        "argmax into a float",
+        "exp into integers",
+        "gradient of a layer norm before a product, bfloat16",
+        "mse_loss of bfloat16 and float32",
+        "mse_loss of float16 and float32",
+        "smooth_l1_loss of float16 and float32",
+        "huber_loss of float16 and float32",
+        "soft_margin_loss of bfloat16 and float32",
+        "binary_cross_entropy_with_logits of float16 and float32",
+        "gradient of the squared error of float32 and float64",
+        "cross entropy with logits of nothing",
+        "squared error of nothing",
+        "gradient of a group norm of nothing",
+        "compiled: another float",
+        "compiled: cumsum where a part is empty",
+        "compiled: attention where a part is empty",
+        "compiled: gradient of amax",
+    }
+)
+"""Those that are found and not mended yet."""
