@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
 from functools import partial
 from logging import DEBUG, INFO
 from typing import Any
@@ -14,7 +16,8 @@ from torch import Tensor
 from dtckpt.errors import DtckptError, PlacementError, UnsupportedOp
 from dtckpt.logs import logger_of
 
-from ..comm.traffic import call_site
+from ..comm.caches import Cache
+from ..comm.traffic import Collective, Observer, add_observer, call_site, remove_observer
 from ..geometry.placement import Replicate
 from ..mesh.modes import implicit_replication, is_strict
 from ..mesh.spec import DTensorSpec, replicated_spec, spec_of
@@ -28,16 +31,20 @@ from ..tensor.copied_view import (
     write_past,
 )
 from ..tensor.inplace_views import change_shape, changes_shape, resize
-from ..tensor.schemas import Op, functional_of, is_random, is_written
+from ..tensor.schemas import Op, base_name, functional_of, is_random, is_written
 from ..tensor.wrapper import Wrapper
-from ..torch_private import decompositions, is_composite, schema_of
+from ..torch_private import decompositions, has_modes, is_composite, outside_modes, schema_of
 from .binding import Bound
 from .call import Call
+from .keys import Key
 from .metas import output_metas
 
 aten = torch.ops.aten
 
 _logger = logger_of("dtensor")
+
+MAX_DECOMPOSED = 1024
+"""Kinds of calls per mesh of which it is remembered whether a decomposition serves them."""
 
 _STORAGE_OPS = frozenset({"aten::set_", "aten::resize_", "aten::resize_as_"})
 
@@ -63,17 +70,65 @@ def run_without_rule(bound: Bound) -> Any:
             "write one with register_sharding, or redistribute and use to_local()"
         )
     decomposition = None if schema_of(op).is_mutable else decompositions().get(op)
-    if decomposition is not None:
-        try:
-            with implicit_replication():
-                result = decomposition(*call.args, **call.kwargs)
-        except (DtckptError, NotImplementedError):
-            result = NotImplemented
+    if decomposition is not None and _decomposes(bound, decomposition):
+        # What this raises goes out: ranks that had sent something could not begin anew together.
+        with implicit_replication():
+            result = decomposition(*call.args, **call.kwargs)
         if result is not NotImplemented:
             _log(bound, "decomposed as torch does it")
             return map_tensors(partial(_wrapped, bound), result)
     _log(bound, "gathered and run whole on every rank")
     return _run_whole(bound)
+
+
+def _decomposes(bound: Bound, decomposition: Callable[..., Any]) -> bool:
+    """Whether torch's decomposition of an operator has all that it needs, found once for a kind.
+
+    It is tried on tensors without data, by which all ranks find the same and send nothing.
+    """
+    known: Cache[Key, bool] = bound.mesh.cache("decomposed", MAX_DECOMPOSED)
+    found = known.get(bound.key)
+    if found is None:
+        with outside_modes() if has_modes() else nullcontext():
+            found = _can_run(bound, decomposition)
+        known.put(bound.key, found)
+    return found
+
+
+def _can_run(bound: Bound, decomposition: Callable[..., Any]) -> bool:
+    args, kwargs = bound.call.without_data([_without_data(leaf) for leaf in bound.leaves])
+    nothing = _SendsNothing()
+    add_observer(nothing)
+    try:
+        with implicit_replication():
+            decomposition(*args, **kwargs)
+    except DtckptError:
+        return False
+    except (_NeedsValues, RuntimeError):  # which it has when it runs
+        return True
+    finally:
+        remove_observer(nothing)
+    return True
+
+
+def _without_data(leaf: Tensor) -> Tensor:
+    if not isinstance(leaf, Wrapper):
+        return leaf.to("meta")
+    local = leaf.local
+    empty = torch.empty_strided(local.shape, local.stride(), dtype=local.dtype, device="meta")
+    made = type(leaf)(empty, leaf.spec)
+    if isinstance(leaf, CopiedView):
+        mark_copied(made, leaf)
+    return made
+
+
+class _NeedsValues(Exception):
+    """A decomposition came to a collective."""
+
+
+class _SendsNothing(Observer):
+    def before(self, collective: Collective) -> None:
+        raise _NeedsValues(str(collective))
 
 
 def _log(bound: Bound, how: str) -> None:
@@ -129,10 +184,37 @@ def _via_functional(call: Call, functional: Op) -> Any:
         for position, argument in enumerate(schema_of(op).arguments)
         if is_written(argument)
     ]
+    if outs and isinstance(result, Tensor) and result.dtype != targets[0].dtype:
+        result = _in_dtype_of(targets[0], result, call, functional, given)
     _copy_into(op, targets, [result] if len(targets) == 1 else result)
     if not schema_of(op).returns:
         return None
     return targets[0] if len(targets) == 1 else tuple(targets)
+
+
+_TAKES_DTYPE_OF_OUT = {"sum", "nansum", "prod", "mean", "cumsum", "cumprod", "var", "std"}
+"""Functions whose ``out=`` says the dtype that torch casts to first."""
+
+
+def _in_dtype_of(
+    out: Tensor, result: Tensor, call: Call, functional: Op, kwargs: Mapping[str, Any]
+) -> Tensor:
+    """Return the result that torch writes to an ``out=`` of another dtype; raises as torch does."""
+    empties = [
+        torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in call.tensors
+    ]
+    meta_args, meta_kwargs = call.without_data(empties)
+    with suppress(NotImplementedError):
+        call.op(*meta_args, **meta_kwargs)
+    name, args = base_name(functional), call.args
+    if name == "logsumexp" or (name in ("var", "std") and out.dtype.is_complex):
+        raise UnsupportedOp(
+            f"{call.op}: out= has {out.dtype}, expected {result.dtype}, the dtype of the result; "
+            "torch computes in a mixture of both. Copy the result to it, or cast the input before"
+        )
+    if name not in _TAKES_DTYPE_OF_OUT or kwargs.get("dtype") is not None:
+        return result
+    return functional(args[0].to(out.dtype), *args[1:], **kwargs)
 
 
 def _copy_into(op: Op, targets: Any, values: Any) -> None:
