@@ -7,7 +7,7 @@ CODE := dtensor checkpoint storage integrations tools tests
 # Tests start some hundred processes, which find all modules compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install check format test mutants demo demo-parallel bench bench-scale bench-dispatch bench-redistribute bench-training bench-random bench-look bench-rewrite operators fuzz cli-page test-matrix test-adapters test-servers test-faults all-environments gpu-check clean
+.PHONY: help install check format test mutants demo demo-parallel bench bench-scale bench-dispatch bench-redistribute bench-training bench-random bench-look bench-rewrite operators fuzz compile-matrix cli-page test-matrix test-adapters test-servers test-faults all-environments gpu-check clean
 
 help:
 	@echo "make demo    train, kill a rank during a save, resume on another mesh, prove the losses"
@@ -23,6 +23,7 @@ help:
 	@echo "make operators     every operator against one device; writes docs/operators.md"
 	@echo "make fuzz    random programs beside one device (MINUTES=3 SEED=1 FUZZ=--help)"
 	@echo "make cli-page      docs/cli.md, of what the commands say of themselves"
+	@echo "make compile-matrix   models and functions under torch.compile, hours; writes docs/compiled-models.md"
 	@echo "make test    the whole test suite"
 	@echo "make test-matrix   the quick part of it on other Pythons and another torch"
 	@echo "make test-adapters   adapters in environments with the frameworks' releases (ADAPTERS=names)"
@@ -136,6 +137,9 @@ MINUTES ?= 3
 SEED ?= 1
 fuzz: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --minutes $(MINUTES) --seed $(SEED) $(FUZZ)
+
+compile-matrix: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.compiling --write docs/compiled-models.md $(COMPILING)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info demo-output demo-output-parallel

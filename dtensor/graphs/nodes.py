@@ -31,15 +31,21 @@ _MESH, _PLACEMENT = "mesh of dtckpt", "placement of dtckpt"
 
 def can_be_told(arg: Any) -> bool:
     """Whether an argument can stand in a graph."""
+    # Each by itself: Dynamo says no for a mesh where several classes are asked for, and it does not
+    # ask for a tensor whether it is of a class with a way of its own to tell, as meshes have.
+    if isinstance(arg, Tensor):
+        return True
     if isinstance(arg, list | tuple):
         return all(can_be_told(item) for item in arg)
-    if isinstance(arg, DeviceMesh):  # by itself: Dynamo says no where several classes are asked for
+    if isinstance(arg, DeviceMesh):
         return True
-    return arg is None or isinstance(arg, Tensor | int | float | str | torch.dtype | Placement)
+    return arg is None or isinstance(arg, int | float | str | torch.dtype | Placement)
 
 
 def told(arg: Any) -> Any:
     """Return what stands for an argument in a graph."""
+    if isinstance(arg, Tensor):
+        return arg
     if isinstance(arg, DeviceMesh):
         return (_MESH, id(arg))
     if isinstance(arg, Placement):
