@@ -5,13 +5,20 @@ from __future__ import annotations
 from .data_axes import DataParallelMeshDims
 from .fully_shard import fully_shard
 from .gradient_states import gradient_state_dict, load_gradient_state_dict
-from .module import FSDPModule, UnshardHandle, register_fsdp_forward_method
+from .module import (
+    FSDPModule,
+    GradientReductionHandle,
+    UnshardHandle,
+    register_fsdp_forward_method,
+    share_comm_ctx,
+)
 from .policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 
 __all__ = [
     "CPUOffloadPolicy",
     "DataParallelMeshDims",
     "FSDPModule",
+    "GradientReductionHandle",
     "MixedPrecisionPolicy",
     "OffloadPolicy",
     "UnshardHandle",
@@ -19,4 +26,5 @@ __all__ = [
     "gradient_state_dict",
     "load_gradient_state_dict",
     "register_fsdp_forward_method",
+    "share_comm_ctx",
 ]

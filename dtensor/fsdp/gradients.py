@@ -15,6 +15,7 @@ from ..geometry.placement import Partial, Shard
 from ..mesh.spec import DTensorSpec, spec_of
 from ..redistribute import redistribute_locals
 from ..tensor.wrapper import Wrapper
+from .custom_comms import ReduceScatter, Sharing, reduce_scatter
 from .data_axes import DataAxes
 from .held import Held
 from .sharding import Reductions
@@ -34,6 +35,10 @@ class Gradients:
     divide_factor: float | None = None
     hook: Hook | None = None
     hook_stream: Any = None
+    reduce_scatter: ReduceScatter | None = None
+    """What sums them over the ranks that share parameters in place of the library."""
+    reduces_unused: bool = False
+    """Whether parameters that no rank used get gradients of zeros."""
     waiting: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
     """Sums of gradients that were not reduced yet, by the place of the parameter."""
     scattered: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
@@ -98,7 +103,13 @@ class Gradients:
         sent.append(votes)
         ways.append(way)
         self.waiting.clear()
-        sums = redistribute_locals(sent, [(way.terms, way.scattered) for way in ways])
+        moves = [(way.terms, way.scattered) for way in ways]
+        if self.reduce_scatter is None or not self.data.num_shard:
+            sums = redistribute_locals(sent, moves)
+        else:
+            sharing = Sharing.of_data(self.data)
+            averages = self.divide_factor is None
+            sums = reduce_scatter(self.reduce_scatter, sharing, sent, moves, averages=averages)
         for number, i in enumerate((*trained, -1)):
             before = self.scattered.pop(i, None)
             if before is not None:
@@ -113,7 +124,7 @@ class Gradients:
         if self.hook is not None:
             sums = self._hooked(self.hook, sums)
         # Read only where this rank does not know it: a GPU is waited for then.
-        has_all = all(used[i] for i in trained)
+        has_all = self.reduces_unused or all(used[i] for i in trained)
         for i, local in zip(trained, sums, strict=True):
             if has_all or votes[i].item():
                 found[i] = as_parameter(local, held[i])

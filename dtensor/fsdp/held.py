@@ -34,6 +34,8 @@ class Held:
     """The local tensor of the whole parameter, while that is whole."""
     kept: Tensor | None = None
     """What of it is kept between the passes, where a smaller group gathers it again."""
+    storage: Tensor | None = None
+    """Where it is put whenever it is gathered, if that is to stay one place in memory."""
     num_replaced: int = 0
     """How often another parameter was put in its place: counts of writes begin anew with each."""
 
@@ -46,6 +48,15 @@ class Held:
     def grad_dtype(self) -> torch.dtype | None:
         """Dtype of the gradients of the sharded parameter; None for any."""
         return grad_dtype_of(self.parameter)
+
+    def in_storage(self, whole: Tensor) -> Tensor:
+        """Return the whole parameter where it was before, if it was."""
+        kept = self.storage
+        if kept is None or kept.shape != whole.shape or kept.dtype != whole.dtype:
+            self.storage = whole
+            return whole
+        kept.data.copy_(whole)  # no write to it: views of earlier passes count those
+        return kept
 
     @staticmethod
     def origin_of(parameter: nn.Parameter) -> object:

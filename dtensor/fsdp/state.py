@@ -58,6 +58,13 @@ class State:
         self.last_order: list[State] = []
         self.root: State = self
         self.post_optim_event: Any = None
+        self.finalizes_manually = False
+        """Whether backward passes leave it to ``finalize_backward`` to reduce what waits; of the
+        root only."""
+        self.awaits_finalization = False
+        """Whether one has begun since that was called; of the root only."""
+        self.finalization: object = None
+        """Stands for a finalization that is to be waited for; of the root only."""
         for module in modules:
             vars(module)[_ATTRIBUTE] = self
             module.register_forward_pre_hook(self.before_forward, prepend=True, with_kwargs=True)
@@ -133,16 +140,37 @@ class State:
     def _begin_pass(self) -> None:
         """End what an exception has left, and what no module came to use."""
         for state in reversed(self.below):
-            while state.saving:  # Ctrl-C twice: the second stopped what ended the pass
-                notes = state.saving.pop()
-                if notes is not None and saved_hooks() is not None:
-                    notes.leave()
+            state.end_running()
             state.end_interrupted()
             state.end_forward()
             if not state.was_asked_for:
                 state.unit.drop()
         self.last_order, self.order = self.order, []
         self.reduction = None
+
+    def end_running(self) -> None:
+        """End forward passes that still run, for all that is known: Ctrl-C stopped their end."""
+        while self.saving:
+            notes = self.saving.pop()
+            if notes is not None and saved_hooks() is not None:
+                notes.leave()
+
+    def reset(self) -> None:
+        """End all passes, free the whole parameters and drop gradients that wait; of the root."""
+        for state in reversed(self.below):
+            unit = state.unit
+            unit.marks = []  # what was written to whole parameters is lost with them
+            state.end_running()
+            state.is_in_backward, state.failure = False, None
+            state.ran.clear()
+            state.was_asked_for = state.was_kept = False
+            unit.hide()
+            unit.free()
+            unit.gradients.forget()
+            unit.has_reduced = False
+        self.order, self.last_order = [], []
+        self.reduction = self.finalization = None
+        self.awaits_finalization = False
 
     def _prefetch_forward(self) -> None:
         root, states = self.root, self.prefetched_in_forward
@@ -267,6 +295,7 @@ class State:
     def _reduce_pending_at_end(self) -> None:
         """Have the root reduce what waits in all units, wherever the backward pass began."""
         root = self.root
+        root.awaits_finalization = root.finalizes_manually
         if root.reduction is None or root.reduction() is None:
             ends = partial(State.reduce_pending, root)
             when_backward_ends(ends)
@@ -313,9 +342,14 @@ class State:
     def reduce_pending(self) -> None:
         """Reduce what still waits in all units at the end of a backward pass; of the root."""
         self.reduction = None
+        if self.is_last_backward and not self.finalizes_manually:
+            self.reduce_rest()
+
+    def reduce_rest(self) -> None:
+        """Reduce what waits, and is to wait no longer, in all units; of the root."""
         for state in self.below:
-            if self.is_last_backward:
-                state.unit.reduce_pending()
+            state.unit.reduce_pending()
+            state.unit.has_reduced = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> State:
         made = object.__new__(State)
@@ -330,7 +364,8 @@ class State:
         made.saving, made.ran = [], set()
         made.is_root, made.root, made.below, made.order, made.last_order = None, made, [], [], []
         made.is_in_backward = made.was_asked_for = made.was_kept = False
-        made.reduction = made.failure = None
+        made.reduction = made.failure = made.finalization = None
+        made.awaits_finalization = False
         for name in ("prefetched_in_forward", "prefetched_in_backward"):
             setattr(made, name, copy.deepcopy(getattr(self, name), memo))
         made.post_optim_event = None

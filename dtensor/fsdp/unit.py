@@ -29,6 +29,7 @@ from ..tensor.compilers import opaque
 from ..tensor.local_parts import is_aligned
 from ..tensor.wrapper import Wrapper
 from ..torch_private import num_writes, parameters_of, storage_id
+from .custom_comms import AllGather, Sharing, start_gather
 from .data_axes import DataAxes
 from .gradients import Gradients
 from .held import Held
@@ -75,6 +76,14 @@ class Unit:
     """Counts of writes to ``shown``, and what requires gradients, when they were put there."""
     memory: Callable[[], AbstractContextManager[None]] = nullcontext
     """Makes a context in which buffers of communication are allocated."""
+    all_gather: AllGather | None = None
+    """What gathers the parameters in place of the library."""
+    stream: SideStream | None = None
+    """Where they are gathered, if not on the stream of all units of the mesh."""
+    keeps_storage: bool = False
+    """Whether whole parameters lie at one place in memory each time."""
+    has_reduced: bool = False
+    """Whether gradients came to be reduced in this backward pass."""
     _gathering: _Gathering | None = None
 
     @property
@@ -107,9 +116,11 @@ class Unit:
             if versions == self.versions or (coming is not None and coming.versions == versions):
                 return
             self.drop()
-            with self._stream().queued(after), self.memory():
+            with self.side_stream().queued(after), self.memory():
                 sources, moves = self._ways(versions)
-                finish = start_redistribute_locals(sources, moves, later=later)
+                finish = self._gathers_by_user(sources, moves, versions)
+                if finish is None:
+                    finish = start_redistribute_locals(sources, moves, later=later)
             self._gathering = _Gathering(versions, finish, sources)
 
     def _ways(self, versions: Versions) -> tuple[list[Tensor], list[Move]]:
@@ -135,7 +146,21 @@ class Unit:
             moves.append(tag[1])
         return sources, moves
 
-    def _stream(self) -> SideStream:
+    def _gathers_by_user(
+        self, sources: Sequence[Tensor], moves: Sequence[Move], versions: Versions
+    ) -> Callable[[], list[Tensor]] | None:
+        """Start to gather by what the user has set for that, and return what waits for it."""
+        comm, is_meta = self.all_gather, any(one.is_meta for one in sources)
+        if comm is None or not sources or is_meta or not self.data.num_shard:
+            return None
+        smaller = self.smaller if versions == self.kept_versions else None
+        sharing = Sharing.of_data(self.data) if smaller is None else Sharing.of_mesh(smaller)
+        return start_gather(comm, sharing, sources, moves)
+
+    def side_stream(self) -> SideStream:
+        """Return the stream on which parameters are gathered."""
+        if self.stream is not None:
+            return self.stream
         mesh = self.data.mesh
         return mesh.state("fsdp_stream", lambda: SideStream(mesh.device))
 
@@ -150,7 +175,7 @@ class Unit:
                 return
             # Not inference tensors: what is kept may be needed by a training pass.
             wholes: list[Tensor] = []
-            with self._stream().resumed(lambda: wholes), self.memory():
+            with self.side_stream().resumed(lambda: wholes), self.memory():
                 *wholes, tags = self._arrived(coming)
                 for place, (one, found) in enumerate(zip(self.held, wholes, strict=True)):
                     # Memory of its own: nothing written to it is to reach the parameter. And as
@@ -159,6 +184,10 @@ class Unit:
                     shares = storage_id(found) in map(storage_id, given)
                     if (shares and not found.is_meta) or not is_aligned(found):
                         wholes[place] = found.clone()
+                if self.keeps_storage:
+                    wholes = [
+                        one.in_storage(found) for one, found in zip(self.held, wholes, strict=True)
+                    ]
             if tags is not None and not bool((tags == self.number).all()):
                 raise PlacementError(
                     "ranks run different modules: this one gathers "
@@ -179,13 +208,14 @@ class Unit:
     def _tag(self, mesh: DeviceMesh) -> tuple[Tensor, Move] | None:
         """Return the number of the unit, to be gathered beside the parameters, and how it moves.
 
-        Only on CPUs, which need not wait for a device to look at it.
+        Only on CPUs, which need not wait for a device to look at it, and where the library gathers.
         """
         is_data = mesh is self.data.mesh
         axes = self.data.placements(Shard(0)) if is_data else (Shard(0),) * mesh.ndim
         size = self.data.num_shards if is_data else mesh.size()
         is_meta = any(one.parameter.is_meta for one in self.held)
-        if mesh.device.type != "cpu" or size == 1 or not self.held or is_meta:
+        is_told = mesh.device.type == "cpu" and self.all_gather is None
+        if not is_told or size == 1 or not self.held or is_meta:
             return None
         meta = (size,), None, torch.int64
         specs = spec_of(mesh, axes, *meta), spec_of(mesh, (Replicate(),) * mesh.ndim, *meta)
@@ -296,6 +326,7 @@ class Unit:
 
         Where it was asked for, gradients wait instead, and are reduced with those of a later pass.
         """
+        self.has_reduced = True
         if self.take is not None:
             self.take(grads)
             return [None] * len(self.held)
@@ -309,7 +340,8 @@ class Unit:
     def reduce_pending(self, *, anyway: bool = False) -> None:
         """Add to the gradients of the parameters what waits; ``anyway`` also if that is to wait."""
         gradients = self.gradients
-        if not (gradients.are_pending if anyway else gradients.are_due):
+        lacks_unused = gradients.reduces and gradients.reduces_unused and not self.has_reduced
+        if not (gradients.are_pending if anyway else gradients.are_due or lacks_unused):
             return
         dtypes = [self.sum_dtype_of(one) for one in self.held]
         with torch.no_grad():
@@ -353,6 +385,9 @@ class Unit:
             smaller=self.smaller,
             reshards_after_backward=self.reshards_after_backward,
             memory=self.memory,
+            all_gather=self.all_gather,
+            stream=self.stream,
+            keeps_storage=self.keeps_storage,
         )
 
 
