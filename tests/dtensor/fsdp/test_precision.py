@@ -28,9 +28,12 @@ class Net(nn.Module):
         return self.norm(self.linear(x).to(self.norm.weight.dtype))
 
 
+torch.manual_seed(0)
+START = Net()  # the ranks are threads, and share torch's generator
+
+
 def made(mesh: DeviceMesh, prepare: Any = None, **options: Any) -> Any:
-    torch.manual_seed(0)
-    model = Net()
+    model = copy.deepcopy(START)
     if prepare is not None:
         prepare(model)
     return fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(BF16, **options))
@@ -54,8 +57,7 @@ def terms(model: Any, size: int) -> list[dict[str, Tensor]]:
 
 
 def test_gradients_are_reduced_in_the_dtype_of_parameters_by_default() -> None:
-    torch.manual_seed(0)
-    parts = terms(Net(), 4)
+    parts = terms(START, 4)
 
     def body(mesh: DeviceMesh) -> None:
         model = made(mesh)
@@ -131,8 +133,7 @@ def test_parameters_in_which_a_state_dict_is_assigned_keep_grad_dtype() -> None:
 
 def test_chosen_parameters_keep_their_dtype() -> None:
     def body(mesh: DeviceMesh) -> None:
-        torch.manual_seed(0)
-        model = Net()
+        model = copy.deepcopy(START)
         asked: list[nn.Parameter] = []
 
         def choose(parameter: nn.Parameter) -> torch.dtype | None:
