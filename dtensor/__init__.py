@@ -13,7 +13,18 @@ if TYPE_CHECKING:
     from .adopt import from_torch, to_torch
     from .comm.costs import CostModel
     from .dtensor import DTensor, distribute_tensor, redistribute_many
-    from .factories import empty, full, ones, rand, randint, randn, randperm, zeros
+    from .factories import (
+        empty,
+        full,
+        linspace,
+        logspace,
+        ones,
+        rand,
+        randint,
+        randn,
+        randperm,
+        zeros,
+    )
     from .geometry.box import Box
     from .geometry.irregular import IrregularLayout
     from .geometry.layout import Layout
@@ -72,6 +83,8 @@ __all__ = [
     "implicit_replication",
     "init_device_mesh",
     "layout_from_torch",
+    "linspace",
+    "logspace",
     "mesh_from_torch",
     "ones",
     "parse_placements",
@@ -97,7 +110,7 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
             ".adopt": "from_torch to_torch",
             ".comm.costs": "CostModel",
             ".dtensor": "DTensor distribute_tensor redistribute_many",
-            ".factories": "empty full ones rand randint randn randperm zeros",
+            ".factories": ("empty full linspace logspace ones rand randint randn randperm zeros"),
             ".geometry.box": "Box",
             ".geometry.irregular": "IrregularLayout",
             ".geometry.layout": "Layout",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .dtensor import DTensor, distribute_tensor
-from .factories import empty, full, ones, rand, randn, zeros
+from .factories import empty, full, linspace, logspace, ones, rand, randn, zeros
 from .modules import distribute_module
 
 __all__ = [
@@ -12,6 +12,8 @@ __all__ = [
     "distribute_tensor",
     "empty",
     "full",
+    "linspace",
+    "logspace",
     "ones",
     "rand",
     "randn",

@@ -164,6 +164,86 @@ def randperm(
     return _made(spec, permuter(spec.reduced()), requires_grad)
 
 
+@opaque
+def linspace(
+    start: complex | Tensor,
+    end: complex | Tensor,
+    steps: int,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout = torch.strided,
+    requires_grad: bool = False,
+    device_mesh: AnyMesh | None = None,
+    placements: Placements = None,
+) -> DTensor:
+    """Return ``steps`` numbers from ``start`` to ``end`` at equal distances.
+
+    Bounds may be tensors without dims, ours too. Each rank makes all numbers, with the bits that
+    ``torch.linspace`` gives on one device, and keeps its part.
+    """
+    bounds = _number(start), _number(end)
+
+    def make(**options: Any) -> Tensor:
+        return torch.linspace(*bounds, steps, **options)
+
+    return _sequence("linspace", make, steps, dtype, layout, device_mesh, placements, requires_grad)
+
+
+@opaque
+def logspace(
+    start: complex | Tensor,
+    end: complex | Tensor,
+    steps: int,
+    base: float = 10.0,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout = torch.strided,
+    requires_grad: bool = False,
+    device_mesh: AnyMesh | None = None,
+    placements: Placements = None,
+) -> DTensor:
+    """Return ``base`` to the powers that ``linspace`` gives; all else is as there."""
+    bounds = _number(start), _number(end)
+
+    def make(**options: Any) -> Tensor:
+        return torch.logspace(*bounds, steps, base, **options)
+
+    return _sequence("logspace", make, steps, dtype, layout, device_mesh, placements, requires_grad)
+
+
+def _number(bound: complex | Tensor) -> Any:
+    if not isinstance(bound, Tensor):
+        return bound
+    if bound.ndim:
+        raise PlacementError(f"a bound is a number or a tensor of no dims, got {bound.ndim}")
+    return bound.item()
+
+
+def _sequence(
+    name: str,
+    make: Callable[..., Tensor],
+    steps: int,
+    dtype: torch.dtype | None,
+    layout: torch.layout,
+    device_mesh: AnyMesh | None,
+    placements: Placements,
+    requires_grad: bool,
+) -> DTensor:
+    """Return a tensor of one dim, of which each rank makes all elements and keeps its part."""
+    found = make(dtype=dtype, device="meta").dtype
+    spec = _spec(name, (steps,), found, layout, device_mesh, placements)
+    parts = spec.reduced().parts()
+
+    def write(local: Tensor) -> None:
+        if local.is_meta or not local.numel():
+            return
+        whole = make(dtype=found, device=local.device)
+        for held, place in parts:
+            local[place.slices].copy_(whole[held.slices])
+
+    return _made(spec, write, requires_grad)
+
+
 def _last_integer(dtype: torch.dtype) -> float:
     """Return the number up to which a dtype has all integers; -1 where those are not its values."""
     if dtype == torch.bool or dtype.is_complex:

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from .geometry.placement import Partial, Placement, Ragged, Replicate, Shard
+from .geometry.placement import HeadTail, Packed, Partial, Placement, Ragged, Replicate, Shard
 from .mesh.spec import DTensorSpec, TensorMeta
 
-__all__ = ["DTensorSpec", "Partial", "Placement", "Ragged", "Replicate", "Shard", "TensorMeta"]
+__all__ = [
+    "DTensorSpec",
+    "HeadTail",
+    "Packed",
+    "Partial",
+    "Placement",
+    "Ragged",
+    "Replicate",
+    "Shard",
+    "TensorMeta",
+]

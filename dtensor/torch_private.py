@@ -397,6 +397,21 @@ def lists_by_default() -> list[type]:
 DispatchMode: Any = found("utils._python_dispatch.TorchDispatchMode")
 """The base of modes, which see the operators of a thread."""
 
+
+def restoring_order(load_balancer: Any) -> Tensor:
+    """Return the indices by which torch's balancer of sequences undoes its own order.
+
+    TypeError for what is no such balancer.
+    """
+    order = getattr(load_balancer, "_generate_indices", None)
+    if order is None:
+        raise TypeError(
+            f"load_balancer is a {type(load_balancer).__name__}, expected one of torch's, which "
+            "tells the order of a sequence; leave it out for parts that HeadTail cuts"
+        )
+    return order(restore=True)
+
+
 # Autograd
 
 

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from dtckpt.logs import rank_of_job
 
+from ..torch_private import DispatchMode
 from .comm_counts import CommCounts
 from .comm_reports import chrome_trace, json_report, table
 from .module_tracker import Phase, with_parents
@@ -18,7 +19,7 @@ from .recording import Recording, SeenCollective
 NOISE_LEVELS = (0, 1, 2, 3)
 
 
-class CommDebugMode:
+class CommDebugMode(DispatchMode):
     """Within it, collectives and operators of this thread are counted.
 
     Every collective counts that the library issues, those of saves and loads included
@@ -33,6 +34,7 @@ class CommDebugMode:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._recording = Recording()
         self._is_open = False
 
@@ -42,11 +44,18 @@ class CommDebugMode:
         self._recording = Recording()
         self._recording.start()
         self._is_open = True
+        super().__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*(error or (None, None, None)))
         self._is_open = False
         self._recording.stop()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return self._recording.run_operator(func, types, args, kwargs)
 
     def get_comm_counts(
         self, *, module: str | None = None, phase: Phase | None = None

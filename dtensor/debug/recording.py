@@ -22,7 +22,6 @@ from ..geometry.placement import format_placements
 from ..tensor.arguments import collect_tensors
 from ..tensor.schemas import base_name
 from ..tensor.wrapper import Wrapper
-from ..torch_private import DispatchMode
 from .module_tracker import ModuleTracker, Place
 from .torch_collectives import collective_of, is_collective
 
@@ -74,17 +73,14 @@ class Recording(Observer):
         """Calls of operators that were more than can be remembered."""
         self.started = time.perf_counter()
         self._seconds: dict[int, float] = {}
-        self._operators = _Operators(self)
 
     def start(self) -> None:
         """Begin."""
         self.tracker.start()
         add_observer(self)
-        self._operators.__enter__()
 
     def stop(self) -> None:
         """End; what was begun, such as a save in the background, is followed to its end."""
-        self._operators.__exit__(None, None, None)
         remove_observer(self)
         self.tracker.stop()
 
@@ -101,6 +97,25 @@ class Recording(Observer):
     def seconds(self, seen: SeenCollective) -> float | None:
         """Return how long a collective took until it had been waited for, if it has been."""
         return self._seconds.get(id(seen.collective))
+
+    def run_operator(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        """Run an operator that a mode has met, below autograd and above distributed tensors."""
+        given: dict[str, Any] = kwargs or {}
+        if is_collective(func):
+            # What the library issues has been seen; its groups call torch's operators in turn.
+            collective = None if is_issuing() else collective_of(func, args, given)
+            result = func(*args, **given)
+            if collective is not None:
+                self.issued(collective)
+            return result
+        started = time.perf_counter()
+        if any(issubclass(kind, TorchDTensor) for kind in types):
+            # Its collectives are operators on local tensors, which come here only if it goes first.
+            self.add_operator(func, args, given, started)
+            return NotImplemented
+        result = func(*args, **given)
+        self.add_operator(func, args, given, started)
+        return result
 
     def add_operator(
         self, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], started: float
@@ -122,34 +137,6 @@ class Recording(Observer):
             seconds=seconds,
         )
         self.operators.append(seen)
-
-
-class _Operators(DispatchMode):
-    """Sees the operators of a thread, below autograd and above distributed tensors."""
-
-    def __init__(self, recording: Recording) -> None:
-        super().__init__()
-        self._recording = recording
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        given: dict[str, Any] = kwargs or {}
-        if is_collective(func):
-            # What the library issues has been seen; its groups call torch's operators in turn.
-            collective = None if is_issuing() else collective_of(func, args, given)
-            result = func(*args, **given)
-            if collective is not None:
-                self._recording.issued(collective)
-            return result
-        started = time.perf_counter()
-        if any(issubclass(kind, TorchDTensor) for kind in types):
-            # Its collectives are operators on local tensors, which come here only if it goes first.
-            self._recording.add_operator(func, args, given, started)
-            return NotImplemented
-        result = func(*args, **given)
-        self._recording.add_operator(func, args, given, started)
-        return result
 
 
 def _described(tensor: Tensor) -> str:

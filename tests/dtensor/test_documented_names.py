@@ -11,18 +11,24 @@ import pytest
 import dtckpt.dtensor
 
 NAMES = {
-    "": "DTensor distribute_tensor distribute_module zeros ones empty full rand randn",
+    "": (
+        "DTensor distribute_tensor distribute_module zeros ones empty full rand randn "
+        "linspace logspace"
+    ),
     "DTensor": (
         "from_local to_local full_tensor redistribute device_mesh placements __create_chunk_list__"
     ),
-    "placement_types": "Placement Shard Replicate Partial",
+    "placement_types": "Placement Shard Replicate Partial Ragged Packed HeadTail",
     "placement_types.Placement": "is_shard is_replicate is_partial",
     "device_mesh": "DeviceMesh init_device_mesh",
     "device_mesh.DeviceMesh": (
         "from_group get_all_groups get_coordinate get_group get_local_rank get_rank ndim mesh "
         "mesh_dim_names shape size device_type __getitem__ __enter__"
     ),
-    "api": "DTensor distribute_tensor distribute_module zeros ones empty full rand randn",
+    "api": (
+        "DTensor distribute_tensor distribute_module zeros ones empty full rand randn "
+        "linspace logspace"
+    ),
     "random": "manual_seed is_rng_supported_mesh",
     "debug": "CommDebugMode visualize_sharding",
     "debug.comm_mode": "CommDebugMode",

@@ -55,6 +55,47 @@ def test_constants(shape: tuple[int, ...]) -> None:
     run_on_mesh(shape, body)
 
 
+SEQUENCES: list[Callable[..., torch.Tensor]] = [
+    lambda made, **given: made.linspace(-2, 5, 7, **given),
+    lambda made, **given: made.linspace(0, 1, 7, dtype=torch.float16, **given),
+    lambda made, **given: made.linspace(0, 10, 7, dtype=torch.int64, **given),
+    lambda made, **given: made.linspace(1j, 2, 7, **given),
+    lambda made, **given: made.linspace(0, 1, 1, requires_grad=True, **given),
+    lambda made, **given: made.linspace(0, 1, 0, **given),
+    lambda made, **given: made.linspace(torch.tensor(0.5), 3, 7, **given),
+    lambda made, **given: made.logspace(-1, 2, 7, **given),
+    lambda made, **given: made.logspace(0, 2, 7, 2, dtype=torch.float64, **given),
+]
+
+
+@pytest.mark.parametrize("number", range(len(SEQUENCES)))
+def test_sequences_have_the_bits_of_one_device(number: int) -> None:
+    call = SEQUENCES[number]
+    expected = call(torch)
+
+    def body(mesh: DeviceMesh) -> None:
+        for placements in ([Replicate()], [Shard(0)], [Partial()], [Partial("max")]):
+            if expected.is_complex() and placements == [Partial("max")]:
+                continue
+            made: Any = call(dt, device_mesh=mesh, placements=placements)
+            assert made.placements == tuple(placements)
+            assert (made.dtype, made.requires_grad) == (expected.dtype, expected.requires_grad)
+            assert made.full_tensor().equal(expected.detach())
+
+    run_on_mesh((3,), body)
+
+
+def test_bounds_of_sequences_may_be_distributed() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        three = DTensor.from_local(torch.tensor(1.5), mesh, [Partial()])
+        made = dt.linspace(0, three, 4, device_mesh=mesh, placements=[Shard(0)])
+        assert made.full_tensor().tolist() == [0, 1, 2, 3]
+        with pytest.raises(PlacementError, match="no dims, got 1"):
+            dt.logspace(0, torch.ones(1), 3, device_mesh=mesh)
+
+    run_on_mesh((2,), body)
+
+
 def test_random_numbers_are_those_of_one_device() -> None:
     def body(mesh: DeviceMesh) -> list[torch.Tensor]:
         found: list[torch.Tensor] = []

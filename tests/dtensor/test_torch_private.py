@@ -471,6 +471,13 @@ def test_state_dicts_without_helpers() -> None:
     assert private.state_dict_helpers(["no_such_name"]) is None
 
 
+def test_operators_of_torch_are_not_seen_without_modes() -> None:
+    assert issubclass(CommDebugMode, private.DispatchMode)
+    without = type("Operators", (nullcontext,), {"__torch_dispatch__": None})
+    with without():  # as where torch has no modes: nothing calls it
+        assert (replicated(torch.ones(2)) + 1).sum().item() == 4
+
+
 class Pair(NamedTuple):
     first: Any
     second: Any

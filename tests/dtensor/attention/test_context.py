@@ -199,7 +199,7 @@ def test_whole_tensors_come_back_by_one_exchange() -> None:
         with pytest.raises(PlacementError, match="local shapes do not fit"):
             context_parallel_unshard(mesh, [values[: 1 + 2 * mesh.get_rank()]], [0])
         with pytest.raises(TypeError, match="leave it out"):
-            context_parallel_unshard(mesh, parts, [0, 0], object())  # pyright: ignore[reportArgumentType]
+            context_parallel_unshard(mesh, parts, [0, 0], object())
 
     run_on_mesh((2,), body)
 
@@ -446,3 +446,50 @@ def test_where_ranks_do_not_tell_each_other_each_goes_by_its_part() -> None:
         told = r"rank 1 has \[3\] positions, expected \[4\] of 9"
         with pytest.raises(PlacementError, match=told):
             F.scaled_dot_product_attention(own, own[:, :, 1:], own[:, :, 1:])
+
+
+class Balancer:
+    """As torch's: it tells the order by which its own is undone."""
+
+    def __init__(self, orders: list[list[int]]) -> None:
+        self.orders = torch.tensor(orders)
+
+    def _generate_indices(self, restore: bool = False) -> torch.Tensor:
+        assert restore
+        return self.orders
+
+
+def test_parts_of_a_balancer_of_torch_are_put_in_order() -> None:
+    whole = torch.arange(24.0).view(2, 4, 3)
+    order = [[2, 0, 3, 1]]
+    of_each = [[2, 0, 3, 1], [3, 2, 1, 0]]
+
+    def body(mesh: DeviceMesh) -> None:
+        rank = mesh.get_rank()
+        for orders in (order, of_each):
+            given = torch.empty_like(whole)
+            for row, index in enumerate(orders if len(orders) > 1 else orders * 2):
+                given[row, torch.tensor(index)] = whole[row]
+            part = given.chunk(2, 1)[rank].contiguous()
+            # Restored, element i is the one that the balancer has put to place order[i].
+            (found,) = context_parallel_unshard(mesh, [part], [1], Balancer(orders))
+            assert found.equal(whole)
+        with pytest.raises(PlacementError, match="orders for 2 sequences, the batch has 4"):
+            context_parallel_unshard(mesh, [torch.ones(4, 2)], [1], Balancer(of_each))
+
+    run_on_mesh((2,), body)
+
+
+def test_a_balancer_of_torch_itself() -> None:
+    module = pytest.importorskip(
+        "torch.distributed.tensor.experimental._context_parallel._load_balancer"
+    )
+    whole = torch.arange(8.0)
+
+    def body(mesh: DeviceMesh) -> None:
+        balancer = module._HeadTailLoadBalancer(8, 2, torch.device("cpu"))
+        own = whole.view(4, 2)[[mesh.get_rank(), 3 - mesh.get_rank()]].view(-1)
+        (found,) = context_parallel_unshard(mesh, [own], [0], balancer)
+        assert found.equal(whole)
+
+    run_on_mesh((2,), body)
