@@ -10,6 +10,7 @@ import gc
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from logging import INFO
 from pathlib import Path
 from types import SimpleNamespace
