@@ -203,9 +203,11 @@ def test_numbers_of_another_type_give_results_of_theirs(name: str, first: Any, s
                     with pytest.raises(type(error)):
                         run(x, number)
                     continue
-                assert_holds(run(x, number), expected)
+                found = run(x, number)
+                assert_holds(found, expected)
+                assert torch.equal(found.full_tensor(), expected)
 
-    run_on_mesh((1,), body)
+    run_on_mesh((2,), body)
 
 
 def test_values_do_not_count_where_elements_are_alone() -> None:
