@@ -21,7 +21,7 @@ from .mesh.device_mesh import DeviceMesh
 from .mesh.resolving import AnyMesh, resolve_mesh
 from .mesh.spec import DTensorSpec, spec_of
 from .mesh.torch_layouts import AnyPlacement, placements_from_torch
-from .redistribute import moves_nothing, redistribute_local, require_commuting
+from .redistribute import moves_nothing, require_commuting
 from .state_dicts import teach_state_dicts
 from .tensor.arguments import collect_tensors
 from .tensor.autograd import (
@@ -30,7 +30,6 @@ from .tensor.autograd import (
     Redistribute,
     RedistributeMany,
     ToLocal,
-    gradient_spec,
     moved,
     moved_together,
 )
@@ -234,7 +233,14 @@ class DTensor(PlacedGradients, Checkpointable, Traceable):  # pyright: ignore[re
             super().__setitem__(index, value)
 
     def __format__(self, format_spec: str) -> str:
-        return format(self.item() if self.ndim == 0 else str(self), format_spec)
+        if self.ndim or not format_spec:
+            return format(str(self), format_spec)
+        if self.spec.layout.is_partial:  # one rank may print what the others do not
+            raise PlacementError(
+                f"{self.spec} is not reduced, and has no value for the format {format_spec!r}; "
+                "format its full_tensor(), or item(), which all ranks must call"
+            )
+        return format(self.item(), format_spec)
 
     def __copy__(self) -> DTensor:
         if isinstance(self, CopiedView):  # keeps what tells whether it may be read and written
@@ -269,17 +275,13 @@ class DTensor(PlacedGradients, Checkpointable, Traceable):  # pyright: ignore[re
         )
 
     def __repr__(self, **_: Any) -> str:
-        """Return what this rank holds; unlike ``str`` it never communicates, for debuggers."""
-        kind = "local_terms" if self.spec.layout.is_partial else "local"
-        return self._described(f"{kind}={self.local!r}")
+        """Return what this rank holds, as ``str`` does; it never communicates.
 
-    def __str__(self) -> str:
-        """Return what this rank holds, of a Partial tensor after it is reduced, by all ranks."""
-        if not self.spec.layout.is_partial or self.spec.box is None:
-            return repr(self)
-        target = gradient_spec(self.spec)
-        values = redistribute_local(self.local, self.spec, target)
-        return self._described(f"local={values!r}")
+        Of a Partial tensor that is a term: ``full_tensor()``, on all ranks, returns values.
+        """
+        if self.spec.layout.is_partial:
+            return self._described(f"local_terms={self.local!r}, not reduced: see full_tensor()")
+        return self._described(f"local={self.local!r}")
 
     def _described(self, local: str) -> str:
         placements = format_placements(self.placements)

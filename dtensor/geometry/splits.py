@@ -90,6 +90,11 @@ def _normal(axis: int, placement: Placement, mesh: Mesh, shape: tuple[int, ...])
             f"but a tensor of shape {shape} has {ndim} dims"
         )
     if not isinstance(placement, Shard):  # which always fits
+        if "__dataclass_fields__" not in vars(type(placement)):  # two of them would be equal
+            raise PlacementError(
+                f"{type(placement).__qualname__} must be a dataclass, so that what it is made of "
+                "counts where placements are compared; decorate it with @dataclass(frozen=True)"
+            )
         problem = placement.misfit(shape[placement.dim], mesh.shape[axis])
         if problem:
             raise PlacementError(f"{placement} on axis {mesh.axis_names[axis]!r} {problem}")

@@ -137,10 +137,11 @@ def _packed(
 def _one_from_torch(placement: AnyPlacement, tensor_ndim: int) -> Placement:
     if isinstance(placement, Placement):
         return placement
-    if isinstance(placement, torch_tensor.Shard) or split_factor(placement) is not None:
+    # Of classes derived from torch's nobody knows what they say.
+    if type(placement) is torch_tensor.Shard or split_factor(placement) is not None:
         dim = int(getattr(placement, "dim", 0))
         return Shard(dim % tensor_ndim if -tensor_ndim <= dim < 0 else dim)
-    if isinstance(placement, torch_tensor.Replicate):
+    if type(placement) is torch_tensor.Replicate:
         return Replicate()
     if type(placement) is torch_tensor.Partial:
         return Partial(placement.reduce_op)
@@ -150,8 +151,9 @@ def _one_from_torch(placement: AnyPlacement, tensor_ndim: int) -> Placement:
             f"{type(placement).__name__}"
         )
     raise PlacementError(
-        f"torch's internal placement {placement!r} does not say what a rank holds; "
-        "redistribute the tensor to Shard or Replicate first"
+        f"the placement {placement!r} of {type(placement).__module__}."
+        f"{type(placement).__qualname__} does not say what a rank holds; redistribute the tensor "
+        "to Shard or Replicate first, or derive the class from dtckpt's SplitPlacement"
     )
 
 
@@ -191,7 +193,8 @@ def layout_from_torch(tensor: torch_tensor.DTensor) -> Layout:
     order = getattr(spec, "shard_order", None) or ()
     as_order = getattr(spec, "use_strided_shard_as_shard_order", None)
     known = _layouts.setdefault(tensor.device_mesh, {})
-    key = (tensor.placements, tuple(tensor.shape), order, as_order)
+    kinds = tuple(map(type, tensor.placements))  # a derived class may equal its base
+    key = (tensor.placements, kinds, tuple(tensor.shape), order, as_order)
     layout = known.get(key)
     if layout is None:
         mesh = mesh_from_torch(tensor.device_mesh)

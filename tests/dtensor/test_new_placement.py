@@ -15,14 +15,17 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
+import torch.distributed.tensor as torch_tensor
 
 import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint import parse_rules
 from dtckpt.dtensor import (
     DeviceMesh,
     DTensor,
+    HeadTail,
     Layout,
     Mesh,
+    Packed,
     Partial,
     Placement,
     Ragged,
@@ -32,6 +35,7 @@ from dtckpt.dtensor import (
     distribute_tensor,
     explain,
     parse_placements,
+    placements_from_torch,
     strict,
     to_torch,
 )
@@ -295,6 +299,44 @@ def test_what_does_not_say_what_it_cuts_is_refused() -> None:
         parse_placement("Aligned(0:4,4)")
     with pytest.raises(PlacementError, match=r"If Unheard is a class of yours, import its module"):
         parse_placement("Unheard(0)")
+
+
+@pytest.mark.parametrize("base", [Shard, Replicate, Partial])
+def test_kinds_that_are_known_everywhere_have_no_subclasses(base: type) -> None:
+    with pytest.raises(PlacementError, match=rf"Own cannot be derived from {base.__name__}"):
+        type("Own", (base,), {"form": "Own(dim)", "sizes_over": lambda *_: (1, 3)})  # pyright: ignore
+
+
+@pytest.mark.parametrize("base", [Ragged, HeadTail, Packed, Growing])
+def test_a_derived_placement_has_a_text_of_its_own(base: type) -> None:
+    with pytest.raises(PlacementError, match="Own needs a form of its own"):
+        type("Own", (base,), {"sizes_over": lambda *_: (1, 3)})  # pyright: ignore
+
+
+def test_a_placement_that_is_no_dataclass_is_refused() -> None:
+    class Loose(SplitPlacement):
+        form: ClassVar[str] = "Loose(dim)"
+
+        def __init__(self, dim: int, first: int) -> None:
+            super().__init__(dim)
+            object.__setattr__(self, "first", first)
+
+        def sizes_over(self, size: int, count: int) -> tuple[int, ...]:
+            first: int = vars(self)["first"]
+            return (first, size - first)
+
+    assert Loose(0, 1) == Loose(0, 3)
+    with pytest.raises(PlacementError, match="Loose must be a dataclass"):
+        Layout(Mesh((2,)), (Loose(0, 3),), (4,))
+
+
+@pytest.mark.parametrize("name", ["Shard", "Replicate", "Partial"])
+def test_classes_derived_from_torchs_are_refused(name: str) -> None:
+    base: Any = getattr(torch_tensor, name)
+    derived = type("Derived", (base,), {})
+    placement = derived(0) if name == "Shard" else derived()
+    with pytest.raises(PlacementError, match="Derived does not say what a rank holds"):
+        placements_from_torch([placement], (2,), 1)
 
 
 def test_sizes_that_do_not_add_up_are_refused() -> None:

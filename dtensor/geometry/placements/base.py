@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from dataclasses import dataclass, fields
-from typing import ClassVar, Self
+from typing import ClassVar, NoReturn, Self
 
 from dtckpt.errors import PlacementError
 
@@ -93,9 +93,9 @@ class SplitPlacement(Placement):
 
     def __init_subclass__(cls) -> None:
         super(SplitPlacement, cls).__init_subclass__()
-        if not cls.form or cls.sizes_over is SplitPlacement.sizes_over:
+        if "form" not in vars(cls) or cls.sizes_over is SplitPlacement.sizes_over:
             raise PlacementError(
-                f"{cls.__qualname__} needs a form, the text that it is written as, and "
+                f"{cls.__qualname__} needs a form of its own, the text that it is written as, and "
                 "sizes_over(size, count), the sizes of its pieces"
             )
 
@@ -175,6 +175,14 @@ class SplitPlacement(Placement):
     def __str__(self) -> str:
         numbers = ",".join(map(str, self.numbers))
         return f"{self.name}({self.dim}:{numbers})" if numbers else f"{self.name}({self.dim})"
+
+
+def refuse_subclass(base: str, cls: type) -> NoReturn:
+    """Raise PlacementError: what is done with a class would be done with one derived from it."""
+    raise PlacementError(
+        f"{cls.__qualname__} cannot be derived from {base}: it would be taken for that everywhere. "
+        "Derive it from SplitPlacement, with a form and sizes_over(size, count)"
+    )
 
 
 def is_torchs(value: object, name: str) -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 from dtckpt.errors import PlacementError
 
-from .base import Placement, is_torchs
+from .base import Placement, is_torchs, refuse_subclass
 
 REDUCE_OPS = ("sum", "avg", "product", "max", "min")
 """Element-wise reductions that a ``Partial`` can be waiting for."""
@@ -27,6 +27,9 @@ class Partial(Placement):
     form: ClassVar[str] = "P(op)"
 
     reduce_op: str = "sum"
+
+    def __init_subclass__(cls) -> NoReturn:
+        refuse_subclass("Partial", cls)
 
     def __post_init__(self) -> None:
         if self.reduce_op not in REDUCE_OPS:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
-from .base import Placement, is_torchs
+from .base import Placement, is_torchs, refuse_subclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +13,9 @@ class Replicate(Placement):
     """Every coordinate of the axis holds the same values."""
 
     form: ClassVar[str] = "R"
+
+    def __init_subclass__(cls) -> NoReturn:
+        refuse_subclass("Replicate", cls)
 
     def is_replicate(self) -> bool:
         """Whether every coordinate of the axis holds the same values."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 from ..integers import integer
-from .base import Placement, SplitPlacement, is_torchs
+from .base import Placement, SplitPlacement, is_torchs, refuse_subclass
 
 _TEXT = re.compile(r"S\((?P<dim>-?\d+)\)(?:@(?P<order>\d+))?", re.ASCII)
 
@@ -30,6 +30,9 @@ class Shard(SplitPlacement):
     form: ClassVar[str] = "S(dim), S(dim)@order"
 
     order: int | None = None
+
+    def __init_subclass__(cls) -> NoReturn:
+        refuse_subclass("Shard", cls)
 
     def __post_init__(self) -> None:
         if type(self.dim) is not int:

@@ -205,7 +205,7 @@ def test_what_neither_side_can_say_is_refused() -> None:
         placements_from_torch((Strided(0, split_factor=2), Shard(0, 1)), (2, 2), 1)
     masked: Any = getattr(placement_types, "_MaskPartial", None)
     if masked is not None:
-        with pytest.raises(PlacementError, match="internal placement"):
+        with pytest.raises(PlacementError, match="does not say what a rank holds"):
             placements_from_torch((masked(),), (2,), 1)
 
 

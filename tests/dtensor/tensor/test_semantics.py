@@ -26,17 +26,33 @@ def test_partial_values_are_reduced_before_they_are_read(reduce_op: str) -> None
         value = scattered(torch.tensor(8.0), mesh, [Partial(reduce_op)])
         assert value.item() == float(value) == int(value) == 8
         assert bool(value)
-        assert f"{value:.1f}" == "8.0"
-        assert "tensor(8.)" in str(value)
+        assert f"{value.full_tensor():.1f}" == "8.0"
         vector = scattered(torch.tensor([8.0, 4.0]), mesh, [Partial(reduce_op)])
-        assert "tensor([8., 4.])" in str(vector)
-        assert "tensor([8., 4.])" in f"{vector}"
-        assert "local_terms=" in repr(vector)
         assert torch.equal(vector, scattered(torch.tensor([8.0, 4.0]), mesh, [Replicate()]))
         with pytest.raises(PlacementError, match=r"full_tensor\(\) first"):
             vector.tolist()
 
     run_on_mesh((3,), body)
+
+
+def test_texts_never_communicate() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        if mesh.get_rank():
+            return  # so that a collective would wait for ever
+        for placements in ([Partial()], [Partial("max")]):
+            for local in (torch.tensor(4.0), torch.tensor([8.0, 4.0])):
+                x = DTensor.from_local(local, mesh, placements)
+                for text in (str(x), repr(x), f"{x}", f"{x!s}", f"{x!r}", f"{x}"):
+                    assert f"local_terms={local!r}, not reduced: see full_tensor()" in text
+                assert len(format(x, "")) == len(str(x))
+        number = DTensor.from_local(torch.tensor(4.0), mesh, [Partial()])
+        with pytest.raises(PlacementError, match=r"is not reduced, .* '.1f'; format its full_ten"):
+            format(number, ".1f")
+        whole = DTensor.from_local(torch.tensor(4.0), mesh, [Replicate()])
+        assert f"{whole:.1f}" == "4.0"
+        assert "local=tensor(4.)" in str(whole)
+
+    run_on_mesh((2,), body)
 
 
 def test_what_is_read_of_a_zero_that_is_a_sum() -> None:
