@@ -130,4 +130,16 @@ def _was_copied(result: Any, local: Tensor) -> bool:
     """Whether a local view had to be a copy, as where strides do not allow the shape."""
     if not isinstance(result, Tensor) or result.numel() == 0:
         return False
+    if type(result) is not Tensor and hasattr(result, "__tensor_flatten__"):
+        return not _shares_parts(result, local)
     return result.untyped_storage() is not local.untyped_storage()  # to ask for addresses may copy
+
+
+def _shares_parts(view: Any, viewed: Any) -> bool:
+    """Whether tensors of a class that wraps others, and has no memory, share that of a part."""
+    names: list[str] = view.__tensor_flatten__()[0]
+    for name in names:
+        one, other = getattr(view, name), getattr(viewed, name, None)
+        if isinstance(other, Tensor) and not _was_copied(one, other):
+            return True
+    return False

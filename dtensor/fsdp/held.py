@@ -36,6 +36,8 @@ class Held:
     """What of it is kept between the passes, where a smaller group gathers it again."""
     storage: Tensor | None = None
     """Where it is put whenever it is gathered, if that is to stay one place in memory."""
+    is_padded: bool | None = None
+    """Whether its class has parts of equal size gathered where those of the ranks are not."""
     num_replaced: int = 0
     """How often another parameter was put in its place: counts of writes begin anew with each."""
 

@@ -15,6 +15,7 @@ from ..mesh.spec import DTensorSpec
 from ..tensor.wrapper import Wrapper
 from ..torch_private import are_of_checkpointing, saved_hooks, storage_id
 from .held import Held
+from .sharding import is_subclass
 from .unit import Unit, Versions
 
 Hooks = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
@@ -61,7 +62,8 @@ class _Pack:
         self._notes_nothing = outer is not None and (
             outer[0]._notes_nothing if isinstance(outer[0], _Pack) else are_of_checkpointing(outer)
         )
-        self._mine = {storage_id(cast(Tensor, one.whole)): one for one in unit.held}
+        wholes = [(cast(Tensor, one.whole), one) for one in unit.held]
+        self._mine = {storage_id(whole): one for whole, one in wholes if not is_subclass(whole)}
 
     def __call__(self, tensor: Tensor) -> Any:
         noted = None if self._notes_nothing else _noted(self._unit, self._mine, tensor)

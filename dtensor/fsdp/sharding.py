@@ -89,8 +89,11 @@ class ShardedParameter:
             device = self.sharded.mesh.device
             is_offloaded = isinstance(offload, CPUOffloadPolicy)
             local = local.to("cpu" if is_offloaded else device)
-            part = redistribute_local(local, self.whole, self.sharded)
-            local = part.clone(memory_format=torch.contiguous_format)
+            if is_subclass(local):
+                local = self._chunk(local).clone()
+            else:
+                part = redistribute_local(local, self.whole, self.sharded)
+                local = part.clone(memory_format=torch.contiguous_format)
             if is_offloaded and offload.pin_memory and device.type != "cpu":
                 local = local.pin_memory()
         else:
@@ -98,8 +101,22 @@ class ShardedParameter:
         made = DTensor(local, self.sharded)
         return nn.Parameter(made, requires_grad=parameter.requires_grad)
 
+    def _chunk(self, local: Tensor) -> Tensor:
+        """Return this rank's part by ``chunk``, which classes of tensors know best."""
+        mesh = self.data.mesh
+        here = mesh.get_coordinate()
+        if self.dim is None or here is None:
+            return local
+        for axis in range(self.data.num_replicate, mesh.ndim):
+            parts = local.chunk(mesh.shape[axis], self.dim)
+            empty = parts[0].narrow(self.dim, 0, 0)
+            local = parts[here[axis]] if here[axis] < len(parts) else empty
+        return local
+
     def gradient(self, grad: Tensor) -> Tensor:
         """Return the local gradient of the whole parameter, one of the terms of all ranks."""
+        if is_subclass(grad):
+            return plain_copy(grad)
         if not isinstance(grad, Wrapper):
             return grad
         # A whole parameter that is plain has a distributed gradient beside distributed inputs.
@@ -129,6 +146,16 @@ class ShardedParameter:
             spec_of(mesh, (cut,) * mesh.ndim, *meta),
             spec_of(mesh, (Replicate(),) * mesh.ndim, *meta),
         )
+
+
+def is_subclass(local: Tensor) -> bool:
+    """Return whether a tensor is of a class of others' that wraps tensors, and has no memory."""
+    return not isinstance(local, Wrapper) and hasattr(local, "__tensor_flatten__")
+
+
+def plain_copy(tensor: Tensor) -> Tensor:
+    """Return the values of a tensor of such a class, which knows how to be copied, not sent."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def _dim_of(name: str, parameter: nn.Parameter, choose: ShardPlacementFn | None) -> int | None:

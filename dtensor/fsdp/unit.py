@@ -31,9 +31,11 @@ from ..tensor.wrapper import Wrapper
 from ..torch_private import num_writes, parameters_of, storage_id
 from .custom_comms import AllGather, Sharing, start_gather
 from .data_axes import DataAxes
+from .extensions import Extended, extended
 from .gradients import Gradients
 from .held import Held
 from .policies import MixedPrecisionPolicy
+from .sharding import is_subclass, plain_copy
 
 Versions = list[tuple[int, int, torch.dtype]]
 Move = tuple[DTensorSpec, DTensorSpec]
@@ -46,6 +48,8 @@ class _Gathering:
     versions: Versions
     finish: Callable[[], list[Tensor]]
     sources: list[Tensor]
+    extended: dict[int, Extended]
+    """What is gathered for parameters whose classes say it, by their place among ``held``."""
 
 
 @dataclass(slots=True, eq=False)
@@ -82,6 +86,8 @@ class Unit:
     """Where they are gathered, if not on the stream of all units of the mesh."""
     keeps_storage: bool = False
     """Whether whole parameters lie at one place in memory each time."""
+    is_extended: bool = False
+    """Whether the class of a parameter said what to gather when they were gathered."""
     has_reduced: bool = False
     """Whether gradients came to be reduced in this backward pass."""
     _gathering: _Gathering | None = None
@@ -117,25 +123,33 @@ class Unit:
                 return
             self.drop()
             with self.side_stream().queued(after), self.memory():
-                sources, moves = self._ways(versions)
+                sources, moves, extensions = self._ways(versions)
                 finish = self._gathers_by_user(sources, moves, versions)
                 if finish is None:
                     finish = start_redistribute_locals(sources, moves, later=later)
-            self._gathering = _Gathering(versions, finish, sources)
+            self._gathering = _Gathering(versions, finish, sources, extensions)
 
-    def _ways(self, versions: Versions) -> tuple[list[Tensor], list[Move]]:
+    def _ways(self, versions: Versions) -> tuple[list[Tensor], list[Move], dict[int, Extended]]:
         """Return what is gathered, of all ranks or of those that keep it between the passes."""
         sources: list[Tensor] = []
         moves: list[Move] = []
+        extensions: dict[int, Extended] = {}
         smaller = self.smaller if versions == self.kept_versions else None
         device = self.data.mesh.device
-        for one in self.held:
+        for place, one in enumerate(self.held):
             dtype, about = self.dtype_of(one), one.about
             if smaller is not None:
                 sources.append(cast(Tensor, one.kept))
                 moves.append(about.between_passes(smaller, dtype))
                 continue
-            local = one.sharded.local.detach()
+            extension = extended(one, self.data, self.precision, device)
+            if extension is not None:
+                sources += extension.sources
+                moves += extension.moves
+                extensions[place] = extension
+                continue
+            local = one.sharded.local
+            local = plain_copy(local) if is_subclass(local) else local.detach()
             if not local.is_meta:
                 local = local.to(device, dtype, non_blocking=True)
             sources.append(local)
@@ -144,7 +158,7 @@ class Unit:
         if tag is not None:
             sources.append(tag[0])
             moves.append(tag[1])
-        return sources, moves
+        return sources, moves, extensions
 
     def _gathers_by_user(
         self, sources: Sequence[Tensor], moves: Sequence[Move], versions: Versions
@@ -176,18 +190,8 @@ class Unit:
             # Not inference tensors: what is kept may be needed by a training pass.
             wholes: list[Tensor] = []
             with self.side_stream().resumed(lambda: wholes), self.memory():
-                *wholes, tags = self._arrived(coming)
-                for place, (one, found) in enumerate(zip(self.held, wholes, strict=True)):
-                    # Memory of its own: nothing written to it is to reach the parameter. And as
-                    # aligned as new memory: products of matrices may round by where those begin.
-                    given = (coming.sources[place], one.sharded.local)
-                    shares = storage_id(found) in map(storage_id, given)
-                    if (shares and not found.is_meta) or not is_aligned(found):
-                        wholes[place] = found.clone()
-                if self.keeps_storage:
-                    wholes = [
-                        one.in_storage(found) for one, found in zip(self.held, wholes, strict=True)
-                    ]
+                found = coming.finish()
+                wholes, tags = self._arrived(coming, found)
             if tags is not None and not bool((tags == self.number).all()):
                 raise PlacementError(
                     "ranks run different modules: this one gathers "
@@ -199,11 +203,31 @@ class Unit:
                 one.whole = found
                 one.kept = None
             self.versions, self.kept_versions = coming.versions, None
+            self.is_extended = bool(coming.extended)
 
-    def _arrived(self, coming: _Gathering) -> list[Any]:
+    def _arrived(
+        self, coming: _Gathering, found: list[Tensor]
+    ) -> tuple[list[Tensor], Tensor | None]:
         """Return the whole parameters, and the numbers of units that all ranks gather, if told."""
-        found: list[Any] = coming.finish()
-        return found if len(found) > len(self.held) else [*found, None]
+        wholes: list[Tensor] = []
+        at = 0
+        for place, one in enumerate(self.held):
+            extension = coming.extended.get(place)
+            if extension is not None:
+                parts = found[at : at + len(extension.sources)]
+                at += len(parts)
+                wholes.append(extension.whole(one, parts, self.dtype_of(one)))
+                continue
+            whole = found[at]
+            # Memory of its own: nothing written to it is to reach the parameter. And as aligned
+            # as new memory: products of matrices may round by where those begin.
+            given = (coming.sources[at], one.sharded.local)
+            shares = not whole.is_meta and storage_id(whole) in map(storage_id, given)
+            if shares or not is_aligned(whole):
+                whole = whole.clone()
+            wholes.append(one.in_storage(whole) if self.keeps_storage else whole)
+            at += 1
+        return wholes, found[at] if at < len(found) else None
 
     def _tag(self, mesh: DeviceMesh) -> tuple[Tensor, Move] | None:
         """Return the number of the unit, to be gathered beside the parameters, and how it moves.
@@ -244,6 +268,9 @@ class Unit:
         """Keep of the whole parameters what a smaller group needs to gather them again."""
         versions, smaller = self.versions, self.smaller
         if versions is None or smaller is None:
+            return
+        if self.is_extended:  # parts of a whole parameter are not what its class has gathered
+            self.free()
             return
         locals_ = [cast(Tensor, one.whole) for one in self.held]
         moves = [
