@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from inspect import Parameter, signature
 from typing import Any
@@ -36,7 +37,8 @@ def distribute_module(
     rank. Tied parameters stay tied: what is made of one of them takes the place of all.
     ``input_fn(module, inputs, mesh)`` and ``output_fn(module, outputs, mesh)`` run before and
     after the forward pass of ``module``, and what they return, if anything, replaces inputs and
-    outputs. Either may leave out the module, as ``input_fn(inputs, mesh)``.
+    outputs. An older form without the module, ``input_fn(inputs, mesh)``, is taken with a
+    FutureWarning.
 
     Raises PlacementError where no mesh is given or active, and where tied parameters were laid
     out in different ways.
@@ -54,21 +56,26 @@ def distribute_module(
                 replicas[id(tensor)] = _replicated(tensor, mesh)
             setattr(owner, name, replicas[id(tensor)])
     if input_fn is not None:
-        before_it = _of_three(input_fn)
+        before_it = _of_three(input_fn, "input_fn")
         module.register_forward_pre_hook(lambda m, inputs: before_it(m, inputs, mesh))
     if output_fn is not None:
-        after_it = _of_three(output_fn)
+        after_it = _of_three(output_fn, "output_fn")
         module.register_forward_hook(lambda m, _, outputs: after_it(m, outputs, mesh))
     return module
 
 
-def _of_three(function: Callable[..., Any]) -> HookFn:
-    """Return a hook that takes the module, too; torch has both forms."""
+def _of_three(function: Callable[..., Any], name: str) -> HookFn:
+    """Return a hook that takes the module, too; a FutureWarning tells of the other form."""
     positional = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
     parameters = signature(function).parameters.values()
     required = [p for p in parameters if p.kind in positional and p.default is Parameter.empty]
     takes_any = any(p.kind is Parameter.VAR_POSITIONAL for p in parameters)
     if len(required) == 2 and not takes_any:
+        warnings.warn(
+            f"Deprecating hooks of two arguments, as torch does: let {name} take the module first",
+            FutureWarning,
+            stacklevel=4,
+        )
         return lambda module, values, mesh: function(values, mesh)
     return function
 

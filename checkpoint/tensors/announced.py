@@ -2,13 +2,16 @@
 
 Four protocols are understood. torch.distributed.checkpoint asks ``__create_chunk_list__`` and
 ``__create_write_items__``, of which those of a local tensor count before those of its class and
-before placements: Megatron-FSDP splits DTensors unevenly and says so there. torch_checkpointing
-reads ``global_shape``, ``global_offsets``, ``local_offsets`` and ``local_sizes``. A ShardedTensor,
-as FSDP1 and torchrec make them, lists ``local_shards()``. Any of them may name several boxes.
+before placements: Megatron-FSDP splits DTensors unevenly and says so there. torch's public
+protocol since 2.14, ``CheckpointableTensor``, has ``global_shape``, ``global_offsets``,
+``local_offsets`` and ``local_sizes``; a local tensor may have the leading dims of its boxes as one.
+A ShardedTensor, as FSDP1 and torchrec make them, lists ``local_shards()``. Any of them may name
+several boxes.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -149,16 +152,31 @@ def _slices(name: str, teller: Any, local: torch.Tensor) -> Parts:
         )
     for start, inner, sizes in zip(*lists, strict=True):
         box = Box(tuple(start), tuple(sizes))
-        source = Box(tuple(inner), tuple(sizes))
-        if not (
-            box.ndim == source.ndim == len(shape) == local.ndim
-            and Box.whole(tuple(shape)).contains(box)
-            and Box.whole(tuple(local.shape)).contains(source)
+        held = _sizes_in_rows(box.sizes, tuple(local.shape))
+        source = None if held is None or len(inner) != len(held) else Box(tuple(inner), held)
+        if (
+            source is None
+            or box.ndim != len(shape)
+            or not Box.whole(tuple(shape)).contains(box)
+            or not Box.whole(tuple(local.shape)).contains(source)
         ):
             raise LayoutMismatch(
                 f"tensor {name!r} announces {box} of a tensor of the shape {list(shape)} at "
-                f"{source} of its own shape {list(local.shape)}, which does not lie in them"
+                f"{list(inner)} of its own shape {list(local.shape)}, which does not lie in them"
             )
         if not box.is_empty:
-            parts.append((box, local[source.slices]))
+            parts.append((box, local[source.slices].view(box.sizes)))
     return parts
+
+
+def _sizes_in_rows(sizes: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the sizes that a box has in a local tensor, which may have its leading dims as one.
+
+    None where the local tensor has no such dims: all but the first must be those of the box then.
+    """
+    merged = len(sizes) - len(shape) + 1
+    if merged == 1:
+        return sizes
+    if merged < 1 or not shape or sizes[merged:] != shape[1:]:
+        return None
+    return (math.prod(sizes[:merged]), *sizes[merged:])

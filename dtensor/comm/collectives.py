@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..torch_private import gather_into
 from .groups import ranks_of
-from .traffic import BY_THREAD, Collective, issue_observed
+from .traffic import BY_THREAD, Collective, asked_now, issue_observed
 from .transports import Transport, transport_of
 
 _c10d: Any = dist
@@ -125,6 +125,7 @@ def issue(kind: str, peers: Peers, call: Callable[[], Work], moved: Callable[[],
         sent_to=tuple(what.sent_to),
         received_from=tuple(what.received_from),
         started=time.perf_counter(),
+        asked=asked_now(),
     )
     return issue_observed(collective, call)
 

@@ -19,6 +19,7 @@ from ..torch_private import scatter_reduced
 from .collectives import Moved, Peers, Work, issue
 from .message_parts import JOINABLE, ViewPart, joinable
 from .packing import Messages, start_packed
+from .traffic import counted_as
 
 _c10d: Any = dist
 """torch's stubs leave out the option classes."""
@@ -36,6 +37,7 @@ def all_reduce(local: Tensor, reduce_op: str, peers: Peers) -> Tensor:
     return start_all_reduce(local, reduce_op, peers)()
 
 
+@counted_as("all_reduce")
 def start_all_reduce(
     local: Tensor,
     reduce_op: str,
@@ -131,6 +133,7 @@ def reduce_scatter(terms: Sequence[Tensor], reduce_op: str, peers: Peers) -> Ten
     return start_reduce_scatter(terms, reduce_op, peers)()
 
 
+@counted_as("reduce_scatter")
 def start_reduce_scatter(
     terms: Sequence[Tensor], reduce_op: str, peers: Peers, *, later: bool = False
 ) -> Callable[[], Tensor]:

@@ -8,6 +8,7 @@ collective looks at.
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import time
@@ -15,10 +16,21 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, ParamSpec, Self, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 EVERYWHERE = 0
 """In place of a thread's number: observers of all threads. No thread has it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Asked:
+    """A collective that was asked for, which may be issued as another one, or as several."""
+
+    kind: str
+    """As of a `Collective`, or ``scatter``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +62,8 @@ class Collective:
     """Bytes from every rank of the group, where they may differ."""
     started: float
     """``time.perf_counter()`` when it was issued."""
+    asked: Asked | None = None
+    """What it is a part of; None where it was asked for as it is."""
 
 
 class Observer:
@@ -167,6 +181,65 @@ _issuing = _Issuing()
 def is_issuing() -> bool:
     """Whether this thread is inside of a collective of ours, which calls torch's in its turn."""
     return _issuing.depth > 0
+
+
+class _Asking(threading.local):
+    now: Asked | None = None
+
+
+_asking = _Asking()
+
+
+def asked_now() -> Asked | None:
+    """Return what this thread issues collectives for."""
+    return _asking.now
+
+
+class asking:
+    """Within it all that this thread issues is one collective of a kind, or a part of a larger one.
+
+    An empty kind changes nothing.
+    """
+
+    __slots__ = ("_before", "asked")
+
+    def __init__(self, kind: str) -> None:
+        self._before: Asked | None = None
+        self.asked = Asked(kind) if kind else None
+
+    def __enter__(self) -> Self:
+        self._before = _asking.now
+        if self._before is None:
+            _asking.now = self.asked
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _asking.now = self._before
+
+
+def counted_as(
+    kind: str,
+) -> Callable[[Callable[P, Callable[[], T]]], Callable[P, Callable[[], T]]]:
+    """Have what a function starts, and what its result still issues, counted as one collective."""
+
+    def decorate(start: Callable[P, Callable[[], T]]) -> Callable[P, Callable[[], T]]:
+        @functools.wraps(start)
+        def call(*args: P.args, **kwargs: P.kwargs) -> Callable[[], T]:
+            if not BY_THREAD:
+                return start(*args, **kwargs)
+            scope = asking(kind)
+            with scope:
+                finish = start(*args, **kwargs)
+
+            def finish_counted() -> T:
+                with scope:
+                    return finish()
+
+            return finish_counted
+
+        return call
+
+    return decorate
 
 
 class _ObservedWork:

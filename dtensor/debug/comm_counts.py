@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 from ..torch_private import name_of_operator
 
@@ -29,6 +30,7 @@ _NAMES = {
     "agreement": "",
 }
 """Of every kind, what torch calls its operators besides."""
+AGREEMENT = "agreement"
 KINDS = tuple(_NAMES)
 """Every kind of collective there is."""
 _KIND_OF_NAME = {name: kind for kind, names in _NAMES.items() for name in (kind, *names.split())}
@@ -59,12 +61,25 @@ class CommCounts(dict[str, int]):
     """A number for every kind of collective that there was.
 
     An operator of torch, as ``torch.ops.c10d_functional.all_gather_into_tensor``, is a key, too: it
-    stands for its kind. A kind that there was none of has the number 0, and is not listed.
+    stands for its kind, also where counts are compared with a dict of such keys. A kind that there
+    was none of has the number 0, and is not listed; neither are agreements.
 
     >>> counts = CommCounts(all_reduce=3)
     >>> counts["all_reduce"], counts["c10d_functional.all_reduce"], counts["broadcast"]
     (3, 3, 0)
+    >>> counts == {"c10d_functional.all_reduce": 3}
+    True
     """
+
+    agreements: int = 0
+    """The number of agreements."""
+
+    def add(self, kind: str, number: int) -> None:
+        """Add to the number of a kind."""
+        if kind == AGREEMENT:
+            self.agreements += number
+        else:
+            super().__setitem__(kind, super().get(kind, 0) + number)
 
     def __getitem__(self, key: Any) -> int:
         kind = kind_of(key)
@@ -73,7 +88,7 @@ class CommCounts(dict[str, int]):
                 f"{key!r} is no kind of collective and no operator of torch that is one; there are "
                 f"{', '.join(KINDS)}"
             )
-        return super().get(kind, 0)
+        return self.agreements if kind == AGREEMENT else super().get(kind, 0)
 
     def __contains__(self, key: object) -> bool:
         return super().__contains__(kind_of(key))
@@ -82,3 +97,9 @@ class CommCounts(dict[str, int]):
         """Return the number of a kind, ``default`` where there was none."""
         kind = kind_of(key)
         return default if kind is None else super().get(kind, default)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Mapping):
+            return NotImplemented
+        given = cast("Mapping[Any, Any]", other)
+        return dict(self) == {kind_of(key) or key: number for key, number in given.items()}

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from dtckpt.logs import rank_of_job
 
+from ..comm.traffic import Asked
 from ..torch_private import DispatchMode
 from .comm_counts import CommCounts
 from .comm_reports import chrome_trace, json_report, table
@@ -22,10 +23,13 @@ NOISE_LEVELS = (0, 1, 2, 3)
 class CommDebugMode(DispatchMode):
     """Within it, collectives and operators of this thread are counted.
 
-    Every collective counts that the library issues, those of saves and loads included
-    (``agreement`` is a phase that all ranks conclude together), and those that go through torch's
-    own operators. What autograd or a save in the background does for this thread counts, too; the
-    latter to its end, even after the block. Entering it again begins anew.
+    Every collective counts that the library is asked for, those of saves and loads included, and
+    those that go through torch's own operators. A redistribute from Partial to Replicate is one
+    ``all_reduce``, whatever the backend takes for it and however often; ``get_collectives`` has
+    what was issued. ``agreement`` is what ranks tell each other of sizes, arguments and failures,
+    and a phase of a save or load that they conclude together; it is neither listed among the counts
+    nor in their total. What autograd or a save in the background does for this thread counts, too;
+    the latter to its end, even after the block. Entering it again begins anew.
 
     >>> with CommDebugMode() as comm:
     ...     pass
@@ -66,7 +70,18 @@ class CommDebugMode(DispatchMode):
         ``module`` and ``phase`` ("forward", "backward", "recomputation") limit it to those in a
         module and its parts, and to a part of the step.
         """
-        return self._sums(lambda seen: 1, module, phase)
+        counted: set[Asked] = set()
+
+        def once(seen: SeenCollective) -> int:
+            asked = seen.collective.asked
+            if asked is None:
+                return 1
+            if asked in counted:
+                return 0
+            counted.add(asked)
+            return 1
+
+        return self._sums(once, module, phase)
 
     @property
     def comm_counts(self) -> CommCounts:
@@ -104,8 +119,8 @@ class CommDebugMode(DispatchMode):
         return self._sums(num_bytes, module, phase)
 
     def get_total_counts(self) -> int:
-        """Return how many collectives there were."""
-        return len(self._recording.collectives)
+        """Return how many collectives there were, agreements left out."""
+        return sum(self.get_comm_counts().values())
 
     def get_collectives(self) -> list[SeenCollective]:
         """Return every collective in the order in which they were issued."""
@@ -165,7 +180,7 @@ class CommDebugMode(DispatchMode):
         for seen in list(self._recording.collectives):
             is_there = module is None or module in with_parents(seen.place.module)
             if is_there and phase in (None, seen.place.phase):
-                sums[seen.collective.kind] += number(seen)
+                sums.add(seen.kind, number(seen))
         return sums
 
     def _rank(self) -> int | None:

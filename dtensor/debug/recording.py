@@ -47,6 +47,12 @@ class SeenCollective:
     site: str
     """``file:line in function`` of the caller's code; empty where there is none."""
 
+    @property
+    def kind(self) -> str:
+        """The kind of what was asked for; ``collective`` has the kind of what was issued for it."""
+        asked = self.collective.asked
+        return self.collective.kind if asked is None else asked.kind
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenOperator:

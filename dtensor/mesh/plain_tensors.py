@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..comm.collectives import to_bytes
 from ..comm.reductions import all_reduce
+from ..comm.traffic import asking
 from ..torch_private import NotRecorded, is_traced
 from .device_mesh import DeviceMesh
 from .modes import replicates_plain_tensors
@@ -49,9 +50,10 @@ def _is_same_everywhere(tensor: Tensor, mesh: DeviceMesh) -> bool:
     device = mesh.device
     value = fingerprint(tensor)
     both = torch.tensor([value, ~value], dtype=torch.int64, device=device)
-    for axis in range(mesh.ndim):
-        if mesh.shape[axis] > 1:
-            both = all_reduce(both, "max", mesh.peers((axis,)))
+    with asking("agreement"):
+        for axis in range(mesh.ndim):
+            if mesh.shape[axis] > 1:
+                both = all_reduce(both, "max", mesh.peers((axis,)))
     highest, lowest = both.tolist()
     return highest == ~lowest
 

@@ -19,10 +19,11 @@ from ..comm.costs import CostModel
 from ..comm.message_parts import has_own_operators, joinable
 from ..comm.own_copies import own_copy
 from ..comm.reductions import require_reducible
+from ..comm.traffic import BY_THREAD, asking
 from ..comm.transports import least_agree_bytes
 from ..geometry.layout import Layout
 from ..geometry.mesh import Mesh
-from ..geometry.placement import Partial, format_placements
+from ..geometry.placement import Partial, Placement, format_placements
 from ..graphs.calls import Run, record
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.spec import DTensorSpec
@@ -56,6 +57,8 @@ class RedistributePlan:
     """Whether no step can be so large that memory for it is agreed on."""
     only_moves: bool
     """Whether no step computes anything, so that all dtypes may be taken for integers."""
+    asked: str
+    """The kind of collective that it is, however it is done; "" where it is several."""
 
     def run(self, local: Tensor) -> Tensor:
         """Return the local tensor of the target; ``local`` itself where nothing moves."""
@@ -66,11 +69,17 @@ class RedistributePlan:
         if is_traced(local) and not self.is_local:
             return recorded([self], [local], lambda given: [self.run(given[0])])[0]
         local = self.begun(local)
+        if not BY_THREAD:
+            return self.ended(self._run_steps(local))
+        with asking(self.asked):
+            return self.ended(self._run_steps(local))
+
+    def _run_steps(self, local: Tensor) -> Tensor:
         for step in self.steps:
             if not self.is_small:
                 agree_on_memory([step], [local])
             local = step.start(local)()
-        return self.ended(local)
+        return local
 
     def start(self, local: Tensor) -> Callable[[], Tensor]:
         """Start, and return what waits for the local tensor of the target.
@@ -84,13 +93,16 @@ class RedistributePlan:
             i for i, hop in enumerate(self.route.hops) if hop.kind not in ("slice", "spread")
         ]
         last = max(talking, default=0)
-        for step in self.steps[:last]:
-            local = step.start(local)()
-        begun = self.steps[last].start(local, later=True)
+        scope = asking(self.asked)
+        with scope:
+            for step in self.steps[:last]:
+                local = step.start(local)()
+            begun = self.steps[last].start(local, later=True)
         rest = self.steps[last + 1 :]
 
         def finish() -> Tensor:
-            made = begun()
+            with scope:
+                made = begun()
             for step in rest:
                 made = step.start(made)()
             return self.ended(made)
@@ -285,7 +297,33 @@ def _plan(source: DTensorSpec, target: DTensorSpec) -> RedistributePlan:
         most_bytes=most_bytes,
         is_small=most_bytes < least_agree_bytes(),
         only_moves=only_moves,
+        asked=_asked_for(source, target),
     )
+
+
+_ASKED = {
+    ("partial", "replicate"): "all_reduce",
+    ("partial", "shard"): "reduce_scatter",
+    ("shard", "replicate"): "all_gather",
+    ("shard", "shard"): "all_to_all",
+}
+"""What it is called when a placement becomes another one along a mesh dim."""
+
+
+def _asked_for(source: DTensorSpec, target: DTensorSpec) -> str:
+    """Return the kind of collective that a redistribute is; "" where it is several, or none."""
+    if not source.mesh.same_ranks_as(target.mesh):
+        return ""
+    pairs = zip(source.mesh.shape, source.placements, target.placements, strict=True)
+    changed = {(_group_of(old), _group_of(new)) for n, old, new in pairs if n > 1 and old != new}
+    kinds = {_ASKED.get(pair, "") for pair in changed} - {""}
+    return kinds.pop() if len(kinds) == 1 else ""
+
+
+def _group_of(placement: Placement) -> str:
+    if placement.is_shard():
+        return "shard"
+    return "replicate" if placement.is_replicate() else "partial"
 
 
 def _require_possible(source: DTensorSpec, target: DTensorSpec) -> None:

@@ -8,6 +8,7 @@ from typing import cast
 
 from torch import Tensor
 
+from ..comm.traffic import BY_THREAD, asking
 from ..comm.transports import least_agree_bytes
 from ..mesh.spec import DTensorSpec
 from ..torch_private import is_traced
@@ -109,7 +110,22 @@ class JointPlan:
         given = [locals_[i] for i in members]
         if not self.is_small:
             agree_on_memory(steps, given)
-        return steps[0].start_all(steps, given, later=later)
+        if not BY_THREAD:
+            return steps[0].start_all(steps, given, later=later)
+        scope = self._asking(members)
+        with scope:
+            results = steps[0].start_all(steps, given, later=later)
+
+        def finish() -> list[Tensor]:
+            with scope:
+                return results()
+
+        return finish
+
+    def _asking(self, members: tuple[int, ...]) -> asking:
+        """Return what the steps of some tensors are counted as: what all of them are asked for."""
+        kinds = {plan.asked for i, plan in self.plans if i in members}
+        return asking(kinds.pop() if len(kinds) == 1 else "")
 
     @staticmethod
     def _put(locals_: list[Tensor], members: tuple[int, ...], results: list[Tensor]) -> None:

@@ -11,6 +11,7 @@ from dtckpt.errors import PlacementError
 
 from ..comm.collectives import broadcast
 from ..comm.message_parts import has_own_operators
+from ..comm.traffic import asking
 from ..geometry.box import Box
 from ..geometry.layout import Coordinate
 from ..geometry.placement import Ragged, Replicate, Shard, format_placements
@@ -113,7 +114,9 @@ def scatter_from(tensor: Tensor, spec: DTensorSpec, source: Coordinate | None) -
     if has_own_operators(tensor):
         return _part_of_subclass(tensor, spec, source)
     if source is not None:
-        return redistribute_local(_send_parts(tensor.detach(), values, source), values, spec)
+        with asking("broadcast" if spec.layout.num_replicas == spec.mesh.size() else "scatter"):
+            sent = _send_parts(tensor.detach(), values, source)
+        return redistribute_local(sent, values, spec)
     if not tensor.is_leaf:
         raise PlacementError(_NO_LEAF)
     whole = tensor.detach()
@@ -141,8 +144,9 @@ def _part_of_subclass(tensor: Tensor, spec: DTensorSpec, source: Coordinate | No
         whole = whole.clone()  # written below
         position = list(mesh.layout_mesh.coordinates()).index(source)
         peers = mesh.peers(tuple(range(mesh.ndim)))
-        for inner in inner_tensors(whole):
-            inner.copy_(broadcast(inner, position, peers))
+        with asking("broadcast"):
+            for inner in inner_tensors(whole):
+                inner.copy_(broadcast(inner, position, peers))
     box = Box.whole(tuple(spec.shape)) if spec.box is None else spec.box
     return whole[box.slices].clone(memory_format=torch.contiguous_format)
 

@@ -63,13 +63,20 @@ def test_hooks_take_the_module_or_leave_it_out() -> None:
             assert isinstance(module, nn.Linear)
             return values * 3
 
-    for output_fn in (lambda values, mesh: values * 3, Hook(), lambda *hooked: hooked[1] * 3):  # pyright: ignore[reportUnknownLambdaType, reportUnknownVariableType]
-        layer = distribute_module(
-            nn.Linear(2, 2, bias=False),
-            mesh,
-            input_fn=lambda inputs, mesh: (distribute_tensor(inputs[0], mesh) * 2,),
-            output_fn=output_fn,  # pyright: ignore[reportUnknownArgumentType]
-        )
+    def three(module: nn.Module, values: Any, mesh: DeviceMesh) -> Any:
+        return values * 3
+
+    def two(values: Any, mesh: DeviceMesh) -> Any:
+        return values * 3
+
+    def doubled(inputs: Any, mesh: DeviceMesh) -> Any:
+        return (distribute_tensor(inputs[0], mesh) * 2,)
+
+    for output_fn in (three, two, Hook(), lambda *hooked: hooked[1] * 3):  # pyright: ignore[reportUnknownLambdaType, reportUnknownVariableType]
+        layer = nn.Linear(2, 2, bias=False)
+        with pytest.warns(FutureWarning, match="take the module first") as told:
+            distribute_module(layer, mesh, input_fn=doubled, output_fn=output_fn)  # pyright: ignore[reportUnknownArgumentType]
+        assert len(told) == (2 if output_fn is two else 1)
         weight: Any = layer.weight
         found = layer(torch.ones(1, 2))
         torch.testing.assert_close(found.to_local(), 6 * weight.to_local().sum(1)[None])

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...comm.reductions import all_reduce
+from ...comm.traffic import asking
 from ...mesh.device_mesh import DeviceMesh
 from .local_kernels import zeros_if_empty
 from .table import LocalCall
@@ -47,8 +48,9 @@ def agreed(
         if device.type == "meta" and error is None:
             return result
         failed = torch.tensor([int(error is not None)], dtype=torch.int32, device=device)
-        for axis in axes:
-            failed = all_reduce(failed, "max", mesh.peers((axis,)))
+        with asking("agreement"):
+            for axis in axes:
+                failed = all_reduce(failed, "max", mesh.peers((axis,)))
         if error is not None:
             raise error
         if failed.item():

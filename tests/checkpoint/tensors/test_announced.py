@@ -185,7 +185,7 @@ def test_slices_of_a_global_tensor(cls: Any) -> None:
     run_ranks(2, run)
 
 
-def test_the_protocol_is_that_of_torch_checkpointing() -> None:
+def test_the_protocol_is_that_of_torch_and_torch_checkpointing() -> None:
     corners = [((0, 0), (2, 2)), ((5, 1), (3, 2)), ((2, 0), (3, 1))]
     others = [((0, 2), (2, 1)), ((2, 1), (3, 2)), ((5, 0), (3, 1))]
 
@@ -217,6 +217,50 @@ def test_the_protocol_is_that_of_torch_checkpointing() -> None:
 
     run_ranks(2, run)
     assert torch.equal(dcp.open(store)["w"][...], WHOLE)
+
+
+def merged(boxes: list[tuple[int, int]], first: int, *, fill: bool) -> Any:
+    """Experts of (experts, rows, columns) whose local tensor has experts and rows as one dim."""
+    whole = torch.arange(5 * 4 * 3.0).view(5, 4, 3)
+    told: Any = torch.full((first + sum(n for _, n in boxes) * 4 + 1, 3), -1.0)
+    starts = [first + 4 * sum(n for _, n in boxes[:i]) for i in range(len(boxes))]
+    told.global_shape = (5, 4, 3)
+    told.global_offsets = tuple((start, 0, 0) for start, _ in boxes)
+    told.local_offsets = tuple((at, 0) for at in starts)
+    told.local_sizes = tuple((count, 4, 3) for _, count in boxes)
+    for (start, count), at in zip(boxes, starts, strict=True) if fill else ():
+        told.data[at : at + 4 * count] = whole[start : start + count].flatten(0, 1)
+    return told
+
+
+def test_local_tensors_may_have_leading_dims_as_one() -> None:
+    store = MemoryStore()
+    saved = [([(3, 2), (0, 1)], 2), ([(1, 2)], 0)]
+    loaded = [([(0, 4)], 1), ([(4, 1)], 3)]
+
+    def run(rank: int, group: Any) -> None:
+        dcp.save({"w": merged(*saved[rank], fill=True)}, store, process_group=group)
+        assert dcp.open(store)["w"][...].flatten().tolist() == list(range(60))
+        into = merged(*loaded[rank], fill=False)
+        dcp.load({"w": into}, store, process_group=group)
+        assert into.equal(merged(*loaded[rank], fill=True)), "the rest is as it was"
+
+    run_ranks(2, run)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "sizes"),
+    [((0, 1), (1, 4, 3)), ((5, 0), (1, 4, 3)), ((0, 0), (2, 2, 2)), ((0, 0, 0), (1, 4, 3))],
+    ids=str,
+)
+def test_boxes_that_do_not_lie_in_such_rows_are_refused(
+    offsets: tuple[int, ...], sizes: tuple[int, ...]
+) -> None:
+    told = merged([(0, 1)], 0, fill=True)[:5]
+    told.global_shape, told.global_offsets = (5, 4, 3), ((0, 0, 0),)
+    told.local_offsets, told.local_sizes = (offsets,), (sizes,)
+    with pytest.raises(LayoutMismatch, match="does not lie in them"):
+        dcp.save({"w": told}, MemoryStore())
 
 
 def test_a_local_tensor_may_list_shards() -> None:

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import dtckpt.checkpoint as dcp
-from dtckpt.dtensor import DeviceMesh, DTensor, Replicate, Shard
+from dtckpt.dtensor import DeviceMesh, DTensor, Partial, Replicate, Shard, distribute_tensor
 from dtckpt.dtensor.comm.traffic import BY_THREAD
 from dtckpt.dtensor.debug import CommDebugMode
 from dtckpt.dtensor.debug.comm_reports import json_report
@@ -272,5 +272,44 @@ def test_operators_give_the_same_results_under_the_mode() -> None:
         torch.testing.assert_close(mean.full_tensor(), expected.softmax(-1).mean())
         assert isinstance(mean, DTensor)
         assert "aten._softmax.default" in comm.generate_comm_debug_tracing_table(1)
+
+    run_on_mesh((2,), body)
+
+
+def test_counts_are_of_what_was_asked_for() -> None:
+    """Whatever the backend takes for it: torch's operators find theirs."""
+    ops = torch.ops.c10d_functional
+
+    def body(mesh: DeviceMesh) -> None:
+        rows = scattered(torch.arange(24.0).view(8, 3), mesh, [Shard(0)])
+        terms = DTensor.from_local(torch.ones(8, 3), mesh, [Partial()])
+        for made, placements, op in (
+            (rows, [Replicate()], ops.all_gather_into_tensor),
+            (rows, [Shard(1)], ops.all_to_all_single),
+            (terms, [Replicate()], ops.all_reduce),
+            (terms, [Shard(0)], ops.reduce_scatter_tensor),
+        ):
+            for wait in (False, True):
+                with CommDebugMode() as comm:
+                    made.redistribute(placements=placements, async_op=wait).to_local()
+                assert comm.get_comm_counts() == {op: 1}, op
+                assert comm.get_comm_counts()[op] == comm.get_total_counts() == 1
+                assert comm.get_comm_counts() != {op: 2}
+        for placements, kind in (([Shard(0)], "scatter"), ([Replicate()], "broadcast")):
+            with CommDebugMode() as comm:
+                distribute_tensor(torch.ones(8), mesh, placements)
+            assert comm.get_comm_counts() == {kind: 1}
+            assert comm.get_comm_counts()["agreement"] == 1, "on the arguments"
+        with CommDebugMode() as comm:
+            DTensor.from_local(torch.ones(2), mesh, [Shard(0)])
+        assert (comm.get_total_counts(), comm.get_comm_counts()["agreement"]) == (0, 1)
+        assert [seen.collective.kind for seen in comm.get_collectives()] == ["all_gather"]
+        with CommDebugMode() as comm:  # not-a-number of a maximum is looked for by a second one
+            DTensor.from_local(torch.ones(300_000), mesh, [Partial("max")]).full_tensor()
+        assert comm.get_comm_counts() == {"all_reduce": 1}
+        assert len(comm.get_collectives()) > 1
+        with CommDebugMode() as comm:
+            terms.sum().full_tensor()
+        assert comm.get_comm_counts() == {"all_reduce": 1}
 
     run_on_mesh((2,), body)
