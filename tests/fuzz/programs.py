@@ -58,9 +58,9 @@ _NUMBERS: dict[str, Program] = {
         "x = torch.div(a, s0, rounding_mode='floor')",
         runs=({"s0": 0},),
     ),
-    "float alpha of integers where a part is empty": _of(
+    "float beta of integers where a part is empty": _of(
         {"a": _in((1, 1), "R", "int64"), "b": _in((1, 1), "S(0)", "int64")},
-        "x = torch.addmm(a, a, b, alpha=s0)",
+        "x = torch.addmm(a, a, b, beta=s0, alpha=2)",
         runs=({"s0": 2.0},),
     ),
     "infinite alpha of integers without elements": _of(
@@ -91,7 +91,7 @@ _PLAIN_SCALARS: dict[str, Program] = {
         ("p.addcmul_(a, a)", "positive", "ones", {}),
         ("p.logical_xor_(a)", "positive", "ones", {}),
         ("torch._foreach_sub_([p, a], s0)", "positive", "ones", {"runs": ({"s0": 2},)}),
-        ("torch._foreach_mul_([p, a], [a, a])", "positive", "positive", {}),
+        ("torch._foreach_mul_([p, a], s0)", "positive", "ones", {"runs": ({"s0": 2},)}),
         ("torch._foreach_sqrt_([a, p])", "mixed", "positive", {}),
         ("torch._foreach_copy_([p, a], [a, p])", "positive", "ones", {}),
         ("step(torch.optim.RAdam, [a, p], [a, a], lr=0.25, foreach=True)", "mixed", "mixed", {}),
@@ -282,6 +282,8 @@ FOUND: dict[str, Program] = {
 
 NOT_YET: frozenset[str] = frozenset(
     {
+        "float beta of integers where a part is empty",
+        "plain scalar: torch._foreach_mul_([p, a], s0)",
         "floor division by 2, then by 2.0",
         "floor division by 3.0, then by 3",
         "partial sum times infinity",

@@ -26,7 +26,7 @@ def shrink(
 
     Tries at most so many programs.
     """
-    best, found = _shortest_prefix(program, finding, examine)
+    best, found = shortest_prefix(program, finding, examine)
     wanted = _sign(found)
     is_smaller = True
     tried = {repr(best)}
@@ -59,9 +59,10 @@ def _tried(examine: Examine, program: Program) -> Finding | None:
         return None  # it is no program any more
 
 
-def _shortest_prefix(
+def shortest_prefix(
     program: Program, finding: Finding, examine: Examine
 ) -> tuple[Program, Finding]:
+    """Return the fewest first lines of a program that show a finding, whose cause is the last."""
     for count in range(1, len(program.lines)):
         shorter = replace(program, lines=program.lines[:count])
         found = _tried(examine, shorter)
