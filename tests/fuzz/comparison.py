@@ -27,7 +27,8 @@ class Finding:
     """One difference."""
 
     kind: str
-    """hang, ranks differ, raises, no error, value, shape, dtype, local, replicas, memory, type."""
+    """hang, ranks differ, raises, rule, no error, value, shape, dtype, grad, local, memory, type;
+    of a rule that the library itself finds to be wrong ``rule``."""
     line: int
     """The first line after which it is seen."""
     text: str
@@ -107,6 +108,12 @@ _MAY_PASS = (
 """Errors of one device that come of its memory or its kernels, and need be none of the ranks."""
 
 
+def _blames_a_rule(error: Exception | None) -> bool:
+    """Whether the library has noticed that a kernel does other than its own rule says."""
+    texts = ("The sharding rule of the operator is wrong", ": the local tensor is ")
+    return any(text in str(error) for text in texts)
+
+
 def _is_saved(error: Exception | None) -> bool:
     """Whether a tensor was written that ranks save for backward, and one device does not."""
     return "has been modified by an inplace operation" in str(error)
@@ -139,6 +146,8 @@ def _errors_compared(
         text = f"one device: {_told(plain.error)}; the ranks raise nothing there"
         return Finding("no error", plain.failed_line, text, run), None
     line = program.lines[first] if first < len(program.lines) else ""
+    if any(_blames_a_rule(error) for error in errors):
+        return Finding("rule", first, told, run), None
     if all(isinstance(error, REFUSALS) or _is_saved(error) for error in errors):
         return None, Refusal(operator_of(line) if line else "", _told(errors[0]), first)
     return Finding("raises", first, told, run), None
