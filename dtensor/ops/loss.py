@@ -19,6 +19,7 @@ from .engine.dtypes import is_low
 from .engine.factors import FIRST, Dims, Factors
 from .engine.forms import operators
 from .engine.gathered import on_gathered
+from .engine.kernel_dtypes import dtypes_by_kernel, kernel_dtypes
 from .engine.local_kernels import with_argument
 from .engine.primitives import cut_axes, has_terms
 from .engine.table import (
@@ -54,10 +55,25 @@ def of_elements_rule(call: OpCall) -> Rule:
     return _loss(call, inputs, (all_dims(len(shape)),), math.prod(shape))
 
 
-@rule(
-    *operators(aten, "mse_loss_backward huber_loss_backward smooth_l1_loss_backward"),
-    *operators(aten, "soft_margin_loss_backward binary_cross_entropy_backward"),
+_OF_ELEMENTS_BACKWARD = operators(
+    aten,
+    "mse_loss_backward huber_loss_backward smooth_l1_loss_backward soft_margin_loss_backward"
+    " binary_cross_entropy_backward",
 )
+
+# Predictions and targets of unlike dtypes are promoted by some, and refused by others.
+dtypes_by_kernel(*_OF_ELEMENTS, *_OF_ELEMENTS_BACKWARD)
+
+
+@meta(*_OF_ELEMENTS_BACKWARD)
+def of_elements_backward_meta(
+    grad: Tensor, values: Tensor, target: Tensor, *_: Any, **__: Any
+) -> Tensor:
+    """Return an empty gradient; torch divides by the number of elements, which may be none."""
+    return (values - target) * grad
+
+
+@rule(*_OF_ELEMENTS_BACKWARD)
 def of_elements_backward_rule(call: OpCall) -> Rule:
     """Their gradients: elements again, scaled by the number of all."""
     shape = tuple(call.specs[1].shape)
@@ -119,8 +135,8 @@ def _local_sum(count: int) -> LocalMaker:
         total_of = with_argument(local.call.op, "reduction", SUM)
 
         def share(total: Tensor, values: Tensor) -> Tensor:
-            # Not every kernel sums no losses to 0.
-            return total / count if values.numel() else torch.zeros_like(total)
+            # Not every kernel sums no losses to 0. The mean of none at all is not a number.
+            return (total if values.numel() else torch.zeros_like(total)) / count
 
         def run(values: Tensor, *args: Any, **kwargs: Any) -> Any:
             result = total_of(values, *args, **kwargs)
@@ -182,13 +198,13 @@ def _in_single(op: Op) -> Decomposition:
 
     def run(*args: Any, **kwargs: Any) -> Any:
         values, target = args[:2]
-        if (
-            argument_of(op, args, kwargs, "reduction") == NONE
-            or not is_low(values.dtype)
-            or _is_whole(values, target)
-        ):
+        if argument_of(op, args, kwargs, "reduction") == NONE or _is_whole(values, target):
             return NotImplemented
-        return op(*[single_if_low(arg) for arg in args], **kwargs).to(values.dtype)
+        dtypes = kernel_dtypes(op, args, kwargs, values.device.type)
+        result = dtypes[0] if dtypes else None
+        if result is None or not is_low(result):
+            return NotImplemented
+        return op(*[single_if_low(arg) for arg in args], **kwargs).to(result)
 
     return run
 

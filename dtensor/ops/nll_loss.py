@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from ..mesh.spec import DTensorSpec
+from ..tensor.schemas import Op, argument_place
 from .engine.dims import all_dims
 from .engine.dtypes import is_low
 from .engine.factors import FIRST, Dims, Factors
-from .engine.table import Decomposition, LocalCall, OpCall, Rule, decomposition, rule
+from .engine.table import Decomposition, LocalCall, OpCall, Rule, decomposition, meta, rule
 from .loss import MEAN, NONE, SUM, single_if_low
 
 aten = torch.ops.aten
@@ -50,6 +51,26 @@ def nll_loss_backward_rule(call: OpCall) -> Rule:
         local=_local_backward,
         positions=frozenset({_class_dim(len(classes))}),
     )
+
+
+def _with_long_targets(op: Op) -> Callable[..., Any]:
+    """Return the operator for tensors without data, where torch takes no targets in bytes."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        place = argument_place(op, "target")
+        index = place[0] if place else 0
+        return op(*args[:index], args[index].long(), *args[index + 1 :], **kwargs)
+
+    return run
+
+
+for _op in (
+    aten.nll_loss_forward.default,
+    aten.nll_loss2d_forward.default,
+    aten.nll_loss_backward.default,
+    aten.nll_loss2d_backward.default,
+):
+    meta(_op)(_with_long_targets(_op))
 
 
 def _dims(source: DTensorSpec) -> tuple[Dims, Dims, Dims]:

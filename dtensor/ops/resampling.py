@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from ..geometry.placement import REDUCE_OPS
-from .engine.forms import Form, linear, register_forms
+from ..tensor.schemas import Op, argument_of
+from .engine.forms import Form, linear, operators, register_forms
 from .engine.local_kernels import with_local_shape, zeros_of_nothing
-from .engine.table import LocalCall
+from .engine.table import LocalCall, meta
 
 aten = torch.ops.aten
 
@@ -58,9 +59,26 @@ UPSAMPLES = (
     " upsample_nearest2d upsample_nearest3d upsample_trilinear3d"
 )
 
+
+def _resized(op: Op, size: str) -> Callable[..., Tensor]:
+    """Return what makes an empty result of the named size; torch's own fails for no images."""
+
+    def empty(images: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if images.ndim == 0 or images.shape[0] or 0 in images.shape[1:]:
+            return op(images, *args, **kwargs)
+        sizes = argument_of(op, (images, *args), kwargs, size)
+        return images.new_empty(sizes if size == "input_size" else [*images.shape[:2], *sizes])
+
+    return empty
+
+
 for table in (SHUFFLES, SAMPLERS):
     register_forms(aten, table)
 
 for name in UPSAMPLES.split():
     backward = linear("nc_ -> nc_", _to_input_size)
     register_forms(aten, {name: linear("nc_ -> nc_"), f"{name}_backward": backward})
+    for _op in operators(aten, name):
+        meta(_op)(_resized(_op, "output_size"))
+    for _op in operators(aten, f"{name}_backward"):
+        meta(_op)(_resized(_op, "input_size"))
