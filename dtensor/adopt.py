@@ -25,7 +25,8 @@ def from_torch(tensor: torch_tensor.DTensor) -> DTensor:
     _require("from_torch", tensor, torch_tensor.DTensor, "torch")
     layout = layout_from_torch(tensor)
     mesh = DeviceMesh.from_torch(tensor.device_mesh)
-    spec = spec_of(mesh, layout.placements, layout.shape, tensor.stride(), tensor.dtype)
+    # Not the strides of torch's tensor, which follow from the local part and differ between ranks.
+    spec = spec_of(mesh, layout.placements, layout.shape, None, tensor.dtype)
     local = waited(local_of_torch(tensor))
     if spec.box is not None and spec.box.is_empty and local.numel() == 0:
         local = local.detach().view(spec.box.sizes)  # FSDP2 makes it empty along other dims too

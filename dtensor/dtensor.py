@@ -36,6 +36,7 @@ from .tensor.autograd import (
 from .tensor.awaited import Awaited
 from .tensor.compilers import opaque
 from .tensor.copied_view import LINKS, CopiedView, forget_viewed, refresh, share_origin
+from .tensor.irregular import Irregular
 from .tensor.leaf_gradients import PlacedGradients, follow_leaf, place_gradient
 from .tensor.local_parts import (
     brought,
@@ -51,7 +52,7 @@ from .tensor.setitem import set_item
 from .tensor.traceable import Traceable
 from .tensor.wrapper import Wrapper
 from .tensor.write_counts import counted_data, join_counts
-from .torch_private import is_traced, lists_by_default, no_torch_function
+from .torch_private import base_of, is_traced, lists_by_default, no_torch_function
 
 # torch's setter knows the wrapper only, not the local tensor in it.
 _DATA: Any = Tensor.data
@@ -215,6 +216,16 @@ class DTensor(PlacedGradients, Checkpointable, Traceable):  # pyright: ignore[re
         share_origin(self, value)
         follow_leaf(self)
 
+    # The stubs call the argument otherwise than torch does.
+    def contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> Tensor:
+        """Return the tensor in contiguous memory: itself where all ranks know that it is."""
+        base = base_of(self)
+        # The part of some rank may not fit the strides, and only that rank knows.
+        may_be_irregular = vars(self if base is None else base).get("_may_be_irregular")
+        if may_be_irregular or isinstance(self, Irregular):
+            return self.clone(memory_format=memory_format)
+        return super().contiguous(memory_format=memory_format)
+
     def wait(self) -> DTensor:
         """Wait for a collective that ``async_op`` left under way; return the tensor."""
         _ = self.local
@@ -312,6 +323,10 @@ class CopiedDTensor(CopiedView, _Converted):  # pyright: ignore[reportIncompatib
     """A view that had to be copied; see ``DTensor``."""
 
 
+class IrregularDTensor(Irregular, _Converted):  # pyright: ignore[reportIncompatibleVariableOverride]
+    """A DTensor whose local part does not fit the strides of the whole."""
+
+
 @opaque
 class AwaitedDTensor(Awaited, _Converted):  # pyright: ignore[reportIncompatibleVariableOverride]
     """A DTensor whose local part is still on its way."""
@@ -345,18 +360,24 @@ def _from_local(
     require_commuting(ours)
     if is_traced(local_tensor) and shape is None and any(p.is_shard() for p in ours):
         local_tensor, shape = taken_for_even(local_tensor, mesh, ours)
-    spec = spec_of_local(local_tensor, mesh, ours, shape, stride, compare=run_check)
+    spec, is_agreed = spec_of_local(local_tensor, mesh, ours, shape, stride, compare=run_check)
     if run_check:
         take_from_first(local_tensor, spec)
     grads = _gradient_placements(grad_placements, spec)
     if local_tensor.requires_grad and torch.is_grad_enabled():
-        return cast(DTensor, FromLocal.apply(local_tensor, DTensor, spec, grads))
-    given = local_tensor.detach() if local_tensor.requires_grad else local_tensor
-    return DTensor(given.view_as(given), spec)
+        made = cast(DTensor, FromLocal.apply(local_tensor, DTensor, spec, grads))
+    else:
+        given = local_tensor.detach() if local_tensor.requires_grad else local_tensor
+        made = DTensor(given.view_as(given), spec)
+    if not is_agreed:
+        vars(made)["_may_be_irregular"] = True
+    return made
 
 
 NODES["from_local"] = _from_local
 DTensor.copied_view = CopiedDTensor
+DTensor.irregular = IrregularDTensor
+DTensor.ordinary = DTensor
 DTensor.awaited = AwaitedDTensor
 
 

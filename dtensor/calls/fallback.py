@@ -31,6 +31,7 @@ from ..tensor.copied_view import (
     write_past,
 )
 from ..tensor.inplace_views import change_shape, changes_shape, resize
+from ..tensor.irregular import Irregular, regular_local, store
 from ..tensor.schemas import Op, base_name, functional_of, is_random, is_written
 from ..tensor.wrapper import Wrapper
 from ..torch_private import decompositions, has_modes, is_composite, outside_modes, schema_of
@@ -244,7 +245,7 @@ def _run_whole(bound: Bound) -> Any:
         for leaf in bound.leaves:
             refuse_lost_writes(op, leaf)
     _warn_once(bound, whole_specs)
-    locals_ = [leaf.local if isinstance(leaf, Wrapper) else leaf for leaf in bound.leaves]
+    locals_ = [regular_local(leaf) for leaf in bound.leaves]
     moves = list(zip(bound.specs, whole_specs, strict=True))
     wholes = [
         redistribute_locals([local], [move])[0] for local, move in zip(locals_, moves, strict=True)
@@ -255,7 +256,8 @@ def _run_whole(bound: Bound) -> Any:
         _write_back(bound, whole_specs, wholes)
     # A view of what was gathered shares no memory with the tensor that it should be a view of.
     lost = op.is_view and any(
-        isinstance(leaf, Wrapper) and (isinstance(leaf, CopiedView) or whole is not leaf.local)
+        isinstance(leaf, CopiedView | Irregular)
+        or (isinstance(leaf, Wrapper) and whole is not leaf.local)
         for whole, leaf in zip(wholes, bound.leaves, strict=True)
     )
     by_identity = {id(whole): leaf for whole, leaf in zip(wholes, bound.leaves, strict=True)}
@@ -298,8 +300,8 @@ def _write_back(bound: Bound, whole_specs: list[DTensorSpec], wholes: list[Tenso
     for leaf, spec, whole_spec, whole in zip(
         bound.leaves, bound.specs, whole_specs, wholes, strict=True
     ):
-        if isinstance(leaf, Wrapper) and whole is not leaf.local:
-            leaf.local.copy_(redistribute_local(whole, whole_spec, spec))
+        if isinstance(leaf, Wrapper) and (whole is not leaf.local or isinstance(leaf, Irregular)):
+            store(leaf, redistribute_local(whole, whole_spec, spec))
 
 
 def _warn_once(bound: Bound, whole_specs: list[DTensorSpec]) -> None:

@@ -20,6 +20,7 @@ from ..tensor.copied_view import (
     remember_written_through,
     write_view,
 )
+from ..tensor.irregular import Irregular, regular_local, store, views_of
 from ..tensor.schemas import Op, functional_of
 from ..tensor.wrapper import Wrapper, counting_writes, new_wrapper, require_part
 from .binding import Bound
@@ -53,7 +54,10 @@ class LocalPlan:
         lead = call.args[0] if call.args else None
         if any(isinstance(leaves[index], CopiedView) for index in self.written):
             return self._run_on_views(call)
-        locals_ = [leaf.local if isinstance(leaf, Wrapper) else leaf for leaf in leaves]
+        viewed = leaves[0]
+        if self.view_call is not None and isinstance(viewed, Irregular) and self._views_parts:
+            return self._run_on_irregular(viewed)
+        locals_ = [regular_local(leaf) for leaf in leaves]
         if self.moves:
             move(locals_, self.moves)
         local_args, local_kwargs = call.replaced(locals_)
@@ -66,6 +70,24 @@ class LocalPlan:
             made = ViewCall(self.op, call.args[1:], call.kwargs)
             remember_written_through(wrapped, leaves[0], made)
         return wrapped
+
+    @property
+    def _views_parts(self) -> bool:
+        """Whether views are such of the memory that each rank has."""
+        return not self.moves and not self.copies
+
+    def _run_on_irregular(self, viewed: Wrapper) -> Any:
+        """Return views of a part, as far as its memory allows."""
+        call = self.view_call
+        assert call is not None
+
+        def run(tensor: Tensor) -> Any:
+            return self.run_local(tensor, *call.args, **call.kwargs)
+
+        if torch.is_inference_mode_enabled() and not viewed.is_inference():
+            with counting_writes():
+                return views_of(viewed, run, self.outputs)
+        return views_of(viewed, run, self.outputs)
 
     def _run_on_views(self, call: Call) -> Any:
         """Run an operator in place on views in name only, so that the viewed tensors see it."""
@@ -89,12 +111,14 @@ class LocalPlan:
         call = self.view_call
         if call is None:
             return self._wrapped(cls, result)
+        if _was_copied(result, local) and self._views_parts and not isinstance(first, CopiedView):
+            return self._run_on_irregular(first)
         if torch.is_inference_mode_enabled() and not first.is_inference():
             with counting_writes():
                 wrapped = self._wrapped(cls, result)
         else:
             wrapped = self._wrapped(cls, result)
-        if self.moves or self.copies or isinstance(first, CopiedView) or _was_copied(result, local):
+        if isinstance(first, CopiedView) or not self._views_parts:
             made: list[Tensor] = []
             collect_tensors([wrapped], made)
             mark_copied(made, first, call, self.moves[0][2].placements if self.moves else None)
@@ -103,10 +127,11 @@ class LocalPlan:
     def _write_back(self, leaves: Sequence[Tensor], locals_: list[Tensor]) -> None:
         """Bring new values to where the tensors lie: other views of their memory see them too."""
         move(locals_, self.written_back)
-        for index, _, _ in self.written_back:
+        moved = {index for index, _, _ in self.written_back}
+        for index in self.written:
             leaf = leaves[index]
-            if isinstance(leaf, Wrapper):
-                leaf.local.copy_(locals_[index])
+            if isinstance(leaf, Wrapper) and (index in moved or isinstance(leaf, Irregular)):
+                store(leaf, locals_[index])
 
     def _wrapped(self, cls: type[Wrapper], result: Any) -> Any:
         outputs = self.outputs

@@ -14,7 +14,7 @@ from dtckpt.errors import PlacementError
 from ..dtensor import DTensor
 from ..geometry.placement import Partial, Placement, Replicate, Shard
 from ..mesh.device_mesh import DeviceMesh
-from ..mesh.spec import DTensorSpec, spec_of
+from ..mesh.spec import DTensorSpec, contiguous_spec, spec_of
 from ..mesh.torch_layouts import AnyPlacement, is_placement
 from ..redistribute import redistribute_local
 from ..tensor.local_parts import require_plain
@@ -61,7 +61,7 @@ class ShardedParameter:
             require_plain(f"fully_shard of {name!r}", parameter)
             mesh, model, own = data.mesh, None, ()
         else:
-            model = parameter.spec
+            model = contiguous_spec(parameter.spec)  # as all that is gathered lies in memory
             mesh = _with_model(name, data.mesh, model.mesh)
             own = model.placements
             if model.layout.is_partial:
@@ -70,7 +70,7 @@ class ShardedParameter:
         cuts = [axis for axis, placement in enumerate(own) if placement.is_shard(dim)]
         if dim is not None and cuts:  # the model cuts first
             own, sharded = _after(own, cuts, dim, sharded)
-        meta = parameter.shape, parameter.stride(), parameter.dtype
+        meta = parameter.shape, None, parameter.dtype
         repeated = (Replicate(),) * data.mesh.ndim
         return cls(
             name,

@@ -49,6 +49,8 @@ class DTensorSpec:
     process has no rank or is not in the mesh."""
     local_shape: tuple[int, ...] = field(init=False)
     """Shape of this rank's local tensor; (0,) where the rank is not in the mesh."""
+    is_row_major: bool = field(init=False)
+    """Whether the strides are those of contiguous memory."""
 
     def __post_init__(self) -> None:
         here = self.mesh.get_coordinate() if self.mesh.has_rank else None
@@ -57,6 +59,8 @@ class DTensorSpec:
         box = None if here is None else self.layout.box(here)
         object.__setattr__(self, "box", box)
         object.__setattr__(self, "local_shape", (0,) if box is None else box.sizes)
+        is_row_major = self.stride == row_major_strides(self.layout.shape)
+        object.__setattr__(self, "is_row_major", is_row_major)
 
     def __deepcopy__(self, memo: object) -> DTensorSpec:
         return self

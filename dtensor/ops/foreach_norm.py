@@ -196,6 +196,6 @@ def _wrapped(tensors: Sequence[Tensor], norms: list[Tensor], plan: _NormPlan) ->
             norm = norm.to(dtype)
         if isinstance(tensor, Wrapper) and spec is not None:
             here = norm if spec.box is not None else norm.new_empty(0)
-            norm = new_wrapper(type(tensor), here, spec, False)
+            norm = new_wrapper(tensor.ordinary, here, spec, False)
         made.append(norm)
     return made

@@ -20,6 +20,7 @@ from ..comm.reductions import all_reduce
 from ..mesh.spec import DTensorSpec
 from ..redistribute import redistribute_local, redistribute_locals
 from ..tensor.copied_view import refuse_lost_writes
+from ..tensor.irregular import store
 from ..tensor.schemas import Op
 from ..tensor.wrapper import Wrapper
 from .engine.table import across_meshes
@@ -62,7 +63,7 @@ class LocalLists:
             [(spec, tensor.spec) for tensor, _, spec in self._copies],
         )
         for (tensor, _, _), local in zip(self._copies, computed, strict=True):
-            tensor.local.copy_(local)
+            store(tensor, local)
         increment_version(self._written)  # which torch does not do for these operators
 
 

@@ -24,6 +24,7 @@ from ..mesh.spec import DTensorSpec
 from ..redistribute import redistribute_local
 from ..torch_private import num_writes
 from .autograd import placed
+from .irregular import Irregular, memory_of
 from .schemas import Op
 from .wrapper import Wrapper, new_wrapper
 from .write_counts import ATTRIBUTES, total_writes
@@ -103,12 +104,14 @@ class ViewCall:
 class Source:
     """What a viewed tensor holds, as it was laid out when it was viewed."""
 
-    __slots__ = ("_cls", "_links", "_local", "_made", "_spec")
+    __slots__ = ("_cls", "_links", "_local", "_made", "_spec", "_viewed_as")
 
     def __init__(self, tensor: Wrapper) -> None:
-        self._cls, self._local, self._spec = type(tensor), tensor.local, tensor.spec
+        _ = tensor.local  # waits for it, or raises where that is stale
+        self._cls, self._local, self._spec = type(tensor), memory_of(tensor), tensor.spec
         is_copied = isinstance(tensor, CopiedView)
         self._links = (tensor._origin, tensor._local_viewed) if is_copied else None
+        self._viewed_as = tensor._viewed_as if isinstance(tensor, Irregular) else None
         self._made: Wrapper | None = None
 
     def wrapper(self) -> Wrapper:
@@ -120,6 +123,8 @@ class Source:
                 copied = cast(CopiedView, made)
                 copied._origin, copied._local_viewed = self._links
                 copied._num_writes = None  # who views it sees whether it is stale
+            elif isinstance(made, Irregular):
+                made._viewed_as = self._viewed_as
         return made
 
 
@@ -192,7 +197,8 @@ def mark_copied(
     if isinstance(viewed, CopiedView):
         num_writes, local_viewed = viewed._num_writes, viewed._local_viewed
     else:
-        num_writes, local_viewed = total_writes(viewed), (viewed.local, _count(viewed.local))
+        memory = memory_of(viewed)
+        num_writes, local_viewed = total_writes(viewed), (memory, _count(memory))
     source = Source(viewed)
     for index, view in enumerate(views):
         if isinstance(view, Wrapper):
@@ -234,7 +240,7 @@ def move_values(tensor: Wrapper, call: ViewCall, values: Tensor, spec: DTensorSp
 
     Its memory stays behind for its other views, which see what is written to it.
     """
-    local, source = tensor.local, Source(tensor)
+    local, source = memory_of(tensor), Source(tensor)
     copied = _as_copied(tensor)
     count = total_writes(tensor)
     copied._num_writes = None if count is None else count + 1

@@ -91,7 +91,7 @@ class _Placing:
             target = contiguous_spec(source.with_placements(self._spec.placements))
             self._targets[source] = target
         local = redistribute_local(grad.local, source, target)
-        return new_wrapper(type(grad), local, target, False)
+        return new_wrapper(grad.ordinary, local, target, False)
 
 
 def _place_gradient_of_leaf(tensor: Wrapper) -> None:

@@ -14,7 +14,6 @@ from dtckpt.errors import PlacementError
 from ..comm.collectives import broadcast, to_bytes
 from ..comm.message_parts import has_own_operators
 from ..comm.reductions import all_reduce
-from ..geometry.box import row_major_strides
 from ..geometry.layout import Coordinate, Layout
 from ..geometry.placement import Placement, Ragged, format_placements
 from ..graphs.calls import record
@@ -23,6 +22,7 @@ from ..mesh.rows import gather_rows
 from ..mesh.same_mesh import code_of
 from ..mesh.spec import DTensorSpec, spec_of
 from ..torch_private import NotRecorded, is_traced
+from .strides import agreed_strides, part_fits
 from .wrapper import Wrapper
 
 MAX_DIMS = 15
@@ -114,13 +114,15 @@ def spec_of_local(
     stride: Sequence[int] | None,
     *,
     compare: bool,
-) -> DTensorSpec:
-    """Return the spec of a tensor of which every rank holds ``local``.
+) -> tuple[DTensorSpec, bool]:
+    """Return the spec of a tensor of which every rank holds ``local``, and if strides are agreed.
 
     Without ``shape`` the sizes of sharded dims are summed over the ranks, and a Ragged without
-    sizes gets those that the ranks have: they exchange their local shapes once. Nothing is
-    exchanged where both are known, unless ``compare`` asks for it. Raises PlacementError, on every
-    rank that took part in an exchange, where a local shape is not that of its layout.
+    sizes gets those that the ranks have: they exchange their local shapes and strides once. Nothing
+    is exchanged where both are known, unless ``compare`` asks for it. The strides are then
+    row-major, unless ``stride`` is given: those of this rank's part say nothing of others. Raises
+    PlacementError, on every rank that took part in an exchange, where a local shape is not that of
+    its layout.
     """
     if len(placements) != mesh.ndim:
         raise PlacementError(
@@ -138,21 +140,28 @@ def spec_of_local(
             "Ragged(dim, sizes) with its sizes), or call from_local on ranks of the mesh only"
         )
     reported: dict[Coordinate, tuple[int, ...]] = {}
+    strides: dict[Coordinate, tuple[int, ...]] = {}
     if compare or infers:
-        reported = _local_shapes(local, mesh)
+        reported, strides = _local_shapes(local, mesh)
     if infers:
         _require_one_ndim(reported)
     if asks_sizes:
         placements = _with_sizes(placements, mesh, reported)
     if shape is None:
         shape = _summed(placements, reported) if sharded else own
-    global_stride = _stride_like(local, shape) if stride is None else stride
-    spec = spec_of(mesh, placements, shape, global_stride, local.dtype)
+    is_agreed = stride is not None or bool(reported) or mesh.layout_mesh.size == 1
+    if stride is None and reported and len({*map(len, reported.values()), len(shape)}) == 1:
+        parts = [(reported[c], strides[c]) for c in reported]
+        stride = agreed_strides(parts, shape)
+        is_agreed = all(part_fits(part, shape, stride) for part in parts)
+    elif stride is None and is_agreed and own == tuple(shape):
+        stride = local.stride()
+    spec = spec_of(mesh, placements, shape, stride, local.dtype)
     if reported:
         _check_shapes(spec.layout, reported)
     else:
         check_local_shape(local, spec)
-    return spec
+    return spec, is_agreed
 
 
 def check_local_shape(local: Tensor, spec: DTensorSpec) -> None:
@@ -170,11 +179,15 @@ _NOT_TOLD = (
 )
 
 
-def _local_shapes(local: Tensor, mesh: DeviceMesh) -> dict[Coordinate, tuple[int, ...]]:
+def _local_shapes(
+    local: Tensor, mesh: DeviceMesh
+) -> tuple[dict[Coordinate, tuple[int, ...]], dict[Coordinate, tuple[int, ...]]]:
+    """Return the shapes and the strides of all ranks' local tensors."""
     if is_traced(local):
         raise NotRecorded("what ranks ask each other of their local tensors")
-    own = tuple(local.shape)
-    rows = gather_rows([*_padded(own), code_of(str(local.dtype))], mesh)
+    own, strides = tuple(local.shape), local.stride()
+    told = [*_padded(own), *_padded(strides)[1:], code_of(str(local.dtype))]
+    rows = gather_rows(told, mesh)
     if len({row[-1] for row in rows.values()}) > 1:
         raise PlacementError(
             f"local tensors have different dtypes (this rank's is {local.dtype}); make them one"
@@ -184,7 +197,9 @@ def _local_shapes(local: Tensor, mesh: DeviceMesh) -> dict[Coordinate, tuple[int
             f"some local tensor has more than {MAX_DIMS} dims (this rank's has {len(own)}) and "
             "needs an explicit shape="
         )
-    return {at: tuple(row[1 : 1 + row[0]]) for at, row in rows.items()}
+    shapes = {at: tuple(row[1 : 1 + row[0]]) for at, row in rows.items()}
+    first = 1 + MAX_DIMS
+    return shapes, {at: tuple(row[first : first + row[0]]) for at, row in rows.items()}
 
 
 def _padded(shape: tuple[int, ...]) -> list[int]:
@@ -265,18 +280,6 @@ def _listed(shapes: dict[Coordinate, tuple[int, ...]]) -> str:
     return ", ".join(parts) + (", ..." if len(shapes) > len(parts) else "")
 
 
-def _stride_like(local: Tensor, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return strides for ``shape`` that order the dims as those of ``local``."""
-    if local.is_contiguous():
-        return row_major_strides(tuple(shape))
-    order = sorted(range(local.ndim), key=lambda dim: -local.stride(dim))
-    packed = row_major_strides(tuple(shape[dim] for dim in order))
-    strides = [0] * local.ndim
-    for dim, step in zip(order, packed, strict=True):
-        strides[dim] = step
-    return tuple(strides)
-
-
 def check_parts(local: Tensor, spec: DTensorSpec) -> None:
     """Raise PlacementError on every rank where local tensors are not the parts of one tensor.
 
@@ -347,7 +350,8 @@ def taken_for_even(
     shape = tuple(sizes)
 
     def run(given: list[Tensor]) -> list[Tensor]:
-        found = spec_of_local(given[0], mesh, placements, None, None, compare=False).shape
+        spec, _ = spec_of_local(given[0], mesh, placements, None, None, compare=False)
+        found = spec.shape
         if tuple(found) != shape:
             raise PlacementError(
                 f"from_local in a compiled graph takes parts of one size, got those of a tensor "

@@ -17,6 +17,7 @@ from dtckpt.errors import PlacementError
 
 from ..mesh.spec import DTensorSpec
 from ..torch_private import make_wrapper, quick_constructor, take_bits
+from .strides import fits
 
 
 class Wrapper(Tensor):
@@ -34,6 +35,10 @@ class Wrapper(Tensor):
     """The class of this class's views in name only."""
     awaited: ClassVar[type[Wrapper]]
     """The class of this class's tensors whose local part is still on its way."""
+    irregular: ClassVar[type[Wrapper]]
+    """The class of this class's tensors whose local part does not fit the strides of the whole."""
+    ordinary: ClassVar[type[Wrapper]]
+    """The class that results have, of this one and of its variants above."""
     _origin: Any = None
     """Where writes go to besides, if the tensor is such a view (``copied_view.Origin``)."""
 
@@ -48,6 +53,8 @@ class Wrapper(Tensor):
     ) -> Self:
         make = make_publicly if local_tensor.requires_grad else new_wrapper
         made = make(cls, local_tensor, spec, False)
+        if not fits(local_tensor, spec):
+            made.__class__ = cls.irregular
         return made.requires_grad_() if requires_grad else made
 
 

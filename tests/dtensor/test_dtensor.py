@@ -37,8 +37,11 @@ def test_from_local_sums_the_sizes_of_uneven_parts() -> None:
         tensor = DTensor.from_local(part, mesh, [Shard(0)])
         assert_holds(tensor, whole)
         assert tensor.to_local().data_ptr() == part.data_ptr() or part.numel() == 0
-        column = whole.t().contiguous().t()[2 * rank : 2 * rank + 2]
-        assert DTensor.from_local(column, mesh, [Shard(0)], shape=(5, 2)).stride() == (1, 5)
+        column = part.t().contiguous().t()
+        assert DTensor.from_local(column, mesh, [Shard(0)]).stride() == (1, 5)
+        assert DTensor.from_local(column, mesh, [Shard(0)], shape=(5, 2)).stride() == (2, 1)
+        given = DTensor.from_local(column, mesh, [Shard(0)], shape=(5, 2), stride=(1, 5))
+        assert given.stride() == (1, 5)
 
     run_on_mesh((3,), body)
 

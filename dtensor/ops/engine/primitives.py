@@ -13,6 +13,7 @@ from ...geometry.placement import Placement, Replicate, Shard, SplitPlacement
 from ...mesh.spec import DTensorSpec, spec_of
 from ...redistribute import redistribute_locals
 from ...tensor.autograd import placed
+from ...tensor.irregular import regular_local
 from ...tensor.wrapper import Wrapper, require_part
 
 Move = tuple[int, DTensorSpec, DTensorSpec]
@@ -121,8 +122,8 @@ def on_locals(
     if first.spec.box is None:
         made: Sequence[Tensor] = [torch.empty(0, dtype=out.dtype) for out in outputs]
     else:
-        made = run(*[t.local if isinstance(t, Wrapper) else t for t in inputs])
+        made = run(*[regular_local(t) for t in inputs])
     for local, out in zip(made, outputs, strict=True):
         require_part(getattr(run, "__qualname__", run), local, out)
-    cls = type(first)
+    cls = first.ordinary
     return [cls(local, out) for local, out in zip(made, outputs, strict=True)]
