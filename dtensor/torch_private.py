@@ -515,14 +515,22 @@ _CHECKPOINTING = found("utils.checkpoint._CachingTorchDispatchMode")
 def will_recompute() -> bool:
     """Whether a graph computes anew in its backward pass what is recorded now; or nobody can tell.
 
-    A mode of activation checkpointing, or a note of operators, tells.
+    A mode of activation checkpointing, or a note of operators, tells, or a memory budget for what
+    the backward pass needs, which is compared with sizes on this rank.
     """
     if recording() is None:
         return False
     notes, modes = found("fx.traceback.current_meta"), found(_MODES)
     if notes is None or modes is None or _CHECKPOINTING is None:
         return True
-    return "recompute" in notes or any(isinstance(mode, _CHECKPOINTING) for mode in modes())
+    budgets = (
+        found("_functorch.config.activation_memory_budget"),
+        notes.get("memory_budget"),
+        notes.get("custom", {}).get("_region_activation_memory_budget"),
+    )
+    has_budget = any(budget is not None and budget < 1 for budget in budgets)
+    in_checkpoint = any(isinstance(mode, _CHECKPOINTING) for mode in modes())
+    return has_budget or in_checkpoint or "recompute" in notes
 
 
 _REGISTER_EFFECT = found("library._register_effectful_op")
@@ -553,8 +561,7 @@ def register_effect(op: OpOverload) -> None:
 def never_recomputed() -> Generator[None]:
     """Within it, no operator that is recorded is computed again in a backward pass.
 
-    Not even where activations are to fit a memory budget, which is compared with sizes on this
-    rank; an effect alone does not keep them from it.
+    An effect alone does not keep it from that where ``aggressive_recomputation`` is set.
     """
     meta: dict[str, Any] = _GET_META()  # which nodes get that are made meanwhile
     before = dict(meta)

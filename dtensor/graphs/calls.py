@@ -66,8 +66,9 @@ def record(
     """
     if will_recompute():
         raise NotRecorded(
-            f"{told}: not in a graph of which parts are computed again (activation checkpointing). "
-            "Compile what is checkpointed, checkpoint(compiled), and not what calls checkpoint"
+            f"{told}: not in a graph of which parts are computed again (activation checkpointing, "
+            "or a memory budget below 1). Compile what is checkpointed, checkpoint(compiled), and "
+            "not what calls checkpoint"
         )
     with _LOCK:
         name = _NAMES.get(key)

@@ -17,14 +17,14 @@ from .families import FAMILIES, PARTS
 from .functions import OF_A_NUMBER, OF_ONE
 from .trial import Case, Outcome, try_cases
 
-MODES = ("forward", "backward")
+MODES = ("forward", "backward", "recomputing", "budget")
 BACKENDS = ("aot_eager", "inductor")
 
 
 @click.command("compiling")
 @click.option("--names", help="Models and functions, separated by commas; all by default.")
 @click.option("--parts", default=",".join(PARTS), help="Of even, uneven, empty.")
-@click.option("--modes", default=",".join(MODES), help="Of forward, backward (of both passes).")
+@click.option("--modes", default="forward,backward", help=f"Of {', '.join(MODES)}.")
 @click.option("--backends", default=",".join(BACKENDS), help="What compiles.")
 @click.option("--ranks", default="2,4", help="Numbers of ranks.")
 @click.option("--write", "page_file", type=click.Path(path_type=Path), help="Write the page.")

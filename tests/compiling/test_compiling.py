@@ -10,7 +10,8 @@ MODELS = (
     ("attend", "even", "forward"),
     ("amax", "even", "backward"),
     ("twice", "empty", "backward"),
-    ("unused", "uneven", "backward"),
+    ("mlp_rows", "empty", "recomputing"),
+    ("norm", "even", "budget"),
 )
 
 

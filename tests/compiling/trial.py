@@ -24,6 +24,7 @@ class Outcome(NamedTuple):
     case: Case
     told: tuple[str, ...]
     seconds: float
+    """Processor time of one rank."""
 
 
 def try_cases(cases: Sequence[Case], ranks: int, seconds: float = 120) -> Iterator[Outcome]:
