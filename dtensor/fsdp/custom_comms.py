@@ -1,14 +1,16 @@
-"""Collectives that the user brings: ``set_custom_all_gather`` and ``set_custom_reduce_scatter``.
+"""Collectives and memory for them that the user chooses, as by ``set_custom_all_gather``.
 
-They move flat buffers of the ranks that share parameters, in the order of the group. A buffer has a
-stretch of equal length for each rank: its parts of all parameters of one dtype, one after the
-other, and what is left over. Unlike torch's, parts of parameters need not be of equal size.
+Collectives of the user move flat buffers of the ranks that share parameters, in the order of the
+group. A buffer has a stretch of equal length for each rank: its parts of all parameters of one
+dtype, one after the other, and what is left over. Unlike torch's, parts of parameters need not be
+of equal size.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,9 +21,11 @@ from torch import Tensor
 from dtckpt.errors import PlacementError
 
 from ..comm.collectives import Peers
+from ..comm.devices import module_of
 from ..geometry.box import Box
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.spec import DTensorSpec
+from ..torch_private import allocator_of
 from .data_axes import DataAxes
 
 Move = tuple[DTensorSpec, DTensorSpec]
@@ -237,3 +241,18 @@ def _numel(box: tuple[slice, ...]) -> int:
 
 def _own(peers: Peers) -> int:
     return peers.group_ranks[peers.position]
+
+
+def memory_of_group(
+    group: Any, device: torch.device
+) -> Callable[[], AbstractContextManager[None]] | None:
+    """Return what makes a context in which tensors lie in memory that a group can send as it is.
+
+    None where its backend allocates none.
+    """
+    module: Any = module_of(device)
+    allocator = allocator_of(group, device)
+    if module is None or allocator is None or not hasattr(module, "MemPool"):
+        return None
+    pool = module.MemPool(allocator)
+    return lambda: module.use_mem_pool(pool, device=device)

@@ -14,9 +14,8 @@ from dtckpt.errors import PlacementError, UnsupportedOp
 
 from ..mesh.device_mesh import DeviceMesh
 from ..torch_private import in_backward
-from .custom_comms import AllGather, ReduceScatter, require_comm
+from .custom_comms import AllGather, ReduceScatter, memory_of_group, require_comm
 from .gradients import Hook
-from .pool import memory_of_group
 from .state import ForwardMethod, State, state_of, states_below
 from .unit import Unit
 
