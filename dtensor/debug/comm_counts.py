@@ -103,3 +103,6 @@ class CommCounts(dict[str, int]):
             return NotImplemented
         given = cast("Mapping[Any, Any]", other)
         return dict(self) == {kind_of(key) or key: number for key, number in given.items()}
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other  # a dict would compare itself

@@ -1,0 +1,207 @@
+"""What is decided otherwise than in torch: a test for each row of the table in docs/dtensor.md."""
+
+# pyright: reportUnknownLambdaType=false
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import Shard as TorchShard
+
+from dtckpt.dtensor import (
+    DeviceMesh,
+    DTensor,
+    Mesh,
+    Partial,
+    Replicate,
+    Shard,
+    distribute_tensor,
+    init_device_mesh,
+)
+from dtckpt.dtensor.debug import CommDebugMode
+from dtckpt.dtensor.experimental import local_map
+from dtckpt.dtensor.fsdp import fully_shard
+from dtckpt.dtensor.parallel import ColwiseParallel, parallelize_module
+from dtckpt.errors import MeshDimError, PlacementError
+
+from .rank_meshes import run_on_mesh, run_on_meshes, scattered
+
+PAGE = Path(__file__).parents[2] / "docs" / "dtensor.md"
+
+
+def test_errors_are_of_the_kinds_that_torch_raises_with_messages_of_ours() -> None:
+    mesh = DeviceMesh("cpu", Mesh((2, 2), ("dp", "tp")), rank=0)
+    for kind in (KeyError, IndexError, RuntimeError, ValueError, MeshDimError):
+        with pytest.raises(kind):
+            _ = mesh["pp"]
+    for kind in (RuntimeError, ValueError, PlacementError):
+        with pytest.raises(kind):
+            mesh.get_local_rank()
+    with pytest.raises(MeshDimError) as failure:
+        mesh.get_group("pp")
+    assert str(failure.value).startswith("invalid mesh_dim_name 'pp'"), "as it is, not quoted"
+
+
+def test_parts_of_a_mesh_are_taken_in_any_order() -> None:
+    mesh = DeviceMesh("cpu", Mesh((2, 1, 2), ("a", "b", "c")), rank=0)
+    assert mesh["c", "a"].mesh_dim_names == ("c", "a")
+
+
+def test_several_mesh_dims_change_by_one_collective() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        made = scattered(torch.arange(16.0).view(4, 4), mesh, [Shard(0), Shard(0)])
+        with CommDebugMode() as comm:
+            made.redistribute(placements=[Shard(1), Shard(1)])
+        assert comm.get_total_counts() == 1
+
+    run_on_mesh((2, 2), body)
+
+
+def test_shards_change_dims_by_an_all_to_all_on_cpus() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        made = scattered(torch.arange(16.0).view(4, 4), mesh, [Shard(0)])
+        with CommDebugMode() as comm:
+            made.redistribute(placements=[Shard(1)])
+        assert comm.get_comm_counts() == {"all_to_all": 1}
+
+    run_on_mesh((2,), body)
+
+
+def test_results_lie_where_less_is_moved() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        rows = scattered(torch.arange(8.0), mesh, [Shard(0)])
+        whole = distribute_tensor(torch.arange(8.0), mesh, [Replicate()])
+        made = cast(DTensor, whole * rows)
+        assert made.placements == (Shard(0),)
+        assert cast(DTensor, rows.cumsum(0)).placements == (Shard(0),)
+
+    run_on_mesh((2,), body)
+
+
+def test_sizes_are_exchanged_where_shape_is_not_given() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        local = torch.ones(2, dtype=[torch.float32, torch.float64][mesh.get_rank()])
+        with pytest.raises(PlacementError, match="different dtypes"):
+            DTensor.from_local(local, mesh, [Shard(0)])
+
+    run_on_mesh((2,), body)
+
+
+def test_ranks_outside_of_the_mesh_pass_the_shape() -> None:
+    def body(_: DeviceMesh, mesh: DeviceMesh) -> None:
+        outside = mesh.get_coordinate() is None
+        if outside:
+            with pytest.raises(PlacementError, match="Pass shape="):
+                DTensor.from_local(torch.ones(2), mesh, [Shard(0)])
+        made = DTensor.from_local(torch.ones(0 if outside else 2), mesh, [Shard(0)], shape=(4,))
+        assert made.shape == (4,)
+
+    run_on_meshes(3, [Mesh((3,)), Mesh((2,))], body)
+
+
+def test_to_local_is_there_when_it_returns() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        made = scattered(torch.arange(8.0), mesh, [Shard(0)])
+        local = made.redistribute(async_op=True).to_local()
+        assert type(local) is Tensor
+        assert local.equal(torch.arange(8.0))
+
+    run_on_mesh((2,), body)
+
+
+def test_tensors_are_not_pickled() -> None:
+    made = distribute_tensor(torch.ones(2), init_device_mesh("cpu", (1,)), [Replicate()])
+    for save in (pickle.dumps, lambda value: torch.save(value, io.BytesIO())):
+        with pytest.raises(TypeError, match=r"dtckpt\.checkpoint\.save"):
+            save(made)
+
+
+def test_a_partial_is_filled_with_the_value() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        terms = DTensor.from_local(torch.ones(2), mesh, [Partial()])
+        assert cast(DTensor, terms.fill_(3.0)).full_tensor().tolist() == [3.0, 3.0]
+
+    run_on_mesh((2,), body)
+
+
+def test_classes_may_be_sharded_outside_of_loss_parallel() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        logits, target = torch.arange(12.0).view(3, 4), torch.tensor([0, 3, 1])
+        split = scattered(logits, mesh, [Shard(1)])
+        found = F.cross_entropy(split, distribute_tensor(target, mesh, [Replicate()]))
+        torch.testing.assert_close(
+            cast(DTensor, found).full_tensor(), F.cross_entropy(logits, target)
+        )
+
+    run_on_mesh((2,), body)
+
+
+def test_names_of_a_plan_that_match_nothing_are_errors() -> None:
+    mesh = init_device_mesh("cpu", (1,))
+    net = nn.Sequential(nn.Linear(2, 2))
+    with pytest.raises(PlacementError, match="'other'"):
+        parallelize_module(net, mesh, {"other": ColwiseParallel()})
+    parallelize_module(net, mesh, {"other": ColwiseParallel()}, strict=False)
+
+
+def test_gradients_of_leaves_lie_where_the_leaves_do() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        weight = distribute_tensor(torch.ones(3, requires_grad=True), mesh, [Replicate()])
+        rows = scattered(torch.ones(4, 3), mesh, [Shard(0)])
+        (rows @ weight).sum().backward()
+        assert cast(DTensor, weight.grad).placements == (Replicate(),)
+
+    run_on_mesh((2,), body)
+
+
+def test_local_map_takes_what_lies_anyhow_for_none_and_one_mesh() -> None:
+    mesh, other = (DeviceMesh("cpu", Mesh((1,), (name,)), rank=0) for name in "ab")
+    two = DeviceMesh("cpu", Mesh((1, 1)), rank=0)
+    given = distribute_tensor(torch.ones(2), mesh, [Shard(0)])
+    made = local_map(lambda x: x, ([Shard(0)],), (None,))(given)
+    assert cast(DTensor, made).placements == (Shard(0),)
+    apart = distribute_tensor(torch.ones(2), two, [Shard(0), Replicate()])
+    with pytest.raises(PlacementError, match="redistribute it to one mesh"):
+        local_map(lambda x, y: x + y, ([Shard(0)],))(given, apart)
+    assert given.device_mesh.same_ranks_as(other)
+
+
+def test_sharded_modules_are_copied_and_have_scalars() -> None:
+    mesh = init_device_mesh("cpu", (1,))
+    net = fully_shard(nn.Linear(2, 2), mesh=mesh)
+    assert copy.deepcopy(net) is not net
+    scalar = fully_shard(Scaled(), mesh=mesh)
+    assert scalar(torch.ones(2)).tolist() == [1.0, 1.0], "scalars are whole on every rank"
+
+
+class Scaled(nn.Module):
+    """A module with a parameter of no dims."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+def test_placements_of_torch_are_equal_to_ours_and_no_instances() -> None:
+    theirs: Any = TorchShard(1)
+    assert Shard(1) == theirs
+    assert not isinstance(Shard(1), TorchShard)
+
+
+def test_every_row_of_the_table_names_its_test() -> None:
+    table = PAGE.read_text().split("## Differences from torch")[1].split("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| ") and "`test_" in line]
+    named = {cell.strip(" `") for line in rows for cell in line.split("|")[-2].split(",")}
+    own = {name for name in globals() if name.startswith("test_")}
+    assert named == own - {"test_every_row_of_the_table_names_its_test"}
