@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, overload
 
 from torch import Tensor
 
-from dtckpt.errors import PlacementError
+from dtckpt.errors import PlacementError, UnsupportedOp
 
 from ..dtensor import AnyMesh, DTensor, redistribute_many, resolve_placements
 from ..geometry.placement import Placement, format_placements
@@ -40,6 +40,7 @@ def local_map(
     *,
     redistribute_inputs: bool = False,
     run_check: bool = False,
+    spmd_types: bool = False,
 ) -> Callable[_P, Any]: ...
 
 
@@ -53,6 +54,7 @@ def local_map(
     *,
     redistribute_inputs: bool = False,
     run_check: bool = False,
+    spmd_types: bool = False,
 ) -> Callable[[Callable[_P, Any]], Callable[_P, Any]]: ...
 
 
@@ -65,6 +67,7 @@ def local_map(
     *,
     redistribute_inputs: bool = False,
     run_check: bool = False,
+    spmd_types: bool = False,
 ) -> Callable[..., Any]:
     """Return ``func`` as a function of DTensors: it runs on their local tensors; differentiable.
 
@@ -84,7 +87,8 @@ def local_map(
     of the local tensors lie, where not as the tensors themselves with Partial as Replicate.
 
     With ``run_check`` results that are claimed to be replicated are compared between the ranks, at
-    every call, and the shapes of all; without it that is up to ``func``.
+    every call, and the shapes of all; without it that is up to ``func``. ``spmd_types`` of torch
+    2.14, which has the package of that name check ``func``, is UnsupportedOp where it is true.
 
     All DTensors must lie on one mesh, ``device_mesh`` if that is given. A call without any returns
     what ``func`` does.
@@ -101,6 +105,11 @@ def local_map(
     >>> product(rows, distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)])).placements
     (Partial(reduce_op='sum'),)
     """
+    if spmd_types:
+        raise UnsupportedOp(
+            "local_map(spmd_types=True): types of local tensors are not followed through func; "
+            "run_check=True compares what is claimed of the results"
+        )
     mesh = None if device_mesh is None else resolve_mesh(device_mesh)
 
     def mapped(func: Callable[..., Any]) -> Callable[..., Any]:

@@ -30,7 +30,7 @@ from dtckpt.dtensor.debug import CommDebugMode
 from dtckpt.dtensor.experimental import local_map
 from dtckpt.dtensor.fsdp import fully_shard
 from dtckpt.dtensor.parallel import ColwiseParallel, parallelize_module
-from dtckpt.errors import MeshDimError, PlacementError
+from dtckpt.errors import MeshDimError, PlacementError, UnsupportedOp
 
 from .rank_meshes import run_on_mesh, run_on_meshes, scattered
 
@@ -172,6 +172,8 @@ def test_local_map_takes_what_lies_anyhow_for_none_and_one_mesh() -> None:
     with pytest.raises(PlacementError, match="redistribute it to one mesh"):
         local_map(lambda x, y: x + y, ([Shard(0)],))(given, apart)
     assert given.device_mesh.same_ranks_as(other)
+    with pytest.raises(UnsupportedOp, match="run_check=True"):
+        local_map(lambda x: x, ([Shard(0)],), spmd_types=True)
 
 
 def test_sharded_modules_are_copied_and_have_scalars() -> None:
