@@ -46,7 +46,11 @@ def open(
 
 
 class Checkpoint(Mapping[str, "LazyTensor"]):
-    """An open checkpoint: a mapping from tensor names to tensors that are read when indexed."""
+    """An open checkpoint: a mapping from tensor names to tensors that are read when indexed.
+
+    It and its tensors may be pickled, as for the workers of a data loader, if the store may: other
+    processes open the files themselves, and refuse those that are not the ones of the manifest.
+    """
 
     def __init__(self, store: Store, manifest: Manifest) -> None:
         self.manifest = manifest

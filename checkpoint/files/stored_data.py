@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dtckpt.errors import CheckpointError, Corrupt, ObjectNotFound, StorageError
 
@@ -151,7 +151,10 @@ OpenForeign = Callable[[Store, Manifest, FileRecord], DataFile]
 
 
 class StoredData:
-    """The data files of a checkpoint, opened and checked once each."""
+    """The data files of a checkpoint, opened and checked once each.
+
+    May be pickled, as its store may: another process opens the files itself.
+    """
 
     def __init__(
         self, store: Store, manifest: Manifest, *, open_foreign: OpenForeign | None = None
@@ -168,6 +171,9 @@ class StoredData:
         """Of the files."""
         self._counting = threading.Lock()
         """Of the bytes."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(StoredData, open_foreign=self._open_foreign), (self.store, self.manifest)
 
     def file(self, rank: int, needed_by: str) -> DataFile:
         """Return the data file of a rank; Corrupt unless it is the one that was written."""

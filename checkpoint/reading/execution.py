@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
 from threading import Event
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,9 @@ class ReadCache:
 
     def __init__(self) -> None:
         self._last: tuple[DataFile, int, memoryview] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ReadCache, ()  # of another process, which remembers nothing yet
 
     def find(self, file: DataFile, wanted: Range) -> memoryview | None:
         """Return the bytes of a range, if the last one held them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from dtckpt.errors import Corrupt
 
@@ -19,6 +20,9 @@ class DType:
     """Bytes per torch element."""
     packed: int = 1
     """Values in one torch element; safetensors counts values in the last dim of a shape."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _known, (self.code,)  # there is one of each: they are compared by identity
 
     def file_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape that a safetensors header states for a tensor of ``shape``."""
@@ -67,6 +71,10 @@ DTYPES: dict[str, DType] = {
 
 BY_TORCH_NAME: dict[str, DType] = {dtype.torch_name: dtype for dtype in DTYPES.values()}
 """Every element type by the name of its torch dtype."""
+
+
+def _known(code: str) -> DType:
+    return DTYPES[code]
 
 
 def dtype_of_code(code: object, where: str) -> DType:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 import tracemalloc
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -21,7 +23,7 @@ from dtckpt.checkpoint.reading.read_plan import Read, plan_reads
 from dtckpt.checkpoint.reading.wants import Want
 from dtckpt.checkpoint.tensors.transfer import TensorSink
 from dtckpt.dtensor import Box
-from dtckpt.errors import Corrupt, LayoutMismatch
+from dtckpt.errors import Corrupt, LayoutMismatch, ObjectNotFound
 from dtckpt.storage import MemoryStore, ReadRequest
 
 MIB = 1 << 20
@@ -377,3 +379,32 @@ def test_reads_go_through_the_files_in_order() -> None:
     starts = [piece.start for r in reads for piece in r.in_place]
     assert starts == sorted(starts)
     assert all(r.num_bytes <= limits.READ_BYTES for r in reads)
+
+
+@pytest.mark.parametrize("kind", ["own", "compressed", "dcp", "torch.save", "safetensors"])
+def test_opened_checkpoints_may_be_pickled(kind: str, tmp_path: Path) -> None:
+    whole = torch.arange(400.0).view(20, 20)
+    place = tmp_path / "saved"
+    dcp.save({"w": whole}, place, no_dist=True, compress="zstd" if kind == "compressed" else None)
+    if kind in ("dcp", "safetensors"):
+        dcp.export(place, tmp_path / "other", format=kind)
+        place = tmp_path / "other"
+    if kind == "torch.save":
+        place = tmp_path / "other.pt"
+        torch.save({"w": whole}, place)
+    with dcp.open(place) as opened:
+        assert opened["w"][1].equal(whole[1])
+        for copy in (opened, pickle.loads(pickle.dumps(opened)).state_dict()):
+            again = pickle.loads(pickle.dumps(copy["w"]))
+            assert again.layout == opened["w"].layout
+            assert again[3:5, 2:].equal(whole[3:5, 2:])
+            assert again[...].equal(whole)
+
+
+def test_a_pickled_checkpoint_is_another_one_once_it_is_replaced(tmp_path: Path) -> None:
+    dcp.save({"w": torch.ones(4)}, tmp_path, no_dist=True)
+    with dcp.open(tmp_path) as opened:
+        sent = pickle.dumps(opened["w"])
+    dcp.save({"w": torch.zeros(4)}, tmp_path, no_dist=True, overwrite=True)
+    with pytest.raises((Corrupt, ObjectNotFound)):
+        pickle.loads(sent)[...]
