@@ -204,8 +204,9 @@ def run_plain(program: Program, numbers: dict[str, Any], noise: Noise | None = N
 class Noise:
     """Changes floats by as much as rounding may; shows what a program makes of that."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, of_zeros: bool = False) -> None:
         self._generator = torch.Generator().manual_seed(seed)
+        self._of_zeros = of_zeros
 
     def add(self, values: list[Any]) -> None:
         """Change tensors in place."""
@@ -217,7 +218,10 @@ class Noise:
             size = 2 * torch.finfo(value.dtype).eps
             signs = torch.randint(-1, 2, value.shape, generator=self._generator)
             with suppress(RuntimeError):  # of values that share one element of memory
-                value.data.mul_(1 + size * signs.to(value.dtype))  # autograd counts no write
+                # By way of data: autograd counts no write.
+                value.data.mul_(1 + size * signs.to(value.dtype))
+                if self._of_zeros:  # where terms cancel
+                    value.data[value.data == 0] = size
 
 
 class Executor:

@@ -17,7 +17,7 @@ import click
 
 from .generator import program_of
 
-STUCK_SECONDS = 240
+STUCK_SECONDS = 600
 """How long a worker may take for one program, shrunk."""
 
 

@@ -75,4 +75,6 @@ def autocast(d: Draw) -> str:
             f"({x} @ {w}.t()).sum() + {x}.pow({d.number()}).mean()",
         ]
     )
-    return f"with torch.autocast('cpu', torch.bfloat16): {d.name()} = {text}"
+    # Its cache holds a lock of the process while it casts, which may wait for other ranks here.
+    how = "'cpu', torch.bfloat16, cache_enabled=False"
+    return f"with torch.autocast({how}): {d.name()} = {text}"
