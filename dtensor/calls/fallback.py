@@ -193,14 +193,21 @@ def _via_functional(call: Call, functional: Op) -> Any:
     return targets[0] if len(targets) == 1 else tuple(targets)
 
 
-_TAKES_DTYPE_OF_OUT = {"sum", "nansum", "prod", "mean", "cumsum", "cumprod", "var", "std"}
-"""Functions whose ``out=`` says the dtype that torch casts to first."""
+_IN_DTYPE_OF_OUT = frozenset({"sum", "nansum", "prod", "mean", "cumsum", "cumprod"})
+"""Functions whose argument ``dtype`` is by default that of ``out=``: the input is cast to it."""
+
+_ROUNDED_TO_OUT = frozenset({"var", "std", "logsumexp"})
+"""Functions without that argument, which are computed in the wider one of both dtypes."""
 
 
 def _in_dtype_of(
     out: Tensor, result: Tensor, call: Call, functional: Op, kwargs: Mapping[str, Any]
 ) -> Tensor:
-    """Return the result that torch writes to an ``out=`` of another dtype; raises as torch does."""
+    """Return what torch writes to an ``out=`` of another dtype than the result has without it.
+
+    A result that is cast afterwards has other values: sums of half precision are rounded, and those
+    of small integers do not fit. Raises what torch raises where it refuses the dtype of ``out``.
+    """
     empties = [
         torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in call.tensors
     ]
@@ -208,14 +215,13 @@ def _in_dtype_of(
     with suppress(NotImplementedError):
         call.op(*meta_args, **meta_kwargs)
     name, args = base_name(functional), call.args
-    if name == "logsumexp" or (name in ("var", "std") and out.dtype.is_complex):
-        raise UnsupportedOp(
-            f"{call.op}: out= has {out.dtype}, expected {result.dtype}, the dtype of the result; "
-            "torch computes in a mixture of both. Copy the result to it, or cast the input before"
-        )
-    if name not in _TAKES_DTYPE_OF_OUT or kwargs.get("dtype") is not None:
-        return result
-    return functional(args[0].to(out.dtype), *args[1:], **kwargs)
+    if name in _IN_DTYPE_OF_OUT and kwargs.get("dtype") is None:
+        return functional(*args, **{**kwargs, "dtype": out.dtype})
+    if name in _ROUNDED_TO_OUT:
+        source, wide = args[0].dtype, out.dtype.to_real()
+        if source.is_floating_point and wide == torch.promote_types(source, wide) != source:
+            return functional(args[0].to(wide), *args[1:], **kwargs)
+    return result
 
 
 def _copy_into(op: Op, targets: Any, values: Any) -> None:

@@ -18,7 +18,6 @@ from .engine.dims import dims_of
 from .engine.dtypes import accumulator, is_inexact, is_low
 from .engine.forms import operators
 from .engine.gathered import on_gathered
-from .engine.out_dtypes import computed_in_out_dtype
 from .engine.primitives import cut_axes, has_terms
 from .engine.rules import named_dims, over_whole_dims, reducing
 from .engine.table import (
@@ -118,12 +117,6 @@ for _op in (aten.sum.default, aten.mean.default, aten.prod.default):
 for _op in (aten.sum.dim_IntList, aten.mean.dim, aten.nansum.default, aten.prod.dim_int):
     decomposition(_op)(_in_single(_op, over_dims=True))
 
-
-computed_in_out_dtype(
-    operators(
-        aten, "sum.out sum.IntList_out prod.out prod.int_out nansum.out mean.out mean.dtype_out"
-    )
-)
 
 
 @decomposition(aten.allclose.default)

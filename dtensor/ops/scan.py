@@ -20,7 +20,6 @@ from .engine.dims import dims_of, without
 from .engine.dtypes import accumulator, is_inexact
 from .engine.factors import FIRST
 from .engine.forms import operators
-from .engine.out_dtypes import computed_in_out_dtype
 from .engine.primitives import ascending, cut_axes, on_locals, reduced, reduced_spec, replicated
 from .engine.rules import alike, along_whole_dims
 from .engine.table import Decomposition, OpCall, Rule, decomposition, rule
@@ -137,8 +136,6 @@ decomposition(aten.cumprod.default)(
         lambda scanned, ends, dtype: scanned * ends.prod(0, dtype=dtype),
     )
 )
-
-computed_in_out_dtype([aten.cumsum.out, aten.cumprod.out])
 
 _logcumsumexp = _sums(
     lambda part, dim, _: torch.logcumsumexp(part, dim),

@@ -13,7 +13,6 @@ from .engine.dims import dims_of, without
 from .engine.dtypes import accumulator, is_inexact
 from .engine.factors import Factors
 from .engine.forms import operators
-from .engine.out_dtypes import computed_in_wider_out_dtype
 from .engine.primitives import cut_axes, is_cut, reduced, replicated
 from .engine.rules import along_whole_dims, over_whole_dims
 from .engine.table import OpCall, Rule, decomposition, meta, rule
@@ -58,9 +57,6 @@ def _exponentials(tensor: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor
     """Return ``exp`` of a tensor and its sum on all ranks."""
     values = tensor.exp()
     return values, replicated(values.sum(dims, keepdim=True), cut_axes(tensor, dims))
-
-
-computed_in_wider_out_dtype([aten.logsumexp.out])
 
 
 @decomposition(aten.logsumexp.default)

@@ -13,7 +13,6 @@ from ..geometry.placement import Partial
 from .engine.dims import dims_of
 from .engine.dtypes import accumulator, is_inexact
 from .engine.forms import operators
-from .engine.out_dtypes import computed_in_wider_out_dtype
 from .engine.primitives import cut_axes, on_locals, reduced, reduced_spec, replicated
 from .engine.rules import over_whole_dims
 from .engine.table import Decomposition, decomposition, rule
@@ -83,5 +82,3 @@ decomposition(aten.var.correction)(_variance(takes_root=False, with_mean=False))
 decomposition(aten.std.correction)(_variance(takes_root=True, with_mean=False))
 decomposition(aten.var_mean.correction)(_variance(takes_root=False, with_mean=True))
 decomposition(aten.std_mean.correction)(_variance(takes_root=True, with_mean=True))
-
-computed_in_wider_out_dtype([aten.var.correction_out, aten.std.correction_out])
