@@ -12,7 +12,7 @@ from torch.autograd.graph import increment_version
 from ..ops.engine.table import DECOMPOSITIONS, RULES
 from ..tensor.copied_view import refresh
 from ..tensor.schemas import Op, is_foreach
-from ..tensor.wrapper import Wrapper, new_wrapper, refuse_part
+from ..tensor.wrapper import Wrapper, construct, new_wrapper, refuse_part
 from ..torch_private import has_modes, outside_modes
 from .binding import Bound, bind
 from .call import Call
@@ -24,6 +24,7 @@ from .special import run_special
 from .symbols import with_numbers
 
 _get_dtype = torch.get_default_dtype
+_in_inference = torch.is_inference_mode_enabled
 
 
 def dispatch(
@@ -68,7 +69,9 @@ def dispatch(
             if out is not None:
                 if result.dtype is not quick.dtype or result.shape != quick.shape:
                     refuse_part(op, result, out)
-                return new_wrapper(cls, result, out, False)
+                if result.storage_offset() or _in_inference():  # as `is_usual` asks
+                    return new_wrapper(cls, result, out, False)
+                return construct(cls, result, out, False)
             return quick.finish(cls, first, local, result)
     result = run_quick(cls, op, args, kwargs)
     if result is NOT_QUICK:

@@ -61,15 +61,16 @@ def key_of(
     _, parts, parts_by_name = _known.get(id(op)) or _learn(op)
     key: list[Any] = [id(op), _get_dtype(), RULES.generation]
     locals_: list[Any] = []
-    for value, number in zip(args, parts, strict=False):
+    for value in args:
         kind = type(value)
         if kind is cls:
             key.append(value.spec)
             locals_.append(value.local)
         elif kind is list:
-            locals_.append(_add_list(key, cls, value, number))
+            locals_.append(_add_list(key, cls, value, parts[len(locals_)]))
         else:
-            key.append(value if number is None or kind not in NUMBERS else number(value))
+            number = parts[len(locals_)] if kind in NUMBERS else None
+            key.append(value if number is None else number(value))
             locals_.append(value)
     local_kwargs: dict[str, Any] = {}
     for name, value in kwargs.items() if kwargs else ():
@@ -81,8 +82,8 @@ def key_of(
         elif kind is list:
             local_kwargs[name] = _add_list(key, cls, value, parts_by_name[name])
         else:
-            number = parts_by_name[name]
-            key.append(value if number is None or kind not in NUMBERS else number(value))
+            number = parts_by_name[name] if kind in NUMBERS else None
+            key.append(value if number is None else number(value))
             local_kwargs[name] = value
     return tuple(key), locals_, local_kwargs
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -22,7 +22,14 @@ from ..tensor.copied_view import (
 )
 from ..tensor.irregular import Irregular, regular_local, store, views_of
 from ..tensor.schemas import Op, functional_of
-from ..tensor.wrapper import Wrapper, counting_writes, new_wrapper, require_part
+from ..tensor.wrapper import (
+    Wrapper,
+    construct,
+    counting_writes,
+    new_wrapper,
+    refuse_part,
+    require_part,
+)
 from .binding import Bound
 from .call import Call
 
@@ -137,18 +144,24 @@ class LocalPlan:
         outputs = self.outputs
         if isinstance(result, Tensor):
             spec = outputs[0]
-            return result if spec is None else self._part(cls, result, spec)
+            if spec is None:
+                return result
+            require_part(self.op, result, spec)
+            return new_wrapper(cls, result, spec, False)
         if isinstance(result, list | tuple):
-            made = [
-                local if spec is None or local is None else self._part(cls, local, spec)
-                for local, spec in zip(result, outputs, strict=True)
-            ]
+            made: list[Any] = []
+            counts = not torch.is_inference_mode_enabled()
+            # Without a function call for each, as lists are long.
+            for local, spec in zip(cast("list[Any]", result), outputs, strict=True):
+                if spec is None or local is None:
+                    made.append(local)
+                    continue
+                if local.dtype is not spec.dtype or local.shape != spec.local_shape:
+                    refuse_part(self.op, local, spec)
+                make = construct if counts and not local.storage_offset() else new_wrapper
+                made.append(make(cls, local, spec, False))
             return type(result)(made)
         return result
-
-    def _part(self, cls: type[Wrapper], local: Tensor, spec: DTensorSpec) -> Any:
-        require_part(self.op, local, spec)
-        return new_wrapper(cls, local, spec, False)
 
 
 def _was_copied(result: Any, local: Tensor) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..redistribute import plan_redistribute, run_together
 from ..tensor.schemas import Op, is_foreach
-from ..tensor.wrapper import Wrapper, new_wrapper, refuse_part
+from ..tensor.wrapper import Wrapper, construct, is_usual, new_wrapper, refuse_part
 from ..torch_private import schema_of
 from .binding import Bound
 from .call import Call
@@ -103,7 +103,7 @@ def run_quick(
     if out is not None:
         if result.dtype is not quick.dtype or result.shape != quick.shape:
             refuse_part(op, result, out)
-        return new_wrapper(cls, result, out, False)
+        return (construct if is_usual(result) else new_wrapper)(cls, result, out, False)
     return quick.finish(cls, args[0], locals_[0], result)
 
 

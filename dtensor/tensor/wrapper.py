@@ -92,24 +92,29 @@ def make_publicly(
     return made
 
 
-def _constructor() -> Callable[[type[Any], Tensor, DTensorSpec, bool], Any]:
-    # It warns where the local tensor requires gradients, as nothing does below autograd.
-    found = quick_constructor() or make_publicly
+construct: Callable[[type[Any], Tensor, DTensorSpec, bool], Any] = (
+    quick_constructor() or make_publicly
+)
+"""Returns what ``new_wrapper`` does, for a local tensor that ``is_usual``."""
 
-    def make(cls: type[Any], local: Tensor, spec: DTensorSpec, requires_grad: bool) -> Any:
-        # It would take over the offset of the local tensor, which differs between ranks, and which
-        # operators such as fill_diagonal_ would add to that of the local tensor once more.
-        construct = make_publicly if local.storage_offset() else found
-        if torch.is_inference_mode_enabled() and not local.is_inference():
-            with counting_writes():
-                return construct(cls, local, spec, requires_grad)
-        return construct(cls, local, spec, requires_grad)
-
-    return make
+_in_inference = torch.is_inference_mode_enabled
 
 
-new_wrapper = _constructor()
-"""Returns a new wrapper of a class, from its local tensor, spec and ``requires_grad``."""
+def is_usual(local: Tensor) -> bool:
+    """Whether ``construct`` makes the wrapper of a local tensor right."""
+    # It would take over the offset of the local tensor, which differs between ranks, and which
+    # operators such as fill_diagonal_ would add to that of the local tensor once more.
+    return not (local.storage_offset() or _in_inference())
+
+
+def new_wrapper(cls: type[Any], local: Tensor, spec: DTensorSpec, requires_grad: bool) -> Any:
+    """Return a new wrapper of a class."""
+    # The constructor warns where the local tensor requires gradients, as none does below autograd.
+    make = make_publicly if local.storage_offset() else construct
+    if _in_inference() and not local.is_inference():
+        with counting_writes():
+            return make(cls, local, spec, requires_grad)
+    return make(cls, local, spec, requires_grad)
 
 
 def require_part(name: object, local: Tensor, spec: DTensorSpec) -> None:
