@@ -44,12 +44,38 @@ def _addend_in_full(local: LocalCall) -> Callable[..., Any] | None:
     empty = zeros_if_empty(local)
     if empty is not None or not lacks_elements(local):
         return empty
-    shape, op = local.output_shape, local.op
+    shape, op, whole = local.output_shape, local.op, _in_whole_numbers(local)
 
     def run(addend: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return op(addend.expand(shape), *args, **kwargs)
+        return op(addend.expand(shape), *args, **whole(kwargs))
 
     return run
+
+
+def _with_addend(local: LocalCall) -> Callable[..., Any] | None:
+    """Return what adds to a product where nothing is multiplied on this rank."""
+    empty = zeros_if_empty(local)
+    if empty is not None or not lacks_elements(local):
+        return empty
+    op, whole = local.op, _in_whole_numbers(local)
+
+    def run(*args: Any, **kwargs: Any) -> Tensor:
+        return op(*args, **whole(kwargs))
+
+    return run
+
+
+def _in_whole_numbers(local: LocalCall) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return what rounds ``alpha`` and ``beta`` as products of integers do.
+
+    Kernels refuse fractions where they multiply nothing, which would stop this rank alone.
+    """
+    dtype = local.inputs[0].dtype
+    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+        return lambda kwargs: kwargs
+    return lambda kwargs: {
+        name: int(value) if type(value) is float else value for name, value in kwargs.items()
+    }
 
 
 CONTRACTIONS: dict[str, str | Form] = {
@@ -60,13 +86,13 @@ CONTRACTIONS: dict[str, str | Form] = {
     "mv": Form("ik, k -> i", _EITHER),
     "dot": Form("k, k ->", _EITHER),
     "vdot": Form("k, k ->", _EITHER),
-    "addmm": Form("+ij, ik, kj -> ij", _WITH_ADDEND),
-    "addmm.dtype": Form("+ij, ik, kj -> ij", _WITH_ADDEND),
-    "baddbmm": Form("+bij, bik, bkj -> bij", _WITH_ADDEND),
-    "baddbmm.dtype": Form("+bij, bik, bkj -> bij", _WITH_ADDEND),
-    "addbmm": Form("+ij, bik, bkj -> ij", _WITH_ADDEND),
+    "addmm": Form("+ij, ik, kj -> ij", _WITH_ADDEND, _with_addend),
+    "addmm.dtype": Form("+ij, ik, kj -> ij", _WITH_ADDEND, _with_addend),
+    "baddbmm": Form("+bij, bik, bkj -> bij", _WITH_ADDEND, _with_addend),
+    "baddbmm.dtype": Form("+bij, bik, bkj -> bij", _WITH_ADDEND, _with_addend),
+    "addbmm": Form("+ij, bik, bkj -> ij", _WITH_ADDEND, _with_addend),
     "addmv": Form("+i, ik, k -> i", _WITH_ADDEND, _addend_in_full),
-    "addr": Form("+ij, i, j -> ij", _WITH_ADDEND),
+    "addr": Form("+ij, i, j -> ij", _WITH_ADDEND, _with_addend),
     "_addmm_activation": "ij, i., .j -> ij",
     "_int_mm": Form("ik, kj -> ij", local=_columns_inside),
     "_scaled_mm": Form("i., .j, i., .j, j, . -> ij", local=_columns_inside),

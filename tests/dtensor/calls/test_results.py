@@ -222,3 +222,22 @@ def test_a_decomposition_without_what_it_needs_is_not_begun(
         assert_holds(op([x], 0, 2), aten._chunk_cat.default([whole], 0, 2))
 
     run_on_mesh((2,), body)
+
+
+@pytest.mark.parametrize("numbers", [(2.5, 1), (1, 2.5), (2.0, 3)])
+def test_a_rank_that_multiplies_nothing_takes_fractions_as_the_others(numbers: Any) -> None:
+    alpha, beta = numbers
+
+    def body(mesh: DeviceMesh) -> None:
+        addend, left, right = torch.arange(16).view(4, 4), torch.ones(4, 1).long(), torch.ones(1, 4)
+        expected = torch.addmm(addend, left, right.long(), alpha=alpha, beta=beta)
+        found = torch.addmm(
+            scattered(addend, mesh, [Replicate()]),
+            scattered(left, mesh, [Shard(1)]),
+            scattered(right.long(), mesh, [Shard(0)]),
+            alpha=alpha,
+            beta=beta,
+        )
+        assert_holds(found, expected)
+
+    run_on_mesh((2,), body)
