@@ -35,8 +35,6 @@ from .tensor.autograd import (
 )
 from .tensor.awaited import Awaited
 from .tensor.compilers import opaque
-from .tensor.copied_view import LINKS, CopiedView, forget_viewed, refresh, share_origin
-from .tensor.irregular import Irregular
 from .tensor.leaf_gradients import PlacedGradients, follow_leaf, place_gradient
 from .tensor.local_parts import (
     brought,
@@ -50,8 +48,10 @@ from .tensor.protocol import Checkpointable
 from .tensor.scattering import agree_on_source, scatter_from
 from .tensor.setitem import set_item
 from .tensor.traceable import Traceable
+from .tensor.views.copied_view import LINKS, CopiedView, forget_viewed, refresh, share_origin
+from .tensor.views.irregular import Irregular, regular_local
+from .tensor.views.write_counts import counted_data, join_counts
 from .tensor.wrapper import Wrapper
-from .tensor.write_counts import counted_data, join_counts
 from .torch_private import base_of, is_traced, lists_by_default, no_torch_function
 
 # torch's setter knows the wrapper only, not the local tensor in it.
@@ -214,6 +214,9 @@ class DTensor(PlacedGradients, Checkpointable, Traceable):  # pyright: ignore[re
         self.local, self.spec = local, spec
         join_counts(self, value)
         share_origin(self, value)
+        given = vars(value)
+        if "_may_be_irregular" in given:
+            vars(self)["_may_be_irregular"] = given["_may_be_irregular"]
         follow_leaf(self)
 
     # The stubs call the argument otherwise than torch does.
@@ -254,7 +257,7 @@ class DTensor(PlacedGradients, Checkpointable, Traceable):  # pyright: ignore[re
         return format(self.item(), format_spec)
 
     def __copy__(self) -> DTensor:
-        if isinstance(self, CopiedView):  # keeps what tells whether it may be read and written
+        if isinstance(self, CopiedView | Irregular):  # keeps what ties it to its memory
             made = cast(DTensor, self.detach().requires_grad_(self.requires_grad))
         else:
             made = DTensor(self.local.detach(), self.spec, requires_grad=self.requires_grad)
@@ -267,7 +270,8 @@ class DTensor(PlacedGradients, Checkpointable, Traceable):  # pyright: ignore[re
             return memo[id(self)]
         if not self.is_leaf:
             raise RuntimeError("only leaf tensors can be deep-copied; detach() the tensor first")
-        made = DTensor(self.local.detach().clone(), self.spec, requires_grad=self.requires_grad)
+        local = regular_local(self).detach().clone()
+        made = DTensor(local, self.spec, requires_grad=self.requires_grad)
         memo[id(self)] = made
         for name, value in self._own_attributes():
             setattr(made, name, copy.deepcopy(value, memo))

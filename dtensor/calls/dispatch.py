@@ -10,8 +10,8 @@ import torch
 from torch.autograd.graph import increment_version
 
 from ..ops.engine.table import DECOMPOSITIONS, RULES
-from ..tensor.copied_view import refresh
 from ..tensor.schemas import Op, is_foreach
+from ..tensor.views.copied_view import refresh
 from ..tensor.wrapper import Wrapper, construct, new_wrapper, refuse_part
 from ..torch_private import has_modes, outside_modes
 from .binding import Bound, bind

@@ -23,16 +23,16 @@ from ..mesh.modes import implicit_replication, is_strict
 from ..mesh.spec import DTensorSpec, replicated_spec, spec_of
 from ..redistribute import redistribute_local, redistribute_locals
 from ..tensor.arguments import map_tensors
-from ..tensor.copied_view import (
+from ..tensor.inplace_views import change_shape, changes_shape, resize
+from ..tensor.schemas import Op, base_name, functional_of, is_random, is_written
+from ..tensor.views.copied_view import (
     CopiedView,
     ViewCall,
     mark_copied,
     refuse_lost_writes,
     write_past,
 )
-from ..tensor.inplace_views import change_shape, changes_shape, resize
-from ..tensor.irregular import Irregular, regular_local, store
-from ..tensor.schemas import Op, base_name, functional_of, is_random, is_written
+from ..tensor.views.irregular import Irregular, regular_local, store
 from ..tensor.wrapper import Wrapper
 from ..torch_private import decompositions, has_modes, is_composite, outside_modes, schema_of
 from .binding import Bound

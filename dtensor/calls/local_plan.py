@@ -12,7 +12,8 @@ from torch import Tensor
 from ..mesh.spec import DTensorSpec
 from ..ops.engine.primitives import Move, move
 from ..tensor.arguments import collect_tensors
-from ..tensor.copied_view import (
+from ..tensor.schemas import Op, functional_of
+from ..tensor.views.copied_view import (
     CopiedView,
     ViewCall,
     mark_copied,
@@ -20,8 +21,7 @@ from ..tensor.copied_view import (
     remember_written_through,
     write_view,
 )
-from ..tensor.irregular import Irregular, regular_local, store, views_of
-from ..tensor.schemas import Op, functional_of
+from ..tensor.views.irregular import Irregular, regular_local, store, views_of
 from ..tensor.wrapper import (
     Wrapper,
     construct,

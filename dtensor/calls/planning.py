@@ -19,9 +19,9 @@ from ..ops import find_rule, rule_maker
 from ..ops.engine.choice import Choice, choose
 from ..ops.engine.primitives import Move
 from ..ops.engine.table import RULES, LocalCall, OpCall, Rule
-from ..tensor.copied_view import ViewCall
 from ..tensor.inplace_views import changes_shape
 from ..tensor.schemas import Op, functional_of, is_foreach, is_in_place
+from ..tensor.views.copied_view import ViewCall
 from ..torch_private import schema_of
 from .binding import Bound
 from .keys import Key, blank

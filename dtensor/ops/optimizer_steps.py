@@ -19,9 +19,9 @@ from dtckpt.errors import PlacementError
 from ..comm.reductions import all_reduce
 from ..mesh.spec import DTensorSpec
 from ..redistribute import redistribute_local, redistribute_locals
-from ..tensor.copied_view import refuse_lost_writes
-from ..tensor.irregular import store
 from ..tensor.schemas import Op
+from ..tensor.views.copied_view import refuse_lost_writes
+from ..tensor.views.irregular import store
 from ..tensor.wrapper import Wrapper
 from .engine.table import across_meshes
 

@@ -12,9 +12,9 @@ from dtckpt.errors import UnsupportedOp
 
 from ..torch_private import correct_aliasing
 from .autograd import placed
-from .copied_view import CopiedView, ViewCall, move_values, refuse_lost_writes
 from .leaf_gradients import follow_leaf
 from .schemas import Op, base_name, functional_of
+from .views.copied_view import CopiedView, ViewCall, move_values, refuse_lost_writes
 from .wrapper import Wrapper
 
 aten = torch.ops.aten

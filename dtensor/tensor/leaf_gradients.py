@@ -24,7 +24,7 @@ from ..redistribute import redistribute_local
 from ..torch_private import hooks_of
 from .autograd import Goal, Redistribute, distributed, gradient_spec, moved
 from .compilers import opaque
-from .copied_view import CopiedView
+from .views.copied_view import CopiedView
 from .wrapper import Wrapper, new_wrapper
 
 _REQUIRES_GRAD: Any = Tensor.requires_grad

@@ -16,13 +16,13 @@ from ..comm.message_parts import has_own_operators
 from ..comm.reductions import all_reduce
 from ..geometry.layout import Coordinate, Layout
 from ..geometry.placement import Placement, Ragged, format_placements
+from ..geometry.strides import agreed_strides, part_fits
 from ..graphs.calls import record
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.rows import gather_rows
 from ..mesh.same_mesh import code_of
 from ..mesh.spec import DTensorSpec, spec_of
 from ..torch_private import NotRecorded, is_traced
-from .strides import agreed_strides, part_fits
 from .wrapper import Wrapper
 
 MAX_DIMS = 15
@@ -119,10 +119,10 @@ def spec_of_local(
 
     Without ``shape`` the sizes of sharded dims are summed over the ranks, and a Ragged without
     sizes gets those that the ranks have: they exchange their local shapes and strides once. Nothing
-    is exchanged where both are known, unless ``compare`` asks for it. The strides are then
-    row-major, unless ``stride`` is given: those of this rank's part say nothing of others. Raises
-    PlacementError, on every rank that took part in an exchange, where a local shape is not that of
-    its layout.
+    is exchanged where both are known, unless ``compare`` asks for it. The strides of what is
+    sharded are then row-major, unless ``stride`` is given: those of this rank's part say nothing of
+    others. Raises PlacementError, on every rank that took part in an exchange, where a local shape
+    is not that of its layout.
     """
     if len(placements) != mesh.ndim:
         raise PlacementError(
@@ -154,8 +154,9 @@ def spec_of_local(
         parts = [(reported[c], strides[c]) for c in reported]
         stride = agreed_strides(parts, shape)
         is_agreed = all(part_fits(part, shape, stride) for part in parts)
-    elif stride is None and is_agreed and own == tuple(shape):
-        stride = local.stride()
+    elif stride is None and not sharded and own == tuple(shape):
+        # The whole: no dim says less here than on other ranks.
+        stride = agreed_strides([(own, local.stride())], shape)
     spec = spec_of(mesh, placements, shape, stride, local.dtype)
     if reported:
         _check_shapes(spec.layout, reported)

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from dtckpt.errors import PlacementError
 
+from ..geometry.strides import part_fits
 from ..mesh.spec import DTensorSpec
 from ..torch_private import make_wrapper, quick_constructor, take_bits
-from .strides import fits
 
 
 class Wrapper(Tensor):
@@ -61,6 +61,15 @@ class Wrapper(Tensor):
 # The very descriptors of the slots under other names, which cost nothing.
 for _name, _slot in (("_local_tensor", Wrapper.local), ("_spec", Wrapper.spec)):
     setattr(Wrapper, _name, _slot)
+
+
+def fits(local: Tensor, spec: DTensorSpec) -> bool:
+    """Return whether a part lies in memory as the strides of the whole promise."""
+    if local.layout is not torch.strided or (spec.is_row_major and local.is_contiguous()):
+        return True
+    if local.ndim != spec.ndim:  # of a rank outside of the mesh
+        return True
+    return part_fits((local.shape, local.stride()), spec.shape, spec.stride)
 
 
 def counting_writes() -> AbstractContextManager[None]:

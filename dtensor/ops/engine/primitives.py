@@ -13,7 +13,7 @@ from ...geometry.placement import Placement, Replicate, Shard, SplitPlacement
 from ...mesh.spec import DTensorSpec, spec_of
 from ...redistribute import redistribute_locals
 from ...tensor.autograd import placed
-from ...tensor.irregular import regular_local
+from ...tensor.views.irregular import regular_local
 from ...tensor.wrapper import Wrapper, require_part
 
 Move = tuple[int, DTensorSpec, DTensorSpec]

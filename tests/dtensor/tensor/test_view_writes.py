@@ -17,6 +17,7 @@ from dtckpt.dtensor import (
     Replicate,
     Shard,
 )
+from dtckpt.dtensor.fsdp import fully_shard
 from dtckpt.errors import PlacementError, UnsupportedOp
 
 from ..rank_meshes import assert_holds, run_on_mesh, scattered
@@ -328,5 +329,52 @@ def test_writes_that_need_other_placements_reach_earlier_views(placement: Any) -
         assert_holds(base, expected - 2)
         foreach_add([x, scattered(torch.ones(2), mesh, [Shard(0)])], 2)
         assert_holds(view, expected.t())
+
+    run_on_mesh((2,), body)
+
+
+def test_rows_of_sharded_parameters_are_initialised() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        with torch.device("meta"):
+            module = torch.nn.Embedding(5, 3, padding_idx=1)
+        fully_shard(module, mesh=mesh)
+        module.to_empty(device="cpu")
+        module.reset_parameters()
+        weight: Any = module.weight
+        assert not weight.full_tensor()[1].any()
+        with torch.no_grad():
+            weight.fill_(2)
+        weight.data[1].zero_()  # as transformers does it
+        torch.nn.init.constant_(weight.data[3], 4)
+        with torch.no_grad():
+            weight[4] += 1
+            weight[0].copy_(torch.arange(3.0))
+        rows = torch.tensor([[0.0, 1, 2], [0] * 3, [2] * 3, [4] * 3, [3] * 3])
+        assert_holds(weight.detach(), rows)
+        with pytest.raises(RuntimeError, match="leaf Variable"):
+            weight[2].zero_()
+
+    run_on_mesh((2,), body)
+
+
+def test_data_is_written_past_autograd_and_seen_by_views() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        x, whole = scattered(torch.ones(2, 4), mesh, [Shard(1)]), torch.ones(2, 4)
+        data, flat = x.data, x.view(-1)
+        data.add_(1)
+        assert_holds(flat + 0, whole.view(-1) + 1)
+        flat.data[2:].mul_(3)
+        expected = torch.tensor([[2.0, 2, 6, 6], [6] * 4])
+        assert_holds(x, expected)
+        x.data = scattered(whole * 5, mesh, [Shard(0)])
+        x.add_(1)
+        flat.zero_()  # of the memory that x had
+        assert_holds(x, whole * 6)
+        assert_holds(data, whole * 0)
+        leaf = scattered(torch.ones(4), mesh, [Shard(0)]).requires_grad_()
+        loss = (leaf * leaf).sum()
+        leaf.data.mul_(3)
+        loss.backward()  # as torch: what is written through data is not noticed
+        assert_holds(leaf.grad, torch.full((4,), 6.0))
 
     run_on_mesh((2,), body)

@@ -9,23 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-import torch
-from torch import Tensor
-
-from ..geometry.box import row_major_strides
-from ..mesh.spec import DTensorSpec
+from .box import row_major_strides
 
 Part = tuple[tuple[int, ...], tuple[int, ...]]
 """Shape and strides of one rank's part."""
-
-
-def fits(local: Tensor, spec: DTensorSpec) -> bool:
-    """Return whether a part lies in memory as the strides of the whole promise."""
-    if local.layout is not torch.strided or (spec.is_row_major and local.is_contiguous()):
-        return True
-    if len(local.shape) != spec.ndim:
-        return True
-    return part_fits((local.shape, local.stride()), spec.shape, spec.stride)
 
 
 def part_fits(part: Part, shape: Sequence[int], strides: Sequence[int]) -> bool:
@@ -50,15 +37,6 @@ def part_fits(part: Part, shape: Sequence[int], strides: Sequence[int]) -> bool:
             return False
         expected = least = own * size
     return True
-
-
-def fitting_copy(local: Tensor, spec: DTensorSpec) -> Tensor:
-    """Return a dense copy of a part whose dims are ordered as those of the whole."""
-    if spec.is_row_major:
-        return local.clone(memory_format=torch.contiguous_format)
-    order = sorted(range(spec.ndim), key=lambda d: (-spec.stride[d], d))
-    made = local.new_empty([local.shape[dim] for dim in order])
-    return made.permute([order.index(dim) for dim in range(spec.ndim)]).copy_(local)
 
 
 def agreed_strides(parts: Collection[Part], shape: Sequence[int]) -> tuple[int, ...]:

@@ -20,13 +20,13 @@ from torch import Tensor
 
 from dtckpt.errors import PlacementError
 
-from ..mesh.spec import DTensorSpec
-from ..redistribute import redistribute_local
-from ..torch_private import num_writes
-from .autograd import placed
-from .irregular import Irregular, memory_of
-from .schemas import Op
-from .wrapper import Wrapper, new_wrapper
+from ...mesh.spec import DTensorSpec
+from ...redistribute import redistribute_local
+from ...torch_private import num_writes
+from ..autograd import placed
+from ..schemas import Op
+from ..wrapper import Wrapper, new_wrapper
+from .irregular import Irregular, memory_of, share_memory
 from .write_counts import ATTRIBUTES, total_writes
 
 aten = torch.ops.aten
@@ -34,7 +34,7 @@ aten = torch.ops.aten
 # The storage of the attribute that the class below guards.
 _LOCAL: Any = vars(Wrapper)["local"]
 
-LINKS = frozenset({"_num_writes", "_local_viewed", "_origin"}) | ATTRIBUTES
+LINKS = frozenset({"_num_writes", "_local_viewed", "_origin", "_viewed_as"}) | ATTRIBUTES
 """Attributes that tie a tensor to the one that it is a view of."""
 
 
@@ -80,7 +80,7 @@ def _as_copied(tensor: Wrapper) -> CopiedView:
 
 def forget_viewed(tensor: Any, cls: type[Wrapper]) -> None:
     """Make a tensor that gets other data one of ``cls``, and no view of what it was one of."""
-    if isinstance(tensor, CopiedView):
+    if isinstance(tensor, CopiedView | Irregular):
         cast(Any, tensor).__class__ = cls
     for link in LINKS - {"_counter"}:
         vars(tensor).pop(link, None)
@@ -208,11 +208,13 @@ def mark_copied(
 
 
 def share_origin(tensor: Wrapper, other: Wrapper) -> None:
-    """Make a tensor that gets the data of a view in name only such a one, too."""
+    """Tie a tensor that gets the data of another one to what that is tied to."""
     if isinstance(other, CopiedView):
         copied = _as_copied(tensor)
         copied._origin, copied._local_viewed = other._origin, other._local_viewed
         copied._num_writes = total_writes(tensor)
+    elif isinstance(other, Irregular):
+        share_memory(tensor, other)
 
 
 def refresh(tensor: Tensor) -> None:

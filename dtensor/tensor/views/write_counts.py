@@ -16,9 +16,9 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from ..mesh.spec import DTensorSpec
-from ..torch_private import base_of, is_traced, num_writes
-from .wrapper import Wrapper
+from ...mesh.spec import DTensorSpec
+from ...torch_private import base_of, is_traced, num_writes
+from ..wrapper import Wrapper
 
 ATTRIBUTES = frozenset({"_counter", "_counters"})
 """Attributes that this file sets on tensors."""

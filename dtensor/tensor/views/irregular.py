@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ..mesh.spec import DTensorSpec
-from .strides import fits, fitting_copy
-from .wrapper import Wrapper, new_wrapper
+from ...mesh.spec import DTensorSpec
+from ..wrapper import Wrapper, fits, new_wrapper
 
 # The storage of the attribute that the class below guards.
 _LOCAL: Any = vars(Wrapper)["local"]
@@ -51,9 +51,24 @@ def part(cls: type[Wrapper], local: Tensor, spec: DTensorSpec) -> Wrapper:
     return made
 
 
+def fitting_copy(local: Tensor, spec: DTensorSpec) -> Tensor:
+    """Return a dense copy of a part whose dims are ordered as those of the whole."""
+    if spec.is_row_major:
+        return local.clone(memory_format=torch.contiguous_format)
+    order = sorted(range(spec.ndim), key=lambda d: (-spec.stride[d], d))
+    made = local.new_empty([local.shape[dim] for dim in order])
+    return made.permute([order.index(dim) for dim in range(spec.ndim)]).copy_(local)
+
+
 def memory_of(tensor: Wrapper) -> Tensor:
     """Return the local tensor that has the memory, of which ``local`` may have to be a copy."""
     return _LOCAL.__get__(tensor) if isinstance(tensor, Irregular) else tensor.local
+
+
+def share_memory(tensor: Any, other: Irregular) -> None:
+    """Make a tensor of the same spec hold the memory of an irregular one."""
+    tensor.__class__ = tensor.irregular
+    tensor.local, tensor._viewed_as = memory_of(other), other._viewed_as
 
 
 def regular_local(tensor: Tensor) -> Tensor:
