@@ -7,7 +7,7 @@ CODE := dtensor checkpoint storage integrations tools tests
 # Tests start some hundred processes, which find all modules compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install check format test mutants demo demo-parallel bench bench-scale bench-dispatch bench-redistribute bench-training bench-random bench-look bench-rewrite operators fuzz compile-matrix cli-page test-matrix test-adapters test-servers test-faults all-environments gpu-check clean
+.PHONY: help install check format test mutants demo demo-parallel bench bench-scale bench-dispatch bench-redistribute bench-training bench-random bench-look bench-rewrite operators metas fuzz compile-matrix cli-page test-matrix test-adapters test-servers test-faults all-environments gpu-check clean
 
 help:
 	@echo "make demo    train, kill a rank during a save, resume on another mesh, prove the losses"
@@ -22,6 +22,7 @@ help:
 	@echo "make bench-rewrite   resharding a checkpoint beside cp of its files"
 	@echo "make operators     every operator against one device; writes docs/operators.md"
 	@echo "make fuzz    random programs beside one device (MINUTES=3 SEED=1 FUZZ=--help)"
+	@echo "make metas         what planning says of results against what kernels return"
 	@echo "make cli-page      docs/cli.md, of what the commands say of themselves"
 	@echo "make compile-matrix   models and functions under torch.compile, hours; writes docs/compiled-models.md"
 	@echo "make test    the whole test suite"
@@ -140,6 +141,9 @@ fuzz: install
 
 compile-matrix: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.compiling --write docs/compiled-models.md $(COMPILING)
+
+metas: install
+	$(BIN)/python -m tests.operators.metas $(METAS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info demo-output demo-output-parallel

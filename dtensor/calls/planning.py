@@ -24,6 +24,7 @@ from ..tensor.schemas import Op, functional_of, is_foreach, is_in_place
 from ..tensor.views.copied_view import ViewCall
 from ..torch_private import schema_of
 from .binding import Bound
+from .finite_numbers import scaling
 from .keys import Key, blank
 from .list_elements import elements, shared_moves
 from .local_plan import LocalPlan
@@ -98,7 +99,9 @@ def _make_plan(bound: Bound) -> LocalPlan | None:
         require_local_shapes(bound.call, choice)
     return LocalPlan(
         op=op,
-        run_local=_local_function(op, call, rule, choice),
+        run_local=scaling(
+            bound.call, _local_function(op, call, rule, choice), choice.inputs, choice.outputs
+        ),
         moves=_moves(bound.specs, choice.inputs),
         outputs=choice.outputs,
         written=(0,) if in_place else (),
@@ -192,7 +195,7 @@ def _foreach_plan(bound: Bound, functional: Op, metas: Metas) -> LocalPlan | Non
         outputs.extend(choice.outputs)
     return LocalPlan(
         op=op,
-        run_local=op,
+        run_local=scaling(bound.call, op, targets, outputs),
         moves=(*_moves(sources, targets), *shared_moves(bound)),
         outputs=tuple(outputs),
         written=tuple(range(len(metas))) if in_place else (),

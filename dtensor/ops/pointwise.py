@@ -11,6 +11,7 @@ from ..mesh.spec import DTensorSpec
 from ..tensor.schemas import base_name
 from ..torch_private import schema_of
 from .engine.dims import all_dims, broadcast_dims
+from .engine.dtypes import is_inexact
 from .engine.factors import FIRST, LINEAR_OPS, Factors
 from .engine.forms import operators
 from .engine.table import OpCall, Rule, rule
@@ -97,6 +98,22 @@ def pointwise_rule(call: OpCall) -> Rule:
 
 
 def _linear_sets(call: OpCall) -> tuple[frozenset[int], ...]:
+    """Return sets of tensors that the operator is linear in together.
+
+    Not where a tensor of one element scales those: it may be infinite, or a zero that divides. Only
+    its value tells, and of terms that are 0 or of unlike signs it makes not-a-number. A tensor of
+    more elements is taken for finite, so that a gradient is reduced once and not for each product.
+    """
+    divides = base_name(call.op) in (*_FIRST_ONLY, "addcdiv", "_foreach_addcdiv")
+    scalars = {
+        index
+        for index, spec in enumerate(call.specs)
+        if spec.shape.numel() == 1 and (divides or is_inexact(spec.dtype))
+    }
+    return tuple(chosen for chosen in _all_linear_sets(call) if scalars <= chosen)
+
+
+def _all_linear_sets(call: OpCall) -> tuple[frozenset[int], ...]:
     name, count = base_name(call.op), len(call.specs)
     every = frozenset(range(count))
     if name in _UNARY or name in _COPIES:

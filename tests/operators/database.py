@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import random
 import sys
-from collections.abc import Callable, Generator, Iterable, Sized
+from collections.abc import Callable, Generator, Iterable, Sequence, Sized
 from contextlib import closing
 from dataclasses import dataclass
 from importlib import import_module
@@ -83,13 +83,14 @@ def _name(info: Any) -> str:
     return f"{info.name}.{variant}" if variant else str(info.name)
 
 
-def samples_of(info: Any, count: int) -> list[Sample]:
+def samples_of(info: Any, count: int, dtypes: Sequence[torch.dtype] = _DTYPES) -> list[Sample]:
     """Return up to ``count`` samples, the first ones and others spread over the rest.
 
-    Always the same for the same operator and sizes.
+    They are of the first of ``dtypes`` that the operator supports, and always the same for the same
+    operator, dtype and sizes.
     """
     supported = info.supported_dtypes("cpu")
-    dtype = next((dtype for dtype in _DTYPES if dtype in supported), None)
+    dtype = next((dtype for dtype in dtypes if dtype in supported), None)
     if dtype is None:
         return []
     torch.manual_seed(0)

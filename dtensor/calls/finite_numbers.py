@@ -1,0 +1,98 @@
+"""Numbers that terms of a sum cannot be scaled by one by one.
+
+A sum may be scaled by scaling its terms, unless the number is infinite, or a zero that divides: of
+terms that are 0, or of unlike signs, that makes not-a-number where the sum itself is a number. A
+plan is made for all numbers of a type, so it is the local kernel that looks at them. They are equal
+on all ranks, which then reduce the sum first, all alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from torch import Tensor
+
+from ..mesh.spec import DTensorSpec
+from ..redistribute import redistribute_local
+from ..tensor.arguments import collect_tensors, substituted
+from ..tensor.schemas import Op, base_name, functional_of, is_foreach, is_in_place, is_pointwise
+from .call import Call
+
+_DIVISIONS = frozenset({"div", "div_", "_foreach_div", "_foreach_div_"})
+
+
+def scaling(
+    call: Call,
+    run: Callable[..., Any],
+    inputs: Sequence[DTensorSpec],
+    outputs: Sequence[DTensorSpec | None],
+) -> Callable[..., Any]:
+    """Return ``run``, or where it scales terms by numbers, what looks at these first."""
+    op = call.op
+    if not (is_pointwise(op) or is_foreach(op)) or not _has_number([call.args, call.kwargs]):
+        return run
+    if not any(spec is not None and spec.layout.is_partial for spec in outputs):
+        return run
+    divides = base_name(op) in _DIVISIONS
+
+    def looking(*args: Any, **kwargs: Any) -> Any:
+        if _spoils(args, divides) or (kwargs and _spoils(kwargs.values(), divides)):
+            return _reduced_first(op, args, kwargs, inputs, outputs)
+        return run(*args, **kwargs)
+
+    return looking
+
+
+def _has_number(values: Any) -> bool:
+    if isinstance(values, dict):
+        return _has_number(list(cast("dict[str, Any]", values).values()))
+    if isinstance(values, list | tuple):
+        return any(map(_has_number, cast("Sequence[Any]", values)))
+    return isinstance(values, int | float | complex) and not isinstance(values, bool)
+
+
+def _spoils(values: Any, divides: bool) -> bool:
+    """Whether one of some arguments, or of a list among them, is such a number."""
+    for value in values:
+        kind = type(value)
+        if kind is float:
+            if math.isinf(value) or (divides and value == 0):
+                return True
+        elif kind is int:
+            if divides and value == 0:
+                return True
+        elif kind is complex:
+            if math.isinf(abs(value)) or (divides and value == 0):
+                return True
+        elif kind is list and _spoils(value, divides):
+            return True
+    return False
+
+
+def _reduced_first(
+    op: Op,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    inputs: Sequence[DTensorSpec],
+    outputs: Sequence[DTensorSpec | None],
+) -> Any:
+    """Return terms of what the operator makes of the sums: one rank has it, the others zeros."""
+    given: list[Tensor] = []
+    collect_tensors([*args, *kwargs.values()], given)
+    pairs = zip(given, inputs, strict=True)
+    wholes = [redistribute_local(local, spec, spec.reduced()) for local, spec in pairs]
+    whole_args, whole_kwargs = substituted(args, kwargs, wholes)
+    results = (functional_of(op) or op)(*whole_args, **whole_kwargs)
+    listed: list[Tensor] = [results] if isinstance(results, Tensor) else list(results)
+    terms = [
+        made if spec is None else redistribute_local(made, spec.reduced(), spec)
+        for made, spec in zip(listed, outputs, strict=True)
+    ]
+    if not is_in_place(op):
+        return terms[0] if isinstance(results, Tensor) else terms
+    targets = args[0] if isinstance(args[0], list) else [args[0]]
+    for target, term in zip(cast("list[Tensor]", targets), terms, strict=True):
+        target.copy_(term)
+    return args[0]
