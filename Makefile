@@ -24,7 +24,7 @@ help:
 	@echo "make fuzz    random programs beside one device (MINUTES=3 SEED=1 FUZZ=--help)"
 	@echo "make metas         what planning says of results against what kernels return"
 	@echo "make cli-page      docs/cli.md, of what the commands say of themselves"
-	@echo "make compile-matrix   models and functions under torch.compile, hours; writes docs/compiled-models.md"
+	@echo "make compile-matrix   models and functions under torch.compile (COMPILING=--help), hours"
 	@echo "make test    the whole test suite"
 	@echo "make test-matrix   the quick part of it on other Pythons and another torch"
 	@echo "make test-adapters   adapters in environments with the frameworks' releases (ADAPTERS=names)"
@@ -140,7 +140,7 @@ fuzz: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --minutes $(MINUTES) --seed $(SEED) $(FUZZ)
 
 compile-matrix: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.compiling --write docs/compiled-models.md $(COMPILING)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.compiling $(COMPILING)
 
 metas: install
 	$(BIN)/python -m tests.operators.metas $(METAS)
