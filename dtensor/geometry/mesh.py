@@ -105,7 +105,7 @@ class Mesh:
         if isinstance(axis, str):
             if axis not in self.axis_names:
                 raise MeshDimError(
-                    f"invalid mesh_dim_name {axis!r}: mesh {self} has the dims {self.axis_names}"
+                    f"Invalid mesh_dim_name {axis!r}: mesh {self} has the dims {self.axis_names}"
                 )
             return self.axis_names.index(axis)
         if not -self.ndim <= axis < self.ndim:

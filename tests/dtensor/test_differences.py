@@ -24,7 +24,6 @@ from dtckpt.dtensor import (
     Replicate,
     Shard,
     distribute_tensor,
-    init_device_mesh,
 )
 from dtckpt.dtensor.debug import CommDebugMode
 from dtckpt.dtensor.experimental import local_map
@@ -47,7 +46,7 @@ def test_errors_are_of_the_kinds_that_torch_raises_with_messages_of_ours() -> No
             mesh.get_local_rank()
     with pytest.raises(MeshDimError) as failure:
         mesh.get_group("pp")
-    assert str(failure.value).startswith("invalid mesh_dim_name 'pp'"), "as it is, not quoted"
+    assert str(failure.value).startswith("Invalid mesh_dim_name 'pp'"), "as it is, not quoted"
 
 
 def test_parts_of_a_mesh_are_taken_in_any_order() -> None:
@@ -118,7 +117,7 @@ def test_to_local_is_there_when_it_returns() -> None:
 
 
 def test_tensors_are_not_pickled() -> None:
-    made = distribute_tensor(torch.ones(2), init_device_mesh("cpu", (1,)), [Replicate()])
+    made = distribute_tensor(torch.ones(2), DeviceMesh("cpu", [0], rank=0), [Replicate()])
     for save in (pickle.dumps, lambda value: torch.save(value, io.BytesIO())):
         with pytest.raises(TypeError, match=r"dtckpt\.checkpoint\.save"):
             save(made)
@@ -145,7 +144,7 @@ def test_classes_may_be_sharded_outside_of_loss_parallel() -> None:
 
 
 def test_names_of_a_plan_that_match_nothing_are_errors() -> None:
-    mesh = init_device_mesh("cpu", (1,))
+    mesh = DeviceMesh("cpu", [0], rank=0)
     net = nn.Sequential(nn.Linear(2, 2))
     with pytest.raises(PlacementError, match="'other'"):
         parallelize_module(net, mesh, {"other": ColwiseParallel()})
@@ -177,7 +176,7 @@ def test_local_map_takes_what_lies_anyhow_for_none_and_one_mesh() -> None:
 
 
 def test_sharded_modules_are_copied_and_have_scalars() -> None:
-    mesh = init_device_mesh("cpu", (1,))
+    mesh = DeviceMesh("cpu", [0], rank=0)
     net = fully_shard(nn.Linear(2, 2), mesh=mesh)
     assert copy.deepcopy(net) is not net
     scalar = fully_shard(Scaled(), mesh=mesh)

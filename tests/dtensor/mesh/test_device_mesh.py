@@ -65,7 +65,7 @@ def test_a_mesh_with_a_rank_needs_groups_only_to_communicate() -> None:
         mesh.get_group("dp")
     with pytest.raises(PlacementError, match="name one of"):
         mesh.get_local_rank()
-    with pytest.raises(PlacementError, match="invalid mesh_dim_name"):
+    with pytest.raises(PlacementError, match="Invalid mesh_dim_name"):
         mesh["pp"]
     outside = DeviceMesh("cpu", [0, 1], rank=7)
     assert outside.get_coordinate() is None

@@ -233,7 +233,7 @@ MISTAKES = [
     Mistake(
         "an unknown axis",
         lambda mesh: lambda: parallelize_module(mlp(), mesh, FIRST, mesh_dim="cp"),
-        r"invalid mesh_dim_name 'cp': mesh dp=\d+,tp=\d+ has the dims \('dp', 'tp'\)",
+        r"Invalid mesh_dim_name 'cp': mesh dp=\d+,tp=\d+ has the dims \('dp', 'tp'\)",
     ),
     Mistake(
         "an axis by number",
