@@ -592,6 +592,14 @@ def skip_strategy() -> tuple[Callable[[Any, Any], None], Any] | None:
     return module.set_code_exec_strategy, module._FrameExecStrategy(skip, skip)
 
 
+def compiled_modules() -> tuple[type[Any], ...]:
+    """Return the classes of modules that are compiled; none where no compiler is loaded."""
+    if "torch._dynamo.eval_frame" not in sys.modules:
+        return ()
+    kind = found("_dynamo.eval_frame.OptimizedModule")
+    return () if kind is None else (kind,)
+
+
 # Modules and values
 
 

@@ -7,13 +7,14 @@ it ``module`` keeps that name, as ``AveragedModel`` does, which has a count besi
 
 from __future__ import annotations
 
-import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from ...dtensor.torch_private import compiled_modules
 
 _LEFT_OUT = ("_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 """What state dicts do not have of the names of modules."""
@@ -67,8 +68,7 @@ def plain_names(module: nn.Module, names: Iterable[str]) -> dict[str, str]:
 
 def _prefixes(module: nn.Module) -> list[tuple[str, str]]:
     """Return what the names of everything in a wrapper begin with, and what it adds to that."""
-    compilers: Any = sys.modules.get("torch._dynamo.eval_frame")
-    compiled = getattr(compilers, "OptimizedModule", ())
+    compiled = compiled_modules()
     found: list[tuple[str, str]] = []
     for path, part in module.named_modules():
         if isinstance(part, compiled):
