@@ -49,7 +49,9 @@ def groups_over_several_axes() -> Generator[None]:
     """Within it meshes of threads get groups over several axes, which a job would make."""
     store = _c10d.HashStore()
 
-    def made(mesh: Mesh, axes: tuple[int, ...], ranks_along: Any, backend: object) -> Any:
+    def made(
+        mesh: Mesh, axes: tuple[int, ...], ranks_along: Any, backend: object, *, keeps_order: bool
+    ) -> Any:
         ranks: tuple[int, ...] = ranks_along(axes)
         own = ranks_along.__self__.get_rank()
         prefix = _c10d.PrefixStore(f"{mesh}/{axes}/{ranks}", store)
