@@ -123,7 +123,7 @@ _OPERATORS = {
 @lru_cache(4096)
 def operator_of(line: str) -> str:
     """Return what a line calls, in one word, by which findings are grouped."""
-    statement = ast.parse(line).body[0]
+    statement = ast.parse(line).body[-1]
     if isinstance(statement, ast.With):
         statement = statement.body[0]
     if isinstance(statement, ast.AugAssign):

@@ -93,3 +93,15 @@ def write_data(d: Draw) -> str:
         return f"{x}.data = {y}.clone()"
     y = d.number() if kind == "number" else d.beside(x)
     return f"{x}.data.{d.one(['add_', 'mul_', 'copy_', 'sub_'])}({y})"
+
+
+@producer("writes", 2)
+def write_through_a_view(d: Draw) -> str:
+    x = writable(d, has_dims(2, 3))
+    value = d.values[x]
+    if value.is_leaf and value.requires_grad:
+        raise Refused
+    view = d.one(["view(-1)", "view(-1)", "flatten()", "diagonal()", "t()", "unbind(1)[0]", "mT"])
+    name = d.name()
+    y = d.number() if d.chance(0.7) else d.input((), dtype_name(value), grad=False)
+    return f"{name} = {x}.{view}; {name}.{d.one(IN_PLACE)}({y})"
