@@ -118,7 +118,6 @@ for _op in (aten.sum.dim_IntList, aten.mean.dim, aten.nansum.default, aten.prod.
     decomposition(_op)(_in_single(_op, over_dims=True))
 
 
-
 @decomposition(aten.allclose.default)
 def allclose(
     tensor: Tensor, other: Tensor, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
