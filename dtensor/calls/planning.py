@@ -9,6 +9,7 @@ from logging import DEBUG
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dtckpt.logs import logger_of
 
@@ -19,13 +20,15 @@ from ..ops import find_rule, rule_maker
 from ..ops.engine.choice import Choice, choose
 from ..ops.engine.primitives import Move
 from ..ops.engine.table import RULES, LocalCall, OpCall, Rule
+from ..ops.pointwise import pointwise_rule
+from ..tensor.arguments import collect_tensors, substituted
 from ..tensor.inplace_views import changes_shape
-from ..tensor.schemas import Op, functional_of, is_foreach, is_in_place
+from ..tensor.schemas import Op, base_name, functional_of, is_foreach, is_in_place
 from ..tensor.views.copied_view import ViewCall
 from ..torch_private import schema_of
 from .binding import Bound
 from .finite_numbers import scaling
-from .keys import Key, blank
+from .keys import NUMBERS, Key, blank
 from .list_elements import elements, shared_moves
 from .local_plan import LocalPlan
 from .metas import Metas, output_metas
@@ -34,6 +37,9 @@ from .user_rules import require_local_shapes
 
 MAX_PLANS = 4096
 """Plans remembered per mesh."""
+
+_REFUSE_ZERO = {"floor_divide", "remainder", "fmod", "div"}
+"""Operators that divide; of integers by zero they raise."""
 
 _UNKNOWN: Any = object()
 
@@ -81,6 +87,8 @@ def _make_plan(bound: Bound) -> LocalPlan | None:
         return None
     if changes_shape(op) or _has_out(op):
         return None
+    if is_in_place(op) and not is_foreach(op) and rule_maker(functional) is pointwise_rule:
+        _refuse_overlap(bound)
     metas = output_metas(bound)
     if metas is None:
         return None
@@ -159,7 +167,52 @@ def _local_function(op: Op, call: OpCall, rule: Rule, choice: Choice) -> Callabl
         made = rule.local(LocalCall(call, choice.inputs, choice.outputs, op))
         if made is not None:
             return made
+    if rule_maker(call.op) is pointwise_rule and _divides_nothing(call, choice):
+        return _with_one_element(op)
     return op
+
+
+def _divides_nothing(call: OpCall, choice: Choice) -> bool:
+    """Whether this rank has no integers to divide by a number, which may be zero."""
+    first = choice.outputs[0]
+    return (
+        first is not None
+        and 0 in first.local_shape
+        and 0 not in first.shape
+        and base_name(call.op) in _REFUSE_ZERO
+        and not first.dtype.is_floating_point
+        and any(type(arg) in NUMBERS for arg in call.args)
+    )
+
+
+def _with_one_element(op: Op) -> Callable[..., Any]:
+    """Return an operator that raises where it would for an element, as on the other ranks."""
+    functional = functional_of(op) or op
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        given: list[Tensor] = []
+        collect_tensors(args, given)
+        ones = [t.new_ones((1,) * t.ndim) for t in given]
+        small_args, small_kwargs = substituted(args, kwargs, ones)
+        functional(*small_args, **small_kwargs)
+        return op(*args, **kwargs)
+
+    return run
+
+
+def _refuse_overlap(bound: Bound) -> None:
+    """Raise as torch does where an operator writes to elements that share memory.
+
+    By the strides of the whole: on a rank with one element, or none, no kernel would see it.
+    """
+    written = bound.specs[0]
+    pairs = zip(written.shape, written.stride, strict=True)
+    if 0 in written.shape or not any(size > 1 and not stride for size, stride in pairs):
+        return
+    values = torch.zeros((), dtype=written.dtype).expand(2)
+    ones = [values, *(torch.ones((), dtype=spec.dtype) for spec in bound.specs[1:])]
+    args, kwargs = bound.call.replaced(ones)
+    bound.call.op(*args, **kwargs)
 
 
 def _nothing(choice: Choice) -> Callable[..., Any]:

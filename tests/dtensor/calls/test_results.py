@@ -241,3 +241,42 @@ def test_a_rank_that_multiplies_nothing_takes_fractions_as_the_others(numbers: A
         assert_holds(found, expected)
 
     run_on_mesh((2,), body)
+
+
+_REFUSED: dict[str, Any] = {
+    "floor_divide": lambda i, f: i // 0,  # pyright: ignore
+    "remainder": lambda i, f: i % 0,  # pyright: ignore
+    "fmod": lambda i, f: torch.fmod(i, 0),  # pyright: ignore
+    "remainder_": lambda i, f: i.remainder_(0),  # pyright: ignore
+    "add_": lambda i, f: f[:, None].expand(1, 3).add_(1),  # pyright: ignore
+    "mul_": lambda i, f: f[:, None].expand(1, 3).mul_(f),  # pyright: ignore
+    "copy_": lambda i, f: f[:, None].expand(1, 3).copy_(f),  # pyright: ignore
+}
+
+
+@pytest.mark.parametrize("name", _REFUSED)
+def test_ranks_without_elements_raise_what_the_others_raise(name: str) -> None:
+    whole = torch.ones(1, dtype=torch.int8), torch.ones(1)
+    with pytest.raises(RuntimeError) as expected:
+        _REFUSED[name](*whole)
+    text = str(expected.value).split("\n")[0]
+
+    def body(mesh: DeviceMesh) -> None:
+        for _ in range(2):
+            given = [scattered(t, mesh, [Shard(0)]) for t in whole]
+            with pytest.raises(RuntimeError) as raised:
+                _REFUSED[name](*given)
+            assert str(raised.value).split("\n")[0] == text
+            assert_holds(given[1], whole[1])
+            assert_holds(given[0] // 2, whole[0] // 2)
+
+    run_on_mesh((2,), body)
+
+
+def test_writes_that_torch_lets_overlap_are_made() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        x = scattered(torch.ones(3), mesh, [Shard(0)])
+        x[:, None].expand(3, 2).fill_(4)
+        assert_holds(x, torch.full((3,), 4.0))
+
+    run_on_mesh((2,), body)
