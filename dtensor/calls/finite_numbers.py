@@ -19,6 +19,7 @@ from ..redistribute import redistribute_local
 from ..tensor.arguments import collect_tensors, substituted
 from ..tensor.schemas import Op, base_name, functional_of, is_foreach, is_in_place, is_pointwise
 from .call import Call
+from .fastest import fastest
 
 _DIVISIONS = frozenset({"div", "div_", "_foreach_div", "_foreach_div_"})
 
@@ -36,6 +37,17 @@ def scaling(
     if not any(spec is not None and spec.layout.is_partial for spec in outputs):
         return run
     divides = base_name(op) in _DIVISIONS
+    if run is op:
+        run = fastest(op, call.args, call.kwargs)
+    if len(call.args) == 2 and not call.kwargs and type(call.args[1]) in (int, float):
+        spoiling = (math.inf, -math.inf, 0) if divides else (math.inf, -math.inf)
+
+        def looking_at_one(tensor: Any, number: Any) -> Any:
+            if number in spoiling:
+                return _reduced_first(op, (tensor, number), {}, inputs, outputs)
+            return run(tensor, number)
+
+        return looking_at_one
 
     def looking(*args: Any, **kwargs: Any) -> Any:
         if _spoils(args, divides) or (kwargs and _spoils(kwargs.values(), divides)):
