@@ -72,6 +72,20 @@ _NUMBERS: dict[str, Program] = {
         "x = torch.addmv(a, b, c, alpha=s0)",
         runs=({"s0": -inf},),
     ),
+    "norm of order -1 along one of two dims, the other empty": _of(
+        {"a": _in((1, 0), "R")},
+        "x = torch.linalg.vector_norm(a, s0, dim=-2, keepdim=True)",
+        runs=({"s0": -1},),
+    ),
+    "integers and floats without elements in einsum": _of(
+        {"a": _in((1, 1, 0), "R"), "b": _in((1, 1, 0), "R", "int64")},
+        "x = torch.einsum('bmk,bnk->bn', a, b)",
+    ),
+    "float alpha of unsigned bytes where a part is empty": _of(
+        {"a": _in((1,), "R", "uint8"), "b": _in((1, 1), "S(0)", "uint8")},
+        "x = torch.addmv(a, b, a, alpha=s0)",
+        runs=({"s0": -1.5},),
+    ),
     "bool to a bool power": _of(
         {"a": _in((), "R", "bool")}, "x = torch._foreach_pow([a, a], s0)", runs=({"s0": True},)
     ),
@@ -162,6 +176,13 @@ _VIEWS: dict[str, Program] = {
     ),
     "comparison in place of a view of a partial, sharded tensor": _of(
         {"a": _in((4, 6), "P(sum), S(1)")}, "b = a.view(-1)", "b.ge_(1)", mesh=(2, 2)
+    ),
+    "number copied": _of({"a": _in((), "R")}, "a.copy_(s0)", runs=({"s0": 2},)),
+    "comparison in place of a partial, sharded view": _of(
+        {"a": _in((3, 2, 3), "S(2), P(sum)"), "b": _in((), "R, R")},
+        "x = a.view(-1)",
+        "x.eq_(b)",
+        mesh=(2, 2),
     ),
     "complex slice without elements is set": _of(
         {"a": _in((1, 1, 1), "R", "complex64"), "b": _in((), "R", grad=True)}, "a[:, 4:, 5:] = b"

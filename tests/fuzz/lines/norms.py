@@ -38,7 +38,8 @@ def norm(d: Draw) -> str:
         return f"{name} = F.instance_norm({x}{affine})"
     if kind == "batch_norm":
         if d.chance(0.5):
-            m, v = d.input((c,), dtype, grad=False), d.input((c,), dtype, values="unit", grad=False)
+            m = d.input((c,), dtype, grad=False, written=True)
+            v = d.input((c,), dtype, values="unit", grad=False, written=True)
             return f"{name} = F.batch_norm({x}, {m}, {v}, training={d.chance(0.6)})"
         affine = f", weight={vector(c)}, bias={vector(c)}" if d.chance(0.5) else ""
         return f"{name} = F.batch_norm({x}, None, None, training=True{affine})"
