@@ -36,6 +36,12 @@ def _columns_inside(local: LocalCall) -> Callable[..., Any] | None:
     return run
 
 
+@meta(aten._scaled_mm.default)
+def scaled_product(left: Tensor, right: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Return the shape of a product whose second matrix may lie in any order in memory."""
+    return aten._scaled_mm.default(left, right.t().contiguous().t(), *args, **kwargs)
+
+
 def _addend_in_full(local: LocalCall) -> Callable[..., Any] | None:
     """Return what brings an addend to its full shape where nothing is multiplied.
 

@@ -119,10 +119,10 @@ def spec_of_local(
 
     Without ``shape`` the sizes of sharded dims are summed over the ranks, and a Ragged without
     sizes gets those that the ranks have: they exchange their local shapes and strides once. Nothing
-    is exchanged where both are known, unless ``compare`` asks for it. The strides of what is
-    sharded are then row-major, unless ``stride`` is given: those of this rank's part say nothing of
-    others. Raises PlacementError, on every rank that took part in an exchange, where a local shape
-    is not that of its layout.
+    is exchanged where both are known, unless ``compare`` asks for it. The strides are then
+    row-major, unless ``stride`` is given: those of this rank's part say nothing of others. Raises
+    PlacementError, on every rank that took part in an exchange, where a local shape is not that of
+    its layout.
     """
     if len(placements) != mesh.ndim:
         raise PlacementError(
@@ -154,9 +154,8 @@ def spec_of_local(
         parts = [(reported[c], strides[c]) for c in reported]
         stride = agreed_strides(parts, shape)
         is_agreed = all(part_fits(part, shape, stride) for part in parts)
-    elif stride is None and not sharded and own == tuple(shape):
-        # The whole: no dim says less here than on other ranks.
-        stride = agreed_strides([(own, local.stride())], shape)
+    elif stride is None and is_agreed and own == tuple(shape):
+        stride = local.stride()  # of the only rank
     spec = spec_of(mesh, placements, shape, stride, local.dtype)
     if reported:
         _check_shapes(spec.layout, reported)
