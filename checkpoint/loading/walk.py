@@ -236,7 +236,8 @@ class Walk(Lookup):
             return None
         rebuild = self.node(state, name) or (lambda: state)
         self.within_object = outside
-        if (len(found.destinations), len(found.values), len(found.dealt)) == before:
+        is_empty = (len(found.destinations), len(found.values), len(found.dealt)) == before
+        if is_empty and not (self.takes_more and self.is_selected(self.at(name))):
             return None  # nothing to hand over, and nothing may change
         if isinstance(value, torch.nn.Module) and has_meta_tensors(value):
             new = dict(islice(found.destinations.items(), before[0], None))

@@ -190,6 +190,36 @@ def test_dicts_of_nothing_are_lost_by_torch_and_not_missed(tmp_path: Path, write
     assert alone.param_groups[0]["lr"] == 0.5
 
 
+class Counted:
+    """An object that counts how often its state is loaded."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.state, self.loaded = state, list[Any]()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.loaded.append(copy.deepcopy(state))
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own
+@pytest.mark.parametrize("state", [{}, {"a": {}}, {"a": []}, {"a": 1}], ids=str)
+@pytest.mark.parametrize("save", [dcp.save, torch_saver.save], ids=["ours", "theirs"])
+def test_objects_are_handed_an_empty_state_too(
+    tmp_path: Path, save: Callable[..., Any], state: dict[str, Any]
+) -> None:
+    save({"foo": Counted(state), "b": 1}, checkpoint_id=tmp_path)
+    into: dict[str, Any] = {"foo": Counted(copy.deepcopy(state)), "b": 0}
+    foo = into["foo"]
+    dcp.load(into, checkpoint_id=tmp_path)
+    assert foo.loaded == [state]
+    assert into["foo"] is foo
+    assert into["b"] == 1
+    ckpt.load({"foo": foo}, tmp_path, strict="state", select=["b"])
+    assert len(foo.loaded) == 1, "what is not selected is left alone"
+
+
 ONE, TWO = torch.ones(2), torch.full((2,), 2.0)
 VALUES_IN_PLACE: list[tuple[Any, Any]] = [
     ([1, 2, 3], [0]),
