@@ -206,7 +206,8 @@ class Noise:
 
     def __init__(self, seed: int, *, of_zeros: bool = False) -> None:
         self._generator = torch.Generator().manual_seed(seed)
-        self._of_zeros = of_zeros
+        self._of_zeros, self._changes_all = of_zeros, seed % 2 == 0
+        self._num_eps = 1 + seed // 2
 
     def add(self, values: list[Any]) -> None:
         """Change tensors in place."""
@@ -215,8 +216,11 @@ class Noise:
                 self.add(list(cast(Any, value)))
             if not isinstance(value, Tensor) or not value.dtype.is_floating_point:
                 continue
-            size = 2 * torch.finfo(value.dtype).eps
-            signs = torch.randint(-1, 2, value.shape, generator=self._generator)
+            size = self._num_eps * torch.finfo(value.dtype).eps
+            # Half of them change all values, so that a number equal to another one is not.
+            lowest = 0 if self._changes_all else -1
+            signs = torch.randint(lowest, 2, value.shape, generator=self._generator)
+            signs = signs * 2 - 1 if self._changes_all else signs
             with suppress(RuntimeError):  # of values that share one element of memory
                 # By way of data: autograd counts no write.
                 value.data.mul_(1 + size * signs.to(value.dtype))
