@@ -184,6 +184,21 @@ _VIEWS: dict[str, Program] = {
         "x.eq_(b)",
         mesh=(2, 2),
     ),
+    "flattened copy of transposed parts of one row is written": _of(
+        {"a": _in((2, 2), "S(0)", strides="transposed")}, "x = a.flatten()", "x.mul_(2)"
+    ),
+    "partial and plain scalar copied to each other": _of(
+        {"a": _in((), "P(sum)", values="positive"), "p": _in(())},
+        "torch._foreach_copy_([p, a], [a, p])",
+    ),
+    "bag of an index of nothing": _of(
+        {"a": _in((1, 1), "R"), "b": _in((1,), "R", "int64", values="zeros")},
+        "x = F.embedding_bag(b, a, b, mode='sum')",
+    ),
+    "Adagrad of a partial parameter beside a scalar": _of(
+        {"a": _in((5,), "P(sum)"), "b": _in((5,), "P(sum)", seed=29), "c": _in((), "R")},
+        "step(torch.optim.Adagrad, [a, c], [b, c], lr=0.25, foreach=True)",
+    ),
     "complex slice without elements is set": _of(
         {"a": _in((1, 1, 1), "R", "complex64"), "b": _in((), "R", grad=True)}, "a[:, 4:, 5:] = b"
     ),
@@ -314,6 +329,10 @@ NOT_YET: frozenset[str] = frozenset(
         "bool to a bool power",
         "contiguous() of transposed parts, one empty",
         "number copied",
+        "flattened copy of transposed parts of one row is written",
+        "partial and plain scalar copied to each other",
+        "bag of an index of nothing",
+        "Adagrad of a partial parameter beside a scalar",
         "complex slice without elements is set",
         "one tensor twice in a list written in place",
         "all into uint8",
