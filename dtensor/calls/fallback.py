@@ -117,10 +117,7 @@ def _without_data(leaf: Tensor) -> Tensor:
         return leaf.to("meta")
     local = leaf.local
     empty = torch.empty_strided(local.shape, local.stride(), dtype=local.dtype, device="meta")
-    made = type(leaf)(empty, leaf.spec)
-    if isinstance(leaf, CopiedView):
-        mark_copied(made, leaf)
-    return made
+    return leaf.ordinary(empty, leaf.spec)
 
 
 class _NeedsValues(Exception):

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..comm.caches import Cache
 from ..geometry.box import row_major_strides
 from ..mesh.spec import DTensorSpec, TensorMeta
-from ..ops.engine.kernel_dtypes import kernel_dtypes, kernel_results
+from ..ops.engine.kernel_dtypes import kernel_dtypes
 from ..ops.engine.table import METAS
 from ..tensor.arguments import collect_tensors, substituted
 from ..tensor.schemas import Op, is_in_place, is_pointwise
@@ -78,8 +78,6 @@ def metas_of(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: s
     if result is None and is_in_place(op):
         result = args[0]
     listed = list(result) if isinstance(result, list | tuple) else [result]
-    for index, found in enumerate(kernel_results(op, args, kwargs, device) or ()):
-        listed[index] = listed[index] if found is None else found
     dtypes = kernel_dtypes(op, args, kwargs, device) or (None,) * len(listed)
     return tuple(
         [

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from ..geometry.placement import REDUCE_OPS
-from ..tensor.schemas import argument_of
 from .engine.dims import all_dims
 from .engine.factors import FIRST, Dim, Dims, Factors
-from .engine.kernel_dtypes import shapes_by_kernel
 from .engine.local_indices import never_empty, span_of
 from .engine.rules import bytes_to_reduce
 from .engine.table import LocalCall, OpCall, Rule, meta, rule
@@ -70,29 +68,6 @@ def embedding_renorm_rule(call: OpCall) -> Rule:
     indices: Dims = (None,) * call.specs[1].ndim
     dims: Dims = (Dim(0), None)
     return Factors(call, (dims, indices), (dims,), local=_local_renorm)
-
-
-@shapes_by_kernel(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
-def bags_by_kernel(
-    device: str, weight: Tensor, index: Tensor, offsets: Tensor, *rest: Any, **kwargs: Any
-) -> Sequence[Tensor | None]:
-    """Return what a kernel returns beside the bags, where it leaves out what it need not know."""
-    op = aten._embedding_bag.default
-    args = (weight, index, offsets, *rest)
-    scales = argument_of(op, args, kwargs, "per_sample_weights")
-    names = ("scale_grad_by_freq", "mode", "sparse", "include_last_offset")
-    bags, *others, largest = op(
-        torch.ones(2, 2, dtype=weight.dtype, device=device),
-        torch.zeros(index.shape, dtype=index.dtype, device=device),
-        torch.zeros(offsets.shape, dtype=offsets.dtype, device=device),
-        per_sample_weights=None
-        if scales is None
-        else torch.ones(scales.shape, dtype=scales.dtype, device=device),
-        padding_idx=min(argument_of(op, args, kwargs, "padding_idx"), 0),
-        **{name: argument_of(op, args, kwargs, name) for name in names},
-    )
-    is_max = largest.ndim == bags.ndim  # of which there is one for each column
-    return [None, *others, None if is_max else largest]
 
 
 @rule(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)

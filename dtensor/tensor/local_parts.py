@@ -285,7 +285,8 @@ def check_parts(local: Tensor, spec: DTensorSpec) -> None:
 
     Shapes and the values of replicas are compared, which is collective.
     """
-    _check_shapes(spec.layout, _local_shapes(local, spec.mesh))
+    shapes, _ = _local_shapes(local, spec.mesh)
+    _check_shapes(spec.layout, shapes)
     _check_replicas(local, spec)
 
 

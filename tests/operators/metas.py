@@ -39,6 +39,7 @@ DTYPES = (
 )
 
 _ORDER = "the kernel lays its result out in an order of dims of its own, which no view relies on"
+_BAGS = "the kernel leaves out what it need not know; the local function of the rule adds it"
 _VALUES = "reads values, so that it has no results without data and no plan"
 
 EXCEPTIONS = {
@@ -49,6 +50,8 @@ EXCEPTIONS = {
     "aten.linalg_solve_triangular.default": _ORDER,
     "aten.max_unpool2d.default": _ORDER,
     "aten.mul.Tensor": "of expanded tensors of one element the kernel chooses the other's order",
+    "aten._embedding_bag.default": _BAGS,
+    "aten._embedding_bag_forward_only.default": _BAGS,
     "aten._local_scalar_dense.default": _VALUES,
     "aten.allclose.default": _VALUES,
     "aten.repeat_interleave.Tensor": _VALUES,

@@ -1,4 +1,4 @@
-"""Results that differ between the kernels of devices, asked of the kernels themselves.
+"""Dtypes of results that differ between the kernels of devices, asked of the kernels themselves.
 
 The means of a norm are in the dtype of the values on one device, in that of the weights or in
 single precision on another, and torch's functions for tensors without data know one answer only. So
@@ -8,7 +8,7 @@ the kernel runs once on stand-ins of one element, never on tensors of the call. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, cast
 
@@ -30,31 +30,6 @@ _Argument = tuple[str, Any]
 def dtypes_by_kernel(*ops: Op) -> None:
     """Register operators all of whose numbers that are integers are sizes of their tensors."""
     _OPS.update(ops)
-
-
-_SHAPES: dict[Op, Callable[..., Sequence[Tensor | None]]] = {}
-
-
-def shapes_by_kernel(*ops: Op) -> Callable[..., Any]:
-    """Register the decorated function for operators whose kernels differ in shapes of results.
-
-    It takes a device and the arguments, without data, and returns results of the kernel for new
-    tensors; None for one that torch tells without data.
-    """
-
-    def register(run: Callable[..., Sequence[Tensor | None]]) -> Callable[..., Any]:
-        _SHAPES.update(dict.fromkeys(ops, run))
-        return run
-
-    return register
-
-
-def kernel_results(
-    op: Op, args: Sequence[Any], kwargs: Mapping[str, Any], device: str
-) -> Sequence[Tensor | None] | None:
-    """Return results of the shapes that a device's kernel returns, None where torch tells them."""
-    run = _SHAPES.get(op)
-    return None if run is None else run(device, *args, **kwargs)
 
 
 def kernel_dtypes(
