@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dtckpt.errors import CollectiveMismatch, PlacementError, UnsupportedOp
+from dtckpt.errors import CollectiveMismatch, MeshDimError, PlacementError, UnsupportedOp
 from dtckpt.lazy import lazy_exports
 
 from .debug.environment import check_if_asked
@@ -63,6 +63,7 @@ __all__ = [
     "IrregularLayout",
     "Layout",
     "Mesh",
+    "MeshDimError",
     "Packed",
     "Partial",
     "Placement",

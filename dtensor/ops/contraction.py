@@ -58,6 +58,7 @@ def _addend_in_full(local: LocalCall) -> Callable[..., Any] | None:
     return run
 
 
+@in_any_order
 def _with_addend(local: LocalCall) -> Callable[..., Any] | None:
     """Return what adds to a product where nothing is multiplied on this rank."""
     empty = zeros_if_empty(local)

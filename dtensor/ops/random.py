@@ -124,8 +124,10 @@ def dropout_rule(call: OpCall) -> Rule:
     @in_any_order
     def maker(local: LocalCall) -> Callable[..., tuple[Tensor, Tensor]] | None:
         mask_spec = local.outputs[1]
-        if train is False or mask_spec is None:
+        if mask_spec is None:
             return None
+        if train is False:
+            return _kept_by_kernel
         draw = drawer(mask_spec, samplers.bernoulli(1 - p))
         scale = 0.0 if p == 1 else 1 / (1 - p)
 
@@ -137,6 +139,12 @@ def dropout_rule(call: OpCall) -> Rule:
         return run
 
     return alike(call, all_dims(call.specs[0].ndim), local=maker)
+
+
+def _kept_by_kernel(tensor: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    """Return what the kernel returns without training; of no elements its mask has no bools."""
+    kept, mask = aten.native_dropout.default(tensor, *args, **kwargs)
+    return kept, mask.to(torch.bool)
 
 
 @decomposition(aten.bernoulli.default)

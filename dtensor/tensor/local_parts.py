@@ -299,11 +299,18 @@ def take_from_first(local: Tensor, spec: DTensorSpec) -> None:
     mesh = spec.mesh
     if mesh.get_coordinate() is None or mesh.size() == 1:
         return
-    told = f"{tuple(local.stride())} requires_grad={local.requires_grad}{inner_parts(local)}"
-    if len({row[0] for row in gather_rows([code_of(told)], mesh).values()}) > 1:
+    # Strides of dims of size 1, and of nothing, are anything.
+    strides = [n if size > 1 else 1 for n, size in zip(local.stride(), local.shape, strict=True)]
+    strides = strides if local.numel() else []
+    told = f"strides {strides} requires_grad={local.requires_grad}{inner_parts(local)}"
+    copies: dict[Coordinate, set[int]] = {}
+    for at, (code,) in gather_rows([code_of(told)], mesh).items():
+        part = tuple(0 if p.is_replicate() else i for i, p in zip(at, spec.placements, strict=True))
+        copies.setdefault(part, set()).add(code)
+    if any(len(codes) > 1 for codes in copies.values()):
         raise PlacementError(
-            "from_local(run_check=True): local tensors differ between ranks in strides, "
-            f"requires_grad or class (this rank's: strides {told}); make them alike"
+            "from_local(run_check=True): copies of one part differ between ranks in strides, "
+            f"requires_grad or class (this rank's: {told}); make them alike"
         )
     inner = [tensor.detach() for tensor in inner_tensors(local.detach())]
     values = inner

@@ -244,7 +244,6 @@ REFUSED: list[tuple[str, Callable[[Tensor], Any], type[Exception]]] = [
     ("std >= 0", lambda x: torch.normal(x, -1.0), RuntimeError),
     ("Int", lambda x: x.int().uniform_(), NotImplementedError),
     ("tensors of torch.int32", lambda x: torch.poisson(x.int()), UnsupportedOp),
-    ("writes to a view", lambda x: x.unfold(0, 2, 2).uniform_(), PlacementError),
 ]
 
 
@@ -257,6 +256,20 @@ def test_what_is_refused() -> None:
             assert random.get_rng_state(mesh) == before
 
     run_on_mesh((2,), body)
+
+
+def test_draws_into_a_view_that_was_copied_reach_the_tensor() -> None:
+    def body(mesh: DeviceMesh) -> Tensor:
+        random.manual_seed(3, mesh)
+        tensor = scattered(torch.full((5, 4), 7.0), mesh, [Shard(0)])
+        tensor.unfold(0, 2, 2).uniform_()
+        return tensor.full_tensor()
+
+    on_one, on_two, on_four = [run_on_mesh((size,), body)[0] for size in (1, 2, 4)]
+    assert ((on_one[:4] >= 0) & (on_one[:4] < 1)).all()
+    assert (on_one[4] == 7).all()
+    assert torch.equal(on_one, on_two)
+    assert torch.equal(on_one, on_four)
 
 
 BY_VALUE: list[tuple[str, Callable[[Tensor], Any]]] = [
