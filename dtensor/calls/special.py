@@ -57,13 +57,15 @@ def _refuse_foreign(call: Call) -> None:
             )
 
 
-def _is_reshaped_self(target: Tensor, source: Tensor) -> bool:
+def _is_reshaped_self(target: Tensor, source: Tensor | complex) -> bool:
     """Whether torch copies a view to its tensor, as ``matmul(out=)`` does for all but real memory.
 
-    It has written through the view, so that the tensor holds the values already.
+    It has written through the view, so that the tensor holds the values already. The source may
+    be a number, too.
     """
-    is_view = base_of(source) is target and source.numel() == target.numel()
-    return is_view and source.shape != target.shape
+    if not isinstance(source, Tensor) or base_of(source) is not target:
+        return False
+    return source.numel() == target.numel() and source.shape != target.shape
 
 
 def _item(tensor: Wrapper) -> Any:

@@ -328,7 +328,6 @@ NOT_YET: frozenset[str] = frozenset(
         "float alpha of unsigned bytes where a part is empty",
         "bool to a bool power",
         "contiguous() of transposed parts, one empty",
-        "number copied",
         "flattened copy of transposed parts of one row is written",
         "partial and plain scalar copied to each other",
         "bag of an index of nothing",
