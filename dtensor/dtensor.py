@@ -198,7 +198,10 @@ class DTensor(PlacedGradients, Checkpointable, Traceable):  # pyright: ignore[re
     def data(self) -> Tensor:
         """The tensor without its gradient history; what is assigned brings its own layout."""
         refresh(self)
-        return counted_data(self, _DATA.__get__)
+        made = counted_data(self, _DATA.__get__)
+        if _may_be_irregular(self):
+            vars(made)["_may_be_irregular"] = True
+        return made
 
     @data.setter
     def data(self, value: Tensor) -> None:
@@ -214,18 +217,22 @@ class DTensor(PlacedGradients, Checkpointable, Traceable):  # pyright: ignore[re
         self.local, self.spec = local, spec
         join_counts(self, value)
         share_origin(self, value)
-        given = vars(value)
-        if "_may_be_irregular" in given:
-            vars(self)["_may_be_irregular"] = given["_may_be_irregular"]
+        vars(self).pop("_may_be_irregular", None)
+        if _may_be_irregular(value):
+            vars(self)["_may_be_irregular"] = True
         follow_leaf(self)
+
+    def detach(self) -> Tensor:
+        """Return a view of the tensor without its gradient history."""
+        made = super().detach()
+        if _may_be_irregular(self):
+            vars(made)["_may_be_irregular"] = True
+        return made
 
     # The stubs call the argument otherwise than torch does.
     def contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> Tensor:
         """Return the tensor in contiguous memory: itself where all ranks know that it is."""
-        base = base_of(self)
-        # The part of some rank may not fit the strides, and only that rank knows.
-        may_be_irregular = vars(self if base is None else base).get("_may_be_irregular")
-        if may_be_irregular or isinstance(self, Irregular):
+        if _may_be_irregular(self):
             return self.clone(memory_format=memory_format)
         return super().contiguous(memory_format=memory_format)
 
@@ -321,6 +328,13 @@ class _Converted(DTensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         return dispatch(DTensor, func, types, args, kwargs)
+
+
+def _may_be_irregular(tensor: Tensor) -> bool:
+    """Return whether the part of some rank may not fit the strides, which only that rank knows."""
+    base = base_of(tensor)
+    known = vars(tensor if base is None else base).get("_may_be_irregular", False)
+    return known or isinstance(tensor, Irregular)
 
 
 class CopiedDTensor(CopiedView, _Converted):  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -13,7 +13,7 @@ from torch import Tensor
 from dtckpt.errors import PlacementError
 
 from .executors import Helpers
-from .program import Input, code_of
+from .program import BY_PARTS, UNTOLD, Input, code_of
 from .values import layout_of, plain_input
 
 T = TypeVar("T")
@@ -127,18 +127,21 @@ class Draw:
             seed=self.source.randrange(100),
             strides=strides,
             grad=bool(grad and can_grad),
-            made_by="" if plain or strides != "rows" else self._made_by(),
+            made_by="" if plain else self._made_by(strides, written),
         )
         self.inputs[name] = made
         if plain:
             self.plain_names.add(name)
         self.env[name] = self.values[name] = plain_input(made)[0]
-        if strides == "expanded":  # elements of one memory on one device, of several on ranks
+        # Views share memory on one device, and not on ranks, or the reverse.
+        if strides == "expanded" or made.made_by == UNTOLD:
             self.seal(name)
         return name
 
-    def _made_by(self) -> str:
-        return self.weighted({"": 8, "distribute_tensor": 1, "from_local of parts alone": 1})
+    def _made_by(self, strides: str, written: bool) -> str:
+        if strides != "rows":
+            return self.one([""] if written else ["", UNTOLD])
+        return self.weighted({"": 8, "distribute_tensor": 1, BY_PARTS: 1})
 
     def placements(self, shape: tuple[int, ...], dtype: str | None = None) -> str:
         """Return placements that a tensor of this shape may have; Partial only with a dtype."""

@@ -13,6 +13,10 @@ STRIDES = ("rows", "transposed", "stepped", "stepped_rows", "offset", "expanded"
 transposed, or the same row again and again."""
 
 
+BY_PARTS = "from_local of parts alone"
+UNTOLD = "from_local without strides"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
     """One input: a DTensor where it has placements, else a plain tensor that all ranks have."""
@@ -26,7 +30,9 @@ class Input:
     strides: str = "rows"
     grad: bool = False
     made_by: str = ""
-    """``distribute_tensor``, or ``from_local`` without a shape; else with one."""
+    """``distribute_tensor``, or ``from_local`` without a shape; else with shape and strides, or, of
+    ``UNTOLD`` strides, with a shape: such a DTensor counts as row-major, and its views need not be
+    those that one device makes."""
 
     def __repr__(self) -> str:
         shown = [f"shape={self.shape}"]

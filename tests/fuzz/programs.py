@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import inf, nan
 from typing import Any
 
-from .program import Input, Program
+from .program import UNTOLD, Input, Program
 
 
 def _of(inputs: dict[str, Input], *lines: str, **given: Any) -> Program:
@@ -19,6 +19,8 @@ def _of(inputs: dict[str, Input], *lines: str, **given: Any) -> Program:
 def _in(
     shape: tuple[int, ...], placements: str = "", dtype: str = "float32", **given: Any
 ) -> Input:
+    if "strides" in given:
+        given.setdefault("made_by", UNTOLD)
     return Input(shape=shape, placements=placements, dtype=dtype, **given)
 
 
@@ -185,7 +187,15 @@ _VIEWS: dict[str, Program] = {
         mesh=(2, 2),
     ),
     "flattened copy of transposed parts of one row is written": _of(
-        {"a": _in((2, 2), "S(0)", strides="transposed")}, "x = a.flatten()", "x.mul_(2)"
+        {"a": _in((2, 2), "S(0)", strides="transposed", made_by="")},
+        "x = a.flatten()",
+        "x.mul_(2)",
+    ),
+    "contiguous() of detached transposed parts, one empty": _of(
+        {"a": _in((1, 2, 5), "S(0)", strides="transposed")},
+        "x = a.data.contiguous() + a.detach().contiguous()",
+        "y = a.detach().contiguous()",
+        "y.mul_(2)",
     ),
     "partial and plain scalar copied to each other": _of(
         {"a": _in((), "P(sum)", values="positive"), "p": _in(())},
@@ -327,8 +337,6 @@ NOT_YET: frozenset[str] = frozenset(
         "integers and floats without elements in einsum",
         "float alpha of unsigned bytes where a part is empty",
         "bool to a bool power",
-        "contiguous() of transposed parts, one empty",
-        "flattened copy of transposed parts of one row is written",
         "partial and plain scalar copied to each other",
         "bag of an index of nothing",
         "Adagrad of a partial parameter beside a scalar",

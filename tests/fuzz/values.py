@@ -15,7 +15,7 @@ from dtckpt.dtensor.geometry.mesh import Mesh
 from dtckpt.dtensor.geometry.placement import parse_placements
 from tests.dtensor.oracle import local_array
 
-from .program import Input
+from .program import BY_PARTS, UNTOLD, Input
 
 SENTINEL = 77
 """What fills the rest of a buffer of which an input is a part."""
@@ -104,10 +104,11 @@ def distributed_input(given: Input, mesh: DeviceMesh) -> tuple[Any, Tensor]:
     local, buffer = in_memory(part_of(given, layout, mesh.get_coordinate() or ()), given.strides)
     if given.made_by == "distribute_tensor":
         made = distribute_tensor(whole_values(given).clone(), mesh, layout.placements)
-    elif given.made_by and _is_told_by_parts(layout):
+    elif given.made_by == BY_PARTS and _is_told_by_parts(layout):
         made = DTensor.from_local(local, mesh, layout.placements)
     else:
-        made = DTensor.from_local(local, mesh, layout.placements, shape=given.shape)
+        stride = None if given.made_by == UNTOLD else plain_input(given)[0].stride()
+        made = DTensor.from_local(local, mesh, layout.placements, shape=given.shape, stride=stride)
     return (made.detach().requires_grad_() if given.grad else made), buffer
 
 
