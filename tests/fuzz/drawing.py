@@ -133,14 +133,15 @@ class Draw:
         if plain:
             self.plain_names.add(name)
         self.env[name] = self.values[name] = plain_input(made)[0]
-        # Views share memory on one device, and not on ranks, or the reverse.
+        # Elements of one memory on one device may be of several on ranks, and contiguous() a copy.
         if strides == "expanded" or made.made_by == UNTOLD:
             self.seal(name)
         return name
 
     def _made_by(self, strides: str, written: bool) -> str:
         if strides != "rows":
-            return self.one([""] if written else ["", UNTOLD])
+            may_be_untold = "strides" in self.profile and not written
+            return UNTOLD if may_be_untold and self.chance(0.5) else ""
         return self.weighted({"": 8, "distribute_tensor": 1, BY_PARTS: 1})
 
     def placements(self, shape: tuple[int, ...], dtype: str | None = None) -> str:

@@ -31,8 +31,7 @@ class Input:
     grad: bool = False
     made_by: str = ""
     """``distribute_tensor``, or ``from_local`` without a shape; else with shape and strides, or, of
-    ``UNTOLD`` strides, with a shape: such a DTensor counts as row-major, and its views need not be
-    those that one device makes."""
+    ``UNTOLD`` strides, with a shape: such a DTensor is row-major to those that view it."""
 
     def __repr__(self) -> str:
         shown = [f"shape={self.shape}"]

@@ -94,7 +94,8 @@ def in_memory(values: Tensor, strides: str) -> tuple[Tensor, Tensor]:
 
 def plain_input(given: Input) -> tuple[Tensor, Tensor]:
     """Return an input on one device, and what lies beside it."""
-    made, buffer = in_memory(whole_values(given), given.strides)
+    strides = "rows" if given.made_by == UNTOLD else given.strides
+    made, buffer = in_memory(whole_values(given), strides)
     return (made.requires_grad_() if given.grad else made), buffer
 
 

@@ -59,7 +59,13 @@ def _parts(whole: Tensor, mesh: DeviceMesh, laid: Laid, *, shaped: bool) -> Any:
 @pytest.mark.parametrize("laid", LAID)
 def test_contiguous_is_a_copy_in_contiguous_memory(laid: Laid, shaped: bool) -> None:
     whole = torch.arange(30.0).view(5, 3, 2)
-    views: list[Laid] = [lambda x: x, lambda x: x.transpose(0, 1), lambda x: x[..., 1:]]
+    views: list[Laid] = [
+        lambda x: x,
+        lambda x: x.transpose(0, 1),
+        lambda x: x[..., 1:],
+        lambda x: x.detach(),
+        lambda x: x.data,
+    ]
 
     def body(mesh: DeviceMesh) -> tuple[Any, ...]:
         for view in views:
