@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -30,6 +31,7 @@ from ..tensor.wrapper import (
     refuse_part,
     require_part,
 )
+from ..torch_private import base_of
 from .binding import Bound
 from .call import Call
 
@@ -61,6 +63,13 @@ class LocalPlan:
         lead = call.args[0] if call.args else None
         if any(isinstance(leaves[index], CopiedView) for index in self.written):
             return self._run_on_views(call)
+        if (
+            self.moves
+            and isinstance(lead, list)
+            and len(lead) > 1
+            and self._moves_what_it_writes(leaves)
+        ):
+            return self._run_one_by_one(call)
         viewed = leaves[0]
         if self.view_call is not None and isinstance(viewed, Irregular) and self._views_parts:
             return self._run_on_irregular(viewed)
@@ -106,10 +115,30 @@ class LocalPlan:
             return lead
         # One element of the lists after the other, as on one device: one may be a view of another.
         for index, target in enumerate(lead):
-            args = [[arg[index]] if isinstance(arg, list) else arg for arg in call.args]
+            args = [_element(arg, index) for arg in call.args]
             refresh(target)
             target.copy_(functional(*args, **call.kwargs)[0])
         return None
+
+    def _moves_what_it_writes(self, leaves: Sequence[Tensor]) -> bool:
+        """Whether one element of the lists is to be moved after the write to another one.
+
+        By what all ranks know: which are one tensor, or views of one.
+        """
+        if not self.written:
+            return False
+        bases = [base_of(leaf) for leaf in leaves]
+        roots = [
+            id(leaf if base is None else base) for leaf, base in zip(leaves, bases, strict=True)
+        ]
+        writes = Counter(roots[index] for index in self.written)
+        moved = {index for index, _, _ in self.moves}
+        return any(writes[roots[index]] > (index in self.written) for index in moved)
+
+    def _run_one_by_one(self, call: Call) -> None:
+        for index in range(len(call.args[0])):
+            args = [_element(arg, index) for arg in call.args]
+            self.op(*args, **call.kwargs)
 
     def finish(self, cls: type[Wrapper], first: Any, local: Any, result: Any) -> Any:
         """Return what the operator returns; ``first`` is its first argument, and the local one."""
@@ -162,6 +191,11 @@ class LocalPlan:
                 made.append(make(cls, local, spec, False))
             return type(result)(made)
         return result
+
+
+def _element(arg: Any, index: int) -> Any:
+    """Return what one element of the lists has of an argument."""
+    return [arg[index]] if isinstance(arg, list) else arg
 
 
 def _was_copied(result: Any, local: Tensor) -> bool:

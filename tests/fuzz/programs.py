@@ -335,11 +335,9 @@ NOT_YET: frozenset[str] = frozenset(
         "integers and floats without elements in einsum",
         "float alpha of unsigned bytes where a part is empty",
         "bool to a bool power",
-        "partial and plain scalar copied to each other",
         "bag of an index of nothing",
         "Adagrad of a partial parameter beside a scalar",
         "complex slice without elements is set",
-        "one tensor twice in a list written in place",
         "all into uint8",
         "all into a float",
     }
