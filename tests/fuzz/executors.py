@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import types
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -189,6 +190,9 @@ def run_plain(program: Program, numbers: dict[str, Any], noise: Noise | None = N
     hidden = set(env)
     for name, given in program.inputs.items():
         env[name], trace.buffers[name] = plain_input(given)
+    if noise is not None:  # operators that are linear round the terms of a sum one by one
+        inputs = program.inputs.items()
+        noise.add([env[n] for n, given in inputs if re.search(r"P\((sum|avg)", given.placements)])
     for number, line in enumerate(program.lines):
         try:
             exec(code_of(line), env)

@@ -203,10 +203,6 @@ _VIEWS: dict[str, Program] = {
         {"a": _in((1, 1), "R"), "b": _in((1,), "R", "int64", values="zeros")},
         "x = F.embedding_bag(b, a, b, mode='sum')",
     ),
-    "Adagrad of a partial parameter beside a scalar": _of(
-        {"a": _in((5,), "P(sum)"), "b": _in((5,), "P(sum)", seed=29), "c": _in((), "R")},
-        "step(torch.optim.Adagrad, [a, c], [b, c], lr=0.25, foreach=True)",
-    ),
     "complex slice without elements is set": _of(
         {"a": _in((1, 1, 1), "R", "complex64"), "b": _in((), "R", grad=True)}, "a[:, 4:, 5:] = b"
     ),
@@ -336,7 +332,6 @@ NOT_YET: frozenset[str] = frozenset(
         "float alpha of unsigned bytes where a part is empty",
         "bool to a bool power",
         "bag of an index of nothing",
-        "Adagrad of a partial parameter beside a scalar",
         "complex slice without elements is set",
         "all into uint8",
         "all into a float",
