@@ -21,6 +21,7 @@ aten = torch.ops.aten
 def constant_pad_rule(call: OpCall) -> Rule:
     """Constants around a tensor, or with negative widths less of it."""
     source, shape = call.specs[0], call.output_shape
+    _refuse_value(call)
     inputs, outputs = list[Dim | None](), list[Dim | None]()
     for i, (before, after) in enumerate(_widths(call)):
         here = range(max(before, 0), max(before, 0) + source.shape[i])
@@ -31,6 +32,12 @@ def constant_pad_rule(call: OpCall) -> Rule:
     # A constant is a term of a mean or an extreme as it is, and zero is one of anything.
     ops = REDUCE_OPS if call.arg("value") == 0 else ("avg", "max", "min")
     return moving(call, (tuple(inputs),), (tuple(outputs),), _local_pad, ops)
+
+
+def _refuse_value(call: OpCall) -> None:
+    """Raise what kernels raise for a value that the dtype has not; not every rank adds some."""
+    if any(width > 0 for width in call.arg("pad")):
+        torch.full((2,), call.arg("value"), dtype=call.specs[0].dtype)
 
 
 def _widths(call: OpCall) -> list[tuple[int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -119,6 +120,18 @@ def _is_saved(error: Exception | None) -> bool:
     return "has been modified by an inplace operation" in str(error)
 
 
+def _is_of_one_part(program: Program, run: int, plain: Trace, ranks: list[Trace]) -> bool:
+    """Whether integers were divided by a tensor with a zero, which is raised where the zero is."""
+    text, line = "ZeroDivisionError", plain.failed_line
+    if text not in str(plain.error) or line is None or line >= len(program.lines):
+        return False
+    names = re.findall(r"\bs\d+\b", program.lines[line])
+    by_number = any(program.runs[run].get(name) == 0 for name in names)
+    raised = [trace for trace in ranks if trace.error is not None]
+    alike = all(text in str(t.error) and t.failed_line == line for t in raised)
+    return alike and not by_number
+
+
 def _may_pass(error: Exception) -> bool:
     return any(text in str(error) for text in _MAY_PASS)
 
@@ -136,6 +149,8 @@ def _errors_compared(
     )
     if any(isinstance(error, RanksDiverged) for error in errors):
         return Finding("hang", first, told, run), None
+    if _is_of_one_part(program, run, plain, ranks):
+        return None, None
     if len(set(lines)) > 1 or None in errors:
         return Finding("ranks differ", first, told, run), None
     if plain.error is not None and plain.failed_line == first:
