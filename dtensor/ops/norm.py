@@ -17,11 +17,21 @@ from .engine.forms import operators
 from .engine.local_kernels import zeros_if_some_empty
 from .engine.primitives import cut_axes, on_locals, reduced, reduced_spec, reduced_sum
 from .engine.rules import alike, over_whole_dims
-from .engine.table import OpCall, Rule, decomposition, rule
+from .engine.table import OpCall, Rule, decomposition, meta, rule
 
 aten = torch.ops.aten
 
 rule(aten.linalg__powsum.default, aten.linalg_vector_norm.default)(over_whole_dims)
+
+
+@meta(aten.linalg_vector_norm.default)
+def vector_norm_meta(
+    tensor: Tensor, ord: float = 2, dim: Sequence[int] | None = None, *args: Any, **kwargs: Any
+) -> Tensor:
+    """Return the norm; of no elements also where it needs some, if those dims have them."""
+    reduces_some = all(tensor.shape[d] for d in dims_of(tensor, dim))
+    run = aten.linalg_vector_norm.default
+    return run(tensor, 2 if reduces_some else ord, dim, *args, **kwargs)
 
 
 @decomposition(aten.linalg_vector_norm.default)
@@ -36,7 +46,8 @@ def vector_norm(
     """Return the norm over some dims: local norms, one reduction of their powers, one root."""
     dims = dims_of(tensor, dim)
     result = tensor.dtype if dtype is None else dtype
-    if not cut_axes(tensor, dims) or not is_inexact(result):
+    has_some = all(tensor.shape[d] for d in dims)  # not all norms are defined of nothing
+    if not has_some or not cut_axes(tensor, dims) or not is_inexact(result):
         return NotImplemented
     source = reduced(tensor.to(accumulator(result)))
     if abs(ord) == float("inf"):

@@ -14,9 +14,13 @@ from .engine.dims import all_dims, broadcast_dims
 from .engine.dtypes import is_inexact
 from .engine.factors import FIRST, LINEAR_OPS, Factors
 from .engine.forms import operators
+from .engine.kernel_dtypes import dtypes_by_kernel
 from .engine.table import OpCall, Rule, rule
 
 aten = torch.ops.aten
+
+# The powers of bools to bools are bools, and integers without data.
+dtypes_by_kernel(*operators(aten, "_foreach_pow.Scalar _foreach_pow.ScalarList"))
 
 _ALL_TOGETHER = frozenset({"add", "sub", "_foreach_add", "_foreach_sub", "copy", "_foreach_copy"})
 """Linear in all tensors at once, and not in a constant beside them."""

@@ -77,6 +77,11 @@ _NUMBERS: dict[str, Program] = {
         "x = torch.linalg.vector_norm(a, s0, dim=-2, keepdim=True)",
         runs=({"s0": -1},),
     ),
+    "norm of order -1 of nothing": _of(
+        {"a": _in((0, 3), "S(0)")},
+        "x = torch.linalg.vector_norm(a, s0, dim=(0, 1))",
+        runs=({"s0": -1},),
+    ),
     "integers and floats without elements in einsum": _of(
         {"a": _in((1, 1, 0), "R"), "b": _in((1, 1, 0), "R", "int64")},
         "x = torch.einsum('bmk,bnk->bn', a, b)",
@@ -325,10 +330,7 @@ NOT_YET: frozenset[str] = frozenset(
         "infinity written to a partial sum",
         "partial bias of a product with infinities",
         "infinite alpha of integers without elements",
-        "norm of order -1 along one of two dims, the other empty",
         "integers and floats without elements in einsum",
-        "bool to a bool power",
-        "bag of an index of nothing",
         "complex slice without elements is set",
         "all into uint8",
         "all into a float",
