@@ -33,6 +33,11 @@ _NUMBERS: dict[str, Program] = {
         "b = a // s0",
         runs=({"s0": 3.0}, {"s0": 3}),
     ),
+    "powers of a list by 2.0, then by 2": _of(
+        {"a": _in((), "R", "int64")},
+        "b = torch._foreach_pow([a, a], s0)",
+        runs=({"s0": 2.0}, {"s0": 2}),
+    ),
     "partial sum times infinity": _of(
         {"a": _in((2,), "P(sum)")}, "b = torch.add(a, a, alpha=s0)", runs=({"s0": inf},)
     ),

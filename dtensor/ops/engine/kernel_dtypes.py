@@ -64,10 +64,11 @@ def _described(value: Any) -> _Argument:
         return "tensor", (value.ndim, value.dtype)
     if isinstance(value, list | tuple):
         return "list", tuple(map(_described, cast("Sequence[Any]", value)))
+    # With its type, as 1, 1.0 and True are equal.
     if isinstance(value, float):
-        return "value", 1.0
+        return "value", (float, 1.0)
     is_size = isinstance(value, int | torch.SymInt) and not isinstance(value, bool)
-    return "value", 1 if is_size else value
+    return "value", (int, 1) if is_size else (type(value), value)
 
 
 def _stand_in(argument: _Argument, device: str) -> Any:
@@ -75,4 +76,4 @@ def _stand_in(argument: _Argument, device: str) -> Any:
     if kind == "tensor":
         ndim, dtype = value
         return torch.ones((1,) * ndim, dtype=dtype, device=device)
-    return [_stand_in(item, device) for item in value] if kind == "list" else value
+    return [_stand_in(item, device) for item in value] if kind == "list" else value[1]
