@@ -44,17 +44,6 @@ _NUMBERS: dict[str, Program] = {
     "partial sum divided by zero": _of(
         {"a": _in((2,), "P(sum)")}, "b = torch._foreach_div([a, a], s0)", runs=({"s0": 0},)
     ),
-    "infinity written to a partial sum": _of(
-        {"a": _in((2, 2), "P(sum)", values="special")}, "torch.mul(a, a, out=a)"
-    ),
-    "partial bias of a product with infinities": _of(
-        {
-            "d": _in((3,), "R"),
-            "e": _in((3, 3), "R", values="special"),
-            "f": _in((3,), "P(sum)"),
-        },
-        "x = F.linear(d, e, f)",
-    ),
     "not-a-number pads integers, on a rank that pads": _of(
         {"a": _in((1, 2), "S(1)", "int64")}, "x = F.pad(a, (0, 2), value=s0)", runs=({"s0": nan},)
     ),
@@ -332,8 +321,6 @@ FOUND: dict[str, Program] = {
 
 NOT_YET: frozenset[str] = frozenset(
     {
-        "infinity written to a partial sum",
-        "partial bias of a product with infinities",
         "infinite alpha of integers without elements",
         "integers and floats without elements in einsum",
         "complex slice without elements is set",

@@ -16,9 +16,9 @@ from dtckpt.checkpoint.state.collector import paused_collector
 from dtckpt.dtensor import Shard, register_sharding
 from dtckpt.dtensor.ops.engine.table import RULES
 
-from . import session
-from .comparison import Finding, examine
-from .executors import Executor, Helpers, RankHelpers
+from . import comparison, session
+from .comparison import Finding, compare, examine
+from .executors import Executor, Helpers, RankHelpers, Trace, run_plain
 from .generator import program_of
 from .program import Input, Program
 from .session import Settings, Worker
@@ -195,3 +195,29 @@ def test_a_worker_that_stands_still_is_a_finding_and_starts_again(
     assert (job, entry["ran"], entry["found"]["kind"]) == (0, 7, "stuck")
     assert entry["found"]["program"] == repr(program_of(3, 7))
     assert started[1][started[1].index("--start") + 1] == "8"
+
+
+def test_terms_times_infinite_elements_are_no_finding_and_finite_ones_are(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = Program(
+        inputs={
+            "a": Input(shape=(2,), placements="P(sum)"),
+            "b": Input(shape=(6,), placements="R", values="special"),
+        },
+        lines=("x = torch.outer(a, b)",),
+    )
+    expected = run_plain(program, {})
+    seen = [trace.env["x"] for trace in executor.run(program)[0]]
+    assert compare(seen, expected.env["x"], 1e-6) is not None
+    assert examine(program, executor).finding is None
+    values = expected.env["x"]
+    values[values == 0] = 1
+
+    def changed(*_: object) -> Trace:
+        return expected
+
+    monkeypatch.setattr(comparison, "run_plain", changed)
+    finding = examine(program, executor).finding
+    assert finding is not None
+    assert finding.kind == "value"
