@@ -140,7 +140,8 @@ class Draw:
 
     def _made_by(self, strides: str, written: bool) -> str:
         if strides != "rows":
-            may_be_untold = "strides" in self.profile and not written
+            # Writes to parts that overlap themselves are refused, to rows they are not.
+            may_be_untold = "strides" in self.profile and not written and strides != "expanded"
             return UNTOLD if may_be_untold and self.chance(0.5) else ""
         return self.weighted({"": 8, "distribute_tensor": 1, BY_PARTS: 1})
 

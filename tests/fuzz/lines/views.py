@@ -78,6 +78,8 @@ def view_other(d: Draw) -> str:
         options.append(f"unflatten({dim}, ({d.one(factors)}, -1))")
         options.append(f"select({dim}, {d.source.randrange(size)})")
     text = d.one(options)
+    if text.startswith("unfold"):  # its elements share memory: no order of writes is told
+        d.seal(x)
     if text == "view_as_real()":
         return f"{d.name()} = torch.view_as_real({x})"
     return f"{d.name()} = {x}.{text}"
