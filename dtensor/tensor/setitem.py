@@ -164,4 +164,8 @@ def _replaced(tensor: Tensor, place: Place, box: Sequence[slice], dim: int, valu
         return _replaced(tensor, place, box, dim + 1, value)
     part = aten.slice(tensor, dim, start, stop, step)
     made = _replaced(part, place, box, dim + 1, value)
-    return aten.slice_scatter(tensor, made, dim, start, stop, step)
+    if not tensor.is_complex():
+        return aten.slice_scatter(tensor, made, dim, start, stop, step)
+    # Torch has no gradient of the complex one.
+    whole, made = (torch.view_as_real(x.resolve_conj()) for x in (tensor, made))
+    return torch.view_as_complex(aten.slice_scatter(whole, made, dim, start, stop, step))

@@ -323,7 +323,6 @@ NOT_YET: frozenset[str] = frozenset(
     {
         "infinite alpha of integers without elements",
         "integers and floats without elements in einsum",
-        "complex slice without elements is set",
         "all into uint8",
         "all into a float",
     }
