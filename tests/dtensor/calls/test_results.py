@@ -225,6 +225,17 @@ def test_a_decomposition_without_what_it_needs_is_not_begun(
     run_on_mesh((2,), body)
 
 
+def test_a_view_in_name_only_is_decomposed() -> None:
+    whole = torch.arange(24.0).view(4, 6)
+
+    def body(mesh: DeviceMesh) -> None:
+        view = scattered(whole, mesh, [Shard(1)]).reshape(-1)
+        expected = aten._chunk_cat.default([whole.reshape(-1)], 0, 2)
+        assert_holds(aten._chunk_cat.default([view], 0, 2), expected)
+
+    run_on_mesh((2,), body)
+
+
 @pytest.mark.parametrize("numbers", [(2.5, 1), (1, 2.5), (2.0, 3)])
 def test_a_rank_that_multiplies_nothing_takes_fractions_as_the_others(numbers: Any) -> None:
     alpha, beta = numbers
