@@ -197,6 +197,10 @@ _ROUNDED_TO_OUT = frozenset({"var", "std", "logsumexp"})
 """Functions without that argument, which are computed in the wider one of both dtypes."""
 
 
+_CAST_TO_OUT = frozenset({"all", "any"})
+"""Functions without that argument, whose input is cast to the dtype of ``out=``."""
+
+
 def _in_dtype_of(
     out: Tensor, result: Tensor, call: Call, functional: Op, kwargs: Mapping[str, Any]
 ) -> Tensor:
@@ -205,20 +209,57 @@ def _in_dtype_of(
     A result that is cast afterwards has other values: sums of half precision are rounded, and those
     of small integers do not fit. Raises what torch raises where it refuses the dtype of ``out``.
     """
+    _refuse_dtype(out, result, call)
+    name, args = base_name(functional), call.args
+    if name in _IN_DTYPE_OF_OUT and kwargs.get("dtype") is None:
+        return functional(*args, **{**kwargs, "dtype": out.dtype})
+    if name in _CAST_TO_OUT:
+        return functional(args[0].to(out.dtype), *args[1:], **kwargs)
+    if name == "logsumexp" and result.is_complex() and not out.is_complex():
+        return result.real + result.imag.cos().log()  # the logarithm of the sum's real part
+    if name in _ROUNDED_TO_OUT:
+        source, wide = args[0].dtype, out.dtype.to_real()
+        if source.is_floating_point and wide == torch.promote_types(source, wide) != source:
+            return functional(args[0].to(wide), *args[1:], **kwargs)
+    return result
+
+
+def _refuse_dtype(out: Tensor, result: Tensor, call: Call) -> None:
+    """Raise what the kernel raises for an ``out=`` of this dtype.
+
+    It is asked by small tensors, of two elements a dim as there is no variance of one. Where they
+    are refused for another reason, torch's function for tensors without data is asked.
+    """
+    with outside_modes() if has_modes() else nullcontext():
+        error = _refusal(out, out.dtype, call)
+        if error is None:
+            return
+        if _refusal(out, result.dtype, call) is None:
+            raise error
     empties = [
         torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta") for t in call.tensors
     ]
     meta_args, meta_kwargs = call.without_data(empties)
     with suppress(NotImplementedError):
         call.op(*meta_args, **meta_kwargs)
-    name, args = base_name(functional), call.args
-    if name in _IN_DTYPE_OF_OUT and kwargs.get("dtype") is None:
-        return functional(*args, **{**kwargs, "dtype": out.dtype})
-    if name in _ROUNDED_TO_OUT:
-        source, wide = args[0].dtype, out.dtype.to_real()
-        if source.is_floating_point and wide == torch.promote_types(source, wide) != source:
-            return functional(args[0].to(wide), *args[1:], **kwargs)
-    return result
+
+
+def _refusal(out: Tensor, dtype: torch.dtype, call: Call) -> RuntimeError | None:
+    """Return what the kernel raises for small tensors and an empty ``out=`` of some dtype."""
+    small = [
+        torch.empty(0, dtype=dtype, device=t.device)
+        if t is out
+        else torch.zeros((2,) * t.ndim, dtype=t.dtype, device=t.device)
+        for t in call.tensors
+    ]
+    args, kwargs = call.replaced(small)
+    try:
+        call.op(*args, **kwargs)
+    except RuntimeError as error:
+        return error
+    except (TypeError, ValueError, IndexError):
+        return RuntimeError("the arguments do not fit to small tensors")
+    return None
 
 
 def _copy_into(op: Op, targets: Any, values: Any) -> None:

@@ -142,8 +142,10 @@ def _with_place(reduce_op: str) -> Decomposition:
 def _place_only(reduce_op: str) -> Decomposition:
     both = _with_place(reduce_op)
 
-    def run(*args: Any, **kwargs: Any) -> Any:
-        found = both(*args, **kwargs)
+    def run(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if tensor.dtype == torch.bool:  # of which kernels name no place
+            return NotImplemented
+        found = both(tensor, *args, **kwargs)
         return found if found is NotImplemented else found[1]
 
     return run

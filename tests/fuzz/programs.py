@@ -323,8 +323,6 @@ NOT_YET: frozenset[str] = frozenset(
     {
         "infinite alpha of integers without elements",
         "integers and floats without elements in einsum",
-        "all into uint8",
-        "all into a float",
     }
 )
 """Those that are found and not mended yet."""

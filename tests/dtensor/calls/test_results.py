@@ -181,6 +181,45 @@ def test_reductions_compute_in_the_dtype_of_out(name: str) -> None:
     run_on_mesh((2,), body)
 
 
+_REFUSING_OUT: dict[str, Any] = {
+    "all": lambda x, out: torch.all(x, 0, out=out),  # pyright: ignore
+    "any": lambda x, out: torch.any(x, 0, out=out),  # pyright: ignore
+    "amax": lambda x, out: torch.amax(x, 0, out=out),  # pyright: ignore
+    "amin": lambda x, out: torch.amin(x, 0, out=out),  # pyright: ignore
+    "argmax": lambda x, out: torch.argmax(x, 0, out=out),  # pyright: ignore
+    "neg": lambda x, out: torch.neg(x[0], out=out),  # pyright: ignore
+    "abs": lambda x, out: torch.abs(x[0], out=out),  # pyright: ignore
+    "logsumexp": lambda x, out: torch.logsumexp(x, 0, out=out),  # pyright: ignore
+    "mm": lambda x, out: torch.mv(x.t(), x[:, 0], out=out),  # pyright: ignore
+}
+
+
+@pytest.mark.filterwarnings("ignore:Casting complex values")
+@pytest.mark.parametrize("name", _REFUSING_OUT)
+def test_out_has_the_dtypes_that_kernels_take(name: str) -> None:
+    run = _REFUSING_OUT[name]
+    source = torch.tensor([[0.25, 0.0], [1.5, -0.5], [0.75, 0.25]])
+    dtypes = (torch.uint8, torch.bool, torch.int64, torch.float32, torch.float64, torch.complex64)
+
+    def body(mesh: DeviceMesh) -> None:
+        for whole in (source, source + 0.5j, source > 0, source.long()):
+            for dtype in dtypes:
+                ours = DTensor.from_local(torch.zeros(2, dtype=dtype), mesh)
+                expected = torch.zeros(2, dtype=dtype)
+                x = scattered(whole, mesh, [Shard(0)])
+                try:
+                    run(whole, expected)
+                except RuntimeError:
+                    with pytest.raises(RuntimeError):
+                        run(x, ours)
+                    assert not ours.to_local().any()
+                    continue
+                run(x, ours)
+                torch.testing.assert_close(ours.full_tensor(), expected)
+
+    run_on_mesh((2,), body)
+
+
 def test_errors_of_decompositions_go_out(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
 
