@@ -164,6 +164,16 @@ def trilinear_rule(call: OpCall) -> Rule:
     )
 
 
+@meta(aten.bmm.default)
+def bmm_meta(left: Tensor, right: Tensor) -> Tensor:
+    """Return the product, which has the second dtype where nothing is multiplied.
+
+    Kernels look at the dtypes when there is something to multiply.
+    """
+    is_empty = 0 in left.shape or 0 in right.shape
+    return aten.bmm.default(left.to(right.dtype) if is_empty else left, right)
+
+
 @meta(aten.addmm.default)
 def addmm_meta(bias: Tensor, left: Tensor, right: Tensor, **kwargs: Any) -> Tensor:
     """Return the product, where the addend broadcasts to it as it usually does."""

@@ -319,10 +319,5 @@ FOUND: dict[str, Program] = {
 }
 """By what was wrong."""
 
-NOT_YET: frozenset[str] = frozenset(
-    {
-        "infinite alpha of integers without elements",
-        "integers and floats without elements in einsum",
-    }
-)
+NOT_YET = frozenset({"infinite alpha of integers without elements"})
 """Those that are found and not mended yet."""
