@@ -111,14 +111,26 @@ class LocalPlan:
         lead = call.args[0]
         if isinstance(lead, CopiedView):
             # Comparisons return bools, and write zeros and ones of the dtype that the view has.
-            write_view(lead, functional(*call.args, **call.kwargs).to(lead.dtype))
+            made = functional(*call.args, **call.kwargs)
+            self._require_cast(made, lead)
+            write_view(lead, made.to(lead.dtype))
             return lead
         # One element of the lists after the other, as on one device: one may be a view of another.
         for index, target in enumerate(lead):
             args = [_element(arg, index) for arg in call.args]
             refresh(target)
-            target.copy_(functional(*args, **call.kwargs)[0])
+            made = functional(*args, **call.kwargs)[0]
+            self._require_cast(made, target)
+            target.copy_(made)
         return None
+
+    def _require_cast(self, made: Tensor, target: Tensor) -> None:
+        """Raise, as the operator in place does, where its result does not fit the dtype."""
+        if not torch.can_cast(made.dtype, target.dtype):
+            raise RuntimeError(
+                f"{self.op}: its result is {made.dtype}, and cannot be written to {target.dtype}; "
+                "cast the tensor that is written, or use the operator that returns a new one"
+            )
 
     def _moves_what_it_writes(self, leaves: Sequence[Tensor]) -> bool:
         """Whether one element of the lists is to be moved after the write to another one.

@@ -205,6 +205,15 @@ _VIEWS: dict[str, Program] = {
     "complex slice without elements is set": _of(
         {"a": _in((1, 1, 1), "R", "complex64"), "b": _in((), "R", grad=True)}, "a[:, 4:, 5:] = b"
     ),
+    "floats written to a view of integers that had to be copied": _of(
+        {"a": _in((4, 1), "S(0)", "int64")}, "x = a[1]", "x.mul_(s0)", runs=({"s0": 2.5},)
+    ),
+    "floats written to a list of such views": _of(
+        {"a": _in((4, 1), "S(0)", "int64")},
+        "x = a[1]",
+        "torch._foreach_mul_([x, a], s0)",
+        runs=({"s0": 2.5},),
+    ),
     "one tensor twice in a list written in place": _of(
         {"a": _in((), "P(sum)", values="ones")}, "torch._foreach_add_([a, a], 2.0)"
     ),
