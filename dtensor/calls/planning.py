@@ -9,6 +9,7 @@ from logging import DEBUG
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dtckpt.logs import logger_of
 
@@ -17,26 +18,28 @@ from ..geometry.layout import Layout
 from ..mesh.spec import DTensorSpec
 from ..ops import find_rule, rule_maker
 from ..ops.engine.choice import Choice, choose
-from ..ops.engine.joint_failures import agreeing
 from ..ops.engine.primitives import Move
 from ..ops.engine.table import RULES, LocalCall, OpCall, Rule
 from ..ops.pointwise import pointwise_rule
+from ..tensor.arguments import collect_tensors, substituted
 from ..tensor.inplace_views import changes_shape
-from ..tensor.schemas import Op, functional_of, is_foreach, is_in_place
+from ..tensor.schemas import Op, base_name, functional_of, is_foreach, is_in_place
 from ..tensor.views.copied_view import ViewCall
 from ..torch_private import schema_of
 from .binding import Bound
 from .finite_numbers import scaling
-from .keys import Key, blank
+from .keys import NUMBERS, Key, blank
 from .list_elements import elements, shared_moves
 from .local_plan import LocalPlan
 from .metas import Metas, output_metas
-from .refusals import refusing
 from .symbols import with_stand_ins
 from .user_rules import require_local_shapes
 
 MAX_PLANS = 4096
 """Plans remembered per mesh."""
+
+_REFUSE_ZERO = {"floor_divide", "remainder", "fmod", "div"}
+"""Operators that divide; of integers by zero they raise."""
 
 _UNKNOWN: Any = object()
 
@@ -160,11 +163,41 @@ def _moves(specs: Sequence[DTensorSpec], wanted: Sequence[DTensorSpec]) -> tuple
 def _local_function(op: Op, call: OpCall, rule: Rule, choice: Choice) -> Callable[..., Any]:
     if call.specs[0].box is None and call.specs[0].mesh.has_rank:
         return _nothing(choice)
-    local = LocalCall(call, choice.inputs, choice.outputs, op)
-    if rule.local is agreeing:  # which tells all ranks
-        return agreeing(local) or op
-    made = None if rule.local is None else rule.local(local)
-    return refusing(local, op if made is None else made)
+    if rule.local is not None:
+        made = rule.local(LocalCall(call, choice.inputs, choice.outputs, op))
+        if made is not None:
+            return made
+    if rule_maker(call.op) is pointwise_rule and _divides_nothing(call, choice):
+        return _with_one_element(op)
+    return op
+
+
+def _divides_nothing(call: OpCall, choice: Choice) -> bool:
+    """Whether this rank has no integers to divide by a number, which may be zero."""
+    first = choice.outputs[0]
+    return (
+        first is not None
+        and 0 in first.local_shape
+        and 0 not in first.shape
+        and base_name(call.op) in _REFUSE_ZERO
+        and not first.dtype.is_floating_point
+        and any(type(arg) in NUMBERS for arg in call.args)
+    )
+
+
+def _with_one_element(op: Op) -> Callable[..., Any]:
+    """Return an operator that raises where it would for an element, as on the other ranks."""
+    functional = functional_of(op) or op
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        given: list[Tensor] = []
+        collect_tensors(args, given)
+        ones = [t.new_ones((1,) * t.ndim) for t in given]
+        small_args, small_kwargs = substituted(args, kwargs, ones)
+        functional(*small_args, **small_kwargs)
+        return op(*args, **kwargs)
+
+    return run
 
 
 def _refuse_overlap(bound: Bound) -> None:

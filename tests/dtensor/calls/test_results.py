@@ -302,14 +302,6 @@ _REFUSED: dict[str, Any] = {
     "div": lambda i, f: torch.div(i, 0, rounding_mode="floor"),  # pyright: ignore
     "pad": lambda i, f: torch.nn.functional.pad(i, (0, 2), value=300),  # pyright: ignore
     "pad after": lambda i, f: torch.nn.functional.pad(i, (1, 1), value=math.nan),  # pyright: ignore
-    "addmv": lambda i, f: torch.addmv(i, i[:, None], i, alpha=math.inf),  # pyright: ignore
-    "addmm": lambda i, f: torch.addmm(i, i[:, None], i[:, None].t(), beta=300),  # pyright: ignore
-    "baddbmm": lambda i, f: torch.baddbmm(*[i[:, None, None]] * 3, beta=math.nan),  # pyright: ignore
-    "var": lambda i, f: i[:, None].var(1),  # pyright: ignore
-    "nansum": lambda i, f: f[:, None].nansum(1, dtype=torch.complex64),  # pyright: ignore
-    "cumsum": lambda i, f: i[:, None].cumsum(1, dtype=torch.bool),  # pyright: ignore
-    "softmax": lambda i, f: i[:, None].softmax(1),  # pyright: ignore
-    "mm": lambda i, f: (i[:, None] > 0) @ (i[:, None] > 0),  # pyright: ignore
     "add_": lambda i, f: f[:, None].expand(1, 3).add_(1),  # pyright: ignore
     "mul_": lambda i, f: f[:, None].expand(1, 3).mul_(f),  # pyright: ignore
     "copy_": lambda i, f: f[:, None].expand(1, 3).copy_(f),  # pyright: ignore
