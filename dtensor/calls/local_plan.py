@@ -70,9 +70,9 @@ class LocalPlan:
             and self._moves_what_it_writes(leaves)
         ):
             return self._run_one_by_one(call)
-        viewed = leaves[0]
-        if self.view_call is not None and isinstance(viewed, Irregular) and self._views_parts:
-            return self._run_on_irregular(viewed)
+        viewed, view_call = leaves[0], self.view_call
+        if view_call is not None and isinstance(viewed, Irregular) and self._views_parts:
+            return self._run_on_irregular(viewed, view_call)
         locals_ = [regular_local(leaf) for leaf in leaves]
         if self.moves:
             move(locals_, self.moves)
@@ -92,10 +92,8 @@ class LocalPlan:
         """Whether views are such of the memory that each rank has."""
         return not self.moves and not self.copies
 
-    def _run_on_irregular(self, viewed: Wrapper) -> Any:
+    def _run_on_irregular(self, viewed: Wrapper, call: ViewCall) -> Any:
         """Return views of a part, as far as its memory allows."""
-        call = self.view_call
-        assert call is not None
 
         def run(tensor: Tensor) -> Any:
             return self.run_local(tensor, *call.args, **call.kwargs)
@@ -160,7 +158,7 @@ class LocalPlan:
         if call is None:
             return self._wrapped(cls, result)
         if _was_copied(result, local) and self._views_parts and not isinstance(first, CopiedView):
-            return self._run_on_irregular(first)
+            return self._run_on_irregular(first, call)
         if torch.is_inference_mode_enabled() and not first.is_inference():
             with counting_writes():
                 wrapped = self._wrapped(cls, result)
