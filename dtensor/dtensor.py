@@ -49,10 +49,10 @@ from .tensor.scattering import agree_on_source, scatter_from
 from .tensor.setitem import set_item
 from .tensor.traceable import Traceable
 from .tensor.views.copied_view import LINKS, CopiedView, forget_viewed, refresh, share_origin
-from .tensor.views.irregular import Irregular, regular_local
+from .tensor.views.irregular import Irregular, keep_doubt, may_be_irregular, regular_local
 from .tensor.views.write_counts import counted_data, join_counts
 from .tensor.wrapper import Wrapper
-from .torch_private import base_of, is_traced, lists_by_default, no_torch_function
+from .torch_private import is_traced, lists_by_default, no_torch_function
 
 # torch's setter knows the wrapper only, not the local tensor in it.
 _DATA: Any = Tensor.data
@@ -199,8 +199,7 @@ class DTensor(PlacedGradients, Checkpointable, Traceable):  # pyright: ignore[re
         """The tensor without its gradient history; what is assigned brings its own layout."""
         refresh(self)
         made = counted_data(self, _DATA.__get__)
-        if _may_be_irregular(self):
-            vars(made)["_may_be_irregular"] = True
+        keep_doubt(made, self)
         return made
 
     @data.setter
@@ -217,22 +216,14 @@ class DTensor(PlacedGradients, Checkpointable, Traceable):  # pyright: ignore[re
         self.local, self.spec = local, spec
         join_counts(self, value)
         share_origin(self, value)
-        vars(self).pop("_may_be_irregular", None)
-        if _may_be_irregular(value):
-            vars(self)["_may_be_irregular"] = True
+        vars(self).pop("may_be_irregular", None)
+        keep_doubt(self, value)
         follow_leaf(self)
-
-    def detach(self) -> Tensor:
-        """Return a view of the tensor without its gradient history."""
-        made = super().detach()
-        if _may_be_irregular(self):
-            vars(made)["_may_be_irregular"] = True
-        return made
 
     # The stubs call the argument otherwise than torch does.
     def contiguous(self, memory_format: torch.memory_format = torch.contiguous_format) -> Tensor:
         """Return the tensor in contiguous memory: itself where all ranks know that it is."""
-        if _may_be_irregular(self):
+        if may_be_irregular(self):
             return self.clone(memory_format=memory_format)
         return super().contiguous(memory_format=memory_format)
 
@@ -330,13 +321,6 @@ class _Converted(DTensor):
         return dispatch(DTensor, func, types, args, kwargs)
 
 
-def _may_be_irregular(tensor: Tensor) -> bool:
-    """Return whether the part of some rank may not fit the strides, which only that rank knows."""
-    base = base_of(tensor)
-    known = vars(tensor if base is None else base).get("_may_be_irregular", False)
-    return known or isinstance(tensor, Irregular)
-
-
 class CopiedDTensor(CopiedView, _Converted):  # pyright: ignore[reportIncompatibleVariableOverride]
     """A view that had to be copied; see ``DTensor``."""
 
@@ -388,7 +372,7 @@ def _from_local(
         given = local_tensor.detach() if local_tensor.requires_grad else local_tensor
         made = DTensor(given.view_as(given), spec)
     if not is_agreed:
-        vars(made)["_may_be_irregular"] = True
+        made.may_be_irregular = True
     return made
 
 

@@ -22,7 +22,7 @@ from ..tensor.views.copied_view import (
     remember_written_through,
     write_view,
 )
-from ..tensor.views.irregular import Irregular, regular_local, store, views_of
+from ..tensor.views.irregular import Irregular, keep_doubt, regular_local, store, views_of
 from ..tensor.wrapper import (
     Wrapper,
     construct,
@@ -82,6 +82,8 @@ class LocalPlan:
             self._write_back(leaves, locals_)
             return lead if isinstance(lead, Tensor) else None
         wrapped = self.finish(call.cls, leaves[0], locals_[0], result)
+        if self.op is aten.detach.default:
+            keep_doubt(wrapped, leaves[0])
         if self.moves and self.op is aten._unsafe_view.default:
             made = ViewCall(self.op, call.args[1:], call.kwargs)
             remember_written_through(wrapped, leaves[0], made)

@@ -7,13 +7,16 @@ very class that dispatches are remembered: none is plain, none a copied view.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..mesh.spec import DTensorSpec
 from ..redistribute import plan_redistribute, run_together
 from ..tensor.schemas import Op, is_foreach
+from ..tensor.views.irregular import keep_doubt
 from ..tensor.wrapper import Wrapper, construct, is_usual, new_wrapper, refuse_part
 from ..torch_private import schema_of
 from .binding import Bound
@@ -22,6 +25,8 @@ from .fastest import fastest
 from .keys import key_of
 from .local_plan import LocalPlan
 from .symbols import has_symbols
+
+_DETACH = torch.ops.aten.detach.default
 
 NOT_QUICK: Any = object()
 """In the place of a result: nothing is remembered."""
@@ -45,9 +50,11 @@ class QuickCall:
         self.shape = None if self.out is None else torch.Size(self.out.local_shape)
         """What each local result must be: another one would be read as what it is not."""
 
-        self.finish = (
-            _return_first if plan.written == (0,) and not is_foreach(plan.op) else plan.finish
-        )
+        self.finish = plan.finish
+        if plan.written == (0,) and not is_foreach(plan.op):
+            self.finish = _return_first
+        elif self.out is not None and plan.op is _DETACH:
+            self.finish, self.out = partial(_finish_detached, self.out), None
 
 
 def _moving(plan: LocalPlan, call: Call, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -75,6 +82,16 @@ def _moving(plan: LocalPlan, call: Call, run: Callable[..., Any]) -> Callable[..
 def _return_first(cls: type[Wrapper], first: Any, local: Any, result: Any) -> Any:
     del cls, local, result
     return first
+
+
+def _finish_detached(
+    spec: DTensorSpec, cls: type[Wrapper], first: Any, local: Any, result: Any
+) -> Any:
+    """Return a detached tensor, which has no base that could say how parts may lie."""
+    del local
+    made = new_wrapper(cls, result, spec, False)
+    keep_doubt(made, first)
+    return made
 
 
 def _returns_one_new(plan: LocalPlan) -> bool:

@@ -39,6 +39,8 @@ class Wrapper(Tensor):
     """The class of this class's tensors whose local part does not fit the strides of the whole."""
     ordinary: ClassVar[type[Wrapper]]
     """The class that results have, of this one and of its variants above."""
+    may_be_irregular: bool = False
+    """Whether the part of some rank may lie otherwise than the strides say; only it would know."""
     _origin: Any = None
     """Where writes go to besides, if the tensor is such a view (``copied_view.Origin``)."""
 

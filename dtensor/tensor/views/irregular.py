@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ...mesh.spec import DTensorSpec
+from ...torch_private import base_of
 from ..wrapper import Wrapper, fits, new_wrapper
 
 # The storage of the attribute that the class below guards.
@@ -41,6 +42,22 @@ class Irregular(Wrapper):
         _LOCAL.__set__(self, value)
 
     _local_tensor = local  # pyright: ignore[reportAssignmentType]
+
+
+def may_be_irregular(tensor: Wrapper) -> bool:
+    """Return whether some rank's part may be irregular, by what all ranks know."""
+    if tensor.may_be_irregular or isinstance(tensor, Irregular):
+        return True
+    return getattr(base_of(tensor), "may_be_irregular", False)
+
+
+def keep_doubt(made: Any, source: Any) -> None:
+    """Note that a tensor's part may be irregular where that of its source may be.
+
+    Views need no note: their base has it. ``detach`` and ``.data`` give tensors without a base.
+    """
+    if may_be_irregular(source):
+        made.may_be_irregular = True
 
 
 def part(cls: type[Wrapper], local: Tensor, spec: DTensorSpec) -> Wrapper:

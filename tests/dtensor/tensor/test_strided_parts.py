@@ -64,6 +64,8 @@ def test_contiguous_is_a_copy_in_contiguous_memory(laid: Laid, shaped: bool) -> 
         lambda x: x.transpose(0, 1),
         lambda x: x[..., 1:],
         lambda x: x.detach(),
+        torch.detach,
+        lambda x: x[1:].detach().detach(),
         lambda x: x.data,
     ]
 
