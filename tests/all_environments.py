@@ -7,21 +7,30 @@ record that is committed: what was tested, when, of which commit, with which res
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from .environments import ROOT, run_tests
 
-SECTIONS = (
-    ("Pythons and torches", "tests.matrix"),
-    ("Frameworks", "tests.adapters"),
-    ("Object stores", "tests.servers"),
+SECTIONS: tuple[tuple[str, str, tuple[str, ...], dict[str, str]], ...] = (
+    (
+        "All tests on other torches",
+        "tests.matrix",
+        ("python3.11-torch2.14.1", "python3.11-torch2.15.0", "--seconds", "7200"),
+        {"DTCKPT_MATRIX_TESTS": "whole"},
+    ),
+    ("The quick part of them on each Python and torch", "tests.matrix", (), {}),
+    ("Frameworks", "tests.adapters", (), {}),
+    ("Object stores", "tests.servers", (), {}),
 )
-"""Titles of the record, and the modules that test an environment after the other."""
+"""Titles of the record, and the modules that test an environment after the other: their arguments
+and variables."""
 
 FAULTS = tuple(f"tests/servers/test_{name}.py" for name in ("faults", "skew", "outages"))
 
@@ -46,19 +55,19 @@ def main() -> int:
             python=".".join(map(str, sys.version_info[:3])),
         )
     ]
-    for title, module in SECTIONS:
-        lines += [f"## {title}", "", *_table(_results(module)), ""]
+    for title, module, arguments, variables in SECTIONS:
+        lines += [f"## {title}", "", *_table(_results(module, arguments, variables)), ""]
     lines += ["## Faults of object stores", "", *_table([_faults()]), ""]
     options.write.write_text("\n".join(lines).rstrip() + "\n")
     return 1 if any("FAILED" in line for line in lines) else 0
 
 
-def _results(module: str) -> list[str]:
-    """Run a module over all its environments; return ``name: result`` for each."""
+def _results(module: str, arguments: Sequence[str], variables: Mapping[str, str]) -> list[str]:
+    """Run a module over its environments; return ``name: result`` for each."""
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "record"
-        command = [sys.executable, "-m", module, "--record", str(record)]
-        done = subprocess.run(command, cwd=ROOT, check=False)
+        command = [sys.executable, "-m", module, "--record", str(record), *arguments]
+        done = subprocess.run(command, cwd=ROOT, env=os.environ | variables, check=False)
         if record.exists():
             return record.read_text().splitlines()
         return [f"{module}: FAILED: ended with {done.returncode} before it had results"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -40,14 +41,24 @@ def install(python: Path, *choices: str, **variables: str) -> None:
 
 
 def run_tests(python: Path, choices: Sequence[str], seconds: float, **variables: str) -> str:
-    """Run pytest with the Python of an environment and return what came of it."""
+    """Run pytest with the Python of an environment and return the last line of its report."""
     command = [str(python), "-m", "pytest", "-q", *choices]
     environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
-    try:
-        done = subprocess.run(command, cwd=ROOT, env=environment, timeout=seconds, check=False)
-    except subprocess.TimeoutExpired:
+    last = ""
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
+    ) as process:
+        limit = threading.Timer(seconds, process.kill)
+        limit.start()
+        for line in process.stdout or ():
+            print(line, end="", flush=True)
+            last = line.strip() or last
+        code = process.wait()
+        is_over = limit.is_alive()
+        limit.cancel()
+    if not is_over:
         return f"FAILED: not over after {seconds:.0f} s"
-    return "passed" if done.returncode == 0 else "FAILED"
+    return last if code == 0 else f"FAILED: {last}"
 
 
 def run_each(
