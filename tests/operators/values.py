@@ -166,7 +166,10 @@ def _same_number(a: Any, b: Any) -> bool:
 def cut(whole: Tensor, layout: Layout, mesh: DeviceMesh) -> Tensor:
     """Return this rank's part of a tensor that all ranks have."""
     here = mesh.get_coordinate() or ()
-    return whole[layout.box(here).slices]
+    part = whole.new_empty(layout.box(here).sizes)
+    for held, within in layout.parts(here):
+        part[within.slices] = whole[held.slices]
+    return part
 
 
 def laid_out(whole: Tensor, mesh: DeviceMesh, placements: tuple[Any, ...]) -> Tensor:
