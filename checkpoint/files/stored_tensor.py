@@ -59,6 +59,9 @@ class StoredTensor(NamedTuple):
     stored_as: str | None = None
     """Name under which data files have the elements, if that was another one when they were
     written."""
+    is_plain: bool | None = None
+    """Whether it was a tensor of every rank and no distributed one; None where that was not noted.
+    New optimizer state gets this form again."""
 
     @property
     def num_bytes(self) -> int:

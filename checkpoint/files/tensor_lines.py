@@ -40,7 +40,7 @@ class TensorLines:
 
     def __init__(self) -> None:
         self.meshes: dict[Mesh, int] = {}
-        self._places: dict[tuple[Mesh, tuple[Placement, ...]], str] = {}
+        self._places: dict[tuple[Mesh, tuple[Placement, ...], bool | None], str] = {}
 
     def line(self, tensor: StoredTensor) -> str:
         name = dump(tensor.name)
@@ -54,18 +54,19 @@ class TensorLines:
         writer = f'"writer": {tensor.writers[0]}'
         if len(tensor.writers) > 1:
             writer = f'"writers": {list(tensor.writers)}, "cut": {tensor.cut}'
-        return f"{start}{self._place(tensor.layout)}, {writer}}}"
+        return f"{start}{self._place(tensor.layout, tensor.is_plain)}, {writer}}}"
 
-    def _place(self, layout: Layout) -> str:
-        key = (layout.mesh, layout.placements)
+    def _place(self, layout: Layout, is_plain: bool | None) -> str:
+        key = (layout.mesh, layout.placements, is_plain)
         place = self._places.get(key)
         if place is None:
             stored = _in_format(layout)
             mesh = self.meshes.setdefault(layout.mesh, len(self.meshes))
             placements = dump([str(placement) for placement in stored])
-            place = self._places[layout.mesh, stored] = (
-                f'"mesh": {mesh}, "placements": {placements}'
-            )
+            place = f'"mesh": {mesh}, "placements": {placements}'
+            if is_plain is not None and all(p.is_replicate() for p in stored):
+                place += f', "plain": {dump(is_plain)}'
+            self._places[layout.mesh, stored, is_plain] = place
         return place
 
 
@@ -143,6 +144,7 @@ class _TensorReader:
             *value["placements"],
             *writers,
             value.get("cut", 0),
+            value.get("plain"),
         )
         like = self._known.get(key)
         if like is None:
@@ -189,7 +191,15 @@ class _TensorReader:
             layout=layout,
             writers=writers,
             cut=cut,
+            is_plain=_plain_from_json(name, value.get("plain"), layout),
         )
+
+
+def _plain_from_json(name: str, value: object, layout: Layout) -> bool | None:
+    """Return whether a tensor was a plain one: none that ranks have parts of."""
+    if value is not None and not isinstance(value, bool):
+        raise ValueError(f"plain of {shown(name)} is {shown(value)}, expected true or false")
+    return value if all(p.is_replicate() for p in layout.placements) else False
 
 
 def _check_name(name: str) -> None:

@@ -390,6 +390,7 @@ class _Load:
             dropped=tuple(found.dropped),
             kept=tuple(found.kept),
             dealt=tuple(found.dealt),
+            cleared=tuple(found.cleared),
             by_position=tuple(found.by_position),
             resharded=tuple(destinations.resharded(self.ranks.rank)),
             cast=destinations.casts(),

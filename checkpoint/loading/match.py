@@ -44,6 +44,8 @@ class Match:
     """Leaves that are there on both sides but cannot be the same thing."""
     by_position: list[str] = field(default_factory=list[str])
     """State of parameters of optimizers that nothing but their number tells."""
+    cleared: list[str] = field(default_factory=list[str])
+    """State of parameters of optimizers that the checkpoint has none of, by names in the state."""
     kept: list[str] = field(default_factory=list[str])
     """Values (PerRank, PerCoordinate) that this rank keeps, since it had none at the save."""
     dealt: list[str] = field(default_factory=list[str])

@@ -7,12 +7,13 @@ saved for its parameters, in whichever groups these were.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from ..files.stored_tensor import StoredTensor
 from ..optimizers.fresh_state import FreshState, flat_state, load_optimizer, wrong_shapes
 from ..optimizers.named_state import (
     SavedOptimizer,
@@ -28,6 +29,7 @@ from ..optimizers.spread import owned_part, unknown_parts
 from ..optimizers.wrappers import inner_name
 from ..state.names import key_component
 from ..state.tree import ABSENT, below, children
+from ..tensors.materialising import memory_key
 from .match import Rebuild
 from .scheduler_matching import check_schedulers
 from .walk import Walk
@@ -75,6 +77,8 @@ class _OptimizerMatch:
     labels: list[ParamLabel] = field(init=False)
     fresh: FreshState = field(init=False)
     partners: tuple[SavedParam | None, ...] = ()
+    beside: tuple[StoredTensor | None, ...] = ()
+    """The parameters in the checkpoint, where they are known."""
 
     def __post_init__(self) -> None:
         walk = self.walk
@@ -89,7 +93,7 @@ class _OptimizerMatch:
         if None in pairing.partners or pairing.by_position or pairing.problems:
             self.labels = walk.names.labels(self.optimizer, all_names=True)
             pairing = self.paired(sizes)
-        self.partners = pairing.partners
+        self.partners, self.beside = pairing.partners, pairing.beside
         if walk.selects_below(self.saved.at):
             found.problems += pairing.problems
             found.by_position += [self.partner_at(n) for n in sorted(pairing.by_position)]
@@ -185,17 +189,25 @@ class _OptimizerMatch:
         own = None if owned is None else set(map(id, params_of(owned)))
         entries: dict[Any, Any] = dict(held)
         rebuilds: dict[Any, Rebuild] = {}
+        unknown: dict[int, torch.Tensor] = {}
+        """Parameters with state that the saved optimizer did not have."""
         for position, param in enumerate(params_of(self.optimizer)):
             partner, own_name = self.partners[position], self.own_name(position)
             if partner is None:
                 at = walk.at(own_name)
                 if walk.is_selected(at):
                     walk.found.missing[at] = own_name
+                    if held.get(position):
+                        unknown[position] = param
                 continue
             if walk.cannot_reach(partner.at) or (own is not None and id(param) not in own):
                 continue
-            entry = self.fresh.entry(held.get(position) or {}, partner.at, param)
-            if not entry and position not in held:
+            existing = held.get(position) or {}
+            entry = self.fresh.entry(existing, partner.at, param, self.beside[position])
+            if existing and not entry:
+                walk.found.cleared.append(own_name)
+            if not entry:
+                entries.pop(position, None)
                 continue
             entries[position] = entry
             rebuild = walk.node_at(entry, own_name, partner.at)
@@ -208,9 +220,23 @@ class _OptimizerMatch:
                     rebuilds[key] = lambda key=key, made=rebuild: made()[key]
 
         def filled() -> dict[Any, Any]:
+            for position in self.loaded_among(unknown):
+                del entries[position]  # it is of other elements than the parameter has now
+                walk.found.cleared.append(self.own_name(position))
             return entries | {key: rebuild() for key, rebuild in rebuilds.items()}
 
         return filled
+
+    def loaded_among(self, params: Mapping[int, torch.Tensor]) -> list[int]:
+        """Return the positions of parameters that this load fills."""
+        if not params:
+            return []
+        filled = {
+            memory_key(tensor)
+            for tensor in self.walk.found.destinations.values()
+            if isinstance(tensor, torch.Tensor)
+        }
+        return [position for position, param in params.items() if memory_key(param) in filled]
 
     def match_groups(self) -> Callable[[], list[dict[str, Any]]]:
         """Match the settings of every group with those saved for its parameters."""
@@ -250,8 +276,9 @@ class _OptimizerMatch:
         partners = [p for p in (self.partners[n] for n in group["params"]) if p is not None]
         sources = list(dict.fromkeys(partner.group for partner in partners))
         if not sources:
-            both_empty = not group["params"] and number < len(saved.sizes)
-            return number if both_empty and saved.sizes[number] == 0 else None
+            if group["params"] or len(self.state["param_groups"]) != len(saved.sizes):
+                return None
+            return number  # an empty group, as on a stage that has no such parameter
         first = sources[0] if number not in sources else number
         for other in sources:
             ours, theirs = saved.groups[first], saved.groups[other]

@@ -34,6 +34,9 @@ class LoadReport:
     dealt: tuple[str, ...]
     """Values (PerCoordinate) of this rank that a rule made, since the mesh has other sizes than at
     the save: nothing was saved for this coordinate, or it was not taken as it was saved."""
+    cleared: tuple[str, ...]
+    """State of parameters of optimizers that this rank had and the checkpoint has not, by names in
+    the state: it is gone, as after torch's ``load_state_dict``."""
     by_position: tuple[str, ...]
     """State of optimizers that was given to the parameter of the same number, because nothing tells
     a name: not at the save, or not now. Only shapes vouch for it."""
@@ -73,6 +76,7 @@ class LoadReport:
             "of ranks or coordinates that are not there": self.dropped,
             "kept, since this rank or coordinate was not there at the save": self.kept,
             "made by a rule for another mesh": self.dealt,
+            "cleared, since the checkpoint has no such state": self.cleared,
             "state of optimizers given by position": self.by_position,
         }
         told = [f"  {what}: {some_names(names)}" for what, names in named.items() if names]

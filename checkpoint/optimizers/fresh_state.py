@@ -1,24 +1,25 @@
 """Loading the state of torch optimizers.
 
-A fresh optimizer has no state to load into. Its form is known from the checkpoint: what was saved
-for a parameter and has the parameter's shape lies as the parameter does now; the rest (step
-counters) is small and plain. No dummy step is made.
+The checkpoint says which state there is, in which dtypes, and in which form (``state_form``): an
+optimizer that has not begun needs no dummy step, and one that has gone on loses what it has gained.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from ..files.stored_tensor import StoredTensor
+from ..state.names import key_component
 from ..state.tree import ABSENT, Node, TreeIndex, below, children, tag_of
 from ..tensors.materialising import Replaced
 from .param_names import params_of
 from .spread import load_owned, owned_part
+from .state_form import StateForm, are_of_one_form
 
 _PARAM_SHAPED_NAMES = (
     "acc_delta ax exp_avg exp_avg_sq exp_inf grad_avg max_exp_avg_sq momentum_buffer prev "
@@ -50,12 +51,29 @@ def load_optimizer(
             group["params"] = [replaced.parameters.get(id(p), p) for p in group["params"]]
     optimizer.load_state_dict(filled)
     for index, param in enumerate(params_of(optimizer)):
-        state = optimizer.state.get(param, {})
-        for key, value in filled["state"].get(index, {}).items():
-            loaded = state.get(key)
-            both = isinstance(loaded, torch.Tensor) and isinstance(value, torch.Tensor)
-            if both and loaded.dtype != value.dtype:
-                state[key] = value.detach().to(loaded.device)
+        given = filled["state"].get(index)
+        if given and param in optimizer.state:
+            optimizer.state[param] = _in_saved_dtypes(optimizer.state[param], given)
+
+
+def _in_saved_dtypes(loaded: Any, given: Any) -> Any:
+    """Return loaded state with the tensors that were given for those of another dtype."""
+    if isinstance(given, torch.Tensor):
+        differs = isinstance(loaded, torch.Tensor) and loaded.dtype != given.dtype
+        return given.detach().to(loaded.device) if differs else loaded
+    if isinstance(given, Mapping) and isinstance(loaded, MutableMapping):
+        for key, value in cast("Mapping[Any, Any]", given).items():
+            if key in loaded:
+                loaded[key] = _in_saved_dtypes(loaded[key], value)
+        return cast(Any, loaded)
+    if not isinstance(given, list | tuple) or type(loaded) is not type(cast(Any, given)):
+        return loaded
+    pairs = zip(cast("list[Any]", loaded), cast("list[Any]", given), strict=False)
+    items = [_in_saved_dtypes(one, other) for one, other in pairs]
+    if isinstance(loaded, list):
+        loaded[: len(items)] = items
+        return cast(Any, loaded)
+    return tuple(items) if len(items) == len(loaded) else loaded
 
 
 def wrong_shapes(
@@ -108,7 +126,10 @@ def flat_state(index: TreeIndex, stored: Mapping[str, StoredTensor], at: str) ->
 
 @dataclass(slots=True)
 class FreshState:
-    """Builds state of the saved form for parameters that have none; only what is selected."""
+    """Builds state of the saved form for parameters; only what is selected.
+
+    What a parameter has already is filled where it has that form, and replaced elsewhere.
+    """
 
     index: TreeIndex
     stored: Mapping[str, StoredTensor]
@@ -119,34 +140,43 @@ class FreshState:
         default_factory=dict[int, tuple[str, torch.Tensor]]
     )
 
-    def entry(self, existing: dict[Any, Any], at: str, param: torch.Tensor) -> dict[Any, Any]:
-        """Return the state of a parameter: its tensors where it has them, new ones elsewhere."""
+    def entry(
+        self,
+        existing: dict[Any, Any],
+        at: str,
+        param: torch.Tensor,
+        saved_param: StoredTensor | None,
+    ) -> dict[Any, Any]:
+        """Return the state of a parameter, in which what is to be loaded has the saved form.
+
+        What the checkpoint does not have is left out, unless it is not selected.
+        """
         node = self.index.find(at)
         if node is ABSENT:
-            return existing
+            return {} if self.is_selected(at) else existing
+        form = StateForm.of(param, saved_param, self._tensors(at))
         built: dict[Any, Any] = {}
         left_out: list[str] = []
         for key, component, child in children(node):
             name, held = below(at, component), existing.get(key)
-            is_tensor = tag_of(child) == "tensor"
-            if is_tensor and isinstance(held, torch.Tensor):
+            if any(map(self.is_selected, self.index.leaves_of(name))):
+                has_shape = key in _OF_PARAM_SHAPE
+                built[key] = self._build(child, name, form, held, has_shape=has_shape)
+            elif key in existing:
                 built[key] = held
-            elif not any(map(self.is_selected, self.index.leaves_of(name))):
-                if key in existing:
-                    built[key] = held
-                else:
-                    left_out.append(name)
-            elif is_tensor and key in _OF_PARAM_SHAPE and child["tensor"] in self.stored:
-                dtype = getattr(torch, self.stored[child["tensor"]].dtype.torch_name)
-                built[key] = self._note(name, _empty_like(param, dtype))
             else:
-                built[key] = self._build(child, name, param)
+                left_out.append(name)
         if left_out and built:
             self.problems.append(
                 f"{at}: the optimizer has no {left_out[0]} yet, which is not selected; select all "
                 f"of {at} or nothing of it"
             )
-        return existing | built
+        kept = {
+            key: value
+            for key, value in existing.items()
+            if key not in built and not self.is_selected(below(at, _component(key)))
+        }
+        return kept | built
 
     def unfilled(self, destinations: Iterable[Any]) -> list[str]:
         """Return what is wrong where tensors that were made here are not among those filled."""
@@ -160,36 +190,43 @@ class FreshState:
             if key not in filled
         ]
 
-    def _note(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        self._made[id(tensor)] = name, tensor
-        return tensor
+    def _tensors(self, at: str) -> list[StoredTensor]:
+        """Return all tensors of the saved state of a parameter."""
+        names = (self.index.nodes[leaf] for leaf in self.index.leaves_of(at))
+        told = [node["tensor"] for node in names if tag_of(node) == "tensor"]
+        return [self.stored[name] for name in told if name in self.stored]
 
-    def _build(self, node: Node, name: str, param: torch.Tensor) -> Any:
+    def _build(
+        self, node: Node, name: str, form: StateForm, held: Any, *, has_shape: bool = False
+    ) -> Any:
+        """Return a place for saved state; ``held`` is what is there, and stays where it fits.
+
+        With ``has_shape`` it is of the shape of its parameter, whatever was saved.
+        """
         tag = tag_of(node)
         if tag == "tensor" and node["tensor"] in self.stored:
-            return self._note(name, self._tensor(self.stored[node["tensor"]], param))
+            saved = self.stored[node["tensor"]]
+            made = form.empty(saved, tuple(form.param.shape) if has_shape else saved.shape)
+            if are_of_one_form(held, made):
+                return held
+            self._made[id(made)] = name, made
+            return made
         items = {
-            key: self._build(child, below(name, component), param)
+            key: self._build(child, below(name, component), form, _item(held, key))
             for key, component, child in children(node)
         }
         if tag in ("list", "tuple"):
             return list(items.values()) if tag == "list" else tuple(items.values())
         return items or None
 
-    @staticmethod
-    def _tensor(saved: StoredTensor, param: torch.Tensor) -> torch.Tensor:
-        """Return a tensor for a saved one: laid out as the parameter if it has its shape.
 
-        Beside a distributed parameter others are replicas on its mesh, which its optimizer computes
-        with, and step counters are plain.
-        """
-        dtype = getattr(torch, saved.dtype.torch_name)
-        if saved.shape == tuple(param.shape):
-            return _empty_like(param, dtype)
-        if saved.shape and hasattr(param, "placements"):
-            return param.new_empty(saved.shape, dtype=dtype)
-        return torch.empty(saved.shape, dtype=dtype, device="cpu")
+def _component(key: Any) -> str:
+    return key_component(key) if type(key) in (str, int) else str(key)
 
 
-def _empty_like(param: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty_like(param, dtype=dtype, requires_grad=False)
+def _item(container: Any, key: Any) -> Any:
+    """Return an item of a container; None where it has none."""
+    try:
+        return container[key]
+    except (LookupError, TypeError):
+        return None

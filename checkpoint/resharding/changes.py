@@ -69,6 +69,7 @@ class Changes:
                 dtype=dtypes.get(p.tensor.name, p.tensor.dtype),
                 shape=p.tensor.shape,
                 layout=p.layout,
+                is_plain=p.tensor.is_plain,
                 same_as=ties.get(p.tensor.name),
             )
             for p in placed

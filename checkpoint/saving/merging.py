@@ -215,7 +215,11 @@ def per_rank_tensors(rank: int, part: PerRankPart) -> list[GlobalTensor]:
     mesh = Mesh((1,), ("rank",), (rank,))
     return [
         GlobalTensor(
-            name=name, dtype=t.dtype, shape=t.shape, layout=Layout.replicated(mesh, t.shape)
+            name=name,
+            dtype=t.dtype,
+            shape=t.shape,
+            layout=Layout.replicated(mesh, t.shape),
+            is_plain=True,
         )
         for name, t in part.tensors.items()
     ]

@@ -46,7 +46,18 @@ def assign_writers(tensors: Iterable[GlobalTensor]) -> tuple[StoredTensor, ...]:
     stored: list[StoredTensor] = []
     for t in tensors:
         writers, cut = dealt.get(t.same_as or t.name, ((0,), 0))
-        stored.append(StoredTensor(t.name, t.dtype, t.shape, t.layout, writers, cut, t.same_as))
+        stored.append(
+            StoredTensor(
+                name=t.name,
+                dtype=t.dtype,
+                shape=t.shape,
+                layout=t.layout,
+                writers=writers,
+                cut=cut,
+                same_as=t.same_as,
+                is_plain=t.is_plain,
+            )
+        )
     return tuple(stored)
 
 

@@ -150,8 +150,9 @@ class GlobalTensor:
     dtype: DType
     shape: tuple[int, ...]
     layout: Layout | IrregularLayout
-    is_plain: bool = False
-    """Whether every rank that has the name holds the whole, which their hashes vouch for."""
+    is_plain: bool | None = False
+    """Whether every rank that has the name holds the whole, which their hashes vouch for; None
+    where that is not known of a tensor that was stored."""
     is_joined: bool = False
     """Whether ranks hold copies only if their bytes agree, which is still to be seen."""
     same_as: str | None = None

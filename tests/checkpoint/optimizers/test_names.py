@@ -554,15 +554,6 @@ def test_state_for_which_there_is_no_name_at_all_or_two() -> None:
     assert not both.state
 
 
-def test_a_used_optimizer_has_state_that_was_not_saved() -> None:
-    net = twins()
-    optimizer = torch.optim.Adam(net.parameters())
-    store = saved({"model": net, "opt": optimizer})
-    trained(net, optimizer)
-    with pytest.raises(LayoutMismatch, match=r"Missing in the checkpoint: .*opt/state/model/0\.w"):
-        dcp.load({"model": net, "opt": optimizer}, store)
-
-
 def test_what_a_rank_trains_for_itself() -> None:
     store = MemoryStore()
 

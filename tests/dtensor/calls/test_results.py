@@ -209,8 +209,8 @@ def test_out_has_the_dtypes_that_kernels_take(name: str) -> None:
                 x = scattered(whole, mesh, [Shard(0)])
                 try:
                     run(whole, expected)
-                except RuntimeError:
-                    with pytest.raises(RuntimeError):
+                except (RuntimeError, TypeError) as error:  # by the release of torch
+                    with pytest.raises(type(error)):
                         run(x, ours)
                     assert not ours.to_local().any()
                     continue

@@ -1,0 +1,145 @@
+"""The form of new optimizer state: plain or distributed, and how it is laid out.
+
+The checkpoint says what state was, and what its parameter was. State that lay as its parameter lies
+as that does now. State that was plain beside a distributed parameter, as of optimizers that gather,
+is plain again. Nothing is told from shapes where the checkpoint knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dtckpt.errors import PlacementError
+
+from ...dtensor.geometry.layout import Layout
+from ...dtensor.geometry.placement import Placement, Replicate, SplitPlacement
+from ..files.stored_tensor import StoredTensor
+from ..tensors.dtensors import is_dtensor, layout_of
+
+
+@dataclass(frozen=True, slots=True)
+class StateForm:
+    """Which form state of one parameter gets."""
+
+    param: torch.Tensor
+    saved: StoredTensor | None
+    """The parameter in the checkpoint, where that is known."""
+    was_plain: bool | None
+    """Whether the parameter was plain when it was saved; None where nothing tells."""
+
+    @classmethod
+    def of(
+        cls, param: torch.Tensor, saved: StoredTensor | None, state: Iterable[StoredTensor]
+    ) -> StateForm:
+        """Return the form of state of a parameter, of which all saved ``state`` is given."""
+        told = None if saved is None else saved.is_plain
+        if told is None and any(tensor.is_plain is False for tensor in state):
+            told = False  # beside plain parameters there is no distributed state
+        return cls(param, saved, told)
+
+    def empty(self, saved: StoredTensor, shape: tuple[int, ...]) -> torch.Tensor:
+        """Return a tensor to load saved state into; ``shape`` is what the state must have."""
+        dtype = getattr(torch, saved.dtype.torch_name)
+        param = self.param
+        if not is_dtensor(param):
+            if shape == tuple(param.shape):
+                return torch.empty_like(param, dtype=dtype, requires_grad=False)
+            return torch.empty(shape, dtype=dtype, device="cpu")
+        if saved.is_plain and self.was_plain is False:
+            local: Any = param
+            device = local.to_local().device if shape else "cpu"
+            return torch.empty(shape, dtype=dtype, device=device)
+        if shape == tuple(param.shape) and self._lay_alike(saved):
+            return torch.empty_like(param, dtype=dtype, requires_grad=False)
+        if not shape and saved.is_plain is not False:
+            return torch.empty(shape, dtype=dtype, device="cpu")  # a step counter
+        return self._distributed(saved, shape, dtype)
+
+    def _lay_alike(self, saved: StoredTensor) -> bool:
+        """Whether state lay as its parameter, as far as that is known."""
+        beside = self.saved
+        if beside is None or None in (beside.is_plain, saved.is_plain):
+            return True
+        return beside.is_plain == saved.is_plain and beside.layout == saved.layout
+
+    def _distributed(
+        self, saved: StoredTensor, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> torch.Tensor:
+        param: Any = self.param
+        live = layout_of("", param)
+        if live is None:  # of placements that have no name here: whole on every rank
+            return param.new_empty(shape, dtype=dtype)
+        layout = Layout(live.mesh, _placements(saved, live, len(shape)), shape)
+        return _empty(param, layout, dtype)
+
+
+def _placements(saved: StoredTensor, live: Layout, ndim: int) -> tuple[Placement, ...]:
+    """Return how state that lay otherwise than its parameter lies on the mesh of that.
+
+    As it lay where the mesh has the same shape. Else the axes that cut the parameter now cut the
+    same dims of the state, if those were cut.
+    """
+    was = saved.layout
+    if not isinstance(was, Layout):
+        return (Replicate(),) * live.mesh.ndim
+    if was.mesh.shape == live.mesh.shape:
+        return was.placements
+    cut = {placement.dim for placement in was.placements if isinstance(placement, SplitPlacement)}
+    return tuple(
+        placement
+        if isinstance(placement, SplitPlacement) and placement.dim in cut and placement.dim < ndim
+        else Replicate()
+        for placement in live.placements
+    )
+
+
+def _empty(param: Any, layout: Layout, dtype: torch.dtype) -> torch.Tensor:
+    """Return a distributed tensor of the class of ``param``, on its mesh; nobody is asked."""
+    from ...dtensor import dtensor as ours  # loads all of torch.distributed.tensor
+
+    if isinstance(param, ours.DTensor):
+        from ...dtensor.factories import empty
+
+        return empty(
+            *layout.shape,
+            dtype=dtype,
+            device_mesh=param.device_mesh,
+            placements=layout.placements,
+        )
+    from torch.distributed.tensor import DTensor
+
+    from ...dtensor.mesh.torch_layouts import placements_to_torch
+
+    try:
+        placements = placements_to_torch(layout)
+    except PlacementError:  # torch has none of the kind
+        return param.new_empty(layout.shape, dtype=dtype)
+    mesh = param.device_mesh
+    here = mesh.get_coordinate()
+    sizes = (0,) if here is None else layout.box(tuple(here)).sizes
+    local = torch.empty(sizes, dtype=dtype, device=mesh.device_type)
+    return DTensor.from_local(
+        local,
+        mesh,
+        placements,
+        run_check=False,
+        shape=torch.Size(layout.shape),
+        stride=torch.empty(layout.shape, device="meta").stride(),
+    )
+
+
+def are_of_one_form(held: Any, made: torch.Tensor) -> bool:
+    """Whether a tensor that is there can be filled in the place of a new one."""
+    if not isinstance(held, torch.Tensor) or (held.dtype, held.shape) != (made.dtype, made.shape):
+        return False
+    if not is_dtensor(made):
+        return not is_dtensor(held)
+    if type(held) is not type(made):
+        return False
+    one: Any = held
+    other: Any = made
+    return one.device_mesh == other.device_mesh and one.placements == other.placements
