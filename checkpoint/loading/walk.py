@@ -47,6 +47,10 @@ from ..tensors.materialising import adopt, foreign_tensors, has_meta_tensors, is
 from ..tensors.visiting import comes_last, is_whole, visit
 from .lookup import Lookup
 from .match import Finisher, Match, Rebuild
+from .object_state import match_saved_form, takes_saved_form
+
+_EXTRA_STATE = "_extra_state"
+"""Ends the keys of what modules give beside parameters and buffers (``get_extra_state``)."""
 
 OptimizerMatcher = Callable[["Walk", torch.optim.Optimizer, str, Any], Finisher | None]
 """Matches an optimizer, given its name and state, and returns what hands the new state over."""
@@ -64,6 +68,11 @@ class Walk(Lookup):
     found: Match = field(init=False)
     within_per_rank: bool = field(init=False, default=False)
     within_object: bool = field(init=False, default=False)
+    takes_form: bool = field(init=False, default=False)
+    """Whether what was saved decides about the form of the state: that of objects but modules."""
+    filled_memory: dict[Any, str] = field(init=False, default_factory=dict[Any, str])
+    """Memory of the first ``num_filled`` destinations, with the names of what is stored for it."""
+    num_filled: int = field(init=False, default=0)
     at_end: list[Callable[[], None]] = field(init=False, default_factory=list[Callable[[], None]])
     """Checks for which it has to be known what of the checkpoint the state takes."""
     filled: dict[int, tuple[Any, str]] = field(
@@ -123,6 +132,9 @@ class Walk(Lookup):
         return self.found
 
     def node(self, value: Any, name: str) -> Rebuild | None:
+        takes_form = self.takes_form or (name and not self.takes_more and _is_nothing(value))
+        if takes_form and takes_saved_form(self, value, self.at(name)):
+            return match_saved_form(self, value, name)
         if tensor_tag(value) is not None:
             return self.tensor(value, name)
         if self.cannot_reach(name):
@@ -227,15 +239,16 @@ class Walk(Lookup):
         if comes_last(value):
             found.last.add(name)
         before = len(found.destinations), len(found.values), len(found.dealt)
-        outside, self.within_object = self.within_object, True
+        outside, self.within_object = (self.within_object, self.takes_form), True
+        self.takes_form = not isinstance(value, torch.nn.Module | torch.optim.Optimizer)
         if isinstance(value, torch.optim.Optimizer):
             finisher = self.match_optimizer(self, value, name, state)
-            self.within_object = outside
+            self.within_object, self.takes_form = outside
             if finisher is not None:
                 found.finishers[name] = finisher
             return None
         rebuild = self.node(state, name) or (lambda: state)
-        self.within_object = outside
+        self.within_object, self.takes_form = outside
         is_empty = (len(found.destinations), len(found.values), len(found.dealt)) == before
         if is_empty and not (self.takes_more and self.is_selected(self.at(name))):
             return None  # nothing to hand over, and nothing may change
@@ -261,7 +274,10 @@ class Walk(Lookup):
             if type(key) not in (str, int):
                 self.found.problems.append(f"{name}: no dict key {key!r} can have been saved")
                 continue
+            outside = self.takes_form
+            self.takes_form |= self.within_object and str(key).endswith(_EXTRA_STATE)
             rebuild = self.node(item, below(name, key_component(key)))
+            self.takes_form = outside
             if rebuild is not None:
                 rebuilds[key] = rebuild
         if not rebuilds:
@@ -374,6 +390,12 @@ class Walk(Lookup):
         if problem:
             self.found.problems.append(f"{at}: {problem}")
             return None
+        return self.value(value, name, at)
+
+    def value(self, value: Any, name: str, at: str) -> Rebuild | None:
+        """Take the value that was saved at a place, in which there are no tensors."""
+        node = self.index.nodes[at]
+        names = list(self.index.leaves_of(at)) if tag_of(node) in CONTAINERS else [at]
         if not all(self.take(leaf, name) for leaf in names):
             return None
         self.found.values.append(at)
@@ -385,6 +407,11 @@ class Walk(Lookup):
         if isinstance(value, io.BytesIO) and isinstance(loaded, bytes):
             return lambda: io.BytesIO(loaded)
         return lambda: loaded
+
+
+def _is_nothing(value: Any) -> bool:
+    """Whether a value holds the place of what there is not yet, such as the best weights."""
+    return value is None or (type(value) in (dict, list, tuple) and not value)
 
 
 def _template_of(value: Any) -> Any:

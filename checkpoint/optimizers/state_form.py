@@ -74,7 +74,7 @@ class StateForm:
         if live is None:  # of placements that have no name here: whole on every rank
             return param.new_empty(shape, dtype=dtype)
         layout = Layout(live.mesh, _placements(saved, live, len(shape)), shape)
-        return _empty(param, layout, dtype)
+        return empty_on_mesh(param, layout, dtype)
 
 
 def _placements(saved: StoredTensor, live: Layout, ndim: int) -> tuple[Placement, ...]:
@@ -97,7 +97,7 @@ def _placements(saved: StoredTensor, live: Layout, ndim: int) -> tuple[Placement
     )
 
 
-def _empty(param: Any, layout: Layout, dtype: torch.dtype) -> torch.Tensor:
+def empty_on_mesh(param: Any, layout: Layout, dtype: torch.dtype) -> torch.Tensor:
     """Return a distributed tensor of the class of ``param``, on its mesh; nobody is asked."""
     from ...dtensor import dtensor as ours  # loads all of torch.distributed.tensor
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Self
 from torch import Tensor
 
 from ..mesh.spec import DTensorSpec
-from ..torch_private import can_record
-from .wrapper import Wrapper
+from ..torch_private import can_record, is_traced
+from .wrapper import Wrapper, make_publicly, new_wrapper
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +28,12 @@ class Traceable(Wrapper):
     def __tensor_unflatten__(
         cls, inner: dict[str, Tensor], spec: DTensorSpec, size: Sequence[int], stride: Any
     ) -> Self:
-        return cls(inner["local"], spec)
+        local = inner["local"]
+        if is_traced(local):
+            # It stands for a tensor of this very class: results of redistributed inputs may lie
+            # otherwise than their strides say without being irregular.
+            return (make_publicly if local.requires_grad else new_wrapper)(cls, local, spec, False)
+        return cls(local, spec)
 
     def __coerce_tangent_metadata__(self) -> Wrapper:
         """Return a tensor that lies as gradients of this one do."""

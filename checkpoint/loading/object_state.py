@@ -1,0 +1,181 @@
+"""Matching the state of objects, of which the checkpoint says all: names, lengths, dtypes, shapes.
+
+An object that has not begun yet holds less than it did, or other things: an empty buffer, a list of
+nothing, None. What was saved is what ``load_state_dict`` is given. Tensors that the object has are
+filled in place where they fit; new ones take the place of others. Modules are no such objects: what
+their parameters and buffers are is decided by their code. Only their extra state is.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import MutableMapping
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ...dtensor.geometry.layout import Layout
+from ..files.stored_tensor import StoredTensor
+from ..optimizers.state_form import empty_on_mesh
+from ..state.coordinates import PerCoordinate
+from ..state.tree import (
+    CONTAINERS,
+    DICT_TAGS,
+    PAIRS,
+    TENSORS,
+    Node,
+    PerRank,
+    below,
+    children,
+    dict_tag,
+    is_stateful,
+    tag_of,
+)
+from ..tensors.dtensors import is_dtensor, layout_of
+from ..tensors.local_tensor import tensor_tag
+from ..tensors.materialising import is_meta, memory_key
+from .match import Rebuild
+
+if TYPE_CHECKING:
+    from .walk import Walk
+
+
+def takes_saved_form(walk: Walk, value: Any, at: str) -> bool:
+    """Whether what was saved decides all about a part of the state of an object.
+
+    Not where a part of it alone is selected, where nothing was saved, and of what has rules of its
+    own: objects, and values of ranks.
+    """
+    if isinstance(value, PerRank | PerCoordinate) or is_stateful(value) or is_meta(value):
+        return False
+    if at not in walk.index.nodes:
+        return False
+    names = list(walk.index.leaves_of(at))
+    return all(map(walk.is_selected, names)) and not any(
+        part.startswith("@") for name in names for part in name[len(at) :].split("/")
+    )
+
+
+def match_saved_form(walk: Walk, value: Any, name: str) -> Rebuild | None:
+    """Match a part of the state of an object with what was saved, whatever its form is now."""
+    at = walk.at(name)
+    node = walk.index.nodes[at]
+    tag = tag_of(node)
+    if tag in TENSORS:
+        return _tensor(walk, value, name, at)
+    leaves = walk.index.leaves_of(at)
+    if not any(tag_of(walk.index.nodes[leaf]) in TENSORS for leaf in leaves) and not _has_objects(
+        value
+    ):
+        return walk.value(value, name, at)
+    if tag not in CONTAINERS:
+        return walk.value(value, name, at)
+    return _container(walk, value, name, at, node)
+
+
+def _has_objects(value: Any) -> bool:
+    """Whether objects with state of their own are in a container."""
+    if dict_tag(value) is not None:
+        return any(map(_has_objects, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_has_objects, value))  # pyright: ignore[reportUnknownArgumentType]
+    return isinstance(value, PerRank | PerCoordinate) or is_stateful(value)
+
+
+def _container(walk: Walk, value: Any, name: str, at: str, node: Node) -> Rebuild:
+    tag = tag_of(node)
+    is_sequence = tag in ("list", "tuple")
+    rebuilds: dict[Any, Rebuild] = {}
+    held: dict[Any, Any] = {}
+    for key, component, _ in children(node):
+        item = _item(value, key)
+        rebuild = walk.node_at(item, below(name, component), below(at, component))
+        held[key] = item
+        if rebuild is not None:
+            rebuilds[key] = rebuild
+    walk.taken.add(at)  # an empty one is a leaf
+    into: Any = {}
+    if tag in DICT_TAGS and isinstance(value, MutableMapping) and dict_tag(value) is not None:
+        into = copy.copy(value)  # of its class
+        into.clear()
+    elif tag in PAIRS:
+        into = PAIRS[tag]()
+
+    def rebuilt() -> Any:
+        items = {key: rebuilds[key]() if key in rebuilds else old for key, old in held.items()}
+        if is_sequence:
+            return list(items.values()) if tag == "list" else tuple(items.values())
+        into.update(items)
+        return into
+
+    return rebuilt
+
+
+def _item(container: Any, key: Any) -> Any:
+    """Return an item of a container; None where it has none."""
+    try:
+        return container[key]
+    except (LookupError, TypeError):
+        return None
+
+
+def _tensor(walk: Walk, value: Any, name: str, at: str) -> Rebuild | None:
+    node = walk.index.nodes[at]
+    tag = str(tag_of(node))
+    saved = walk.stored[node[tag]]
+    fits = tensor_tag(value) == tag and _fits(value, saved)
+    if fits and not is_filled_otherwise(walk, value, saved):
+        return walk.tensor(value, name)
+    if saved.is_plain is False and not isinstance(value, torch.Tensor) and len(walk.ranks.all) > 1:
+        walk.found.problems.append(
+            f"{at}: it was a distributed tensor, and the object has none yet that tells how it is "
+            "to lie now; give the object its state before the load, say by a step of training"
+        )
+        return None
+    made = new_tensor(saved, value, tag)
+    walk.tensor(made, name)
+    destinations = walk.found.destinations
+    return lambda: destinations[saved.name]
+
+
+def _fits(value: Any, saved: StoredTensor) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.shape == saved.shape and _torch_name(value) == saved.dtype.torch_name
+    if not isinstance(value, torch.Tensor):
+        return True  # of a class with rules of its own
+    return (
+        tuple(value.shape) == saved.shape and str(value.dtype) == f"torch.{saved.dtype.torch_name}"
+    )
+
+
+def _torch_name(array: Any) -> str:
+    try:
+        return str(torch.from_numpy(np.empty(0, array.dtype)).dtype).removeprefix("torch.")
+    except TypeError:
+        return ""
+
+
+def is_filled_otherwise(walk: Walk, value: Any, saved: StoredTensor) -> bool:
+    """Whether the memory of a tensor is a destination of other saved values already."""
+    if not isinstance(value, torch.Tensor) or value.numel() == 0:
+        return False
+    known, found = walk.filled_memory, walk.found.destinations
+    for name, tensor in islice(found.items(), walk.num_filled, None):
+        if isinstance(tensor, torch.Tensor):
+            known.setdefault(memory_key(tensor), walk.stored[name].stored_name)
+    walk.num_filled = len(found)
+    return known.get(memory_key(value), saved.stored_name) != saved.stored_name
+
+
+def new_tensor(saved: StoredTensor, value: Any, tag: str) -> Any:
+    """Return a new tensor or array for a saved one, distributed as ``value`` is if it is so."""
+    dtype = getattr(torch, saved.dtype.torch_name)
+    if is_dtensor(value) and saved.is_plain is not True:
+        live = layout_of("", value)
+        if live is not None and value.ndim == len(saved.shape):
+            return empty_on_mesh(value, Layout(live.mesh, live.placements, saved.shape), dtype)
+    device = value.device if isinstance(value, torch.Tensor) and not is_dtensor(value) else "cpu"
+    made = torch.empty(saved.shape, dtype=dtype, device=device)
+    return made.numpy() if tag == "ndarray" else made

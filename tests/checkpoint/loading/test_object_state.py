@@ -1,0 +1,194 @@
+"""The checkpoint says what the state of an object is: a fresh one may hold less, or others."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+import dtckpt.checkpoint as dcp
+from dtckpt.dtensor import DeviceMesh, Shard, distribute_tensor
+from dtckpt.errors import LayoutMismatch
+from dtckpt.storage import MemoryStore
+
+from ...dtensor.rank_meshes import run_on_mesh
+from ...ranks import RanksFailed
+
+
+class Holder:
+    """An object whose state is one value."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take a state."""
+        self.value = state["value"]
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor | np.ndarray):
+        same = type(one) is type(other) and one.dtype == other.dtype and one.shape == other.shape
+        return same and bool((one == other).all())
+    if isinstance(one, dict):
+        keys = type(one) is type(other) and list(one) == list(other)
+        return keys and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        lengths = type(one) is type(other) and len(one) == len(other)  # pyright: ignore
+        return lengths and all(map(_same, one, other))  # pyright: ignore
+    return type(one) is type(other) and one == other
+
+
+_STATES: dict[str, tuple[Any, Any]] = {
+    "a buffer that grows": (torch.ones(5, 3), torch.zeros(0, 3)),
+    "another dtype": (torch.ones(5, dtype=torch.bfloat16), torch.zeros(5)),
+    "an array": (np.arange(4, dtype=np.int16), np.zeros(0)),
+    "nothing yet": ({"pos": 7, "seen": [1, 2], "mean": torch.ones(2)}, None),
+    "an empty dict": ({"a": torch.ones(2), "b": {"c": 1}}, {}),
+    "an empty list": ([torch.ones(2), [3.0]], []),
+    "a longer list": ([1.0, 2.0], [0.0]),
+    "a shorter list of tensors": ([torch.ones(2)], [torch.zeros(2), torch.zeros(3)]),
+    "other keys": ({"x": 1, "t": torch.ones(1)}, {"old": 1, "gone": torch.ones(3)}),
+    "a tuple for a list": (([1], torch.ones(2)), [[0], torch.zeros(2)]),
+    "a number for a tensor": (5, torch.zeros(2)),
+    "a tensor for a number": (torch.ones(2), 5),
+    "None": (None, {"a": torch.zeros(2)}),
+}
+
+
+@pytest.mark.parametrize("name", _STATES)
+def test_an_object_is_given_what_was_saved(name: str) -> None:
+    saved, fresh = _STATES[name]
+    store = MemoryStore()
+    dcp.save({"o": Holder(saved)}, store)
+    for value in (fresh, saved):
+        loaded = Holder(value)
+        dcp.load({"o": loaded}, store)
+        assert _same(loaded.value, saved), loaded.value
+
+
+def test_tensors_of_an_object_that_fit_are_filled_in_place() -> None:
+    store = MemoryStore()
+    dcp.save({"o": Holder([torch.ones(3), torch.ones(2)])}, store)
+    live = torch.zeros(3)
+    loaded = Holder([live, torch.zeros(7)])
+    dcp.load({"o": loaded}, store)
+    assert loaded.value[0] is live
+    assert live.tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("fresh", [None, {}])
+def test_best_weights_that_there_are_not_yet(fresh: Any) -> None:
+    store = MemoryStore()
+    best = {"w": torch.ones(2), "score": 0.5}
+    dcp.save({"best": best, "n": 3}, store)
+    state: dict[str, Any] = {"best": fresh, "n": 0}
+    dcp.load(state, store)
+    assert _same(state["best"], best)
+
+
+_EXTRA: dict[str, tuple[Callable[[bytes], Any], Callable[[Any], bytes]]] = {
+    "tensor": (
+        lambda b: torch.tensor(list(b), dtype=torch.uint8),
+        lambda v: bytes(v.tolist()),
+    ),
+    "bytesio": (io.BytesIO, lambda v: v.getvalue()),
+    "bytes": (bytes, bytes),
+    "none": (lambda b: b or None, bytes),
+    "dict": (
+        lambda b: {"amax": torch.tensor(list(b)), "n": 3} if b else {},
+        lambda v: bytes(v["amax"].tolist()),
+    ),
+    "list": (lambda b: [torch.tensor(list(b))] if b else [], lambda v: bytes(v[0].tolist())),
+}
+
+
+@pytest.mark.parametrize("kind", _EXTRA)
+def test_extra_state_of_another_size(kind: str) -> None:
+    make, read = _EXTRA[kind]
+
+    class Scaled(nn.Module):
+        def __init__(self, extra: bytes) -> None:
+            super().__init__()
+            self.weight, self.extra = nn.Parameter(torch.zeros(4)), extra
+            self.got: Any = None
+
+        def get_extra_state(self) -> Any:
+            return make(self.extra)
+
+        def set_extra_state(self, state: Any) -> None:
+            self.got = state
+
+    store = MemoryStore()
+    dcp.save({"model": nn.Sequential(Scaled(bytes(range(20))))}, store)
+    loaded = Scaled(b"")
+    dcp.load({"model": nn.Sequential(loaded)}, store)
+    assert read(loaded.got) == bytes(range(20))
+
+
+def test_parameters_and_buffers_of_modules_have_to_agree() -> None:
+    store = MemoryStore()
+    dcp.save({"model": nn.BatchNorm1d(3)}, store)
+    with pytest.raises(LayoutMismatch, match=r"model/running_mean: saved as float32\[3\]"):
+        dcp.load({"model": nn.BatchNorm1d(4)}, store)
+
+
+@pytest.mark.parametrize("order", ["mos", "som"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_schedulers_of_rates_that_are_tensors(order: str, groups: int) -> None:
+    """A fresh ``SequentialLR`` holds one tensor in places that were saved apart."""
+
+    def make() -> dict[str, Any]:
+        torch.manual_seed(0)
+        model, rate = nn.Linear(2, 2), torch.tensor(0.1)
+        params: list[Any] = [{"params": [model.weight]}, {"params": [model.bias], "lr": rate * 2}]
+        given = params if groups == 2 else model.parameters()
+        optimizer = torch.optim.Adam(given, lr=rate, foreach=False)
+        parts: list[Any] = [
+            lr_scheduler.LinearLR(optimizer, total_iters=3),
+            lr_scheduler.CosineAnnealingLR(optimizer, 10),
+        ]
+        schedule = lr_scheduler.SequentialLR(optimizer, parts, [3])
+        return {"m": model, "o": optimizer, "s": schedule}
+
+    def rates(state: dict[str, Any], steps: int) -> list[float]:
+        found: list[float] = []
+        for _ in range(steps):
+            state["m"](torch.ones(2)).sum().backward()
+            state["o"].step()
+            state["s"].step()
+            found += [float(group["lr"]) for group in state["o"].param_groups]
+        return found
+
+    was, store = make(), MemoryStore()
+    rates(was, 7)
+    dcp.save({key: was[key] for key in order}, store)
+    now = make()
+    dcp.load({key: now[key] for key in order}, store)
+    assert rates(now, 9) == rates(was, 9)
+
+
+def test_a_distributed_tensor_that_an_object_has_not_yet_is_refused() -> None:
+    store = MemoryStore()
+
+    def run(mesh: DeviceMesh) -> None:
+        group = mesh.get_group()
+        weights = distribute_tensor(torch.ones(4), mesh, [Shard(0)])
+        dcp.save({"o": Holder([weights])}, store, process_group=group)
+        loaded = Holder([distribute_tensor(torch.zeros(4), mesh, [Shard(0)])])
+        dcp.load({"o": loaded}, store, process_group=group)
+        assert loaded.value[0].full_tensor().tolist() == [1.0] * 4
+        dcp.load({"o": Holder([])}, store, process_group=group)
+
+    with pytest.raises(RanksFailed, match="it was a distributed tensor, and the object has none"):
+        run_on_mesh((2,), run)
