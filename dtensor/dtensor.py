@@ -410,8 +410,10 @@ def distribute_tensor(
     if isinstance(tensor, Wrapper):
         ours = resolve_placements(placements, mesh, tensor.ndim)
         if tensor.spec.layout != Layout(mesh.layout_mesh, ours, tuple(tensor.shape)):
+            what = "placements" if tensor.spec.mesh.same_ranks_as(mesh) else "device mesh"
             raise PlacementError(
-                f"{tensor.spec} is distributed already; use redistribute to change its placements"
+                f"{tensor.spec} is distributed already: distribute_tensor does not bring it to a "
+                f"different {what}, which redistribute does; expected {mesh!r} and {list(ours)}"
             )
         return cast(DTensor, tensor)
     require_plain("distribute_tensor", tensor)
@@ -482,8 +484,8 @@ def resolve_placements(
         return (Replicate(),) * mesh.ndim
     if not isinstance(placements, Sequence) or len(placements) != mesh.ndim:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise PlacementError(
-            f"mesh {mesh.layout_mesh} has {mesh.ndim} axes and needs a sequence of as many "
-            f"placements, got {placements!r}"
+            f"placements and mesh dims must have the same length: mesh {mesh.layout_mesh} has "
+            f"{mesh.ndim} dims, got {placements!r}"
         )
     return placements_from_torch(placements, mesh.shape, ndim)
 

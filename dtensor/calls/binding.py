@@ -99,8 +99,8 @@ def spec_on(
         if spec.ndim == 0:  # a number, which is known on all ranks
             return replicated_spec(mesh, leaf)
         raise PlacementError(
-            f"{op}: tensor {index} lies on {spec.mesh!r}, but tensor 0 on {mesh!r}; the tensors of "
-            "one operator must lie on one mesh"
+            f"Sharding propagation failed for {op}: tensor {index} lies on {spec.mesh!r}, but "
+            f"tensor 0 on {mesh!r}; the tensors of one operator must lie on one mesh"
         )
     if not (index == 0 and scales_plain(op, leaves)) and not may_be_plain(leaf, mesh):
         listed = ", ".join(_described(other) for other in leaves)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dtckpt.errors import PlacementError
 
+from ..comm.message_parts import has_own_operators
 from ..mesh.torch_layouts import TRANSLATE
 from ..ops.engine.table import ACROSS_MESHES
 from ..redistribute import redistribute_local
@@ -77,7 +78,11 @@ def _item(tensor: Wrapper) -> Any:
         )
     if is_traced(tensor.local):
         raise NotRecorded(f"the value of {spec}, which a graph does not have while it is recorded")
-    return redistribute_local(tensor.local, spec, spec.replicated()).item()
+    local = tensor.local
+    if has_own_operators(local):  # what its number is only the class knows
+        local = torch.tensor(local.item(), dtype=spec.dtype, device=local.device)
+        local = local.view(spec.local_shape)
+    return redistribute_local(local, spec, spec.replicated()).item()
 
 
 def _equal(left: Tensor, right: Tensor) -> bool:

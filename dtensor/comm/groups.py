@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from dtckpt.errors import PlacementError
+from dtckpt.errors import MeshDimError, PlacementError
 
 from ..geometry.mesh import Mesh
 from ..torch_private import ask_for_group_names, warn_of_group_names
@@ -80,12 +80,19 @@ def backend_overrides(mesh: Mesh, given: BackendOverrides | None) -> dict[Axes, 
             )
         given = {dim: entry for dim, entry in enumerate(given) if entry != (None, None)}
     found: dict[Axes, BackendOverride] = {}
+    known = {*mesh.axis_names, *range(-mesh.ndim, mesh.ndim)}
+    invalid = [key for key in given or () if key not in known]
+    if invalid:
+        raise MeshDimError(
+            f"Found invalid keys in backend_override: got {invalid}, mesh {mesh} has the dims "
+            f"{mesh.axis_names}"
+        )
     for key, backend in (given or {}).items():
         axes = (mesh.axis(key),)
         if axes in found:
             raise PlacementError(
-                f"backend_override names axis {mesh.axis_names[axes[0]]!r} of mesh {mesh} twice, "
-                "by its name and its index"
+                f"Found redundant dim index {axes[0]} and name {mesh.axis_names[axes[0]]} in "
+                f"backend_override of mesh {mesh}: give one of them"
             )
         found[axes] = backend
     return found

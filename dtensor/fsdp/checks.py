@@ -38,13 +38,16 @@ def _require_module(module: object) -> None:
             f"fully_shard takes a module, or a list of some, got a {type(module).__name__}"
         )
     if state_of(module) is not None:
-        raise PlacementError(f"fully_shard: this {type(module).__name__} is sharded already")
+        raise PlacementError(
+            "Each distinct composable distributed API can only be applied to a module once. "
+            f"fully_shard: this {type(module).__name__} is sharded already"
+        )
     is_container = isinstance(module, nn.ModuleList | nn.ModuleDict)
     if is_container and type(module).forward is nn.Module.forward:
         raise PlacementError(
-            f"fully_shard: a {type(module).__name__} has no forward, at which its parameters would "
-            "be gathered: shard the modules in it, or pass them as a list to have them gathered "
-            "together"
+            "fully_shard does not support containers that do not implement forward, at which "
+            f"parameters are gathered: got a {type(module).__name__}. Shard the modules in it, or "
+            "pass them as a list to have them gathered together"
         )
 
 

@@ -49,9 +49,9 @@ class DataAxes:
             return cls(mesh[names], len(_listed(dims.replicate)))
         if mesh.ndim not in (1, 2):
             raise PlacementError(
-                "fully_shard takes a mesh of one axis, over which parameters are sharded, or of "
-                f"two (HSDP), over the first of which they are repeated; got {mesh}: pass a part "
-                "of it, as mesh['dp'], or say dp_mesh_dims=DataParallelMeshDims(shard='dp')"
+                f"fully_shard expects a 1D or 2D DeviceMesh but got {mesh}: parameters are sharded "
+                "over the last dim and repeated over the other one (HSDP). Pass a part of the "
+                "mesh, as mesh['dp'], or dp_mesh_dims=DataParallelMeshDims(shard='dp')"
             )
         return cls(mesh, mesh.ndim - 1)
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..comm.devices import module_of
 from ..dtensor import DTensor
 from ..geometry.placement import Partial, Shard
 from ..mesh.spec import DTensorSpec, spec_of
@@ -156,7 +155,7 @@ class Gradients:
             if stream is None:
                 hook(row)
             else:
-                module: Any = module_of(row.device)
+                module: Any = torch.get_device_module(row.device)
                 current = module.current_stream(row.device)
                 stream.wait_stream(current)
                 with module.stream(stream):

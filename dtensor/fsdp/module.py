@@ -368,10 +368,7 @@ class FSDPModule:
         """
         gradients = self._state.unit.gradients
         if stream is not None and gradients.data.num_replicate:
-            raise PlacementError(
-                "set_all_reduce_hook takes a stream only where no axis of the mesh repeats "
-                f"parameters: {gradients.data.mesh}"
-            )
+            raise PlacementError("stream cannot be set when using native HSDP")
         gradients.hook, gradients.hook_stream = hook, stream
 
     def set_force_sum_reduction_for_comms(self, enable: bool) -> None:

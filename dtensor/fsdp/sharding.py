@@ -164,11 +164,16 @@ def _dim_of(name: str, parameter: nn.Parameter, choose: ShardPlacementFn | None)
         return None
     chosen: Any = Shard(0) if choose is None else choose(parameter)
     chosen = Shard(0) if chosen is None else chosen
-    is_shard = is_placement(chosen) and chosen.is_shard()
-    if not is_shard or not -parameter.ndim <= chosen.dim < parameter.ndim:
+    where = f"for {name!r} of shape {list(parameter.shape)}"
+    if not is_placement(chosen) or not chosen.is_shard():
         raise PlacementError(
-            f"fully_shard: shard_placement_fn must return Shard(dim) or None, got {chosen!r} for "
-            f"{name!r} of shape {list(parameter.shape)}"
+            f"fully_shard: shard_placement_fn must return Shard(dim) or None, got {chosen!r} "
+            f"{where}"
+        )
+    if not -parameter.ndim <= chosen.dim < parameter.ndim:
+        raise PlacementError(
+            f"Shard dim {chosen.dim} is invalid for {parameter.ndim}D tensor: shard_placement_fn "
+            f"of fully_shard returned {chosen!r} {where}"
         )
     return chosen.dim % parameter.ndim
 

@@ -11,8 +11,10 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
+from dtckpt.errors import PlacementError
+
 from ..tensor.compilers import opaque
-from ..tensor.trees import map_tensors
+from ..tensor.trees import flatten_tree, map_tensors
 from ..tensor.wrapper import Wrapper
 from ..torch_private import in_backward, saved_hooks, when_backward_ends
 from .notes import Noting
@@ -81,7 +83,7 @@ class State:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Make the parameters whole, and cast the inputs."""
         if self.is_root is None:
-            self._become_root(module)
+            self._become_root(module, (args, kwargs))
         if self.is_root and not self.saving and not in_backward():
             self._begin_pass()
         is_inner = bool(self.saving) or self.is_in_backward
@@ -131,8 +133,11 @@ class State:
 
         map_tensors(end_after, (args, kwargs))
 
-    def _become_root(self, module: nn.Module) -> None:
+    def _become_root(self, module: nn.Module, inputs: object) -> None:
         below = list(states_below(module))
+        leaves, _ = flatten_tree(inputs)
+        if any(isinstance(leaf, Tensor) and not leaf.is_meta for leaf in leaves):
+            _require_values(module, below)
         for state in below:
             state.is_root, state.below, state.root = False, [], self
         self.is_root, self.below = True, below
@@ -388,6 +393,19 @@ class ForwardMethod:
         except BaseException:
             state.unwind(module, depth)
             raise
+
+
+def _require_values(root: nn.Module, states: Sequence[State]) -> None:
+    """Raise PlacementError where parameters have no values yet, though inputs have."""
+    names = {id(parameter): name for name, parameter in root.named_parameters()}
+    for state in states:
+        without = [names[id(one.parameter)] for one in state.unit.held if one.parameter.is_meta]
+        if without:
+            raise PlacementError(
+                "FSDP parameters should be materialized from meta device before training, but the "
+                f"following were still on meta device: {without}. Call to_empty(device=) of the "
+                "module, and give them values"
+            )
 
 
 def _as_input(tensor: Tensor, dtype: torch.dtype | None, device: torch.device | None) -> Tensor:

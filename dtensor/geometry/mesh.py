@@ -61,11 +61,11 @@ class Mesh:
             raise PlacementError(f"a mesh needs axes of at least one rank, got shape {self.shape}")
         if len(self.axis_names) != len(self.shape):
             raise PlacementError(
-                f"a mesh of shape {self.shape} needs {len(self.shape)} axis names, "
-                f"got {self.axis_names}"
+                "mesh_shape and mesh_dim_names should have same length! "
+                f"Got the shape {self.shape} and the names {self.axis_names}"
             )
         if len(set(self.axis_names)) != len(self.axis_names):
-            raise PlacementError(f"axis names of a mesh must differ, got {self.axis_names}")
+            raise PlacementError(f"Each mesh_dim_name must be unique. Got {self.axis_names}")
         if self.ranks is not None and (
             len(self.ranks) != self.size or len(set(self.ranks)) != self.size or min(self.ranks) < 0
         ):

@@ -226,8 +226,8 @@ class MeshGroups(TorchMesh):
             return self.layout_mesh.axis(mesh_dim)
         if self.ndim > 1:
             raise PlacementError(
-                f"mesh {self.layout_mesh} has {self.ndim} axes: name one of "
-                f"{self.layout_mesh.axis_names}"
+                "Optional kwarg `mesh_dim` needs to be specified when device_mesh.ndim > 1: mesh "
+                f"{self.layout_mesh} has the dims {self.layout_mesh.axis_names}"
             )
         return 0
 

@@ -96,10 +96,7 @@ class DeviceMesh(SubMeshes):
         if is_of_job:
             told = _told(mesh, mesh_dim_names) + (" in this order" if preserve_rank_order else "")
             require_same_mesh(device_type, f"{device_type!r} {told}")
-        if ":" in device_type:
-            raise PlacementError(
-                f"a mesh needs a device type such as 'cuda', not the single device {device_type!r}"
-            )
+        _require_type(device_type)
         value = _as_mesh(mesh, mesh_dim_names)
         found = given_groups(value, groups, world_group)
         super().__init__(
@@ -165,8 +162,22 @@ class DeviceMesh(SubMeshes):
             if len(groups) != 1:
                 raise PlacementError(f"{len(groups)} groups need a mesh that says how they lie")
             mesh = ranks_of(groups[0]) or list(range(groups[0].size()))
+        value = _as_mesh(mesh, None)
+        if value.ndim != len(groups):
+            told = torch.tensor(value.all_ranks()).view(value.shape).tolist()
+            raise PlacementError(
+                "Expects mesh with ndim equal to number of ProcessGroups but got mesh "
+                f"{told} and {len(groups)} ProcessGroups"
+                if several
+                else f"Invalid mesh {told} for ProcessGroup with ranks {ranks_of(group)}: a mesh "
+                f"of {value.ndim} dims needs a list of as many groups"
+            )
         made = DeviceMesh(
-            device_type, mesh, mesh_dim_names=mesh_dim_names, groups=groups, world_group=world_group
+            device_type,
+            mesh,
+            mesh_dim_names=mesh_dim_names,
+            groups=groups,
+            world_group=world_group,
         )
         for axis, single in enumerate(groups):
             name = made.layout_mesh.axis_names[axis]
@@ -311,6 +322,7 @@ def init_device_mesh(
     ("gloo"), its options, or both in a tuple.
     """
     if not dist.is_initialized():
+        _require_type(device_type)
         join_or_be_alone(ints(mesh_shape, "the shape of a mesh"))
     told = sorted((str(axis), _backend_name(b)) for axis, b in (backend_override or {}).items())
     require_same_mesh(device_type, f"{device_type!r} {mesh_shape!r} {mesh_dim_names!r} {told}")
@@ -324,6 +336,14 @@ def init_device_mesh(
     if made.get_coordinate() is not None:
         _ = made.device  # selected now, in this thread and before any group is made
     return made
+
+
+def _require_type(device_type: str) -> None:
+    if ":" in device_type:
+        raise PlacementError(
+            "Device type with index is not supported: a mesh needs one such as 'cuda', got "
+            f"{device_type!r}"
+        )
 
 
 def _backend_name(backend: BackendOverride) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Self, TypeVar
 
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 
-from dtckpt.errors import PlacementError
+from dtckpt.errors import MeshDimError, PlacementError
 
 from ..comm.groups import Axes, BackendOverride
 from ..geometry.mesh import Mesh
@@ -49,6 +49,13 @@ class SubMeshes(MeshGroups):
         """
         wanted = (names,) if isinstance(names, str) else tuple(names)
         known = self._joined
+        if not self.layout_mesh.is_named and not {*self.layout_mesh.axis_names, *known} >= {
+            *wanted
+        }:
+            raise MeshDimError(
+                f"Cannot slice a DeviceMesh without mesh_dim_names! The dims of {self.layout_mesh} "
+                f"are called {self.layout_mesh.axis_names}, got {names!r}"
+            )
         parts = tuple(known.get(name) or (self.layout_mesh.axis(name),) for name in wanted)
         return self._taken(parts, wanted)
 

@@ -143,9 +143,11 @@ def prepare(
 
 def _unlike(where: str, layouts: Layouts, value: object) -> PlacementError:
     count = f" of {len(value)}" if isinstance(value, Sequence) else ""
+    side = "output" if where.startswith("output") else "input"
     return PlacementError(
-        f"{where}: the layouts {layouts!r} do not fit a {type(value).__name__}{count}; give one "
-        "layout, or None, for each part of it"
+        f"module {side}s and {side}_layouts should have same length! {where}: the layouts "
+        f"{layouts!r} do not fit a {type(value).__name__}{count}; give one layout, or None, for "
+        "each part of it"
     )
 
 
@@ -159,8 +161,8 @@ def check_pairs(now: Layouts, wanted: Layouts, what: str, others: str) -> None:
         pairs = [(n, *pair) for n, pair in enumerate(zip(now, wanted, strict=True))]
     else:
         raise PlacementError(
-            f"{what} and {others} must have one form, got {now!r} and {wanted!r}: a placement for "
-            "each tensor, None for what stays"
+            f"{what} and {others} should have same length! And one form: a placement for each "
+            f"tensor, None for what stays; got {now!r} and {wanted!r}"
         )
     for key, one, other in pairs:
         check_pairs(one, other, f"{what}[{key!r}]", f"{others}[{key!r}]")

@@ -22,7 +22,7 @@ from ..mesh.spec import DTensorSpec
 from ..redistribute import redistribute_local, scatter_local
 from .local_parts import inner_parts, inner_tensors
 
-_NO_LEAF = "distribute_tensor takes leaf tensors, on every rank; detach() it first"
+_NO_LEAF = "distribute_tensor: every rank has to distribute leaf tensors; detach() it first"
 
 
 def agree_on_source(

@@ -36,12 +36,12 @@ from .rank_meshes import run_on_mesh, run_on_meshes, scattered
 PAGE = Path(__file__).parents[2] / "docs" / "dtensor.md"
 
 
-def test_errors_are_of_the_kinds_that_torch_raises_with_messages_of_ours() -> None:
+def test_errors_are_of_the_kinds_that_torch_raises_and_say_more() -> None:
     mesh = DeviceMesh("cpu", Mesh((2, 2), ("dp", "tp")), rank=0)
     for kind in (KeyError, IndexError, RuntimeError, ValueError, MeshDimError):
         with pytest.raises(kind):
             _ = mesh["pp"]
-    for kind in (RuntimeError, ValueError, PlacementError):
+    for kind in (RuntimeError, ValueError, AssertionError, PlacementError):
         with pytest.raises(kind):
             mesh.get_local_rank()
     with pytest.raises(MeshDimError) as failure:

@@ -3,7 +3,7 @@
 ::
 
     DtckptError
-      PlacementError(ValueError, RuntimeError)
+      PlacementError(ValueError, RuntimeError, AssertionError)
                                           a placement, mesh or layout that cannot be: fix the call
         MeshDimError(KeyError, IndexError)  a mesh has no dim of that name or index
       UnsupportedOp(NotImplementedError)  no sharding rule for an operator
@@ -27,7 +27,8 @@
           StorageTimeout(TimeoutError)      the storage was busy or silent for too long: try later
 
 Each also derives from the builtins that a caller would expect, so ``except OSError`` works. Where
-torch's DTensors raise RuntimeError, ValueError or KeyError, code that catches these catches ours.
+torch's DTensors raise RuntimeError, ValueError, AssertionError or KeyError, code that catches these
+catches ours.
 Messages say what happened, where (tensor, file, byte range, rank), what was expected, what was
 found, and what to do. The module imports nothing: it is the ground that all packages stand on.
 """
@@ -64,7 +65,7 @@ class DtckptError(Exception):
     """Base class of every error that dtckpt raises on purpose."""
 
 
-class PlacementError(DtckptError, ValueError, RuntimeError):
+class PlacementError(DtckptError, ValueError, RuntimeError, AssertionError):
     """A box, placement, mesh or layout is impossible or does not fit its tensor."""
 
 

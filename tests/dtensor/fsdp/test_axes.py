@@ -224,7 +224,7 @@ def test_lists_that_do_not_fit_are_refused() -> None:
             ([], "got none"),
             ([model, model.head], "none may be in another one"),
             ([model.head, model.head], "come twice"),
-            ([nn.ModuleList([nn.Linear(2, 2)])], "has no forward"),
+            ([nn.ModuleList([nn.Linear(2, 2)])], "do not implement forward"),
         ]
         for modules, message in refused:
             with pytest.raises(PlacementError, match=message):

@@ -352,7 +352,7 @@ def test_what_does_not_fit_is_refused() -> None:
         model: Any = fully_shard(nn.Linear(2, 2), mesh=mesh)
         with pytest.raises(PlacementError, match="is sharded already"):
             fully_shard(model, mesh=mesh)
-        with pytest.raises(PlacementError, match="has no forward"):
+        with pytest.raises(PlacementError, match="do not implement forward"):
             fully_shard(nn.ModuleList([nn.Linear(2, 2)]), mesh=mesh)
         number: Any = "2"
         with pytest.raises(PlacementError, match="or a number of ranks, got '2'"):

@@ -362,7 +362,7 @@ def test_a_tensor_that_is_no_leaf_on_one_rank_is_refused_on_all() -> None:
         tensor = torch.ones(4, requires_grad=True)
         distribute_tensor(tensor * 2 if mesh.get_coordinate() == (1,) else tensor, mesh, [Shard(0)])
 
-    assert "takes leaf tensors" in same_error((2,), body)
+    assert "has to distribute leaf tensors" in same_error((2,), body)
 
 
 def test_locals_of_different_dtypes_are_refused_on_all_ranks() -> None:

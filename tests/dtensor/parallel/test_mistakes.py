@@ -315,7 +315,7 @@ MISTAKES = [
     Mistake(
         "layouts of two forms",
         lambda _: lambda: PrepareModuleInput(input_layouts=Shard(0)),
-        "must have one form",
+        "should have same length",
     ),
     Mistake(
         "an input of no such name",
@@ -369,9 +369,15 @@ MISTAKES = [
     Mistake(
         "a list of names", sharded(lambda: ["a"]), "takes a module, or a list of some, got a str"
     ),
-    Mistake("a ModuleList", sharded(lambda: nn.ModuleList([mlp()])), "has no forward, at which"),
+    Mistake(
+        "a ModuleList",
+        sharded(lambda: nn.ModuleList([mlp()])),
+        "do not implement forward, at which",
+    ),
     Mistake("tied over two units", sharded_apart, "'a.weight' is tied to 'b.weight' of a part"),
-    Mistake("no such dim", sharded(shard_placement_fn=fifth), r"Shard\(dim\) or None"),
+    Mistake(
+        "no such dim", sharded(shard_placement_fn=fifth), "Shard dim 5 is invalid for 2D tensor"
+    ),
     Mistake("a dim alone", sharded(shard_placement_fn=zero), r"got 0 for '0.weight'"),
     Mistake("a text for a flag", sharded(reshard_after_forward="no"), "reshard_after_forward is"),
     Mistake(
@@ -468,7 +474,7 @@ MISTAKES = [
     Mistake(
         "placements of two axes",
         mapped(same, [Replicate(), Shard(0)], ([Replicate()],), Replicate()),
-        "has 1 axes and needs a sequence of as many placements",
+        "placements and mesh dims must have the same length",
     ),
     Mistake(
         "placements as text",

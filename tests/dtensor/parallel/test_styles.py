@@ -306,9 +306,9 @@ def test_nested_inputs_and_outputs(local: bool) -> None:
 
 def test_layouts_of_two_forms_are_refused_at_once() -> None:
     for now, wanted in ((Shard(0), None), ((Shard(0), None), (Shard(0),)), ([], Shard(0))):
-        with pytest.raises(PlacementError, match="must have one form"):
+        with pytest.raises(PlacementError, match="should have same length"):
             PrepareModuleInput(input_layouts=now, desired_input_layouts=wanted)
-    with pytest.raises(PlacementError, match="must have one form"):
+    with pytest.raises(PlacementError, match="should have same length"):
         PrepareModuleOutput(output_layouts={"a": Shard(0)}, desired_output_layouts=[Shard(0)])
 
 

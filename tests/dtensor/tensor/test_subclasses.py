@@ -89,6 +89,16 @@ def test_what_only_the_class_could_send_is_refused_on_all_ranks() -> None:
     run_on_mesh((2,), body)
 
 
+def test_numbers_of_a_subclass_are_read() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        made: Any = distribute_tensor(made_of(ONE, TWO), mesh, [Shard(0)])
+        assert made.sum().item() == ONE.sum().item()
+        assert (made > 22).any().item()
+        assert not (made > 23).any().item()
+
+    run_on_mesh((2,), body)
+
+
 class Opaque(torch.Tensor):
     """A wrapper that does not tell what it consists of."""
 
