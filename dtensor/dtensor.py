@@ -52,7 +52,7 @@ from .tensor.views.copied_view import LINKS, CopiedView, forget_viewed, refresh,
 from .tensor.views.irregular import Irregular, keep_doubt, may_be_irregular, regular_local
 from .tensor.views.write_counts import counted_data, join_counts
 from .tensor.wrapper import Wrapper
-from .torch_private import is_traced, lists_by_default, no_torch_function
+from .torch_private import is_traced, list_by_default, no_torch_function
 
 # torch's setter knows the wrapper only, not the local tensor in it.
 _DATA: Any = Tensor.data
@@ -385,7 +385,7 @@ DTensor.awaited = AwaitedDTensor
 
 # Clipping and, on accelerators, optimizers then take lists of them without ``foreach=True``: all
 # norms are one reduction, and a step some dozen operators instead of some dozen a parameter.
-lists_by_default().append(DTensor)
+list_by_default(DTensor)
 
 
 @opaque

@@ -45,8 +45,11 @@ _NOT_FOUND: set[str] = set()
 def found(path: str) -> Any:
     """Return what torch has under a dotted name below ``torch``; None where it has nothing."""
     at: Any = torch
-    for name in path.split("."):
+    names = path.split(".")
+    for number, name in enumerate(names, 1):
         at = getattr(at, name, None)
+        if at is None:  # torch.optim takes its modules back out of its names
+            at = sys.modules.get(".".join(["torch", *names[:number]]))
         if at is None:
             if path not in _NOT_FOUND:
                 _NOT_FOUND.add(path)
@@ -385,13 +388,15 @@ correct_aliasing: Callable[..., Any] | None = found(
 """Changes the sizes of a wrapper, which lie in C++; None where operators that do so are refused."""
 
 
-def lists_by_default() -> list[type]:
-    """Return the classes of tensors that optimizers take as lists where nobody says so.
+def list_by_default(kind: type) -> None:
+    """Have optimizers, and clipping, take tensors of a class as lists where nobody says so.
 
-    A list that nobody reads where torch has none: ``foreach=True`` works in any case.
+    Nothing is done where torch has no such lists: ``foreach=True`` works in any case.
     """
-    known = found("utils._foreach_utils._foreach_supported_types")
-    return [] if known is None else known
+    for name in ("optim.optimizer", "utils._foreach_utils"):
+        known = found(f"{name}._foreach_supported_types")
+        if known is not None:
+            known.append(kind)
 
 
 DispatchMode: Any = found("utils._python_dispatch.TorchDispatchMode")

@@ -12,6 +12,7 @@ from torch.distributed.checkpoint.storage import StorageReader
 from dtckpt.errors import CheckpointError
 
 from ..loading import loader
+from .api import failing_as_torch
 from .filesystem import FileSystemReader
 from .storage_reader import CheckpointReader
 
@@ -34,7 +35,8 @@ def load(
     With a ``planner``, or another ``storage_reader`` than ours, torch's own ``load`` does the work,
     by our reader unless one is given.
 
-    Errors are those of dtckpt's ``load``; of torch's, CheckpointException, in which they lie.
+    Errors are those of dtckpt's ``load``, and CheckpointException, too; of torch's, that, in which
+    they lie.
     """
     reader = storage_reader
     if reader is None:
@@ -43,16 +45,17 @@ def load(
         reader = FileSystemReader(checkpoint_id)
     if planner is None and isinstance(reader, CheckpointReader):
         reader.reset(checkpoint_id)
-        loader.load(
-            state_dict,
-            reader.place,
-            process_group=process_group,
-            no_dist=no_dist,
-            strict="state",
-            dtype_policy=reader.dtype_policy,
-            storage_options=reader.storage_options,
-            allow_pickle=reader.allow_pickle,
-        )
+        with failing_as_torch():
+            loader.load(
+                state_dict,
+                reader.place,
+                process_group=process_group,
+                no_dist=no_dist,
+                strict="state",
+                dtype_policy=reader.dtype_policy,
+                storage_options=reader.storage_options,
+                allow_pickle=reader.allow_pickle,
+            )
         return
     torch_loader.load(
         state_dict,

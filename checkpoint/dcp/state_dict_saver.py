@@ -17,6 +17,7 @@ from dtckpt.errors import CheckpointError
 from ..saving import background, saver
 from ..saving.background import SaveHandle
 from ..saving.finishing import SaveReport
+from .api import failed_as_torch, failing_as_torch
 from .filesystem import FileSystemWriter
 from .storage_writer import CheckpointWriter, refuse_alone
 
@@ -45,14 +46,16 @@ def save(
     Returns a SaveReport. With a ``planner``, or another ``storage_writer`` than ours, torch's own
     ``save`` does the work, into our writer unless one is given, and returns its Metadata.
 
-    Errors are those of dtckpt's ``save``; of torch's, CheckpointException, in which they lie.
+    Errors are those of dtckpt's ``save``, and CheckpointException, too; of torch's, that, in which
+    they lie.
     ``use_collectives=False`` is refused, since a checkpoint is one of all ranks.
     """
     writer = _writer(checkpoint_id, storage_writer, use_collectives=use_collectives)
     if planner is None and isinstance(writer, CheckpointWriter):
-        report = saver.save(
-            state_dict, process_group=process_group, no_dist=no_dist, **_arguments(writer)
-        )
+        with failing_as_torch():
+            report = saver.save(
+                state_dict, process_group=process_group, no_dist=no_dist, **_arguments(writer)
+            )
         writer.save_id = report.save_id
         return report
     return torch_saver.save(
@@ -88,9 +91,10 @@ def async_save(
     in_thread = async_checkpointer_type == AsyncCheckpointerType.THREAD
     is_default = planner is None and async_stager is None and in_thread
     if is_default and isinstance(writer, CheckpointWriter):
-        handle = background.async_save(
-            state_dict, process_group=process_group, no_dist=no_dist, **_arguments(writer)
-        )
+        with failing_as_torch():
+            handle = background.async_save(
+                state_dict, process_group=process_group, no_dist=no_dist, **_arguments(writer)
+            )
         return SaveFuture(handle, writer)
     return torch_saver.async_save(
         state_dict,
@@ -138,13 +142,17 @@ class SaveFuture(Future[Any]):
 
     def result(self, timeout: float | None = None) -> SaveReport:
         """Wait for the end and return the report; raise what the save failed with."""
-        report = self.handle.result(timeout)
+        with failing_as_torch():
+            report = self.handle.result(timeout)
         self._writer.save_id = report.save_id
         return report
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait for the end and return what the save failed with."""
-        return self.handle.exception(timeout)
+        error = self.handle.exception(timeout)
+        if error is not None:
+            failed_as_torch(error)
+        return error
 
 
 def _writer(

@@ -48,7 +48,7 @@ def check_free(store: Store, *, overwrite: bool) -> str | None:
         return save_id
     if store.exists(MANIFEST):
         raise AlreadyCommitted(
-            f"{store.url}: a committed checkpoint is already here and nothing was changed. "
+            f"Checkpoint already exists: {store.url} has a committed one, and nothing was changed. "
             "Choose another path, or pass overwrite=True to replace it"
         )
     return None

@@ -90,12 +90,13 @@ def local_map(
     every call, and the shapes of all; without it that is up to ``func``. ``spmd_types`` of torch
     2.14, which has the package of that name check ``func``, is UnsupportedOp where it is true.
 
-    All DTensors must lie on one mesh, ``device_mesh`` if that is given. A call without any returns
-    what ``func`` does.
+    Results lie on ``device_mesh``, or else on the mesh of all DTensors, which must be one. A call
+    without any DTensor returns what ``func`` does.
 
-    Raises PlacementError, before ``func`` runs, for DTensors on several meshes or with other
-    placements, for those of torch, for placements that do not fit, and on ranks outside of the
-    mesh; and after it where results and ``out_placements`` do not go together.
+    Raises PlacementError, before ``func`` runs, for DTensors on several meshes where it is not
+    told on which the results lie, or with other placements, for those of torch, for placements that
+    do not fit, and on ranks outside of a mesh; and after it where results and ``out_placements`` do
+    not go together.
 
     >>> import torch
     >>> from dtckpt.dtensor import Partial, Shard, distribute_tensor, init_device_mesh
@@ -156,8 +157,8 @@ class _LocalMap:
         if not tensors:
             return self.func(*args, **kwargs)
         mesh = self._mesh_of(tensors)
-        wanted = self._for_inputs("in_placements", self.inputs, leaves, mesh)
-        gradients = self._for_inputs("in_grad_placements", self.gradients, leaves, mesh)
+        wanted = self._for_inputs("in_placements", self.inputs, leaves)
+        gradients = self._for_inputs("in_grad_placements", self.gradients, leaves)
         laid_out = iter(self._laid_out(tensors, wanted))
         grads = iter(gradients)
         local = [
@@ -170,23 +171,26 @@ class _LocalMap:
         return self._wrapped(self.func(*local_args, **local_kwargs), mesh)
 
     def _mesh_of(self, tensors: Sequence[Wrapper]) -> DeviceMesh:
-        mesh = self.mesh or tensors[0].spec.mesh
-        for tensor in tensors:
-            if not tensor.spec.mesh.same_ranks_as(mesh):
-                whose = "device_mesh" if self.mesh else "that of the first DTensor"
+        meshes = [tensor.spec.mesh for tensor in tensors]
+        if self.mesh is not None:
+            meshes.insert(0, self.mesh)
+        first = meshes[0]
+        for mesh in meshes:
+            if self.mesh is None and not mesh.same_ranks_as(first):
                 raise PlacementError(
-                    f"local_map({self.name}): a DTensor lies on mesh {tensor.spec.mesh.layout_mesh}"
-                    f", expected {mesh.layout_mesh}, {whose}; redistribute it to one mesh first"
+                    f"local_map({self.name}): a DTensor lies on mesh {mesh.layout_mesh}, the first "
+                    f"on {first.layout_mesh}; redistribute it to one mesh, or say device_mesh=, on "
+                    "which the results lie"
                 )
-        if mesh.get_coordinate() is None:
-            raise PlacementError(
-                f"local_map({self.name}): rank {mesh.get_rank()} is not in mesh {mesh.layout_mesh} "
-                "and has no local tensors; call it on ranks of the mesh only"
-            )
-        return mesh
+            if mesh.get_coordinate() is None:
+                raise PlacementError(
+                    f"local_map({self.name}): rank {mesh.get_rank()} is not in mesh "
+                    f"{mesh.layout_mesh} and has no local tensors; call it on ranks of it only"
+                )
+        return first
 
     def _for_inputs(
-        self, what: str, given: InputPlacements, leaves: Sequence[Any], mesh: DeviceMesh
+        self, what: str, given: InputPlacements, leaves: Sequence[Any]
     ) -> list[tuple[Placement, ...] | None]:
         """Return the entries for the DTensors among the arguments."""
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -201,7 +205,8 @@ class _LocalMap:
         found: list[tuple[Placement, ...] | None] = []
         for number, (leaf, entry) in enumerate(zip(counted, given, strict=True)):
             if isinstance(leaf, Wrapper):
-                found.append(None if entry is None else resolve_placements(entry, mesh, leaf.ndim))
+                own = leaf.spec.mesh
+                found.append(None if entry is None else resolve_placements(entry, own, leaf.ndim))
             elif entry is not None and not isinstance(leaf, Tensor):
                 raise PlacementError(
                     f"local_map({self.name}): {what}[{number}] is {entry!r} for an argument of "

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import io
 import pickle
 from pathlib import Path
@@ -21,14 +22,15 @@ from dtckpt.dtensor import (
     DTensor,
     Mesh,
     Partial,
+    Ragged,
     Replicate,
     Shard,
     distribute_tensor,
 )
 from dtckpt.dtensor.debug import CommDebugMode
 from dtckpt.dtensor.experimental import local_map
-from dtckpt.dtensor.fsdp import fully_shard
-from dtckpt.dtensor.parallel import ColwiseParallel, parallelize_module
+from dtckpt.dtensor.fsdp import MixedPrecisionPolicy, fully_shard
+from dtckpt.dtensor.parallel import ColwiseParallel, loss_parallel, parallelize_module
 from dtckpt.errors import MeshDimError, PlacementError, UnsupportedOp
 
 from .rank_meshes import run_on_mesh, run_on_meshes, scattered
@@ -74,6 +76,81 @@ def test_shards_change_dims_by_an_all_to_all_on_cpus() -> None:
     run_on_mesh((2,), body)
 
 
+def test_histograms_reduce_their_limits() -> None:
+    values = torch.arange(4096.0)
+
+    def body(mesh: DeviceMesh) -> None:
+        made = scattered(values, mesh, [Shard(0)])
+        with CommDebugMode() as comm:
+            found = cast(DTensor, made.histc())
+        assert comm.get_comm_counts() == {"all_reduce": 2}
+        assert sum(comm.get_comm_bytes().values()) < 100
+        assert found.full_tensor().equal(values.histc())
+
+    run_on_mesh((2,), body)
+
+
+def test_means_of_losses_count_what_every_rank_has() -> None:
+    logits, target = torch.arange(12.0).view(4, 3).sin(), torch.tensor([0, -100, -100, -100])
+
+    def body(mesh: DeviceMesh) -> None:
+        rows, classes = (scattered(one, mesh, [Shard(0)]) for one in (logits, target))
+        with CommDebugMode() as comm:
+            found = cast(DTensor, F.cross_entropy(rows, classes))
+        assert comm.get_comm_counts() == {"all_reduce": 1}
+        torch.testing.assert_close(found.full_tensor(), F.cross_entropy(logits, target))
+
+    run_on_mesh((2,), body)
+
+
+def test_partials_are_reduced_before_a_tensor_of_one_element_scales_them() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        terms = DTensor.from_local(torch.tensor([-1.0 + 4 * mesh.get_rank()]), mesh, [Partial()])
+        with CommDebugMode() as comm:
+            made = cast(DTensor, terms * torch.tensor(float("inf")))
+        assert comm.get_total_counts() == 1
+        assert made.full_tensor().tolist() == [float("inf")], "the sum of terms would be a nan"
+        assert cast(DTensor, terms * 2.0).placements == (Partial(),)
+
+    run_on_mesh((2,), body)
+
+
+def test_what_torch_refuses_works() -> None:
+    table, indices = torch.arange(12.0).view(4, 3), torch.tensor([3, 1])
+
+    def body(mesh: DeviceMesh) -> None:
+        columns, at = scattered(table, mesh, [Shard(1)]), distribute_tensor(indices, mesh)
+        found = cast(DTensor, F.embedding(at, columns, max_norm=2.0))
+        wanted = F.embedding(indices, table.clone(), max_norm=2.0)
+        torch.testing.assert_close(found.full_tensor(), wanted)
+        rows = scattered(table, mesh, [Shard(0)])
+        assert cast(DTensor, rows.view(-1, 12)).full_tensor().equal(table.view(-1, 12))
+        terms = DTensor.from_local(torch.ones(4), mesh, [Partial()])
+        dropped = cast(DTensor, F.dropout(terms, 0.5)).full_tensor()
+        assert all(value in (0.0, 4.0) for value in dropped.tolist())
+
+    run_on_mesh((2,), body)
+
+
+def test_collectives_of_torch_take_no_distributed_tensors() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        made = distribute_tensor(torch.ones(2), mesh)
+        with pytest.raises(PlacementError, match="a collective of torch takes the tensors"):
+            torch.ops._c10d_functional.all_reduce(made, "sum", "group")
+
+    run_on_mesh((2,), body)
+
+
+def test_names_of_the_insides_of_torch_are_not_there() -> None:
+    assert not hasattr(fully_shard, "state")
+    assert not hasattr(CommDebugMode(), "advanced_module_tracker")
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("dtckpt.checkpoint.dcp._extension")
+    arguments: Any = {"_init_backend": False}
+    with pytest.raises(TypeError, match="_init_backend"):
+        DeviceMesh("cpu", [0], rank=0, **arguments)
+
+
 def test_results_lie_where_less_is_moved() -> None:
     def body(mesh: DeviceMesh) -> None:
         rows = scattered(torch.arange(8.0), mesh, [Shard(0)])
@@ -81,6 +158,13 @@ def test_results_lie_where_less_is_moved() -> None:
         made = cast(DTensor, whole * rows)
         assert made.placements == (Shard(0),)
         assert cast(DTensor, rows.cumsum(0)).placements == (Shard(0),)
+        matrix = scattered(torch.arange(32.0).view(4, 8), mesh, [Shard(1)])
+        with CommDebugMode() as comm:
+            assert cast(DTensor, matrix[:, 4:]).placements == (Ragged(1, (0, 4)),)
+        assert comm.get_total_counts() == 0
+        at = tuple(distribute_tensor(torch.tensor(i), mesh) for i in (1, 2))
+        put = torch.index_put(matrix, at, distribute_tensor(torch.tensor(5.0), mesh))
+        assert cast(DTensor, put).placements == (Shard(1),)
 
     run_on_mesh((2,), body)
 
@@ -139,6 +223,12 @@ def test_classes_may_be_sharded_outside_of_loss_parallel() -> None:
         torch.testing.assert_close(
             cast(DTensor, found).full_tensor(), F.cross_entropy(logits, target)
         )
+        rows = scattered(logits, mesh, [Shard(0)])
+        with loss_parallel():
+            found = F.cross_entropy(rows, distribute_tensor(target, mesh, [Replicate()]))
+        torch.testing.assert_close(
+            cast(DTensor, found).full_tensor(), F.cross_entropy(logits, target)
+        )
 
     run_on_mesh((2,), body)
 
@@ -168,7 +258,7 @@ def test_local_map_takes_what_lies_anyhow_for_none_and_one_mesh() -> None:
     made = local_map(lambda x: x, ([Shard(0)],), (None,))(given)
     assert cast(DTensor, made).placements == (Shard(0),)
     apart = distribute_tensor(torch.ones(2), two, [Shard(0), Replicate()])
-    with pytest.raises(PlacementError, match="redistribute it to one mesh"):
+    with pytest.raises(PlacementError, match="redistribute it to one mesh, or say device_mesh="):
         local_map(lambda x, y: x + y, ([Shard(0)],))(given, apart)
     assert given.device_mesh.same_ranks_as(other)
     with pytest.raises(UnsupportedOp, match="run_check=True"):
@@ -181,6 +271,24 @@ def test_sharded_modules_are_copied_and_have_scalars() -> None:
     assert copy.deepcopy(net) is not net
     scalar = fully_shard(Scaled(), mesh=mesh)
     assert scalar(torch.ones(2)).tolist() == [1.0, 1.0], "scalars are whole on every rank"
+    image = torch.arange(16.0).view(1, 2, 2, 4)
+    conv: Any = nn.Conv2d(2, 3, 1)
+    conv.to(memory_format=torch.channels_last)  # parameters with strides of their own
+    wanted = conv(image)
+    unnamed = DeviceMesh("cpu", [[0]], rank=0)
+    torch.testing.assert_close(fully_shard(conv, mesh=unnamed)(image), wanted)
+
+
+def test_gradients_of_half_precision_are_summed_in_single() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+        net = fully_shard(nn.Linear(1, 1, bias=False), mesh=mesh, mp_policy=policy)
+        given = 1024.0 if mesh.get_rank() == 0 else 3.0
+        net(torch.tensor([[given]])).sum().backward()
+        total = 4 * cast(DTensor, net.weight.grad).full_tensor().item()
+        assert abs(total - 1033) <= 4, "terms of 3 are lost where each sum is rounded"
+
+    run_on_mesh((4,), body)
 
 
 class Scaled(nn.Module):

@@ -345,10 +345,16 @@ def test_shapes_do_not_change_in_place_without_a_helper(monkeypatch: pytest.Monk
     assert torch.add(tensor, 1, out=torch.empty_like(tensor)).shape == (2, 3)
 
 
+def found(module: str) -> list[type]:
+    return private.found(f"{module}._foreach_supported_types")
+
+
 def test_lists_are_asked_for_where_torch_has_no_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert DTensor in private.lists_by_default()
+    kinds = [found("optim.optimizer"), found("utils._foreach_utils")]
+    assert all(DTensor in listed for listed in kinds), "of optimizers, and of clipping"
     monkeypatch.setattr(private, "found", lambda _: None)
-    assert private.lists_by_default() == []
+    private.list_by_default(int)
+    assert not any(int in listed for listed in kinds)
     parameter = torch.nn.Parameter(replicated(torch.ones(3)))
     (parameter * 2).sum().backward()
     torch.optim.SGD([parameter], lr=0.5, foreach=True).step()

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import copy
 import importlib
+import pickle
 import pkgutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,14 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 import dtckpt.checkpoint as ckpt
 from dtckpt.checkpoint import dcp
 from dtckpt.checkpoint.dcp import format_utils
-from dtckpt.errors import CheckpointError, LayoutMismatch, NotCommitted, StorageError, Unsavable
+from dtckpt.errors import (
+    AlreadyCommitted,
+    CheckpointError,
+    LayoutMismatch,
+    NotCommitted,
+    StorageError,
+    Unsavable,
+)
 from dtckpt.storage import Fault, FaultyStore, LocalStore, Rule
 
 from ..formats.test_dcp import same, stepped
@@ -383,3 +392,21 @@ def test_what_is_not_meant_is_refused(
 def test_objects_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(Unsavable, match="odd: a value of type"):
         dcp.save({"odd": object()}, checkpoint_id=tmp_path)
+
+
+def test_errors_are_those_that_programs_for_torch_catch(tmp_path: Path) -> None:
+    state = {"w": torch.ones(3)}
+    dcp.save(state, checkpoint_id=tmp_path, no_dist=True)
+    writer = dcp.FileSystemWriter(tmp_path, overwrite=False)
+    for kind, match, call in [
+        (AlreadyCommitted, "Checkpoint already exists", partial(dcp.save, storage_writer=writer)),
+        (LayoutMismatch, "nothing was loaded", partial(dcp.load, checkpoint_id=tmp_path)),
+    ]:
+        with pytest.raises(dcp.CheckpointException, match=match) as failure:
+            call({"w": torch.ones(4), "v": torch.ones(1)}, no_dist=True)
+        assert isinstance(failure.value, kind)
+        assert [*failure.value.failures] == [0]
+        again = pickle.loads(pickle.dumps(failure.value))
+        assert (type(again), str(again)) == (kind, str(failure.value))
+    with pytest.raises(dcp.CheckpointException, match="already exists"):
+        dcp.async_save(state, storage_writer=writer, no_dist=True)

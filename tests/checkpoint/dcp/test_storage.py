@@ -282,7 +282,7 @@ def test_what_is_there_is_replaced_only_if_asked(tmp_path: Path) -> None:
     save({"w": torch.zeros(3)}, storage_writer=writer, no_dist=True)
     raises_in_torch(
         AlreadyCommitted,
-        "committed checkpoint is already here",
+        "Checkpoint already exists",
         lambda: save({"w": torch.ones(3)}, storage_writer=writer, no_dist=True),
     )
     save({"w": torch.ones(3)}, storage_writer=FileSystemWriter(tmp_path), no_dist=True)
