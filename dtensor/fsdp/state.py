@@ -397,9 +397,15 @@ class ForwardMethod:
 
 def _require_values(root: nn.Module, states: Sequence[State]) -> None:
     """Raise PlacementError where parameters have no values yet, though inputs have."""
-    names = {id(parameter): name for name, parameter in root.named_parameters()}
+    names = {id(part): name for name, part in root.named_modules()}
     for state in states:
-        without = [names[id(one.parameter)] for one in state.unit.held if one.parameter.is_meta]
+        # What stands there now: a state dict may have been assigned since.
+        places = [one.places[0] for one in state.unit.held]
+        without = [
+            ".".join(filter(None, (names.get(id(part)), name)))
+            for part, name in places
+            if isinstance(now := getattr(part, name, None), Tensor) and now.is_meta
+        ]
         if without:
             raise PlacementError(
                 "FSDP parameters should be materialized from meta device before training, but the "

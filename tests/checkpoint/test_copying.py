@@ -80,9 +80,9 @@ def test_a_copy_has_the_same_bytes(
 def test_nothing_is_written_over(source: Path, tmp_path: Path) -> None:
     dcp.save({"x": 1}, tmp_path / "target")
     before = files(tmp_path / "target")
-    with pytest.raises(AlreadyCommitted, match="already here"):
+    with pytest.raises(AlreadyCommitted, match="already exists"):
         dcp.copy(source, tmp_path / "target")
-    with pytest.raises(AlreadyCommitted, match="already here"):
+    with pytest.raises(AlreadyCommitted, match="already exists"):
         dcp.copy(source, source)
     assert files(tmp_path / "target") == before
     assert dcp.verify(source).problems == ()

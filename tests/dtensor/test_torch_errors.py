@@ -200,6 +200,16 @@ def test_errors_have_the_kind_and_the_phrase_of_torch(name: str) -> None:
     assert phrase in str(failure.value)
 
 
+def test_parameters_may_get_their_values_after_they_were_sharded() -> None:
+    mesh = mesh_of("dp")
+    with torch.device("meta"):
+        net = fully_shard(nn.Linear(2, 2), mesh=mesh)
+    full = {"weight": MATRIX, "bias": torch.ones(2)}
+    given = {name: distribute_tensor(one, mesh, [Shard(0)]) for name, one in full.items()}
+    net.load_state_dict(given, assign=True)
+    assert net(torch.ones(1, 2)).tolist() == [[3.0, 3.0]]
+
+
 def test_hooks_of_gradients_run_on_a_stream_of_cpus() -> None:
     def body(mesh: DeviceMesh) -> None:
         net: Any = fully_shard(nn.Linear(2, 2, bias=False), mesh=mesh)

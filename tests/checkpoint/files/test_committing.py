@@ -94,7 +94,7 @@ def test_a_place_that_is_taken_is_refused_before_anything_is_written() -> None:
     store = MemoryStore()
     dcp.save(state(), store)
     watched = FaultyStore(store)
-    with pytest.raises(AlreadyCommitted, match="already here and nothing was changed"):
+    with pytest.raises(AlreadyCommitted, match=r"already exists.*nothing was changed"):
         dcp.save(state(2.0), watched)
     assert writes(watched) == []
 

@@ -361,7 +361,7 @@ def test_what_does_not_fit_is_refused() -> None:
             model.set_reshard_after_forward(number)
         with pytest.raises(PlacementError, match="must return Shard"):
             fully_shard(nn.Linear(2, 2), mesh=mesh, shard_placement_fn=lambda p: Replicate())
-        with pytest.raises(PlacementError, match="must return Shard"):
+        with pytest.raises(PlacementError, match="Shard dim 2 is invalid"):
             fully_shard(nn.Linear(2, 2), mesh=mesh, shard_placement_fn=lambda p: Shard(2))
 
     run_on_mesh((2,), body)

@@ -119,16 +119,13 @@ def entropy(
     return prepare
 
 
-def mapped(
-    function: Callable[..., Any], out: Any, into: Any, *placements: Any, **options: str
-) -> Prepare:
+def mapped(function: Callable[..., Any], out: Any, into: Any, *placements: Any) -> Prepare:
     """Map a function over tensors with placements along "tp", or another axis that they name."""
 
     def prepare(mesh: DeviceMesh) -> Try:
         axes = [p if isinstance(p, tuple) else (p, "tp") for p in placements]
         given = [laid_out(LOGITS, mesh[axis], placement) for placement, axis in axes]
-        chosen: dict[str, Any] = {key: mesh[axis] for key, axis in options.items()}
-        mapping: Any = local_map(function, out, into, **chosen)
+        mapping: Any = local_map(function, out, into)
         return lambda: mapping(*given)
 
     return prepare
@@ -464,12 +461,7 @@ MISTAKES = [
     Mistake(
         "inputs on two meshes",
         mapped(same, [Replicate()], ([Replicate()],) * 2, Replicate(), (Replicate(), "dp")),
-        "a DTensor lies on mesh dp=2, expected tp=2, that of the first DTensor",
-    ),
-    Mistake(
-        "another mesh than the inputs'",
-        mapped(same, [Replicate()], ([Replicate()],), Replicate(), device_mesh="dp"),
-        "a DTensor lies on mesh tp=2, expected dp=2, device_mesh",
+        "a DTensor lies on mesh dp=2, the first on tp=2; redistribute it to one mesh, or say",
     ),
     Mistake(
         "placements of two axes",
