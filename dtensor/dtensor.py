@@ -30,6 +30,7 @@ from .tensor.autograd import (
     Redistribute,
     RedistributeMany,
     ToLocal,
+    is_followed,
     moved,
     moved_together,
 )
@@ -52,7 +53,7 @@ from .tensor.views.copied_view import LINKS, CopiedView, forget_viewed, refresh,
 from .tensor.views.irregular import Irregular, keep_doubt, may_be_irregular, regular_local
 from .tensor.views.write_counts import counted_data, join_counts
 from .tensor.wrapper import Wrapper
-from .torch_private import is_traced, list_by_default, no_torch_function
+from .torch_private import has_tangent, is_traced, list_by_default, no_torch_function
 
 # torch's setter knows the wrapper only, not the local tensor in it.
 _DATA: Any = Tensor.data
@@ -116,7 +117,7 @@ class DTensor(PlacedGradients, Checkpointable, Traceable):  # pyright: ignore[re
         The gradient of the result is taken to have ``grad_placements``, or the placements of the
         tensor where Partial has become Replicate.
         """
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() and not has_tangent(self):
             return self.local
         return cast(Tensor, ToLocal.apply(self, _gradient_placements(grad_placements, self.spec)))
 
@@ -172,7 +173,7 @@ class DTensor(PlacedGradients, Checkpointable, Traceable):  # pyright: ignore[re
                 place_gradient(same)  # as this tensor lies, whose gradient it becomes
             same.spec = target
             return same
-        if self.requires_grad and torch.is_grad_enabled():
+        if is_followed(self):
             return cast(DTensor, Redistribute.apply(self, goal, backward_dtype))
         return cast(DTensor, moved(self, goal))
 
@@ -366,7 +367,7 @@ def _from_local(
     if run_check:
         take_from_first(local_tensor, spec)
     grads = _gradient_placements(grad_placements, spec)
-    if local_tensor.requires_grad and torch.is_grad_enabled():
+    if is_followed(local_tensor):
         made = cast(DTensor, FromLocal.apply(local_tensor, DTensor, spec, grads))
     else:
         given = local_tensor.detach() if local_tensor.requires_grad else local_tensor
@@ -454,6 +455,9 @@ def redistribute_many(
         goal = Goal(mesh, resolve_placements(wanted, mesh, tensor.ndim))
         goal.of(tensor.spec)  # impossible ones are refused before anything moves
         goals.append(goal)
+    if any(has_tangent(tensor) for tensor in tensors):
+        each = [Redistribute.apply(*pair, None) for pair in zip(tensors, goals, strict=True)]
+        return cast("list[DTensor]", each)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return list(cast("tuple[DTensor, ...]", RedistributeMany.apply(tuple(goals), *tensors)))
     return cast("list[DTensor]", moved_together(tensors, goals))

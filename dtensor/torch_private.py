@@ -132,6 +132,47 @@ def has_modes() -> bool:
     return _NUM_MODES is None or _NUM_MODES() > 0
 
 
+_MODE = found("_C._get_dispatch_mode")
+_PROXY = found("_C._TorchDispatchModeKey.PROXY")
+
+
+def are_proxied(tensors: Sequence[Tensor]) -> bool:
+    """Whether ``make_fx`` stands by with names for some tensors in the graph that it records.
+
+    False, too, where torch does not show them.
+    """
+    mode = None if _PROXY is None or _MODE is None else _MODE(_PROXY)
+    names: Any = getattr(getattr(mode, "tracer", None), "tensor_tracker", ())
+    return any(tensor in names for tensor in tensors) if names else False
+
+
+_IS_TRANSFORMED = found("_C._functorch.is_functorch_wrapped_tensor")
+
+
+def is_transformed(tensor: Tensor) -> bool:
+    """Whether a tensor is one that a transform of ``torch.func`` passes in place of a real one."""
+    return _IS_TRANSFORMED is not None and _IS_TRANSFORMED(tensor)
+
+
+_IS_BATCHED = found("_C._functorch.is_legacy_batchedtensor")
+
+
+def is_gradient_batch(grad: Tensor) -> bool:
+    """Whether a gradient stands for many, by ``is_grads_batched`` of ``torch.autograd.grad``."""
+    return _IS_BATCHED is not None and _IS_BATCHED(grad)
+
+
+_FORWARD: Any = torch.autograd.forward_ad
+
+
+def has_tangent(tensor: Tensor) -> bool:
+    """Whether forward-mode differentiation follows what is computed with a tensor."""
+    # The level tells in a tenth of the time that it takes to ask the tensor.
+    if getattr(_FORWARD, "_current_level", 0) < 0:
+        return False
+    return _FORWARD.unpack_dual(tensor).tangent is not None
+
+
 _GRAPH_TASK = found("_C._current_graph_task_id")
 
 
@@ -511,7 +552,6 @@ class NotRecorded(UnsupportedOp, _UNRECORDED):
         self.func = reason  # which they tell
 
 
-_MODE = found("_C._get_dispatch_mode")
 _RECORDING = found("_C._TorchDispatchModeKey.FUNCTIONAL")
 _MODES = "utils._python_dispatch._get_current_dispatch_mode_stack"
 _CHECKPOINTING = found("utils.checkpoint._CachingTorchDispatchMode")

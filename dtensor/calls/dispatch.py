@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch.autograd.graph import increment_version
 
+from dtckpt.errors import UnsupportedOp
+
 from ..ops.engine.table import DECOMPOSITIONS, RULES
 from ..tensor.schemas import Op, is_foreach
 from ..tensor.views.copied_view import refresh
 from ..tensor.wrapper import Wrapper, construct, new_wrapper, refuse_part
-from ..torch_private import has_modes, outside_modes
+from ..torch_private import are_proxied, has_modes, outside_modes
 from .binding import Bound, bind
 from .call import Call
 from .fallback import run_without_rule
@@ -85,6 +87,12 @@ def dispatch(
 
 
 def _run(call: Call) -> Any:
+    if has_modes() and are_proxied(call.tensors):
+        raise UnsupportedOp(
+            f"{call.op}: make_fx, by which torch.func.linearize works, has names for some DTensors "
+            "of this call and not for others, and would write those into its graph as constants; "
+            "take torch.func.jvp for linearize, and torch.compile or torch.export for make_fx"
+        )
     for tensor in call.tensors:
         refresh(tensor)
     result = run_special(call)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from dtckpt.errors import PlacementError
 
 from ..mesh.device_mesh import DeviceMesh
 from ..redistribute import redistribute_local
+from ..tensor.autograd import is_followed
 from ..tensor.schemas import Op, is_in_place
 from ..tensor.wrapper import Wrapper
 
@@ -35,7 +35,7 @@ def number_for(mesh: DeviceMesh, leaf: Tensor, op: Op) -> Tensor:
         return leaf
     spec = leaf.spec
     require_known(spec.mesh, mesh, op)
-    if leaf.requires_grad and torch.is_grad_enabled():
+    if is_followed(leaf):
         raise PlacementError(
             f"{op}: {spec} on {spec.mesh!r} needs a gradient, which would lie on {mesh!r}; take "
             "its full_tensor() first"

@@ -13,11 +13,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from dtckpt.errors import PlacementError
+
 from ..comm.own_copies import own_copy
 from ..geometry.placement import Placement
 from ..mesh.device_mesh import DeviceMesh
 from ..mesh.spec import DTensorSpec, contiguous_spec, replicated_spec, spec_of
 from ..redistribute import redistribute_local, redistribute_locals, start_redistribute
+from ..torch_private import has_tangent, is_gradient_batch
 from .awaited import awaited
 from .compilers import opaque
 from .wrapper import Wrapper
@@ -45,6 +48,13 @@ class FromLocal(torch.autograd.Function):
         ctx.spec = spec
         ctx.grad_placements = grad_placements
         return cls(local.view_as(local), spec)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Wrapper:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the tensor whose local parts are the tangents of those."""
+        spec: DTensorSpec = ctx.spec
+        _require_linear(spec)
+        return cast(Wrapper, FromLocal.apply(tangents[0], ctx.cls, spec, ctx.grad_placements))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
@@ -76,9 +86,19 @@ class ToLocal(torch.autograd.Function):
         return local.view_as(local)
 
     @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the tangent of this rank's part."""
+        spec: DTensorSpec = ctx.spec
+        _require_linear(spec)
+        given = distributed(tangents[0], ctx.cls, spec)
+        made = Redistribute.apply(given, Goal(spec.mesh, spec.placements), None)
+        return cast(Tensor, ToLocal.apply(made, ctx.grad_placements))
+
+    @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         """Return the gradient as a distributed tensor."""
         grad = cast(Tensor, grads[0])
+        _refuse_batch(grad)
         spec: DTensorSpec = ctx.spec
         if ctx.grad_placements is None:
             target = gradient_spec(spec, grad.dtype)
@@ -107,6 +127,14 @@ class Redistribute(torch.autograd.Function):
         ctx.backward_dtype = backward_dtype
         ctx.target = goal.of(tensor.spec)
         return moved(tensor, goal)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Wrapper:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the tangent at the same goal."""
+        target: DTensorSpec = ctx.target
+        given = distributed(tangents[0], ctx.cls, ctx.spec)
+        goal = Goal(target.mesh, target.placements, target.dtype)
+        return cast(Wrapper, Redistribute.apply(given, goal, ctx.backward_dtype))
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
@@ -162,10 +190,35 @@ def _in_dtype(tensor: Wrapper, dtype: torch.dtype) -> Wrapper:
     return type(tensor)(tensor.local.to(dtype), tensor.spec.with_dtype(dtype))
 
 
+def is_followed(tensor: Tensor) -> bool:
+    """Whether reverse or forward mode follows what is computed with a tensor."""
+    return (tensor.requires_grad and torch.is_grad_enabled()) or has_tangent(tensor)
+
+
+def _require_linear(spec: DTensorSpec) -> None:
+    """Raise PlacementError where the tangent of the whole is none that local tangents make."""
+    if any(
+        p.is_partial() and not (p.is_partial("sum") or p.is_partial("avg")) for p in spec.placements
+    ):
+        raise PlacementError(
+            f"forward-mode derivatives do not go from local tensors to {spec}, or back: it is "
+            "reduced by other means than sums; redistribute it before"
+        )
+
+
+def _refuse_batch(grad: Tensor) -> None:
+    if is_gradient_batch(grad):
+        raise PlacementError(
+            "gradients for is_grads_batched (vectorize=True) do not pass redistribute, from_local "
+            "and to_local; pass them one by one"
+        )
+
+
 def distributed(grad: Tensor, cls: type[Wrapper], spec: DTensorSpec) -> Wrapper:
     """Return a gradient of a tensor of ``spec``; torch's formulas make some constants plain."""
     if isinstance(grad, Wrapper):
         return grad
+    _refuse_batch(grad)
     return cast(Wrapper, FromLocal.apply(grad, cls, replicated_spec(spec.mesh, grad), None))
 
 

@@ -21,7 +21,7 @@ from ..mesh.modes import leaves_partial_gradients
 from ..mesh.plain_tensors import may_be_plain
 from ..mesh.spec import DTensorSpec, contiguous_spec
 from ..redistribute import redistribute_local
-from ..torch_private import hooks_of
+from ..torch_private import hooks_of, is_gradient_batch
 from .autograd import Goal, Redistribute, distributed, gradient_spec, moved
 from .compilers import opaque
 from .views.copied_view import CopiedView
@@ -70,6 +70,8 @@ class _Placing:
             return None
         placements = self._spec.placements
         if not isinstance(grad, Wrapper):
+            if is_gradient_batch(grad):  # of which none is kept in the leaf
+                return None
             _require_replicated(grad, self._spec)
             grad = distributed(grad, self._cls, self._spec)
         elif isinstance(grad, CopiedView):

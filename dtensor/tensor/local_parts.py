@@ -22,7 +22,7 @@ from ..mesh.device_mesh import DeviceMesh
 from ..mesh.rows import gather_rows
 from ..mesh.same_mesh import code_of
 from ..mesh.spec import DTensorSpec, spec_of
-from ..torch_private import NotRecorded, is_traced
+from ..torch_private import NotRecorded, is_traced, is_transformed
 from .wrapper import Wrapper
 
 MAX_DIMS = 15
@@ -32,6 +32,12 @@ MAX_DIMS = 15
 def require_plain(caller: str, tensor: object) -> None:
     """Raise PlacementError for anything but a tensor of one rank: parts of parts mean nothing."""
     if type(tensor) is Tensor:
+        if is_transformed(tensor):
+            raise PlacementError(
+                f"{caller} takes a tensor with values, got one that stands for it within a "
+                "transform of torch.func (vmap, grad, jvp ...); make the DTensor before, and pass "
+                "it to the function that the transform returns"
+            )
         return
     if isinstance(tensor, Wrapper):
         raise PlacementError(

@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from .autograd import is_followed
 from .wrapper import Wrapper
 
 aten = torch.ops.aten
@@ -67,9 +68,7 @@ def set_item(tensor: Wrapper, index: Any, value: Any) -> bool:
     place = _parsed(index, tensor)
     if place is None:
         return False
-    follows = torch.is_grad_enabled() and (
-        tensor.requires_grad or (isinstance(value, Tensor) and value.requires_grad)
-    )
+    follows = is_followed(tensor) or (isinstance(value, Tensor) and is_followed(value))
     if place.has_tensors:
         basic, indices = place.without_tensors()
         if all(entry == slice(None) for entry in basic):

@@ -117,6 +117,18 @@ def test_what_torch_lacks_is_not_found() -> None:
     assert private.found("nn.Linear") is torch.nn.Linear
 
 
+def test_tensors_of_transforms_cannot_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = torch.zeros(2)
+    for name in ("_PROXY", "_IS_TRANSFORMED", "_IS_BATCHED"):
+        monkeypatch.setattr(private, name, None)
+    assert not private.are_proxied([one])
+    assert not private.is_transformed(one)
+    assert not private.is_gradient_batch(one)
+    public = SimpleNamespace(unpack_dual=torch.autograd.forward_ad.unpack_dual)
+    monkeypatch.setattr(private, "_FORWARD", public)
+    assert not private.has_tangent(one)
+
+
 def test_modes_cannot_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private, "_NUM_MODES", None)
     assert private.has_modes()
