@@ -31,6 +31,7 @@ from . import multinomial as multinomial
 from . import nll_loss as nll_loss
 from . import norm as norm
 from . import optimizer_steps as optimizer_steps
+from . import packed_sequence as packed_sequence
 from . import padding as padding
 from . import pointwise as pointwise
 from . import pooling as pooling

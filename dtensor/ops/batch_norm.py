@@ -19,7 +19,7 @@ from ..torch_private import schema_of
 from .engine.dtypes import accumulator
 from .engine.forms import operators
 from .engine.kernel_dtypes import dtypes_by_kernel, kernel_dtypes
-from .engine.primitives import reduced
+from .engine.primitives import all_distributed, reduced
 from .engine.rules import needs_whole
 from .engine.table import Decomposition, OpCall, Rule, decomposition, rule
 from .variance import moments
@@ -149,6 +149,7 @@ def _forward(op: Op, *, training: bool | None = None) -> Decomposition:
     num_results = len(schema_of(op).returns)
 
     def run(*args: Any) -> Any:
+        args = tuple(all_distributed(*args))
         given = _named(op, args)
         if training is not None:
             given["training"] = training
@@ -167,7 +168,7 @@ def _forward(op: Op, *, training: bool | None = None) -> Decomposition:
 
 def _backward(op: Op) -> Decomposition:
     def run(*args: Any) -> Any:
-        given: dict[str, Any] = {"training": True, **_named(op, args)}
+        given: dict[str, Any] = {"training": True, **_named(op, all_distributed(*args))}
         call = _Arguments(**given)
         return NotImplemented if call.grad_out is None else call.backward(call.grad_out)
 

@@ -16,7 +16,7 @@ from .engine.dims import all_dims, dims_of
 from .engine.factors import Dims, Factors
 from .engine.forms import operators
 from .engine.gathered import gathered_local, on_gathered
-from .engine.primitives import cut_axes, on_locals, reduced
+from .engine.primitives import all_distributed, cut_axes, on_locals, reduced
 from .engine.table import OpCall, Rule, decomposition, rule
 
 aten = torch.ops.aten
@@ -61,6 +61,7 @@ def histogram(
     density: bool = False,
 ) -> Any:
     """Return a histogram and the edges of its bins, between bounds of all values if not given."""
+    values, weight = all_distributed(values, weight)
     low_high = _bounds(values) if range is None else tuple(range)
     return _histogram(values, weight, density, bins, bins=bins, range=low_high)
 
@@ -70,6 +71,7 @@ def histogram_between(
     values: Tensor, bins: Tensor, *, weight: Tensor | None = None, density: bool = False
 ) -> Any:
     """Return a histogram between given edges, and the edges."""
+    values, bins, weight = all_distributed(values, bins, weight)
     edges = gathered_local(aten.histogram.bins_tensor, bins)
     return _histogram(values, weight, density, edges.numel() - 1, bins=edges)
 
@@ -101,6 +103,7 @@ def _histogram(
 @decomposition(aten.bincount.default)
 def bincount(values: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Any:
     """Return how often each number occurs: the counts of the parts add up."""
+    values, weights = all_distributed(values, weights)
     source = reduced(values)
     low, high = _bounds(source)
     if low < 0 or source.ndim != 1:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from ...geometry.placement import Placement, Replicate, Shard, SplitPlacement
-from ...mesh.spec import DTensorSpec, spec_of
+from ...mesh.spec import DTensorSpec, replicated_spec, spec_of
 from ...redistribute import redistribute_locals
 from ...tensor.autograd import placed
 from ...tensor.views.irregular import regular_local
@@ -60,6 +60,21 @@ def is_cut(tensor: Tensor, dims: Sequence[int]) -> bool:
 def has_terms(tensor: Tensor) -> bool:
     """Whether some axis holds terms that are still to be reduced."""
     return isinstance(tensor, Wrapper) and tensor.spec.layout.is_partial
+
+
+def all_distributed(*args: Any) -> list[Any]:
+    """Return arguments with the plain tensors among them, the same on all ranks, as replicas.
+
+    They share memory with those: what is written to them is written to the plain tensors.
+    """
+    first = next(arg for arg in args if isinstance(arg, Wrapper))
+    mesh, cls = first.spec.mesh, first.ordinary
+    return [
+        cls(arg, replicated_spec(mesh, arg))
+        if isinstance(arg, Tensor) and not isinstance(arg, Wrapper)
+        else arg
+        for arg in args
+    ]
 
 
 def reduced(tensor: Tensor) -> Wrapper:
