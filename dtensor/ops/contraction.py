@@ -124,7 +124,74 @@ _GROUPED = {
 @rule(aten._grouped_mm.default)
 def grouped_mm_rule(call: OpCall) -> Rule:
     """Products of groups of rows or columns, which must be whole, or of batches."""
-    return Form(_GROUPED[call.specs[0].ndim, call.specs[1].ndim]).rule(call)
+    text = _GROUPED[call.specs[0].ndim, call.specs[1].ndim]
+    return Form(text, local=_of_aligned_matrices).rule(call)
+
+
+@in_any_order
+def _of_aligned_matrices(local: LocalCall) -> Callable[..., Any] | None:
+    """Return what runs grouped products of parts, whose strides may differ from those of wholes."""
+    empty = zeros_of_nothing(local)
+    if empty is not None:
+        return empty
+    op = local.call.op
+
+    def run(left: Tensor, right: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return op(_aligned(left), _aligned(right), *args, **kwargs)
+
+    return run
+
+
+def _aligned(matrix: Tensor) -> Tensor:
+    """Return a matrix, or a batch of some, of which rows or columns begin at multiples of 16 bytes.
+
+    A copy has rows with a gap behind them.
+    """
+    step = 16 // matrix.itemsize
+    rows, columns = matrix.shape[-2:]
+    of_row, of_column = matrix.stride()[-2:]
+    by_rows = of_column == 1 and of_row >= max(1, columns) and of_row % step == 0
+    by_columns = of_row == 1 and of_column >= max(1, rows) and of_column % step == 0
+    if by_rows or by_columns:
+        return matrix
+    padded = matrix.new_empty((*matrix.shape[:-1], columns + -columns % step))
+    return padded[..., :columns].copy_(matrix)
+
+
+@meta(aten._grouped_mm.default)
+def grouped_mm_meta(
+    left: Tensor,
+    right: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Return the products, which kernels make in float32 and float16, too.
+
+    Torch's function for tensors without data takes bfloat16 only. It is given that, with all rows
+    and columns as many times longer as the elements are shorter: what is aligned stays so.
+    """
+    dtype = left.dtype
+    if dtype not in (torch.float32, torch.float16) or right.dtype != dtype:
+        return aten._grouped_mm.default(left, right, offs, bias, out_dtype)
+    factor = dtype.itemsize // torch.bfloat16.itemsize
+    asked = None if out_dtype in (None, dtype) else out_dtype
+    scaled = (_scaled_matrix(left, factor), _scaled_matrix(right, factor))
+    made = aten._grouped_mm.default(*scaled, offs, bias, asked)
+    *batch, rows, columns = made.shape
+    row = made.stride(-2) // factor
+    shape = (*batch, rows // factor, columns // factor)
+    strides = (shape[-2] * row, row, 1)[-len(shape) :]
+    return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+
+
+def _scaled_matrix(matrix: Tensor, factor: int) -> Tensor:
+    """Return an empty bfloat16 matrix, or batch of some, of ``factor`` times rows and columns."""
+    sizes, strides = list(matrix.shape), list(matrix.stride())
+    for dim in range(max(matrix.ndim - 2, 0), matrix.ndim):
+        sizes[dim] *= factor
+        strides[dim] *= factor if strides[dim] != 1 else 1
+    return torch.empty_strided(sizes, strides, dtype=torch.bfloat16, device="meta")
 
 
 @rule(aten.linalg_cross.default)

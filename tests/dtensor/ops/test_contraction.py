@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -27,7 +29,7 @@ from dtckpt.dtensor.ops.padding import PADS
 from dtckpt.dtensor.ops.pooling import POOLS
 from dtckpt.dtensor.ops.resampling import SAMPLERS, SHUFFLES
 
-from ..rank_meshes import assert_holds, run_on_mesh
+from ..rank_meshes import assert_holds, run_on_mesh, scattered
 from .op_cases import Case, check_on
 
 aten = torch.ops.aten
@@ -260,3 +262,54 @@ def test_one_axis(cases: list[Case]) -> None:
 @pytest.mark.parametrize("cases", GROUPS.values(), ids=GROUPS)
 def test_two_axes(cases: list[Case]) -> None:
     check_on((2, 2), cases[::2], 2)
+
+
+GROUPED: list[tuple[str, tuple[int, ...], tuple[int, ...]]] = [
+    ("rows", (12, 8), (3, 8, 16)),
+    ("columns", (3, 5, 8), (8, 16)),
+    ("depth", (8, 16), (16, 8)),
+    ("batch", (3, 5, 8), (3, 8, 16)),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("kind", "left", "right"), GROUPED)
+def test_grouped_products_are_those_of_one_device_in_every_dtype(
+    kind: str, left: tuple[int, ...], right: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """Torch without data takes bfloat16 only, so that plans for other dtypes raised."""
+    wholes = [torch.arange(math.prod(s)).view(s).sin() for s in (left, right)]
+    ends = None if kind == "batch" else torch.tensor([2, 8, 16 if kind != "rows" else 12])
+    offsets = None if ends is None else ends.int()
+
+    def run(given: list[Tensor]) -> list[Tensor]:
+        matrices = [tensor.detach().to(dtype).requires_grad_() for tensor in given]
+        made = torch._grouped_mm(*matrices, offs=offsets)
+        made.float().square().sum().backward()
+        return [made.detach(), *[m.grad for m in matrices if m.grad is not None]]
+
+    expected = run(wholes)
+
+    def body(mesh: DeviceMesh) -> None:
+        for placements in itertools.product((Shard(0), Shard(1), Replicate()), repeat=2):
+            given = [
+                scattered(whole, mesh, [p]) for whole, p in zip(wholes, placements, strict=True)
+            ]
+            for one, other in zip(run(given), expected, strict=True):
+                assert isinstance(one, DTensor)
+                assert one.stride() == other.stride()
+                torch.testing.assert_close(one.full_tensor(), other)
+
+    run_on_mesh((2,), body)
+
+
+def test_grouped_products_of_unaligned_rows_are_refused_on_all_ranks() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        offsets = torch.tensor([1, 2], dtype=torch.int32)
+        for dtype, columns in ((torch.float32, 6), (torch.float16, 12)):
+            left = scattered(torch.ones(1, 8), mesh, [Shard(0)]).to(dtype)  # one rank has no row
+            right = scattered(torch.ones(2, 8, columns), mesh, [Replicate()]).to(dtype)
+            with pytest.raises(RuntimeError, match="multiple of 16 bytes"):
+                torch._grouped_mm(left, right, offs=offsets)
+
+    run_on_mesh((2,), body)
