@@ -75,15 +75,14 @@ class DataAxes:
     def smaller(self, size: int) -> DeviceMesh:
         """Return the mesh of as many ranks that follow each other, with their own group.
 
-        PlacementError unless that divides the ranks that share a parameter, and is neither one nor
-        all of them.
+        PlacementError unless that divides the ranks that share a parameter.
         """
         ranks = self.num_shards
-        if size in (1, ranks) or size < 1 or ranks % size:
-            fitting = [n for n in range(2, ranks) if ranks % n == 0]
+        if size < 1 or ranks % size:
+            fitting = [n for n in range(1, ranks + 1) if ranks % n == 0]
             raise PlacementError(
                 f"fully_shard: reshard_after_forward={size} must divide the {ranks} ranks that "
-                f"share a parameter, and be neither 1 nor {ranks}: one of {fitting}, True or False"
+                f"share a parameter: one of {fitting}, True or False"
             )
         names = self.mesh.layout_mesh.axis_names
         taken: tuple[str, ...] = ()

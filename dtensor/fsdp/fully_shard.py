@@ -18,7 +18,7 @@ from .checks import modules_of, require_policies, tensors_of
 from .data_axes import DataAxes, DataParallelMeshDims
 from .gradients import Gradients
 from .held import Held, Place, copy_grad_dtype
-from .module import FSDPModule, smaller_mesh
+from .module import FSDPModule, resharding
 from .policies import MixedPrecisionPolicy, OffloadPolicy, keeps_dtype
 from .sharding import ShardedParameter, ShardPlacementFn
 from .state import State, state_of, states_below
@@ -64,8 +64,8 @@ def fully_shard(
     ``reshard_after_forward`` frees parameters between the passes; by default for all modules but
     the outermost, which needs them at once. A number keeps them gathered among so many ranks that
     follow each other, those of a machine for instance, which gather them again without the
-    others. ``offload_policy`` may keep sharded parameters on the CPU. ``ignored_params`` stay as
-    they are.
+    others; 1 is False, and the number of all ranks that share a parameter True.
+    ``offload_policy`` may keep sharded parameters on the CPU. ``ignored_params`` stay as they are.
 
     Raises PlacementError, before anything is changed, for a mesh that does not fit, for a module
     that is sharded already or has no ``forward``, and where a parameter has no such dim.
@@ -92,7 +92,7 @@ def fully_shard(
         gradients=Gradients(data),
         reshard_after_forward=reshard_after_forward,
     )
-    unit.smaller = smaller_mesh(unit, reshard_after_forward)
+    unit.reshard_after_forward, unit.smaller = resharding(unit, reshard_after_forward)
     for key, (_, parameter) in parameters.items():
         made = about[key].shard(parameter, offload_policy)
         for part, name in places[key]:

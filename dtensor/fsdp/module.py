@@ -313,9 +313,9 @@ class FSDPModule:
         A number makes process groups, where there are none for it yet: all ranks call it.
         """
         states = self._states(recurse=recurse)
-        meshes = [smaller_mesh(state.unit, reshard_after_forward) for state in states]
-        for state, mesh in zip(states, meshes, strict=True):
-            state.unit.reshard_after_forward = reshard_after_forward
+        found = [resharding(state.unit, reshard_after_forward) for state in states]
+        for state, (reshard, mesh) in zip(states, found, strict=True):
+            state.unit.reshard_after_forward = reshard
             state.unit.keep_among(mesh)
 
     def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
@@ -489,16 +489,24 @@ class FSDPModule:
         unit.memory = memory or nullcontext
 
 
-def smaller_mesh(unit: Unit, reshard_after_forward: object) -> DeviceMesh | None:
-    """Return the mesh of the ranks that keep a parameter between them; None for no number."""
+def resharding(
+    unit: Unit, reshard_after_forward: object
+) -> tuple[bool | int | None, DeviceMesh | None]:
+    """Return what becomes of parameters after the forward pass, and the mesh of a smaller group.
+
+    One rank by itself keeps all, which is False, and all ranks that share them keep their parts:
+    True. So a number is right on fewer ranks, too.
+    """
     if isinstance(reshard_after_forward, bool | None):
-        return None
+        return reshard_after_forward, None
     if not isinstance(reshard_after_forward, int):
         raise PlacementError(
             "fully_shard: reshard_after_forward is True, False, None or a number of ranks, got "
             f"{reshard_after_forward!r}"
         )
-    return unit.data.smaller(reshard_after_forward)
+    if reshard_after_forward in (1, unit.data.num_shards):
+        return reshard_after_forward != 1, None
+    return reshard_after_forward, unit.data.smaller(reshard_after_forward)
 
 
 def _states_of(method: str, modules: Sequence[Any]) -> list[State]:

@@ -132,15 +132,36 @@ def test_bytes_of_a_smaller_group_are_fewer() -> None:
     run_on_mesh((2, 2), body, ("node", "gpu"))
 
 
-@pytest.mark.parametrize("number", [1, 3, 4, 0, -2, 8])
+@pytest.mark.parametrize("number", [3, 0, -2, 8])
 def test_numbers_that_do_not_fit_are_refused(number: int) -> None:
     def body(mesh: DeviceMesh) -> None:
         layer = nn.Linear(4, 4)
         dims = DataParallelMeshDims(shard=("node", "gpu"))
-        with pytest.raises(PlacementError, match=r"must divide the 4 ranks .*one of \[2\]"):
+        with pytest.raises(PlacementError, match=r"must divide the 4 ranks .*one of \[1, 2, 4\]"):
             fully_shard(layer, mesh=mesh, dp_mesh_dims=dims, reshard_after_forward=number)
         assert type(layer) is nn.Linear
         assert not isinstance(layer.weight, DTensor)
+
+    run_on_mesh((2, 2), body, ("node", "gpu"))
+
+
+@pytest.mark.parametrize(("number", "same"), [(1, False), (4, True)])
+def test_one_rank_and_all_ranks_are_numbers_as_in_torch(number: int, same: bool) -> None:
+    start = made()
+    whole = trained_whole(start)
+    dims = DataParallelMeshDims(shard=("node", "gpu"))
+
+    def body(mesh: DeviceMesh) -> None:
+        model = sharded(mesh, start, dp_mesh_dims=dims, reshard_after_forward=number)
+        units = [state.unit for state in states_below(model)]
+        model(part(tokens_of(0), mesh))
+        assert all(unit.reshard_after_forward is same for unit in units)
+        assert all(unit.is_whole is not same for unit in units)
+        model.zero_grad()
+        trained(model, lambda tokens: part(tokens, mesh))
+        assert_like(model, whole)
+        model.set_reshard_after_forward(4)
+        assert all(unit.reshard_after_forward is True for unit in units)
 
     run_on_mesh((2, 2), body, ("node", "gpu"))
 
