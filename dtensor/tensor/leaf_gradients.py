@@ -51,6 +51,7 @@ class PlacedGradients(Wrapper):
     )
 
 
+@opaque
 class _Placing:
     """The hook of a leaf. It holds no reference to that, which would be a cycle through C++."""
 

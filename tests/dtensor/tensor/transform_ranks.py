@@ -3,17 +3,19 @@
 Run by test_transforms, one process per rank: levels of forward mode belong to a process.
 """
 
-# pyright: reportUnknownLambdaType=false
+# pyright: reportUnknownLambdaType=false, reportPrivateUsage=false
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 import torch.autograd.forward_ad as forward
 from torch import Tensor
+from torch._dynamo import compiled_autograd
 from torch.autograd.functional import jacobian
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, linearize, vjp, vmap
 
@@ -130,12 +132,30 @@ def check_refusals(mesh: DeviceMesh) -> None:
             jacobian(gathered, x, vectorize=True)
 
 
+def check_compiled_autograd(mesh: DeviceMesh) -> None:
+    """Dynamo looked into the hook that reduces the gradient, and raised what nobody understands."""
+    found: list[Tensor] = []
+    enabled = compiled_autograd._enable(torch.compile(backend="eager"))
+    for context in (nullcontext(), enabled):
+        x = distribute_tensor(X, mesh, [Shard(0)])
+        weight = distribute_tensor(WEIGHT, mesh, [Replicate()]).requires_grad_()
+        total: Any = (x @ weight).tanh().sum()
+        loss = total.redistribute().to_local()
+        with context:
+            loss.backward()
+        assert isinstance(weight.grad, DTensor)
+        assert weight.grad.placements == (Replicate(),)
+        found.append(weight.grad.to_local())
+    torch.testing.assert_close(*found)
+
+
 def main() -> None:
     join_group()
     mesh = init_device_mesh("cpu", (2,))
     check_transforms(mesh)
     check_tangents_where_tensors_move(mesh)
     check_refusals(mesh)
+    check_compiled_autograd(mesh)
     leave_group()
 
 
