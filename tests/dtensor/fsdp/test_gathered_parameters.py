@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -302,5 +303,20 @@ def test_changes_of_gathered_parameters_are_refused(
             follow[then]()
         assert kinds(model) == [True, True]
         model(X).sum().backward()
+
+    run_on_mesh((2,), body)
+
+
+def test_gathered_parameters_have_no_gradients_to_clip() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        model: Any = fully_shard(nn.Linear(4, 4), mesh=mesh)
+        model(torch.ones(2, 4)).sum().backward()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torch, that they are no leaves
+            model.unshard()
+            assert not nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        model.reshard()
+        norm: Any = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        assert norm.full_tensor() > 1
 
     run_on_mesh((2,), body)
