@@ -101,7 +101,8 @@ class _LayingOut:
         if isinstance(given, Layout):
             return LocalShard(value, given, given.mesh.coordinate(self.own_rank()))
         from ..dtensor.mesh.spmd_layouts import is_spmd_layout, placements_from_spmd
-        from ..dtensor.mesh.torch_layouts import mesh_from_torch, placements_from_torch
+        from ..dtensor.mesh.torch_layouts import placements_from_torch
+        from ..dtensor.mesh.torch_mesh import mesh_from_torch
 
         of_job, placed = given
         mesh = of_job if isinstance(of_job, Mesh) else mesh_from_torch(of_job)

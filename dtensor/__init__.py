@@ -44,7 +44,8 @@ if TYPE_CHECKING:
     from .mesh.device_mesh import DeviceMesh, init_device_mesh
     from .mesh.modes import implicit_replication, partial_gradients, strict
     from .mesh.spec import DTensorSpec, TensorMeta
-    from .mesh.torch_layouts import layout_from_torch, mesh_from_torch, placements_from_torch
+    from .mesh.torch_layouts import layout_from_torch, placements_from_torch
+    from .mesh.torch_mesh import mesh_from_torch
     from .modules import distribute_module
     from .ops.user_rules.register_sharding import register_sharding
     from .redistribute.explain import Explanation, explain
@@ -124,7 +125,8 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
             ".gradients": "reduce_gradients",
             ".mesh.modes": "implicit_replication partial_gradients strict",
             ".mesh.spec": "DTensorSpec TensorMeta",
-            ".mesh.torch_layouts": "layout_from_torch mesh_from_torch placements_from_torch",
+            ".mesh.torch_layouts": "layout_from_torch placements_from_torch",
+            ".mesh.torch_mesh": "mesh_from_torch",
             ".modules": "distribute_module",
             ".ops.user_rules.register_sharding": "register_sharding",
             ".redistribute.explain": "Explanation explain",

@@ -20,12 +20,8 @@ from dtckpt.errors import PlacementError
 
 from .geometry.layout import Layout
 from .mesh.device_mesh import DeviceMesh
-from .mesh.torch_layouts import (
-    AnyPlacement,
-    layout_from_torch,
-    mesh_from_torch,
-    placements_from_torch,
-)
+from .mesh.torch_layouts import AnyPlacement, layout_from_torch, placements_from_torch
+from .mesh.torch_mesh import mesh_from_torch
 from .tensor.wrapper import Wrapper
 from .torch_private import state_dict_helpers
 

@@ -232,6 +232,16 @@ def test_manifests_are_read_without_torch_and_numpy(tmp_path: Path) -> None:
     assert not {"torch", "fsspec"} & loaded_by(code)
 
 
+def test_plain_tensors_are_saved_and_loaded_without_the_dtensors_of_torch(tmp_path: Path) -> None:
+    """They bring sympy along, half a second."""
+    code = (
+        "import torch, dtckpt.checkpoint as c; state = {'w': torch.ones(2)}; "
+        f"c.save(state, {str(tmp_path / 'one')!r}); c.load(state, {str(tmp_path / 'one')!r}); "
+        f"c.CheckpointManager({str(tmp_path / 'run')!r}, when=()).close()"
+    )
+    assert "sympy" not in loaded_by(code)
+
+
 @pytest.mark.parametrize(
     "package", ["checkpoint", "checkpoint.manager", "dtensor", "dtensor.debug", "storage"]
 )

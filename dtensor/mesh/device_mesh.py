@@ -35,8 +35,7 @@ from .default_group import join_job, join_or_be_alone, rank_here
 from .modes import enter_mesh, leave_mesh
 from .same_mesh import require_same_mesh
 from .submeshes import RECIPES, SubMeshes
-from .torch_layouts import mesh_from_torch
-from .torch_mesh import our_mesh_of
+from .torch_mesh import mesh_from_torch, our_mesh_of
 
 T = TypeVar("T")
 

@@ -17,7 +17,6 @@ from typing import Any, cast
 
 import torch
 import torch.distributed.tensor as torch_tensor
-from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 from torch.distributed.tensor import placement_types as torch_placements
 
 from dtckpt.errors import PlacementError
@@ -34,6 +33,7 @@ from ..geometry.placement import (
     format_placements,
 )
 from ..torch_private import spec_of_torch, strided_shard
+from .torch_mesh import mesh_from_torch
 
 _STRIDED = strided_shard()
 
@@ -50,17 +50,6 @@ AnyPlacement = Placement | torch_placements.Placement
 def is_placement(value: object) -> bool:
     """Whether a value is a placement, ours or torch's."""
     return isinstance(value, Placement | torch_placements.Placement)
-
-
-def mesh_from_torch(torch_mesh: TorchDeviceMesh) -> Mesh:
-    """Return the shape, ranks and axis names of a torch mesh; no process group is touched."""
-    ours = getattr(torch_mesh, "layout_mesh", None)
-    if isinstance(ours, Mesh):  # it is a DeviceMesh of ours
-        return ours
-    ranks = torch_mesh.mesh
-    names = torch_mesh.mesh_dim_names
-    shape = tuple(ranks.shape)
-    return Mesh(shape, tuple(names) if names else (), tuple(ranks.flatten().tolist()))
 
 
 def placements_from_torch(

@@ -32,6 +32,17 @@ the garbage collector does on one rank must not make that rank begin anew. By id
 compares meshes by value, and an equal one of a job that was initialised anew has other groups."""
 
 
+def mesh_from_torch(torch_mesh: TorchDeviceMesh) -> Mesh:
+    """Return the shape, ranks and axis names of a torch mesh; no process group is touched."""
+    ours = getattr(torch_mesh, "layout_mesh", None)
+    if isinstance(ours, Mesh):  # it is a DeviceMesh of ours
+        return ours
+    ranks = torch_mesh.mesh
+    names = torch_mesh.mesh_dim_names
+    shape = tuple(ranks.shape)
+    return Mesh(shape, tuple(names) if names else (), tuple(ranks.flatten().tolist()))
+
+
 class TorchMesh(TorchDeviceMesh):
     """What torch's code finds on a mesh of ours; a base of ``DeviceMesh``."""
 

@@ -57,7 +57,8 @@ from dtckpt.dtensor import (
     to_torch,
 )
 from dtckpt.dtensor.geometry.placement import Placement
-from dtckpt.dtensor.mesh.torch_layouts import mesh_from_torch, placements_to_torch
+from dtckpt.dtensor.mesh.torch_layouts import placements_to_torch
+from dtckpt.dtensor.mesh.torch_mesh import mesh_from_torch
 from dtckpt.errors import PlacementError
 
 from ..processes import join_group, leave_group

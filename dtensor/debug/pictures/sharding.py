@@ -126,7 +126,7 @@ def _mesh(mesh: Any) -> Mesh:
     if isinstance(found, Mesh):  # a DeviceMesh of ours
         return found
     if hasattr(mesh, "mesh") and hasattr(mesh, "mesh_dim_names"):
-        from ...mesh.torch_layouts import mesh_from_torch
+        from ...mesh.torch_mesh import mesh_from_torch
 
         return mesh_from_torch(mesh)
     return Mesh(ints(mesh, "the shape of a mesh"))
