@@ -19,26 +19,21 @@ import torch.distributed as dist
 
 from .python import run_python
 
-IMPORTS = (
-    "torch.distributed.checkpoint.state_dict",
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor.parallel",
-)
-"""What most of the modules import that are run."""
 
-
-def run_processes(module: str, size: int, *args: str, timeout: float = 180) -> list[str]:
+def run_processes(
+    module: str, size: int, *args: str, compiler: bool = True, timeout: float = 180
+) -> list[str]:
     """Run ``python -m module`` once per rank and return what each printed.
 
     One process imports the module and what it needs, and all ranks are forked from it. The module
-    calls ``join_group`` first and ``leave_group`` last. Raises AssertionError with the output of
-    the ranks that fail.
+    calls ``join_group`` first and ``leave_group`` last. ``compiler`` is that of ``run_python``.
+    Raises AssertionError with the output of the ranks that fail.
     """
     with tempfile.TemporaryDirectory() as folder:
         launched = run_python(
             *("-m", __name__, folder, size, timeout, module, *args),
             env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
-            imports=IMPORTS,
+            compiler=compiler,
             timeout=timeout + 60,
         )
         assert launched.returncode == 0, launched.stdout + launched.stderr

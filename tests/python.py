@@ -1,13 +1,15 @@
 """Programs in Pythons of their own, which have torch from the start.
 
-Importing torch takes seconds of processor time. One process does it for all programs of a test run,
-and each program is forked from that one. It has imported nothing of dtckpt, which a program finds
-as any other does: with the environment that it is given.
+Importing torch takes seconds of processor time, and what dtckpt needs of its distributed part half
+as much again, and so does what every optimizer imports. One process does it for all programs of a
+test run, and each program is forked from that one. It has imported nothing of dtckpt, which a
+program finds as any other does: with the environment that it is given.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import json
 import os
@@ -28,18 +30,31 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 
+IMPORTS = (
+    "torch",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+)
+"""What programs find imported."""
+
+COMPILER = "torch._dynamo"
+"""What most of them find imported, too: torch does so at the first step of an optimizer."""
+
+_PR_SET_CHILD_SUBREAPER = 36
+
 
 def run_python(
     *arguments: object,
     cwd: Path = ROOT,
     env: Mapping[str, str] | None = None,
-    imports: tuple[str, ...] = (),
+    compiler: bool = True,
     timeout: float = 180,
 ) -> subprocess.CompletedProcess[str]:
     """Run Python with arguments as on a command line: ``-W``, then ``-c``, ``-m`` or a file.
 
-    OpenMP has one thread. ``env`` is the whole environment; ``imports`` are what is imported
-    besides torch. What the program has begun and left is killed. Raises TimeoutError, with what it
+    OpenMP has one thread. ``env`` is the whole environment; ``compiler`` says whether ``COMPILER``
+    is imported. What the program has begun and left is killed. Raises TimeoutError, with what it
     has written, where it takes too long.
     """
     words = [*map(str, arguments)]
@@ -48,7 +63,7 @@ def run_python(
     with ours, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
         with theirs:
             ends = [theirs.fileno(), out.fileno(), errors.fileno()]
-            socket.send_fds(_torch_process(imports), [json.dumps(request).encode()], ends)
+            socket.send_fds(_torch_process(compiler), [json.dumps(request).encode()], ends)
         with ours.makefile() as told:
             begun = told.readline()
             assert begun, "the process that has torch has ended; its error stands on stderr"
@@ -72,12 +87,12 @@ def run_python(
 
 
 @cache
-def _torch_process(imports: tuple[str, ...]) -> socket.socket:
+def _torch_process(compiler: bool) -> socket.socket:
     """Start the process that all are forked from; it ends when nobody has this socket."""
     ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", __name__, *imports],
+            [sys.executable, "-m", __name__, *IMPORTS, *[COMPILER][:compiler]],
             cwd=ROOT,
             # Threads of before a fork would be missing after it.
             env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -97,19 +112,32 @@ def _next_program(requests: socket.socket) -> Any:
             os._exit(0)
         if os.fork() == 0:
             requests.close()
+            # What the program leaves comes here instead of to the first process of the machine, and
+            # its processor time to that of the test.
+            ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             pid = os.fork()
             if pid == 0:
                 return _begun(json.loads(data), ends)
             with socket.socket(fileno=ends[0]) as caller, suppress(BrokenPipeError):
                 caller.sendall(f"{pid}\n".encode())
-                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-                caller.sendall(f"{code}\n".encode())
+                caller.sendall(f"{_ended(pid)}\n".encode())
+            with suppress(ChildProcessError):  # when there is none
+                while True:
+                    os.wait()
             os._exit(0)
         for end in ends:
             os.close(end)
         with suppress(ChildProcessError):  # when there is none
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
+
+
+def _ended(pid: int) -> int:
+    """Wait for the end of a process, and of those that it leaves until then."""
+    while True:
+        ended, status = os.wait()
+        if ended == pid:
+            return os.waitstatus_to_exitcode(status)
 
 
 def _begun(request: Any, ends: list[int]) -> Any:
@@ -128,7 +156,7 @@ def _begun(request: Any, ends: list[int]) -> Any:
 
 if __name__ == "__main__":
     gc.disable()  # as it would walk the modules that have come so far again and again
-    for _name in ("torch", *sys.argv[1:]):
+    for _name in sys.argv[1:]:
         import_module(_name)
     gc.collect()
     gc.freeze()

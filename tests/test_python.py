@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .processes import IMPORTS
-from .python import run_python
+from .python import COMPILER, IMPORTS, run_python
 from .waiting import wait_for
 
 PROGRAM = """
@@ -45,9 +44,9 @@ def test_a_file_and_a_module_are_run(tmp_path: Path) -> None:
 
 
 def test_modules_are_imported_before() -> None:
-    code = f"import sys; print({IMPORTS[0]!r} in sys.modules)"
-    assert run_python("-c", code, imports=IMPORTS).stdout == "True\n"
-    assert run_python("-c", code).stdout == "False\n"
+    code = f"import sys; print({{*{IMPORTS!r}}} <= {{*sys.modules}}, {COMPILER!r} in sys.modules)"
+    assert run_python("-c", code).stdout == "True True\n"
+    assert run_python("-c", code, compiler=False).stdout == "True False\n"
 
 
 def test_how_a_program_ends_is_told() -> None:

@@ -1,11 +1,10 @@
 """Models of DTensors under torch.compile. Run by test_compile, one process per rank."""
 
 # pyright: reportPrivateUsage=false
-# Takes the private way of marking functions away, to see the public one work.
+# The compiler counts its graphs in a private module.
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ..processes import join_group, leave_group
+from .hidden import dtensor, experimental, fsdp, parallel, traffic
 
 WIDTH, HEADS, TOKENS = 16, 2, 12
 
@@ -275,22 +275,8 @@ def _attended(x: Tensor) -> Tensor:
 
 
 if __name__ == "__main__":
-    torch_c: Any = torch._C
-    frames = torch_c._dynamo.eval_frame
-    strategy = frames.set_code_exec_strategy
-    if sys.argv[1] == "public":
-        del frames.set_code_exec_strategy
-    dtensor = importlib.import_module("dtckpt.dtensor")
-    importlib.import_module("dtckpt.dtensor.dtensor")
-    frames.set_code_exec_strategy = strategy
-    traffic = importlib.import_module("dtckpt.dtensor.comm.traffic")
-    parallel = importlib.import_module("dtckpt.dtensor.parallel")
-    fsdp = importlib.import_module("dtckpt.dtensor.fsdp")
-    experimental = importlib.import_module("dtckpt.dtensor.experimental")
     join_group()
-    assert "torch._dynamo" not in sys.modules
     mesh = dtensor.DeviceMesh("cpu", list(range(torch.distributed.get_world_size())))
-    importlib.import_module("torch._dynamo")
     for part in sys.argv[3:]:
         {"models": models, "calls": calls, "checkpointing": checkpointing, "makers": makers}[part](
             sys.argv[2]

@@ -15,8 +15,11 @@ UNEVEN = "uneven parts: local shapes do not fit a tensor of shape (7,)"
 @cache
 def told_by_two_ranks() -> list[str]:
     """Return what each rank says of models and functions, which it compiles in one process."""
-    parts = ("models", "calls", "checkpointing", "makers")
-    return run_processes("tests.dtensor.compiled", 2, "private", "aot_eager", *parts)
+    return compiled(2, "private", "aot_eager", "models", "calls", "checkpointing", "makers")
+
+
+def compiled(size: int, *args: str) -> list[str]:
+    return run_processes("tests.dtensor.compiled", size, *args, compiler=False)
 
 
 def test_blocks_are_one_graph_each_with_and_without_gradients_of_inputs() -> None:
@@ -32,7 +35,7 @@ def test_functions_of_distributed_tensors() -> None:
 
 
 def test_functions_are_hidden_by_public_means_too() -> None:
-    text = run_processes("tests.dtensor.compiled", 1, "public", "eager", "models", "makers")[0]
+    text = compiled(1, "public", "eager", "models", "makers")[0]
     assert "tensor parallel 0 2" in text
 
 
@@ -41,5 +44,5 @@ def test_functions_are_hidden_by_public_means_too() -> None:
     reason="compiles C++ for minutes; set DTCKPT_TEST_INDUCTOR=1 to run it",
 )
 def test_inductor() -> None:
-    for text in run_processes("tests.dtensor.compiled", 2, "private", "inductor", "models"):
+    for text in compiled(2, "private", "inductor", "models"):
         assert "tensor parallel 0 2" in text

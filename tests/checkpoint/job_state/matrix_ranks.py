@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import sys
 from collections.abc import Callable
@@ -18,9 +17,6 @@ from tests.processes import join_group, leave_group
 
 from .matrix_layouts import CELLS, WHOLE, Cell, make_mesh
 from .matrix_training import Training
-
-# Optimizers need it with the first step; like this, ranks have it from where they are forked.
-importlib.import_module("torch._dynamo")
 
 BEFORE, AFTER = 3, 2
 LARGEST_FIRST = sorted(CELLS, key=lambda cell: -cell.world)

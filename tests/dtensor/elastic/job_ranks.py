@@ -6,7 +6,6 @@ Run by test_job, one process per rank: torch's random numbers belong to a proces
 from __future__ import annotations
 
 import copy
-import importlib
 import math
 import sys
 from pathlib import Path
@@ -21,9 +20,6 @@ from dtckpt.dtensor import DeviceMesh
 from tests.processes import join_group, leave_group
 
 from .training import Net, Run, Training, deterministic, made, spread
-
-# Optimizers need it with the first step; like this, ranks have it from where they are forked.
-importlib.import_module("torch._dynamo")
 
 
 class RemadeNet(Net):
