@@ -83,17 +83,18 @@ def test_pages_run(
         if line.startswith("dtckpt ")
     ]
     assert len(commands) >= least_commands
+    program = Path(sys.executable).with_name("dtckpt")
     for command in commands:
-        program = str(Path(sys.executable).with_name("dtckpt"))
-        run = subprocess.run(
-            command.replace("dtckpt ", f"{program} ", 1),
-            cwd=tmp_path,
-            shell=True,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        run = run_python(program, *words(command, tmp_path)[1:], cwd=tmp_path)
         assert run.returncode == 0, f"{command}\n{run.stdout}{run.stderr}"
+
+
+def words(command: str, folder: Path) -> list[str]:
+    """Return the words that a shell makes of a command."""
+    told = subprocess.run(
+        f"printf '%s\\0' {command}", cwd=folder, shell=True, capture_output=True, check=True
+    )
+    return told.stdout.decode().split("\0")[:-1]
 
 
 def test_the_first_loop_of_the_readme_is_short() -> None:

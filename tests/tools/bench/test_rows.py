@@ -31,7 +31,7 @@ OPTIONAL = {"torch_checkpointing", "raw O_DIRECT", "raw obstore", "dtckpt, s3fs"
 def test_a_tiny_run_measures_every_row(tmp_path: Path) -> None:
     files = {"--json": tmp_path / "all.json", "--markdown": tmp_path / "all.md"}
     work = tmp_path / "work"
-    arguments = ["--size", "1MiB", "--ranks", "1", "--rounds", "2", "--tensors", "20"]
+    arguments = ["--size", "1MiB", "--ranks", "1", "--rounds", "1", "--tensors", "20"]
     arguments += ["--dir", str(work), *(str(part) for pair in files.items() for part in pair)]
     run = CliRunner().invoke(main, arguments, catch_exceptions=False)
     assert run.exit_code == 0, run.output
