@@ -32,14 +32,16 @@ def scaling(
 ) -> Callable[..., Any]:
     """Return ``run``, or where it scales terms by numbers, what looks at these first."""
     op = call.op
-    if not (is_pointwise(op) or is_foreach(op)) or not _has_number([call.args, call.kwargs]):
+    divides = base_name(op) in _DIVISIONS
+    if not (is_pointwise(op) or is_foreach(op)) or not _has_number(
+        [call.args, call.kwargs], with_bools=divides
+    ):
         return run
     if not any(spec is not None and spec.layout.is_partial for spec in outputs):
         return run
-    divides = base_name(op) in _DIVISIONS
     if run is op:
         run = fastest(op, call.args, call.kwargs)
-    if len(call.args) == 2 and not call.kwargs and type(call.args[1]) in (int, float):
+    if len(call.args) == 2 and not call.kwargs and type(call.args[1]) in (bool, int, float):
         spoiling = (math.inf, -math.inf, 0) if divides else (math.inf, -math.inf)
 
         def looking_at_one(tensor: Any, number: Any) -> Any:
@@ -57,12 +59,13 @@ def scaling(
     return looking
 
 
-def _has_number(values: Any) -> bool:
+def _has_number(values: Any, *, with_bools: bool) -> bool:
     if isinstance(values, dict):
-        return _has_number(list(cast("dict[str, Any]", values).values()))
+        values = list(cast("dict[str, Any]", values).values())
     if isinstance(values, list | tuple):
-        return any(map(_has_number, cast("Sequence[Any]", values)))
-    return isinstance(values, int | float | complex) and not isinstance(values, bool)
+        listed = cast("Sequence[Any]", values)
+        return any(_has_number(value, with_bools=with_bools) for value in listed)
+    return isinstance(values, int | float | complex) and (with_bools or type(values) is not bool)
 
 
 def _spoils(values: Any, divides: bool) -> bool:
@@ -72,7 +75,7 @@ def _spoils(values: Any, divides: bool) -> bool:
         if kind is float:
             if math.isinf(value) or (divides and value == 0):
                 return True
-        elif kind is int:
+        elif kind is int or kind is bool:
             if divides and value == 0:
                 return True
         elif kind is complex:

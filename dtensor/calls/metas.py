@@ -19,7 +19,7 @@ from torch import Tensor
 from ..comm.caches import Cache
 from ..geometry.box import row_major_strides
 from ..mesh.spec import DTensorSpec, TensorMeta
-from ..ops.engine.kernel_dtypes import kernel_dtypes
+from ..ops.engine.kernel_dtypes import kernel_dtypes, refuse_dtypes
 from ..ops.engine.table import METAS
 from ..tensor.arguments import collect_tensors, substituted
 from ..tensor.schemas import Op, is_in_place, is_pointwise
@@ -77,6 +77,7 @@ def metas_of(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: s
         return None
     if result is None and is_in_place(op):
         result = args[0]
+    refuse_dtypes(op, args, kwargs, device)
     listed = list(result) if isinstance(result, list | tuple) else [result]
     dtypes = kernel_dtypes(op, args, kwargs, device) or (None,) * len(listed)
     return tuple(
@@ -115,8 +116,8 @@ def _pointwise(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tens
     if is_in_place(op):
         return given[0] if given[0].shape == shape else None
     strides = _strides(shape, given)
-    if strides is None:
-        return None
+    if strides is None:  # which kernels and torch's functions agree on, but not on all dtypes
+        strides = METAS.get(op, op)(*args).stride()
     return torch.empty_strided(shape, strides, dtype=small.dtype, device="meta")
 
 

@@ -18,6 +18,7 @@ from ..geometry.layout import Layout
 from ..mesh.spec import DTensorSpec
 from ..ops import find_rule, rule_maker
 from ..ops.engine.choice import Choice, choose
+from ..ops.engine.joint_failures import agreed
 from ..ops.engine.primitives import Move
 from ..ops.engine.table import RULES, LocalCall, OpCall, Rule
 from ..ops.pointwise import pointwise_rule
@@ -167,22 +168,16 @@ def _local_function(op: Op, call: OpCall, rule: Rule, choice: Choice) -> Callabl
         made = rule.local(LocalCall(call, choice.inputs, choice.outputs, op))
         if made is not None:
             return made
-    if rule_maker(call.op) is pointwise_rule and _divides_nothing(call, choice):
-        return _with_one_element(op)
-    return op
-
-
-def _divides_nothing(call: OpCall, choice: Choice) -> bool:
-    """Whether this rank has no integers to divide by a number, which may be zero."""
+    if rule_maker(call.op) is not pointwise_rule or base_name(call.op) not in _REFUSE_ZERO:
+        return op
     first = choice.outputs[0]
-    return (
-        first is not None
-        and 0 in first.local_shape
-        and 0 not in first.shape
-        and base_name(call.op) in _REFUSE_ZERO
-        and not first.dtype.is_floating_point
-        and any(type(arg) in NUMBERS for arg in call.args)
-    )
+    if first is None or first.dtype.is_floating_point:
+        return op
+    if type(call.args[1]) not in NUMBERS:
+        # On CPUs a zero is an error where it is; GPUs return what they like.
+        is_cpu = first.mesh.device_type == "cpu"
+        return agreed(op, str(op), choice.inputs, RuntimeError) if is_cpu else op
+    return _with_one_element(op) if 0 in first.local_shape and 0 not in first.shape else op
 
 
 def _with_one_element(op: Op) -> Callable[..., Any]:

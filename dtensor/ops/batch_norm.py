@@ -21,7 +21,7 @@ from .engine.forms import operators
 from .engine.kernel_dtypes import dtypes_by_kernel, kernel_dtypes
 from .engine.primitives import all_distributed, reduced
 from .engine.rules import needs_whole
-from .engine.table import Decomposition, OpCall, Rule, decomposition, rule
+from .engine.table import Decomposition, OpCall, Rule, decomposition, meta, rule
 from .variance import moments
 
 aten = torch.ops.aten
@@ -37,6 +37,20 @@ def batch_norm_rule(call: OpCall) -> Rule | None:
 rule(aten.native_batch_norm_backward.default)(needs_whole)
 
 
+@meta(aten.native_batch_norm.default)
+def batch_norm_meta(tensor: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    """Return empty results, values in the order that kernels lay them."""
+    values, *others = aten.native_batch_norm.default(tensor, *args)
+    return _as_kernels_lay(values), *others
+
+
+@meta(aten.native_batch_norm_backward.default)
+def batch_norm_backward_meta(grad: Tensor, *args: Any) -> tuple[Tensor | None, ...]:
+    """Return empty gradients, that of the input in the order that kernels lay it."""
+    first, *others = aten.native_batch_norm_backward.default(grad, *args)
+    return None if first is None else _as_kernels_lay(first), *others
+
+
 def _dims(tensor: Tensor) -> tuple[int, ...]:
     """Return the dims that the values of a channel lie along."""
     return tuple(d for d in range(tensor.ndim) if d != 1)
@@ -45,6 +59,14 @@ def _dims(tensor: Tensor) -> tuple[int, ...]:
 def _along_channels(channels: Tensor, tensor: Tensor) -> Tensor:
     """Return one value per channel in a shape that broadcasts to ``tensor``."""
     return channels.reshape([1 if d != 1 else -1 for d in range(tensor.ndim)])
+
+
+def _as_kernels_lay(values: Tensor) -> Tensor:
+    """Return values row by row, or by channels last where they are, whatever the input's order."""
+    form = {4: torch.channels_last, 5: torch.channels_last_3d}.get(values.ndim)
+    if form is not None and values.is_contiguous(memory_format=form):
+        return values
+    return values.contiguous()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +103,7 @@ class _Arguments:
         values = values * _along_channels(scale if weight is None else scale * weight, tensor)
         if bias is not None:
             values = values + _along_channels(bias, tensor)
-        return values.to(tensor.dtype)
+        return _as_kernels_lay(values.to(tensor.dtype))
 
     def forward(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return values, mean and inverse deviation per channel; updates what is running."""
@@ -115,7 +137,7 @@ class _Arguments:
                 shared = normal * _along_channels(grad_weight / count, tensor)
                 given = given - shared - _along_channels(grad_bias / count, tensor)
             scaled = scale if weight is None else scale * weight
-            grad_input = (given * _along_channels(scaled, tensor)).to(tensor.dtype)
+            grad_input = _as_kernels_lay((given * _along_channels(scaled, tensor)).to(tensor.dtype))
         dtype = tensor.dtype if weight is None else weight.dtype
         return (
             grad_input,

@@ -48,28 +48,50 @@ def _addend_in_full(local: LocalCall) -> Callable[..., Any] | None:
     ``addmv`` would return it as small as it came.
     """
     empty = zeros_if_empty(local)
-    if empty is not None or not lacks_elements(local):
-        return empty
+    if empty is not None:
+        return _refusing_numbers(local, empty)
+    if 0 not in local.inputs[1].local_shape:
+        return None
     shape, op, whole = local.output_shape, local.op, _in_whole_numbers(local)
 
     def run(addend: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return op(addend.expand(shape), *args, **whole(kwargs))
 
-    return run
+    return _refusing_numbers(local, run)
 
 
 @in_any_order
 def _with_addend(local: LocalCall) -> Callable[..., Any] | None:
     """Return what adds to a product where nothing is multiplied on this rank."""
     empty = zeros_if_empty(local)
-    if empty is not None or not lacks_elements(local):
-        return empty
+    if empty is not None:
+        return _refusing_numbers(local, empty)
+    if not lacks_elements(local):
+        return None
     op, whole = local.op, _in_whole_numbers(local)
 
     def run(*args: Any, **kwargs: Any) -> Tensor:
         return op(*args, **whole(kwargs))
 
-    return run
+    return _refusing_numbers(local, run)
+
+
+def _refusing_numbers(local: LocalCall, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``run``, before which numbers are refused that ranks with elements refuse.
+
+    Integers are multiplied by numbers of their dtype only. This rank has no element to multiply,
+    so the kernel looks at the numbers beside stand-ins of one element.
+    """
+    if not lacks_elements(local) or not _are_integers(local):
+        return run
+    op, shapes = local.call.op, [[min(size, 1) for size in spec.shape] for spec in local.inputs]
+
+    def refuse_or_run(*args: Any, **kwargs: Any) -> Any:
+        ones = [one.new_ones(shape) for one, shape in zip(args, shapes, strict=False)]
+        op(*ones, *args[len(ones) :], **kwargs)
+        return run(*args, **kwargs)
+
+    return refuse_or_run
 
 
 def _in_whole_numbers(local: LocalCall) -> Callable[[dict[str, Any]], dict[str, Any]]:
@@ -77,12 +99,16 @@ def _in_whole_numbers(local: LocalCall) -> Callable[[dict[str, Any]], dict[str, 
 
     Kernels refuse fractions where they multiply nothing, which would stop this rank alone.
     """
-    dtype = local.inputs[0].dtype
-    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+    if not lacks_elements(local) or not _are_integers(local):
         return lambda kwargs: kwargs
     return lambda kwargs: {
         name: int(value) if type(value) is float else value for name, value in kwargs.items()
     }
+
+
+def _are_integers(local: LocalCall) -> bool:
+    dtype = local.inputs[0].dtype
+    return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
 
 
 CONTRACTIONS: dict[str, str | Form] = {

@@ -75,7 +75,8 @@ def layer_norm(
     if bias is not None:
         values = values + bias
     kept = found[1] if found else mean.dtype
-    return values.to(tensor.dtype), mean.to(kept), scale.to(kept)
+    # Kernels lay values in rows, whatever the order of the input.
+    return values.to(tensor.dtype).contiguous(), mean.to(kept), scale.to(kept)
 
 
 @decomposition(aten.native_layer_norm_backward.default)

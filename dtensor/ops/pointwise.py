@@ -5,22 +5,28 @@ An operator that torch tags as pointwise needs no line here or elsewhere: ``rule
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from ..mesh.spec import DTensorSpec
-from ..tensor.schemas import base_name
+from ..tensor.schemas import Op, base_name
 from ..torch_private import schema_of
 from .engine.dims import all_dims, broadcast_dims
 from .engine.dtypes import is_inexact
 from .engine.factors import FIRST, LINEAR_OPS, Factors
 from .engine.forms import operators
 from .engine.kernel_dtypes import dtypes_by_kernel
-from .engine.table import OpCall, Rule, rule
+from .engine.table import Decomposition, OpCall, Rule, decomposition, rule
 
 aten = torch.ops.aten
 
-# The powers of bools to bools are bools, and integers without data.
-dtypes_by_kernel(*operators(aten, "_foreach_pow.Scalar _foreach_pow.ScalarList"))
+# The powers of bools to bools are bools, and integers without data; scalars that ``ldexp`` takes
+# count as tensors there.
+dtypes_by_kernel(
+    *operators(aten, "ldexp.Tensor pow.Tensor_Scalar _foreach_pow.Scalar _foreach_pow.ScalarList")
+)
 
 _ALL_TOGETHER = frozenset({"add", "sub", "_foreach_add", "_foreach_sub", "copy", "_foreach_copy"})
 """Linear in all tensors at once, and not in a constant beside them."""
@@ -181,3 +187,17 @@ def _is_inexact(call: OpCall) -> bool:
 
 def _num_operands(call: OpCall) -> int:
     return 1 if len(call.args) < 2 else 2
+
+
+def _with_numbers(op: Op) -> Decomposition:
+    def run(tensors: Any, left: Any, right: Any, scalars: Tensor) -> Any:
+        return op(tensors, left, right, scalars.tolist())
+
+    return run
+
+
+for _name in ("_foreach_addcmul", "_foreach_addcmul_", "_foreach_addcdiv", "_foreach_addcdiv_"):
+    # Torch's functions for tensors without data refuse numbers that are in one.
+    decomposition(*operators(aten, f"{_name}.Tensor"))(
+        _with_numbers(operators(aten, f"{_name}.ScalarList")[0])
+    )

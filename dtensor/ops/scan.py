@@ -109,7 +109,7 @@ def _sums(
     def run(tensor: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
         result = dtype or (tensor.dtype if is_inexact(tensor.dtype) else torch.int64)
         wide = accumulator(result)
-        if cut_axes(tensor, dims_of(tensor, dim)):
+        if cut_axes(tensor, dims_of(tensor, dim)) and tensor.numel():
             # A dtype that the kernel does not have is refused on ranks without elements, too.
             scan(torch.ones(1, dtype=wide), 0, wide)
         found = _scan(
@@ -153,6 +153,8 @@ def _extremes(reduce_op: str) -> Decomposition:
     """Return a scan of extremes and of their last places."""
 
     def run(tensor: Tensor, dim: int) -> Any:
+        if tensor.is_complex():  # of which kernels have no extremes
+            return NotImplemented
         dims = dims_of(tensor, dim)
         tensor = ascending(tensor, dims)
         box = cast(Wrapper, tensor).spec.box

@@ -66,7 +66,9 @@ def _variance(*, takes_root: bool, with_mean: bool) -> Decomposition:
         keepdim: bool = False,
     ) -> Any:
         dims = dims_of(tensor, dim)
-        if not cut_axes(tensor, dims) or not is_inexact(tensor.dtype):
+        if not is_inexact(tensor.dtype):  # refused on ranks without elements, too
+            torch.var(torch.ones(1, dtype=tensor.dtype), correction=0)
+        if not cut_axes(tensor, dims):
             return NotImplemented
         mean, total, count = moments(tensor, dims, keepdim=keepdim)
         free = max(count - (1 if correction is None else correction), 0)

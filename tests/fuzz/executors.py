@@ -208,9 +208,10 @@ def run_plain(program: Program, numbers: dict[str, Any], noise: Noise | None = N
 class Noise:
     """Changes floats by as much as rounding may; shows what a program makes of that."""
 
-    def __init__(self, seed: int, *, of_zeros: bool = False) -> None:
+    def __init__(self, seed: int, *, of_zeros: bool = False, of_largest: bool = False) -> None:
         self._generator = torch.Generator().manual_seed(seed)
-        self._of_zeros, self._changes_all = of_zeros, seed % 2 == 0
+        self._of_zeros, self._of_largest = of_zeros, of_largest
+        self._changes_all = seed % 2 == 0
         self._num_eps = 1 + seed // 2
 
     def add(self, values: list[Any]) -> None:
@@ -227,9 +228,14 @@ class Noise:
             signs = signs * 2 - 1 if self._changes_all else signs
             with suppress(RuntimeError):  # of values that share one element of memory
                 # By way of data: autograd counts no write.
-                value.data.mul_(1 + size * signs.to(value.dtype))
+                if self._of_largest:  # terms of a small sum may be as large as any other one
+                    largest = value.data[value.data.isfinite()].abs().max() if value.numel() else 0
+                    value.data.add_(size * largest * signs.to(value.dtype))
+                else:
+                    value.data.mul_(1 + size * signs.to(value.dtype))
                 if self._of_zeros:  # where terms cancel
-                    value.data[value.data == 0] = size
+                    zeros = value.data == 0
+                    value.data[zeros] = size * signs[zeros].to(value.dtype)
 
 
 class Executor:

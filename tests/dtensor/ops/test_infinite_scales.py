@@ -71,6 +71,19 @@ def test_sum_scaled_by_a_number_equals_one_device(name: str) -> None:
     run_on_mesh((2,), body)
 
 
+@pytest.mark.parametrize("name", ["div", "div_", "foreach_div", "foreach_div of a list"])
+def test_sum_divided_by_false_equals_one_device(name: str) -> None:
+    run = {**SCALES, **OF_NUMBERS}[name]
+
+    def body(mesh: DeviceMesh) -> None:
+        for number in (True, False):
+            for alone in (True, False):
+                found = run(_terms(mesh, alone=alone), number).full_tensor()
+                torch.testing.assert_close(found, run(SUMS, number), equal_nan=True)
+
+    run_on_mesh((2,), body)
+
+
 @pytest.mark.parametrize("name", [*SCALES, *OF_TENSORS])
 def test_sum_scaled_by_a_tensor_of_one_element_equals_one_device(name: str) -> None:
     run = {**SCALES, **OF_TENSORS}[name]

@@ -46,14 +46,6 @@ def module(d: Draw) -> str:
 @producer("optimizers", 1)
 def optimizer(d: Draw) -> str:
     dtype = d.one(["float32", "float32", "float64", "bfloat16"])
-    shape = d.shape(d.one([0, 1, 2]))
-    p, g = d.input(shape, dtype, grad=True), d.input(shape, dtype, grad=False)
-    plain = d.chance(0.5)
-    shape = () if plain and d.chance(0.7) else d.shape(1)
-    q, h = (
-        d.input(shape, dtype, grad=True, plain=plain),
-        d.input(shape, dtype, grad=False, plain=plain),
-    )
     kind = d.one(words("SGD Adam AdamW RAdam NAdam Adagrad Adadelta RMSprop Rprop Adamax ASGD"))
     options = d.one([", foreach=True", ", foreach=True", ", foreach=False", ""])
     if kind == "SGD":
@@ -62,4 +54,13 @@ def optimizer(d: Draw) -> str:
         )
     if kind in ("Adam", "AdamW") and d.chance(0.2):
         options = d.one([", amsgrad=True, foreach=True", ", fused=True", ", maximize=True"])
+    # The fused kernel of one device writes beside the elements of a parameter with strides.
+    strides = "rows" if "fused" in options else None
+    shape = d.shape(d.one([0, 1, 2]))
+    p = d.input(shape, dtype, grad=True, strides=strides)
+    g = d.input(shape, dtype, grad=False, strides=strides)
+    plain = d.chance(0.5)
+    shape = () if plain and d.chance(0.7) else d.shape(1)
+    q = d.input(shape, dtype, grad=True, plain=plain, strides=strides)
+    h = d.input(shape, dtype, grad=False, plain=plain, strides=strides)
     return f"step(torch.optim.{kind}, [{p}, {q}], [{g}, {h}], lr=0.25{options})"

@@ -79,6 +79,8 @@ def write_index(d: Draw) -> str:
 
 @producer("data", 3)
 def write_data(d: Draw) -> str:
+    if d.wants_grad and d.lines:
+        raise Refused  # what is saved for backward may be the tensor itself, or what it became
     x = writable(d)
     kind = d.weighted({"number": 3, "tensor": 2, "set": 2, "view": 2, "read": 1})
     if kind == "read":
