@@ -294,6 +294,18 @@ def test_a_rank_that_multiplies_nothing_takes_fractions_as_the_others(numbers: A
     run_on_mesh((2,), body)
 
 
+def test_a_small_addend_of_a_product_of_nothing_is_brought_to_the_shape_of_the_result() -> None:
+    # One device returns the addend as small as it came, and warns.
+    def body(mesh: DeviceMesh) -> None:
+        for shape in ((), (1,)):
+            addend = scattered(torch.ones(shape), mesh, [Replicate()])
+            matrix = scattered(torch.ones(5, 0), mesh, [Shard(0)])
+            vector = scattered(torch.ones(0), mesh, [Replicate()])
+            assert_holds(torch.addmv(addend, matrix, vector), torch.ones(5))
+
+    run_on_mesh((2,), body)
+
+
 _REFUSED: dict[str, Any] = {
     "floor_divide": lambda i, f: i // 0,  # pyright: ignore
     "remainder": lambda i, f: i % 0,  # pyright: ignore
