@@ -235,12 +235,12 @@ class Draw:
             dtype = dtype_name(value) if self.chance(0.8) else None
         return self.input(shape, dtype)
 
-    def number(self, kinds: str = "ifb") -> str:
+    def number(self, kinds: str = "ifb", *, finite: bool = False) -> str:
         """Return the name of a number, with another value and mostly another type in each run."""
         name = f"s{self.number_count}"
         self.number_count += 1
-        first = self._value(kinds)
-        second = self._value(kinds)
+        first = self._value(kinds, finite=finite)
+        second = self._value(kinds, finite=finite)
         if self.chance(0.4) and first == first and abs(first) < 100 and first == int(first):
             # Equal numbers of another type: 2, 2.0, True.
             kind = self.one([k for k in kinds if k in "ifb"])
@@ -249,14 +249,15 @@ class Draw:
         self.env[name] = first
         return name
 
-    def _value(self, kinds: str) -> Any:
+    def _value(self, kinds: str, *, finite: bool) -> Any:
         kind = self.weighted({k: {"i": 5, "f": 5, "b": 1}[k] for k in kinds})
         if kind == "i":
             return self.one([2, 3, 1, 0, -1, -2, 5])
         if kind == "b":
             return self.chance(0.7)
         special = [0.0, float("nan"), float("inf"), -float("inf"), -0.0]
-        return self.one(special) if self.chance(0.12) else self.one([2.0, 0.5, 1.0, 3.0, -1.5, 2.5])
+        is_special = self.chance(0.12) and not finite
+        return self.one(special) if is_special else self.one([2.0, 0.5, 1.0, 3.0, -1.5, 2.5])
 
     # Lines
 

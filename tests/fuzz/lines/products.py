@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..drawing import Draw, has_dims, is_small
+from ..drawing import INTEGERS, Draw, has_dims, is_small
 from .producers import producer, words
 
 
@@ -12,6 +12,11 @@ def product(d: Draw) -> str:
     b = d.source.randint(1, 3)
     dtype = d.dtype if d.chance(0.8) else None
     name = d.name()
+
+    def factor() -> str:
+        # Kernels of floats multiply by it before or after they add, by the sizes of their parts.
+        return d.number("if", finite=dtype not in INTEGERS)
+
     kind = d.one(
         words(
             "mm linear bmm addmm matmul mv dot outer einsum baddbmm addmv addr tensordot "
@@ -29,20 +34,18 @@ def product(d: Draw) -> str:
         return f"{name} = torch.bmm({d.input((b, m, k), dtype)}, {d.input((b, k, n), dtype)})"
     if kind == "baddbmm":
         x, y, z = d.input((b, m, n), dtype), d.input((b, m, k), dtype), d.input((b, k, n), dtype)
-        return (
-            f"{name} = torch.baddbmm({x}, {y}, {z}, beta={d.number('if')}, alpha={d.number('if')})"
-        )
+        return f"{name} = torch.baddbmm({x}, {y}, {z}, beta={factor()}, alpha={factor()})"
     if kind == "addmm":
         x, y, z = d.input((m, n), dtype), d.input((m, k), dtype), d.input((k, n), dtype)
         if d.chance(0.3):
-            return f"{x}.addmm_({y}, {z}, alpha={d.number('if')})"
-        return f"{name} = torch.addmm({x}, {y}, {z}, beta={d.number('if')}, alpha={d.number('if')})"
+            return f"{x}.addmm_({y}, {z}, alpha={factor()})"
+        return f"{name} = torch.addmm({x}, {y}, {z}, beta={factor()}, alpha={factor()})"
     if kind == "addmv":
         x, y, z = d.input((m,), dtype), d.input((m, k), dtype), d.input((k,), dtype)
-        return f"{name} = torch.addmv({x}, {y}, {z}, alpha={d.number('if')})"
+        return f"{name} = torch.addmv({x}, {y}, {z}, alpha={factor()})"
     if kind == "addr":
         x, y, z = d.input((m, n), dtype), d.input((m,), dtype), d.input((n,), dtype)
-        return f"{name} = torch.addr({x}, {y}, {z}, alpha={d.number('if')})"
+        return f"{name} = torch.addr({x}, {y}, {z}, alpha={factor()})"
     if kind == "mv":
         return f"{name} = {d.input((m, k), dtype)} @ {d.input((k,), dtype)}"
     if kind == "dot":
