@@ -230,7 +230,10 @@ class Noise:
                 # By way of data: autograd counts no write.
                 if self._of_largest:  # terms of a small sum may be as large as any other one
                     largest = value.data[value.data.isfinite()].abs().max() if value.numel() else 0
-                    value.data.add_(size * largest * signs.to(value.dtype))
+                    if self._changes_all:
+                        value.data.add_(size * largest * signs.to(value.dtype))
+                    else:  # or cancel
+                        value.data[value.data.abs() <= size * largest] = 0
                 else:
                     value.data.mul_(1 + size * signs.to(value.dtype))
                 if self._of_zeros:  # where terms cancel
