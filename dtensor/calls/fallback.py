@@ -249,7 +249,7 @@ def _refusal(out: Tensor, dtype: torch.dtype, call: Call) -> RuntimeError | None
     small = [
         torch.empty(0, dtype=dtype, device=t.device)
         if t is out
-        else torch.zeros((2,) * t.ndim, dtype=t.dtype, device=t.device)
+        else torch.zeros([2 if size else 0 for size in t.shape], dtype=t.dtype, device=t.device)
         for t in call.tensors
     ]
     args, kwargs = call.replaced(small)

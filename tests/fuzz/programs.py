@@ -107,6 +107,9 @@ _NUMBERS: dict[str, Program] = {
     "cumprod of nothing to bools": _of(
         {"a": _in((0,), "S(0)")}, "x = torch.cumprod(a, 0, dtype=torch.bool)"
     ),
+    "cumprod of nothing into bools": _of(
+        {"a": _in((0, 1), "R"), "o": _in((0, 1), "R", "bool")}, "torch.cumprod(a, 1, out=o)"
+    ),
     "cumsum of bools where a part is empty": _of(
         {"a": _in((1, 2), "S(0)")}, "x = torch.cumsum(a, 1, dtype=torch.bool)"
     ),
