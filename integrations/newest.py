@@ -15,7 +15,7 @@ from ..checkpoint.files.places import MANIFEST
 from ..checkpoint.manager.deciding import Tick, decided
 from ..checkpoint.steps import check_whole
 from ..storage.base import Store
-from ..storage.open import open_store
+from ..storage.open import open_store, split_target
 
 logger = logger_of("checkpoint")
 
@@ -36,7 +36,7 @@ def newest(
 
     Within a process group all ranks call this, the first one looks, and all get its answer.
     """
-    base, options = os.fspath(root), dict(storage_options or {})
+    base, options = split_target(root, dict(storage_options or {}))
 
     def look(tick: Tick) -> bytes:
         return _newest(open_store(base, **options), by, read, tick).encode()

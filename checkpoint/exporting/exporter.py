@@ -14,7 +14,7 @@ from dtckpt.errors import CheckpointError, LayoutMismatch, ObjectExists
 
 from ...storage.base import Store
 from ...storage.one_file import OneFile
-from ...storage.open import open_store
+from ...storage.open import open_store, split_target
 from ..files.blocks import digest
 from ..files.manifest import Manifest
 from ..formats.names import SAFETENSORS
@@ -285,7 +285,7 @@ def _place(
     """Return the store to write to, and the name of the file where it is to be one."""
     if isinstance(target, Store):
         return target, None
-    path = os.fspath(target)
+    path, options = split_target(target, options)
     if format != "safetensors" or not path.lower().endswith(SAFETENSORS):
         return open_store(path, **options), None
     folder, _, name = path.rpartition("/")

@@ -16,7 +16,7 @@ from dtckpt.errors import NotCommitted
 
 from ...storage.base import Store
 from ...storage.one_file import OneFile
-from ...storage.open import open_store
+from ...storage.open import open_store, split_target
 from ..files.foreign import ENDINGS, what_is_there
 from ..files.manifest import (
     MANIFEST,
@@ -113,14 +113,16 @@ def open_place(target: str | os.PathLike[str] | Store, **options: Any) -> Store:
 
     Errors are those of ``open_store``.
     """
-    path = "" if isinstance(target, Store) else os.fspath(target)
+    if isinstance(target, Store):
+        return open_store(target, **options)
+    path, options = split_target(target, options)
     if path.lower().endswith(ENDINGS):
         folder, _, name = path.rpartition("/")
         around = open_store(folder or ("/" if path.startswith("/") else "."), **options)
         if around.exists(name):
             return OneFile(around, name)
         around.close()
-    return open_store(target, **options)
+    return open_store(path, **options)
 
 
 @dataclass(frozen=True, slots=True)

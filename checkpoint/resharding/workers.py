@@ -15,6 +15,7 @@ from typing import Any, cast
 from dtckpt.errors import CheckpointError
 
 from ...storage.base import Store
+from ...storage.open import split_target
 from ..files.manifest import FileRecord
 from .work import Order
 
@@ -57,7 +58,7 @@ def num_processes(
 
 
 def _is_shared(place: object) -> bool:
-    text = "" if isinstance(place, Store) else os.fspath(cast(str, place))
+    text = "" if isinstance(place, Store) else split_target(cast(str, place))[0]
     return bool(text) and not text.startswith(("memory://", "in-process://"))
 
 

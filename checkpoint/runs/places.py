@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 from ...storage.base import Store
-from ...storage.open import open_store
+from ...storage.open import open_store, split_target
 from ..saving.exiting import forget
 from .finding import listings
 from .keep import Keep
@@ -40,7 +40,7 @@ class Tier:
     def open(self) -> Store:
         """Return the store."""
         options = dict(self.storage_options)
-        if not isinstance(self.root, Store) and os.fspath(self.root).startswith(_PEERS):
+        if not isinstance(self.root, Store) and split_target(self.root)[0].startswith(_PEERS):
             options.setdefault("keep", _ALL_OF_THEM)
         return open_store(self.root, **options)
 

@@ -26,7 +26,6 @@ DEBUG = "dtckpt.debug"
 """Key in a context's ``meta`` of whether to show tracebacks."""
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|h|d)")
-_HALF_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:(?=/(?!/))")
 _SECONDS = {"s": 1, "min": 60, "h": 3_600, "d": 86_400}
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -256,10 +255,6 @@ def store_at(url: str, options: dict[str, Any], argument: str = "CHECKPOINT") ->
     own = f" / '--{of}-option'" if of else ""
     from ....checkpoint.formats.opening import open_place
 
-    half = _HALF_URL.match(url)
-    if half is not None and not os.path.lexists(half[0]):
-        meant = f"{half[0]}//{url[half.end() :].lstrip('/')}"
-        raise click.BadParameter(f"{url!r}: is {meant} meant?", param_hint=f"'{argument}'")
     try:
         return open_place(url, **options)
     except ValueError as error:
