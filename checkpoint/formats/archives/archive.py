@@ -3,6 +3,10 @@
 Records are stored as they are, after a header each, in one folder: ``data.pkl`` is the pickle,
 ``data/0`` and so on the memory of tensors. The directory stands at the end
 (https://pkware.cachefly.net/webdocs/casestudies/APPNOTE.TXT).
+
+Readers of zip archives differ in what they take of one that says two things: a name twice, a second
+folder, a directory elsewhere than its end says, as where archives were put one behind the other.
+torch reads other tensors then than Python would, so all of these are refused.
 """
 
 from __future__ import annotations
@@ -27,6 +31,18 @@ _END_BYTES = 2048
 _MARK = b"PK\x03\x04"
 _LOCAL = struct.Struct("<4s22xHH")
 """Of the header before a record: mark, and the lengths of its name and of what fills it up."""
+_END_MARK, _LOCATOR_MARK, _END64_MARK = b"PK\x05\x06", b"PK\x06\x07", b"PK\x06\x06"
+_END = struct.Struct("<4s4x2H2LH")
+"""What closes an archive: mark, how many records (twice), size and start of the directory, and the
+length of a comment."""
+_LOCATOR = struct.Struct("<4s4xQ4x")
+"""Before it, in archives that may be large: mark, and the place of the longer form."""
+_END64 = struct.Struct("<4sQ12x4Q")
+"""Mark, length of what follows, how many records (twice), size and start of the directory."""
+_END64_HEAD_BYTES = 12
+"""Of it, mark and length."""
+_COMMENT_BYTES = 0xFFFF
+_UTF8_FLAG = 0x800
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +63,19 @@ class Archive:
         try:
             with zipfile.ZipFile(_Window(source)) as archive:
                 found = archive.infolist()
+            twofold = _ambiguity(source, found)
         except CheckpointError:
             raise
         except Exception as error:  # a directory that lies makes zipfile raise anything
             raise Corrupt(
                 f"{where}: no archive of torch.save, or cut short: {shown(error)}"
             ) from error
+        if twofold:
+            raise Corrupt(
+                f"{where}: the archive {twofold}, so that programs read different things of it; "
+                "torch writes none such. Fetch the file again, or load it with the program that "
+                "wrote it and save anew"
+            )
         self._found = {info.filename.partition("/")[2]: info for info in found}
 
     def __contains__(self, name: str) -> bool:
@@ -73,8 +96,9 @@ class Archive:
         for name, info in zip(names, infos, strict=True):
             if not 0 <= info.header_offset <= last:
                 raise self._outside(name)
-        starts = [info.header_offset for info in infos]
-        headers = self._source.read_all([(at, at + _LOCAL.size) for at in starts])
+        headers = self._source.read_all(
+            [(i.header_offset, i.header_offset + _LOCAL.size + len(_raw_name(i))) for i in infos]
+        )
         told = zip(names, infos, headers, strict=True)
         return [self._span(name, info, header) for name, info, header in told]
 
@@ -115,12 +139,74 @@ class Archive:
         return Corrupt(f"{self.where}: the record {name!r} does not lie in the archive")
 
     def _span(self, name: str, info: zipfile.ZipInfo, header: bytes) -> Span:
-        is_header = header.startswith(_MARK)
-        _, name_bytes, extra_bytes = _LOCAL.unpack(header) if is_header else (b"", 0, 0)
+        is_header = header.startswith(_MARK) and len(header) >= _LOCAL.size
+        _, name_bytes, extra_bytes = _LOCAL.unpack_from(header) if is_header else (b"", 0, 0)
         start = info.header_offset + _LOCAL.size + name_bytes + extra_bytes
         if not is_header or start + info.file_size > self.size:
             raise self._outside(name)
+        if name_bytes != len(_raw_name(info)) or header[_LOCAL.size :] != _raw_name(info):
+            raise Corrupt(
+                f"{self.where}: the record {name!r} has another name in its header than in the "
+                "directory. Fetch the file again"
+            )
         return Span(start, info.file_size)
+
+
+def _raw_name(info: zipfile.ZipInfo) -> bytes:
+    """Return the name of a record as the archive has it."""
+    return info.orig_filename.encode("utf-8" if info.flag_bits & _UTF8_FLAG else "cp437")
+
+
+def _ambiguity(source: Bytes, found: Sequence[zipfile.ZipInfo]) -> str:
+    """Return in what way an archive with these records says two things; an empty text if in none.
+
+    Raises ValueError where it has no end.
+    """
+    names: set[str] = set()
+    for info in found:
+        # torch finds records whatever the case of their names.
+        name = info.orig_filename.lower()
+        if name in names:
+            return f"has the record {shown(info.filename)} twice"
+        if "\0" in name:
+            return f"has a record of the name {shown(info.orig_filename)}"
+        names.add(name)
+    folders = sorted({info.filename.partition("/")[0] for info in found if "/" in info.filename})
+    if len(folders) > 1:
+        return f"has records in the folders {shown(folders[0])} and {shown(folders[1])}"
+    counts, start, size, end = _directory(source)
+    if counts != (len(found), len(found)) or start + size != end:
+        return "has a directory that is not what, or where, its end says"
+    return ""
+
+
+def _directory(source: Bytes) -> tuple[tuple[int, int], int, int, int]:
+    """Return what the end of an archive says of its directory, and where that has to end.
+
+    That is how many records it has (twice), its start and its length; -1 records where the end says
+    nothing of the bytes before it.
+    """
+    at = -1
+    for room in (_END.size, _END_BYTES, _END.size + _COMMENT_BYTES):
+        low = max(source.size - room, 0)
+        tail = source.read(low, source.size)
+        at = tail.rfind(_END_MARK, 0, len(tail) - _END.size + len(_END_MARK))
+        if at >= 0:
+            break
+    if at < 0:
+        raise ValueError("there is no end of a directory")
+    end = low + at
+    _, here, count, size, start, _ = _END.unpack_from(tail, at)
+    located = source.read(end - _LOCATOR.size, end) if end >= _LOCATOR.size else b""
+    if located.startswith(_LOCATOR_MARK):
+        locator, (_, end) = end - _LOCATOR.size, _LOCATOR.unpack(located)
+        told = source.read(end, end + _END64.size) if end + _END64.size <= locator else b""
+        if not told.startswith(_END64_MARK):
+            return (-1, -1), start, size, end
+        _, length, here, count, size, start = _END64.unpack(told)
+        if end + _END64_HEAD_BYTES + length != locator:  # it is that of an archive before this one
+            return (-1, -1), start, size, end
+    return (here, count), start, size, end
 
 
 class Bytes(Protocol):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import warnings
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
@@ -253,6 +254,117 @@ def test_what_is_broken_is_named(
         with pytest.raises(CheckpointError, match=BROKEN[made]):
             call()
     assert Poison.ran == []
+
+
+def records_twice(file: Path) -> None:
+    torch.save({"a": torch.ones(2)}, file)
+    with zipfile.ZipFile(file, "a") as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of zipfile, which warns of just this
+        archive.writestr(f"{file.stem}/data/0", torch.full((2,), 7.0).numpy().tobytes())
+
+
+def records_twice_but_for_case(file: Path) -> None:
+    torch.save({"a": torch.ones(2)}, file)
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.writestr(f"{file.stem}/DATA.PKL", pickle.dumps({}))
+
+
+def two_folders(file: Path) -> None:
+    torch.save({"a": torch.ones(2)}, file)
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.writestr("other/data.pkl", pickle.dumps({"a": 1}))
+
+
+def one_behind_the_other(file: Path) -> None:
+    torch.save({"a": torch.ones(2)}, file)
+    first = file.read_bytes()
+    torch.save({"a": torch.zeros(2)}, file)
+    file.write_bytes(first + file.read_bytes())
+
+
+def bytes_before(file: Path) -> None:
+    torch.save({"a": torch.ones(2)}, file)
+    file.write_bytes(b"PK\x03\x04" + bytes(40) + file.read_bytes())
+
+
+def two_directories(file: Path) -> None:
+    """The end tells of a directory elsewhere: of another archive that lies in a record."""
+    torch.save({"a": torch.zeros(2)}, file)
+    other = file.read_bytes()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps({"a": 1}))
+        archive.writestr("archive/byteorder", "little")
+        archive.writestr("archive/data/0", other)
+    content = bytearray(file.read_bytes())
+    end = content.rindex(b"PK\x05\x06")
+    start = int.from_bytes(content[end + 16 : end + 20], "little") - 46
+    content[end + 16 : end + 20] = start.to_bytes(4, "little")
+    file.write_bytes(content)
+
+
+def fewer_records_than_listed(file: Path) -> None:
+    rewritten(file, pickle.dumps({"a": 1}))
+    content = bytearray(file.read_bytes())
+    end = content.rindex(b"PK\x05\x06")
+    content[end + 8 : end + 12] = b"\x02\x00\x02\x00"
+    file.write_bytes(content)
+
+
+def another_name_in_the_header(file: Path) -> None:
+    torch.save({"a": torch.ones(2), "b": torch.zeros(2)}, file)
+    content = file.read_bytes()
+    at = content.index(b"/data/0")
+    file.write_bytes(content[:at] + b"/data/1" + content[at + 7 :])
+
+
+TWOFOLD: dict[Callable[[Path], None], str] = {
+    records_twice: r"has the record 'state/data/0' twice",
+    records_twice_but_for_case: r"has the record 'state/DATA\.PKL' twice",
+    two_folders: r"has records in the folders 'other' and 'state'",
+    one_behind_the_other: r"has a directory that is not what, or where",
+    bytes_before: r"has a directory that is not what, or where",
+    two_directories: r"cut short|has a directory that is not what, or where",
+    fewer_records_than_listed: r"has a directory that is not what, or where",
+    another_name_in_the_header: r"the record 'data/0' has another name in its header",
+}
+
+
+@pytest.mark.parametrize("made", TWOFOLD)
+def test_archives_that_say_two_things_are_refused(file: Path, made: Callable[[Path], None]) -> None:
+    made(file)
+    calls: tuple[Callable[[], Any], ...] = (
+        lambda: ckpt.open(file)["a"][...],
+        lambda: ckpt.load({"a": torch.zeros(2)}, file, no_dist=True),
+    )
+    for call in calls:
+        with pytest.raises(Corrupt, match=TWOFOLD[made]):
+            call()
+
+
+def commented(file: Path) -> None:
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.comment = b"hello" * 1000
+
+
+def longer(file: Path) -> None:
+    with file.open("ab") as stream:
+        stream.write(bytes(10))
+
+
+def stored_anew(file: Path) -> None:
+    with zipfile.ZipFile(file) as old:
+        records = {info.filename: old.read(info.filename) for info in old.infolist()}
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, data in reversed(records.items()):
+            archive.writestr(name.replace("state/", "模型-é/"), data)
+
+
+@pytest.mark.parametrize("change", [commented, longer, stored_anew])
+def test_archives_that_torch_reads_all_the_same(file: Path, change: Callable[[Path], None]) -> None:
+    torch.save({"a": torch.arange(500)}, file)
+    change(file)
+    assert torch.load(file)["a"].equal(torch.arange(500))
+    assert ckpt.open(file)["a"][...].equal(torch.arange(500))
 
 
 @pytest.mark.parametrize("has_crc", [True, False])
