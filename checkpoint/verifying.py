@@ -20,6 +20,7 @@ from .files.committing import data_places, wrong_files
 from .files.datafile import Entry
 from .files.manifest import FileRecord, Manifest
 from .files.stored_data import NUM_OPENING, Damage, DataFile
+from .formats.beside import notes_of
 from .formats.opening import open_place, read_manifest, stored_data
 from .reading import limits
 from .reading.whole_files import Batch, Checker, batches
@@ -62,6 +63,8 @@ class VerifyReport:
     """Whether it has. Of checkpoints of others only names, shapes and lengths can be compared."""
     problems: tuple[Problem, ...]
     """Every fault, up to ten thousand; empty if the checkpoint is intact."""
+    notes: tuple[str, ...] = ()
+    """Of files of other programs: what beside them, or in them, is no part of the checkpoint."""
 
 
 def verify(
@@ -165,6 +168,7 @@ class _Verification:
             bytes_checked=self.checked,
             has_checksums=self.manifest.is_ours,
             problems=tuple(self.problems),
+            notes=tuple(notes_of(self.manifest)),
         )
 
     def read_all(self) -> None:

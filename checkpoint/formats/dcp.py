@@ -8,8 +8,9 @@ filesystem.py of torch 2.13).
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ from ..tensors.dtypes import BY_TORCH_NAME, DType
 from .archives.archive import Archive, Span, open_archives
 from .archives.archived_files import IN_SAFETENSORS, ZSTD, open_compressed
 from .archives.value_tensors import ValueTensors
+from .beside import beside, with_notes
 from .file_layouts import FileLayouts, unflattened
 from .files import info_of_file, record_of
 from .names import METADATA, OF_TORCH
@@ -73,12 +75,15 @@ class _Where(NamedTuple):
 _FORMS: dict[tuple[str, ...], str] = {(): "", ("stream.zstd/1",): ZSTD}
 """By the extensions that torch names, in the order in which they are undone."""
 _NUM_READERS = 32
+_OWN_FILES = re.compile(r"\.metadata.*|.*\.distcp")
 _ELEMENTS = "data/0"
 """The record of an archive of one tensor that has its elements."""
 
 
-def read(store: Store) -> Manifest:
+def read(store: Store, known: Collection[str] = ()) -> Manifest:
     """Return the manifest of the checkpoint in a store.
+
+    ``known`` are names of files beside that somebody else reads.
 
     Raises Corrupt where parts of it are missing, CheckpointError for what dtckpt does not read.
     """
@@ -89,11 +94,12 @@ def read(store: Store) -> Manifest:
     told = load_pickle(data, where, _KNOWN)
     try:
         index = _Index(told, store, where)
-        return index.manifest(digest(data).hex())
+        made = index.manifest(digest(data).hex())
     except CheckpointError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise Corrupt(f"{where}: malformed metadata: {shown(error)}") from error
+    return with_notes(made, passed_over=beside(store, known, also=_OWN_FILES))
 
 
 class _Index:

@@ -14,6 +14,7 @@ from ...storage.one_file import OneFile
 from ..files.manifest import Manifest
 from ..state.limits import check_metadata_bytes, object_of, parse_json, shown, text_of
 from . import safetensors
+from .beside import beside, with_notes
 from .files import names_in
 from .names import SAFETENSORS
 
@@ -23,8 +24,12 @@ _NAMES = (
 )
 """What transformers, diffusers and peft call weights; the first that is there is meant, and of each
 the one file before the index, as by their own loaders."""
-_SHARD = re.compile(r"(?:shard-\d+-)?model-(\d{1,9})-of-(\d{1,9})\.safetensors")
+_SHARD = re.compile(r"(?:shard-(\d{1,9})-)?model-(\d{1,9})-of-(\d{1,9})\.safetensors")
 """Files of ``save_pretrained(distributed_checkpoint=True)``, which have no index."""
+_ALIKE = re.compile(
+    r"(?:pytorch_model|diffusion_pytorch_model|adapter_model)(?:-\d+-of-\d+)?\.bin(?:\.index\.json)?"
+)
+"""What often lies beside safetensors files and has the same weights."""
 
 
 def find(store: Store) -> Manifest | None:
@@ -34,14 +39,65 @@ def find(store: Store) -> Manifest | None:
     """
     for name in _NAMES:
         if store.exists(name):
-            return _of_files(store, [name])
+            return _with_beside(store, _of_files(store, [name]))
         if store.exists(f"{name}.index.json"):
-            return _indexed(store, f"{name}.index.json")
-    shards = {name: found for name in names_in(store) if (found := _SHARD.fullmatch(name))}
+            return _with_beside(store, _indexed(store, f"{name}.index.json"))
+    shards = _shards(store)
     if not shards:
         return None
-    _check_all(store, [(int(found[1]), int(found[2])) for found in shards.values()])
-    return _of_files(store, sorted(shards))
+    _check_all(store, [(int(found[2]), int(found[3])) for found in shards.values()])
+    unsure = _check_ranks(store, shards)
+    return _with_beside(store, with_notes(_of_files(store, sorted(shards)), unsure=unsure))
+
+
+def _shards(store: Store) -> dict[str, re.Match[str]]:
+    return {name: found for name in names_in(store) if (found := _SHARD.fullmatch(name))}
+
+
+def _with_beside(store: Store, made: Manifest) -> Manifest:
+    """Return a manifest that tells what lies beside its files."""
+    read = [record.name or "" for record in made.files]
+    also = _ALIKE if any(name.endswith(SAFETENSORS) for name in read) else None
+    return with_notes(made, passed_over=beside(store, read, also=also))
+
+
+def _check_ranks(store: Store, shards: Mapping[str, re.Match[str]]) -> str:
+    """Raise Corrupt where the file of a rank is missing between others.
+
+    Returns what nothing tells: torch notes neither how many ranks have saved nor how large tensors
+    are, so that nobody sees that files of the last ranks are missing.
+    """
+    ranks = {int(found[1]): name for name, found in shards.items() if found[1] is not None}
+    if not ranks:
+        return ""
+    for number in range(1, max(ranks)):
+        if number not in ranks:
+            missing = re.sub(r"^shard-\d+", f"shard-{number:05d}", ranks[max(ranks)])
+            raise Corrupt(
+                f"{store.url}: {missing} is missing, though there is {ranks[max(ranks)]}. Fetch "
+                "the file of that rank; if it had nothing to save, put a safetensors file of that "
+                "name without tensors there"
+            )
+    last = max(ranks)
+    return (
+        f"nothing in files of torch's distributed writer says how many ranks have saved: these are "
+        f"of {last} ({ranks[last]} is the last). Where files of more are missing, tensors are "
+        "shorter than they were; a load into tensors compares the shapes"
+    )
+
+
+def _check_alone(store: OneFile) -> None:
+    """Raise Corrupt where a file is one of those of several ranks."""
+    found = _SHARD.fullmatch(store.name)
+    if found is None or found[1] is None:
+        return
+    others = sorted(name for name in _shards(store.around) if name != store.name)
+    if others or int(found[1]) != 1:
+        there = f"{others[0]} is another" if others else "those of the ranks before it are missing"
+        raise Corrupt(
+            f"{store.url} is the file of one rank, with parts of tensors, and {there}. Open the "
+            "directory with the files of all ranks"
+        )
 
 
 def _check_all(store: Store, numbers: Sequence[tuple[int, int]]) -> None:
@@ -63,7 +119,10 @@ def _check_all(store: Store, numbers: Sequence[tuple[int, int]]) -> None:
 
 def find_one(store: Store) -> Manifest | None:
     """Return the manifest of a file that is opened by itself; None for a directory."""
-    return _of_files(store, [store.name]) if isinstance(store, OneFile) else None
+    if not isinstance(store, OneFile):
+        return None
+    _check_alone(store)
+    return _of_files(store, [store.name])
 
 
 def _of_files(

@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import Any
 
 from dtckpt.errors import CheckpointError, Corrupt
-from dtckpt.logs import logger_of
 
 from ...storage.base import Store
 from ..files.blocks import digest
@@ -31,13 +30,12 @@ from ..state.tree import children, container_node, dict_tag
 from . import dcp
 from .archives.archive import Span, open_archives
 from .archives.value_tensors import ValueTensors
+from .beside import with_notes
 from .file_layouts import FileLayouts
 from .files import info_of_file, record_of
 from .names import COMMON, CONFIG, METADATA, OF_MEGATRON
 from .pickles.unpickling import Namespace, is_known, load_pickle
 from .trees import ValueNodes
-
-logger = logger_of("checkpoint")
 
 _BACKENDS = {"sharded_backend": "torch_dist", "common_backend": "torch"}
 _OF_MEGATRON = ("megatron.", "transformer_engine.", "nemo.")
@@ -68,7 +66,7 @@ def find(store: Store) -> Manifest | None:
             )
     for name in (METADATA, COMMON):
         info_of_file(store, name)  # Corrupt where it is missing
-    return _with_common(dcp.read(store), store)
+    return _with_common(dcp.read(store, (COMMON, CONFIG)), store)
 
 
 def _config(store: Store) -> dict[str, Any] | None:
@@ -103,22 +101,18 @@ def _with_common(made: Manifest, store: Store) -> Manifest:
     if twice:
         raise Corrupt(f"{where}: has {sorted(map(str, twice))[0]!r}, as {METADATA} has")
     record = record_of(number, seen, tensors.places, digest=digest(pickled).hex())
-    if left_out.found:
-        told = ", ".join(f"{name} ({kind})" for name, kind in left_out.found.items())
-        logger.warning("%s: left out objects of Megatron: %s", where, told)
     whole_manifest = replace(
         made,
         tree=container_node("dict", nodes),
         tensors=made.tensors | tensors.tensors,
         files=(*made.files, record),
-        metadata={"left_out": left_out.found} if left_out.found else None,
         format=OF_MEGATRON,
     )
     try:
         whole_manifest.validate()
     except ValueError as error:
         raise Corrupt(f"{store.url}: {shown(error)}") from error
-    return whole_manifest
+    return with_notes(whole_manifest, left_out=left_out.found)
 
 
 class _Object:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from dtckpt.errors import NotCommitted
+from dtckpt.logs import logger_of
 
 from ...storage.base import Store
 from ...storage.one_file import OneFile
@@ -29,6 +31,7 @@ from ..files.manifest import (
 from ..files.stored_data import DataFile, OpenForeign, StoredData
 from ..state.collector import paused_collector
 from . import hugging_face, safetensors
+from .beside import notes_of
 from .by_rank import names as by_rank
 from .files import names_in
 from .names import (
@@ -42,6 +45,8 @@ from .names import (
     OF_TORCH_SAVE,
     OF_VERL,
 )
+
+logger = logger_of("checkpoint")
 
 
 def _of_megatron(store: Store) -> Manifest | None:
@@ -170,7 +175,14 @@ def _made(store: Store, error: NotCommitted) -> Manifest:
         found = next((m for find in _FINDERS if (m := find(store)) is not None), None)
     if found is None:
         raise NotCommitted(what_is_there(store)) from error
+    for note in notes_of(found):
+        _warn(f"{store.url}: {note}")
     return found
+
+
+@lru_cache(1024)  # once each: a command looks at a checkpoint several times
+def _warn(text: str) -> None:
+    logger.warning("%s", text)
 
 
 def stored_data(store: Store, manifest: Manifest) -> StoredData:

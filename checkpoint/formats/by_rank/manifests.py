@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dtckpt.errors import Corrupt, NotCommitted
-from dtckpt.logs import logger_of
 
 from ....storage.base import Store
 from ...files.blocks import digest
@@ -17,8 +16,6 @@ from .files import open_all
 from .merging import Merger
 from .names import FilesOfRanks
 from .tensors import Tensors
-
-logger = logger_of("checkpoint")
 
 
 def manifest_of(store: Store, found: FilesOfRanks) -> Manifest:
@@ -43,8 +40,6 @@ def manifest_of(store: Store, found: FilesOfRanks) -> Manifest:
             f"{store.url}: {found.files[0].name} and others may be of ranks or of steps: tensor "
             f"{differing!r} differs in them, and none says that it is a part. Load one by its path"
         )
-    if found.others:
-        logger.warning("%s: passed over %s", store.url, ", ".join(found.others))
     made = Manifest(
         save_id=digest("".join(one.digest for one in opened).encode()).hex(),
         tensors=tensors,

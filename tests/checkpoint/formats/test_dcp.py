@@ -55,6 +55,21 @@ def whole(value: Any) -> Any:
     return value[...] if isinstance(value, ckpt.LazyTensor) else value
 
 
+def test_what_lies_beside_it_is_told(tmp_path: Path) -> None:
+    """As Lightning saves it: hyper-parameters, loops and callbacks are in ``meta.pt``."""
+    torch_dcp.save({"state_dict": {"w": torch.ones(2)}}, checkpoint_id=tmp_path, no_dist=True)
+    torch.save({"epoch": 3, "hyper_parameters": {"lr": 0.1}}, tmp_path / "meta.pt")
+    with ckpt.open(tmp_path) as opened:
+        assert opened.metadata == {"passed_over": ["meta.pt"]}
+    assert ckpt.verify(tmp_path).notes == (
+        "passed over meta.pt, which may be opened by their own paths",
+    )
+    assert ckpt.open(tmp_path / "meta.pt").state_dict() == {
+        "epoch": 3,
+        "hyper_parameters": {"lr": 0.1},
+    }
+
+
 def test_a_training_state_goes_on(tmp_path: Path) -> None:
     model, optimizer = stepped(1)
     given = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": 7}

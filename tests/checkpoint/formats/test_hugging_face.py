@@ -135,6 +135,98 @@ def test_parts_of_a_tensor_lie_in_several_files(place: Path) -> None:
     assert ckpt.verify(place).problems == ()
 
 
+def of_three_ranks(path: Path) -> Tensor:
+    whole = torch.arange(24.0).view(6, 4)
+    for rank in range(3):
+        part = whole[2 * rank : 2 * rank + 2].clone()
+        shard(path, rank + 1, {"w": part, f"b{rank}": torch.ones(2)}, w=[2 * rank, 0])
+    return whole
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_rank_without_a_file_is_named(place: Path, number: int) -> None:
+    of_three_ranks(place)
+    name = f"shard-0000{number}-model-00001-of-00001.safetensors"
+    (place / name).unlink()
+    for call in (ckpt.open, ckpt.verify):
+        with pytest.raises(Corrupt, match=rf"{name} is missing, though there is shard-00003"):
+            call(place)
+    save_file({}, place / name)  # as the error recommends where a rank had nothing
+    with pytest.raises(Corrupt, match=r"tensor 'w' in .*Fetch all files"):
+        ckpt.open(place)
+
+
+def test_a_rank_that_had_nothing_to_save(place: Path) -> None:
+    shard(place, 1, {"w": torch.ones(2, 4)}, w=[0, 0])
+    shard(place, 3, {"w": torch.zeros(2, 4)}, w=[2, 0])
+    with pytest.raises(Corrupt, match="put a safetensors file of that name without tensors there"):
+        ckpt.open(place)
+    save_file({}, place / "shard-00002-model-00001-of-00001.safetensors")
+    assert ckpt.open(place)["w"][...].equal(torch.cat([torch.ones(2, 4), torch.zeros(2, 4)]))
+
+
+def test_the_last_ranks_may_be_missing_which_is_said(
+    place: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = of_three_ranks(place)
+    assert ckpt.open(place)["w"][...].equal(whole)
+    (place / "shard-00003-model-00001-of-00001.safetensors").unlink()
+    caplog.clear()
+    (note,) = ckpt.verify(place).notes
+    assert "these are of 2" in note
+    assert "shard-00002-model-00001-of-00001.safetensors is the last" in caplog.text + note
+    assert ckpt.open(place).metadata["unsure"] == note
+    into = {"w": torch.full((6, 4), 7.0)}
+    with pytest.raises(LayoutMismatch):
+        ckpt.load(into, place, no_dist=True)
+    assert into["w"].eq(7).all()
+
+
+def test_the_file_of_one_rank_is_no_checkpoint(place: Path) -> None:
+    of_three_ranks(place)
+    for file in sorted(place.iterdir()):
+        with pytest.raises(Corrupt, match=r"the file of one rank, .*Open the directory"):
+            ckpt.open(file)
+    alone = place / "shard-00002-model-00001-of-00001.safetensors"
+    for file in sorted(place.iterdir()):
+        if file != alone:
+            file.unlink()
+    with pytest.raises(Corrupt, match="those of the ranks before it are missing"):
+        ckpt.open(alone)
+
+
+def test_what_lies_beside_the_weights_is_told(
+    place: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As the Trainer and accelerate leave it; each may be opened by its own path."""
+    save_file({"w": torch.ones(3)}, place / "model.safetensors")
+    save_file({"v": torch.zeros(3)}, place / "model_1.safetensors")
+    torch.save({"w": torch.ones(3)}, place / "pytorch_model.bin")  # the same in another form
+    torch.save({"state": {0: {"exp_avg": torch.ones(2)}}}, place / "optimizer.pt")
+    torch.save({"last_epoch": 3}, place / "scheduler.bin")
+    torch.save({"cpu": torch.get_rng_state()}, place / "rng_state.pth")
+    for name in ("config.json", "README.md", "tokenizer.json", "merges.txt", ".gitattributes"):
+        (place / name).write_text("{}")
+    (place / "trainer_state.json").write_text('{"global_step": 5}')
+    (place / "global_step5").mkdir()
+    wanted = [
+        *("global_step5/", "model_1.safetensors", "optimizer.pt", "rng_state.pth"),
+        *("scheduler.bin", "trainer_state.json"),
+    ]
+    with ckpt.open(place) as opened:
+        assert list(opened) == ["w"]
+        assert opened.metadata["passed_over"] == wanted
+    assert f"passed over {', '.join(wanted)}, which may be opened" in caplog.text
+    assert ckpt.verify(place).notes == (
+        f"passed over {', '.join(wanted)}, which may be opened by their own paths",
+    )
+    optimizer = ckpt.open(place / "optimizer.pt").state_dict()
+    assert optimizer["state"][0]["exp_avg"][...].equal(torch.ones(2))
+    assert ckpt.open(place / "scheduler.bin").state_dict() == {"last_epoch": 3}
+    ckpt.reshard(place, tmp_path / "ours", Mesh.parse("a=1"), ckpt.parse_rules("*=R"))
+    assert ckpt.open(tmp_path / "ours").metadata["passed_over"] == wanted
+
+
 def test_modules_are_filled_by_another_name(place: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 2))
     save_file(model.state_dict(), place / "model.safetensors")

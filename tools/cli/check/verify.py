@@ -197,6 +197,7 @@ def _told(found: _Found) -> dict[str, Any]:
         "bytes_checked": report.bytes_checked if report else 0,
         "has_checksums": report.has_checksums if report else True,
         "problems": [asdict(problem) for problem in found.problems],
+        "notes": list(report.notes) if report else [],
     }
     if found.repaired is not None:
         told["repaired"] = list(found.repaired)
