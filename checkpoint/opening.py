@@ -14,6 +14,7 @@ from ..storage.base import Store
 from .files.manifest import Manifest
 from .files.stored_data import StoredData
 from .files.stored_tensor import StoredTensor
+from .formats.beside import not_there
 from .formats.opening import open_place, read_manifest, stored_data
 from .mapping.table import TensorMapping, mapped_manifest
 from .reading.execution import ReadCache
@@ -71,6 +72,7 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
         if name not in self.manifest.tensors:
             near = [other for other in self.manifest.tensors if other.endswith(name)][:3]
             hint = f"; did you mean {', '.join(near)}?" if near else ""
+            hint += not_there(self.manifest, name)
             raise KeyError(f"{self.url} has no tensor {name!r}{hint}")
         return LazyTensor(self._data, self.manifest.tensors[name], self._cache)
 

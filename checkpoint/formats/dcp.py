@@ -26,6 +26,7 @@ from ..files.blocks import digest
 from ..files.manifest import FileRecord, Manifest, Place
 from ..files.stored_tensor import StoredTensor
 from ..state.limits import check_metadata_bytes, shown, size_of, text_of
+from ..state.tree import ABSENT
 from ..state.values import Node
 from ..tensors.dtypes import BY_TORCH_NAME, DType
 from .archives.archive import Archive, Span, open_archives
@@ -35,6 +36,7 @@ from .beside import beside, with_notes
 from .file_layouts import FileLayouts, unflattened
 from .files import info_of_file, record_of
 from .names import METADATA, OF_TORCH
+from .pickles.arrays import NotHeld
 from .pickles.unpickling import Inert, Record, load_pickle
 from .trees import ValueNodes, component_of, name_of, paths_of, tree_of_paths
 
@@ -94,7 +96,7 @@ def read(store: Store, known: Collection[str] = ()) -> Manifest:
     told = load_pickle(data, where, _KNOWN)
     try:
         index = _Index(told, store, where)
-        made = index.manifest(digest(data).hex())
+        made = with_notes(index.manifest(digest(data).hex()), left_out=index.left_out)
     except CheckpointError:
         raise
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -108,6 +110,10 @@ class _Index:
     def __init__(self, told: Any, store: Store, where: str) -> None:
         self._store = store
         self._where = where
+        self.left_out: dict[str, str] = {}
+        """Values that are not held, by name."""
+        self.why: NotHeld | None = None
+        """Of the first of them."""
         self._leaves: dict[str, Any] = dict(told.state_dict_metadata)
         self._flattened = _flattened(told)
         self._paths = paths_of(self._leaves, getattr(told, "planner_data", None))
@@ -136,10 +142,14 @@ class _Index:
         for fqn, leaf in self._leaves.items():
             if hasattr(leaf, "chunks"):
                 nodes[fqn] = self._tensor(fqn, leaf)
+        if self.why is not None and not nodes:
+            raise CheckpointError(f"{self._where}: {self.why}") from self.why
         made = Manifest(
             save_id=save_id,
             tensors=self._tensors,
-            tree=tree_of_paths(((self._paths[f], nodes[f]) for f in self._leaves), self._where),
+            tree=tree_of_paths(
+                ((self._paths[f], nodes[f]) for f in self._leaves if f in nodes), self._where
+            ),
             files=tuple(self._record(name) for name in self._files),
             created="",
             format=OF_TORCH,
@@ -208,11 +218,22 @@ class _Index:
             else:
                 archives = open_archives(self._store, file, spans)
             for fqn, archive in zip(names, archives, strict=True):
-                nodes[fqn] = self._value(fqn, archive)
+                node = self._value(fqn, archive)
+                if node is not ABSENT:
+                    nodes[fqn] = node
+                elif any(type(part) is int for part in self._paths[fqn]):
+                    why = self.left_out[name_of(self._paths[fqn])]
+                    raise CheckpointError(  # without it, what follows would move up
+                        f"{self._where}: {fqn!r} is {why}, in a list. Load it with torch and save "
+                        "it anew without that"
+                    )
         return nodes
 
     def _value(self, fqn: str, archive: Archive) -> Node:
-        """Return the node of a value; tensors in it are tensors of the checkpoint."""
+        """Return the node of a value, ABSENT if it is left out.
+
+        Tensors in it are tensors of the checkpoint.
+        """
         where, at = f"{archive.where}, {fqn!r}", self._archive(fqn, None)
         found = ValueTensors(
             self._layouts,
@@ -220,9 +241,12 @@ class _Index:
             Place("", at.span.start, at.span.size, form=at.form),
             where,
         )
-        value = load_pickle(archive.read("data.pkl"), where)
+        value = load_pickle(archive.read("data.pkl"), where, with_unheld=True)
         path = tuple(map(component_of, self._paths[fqn]))
-        node = ValueNodes(where, found.kinds, found.node).node(value, path)
+        made = ValueNodes(where, found.kinds, found.node, tensors=found)
+        node = made.node_if_held(value, path)
+        self.left_out |= made.left_out
+        self.why = self.why or made.why
         self._tensors |= found.tensors
         self._places[at.file] += found.places
         return node

@@ -88,13 +88,14 @@ def _with_common(made: Manifest, store: Store) -> Manifest:
     archive = open_archives(store, COMMON, [Span(0, seen.size)])[0]
     archive.check_byte_order()
     pickled = archive.read("data.pkl")
-    value = load_pickle(pickled, where, _Known())
+    value = load_pickle(pickled, where, _Known(), with_unheld=True)
     if dict_tag(value) is None:
         raise Corrupt(f"{where}: expected a dict, got {shown(value)}")
     left_out = _LeftOut(where)
     whole = Place("", 0, seen.size)
     tensors = ValueTensors(FileLayouts(store.url, []), number, whole, where, archive)
-    tree = ValueNodes(where, tensors.kinds, tensors.node).node(left_out.without(value, ()), ())
+    made_of = ValueNodes(where, tensors.kinds, tensors.node, tensors=tensors)
+    tree = made_of.node(left_out.without(value, ()), ())
     nodes = [(key, node) for key, _, node in children(tree)]
     nodes += [(key, node) for key, _, node in children(made.tree)]
     twice = {key for key, _, _ in children(tree)} & {key for key, _, _ in children(made.tree)}
@@ -112,7 +113,7 @@ def _with_common(made: Manifest, store: Store) -> Manifest:
         whole_manifest.validate()
     except ValueError as error:
         raise Corrupt(f"{store.url}: {shown(error)}") from error
-    return with_notes(whole_manifest, left_out=left_out.found)
+    return with_notes(whole_manifest, left_out=left_out.found | made_of.left_out)
 
 
 class _Object:

@@ -22,10 +22,11 @@ from ..state.tree import children, container_node, dict_tag
 from ..state.values import Node
 from .archives.archive import Archive, Span, open_archives
 from .archives.value_tensors import ValueTensors
+from .beside import with_notes
 from .file_layouts import FileLayouts
 from .files import info_of_file, record_of, where_of
 from .names import OF_TORCH_SAVE
-from .pickles.unpickling import load_pickle
+from .pickles.unpickling import load_pickle, unheld_of
 from .trees import ValueNodes
 
 _NUM_READERS = 16
@@ -77,6 +78,7 @@ class _Index:
         self._tensors: dict[str, StoredTensor] = {}
         self._records: list[FileRecord] = []
         self._tree: Node = {"dict": {}}
+        self._left_out: dict[str, str] = {}
         self.names: set[str | int] = set()
         """Keys of the dicts."""
 
@@ -85,14 +87,18 @@ class _Index:
         file = self._files[number]
         where = where_of(self._store, file)
         seen, archive, pickled = opened
-        value = load_pickle(pickled, where)
+        value = load_pickle(pickled, where, with_unheld=True)
+        if (why := unheld_of(value)) is not None:
+            raise CheckpointError(f"{where}: {why}")
         if dict_tag(value) is None:
             raise CheckpointError(f"{where}: not a dict was saved, but {shown(value)}")
         if chosen is not None:
             value = {key: item for key, item in value.items() if chosen.get(key) == file}
         whole = Place("", 0, seen.size)
         tensors = ValueTensors(self._layouts, number, whole, archive.where, archive)
-        tree = ValueNodes(where, tensors.kinds, tensors.node).node(value, ())
+        made = ValueNodes(where, tensors.kinds, tensors.node, tensors=tensors)
+        tree = made.node(value, ())
+        self._left_out |= made.left_out
         nodes = [(key, node) for key, _, node in children(tree)]
         if self.names.intersection(key for key, _ in nodes):
             raise Corrupt(f"{where}: has names that are in other files, too")
@@ -123,6 +129,7 @@ class _Index:
             created="",
             format=OF_TORCH_SAVE,
         )
+        made = with_notes(made, left_out=self._left_out)
         try:
             made.validate()
         except ValueError as error:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Generic, TypeVar, cast
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from dtckpt.errors import CheckpointError, Corrupt, Unsavable
 
 from ..state.limits import MAX_NESTING, check_metadata_bytes, shown, text_of
 from ..state.names import index_component, is_encodable, join, key_component
-from ..state.tree import SEQUENCES, container_node, dict_tag
+from ..state.tree import ABSENT, DICT_TAGS, SEQUENCES, children, container_node, dict_tag, tag_of
 from ..state.values import Node, encode_value
-from .pickles.unpickling import Namespace, Stream
+from .pickles.arrays import NotHeld
+from .pickles.unpickling import Namespace, Stream, unheld_of
 
 T = TypeVar("T")
 
@@ -112,12 +113,27 @@ def _are_groups(inner: dict[str | int, Any] | _Leaf | None) -> bool:
     return isinstance(first, dict) and "params" in first
 
 
+class Tensors(Protocol):
+    """Where tensors are noted on the way."""
+
+    def mark(self) -> Any:
+        """Return what ``undo`` takes to forget all that is noted from now on."""
+        ...
+
+    def undo(self, mark: Any) -> None:
+        """Forget what was noted since a mark."""
+        ...
+
+
 class ValueNodes(Generic[T]):
     """Makes nodes of values that were pickled; ``tensor`` is given those of ``kinds`` by name.
 
     It returns the node of one. ``allow_pickle`` pickles what the format does not hold. A small
     pickle does not become a large tree: it may name one object many times, a text of a megabyte
     or a list of lists.
+
+    What no checkpoint holds is refused, or, where ``tensors`` are given, left out of the dict that
+    has it, in it or in a list of its own; ``left_out`` tells what, by name.
     """
 
     def __init__(
@@ -127,7 +143,13 @@ class ValueNodes(Generic[T]):
         tensor: Callable[[str, T], Node],
         *,
         allow_pickle: bool = False,
+        tensors: Tensors | None = None,
     ) -> None:
+        self.left_out: dict[str, str] = {}
+        """What of each is not held, by name."""
+        self._tensors = tensors
+        self.why: NotHeld | None = None
+        """Of the first that was left out."""
         self._where = where
         self._kinds = kinds
         self._tensor = tensor
@@ -136,7 +158,45 @@ class ValueNodes(Generic[T]):
         self._num_bytes = 0
 
     def node(self, value: Any, path: Sequence[str]) -> Node:
-        """Return the node of a value; CheckpointError, with its name, for what has none."""
+        """Return the node of a value; CheckpointError, with its name, for what has none.
+
+        That is so, too, where all that it has would be left out.
+        """
+        try:
+            node = self._node(value, path)
+        except NotHeld as error:
+            raise CheckpointError(f"{self._where}: {error}") from error
+        if self.why is not None and _holds_nothing(node):
+            raise CheckpointError(f"{self._where}: {self.why}") from self.why
+        return node
+
+    def node_if_held(self, value: Any, path: Sequence[str]) -> Node:
+        """Return the node of a value; ABSENT where it is left out as a whole."""
+        assert self._tensors is not None
+        mark = self._tensors.mark()
+        try:
+            return self._node(value, path)
+        except NotHeld as error:
+            self._leave_out(path, error, mark)
+            return ABSENT
+
+    def _leave_out(self, path: Sequence[str], error: NotHeld, mark: Any) -> None:
+        assert self._tensors is not None
+        self._tensors.undo(mark)
+        self.why = self.why or error
+        self.left_out[join(tuple(path))] = error.kind
+        self._count(len(error.kind))
+
+    def _items(self, value: Any, path: Sequence[str]) -> Iterator[tuple[str | int, Node]]:
+        """Yield the nodes of a dict, but for what is left out of it."""
+        for key, item in value.items():
+            below = (*path, key_component(key))
+            if self._tensors is None:
+                yield key, self._node(item, below)
+            elif (node := self.node_if_held(item, below)) is not ABSENT:
+                yield key, node
+
+    def _node(self, value: Any, path: Sequence[str]) -> Node:
         self._left -= 1
         if self._left < 0 or len(path) > MAX_NESTING:
             name = join(tuple(path))[:_MOST_SHOWN]
@@ -147,7 +207,7 @@ class ValueNodes(Generic[T]):
             value = value.data
         if type(value) in SEQUENCES:
             items = [
-                (i, self.node(item, (*path, index_component(i)))) for i, item in enumerate(value)
+                (i, self._node(item, (*path, index_component(i)))) for i, item in enumerate(value)
             ]
             return container_node(SEQUENCES[type(value)], items)
         tag = dict_tag(value)
@@ -155,17 +215,20 @@ class ValueNodes(Generic[T]):
         if tag is not None and not (odd and self._allow_pickle):
             if odd:
                 name = join(tuple(path))[:_MOST_SHOWN]
-                raise CheckpointError(
-                    f"{self._where}: {name!r} is a dict with the key {shown(odd[0])}; checkpoints "
-                    "hold those of texts and of ints below 2**63"
+                raise NotHeld(
+                    f"{name!r} is a dict with the key {shown(odd[0])}; checkpoints hold those of "
+                    "texts and of ints below 2**63",
+                    f"a dict with the key {shown(odd[0])}",
                 )
-            nodes = [(key, self.node(v, (*path, key_component(key)))) for key, v in value.items()]
+            nodes = list(self._items(value, path))
             self._count(sum(len(key) for key in value if type(key) is str))
             is_plain = tag == "items" and all(type(key) is str for key in value)
             return container_node("dict" if is_plain else tag, nodes)
         return self._leaf(value, path)
 
     def _leaf(self, value: Any, path: Sequence[str]) -> Node:
+        if (why := unheld_of(value)) is not None:
+            raise why
         self._count(sum(map(len, path)))  # of its name, which is made later
         if type(value) is int and value.bit_length() <= _MOST_KEY_BITS:
             return value  # as most of the leaves that are no tensors
@@ -178,11 +241,18 @@ class ValueNodes(Generic[T]):
             plain = bytes(value) if isinstance(value, bytearray) else value
             return encode_value(plain, name[:_MOST_SHOWN], allow_pickle=self._allow_pickle)
         except Unsavable as error:
-            raise CheckpointError(f"{self._where}: {error}") from error
+            raise NotHeld(str(error), f"a value of type {type(value).__qualname__}") from error
 
     def _count(self, num_bytes: int) -> None:
         self._num_bytes += num_bytes
         check_metadata_bytes(self._num_bytes, f"the values of {self._where}")
+
+
+def _holds_nothing(node: Node) -> bool:
+    """Whether there are only empty containers in a tree."""
+    if tag_of(node) not in (*DICT_TAGS, *SEQUENCES.values()):
+        return False
+    return all(_holds_nothing(child) for _, _, child in children(node))
 
 
 def _is_key(key: object) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from typing import Any
 
 from dtckpt.errors import CheckpointError, Corrupt
 
@@ -49,6 +50,19 @@ class ValueTensors:
     kinds = (TensorNote, Array, UnfinishedArray)
     """What ``node`` is given."""
 
+    def mark(self) -> Any:
+        """Return what ``undo`` takes to forget all that is noted from now on."""
+        return len(self.tensors), len(self.places), len(self._first)
+
+    def undo(self, mark: Any) -> None:
+        """Forget what was noted since a mark."""
+        num_tensors, num_places, num_first = mark
+        while len(self.tensors) > num_tensors:
+            self.tensors.popitem()
+        del self.places[num_places:]
+        while len(self._first) > num_first:
+            self._first.popitem()
+
     def node(self, name: str, value: TensorNote | Array | UnfinishedArray) -> Node:
         """Note where a tensor or an array lies; return its node."""
         if isinstance(value, TensorNote):
@@ -58,14 +72,17 @@ class ValueTensors:
         try:
             self._add_array(name, value.made() if isinstance(value, UnfinishedArray) else value)
         except NotHeld as error:
-            raise CheckpointError(f"{where}: {error}") from error
+            raise NotHeld(f"{name[:_MOST_SHOWN]!r}: {error}", error.kind) from error
         except (TypeError, ValueError) as error:
             raise Corrupt(f"{where}: {shown(error)}") from error
         return {"ndarray": name}
 
     def _add_tensor(self, name: str, note: TensorNote) -> None:
         where = f"{self._where}, {name!r}"
-        dtype = note.dtype(where)
+        try:
+            dtype = note.dtype(where)
+        except CheckpointError as error:
+            raise NotHeld(str(error), f"a tensor of torch.{note.dtype_name}") from error
         first = self._first.setdefault(note, name)
         if first != name:
             self.tensors[name] = self.tensors[first]._replace(name=name, same_as=first)
@@ -90,9 +107,10 @@ class ValueTensors:
         check_metadata_bytes(4 * self._inline_bytes, f"the arrays of {self._where}")
         dtype = BY_TORCH_NAME.get(array.dtype_name)
         if dtype is None:
-            raise CheckpointError(
-                f"{self._where}, {name!r}: an array of numpy's {array.dtype_name}, which dtckpt "
-                "does not hold; convert it and save anew"
+            raise NotHeld(
+                f"an array of numpy's {array.dtype_name}, which dtckpt does not hold; convert it "
+                "and save anew",
+                f"an array of numpy's {array.dtype_name}",
             )
         layout = self._layouts.whole(self._file, array.shape)
         self.tensors[name] = StoredTensor(name, dtype, array.shape, layout)

@@ -22,6 +22,11 @@ _ORDERS = ("<", ">", "|", "=")
 class NotHeld(Exception):
     """Why no checkpoint can hold what a pickle has."""
 
+    def __init__(self, reason: str, kind: str = "") -> None:
+        super().__init__(reason)
+        self.kind = kind or reason
+        """In short, what it is."""
+
 
 class Array(NamedTuple):
     """The elements of an array, in native byte order."""

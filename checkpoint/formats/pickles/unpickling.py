@@ -2,7 +2,8 @@
 
 A pickle names functions and classes, which its reader looks up and calls. Here they are looked up
 in a table of our own that has inert ones only: what they make are plain values, and notes of
-tensors that say where the elements lie. All else is refused by its name before anything is called.
+tensors that say where the elements lie. All else is refused by its name before anything is called,
+or stands for an object of which only the name is known (``Unheld``), so that the rest can be read.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import pickle
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
 from datetime import date, datetime, timedelta, timezone
+from functools import lru_cache
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 
@@ -35,6 +37,10 @@ _ARGUMENTS_EACH = 2
 """How much functions may be given for a byte of a pickle, in characters and items."""
 _SIZED = frozenset({str, bytes, bytearray, tuple, list, dict, OrderedDict, Counter, defaultdict})
 _CALLS_BETWEEN = 1 << 12
+_MOST_CLASSES = 1000
+"""That are unknown, of one pickle: each is a kilobyte."""
+_OF_SEVERAL = frozenset({"torch._utils._rebuild_wrapper_subclass"})
+"""Functions of tensors that are parts of others, which files of ranks have."""
 _FREE = 64
 """Arguments up to this length do not count, so that many may share a short one."""
 
@@ -109,6 +115,61 @@ class Inert:
         raise AttributeError(f"a pickle may not set {shown(name)} of what it calls")
 
 
+class Unheld:
+    """An object that no checkpoint holds, or its class: only its name is known.
+
+    Takes whatever a pickle gives it, and keeps nothing of that.
+    """
+
+    __slots__ = ()
+
+    name: ClassVar[str] = ""
+    reason: ClassVar[str] = ""
+
+    def __new__(cls, *_: Any, **__: Any) -> Unheld:
+        return super().__new__(cls)
+
+    def __call__(self, *_: Any) -> Unheld:
+        """Return what a call makes: nothing is called."""
+        return self
+
+    def __setstate__(self, state: Any) -> None:
+        """Take attributes."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Take an item."""
+
+    def append(self, value: Any) -> None:
+        """Take an item."""
+
+    def extend(self, values: Any) -> None:
+        """Take items."""
+
+    def add(self, value: Any) -> None:
+        """Take an item."""
+
+    @classmethod
+    def error(cls) -> NotHeld:
+        """Return why it is not held."""
+        return NotHeld(cls.reason, cls.name)
+
+
+@lru_cache(4096)
+def unheld(name: str, reason: str = "") -> type[Unheld]:
+    """Return the class of objects of a name; ``reason`` says why they are not held."""
+    fields = {"__slots__": (), "name": name, "reason": reason or not_known(name)}
+    return type("Unheld", (Unheld,), fields)
+
+
+def unheld_of(value: Any) -> NotHeld | None:
+    """Return why a value is not held, if it is an object that is not known, or its class."""
+    if isinstance(value, Unheld):
+        return value.error()
+    if isinstance(value, type) and issubclass(value, Unheld):
+        return value.error()
+    return None
+
+
 class Known(Protocol):
     """Names besides those of every pickle, with what is called for them."""
 
@@ -138,11 +199,14 @@ def not_known(name: str) -> str:
     )
 
 
-def load_pickle(data: bytes, where: str, known: Known | None = None) -> Any:
+def load_pickle(
+    data: bytes, where: str, known: Known | None = None, *, with_unheld: bool = False
+) -> Any:
     """Return the value of a pickle that torch wrote, with notes in the places of tensors.
 
     ``known`` are names besides those of every pickle, with what is called for them. Raises
-    CheckpointError for a name that is not known, and Corrupt for what is no pickle.
+    CheckpointError for a name that is not known, unless objects of such are to be ``Unheld``, and
+    Corrupt for what is no pickle.
     """
     taken = _BYTES_EACH * len(data) + sum(size * data.count(code) for code, size in _BYTES_OF)
     check_metadata_bytes(taken, where)
@@ -152,7 +216,9 @@ def load_pickle(data: bytes, where: str, known: Known | None = None) -> Any:
             "says that they are longer; it is damaged, or made to take all memory"
         )
     try:
-        return _Unpickler(io.BytesIO(data), where, {} if known is None else known, len(data)).load()
+        unpickler = _Unpickler(io.BytesIO(data), where, {} if known is None else known, len(data))
+        unpickler.with_unheld = with_unheld
+        return unpickler.load()
     except CheckpointError:
         raise
     except NotHeld as error:
@@ -169,6 +235,9 @@ class _Unpickler(pickle.Unpickler):
         self._num_bytes = num_bytes
         self._left = _ARGUMENTS_EACH * num_bytes
         self._calls = 0
+        self._unheld: dict[str, type[Unheld]] = {}
+        self.with_unheld = False
+        """Whether objects of unknown classes are read, as such."""
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         """Return what stands for a name here."""
@@ -176,7 +245,16 @@ class _Unpickler(pickle.Unpickler):
         name = f"{module}.{global_name}"
         found = self._known.get(name) or _KNOWN.get(name)
         if found is None:
-            raise CheckpointError(f"{self._where}: {not_known(name)}")
+            if not self.with_unheld or name in _OF_SEVERAL:
+                raise CheckpointError(f"{self._where}: {not_known(name)}")
+            if name not in self._unheld:
+                if len(self._unheld) == _MOST_CLASSES:
+                    raise CheckpointError(
+                        f"{self._where}: the pickle has objects of more than {_MOST_CLASSES} "
+                        "unknown classes; load it with torch and save it anew without them"
+                    )
+                self._unheld[name] = unheld(name)
+            return self._unheld[name]
         return self._limited(found) if isinstance(found, Inert) else found
 
     def _limited(self, inert: Inert) -> Inert:
@@ -199,9 +277,11 @@ class _Unpickler(pickle.Unpickler):
 
         return Inert(call)
 
-    def persistent_load(self, pid: Any) -> Storage:
+    def persistent_load(self, pid: Any) -> Any:
         """Return the memory that torch refers to by its record."""
         kind, dtype_name, key, *_ = pid
+        if isinstance(dtype_name, type) and issubclass(dtype_name, Unheld):
+            return dtype_name() if kind == "storage" else dtype_name
         if kind != "storage" or not isinstance(dtype_name, _DTypeName) or not isinstance(key, str):
             raise ValueError(f"unknown reference {shown(pid)}")
         return Storage(key, str(dtype_name))
@@ -219,9 +299,16 @@ class _DTypeName(_Name):
     __slots__ = ()
 
 
+def _reconstructed(cls: Any, *_: Any) -> Any:
+    """Return an object as pickles of protocols 0 and 1 make it."""
+    if isinstance(cls, type) and issubclass(cls, Unheld):
+        return cls()
+    raise NotHeld(f"an object of {shown(cls)} of an old form")
+
+
 def _tensor(
     storage: Storage, start: int, shape: Any, strides: Any, _grad: bool, _hooks: Any, *more: Any
-) -> TensorNote:
+) -> TensorNote | Unheld:
     return _note(storage, start, shape, strides, storage.dtype_name, more)
 
 
@@ -234,17 +321,17 @@ def _tensor_of_dtype(
     _hooks: Any,
     dtype: torch.dtype,
     *more: Any,
-) -> TensorNote:
+) -> TensorNote | Unheld:
     name = str(dtype).removeprefix("torch.")
     return _note(storage, start, shape, strides, name, more)
 
 
 def _note(
     storage: Any, start: int, shape: Any, strides: Any, dtype_name: str, more: tuple[Any, ...]
-) -> TensorNote:
+) -> TensorNote | Unheld:
     """Return the note of a tensor; ValueError where it is none.
 
-    Raises NotHeld for a tensor whose values are others than those in its memory.
+    A tensor whose values are others than those in its memory is not held.
     """
     sizes, steps = tuple(shape), tuple(strides)
     numbers = (start, *sizes, *steps)
@@ -253,10 +340,11 @@ def _note(
     for number in numbers:
         size_of(number, "a size, a stride or a start")
     if any(more):
-        raise NotHeld(
+        return unheld(
+            "a tensor that is a view which computes its values",
             f"a tensor was saved as a view that computes its values ({shown(more[0])}); load it "
-            "with torch, call resolve_conj() and resolve_neg(), and save it anew"
-        )
+            "with torch, call resolve_conj() and resolve_neg(), and save it anew",
+        )()
     return TensorNote(storage, start, sizes, steps, dtype_name)
 
 
@@ -296,7 +384,9 @@ def _text_of_time(kind: type[datetime | date]) -> Inert:
 def _of_type(function: Any, cls: Any, args: Any, state: Any, *_: Any) -> Any:
     """Return a tensor that has attributes, without these."""
     if cls is not _TENSOR:
-        raise NotHeld(f"a tensor of a class of its own ({shown(cls)})")
+        name = getattr(cls, "name", None)
+        told = name if isinstance(name, str) else shown(cls)
+        return unheld(f"a tensor of class {told}", f"a tensor of a class of its own ({told})")()
     if set(PROTOCOL) <= attributes_of(state).keys():
         raise NotHeld(f"a tensor that has {PROTOCOL[0]} and is a part of another; {_OF_RANKS}")
     return function(*args)
@@ -382,6 +472,7 @@ _KNOWN: dict[str, Any] = {
     "builtins.bytes": Inert(_bytes),
     "builtins.bytearray": Inert(_bytes),
     "_codecs.encode": Inert(_text_to_bytes),
+    "copyreg._reconstructor": Inert(_reconstructed),
     **{
         f"{module}.{name}": Inert(_path)
         for module in ("pathlib", "pathlib._local")  # as Python 3.13 calls it
@@ -405,6 +496,7 @@ _KNOWN: dict[str, Any] = {
 """By module and name. Nothing that opens, imports, calls or takes memory by a number."""
 _MOVED = {
     "__builtin__": "builtins",  # of protocol 2
+    "copy_reg": "copyreg",
     "numpy.core.multiarray": "numpy._core.multiarray",  # of numpy 1
     "numpy.core.numeric": "numpy._core.numeric",
 }

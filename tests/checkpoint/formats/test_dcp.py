@@ -165,6 +165,11 @@ def poisoned_value(place: Path) -> None:
     Poison.ran.clear()
 
 
+def poisoned_alone(place: Path) -> None:
+    save({"b": Poison()}, place)
+    Poison.ran.clear()
+
+
 def poisoned_by_the_system(place: Path) -> None:
     save({"a": torch.ones(2)}, place)
     (place / ".metadata").write_bytes(b"cos\nsystem\n(S'echo ran > ran'\ntR.")
@@ -189,7 +194,7 @@ def setting_what_is_known(place: Path) -> None:
 
 POISONED: dict[Callable[[Path], None], str] = {
     poisoned_metadata: r"\.metadata: the pickle asks for .*, which is not among the names",
-    poisoned_value: r"__0_0\.distcp \(bytes \d+ to \d+\), 'b': the pickle asks for .*not among",
+    poisoned_alone: r"\.metadata: the pickle asks for .*not among",
     poisoned_by_the_system: r"\.metadata: the pickle asks for os\.system",
     numbering_to_the_end: r"\.metadata: malformed pickle of \d+ bytes: it numbers objects",
     numbering_in_text: r"\.metadata: malformed pickle of \d+ bytes: it numbers objects",
@@ -214,6 +219,20 @@ def test_nothing_of_a_pickle_is_run(
             call()
     assert Poison.ran == []
     assert not (tmp_path / "ran").exists()
+
+
+def test_what_a_pickle_cannot_be_trusted_with_is_left_out(tmp_path: Path) -> None:
+    poisoned_value(tmp_path / "dcp")
+    with ckpt.open(tmp_path / "dcp") as opened:
+        assert opened.metadata == {"left_out": {"b": "builtins.getattr"}}
+        assert whole(opened.state_dict())["a"].equal(torch.ones(2))
+        assert list(opened.state_dict()) == ["a"]
+    assert Poison.ran == []
+    save({"a": torch.ones(2), "l": [{"a": 1}, Poison()]}, tmp_path / "list")
+    Poison.ran.clear()
+    with pytest.raises(CheckpointError, match=r"'l\.1' is builtins\.getattr, in a list"):
+        ckpt.open(tmp_path / "list")
+    assert Poison.ran == []
 
 
 def metadata_of(place: Path) -> Metadata:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import pickle
 import warnings
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -144,8 +146,8 @@ def cut_short(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-30])
 
 
-def of_code(file: Path) -> None:
-    torch.save({"a": torch.ones(2), "b": Poison()}, file)
+def of_nothing_but_code(file: Path) -> None:
+    torch.save({"b": {"c": Poison(), "d": {}}}, file)
 
 
 def conjugate(file: Path) -> None:
@@ -224,7 +226,7 @@ BROKEN: dict[Callable[[Path], None], str] = {
     not_a_file: r"state\.pt .*no archive of torch\.save",
     before_zip: r"state\.pt .*no archive of torch\.save",
     cut_short: r"state\.pt .*no archive of torch\.save",
-    of_code: r"state\.pt: the pickle asks for .*harmless",
+    of_nothing_but_code: r"state\.pt: the pickle asks for .*harmless",
     conjugate: r"state\.pt: a tensor .* computes its values \(\{.conj.: True\}\).*resolve_conj",
     negative: r"state\.pt: a tensor .* computes its values \(\{.neg.: True\}\).*resolve_neg",
     a_module: r"the pickle asks for torch\.nn\.modules\.linear\.Linear",
@@ -254,6 +256,133 @@ def test_what_is_broken_is_named(
         with pytest.raises(CheckpointError, match=BROKEN[made]):
             call()
     assert Poison.ran == []
+
+
+class Config:
+    """A class of a training script, which no other program has."""
+
+    def __init__(self) -> None:
+        self.lr = 0.1
+        self.weights = torch.full((3,), 7.0)
+
+
+class Level(enum.Enum):
+    """An enum of such a script."""
+
+    LOW = 1
+
+
+UNKNOWN: dict[str, tuple[Callable[[], Any], str]] = {
+    "an object": (lambda: Config(), f"{__name__}.Config"),
+    "a class": (lambda: nn.Linear, "torch.nn.modules.linear.Linear"),
+    "a module": (lambda: nn.Linear(2, 2), "torch.nn.modules.linear.Linear"),
+    "an enum": (lambda: Level.LOW, f"{__name__}.Level"),
+    "code": (lambda: Poison(), "builtins.getattr"),
+    "a list with tensors": (
+        lambda: [torch.ones(2), {"a": torch.ones(2)}, Config()],
+        f"{__name__}.Config",
+    ),
+    "a key": (lambda: {nn.Linear: {"best": torch.ones(1)}}, "a dict with the key <class"),
+    "another key": (lambda: {None: 1}, "a dict with the key None"),
+    "a sparse tensor": (lambda: torch.eye(2).to_sparse(), "torch._utils._rebuild_sparse_tensor"),
+    "a quantized tensor": (
+        lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 3, torch.quint8),
+        "torch._utils._rebuild_qtensor",
+    ),
+    "a view that computes": (
+        lambda: torch.tensor([1j]).conj(),
+        "a tensor that is a view which computes",
+    ),
+    "half of a complex": (
+        lambda: torch.ones(2, dtype=torch.complex32),
+        "a tensor of torch.complex32",
+    ),
+    "memory": (lambda: torch.ones(2).untyped_storage(), "a value of type Storage"),
+    "objects of numpy": (lambda: np.array([1, "a"], dtype=object), "numpy's dtype 'O8'"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch's own: quantized tensors
+@pytest.mark.parametrize("name", UNKNOWN)
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_what_is_not_known_is_left_out_and_the_rest_is_read(
+    file: Path, name: str, protocol: int, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    make, why = UNKNOWN[name]
+    value = make()
+    weight = torch.arange(6.0).view(2, 3)
+    given = {
+        "before": {"x": value, "n": None},
+        "state_dict": {"w": weight, "tied": weight},
+        "hyper": {"x": value, "y": [1, None]},
+        "after": torch.ones(2),
+    }
+    torch.save(given, file, pickle_protocol=protocol)
+    with ckpt.open(file) as opened:
+        left_out = opened.metadata["left_out"]
+        assert set(left_out) == {"before/x", "hyper/x"}
+        assert all(told.startswith(why) for told in left_out.values())
+        found = whole(opened.state_dict())
+        with pytest.raises(KeyError, match=r"'hyper/x' was left out"):
+            opened["hyper/x"]
+        assert opened.manifest.tensors["state_dict/tied"].same_as == "state_dict/w"
+    wanted = {
+        "before": {"n": None},
+        "state_dict": {"w": weight, "tied": weight},
+        "hyper": {"y": [1, None]},
+        "after": torch.ones(2),
+    }
+    assert same(found, wanted)
+    assert Poison.ran == []
+    assert "left out before/x (" in caplog.text
+    assert "left out before/x (" in ckpt.verify(file).notes[0]
+    into = {"w": torch.zeros(2, 3), "tied": torch.zeros(2, 3)}
+    ckpt.load({"state_dict": into}, file, select="state_dict", no_dist=True)
+    assert into["tied"].equal(weight)
+    state = {"hyper": {"x": 1, "y": [1, None]}}
+    with pytest.raises(CheckpointError, match="hyper/x"):
+        ckpt.load(state, file, select="hyper", no_dist=True)
+    ckpt.reshard(file, tmp_path / "ours", Mesh.parse("a=1"), ckpt.parse_rules("*=R"))
+    assert ckpt.open(tmp_path / "ours").metadata["left_out"] == left_out
+
+
+def test_tensors_that_lists_had_before_they_were_left_out_are_not_tied_to(file: Path) -> None:
+    weight = torch.arange(3.0)
+    torch.save({"list": [weight, Config()], "w": weight, "also": weight}, file)
+    with ckpt.open(file) as opened:
+        assert list(opened) == ["w", "also"]
+        assert opened["w"][...].equal(weight)
+        assert opened.manifest.tensors["also"].same_as == "w"
+
+
+def test_objects_may_take_what_pickles_give_them(file: Path) -> None:
+    """All opcodes that fill objects: of lists, sets and dicts of one's own classes."""
+    made = {"a": torch.ones(1), "x": [Rows([1, 2]), Bag({1}), Table(a=1), Slots()]}
+    for protocol in (2, 3, 4):
+        torch.save(made, file, pickle_protocol=protocol)
+        with ckpt.open(file) as opened:
+            assert opened.metadata["left_out"] == {"x": f"{__name__}.Rows"}
+
+
+class Rows(list[Any]):
+    """A list with attributes."""
+
+
+class Bag(set[Any]):
+    """A set with attributes."""
+
+
+class Table(dict[str, Any]):
+    """A dict with attributes."""
+
+
+class Slots:
+    """An object of slots."""
+
+    __slots__ = ("a",)
+
+    def __init__(self) -> None:
+        self.a = 1
 
 
 def records_twice(file: Path) -> None:
