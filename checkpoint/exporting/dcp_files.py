@@ -85,9 +85,11 @@ class DcpFiles:
                 f"{where}: {part!r} is no dict of a state; export what is above it"
             )
         self._manifest = manifest
-        self._leaves = flat_leaves(top, where, "export a part of them")
+        leaves = flat_leaves(top, where, "export a part of them")
+        self._leaves = {fqn: leaf for fqn, leaf in leaves.items() if leaf.path}  # {} has no leaves
         items = list(self._items())
-        self._files = {f"__0_{n}.distcp": group for n, group in enumerate(_dealt(items))}
+        groups = _dealt(items) if items else []
+        self._files = {f"__0_{n}.distcp": group for n, group in enumerate(groups)}
         self.names = tuple(dict.fromkeys(item.fqn for item in items if item.tensor is not None))
         self.tied: dict[str, str] = {}
         self.num_bytes = sum(item.num_bytes for item in items)

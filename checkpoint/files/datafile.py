@@ -29,6 +29,7 @@ from ..state.limits import (
     MAX_SIZE,
     MIN_BLOCK_BYTES,
     check_metadata_bytes,
+    check_shape,
     json_memory,
     parse_json,
     shown,
@@ -235,6 +236,7 @@ def entries_of(
         shape = tuple(value["shape"])
         if not all(type(size) is int and 0 <= size < MAX_SIZE for size in shape):
             raise ValueError(f"entry {shown(key)} has the shape {shown(shape)}")
+        check_shape(shape, f"entry {shown(key)}")
         num_bytes = math.prod(shape) // dtype.packed * dtype.itemsize
         is_odd = aligned and start % dtype.itemsize != 0
         if (start, end) != (position, position + num_bytes) or is_odd:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
@@ -17,6 +18,38 @@ from .places import DATA, MANIFEST, RECORDS
 ENDINGS = (".safetensors", ".pt", ".pth", ".bin", ".ckpt")
 """How files of tensors end that are opened by themselves."""
 
+ASKED_ENDINGS = (
+    *ENDINGS,
+    *(
+        ".tar",
+        ".gz",
+        ".zst",
+        ".npz",
+        ".npy",
+        ".pkl",
+        ".pickle",
+        ".jit",
+        ".ptl",
+        ".pt2",
+        ".th",
+        ".sft",
+    ),
+    *(
+        ".model",
+        ".nemo",
+        ".gguf",
+        ".ggml",
+        ".h5",
+        ".keras",
+        ".msgpack",
+        ".onnx",
+        ".distcp",
+        ".json",
+    ),
+)
+"""How files end that are asked for where a directory may as well be meant: content tells the rest.
+On local disks no ending is needed."""
+
 logger = logger_of("checkpoint")
 
 _DCP = re.compile(r"(?:.*/)?(?:\.metadata|[^/]*\.distcp)")
@@ -24,6 +57,7 @@ _HUGGING_FACE = ("tf_model.h5", "flax_model.msgpack")
 _OF_EACH_RANK = "__0.metadata"
 _FEW_CHECKPOINTS = 3
 _FEW_ASKED = 4
+_MOST_NAMES = 1000
 _ENDS_IN_NUMBER = re.compile(r"\d+$")
 _OF_OTHERS = (".metadata", "model.safetensors", "model.safetensors.index.json")
 """What a checkpoint of another program often has, to find a run of such."""
@@ -78,8 +112,12 @@ def what_is_there(store: Store) -> str:
     around = store.parent()
     if around is not None and (told := _by_what_is_around(around, url)):
         return told
+    if is_local and (special := _special_file(url)):
+        return f"{url} is {special}, and no checkpoint. {_advice(store)}"
     if is_local and not os.path.isdir(url):
         return f"{url}: no committed checkpoint here: {url} does not exist. {_advice(store)}"
+    if is_local and not level.objects and not level.folders and (odd := _special_files(url)):
+        return f"{url}: no committed checkpoint here, but {odd}. Fetch the files themselves"
     if not level.objects and not level.folders:
         return f"{url}: no committed checkpoint here, nor anything else: " + (
             "the directory is empty. Check the path"
@@ -126,6 +164,25 @@ def what_is_there(store: Store) -> str:
         )
     names = [f"{name}/" for name in level.folders] + [info.name for info in level.objects]
     return f"{url}: no checkpoint of a known form here, but {_first(names)}. Check the path"
+
+
+def _special_file(path: str) -> str:
+    """Return what a path of this machine is that is neither a file nor a directory, if any."""
+    if os.path.isfile(path) or os.path.isdir(path) or not os.path.lexists(path):
+        return ""
+    if os.path.islink(path) and not os.path.exists(path):
+        return f"a symbolic link to {os.readlink(path)}, which does not exist"
+    mode = os.stat(path).st_mode
+    if stat.S_ISFIFO(mode):
+        return "a FIFO"
+    return "a socket" if stat.S_ISSOCK(mode) else "a device"
+
+
+def _special_files(folder: str) -> str:
+    """Return what there is in a directory that is neither a file nor a directory."""
+    names = sorted(os.listdir(folder))[:_MOST_NAMES]
+    found = [(name, _special_file(os.path.join(folder, name))) for name in names]
+    return ", ".join([f"{name} ({what})" for name, what in found if what][:_FEW_CHECKPOINTS])
 
 
 def nothing_there(store: Store) -> str:

@@ -15,6 +15,7 @@ from ..state.limits import (
     MAX_RANKS,
     check_metadata_bytes,
     check_nesting,
+    check_shape,
     list_of,
     metadata_bytes,
     object_of,
@@ -209,9 +210,9 @@ def _check_name(name: str) -> None:
 
 def _shape(value: dict[str, Any]) -> tuple[int, ...]:
     sizes = list_of(value["shape"], "shape")
-    if len(sizes) > MAX_DIMS:
-        raise ValueError(f"a tensor has {len(sizes)} dims, at most {MAX_DIMS} are possible")
-    return tuple(size_of(size, "a size of a tensor") for size in sizes)
+    shape = tuple(size_of(size, "a size of a tensor") for size in sizes)
+    check_shape(shape, "a tensor")
+    return shape
 
 
 def _writers_from_json(

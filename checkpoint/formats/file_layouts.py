@@ -13,6 +13,7 @@ from ...dtensor.geometry.irregular import IrregularLayout
 from ...dtensor.geometry.layout import Layout
 from ...dtensor.geometry.mesh import Mesh
 from ...dtensor.geometry.placement import Replicate
+from ..state.limits import check_shape
 
 
 class FileLayouts:
@@ -27,6 +28,7 @@ class FileLayouts:
         """Return the layout of a tensor that lies in one file, given by its number."""
         known = self._whole.get((file, shape))
         if known is None:
+            self._check(shape, "a tensor")
             mesh = Mesh((1,), (), (file,))
             known = self._whole[file, shape] = Layout(mesh, (Replicate(),), shape)
         return known
@@ -35,6 +37,7 @@ class FileLayouts:
         self, name: str, shape: tuple[int, ...], parts: Sequence[tuple[int, Box]]
     ) -> Layout | IrregularLayout:
         """Return the layout of (file, box) pairs; Corrupt unless they cover the tensor once."""
+        self._check(shape, f"tensor {name!r}")
         if len(parts) == 1 and parts[0][1] == Box.whole(shape):
             return self.whole(parts[0][0], shape)
         try:
@@ -46,6 +49,12 @@ class FileLayouts:
                 f"{self._url}: tensor {name!r} in {names or 'no file'}: {error}. Fetch all files"
             ) from error
         return layout
+
+    def _check(self, shape: tuple[int, ...], what: str) -> None:
+        try:
+            check_shape(shape, what)
+        except ValueError as error:
+            raise Corrupt(f"{self._url}: {error}") from error
 
 
 def unflattened(

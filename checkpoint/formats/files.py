@@ -40,7 +40,9 @@ def info_of_file(store: Store, file: str) -> ObjectInfo:
         return store.stat(file)
     except ObjectNotFound as error:
         where = where_of(store, file)
-        raise Corrupt(f"{where}: this file of the checkpoint is missing. Fetch it again") from error
+        is_link = os.path.isabs(store.url) and os.path.islink(os.path.join(store.url, file))
+        why = "is a symbolic link to a file that does not exist" if is_link else "is missing"
+        raise Corrupt(f"{where}: this file of the checkpoint {why}. Fetch it again") from error
 
 
 def reach_bytes(sizes: tuple[int, ...], strides: tuple[int, ...] | None, itemsize: int) -> int:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dtckpt.errors import Corrupt
+from dtckpt.errors import Corrupt, NotCommitted
 
 from ...storage.base import Store
 from ...storage.names import check_component
 from ...storage.one_file import OneFile
+from ..files.foreign import ENDINGS
 from ..files.manifest import Manifest
 from ..state.limits import check_metadata_bytes, object_of, parse_json, shown, text_of
 from . import safetensors
 from .beside import beside, with_notes
-from .files import names_in
+from .files import info_of_file, names_in
+from .kinds import HEAD_BYTES, check_readable, is_safetensors, is_torch_save
 from .names import SAFETENSORS
 
 _NAMES = (
@@ -118,11 +121,29 @@ def _check_all(store: Store, numbers: Sequence[tuple[int, int]]) -> None:
 
 
 def find_one(store: Store) -> Manifest | None:
-    """Return the manifest of a file that is opened by itself; None for a directory."""
+    """Return the manifest of a file that is opened by itself; None for a directory.
+
+    Its first bytes tell what it is, whatever its name ends in.
+    """
     if not isinstance(store, OneFile):
         return None
     _check_alone(store)
-    return _of_files(store, [store.name])
+    size = info_of_file(store, store.name).size
+    head = store.read(store.name, 0, min(size, HEAD_BYTES))
+    if is_safetensors(head, size):
+        return safetensors.manifest_of(store, [store.name])
+    is_named = store.name.lower().endswith(SAFETENSORS)
+    if is_named and not is_torch_save(head):
+        return safetensors.manifest_of(store, [store.name])  # which says what is wrong
+    if not is_torch_save(head) and not store.name.lower().endswith(ENDINGS):
+        check_readable(head, size, store.url)
+        raise NotCommitted(
+            f"{store.url}: no committed checkpoint here: it is a file, not a directory, and of no "
+            f"form that dtckpt reads (it begins with {shown(head[:16])}). Check the path"
+        )
+    from . import torch_save  # which imports torch
+
+    return torch_save.manifest_of(store, [store.name])
 
 
 def _of_files(
@@ -144,7 +165,8 @@ def _indexed(store: Store, name: str) -> Manifest:
     size = store.stat(name).size
     check_metadata_bytes(2 * size, where)
     try:
-        index = object_of(parse_json(store.read(name, 0, size), where), "the index")
+        text = store.read(name, 0, size).removeprefix(codecs.BOM_UTF8)
+        index = object_of(parse_json(text, where), "the index")
         files = {
             tensor: text_of(file, f"the file of {tensor!r}")
             for tensor, file in object_of(index["weight_map"], "weight_map").items()
@@ -154,7 +176,8 @@ def _indexed(store: Store, name: str) -> Manifest:
         raise Corrupt(f"{where}: malformed index: {shown(error)}") from error
     for file in files.values():
         try:
-            check_component(file)
+            for part in file.split("/"):
+                check_component(part)
         except ValueError as error:
             what = f"{shown(file)} is no name of a file beside the index"
             raise Corrupt(f"{where}: {what}") from error

@@ -17,7 +17,6 @@ from typing import Any
 from dtckpt.errors import CheckpointError, Corrupt
 
 from ...storage.base import Store
-from ..files.blocks import digest
 from ..files.manifest import Manifest, Place
 from ..state.limits import (
     MAX_NESTING,
@@ -28,13 +27,13 @@ from ..state.limits import (
 from ..state.names import index_component, join, key_component
 from ..state.tree import children, container_node, dict_tag
 from . import dcp
-from .archives.archive import Span, open_archives
+from .archives.saved import open_saved
 from .archives.value_tensors import ValueTensors
 from .beside import with_notes
 from .file_layouts import FileLayouts
 from .files import info_of_file, record_of
 from .names import COMMON, CONFIG, METADATA, OF_MEGATRON
-from .pickles.unpickling import Namespace, is_known, load_pickle
+from .pickles.unpickling import Namespace, is_known
 from .trees import ValueNodes
 
 _BACKENDS = {"sharded_backend": "torch_dist", "common_backend": "torch"}
@@ -84,16 +83,14 @@ def _config(store: Store) -> dict[str, Any] | None:
 
 def _with_common(made: Manifest, store: Store) -> Manifest:
     """Return a manifest with what ``common.pt`` has."""
-    where, seen, number = f"{store.url}/{COMMON}", info_of_file(store, COMMON), len(made.files)
-    archive = open_archives(store, COMMON, [Span(0, seen.size)])[0]
-    archive.check_byte_order()
-    pickled = archive.read("data.pkl")
-    value = load_pickle(pickled, where, _Known(), with_unheld=True)
+    where, number = f"{store.url}/{COMMON}", len(made.files)
+    opened = open_saved(store, COMMON, where, _Known(), with_unheld=True)
+    value = opened.value
     if dict_tag(value) is None:
         raise Corrupt(f"{where}: expected a dict, got {shown(value)}")
     left_out = _LeftOut(where)
-    whole = Place("", 0, seen.size)
-    tensors = ValueTensors(FileLayouts(store.url, []), number, whole, where, archive)
+    whole = Place("", 0, opened.seen.size)
+    tensors = ValueTensors(FileLayouts(store.url, []), number, whole, where, opened.memory)
     made_of = ValueNodes(where, tensors.kinds, tensors.node, tensors=tensors)
     tree = made_of.node(left_out.without(value, ()), ())
     nodes = [(key, node) for key, _, node in children(tree)]
@@ -101,7 +98,7 @@ def _with_common(made: Manifest, store: Store) -> Manifest:
     twice = {key for key, _, _ in children(tree)} & {key for key, _, _ in children(made.tree)}
     if twice:
         raise Corrupt(f"{where}: has {sorted(map(str, twice))[0]!r}, as {METADATA} has")
-    record = record_of(number, seen, tensors.places, digest=digest(pickled).hex())
+    record = record_of(number, opened.seen, tensors.places, digest=opened.digest)
     whole_manifest = replace(
         made,
         tree=container_node("dict", nodes),

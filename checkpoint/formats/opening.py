@@ -8,30 +8,33 @@ does not have is checksums.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from dtckpt.errors import NotCommitted
+from dtckpt.errors import CheckpointError, Corrupt, NotCommitted
 from dtckpt.logs import logger_of
 
 from ...storage.base import Store
 from ...storage.one_file import OneFile
 from ...storage.open import open_store, split_target
-from ..files.foreign import ENDINGS, what_is_there
+from ..files.foreign import ASKED_ENDINGS, what_is_there
 from ..files.manifest import (
     MANIFEST,
     OURS,
     FileRecord,
     Manifest,
+    is_intact,
     read_manifest_bytes,
     read_own_manifest,
 )
+from ..files.places import DATA
 from ..files.stored_data import DataFile, OpenForeign, StoredData
 from ..state.collector import paused_collector
 from . import hugging_face, safetensors
-from .beside import notes_of
+from .beside import PASSED_OVER, notes_of, with_notes
 from .by_rank import names as by_rank
 from .files import names_in
 from .names import (
@@ -90,15 +93,17 @@ def _open_archived(store: Store, manifest: Manifest, record: FileRecord) -> Data
     return archived_files.open_file(store, manifest, record)
 
 
-_FINDERS: tuple[Callable[[Store], Manifest | None], ...] = (
-    hugging_face.find_one,
-    _of_megatron,
-    _of_torch,
-    _of_torch_checkpointing,
-    hugging_face.find,
-    _of_ranks,
+_DISTCP = re.compile(r".*\.distcp")
+_FINDERS: tuple[tuple[Callable[[Store], Manifest | None], str, re.Pattern[str] | None], ...] = (
+    (hugging_face.find_one, "", None),
+    (_of_megatron, CONFIG, _DISTCP),
+    (_of_torch, METADATA, _DISTCP),
+    (_of_torch_checkpointing, by_rank.TORCH_CHECKPOINTING, by_rank.ITEM_OF_RANK),
+    (hugging_face.find, "", None),
+    (_of_ranks, "", None),
 )
-"""Each returns the manifest of what lies in a store, or None where it is of another format."""
+"""Each returns the manifest of what lies in a store, or None where it is of another format. Beside
+it the file by which it knows, and the names of those that belong to it."""
 _OPENERS: dict[str, OpenForeign] = {
     safetensors.FORMAT: safetensors.open_file,
     OF_TORCH: _open_archived,
@@ -109,6 +114,7 @@ _OPENERS: dict[str, OpenForeign] = {
     OF_TORCH_CHECKPOINTING: _open_archived,
 }
 """What opens a file, by format."""
+_START_BYTES = 4096
 _ON_DISK, _MADE = b"0", b"1"
 """Before the text of a manifest: one on disk may not pass itself off as made of other files."""
 
@@ -121,13 +127,18 @@ def open_place(target: str | os.PathLike[str] | Store, **options: Any) -> Store:
     if isinstance(target, Store):
         return open_store(target, **options)
     path, options = split_target(target, options)
-    if path.lower().endswith(ENDINGS):
-        folder, _, name = path.rpartition("/")
+    folder, _, name = path.rpartition("/")
+    if name.lower().endswith(ASKED_ENDINGS) and name != MANIFEST:
         around = open_store(folder or ("/" if path.startswith("/") else "."), **options)
         if around.exists(name):
             return OneFile(around, name)
         around.close()
-    return open_store(path, **options)
+    store = open_store(path, **options)
+    if os.path.isabs(store.url) and os.path.isfile(store.url):  # whatever its name ends in
+        folder, name = os.path.split(store.url)
+        if name != MANIFEST:
+            return OneFile(open_store(folder, **options), name)
+    return store
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +156,16 @@ def manifest_text(store: Store) -> ManifestText:
     NotCommitted, saying what is there instead, where it is no checkpoint that dtckpt reads.
     """
     try:
-        return ManifestText(_ON_DISK + read_manifest_bytes(store))
+        text = read_manifest_bytes(store)
+        if is_intact(text):
+            return ManifestText(_ON_DISK + text)
+        malformed = Corrupt(f"{store.url}/{MANIFEST} is no manifest of a checkpoint")
+        if not _is_strangers(store):
+            return ManifestText(_ON_DISK + text)  # for whoever parses it to say what is wrong
+        made = _made(store, malformed)
     except NotCommitted as error:
         made = _made(store, error)
-        return ManifestText(_MADE + made.to_bytes(), made.files)
+    return ManifestText(_MADE + made.to_bytes(), made.files)
 
 
 def parse_manifest(text: bytes, url: str, seen: tuple[FileRecord, ...] = ()) -> Manifest:
@@ -167,17 +184,62 @@ def read_manifest(store: Store) -> Manifest:
         return read_own_manifest(store)
     except NotCommitted as error:
         return _made(store, error)
+    except Corrupt as error:
+        if not _is_strangers(store):
+            raise
+        return _made(store, error)
 
 
-def _made(store: Store, error: NotCommitted) -> Manifest:
-    """Return the manifest of what another program saved; NotCommitted where that is nothing."""
+def _is_strangers(store: Store) -> bool:
+    """Whether a malformed manifest is no damaged one of dtckpt, but another program's file.
+
+    That says nothing of a digest, and there are no files of a checkpoint beside it.
+    """
+    if isinstance(store, OneFile) or DATA in store.level().folders:
+        return False
+    size = store.stat(MANIFEST).size
+    return b"digest" not in store.read(MANIFEST, 0, min(size, _START_BYTES))
+
+
+def _made(store: Store, error: CheckpointError) -> Manifest:
+    """Return the manifest of what another program saved; NotCommitted where that is nothing.
+
+    ``error`` is why there is none of dtckpt: it is raised where it says that one is damaged, and
+    there is nothing else.
+    """
     with paused_collector():
-        found = next((m for find in _FINDERS if (m := find(store)) is not None), None)
+        found = _found(store)
     if found is None:
+        if not isinstance(error, NotCommitted):
+            raise error
         raise NotCommitted(what_is_there(store)) from error
     for note in notes_of(found):
         _warn(f"{store.url}: {note}")
     return found
+
+
+def _found(store: Store) -> Manifest | None:
+    """Return the manifest of what the first of the finders finds.
+
+    What only has the name of a format's file is passed over where there are weights: its content is
+    none of the format, and the files that belong to it are not there.
+    """
+    for find, marker, files in _FINDERS:
+        try:
+            found = find(store)
+        except CheckpointError:
+            if files is None or any(map(files.fullmatch, names_in(store))):
+                raise
+            found = hugging_face.find(store)
+            if found is None:
+                raise
+            read = {record.name for record in found.files}
+            told = (found.metadata or {}).get(PASSED_OVER, [])
+            others = [marker, *(name for name in told if name != marker and name not in read)]
+            return with_notes(found, passed_over=others)
+        if found is not None:
+            return found
+    return None
 
 
 @lru_cache(1024)  # once each: a command looks at a checkpoint several times

@@ -29,8 +29,10 @@ from ..files.stored_tensor import StoredTensor
 from ..state.limits import check_metadata_bytes, object_of, parse_json, shown, size_of, text_of
 from ..state.names import key_component, key_of
 from ..state.tree import container_node
+from .beside import with_notes
 from .file_layouts import FileLayouts
 from .files import data_file, info_of_file, where_of
+from .kinds import HEAD_BYTES, check_readable, is_safetensors, is_torch_save
 
 FORMAT = "safetensors"
 _SHARDS = "DCP_SHARDING_INFO"
@@ -101,6 +103,7 @@ def manifest_of(
         metadata=metadata,
         format=FORMAT,
     )
+    made = with_notes(made, left_out=_not_chosen(headers, files, chosen))
     try:
         made.validate()
     except ValueError as error:
@@ -108,14 +111,38 @@ def manifest_of(
     return made
 
 
+def _not_chosen(
+    headers: Sequence[Header], files: Sequence[str], chosen: Mapping[str, str] | None
+) -> dict[str, str]:
+    """Return the tensors that files have and the index does not name."""
+    if chosen is None:
+        return {}
+    return {
+        key_component(name): f"a tensor of {file} that the index does not name"
+        for file, header in zip(files, headers, strict=True)
+        for name in header.entries
+        if name not in chosen
+    }
+
+
 def _tied(headers: Sequence[Header], pieces: Container[str]) -> Iterator[tuple[str, str]]:
     """Yield names that metadata ties to the tensor that has their elements.
 
-    As ``safetensors.torch.save_model`` writes it, which leaves tied tensors out.
+    As ``safetensors.torch.save_model`` writes it, which leaves tied tensors out. Other metadata may
+    have the name of a tensor for a value, too: that of a tied one is a path, or there is no other.
     """
     for header in headers:
-        for name, kept in header.metadata.items():
-            if kept in header.entries and kept in pieces and name not in pieces:
+        told = header.metadata
+        if told.get("format") != "pt":
+            continue
+        found = {
+            name: kept
+            for name, kept in told.items()
+            if kept in header.entries and kept in pieces and name not in pieces
+        }
+        others = told.keys() - found.keys() - {"format"}
+        for name, kept in found.items():
+            if "." in name or not others:
                 yield name, kept
 
 
@@ -161,9 +188,11 @@ def read_header(
     where = where_of(store, name)
     seen = info_of_file(store, name) if end is None else ObjectInfo(name, end)
     size = seen.size - start
+    data = store.read(name, start, start + min(size, max(header_bytes, _LEAST_BYTES)))
+    if start == 0:
+        _check_kind(data, size, where)
     if size < _LEAST_BYTES:
         raise Corrupt(f"{where}: {size} bytes are no safetensors file")
-    data = store.read(name, start, start + min(size, max(header_bytes, _LEAST_BYTES)))
     length = int.from_bytes(data[:8], "little")
     if not 2 <= length <= size - 8:
         raise Corrupt(
@@ -208,6 +237,19 @@ def read_header(
         boxes=boxes,
         metadata=metadata,
     )
+
+
+def _check_kind(data: bytes, size: int, where: str) -> None:
+    """Raise CheckpointError, saying what it is, where a file is another program's."""
+    head = data[:HEAD_BYTES]
+    if is_safetensors(head, size):
+        return
+    if is_torch_save(head):
+        raise Corrupt(
+            f"{where} is a file of torch.save or another zip archive, and no safetensors file: "
+            "open it by its own path, or give it a name that ends in .bin, in the index too"
+        )
+    check_readable(head, size, where)
 
 
 def _boxes(entries: Mapping[str, Entry], metadata: Mapping[str, str], where: str) -> dict[str, Box]:

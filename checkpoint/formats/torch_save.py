@@ -1,4 +1,4 @@
-"""Files of ``torch.save``: an archive with a pickle, and the memory of every storage it names.
+"""Files of ``torch.save``: a pickle, and the memory of every storage it names.
 
 Of the pickle nothing is run. A tensor is where its elements lie in the file, with the strides that
 it had. Tensors that are one view of one memory are tied.
@@ -9,24 +9,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import NamedTuple
+from typing import Any
 
 from dtckpt.errors import CheckpointError, Corrupt
 
-from ...storage.base import ObjectInfo, Store
+from ...storage.base import Store
 from ..files.blocks import digest
 from ..files.manifest import FileRecord, Manifest, Place
 from ..files.stored_tensor import StoredTensor
 from ..state.limits import shown
 from ..state.tree import children, container_node, dict_tag
 from ..state.values import Node
-from .archives.archive import Archive, Span, open_archives
+from .archives.saved import Saved, open_saved
 from .archives.value_tensors import ValueTensors
 from .beside import with_notes
 from .file_layouts import FileLayouts
-from .files import info_of_file, record_of, where_of
+from .files import record_of, where_of
 from .names import OF_TORCH_SAVE
-from .pickles.unpickling import load_pickle, unheld_of
+from .pickles.unpickling import TensorNote, unheld_of
 from .trees import ValueNodes
 
 _NUM_READERS = 16
@@ -53,19 +53,17 @@ def manifest_of(
     return index.manifest()
 
 
-class _Opened(NamedTuple):
-    """A file, of which the pickle has been read."""
-
-    seen: ObjectInfo
-    archive: Archive
-    pickled: bytes
+def _open(store: Store, file: str) -> Saved:
+    return open_saved(store, file, where_of(store, file), with_unheld=True)
 
 
-def _open(store: Store, file: str) -> _Opened:
-    seen = info_of_file(store, file)
-    archive = open_archives(store, file, [Span(0, seen.size)])[0]
-    archive.check_byte_order()
-    return _Opened(seen, archive, archive.read("data.pkl"))
+def _told(value: Any) -> str:
+    """Return what a value is, for messages."""
+    if isinstance(value, TensorNote):
+        return f"a tensor of shape {value.shape} and dtype torch.{value.dtype_name}"
+    if isinstance(value, list | tuple):
+        return f"a {type(value).__name__} of {len(value)}"
+    return shown(value)
 
 
 class _Index:
@@ -82,20 +80,22 @@ class _Index:
         self.names: set[str | int] = set()
         """Keys of the dicts."""
 
-    def add(self, number: int, opened: _Opened, chosen: Mapping[str, str] | None) -> None:
+    def add(self, number: int, opened: Saved, chosen: Mapping[str, str] | None) -> None:
         """Take what a file has."""
         file = self._files[number]
         where = where_of(self._store, file)
-        seen, archive, pickled = opened
-        value = load_pickle(pickled, where, with_unheld=True)
+        value = opened.value
         if (why := unheld_of(value)) is not None:
             raise CheckpointError(f"{where}: {why}")
         if dict_tag(value) is None:
-            raise CheckpointError(f"{where}: not a dict was saved, but {shown(value)}")
+            raise CheckpointError(
+                f"{where}: not a dict was saved, but {_told(value)}. Load it with torch and save "
+                "it in a dict"
+            )
         if chosen is not None:
             value = {key: item for key, item in value.items() if chosen.get(key) == file}
-        whole = Place("", 0, seen.size)
-        tensors = ValueTensors(self._layouts, number, whole, archive.where, archive)
+        whole = Place("", 0, opened.seen.size)
+        tensors = ValueTensors(self._layouts, number, whole, opened.where, opened.memory)
         made = ValueNodes(where, tensors.kinds, tensors.node, tensors=tensors)
         tree = made.node(value, ())
         self._left_out |= made.left_out
@@ -112,10 +112,10 @@ class _Index:
         self._records.append(
             record_of(
                 number,
-                seen,
+                opened.seen,
                 tensors.places,
-                digest=digest(pickled).hex(),
-                fingerprint=archive.fingerprint("data.pkl"),
+                digest=opened.digest,
+                fingerprint=opened.fingerprint,
             )
         )
 

@@ -8,8 +8,10 @@ parsed. Writers keep to the same limits, so that what was saved can be read.
 from __future__ import annotations
 
 import json
+import math
 import os
 import reprlib
+from collections.abc import Sequence
 from typing import Any, cast
 
 from dtckpt.errors import CheckpointError, Corrupt
@@ -125,6 +127,14 @@ def json_copy(metadata: Any) -> Any:
         raise CheckpointError(
             f"metadata must be a JSON value (None, bool, number, str, list, dict): {error}"
         ) from error
+
+
+def check_shape(shape: Sequence[int], what: str) -> None:
+    """Raise ValueError for a shape that no tensor can have, though it may have no elements."""
+    if len(shape) > MAX_DIMS:
+        raise ValueError(f"{what} has {len(shape)} dims, at most {MAX_DIMS} are possible")
+    if math.prod(size or 1 for size in shape) >= MAX_SIZE:
+        raise ValueError(f"{what} has the shape {shown(tuple(shape))}: its strides are too large")
 
 
 def size_of(value: object, what: str, *, below: int = MAX_SIZE) -> int:

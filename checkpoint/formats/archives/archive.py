@@ -76,6 +76,7 @@ class Archive:
                 "torch writes none such. Fetch the file again, or load it with the program that "
                 "wrote it and save anew"
             )
+        self._names = [info.filename for info in found]
         self._found = {info.filename.partition("/")[2]: info for info in found}
 
     def __contains__(self, name: str) -> bool:
@@ -119,6 +120,28 @@ class Archive:
         """
         info = self._info(name)
         return f"{info.CRC:08x}{info.file_size:x}" if info.CRC else digest(self.read(name)).hex()
+
+    def check_is_saved(self) -> None:
+        """Raise CheckpointError, saying what it is, for an archive that torch.save did not make."""
+        if "constants.pkl" in self and any(name.startswith("code/") for name in self._found):
+            raise CheckpointError(
+                f"{self.where} is a program of TorchScript, which dtckpt does not read: load it by "
+                "torch.jit.load and save its state_dict() by torch.save"
+            )
+        if "data.pkl" in self:
+            return
+        if self._found and all(name.endswith(".npy") for name in self._names):
+            told = (
+                "arrays of numpy (.npz), which dtckpt does not read: load it with numpy.load and "
+            )
+            told += "save a dict of them"
+        elif "archive_format" in self or "archive_version" in self:
+            told = "a program of torch.export, which dtckpt does not read: load it by "
+            told += "torch.export.load and save its state_dict"
+        else:
+            told = "a zip archive, but none of torch.save: it has no record 'data.pkl'. Unpack it "
+            told += "and open what is in it"
+        raise CheckpointError(f"{self.where} is {told}")
 
     def check_byte_order(self) -> None:
         """Raise Corrupt where numbers are of another byte order."""
@@ -261,6 +284,20 @@ class Memory:
 
 def open_archives(store: Store, name: str, spans: Sequence[Span]) -> list[Archive]:
     """Return archives that lie in one file, of which all ends are read at once."""
+    ends = read_ends(store, name, spans)
+    return [
+        archive_of(store, name, *of) for of in zip(spans, *zip(*ends, strict=True), strict=True)
+    ]
+
+
+def archive_of(store: Store, name: str, span: Span, head: bytes, tail: bytes) -> Archive:
+    """Return an archive in a file, of which both ends were read."""
+    where = f"{where_of(store, name)} (bytes {span.start} to {span.start + span.size})"
+    return Archive(_Stored(store, name, span, head, tail), where)
+
+
+def read_ends(store: Store, name: str, spans: Sequence[Span]) -> list[tuple[bytes, bytes]]:
+    """Return the first and the last bytes of some spans of a file, read at once."""
     ends = [bytearray(min(_END_BYTES, span.size)) for span in spans for _ in range(2)]
     requests = [
         request
@@ -273,13 +310,7 @@ def open_archives(store: Store, name: str, spans: Sequence[Span]) -> list[Archiv
     ]
     if requests:
         store.read_into(name, requests)
-    return [
-        Archive(
-            _Stored(store, name, span, bytes(head), bytes(tail)),
-            f"{where_of(store, name)} (bytes {span.start} to {span.start + span.size})",
-        )
-        for span, head, tail in zip(spans, ends[::2], ends[1::2], strict=True)
-    ]
+    return [(bytes(head), bytes(tail)) for head, tail in zip(ends[::2], ends[1::2], strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,10 @@ from ...state.limits import check_metadata_bytes, shown
 from ...state.values import Node
 from ...tensors.dtypes import BY_TORCH_NAME
 from ..file_layouts import FileLayouts
-from ..files import reach_bytes
 from ..pickles.arrays import Array, NotHeld, UnfinishedArray
 from ..pickles.unpickling import TensorNote
-from .archive import Archive
 from .archived_files import INLINE
+from .memories import Memory
 
 _MOST_SHOWN = 80
 
@@ -31,17 +30,17 @@ class ValueTensors:
         file: int,
         place: Place,
         where: str,
-        archive: Archive | None = None,
+        memory: Memory | None = None,
     ) -> None:
         """``place`` is that of the archive in the file of this number.
 
-        With ``archive`` tensors are compared with the lengths of its records.
+        Without it ``memory`` says where tensors lie, and compares them with it.
         """
         self._layouts = layouts
         self._file = file
         self._place = place
         self._where = where
-        self._archive = archive
+        self._memory = memory
         self._first: dict[TensorNote, str] = {}
         self.tensors: dict[str, StoredTensor] = {}
         self.places: list[Place] = []
@@ -89,17 +88,12 @@ class ValueTensors:
             return
         record, skip = f"data/{note.storage.key}", note.start * dtype.itemsize
         strides = note.byte_strides(dtype.itemsize)
-        room = None if self._archive is None else self._archive.size_of(record)
-        if room is not None and skip + reach_bytes(note.shape, strides, dtype.itemsize) > room:
-            raise Corrupt(
-                f"{where}: a tensor of shape {note.shape} and strides {note.strides} from element "
-                f"{note.start} on does not lie in its memory of {room} bytes"
-            )
+        place = self._place._replace(key=name, record=record, skip=skip, strides=strides)
+        if self._memory is not None:
+            place = self._memory.place(name, note, where)
         layout = self._layouts.whole(self._file, note.shape)
         self.tensors[name] = StoredTensor(name, dtype, note.shape, layout)
-        self.places.append(
-            self._place._replace(key=name, record=record, skip=skip, strides=strides)
-        )
+        self.places.append(place)
 
     def _add_array(self, name: str, array: Array) -> None:
         """Keep the elements of an array, which no reader could find in a pickle."""

@@ -9,14 +9,13 @@ from functools import partial
 from typing import Any
 
 from ....storage.base import ObjectInfo, Store
-from ...files.blocks import digest
 from ...files.manifest import FileRecord, Place
-from ..archives.archive import Span, open_archives
+from ..archives.memories import Memory, SafetensorsMemory
+from ..archives.saved import open_saved
 from ..files import info_of_file, record_of, where_of
 from ..names import SAFETENSORS
-from ..pickles.unpickling import TensorNote, load_pickle
+from ..pickles.unpickling import TensorNote
 from ..safetensors import read_header
-from .memories import ArchiveMemory, Memory, SafetensorsMemory
 from .names import RankFile
 from .notes import KnownNames
 from .torch_checkpointing import with_layouts
@@ -66,18 +65,16 @@ def open_all(store: Store, files: Sequence[RankFile]) -> list[Opened]:
 
 
 def _open(store: Store, file: RankFile, number: int) -> Opened:
-    where, seen = where_of(store, file.name), info_of_file(store, file.name)
+    where = where_of(store, file.name)
     if file.name.endswith(SAFETENSORS):
+        seen = info_of_file(store, file.name)
         header = read_header(store, file.name, number, end=seen.size)
         memory: Memory = SafetensorsMemory(header)
         value: Any = SafetensorsMemory(header).notes()
         told = header.record.header_digest
     else:
-        archive = open_archives(store, file.name, [Span(0, seen.size)])[0]
-        archive.check_byte_order()
-        pickled = archive.read("data.pkl")
-        memory, value = ArchiveMemory(archive), load_pickle(pickled, where, KnownNames())
-        told = digest(pickled).hex()
+        saved = open_saved(store, file.name, where, KnownNames())
+        seen, memory, value, told = saved.seen, saved.memory, saved.value, saved.digest
     return Opened(
         file=file,
         number=number,

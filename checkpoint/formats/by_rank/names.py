@@ -103,9 +103,17 @@ def _others(names: Sequence[str], files: Sequence[RankFile]) -> tuple[str, ...]:
     return tuple(sorted(set(names) - {file.name for file in files} - _BESIDE))
 
 
+_OF_STEPS = re.compile(
+    r"(?i)(?:.*[_-])?(?:epoch|step|steps|iter|iters|iteration|ckpt|checkpoint|version|round|best|last)"
+)
+"""What files of a run are called that are of its steps, not of ranks."""
+
+
 def _guessed(names: Sequence[str]) -> FilesOfRanks | None:
     """Return the files that torch_checkpointing may have written without telling of them."""
     matches = [match for match in map(ITEM_OF_RANK.fullmatch, sorted(names)) if match]
+    if len(matches) == 1 and _OF_STEPS.fullmatch(matches[0]["item"]):
+        return None
     ranks = {(match["item"], int(match["rank"])): match[0] for match in matches}
     items = dict.fromkeys(item for item, _ in ranks)
     size = 1 + max((rank for _, rank in ranks), default=0)

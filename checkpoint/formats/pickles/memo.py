@@ -68,7 +68,26 @@ def is_bounded(data: bytes) -> bool:
     >>> is_bounded(pickle.BYTEARRAY8 + (1 << 40).to_bytes(8, "little"))
     False
     """
-    at, end = 0, len(data)
+    return _end(data, 0) != _UNBOUNDED
+
+
+def end_of_pickle(data: bytes, start: int) -> int | None:
+    """Return where the pickle ends that begins at ``start``; None if that is not in the data.
+
+    >>> two = pickle.dumps([1]) + pickle.dumps("a")
+    >>> end_of_pickle(two, 0) == len(pickle.dumps([1])), end_of_pickle(two[:-1], 16)
+    (True, None)
+    """
+    end = _end(data, start)
+    return end if end > 0 else None
+
+
+_UNBOUNDED, _OPEN = -1, -2
+
+
+def _end(data: bytes, at: int) -> int:
+    """Return where a pickle ends; ``_UNBOUNDED`` or ``_OPEN`` where it does not."""
+    end = len(data)
     plain = _plain_run(end >> 16)
     while at < end:
         run = plain.match(data, at)
@@ -81,17 +100,19 @@ def is_bounded(data: bytes) -> bool:
             width = _LENGTHS[code]
             at += width + int.from_bytes(data[at : at + width], "little")
             if at > end:
-                return False
+                return _UNBOUNDED
         elif code in _LINES:
             for _ in range(_LINES[code]):
                 stop = data.find(b"\n", at)
                 if stop < 0:
-                    return True
+                    return _OPEN
                 line, at = data[at:stop], stop + 1
                 if code == _PUT and not (
                     len(line) <= _MOST_DIGITS and line.strip().isdigit() and int(line) <= end
                 ):
-                    return False
-        else:  # the end, a number that is too large, or nothing that an unpickler takes
-            return code != _LONG_BINPUT
-    return True
+                    return _UNBOUNDED
+        elif code == _STOP:
+            return at
+        else:  # a number that is too large, or nothing that an unpickler takes
+            return _UNBOUNDED if code == _LONG_BINPUT else _OPEN
+    return _OPEN

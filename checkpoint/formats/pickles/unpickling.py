@@ -51,6 +51,17 @@ class Storage(NamedTuple):
     key: str
     dtype_name: str
     """Of torch; ``uint8`` of memory without a type."""
+    start: int = 0
+    """First element, where it is a view of the memory: of torch before 0.4."""
+
+
+class StorageNote(NamedTuple):
+    """Memory of tensors as files of torch before 1.6 tell it."""
+
+    dtype_name: str
+    """As of a Storage, or the name of a class that is not known."""
+    count: Any
+    """Of elements, as the pickle says."""
 
 
 class TensorNote(NamedTuple):
@@ -200,13 +211,18 @@ def not_known(name: str) -> str:
 
 
 def load_pickle(
-    data: bytes, where: str, known: Known | None = None, *, with_unheld: bool = False
+    data: bytes,
+    where: str,
+    known: Known | None = None,
+    *,
+    with_unheld: bool = False,
+    storages: dict[str, StorageNote] | None = None,
 ) -> Any:
     """Return the value of a pickle that torch wrote, with notes in the places of tensors.
 
     ``known`` are names besides those of every pickle, with what is called for them. Raises
     CheckpointError for a name that is not known, unless objects of such are to be ``Unheld``, and
-    Corrupt for what is no pickle.
+    Corrupt for what is no pickle. ``storages`` are given what is told of memory, by its key.
     """
     taken = _BYTES_EACH * len(data) + sum(size * data.count(code) for code, size in _BYTES_OF)
     check_metadata_bytes(taken, where)
@@ -218,6 +234,7 @@ def load_pickle(
     try:
         unpickler = _Unpickler(io.BytesIO(data), where, {} if known is None else known, len(data))
         unpickler.with_unheld = with_unheld
+        unpickler.storages = storages
         return unpickler.load()
     except CheckpointError:
         raise
@@ -238,6 +255,7 @@ class _Unpickler(pickle.Unpickler):
         self._unheld: dict[str, type[Unheld]] = {}
         self.with_unheld = False
         """Whether objects of unknown classes are read, as such."""
+        self.storages: dict[str, StorageNote] | None = None
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         """Return what stands for a name here."""
@@ -279,12 +297,22 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> Any:
         """Return the memory that torch refers to by its record."""
-        kind, dtype_name, key, *_ = pid
-        if isinstance(dtype_name, type) and issubclass(dtype_name, Unheld):
-            return dtype_name() if kind == "storage" else dtype_name
+        if self.storages is not None and pid[0] == "module":  # with its source
+            return pid[1]
+        kind, dtype_name, key, *more = pid
+        is_unheld = isinstance(dtype_name, type) and issubclass(dtype_name, Unheld)
+        view_start = 0
+        if self.storages is not None and isinstance(key, str):
+            _, count, view = more
+            name = dtype_name.name if is_unheld else str(dtype_name)
+            if self.storages.setdefault(key, StorageNote(name, count)) != (name, count):
+                raise ValueError(f"storage {shown(key)} is told in two ways")
+            view_start = 0 if view is None else size_of(view[1], "the start of a view")
+        if is_unheld:
+            return dtype_name()
         if kind != "storage" or not isinstance(dtype_name, _DTypeName) or not isinstance(key, str):
             raise ValueError(f"unknown reference {shown(pid)}")
-        return Storage(key, str(dtype_name))
+        return Storage(key, str(dtype_name), view_start)
 
 
 class _Name(str):
@@ -310,6 +338,12 @@ def _tensor(
     storage: Storage, start: int, shape: Any, strides: Any, _grad: bool, _hooks: Any, *more: Any
 ) -> TensorNote | Unheld:
     return _note(storage, start, shape, strides, storage.dtype_name, more)
+
+
+def _tensor_before_04(
+    storage: Storage, start: int, shape: Any, strides: Any
+) -> TensorNote | Unheld:
+    return _note(storage, start, shape, strides, storage.dtype_name, ())
 
 
 def _tensor_of_dtype(
@@ -345,6 +379,8 @@ def _note(
             f"a tensor was saved as a view that computes its values ({shown(more[0])}); load it "
             "with torch, call resolve_conj() and resolve_neg(), and save it anew",
         )()
+    if storage.start:
+        storage, start = storage._replace(start=0), start + storage.start
     return TensorNote(storage, start, sizes, steps, dtype_name)
 
 
@@ -448,6 +484,7 @@ _STORAGES = {
 _DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 _TENSOR = _Name("torch.Tensor")
 _KNOWN: dict[str, Any] = {
+    "torch._utils._rebuild_tensor": Inert(_tensor_before_04),
     "torch._utils._rebuild_tensor_v2": Inert(_tensor),
     "torch._utils._rebuild_tensor_v3": Inert(_tensor_of_dtype),
     "torch._utils._rebuild_parameter": Inert(_parameter),
@@ -490,7 +527,11 @@ _KNOWN: dict[str, Any] = {
     "numpy._core.multiarray._reconstruct": Inert(UnfinishedArray),
     "numpy._core.multiarray.scalar": Inert(scalar),
     "numpy._core.numeric._frombuffer": Inert(array_of),
-    **{f"torch.{name}": _DTypeName(dtype) for name, dtype in _STORAGES.items()},
+    **{
+        f"{module}.{name}": _DTypeName(dtype)
+        for module in ("torch", "torch.cuda")
+        for name, dtype in _STORAGES.items()
+    },
     **{f"torch.{name}": dtype for name, dtype in _DTYPES.items()},
 }
 """By module and name. Nothing that opens, imports, calls or takes memory by a number."""

@@ -82,6 +82,18 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "run"
 
 
+@pytest.mark.parametrize("state", [{}, {"a": {}, "b": []}])
+def test_states_without_leaves(tmp_path: Path, state: dict[str, Any]) -> None:
+    ckpt.save(state, tmp_path / "ours")
+    report = ckpt.export(tmp_path / "ours", tmp_path / "dcp", format="dcp")
+    assert report.tensors == ()
+    assert ckpt.open(tmp_path / "dcp").state_dict() == state
+    assert ckpt.verify(tmp_path / "dcp").problems == ()
+    into = {name: None for name in state}
+    torch_dcp.load(into, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    assert into == state
+
+
 def test_torch_loads_it(saved: Path, tmp_path: Path) -> None:
     report = ckpt.export(saved, tmp_path / "out", format="dcp")
     assert len(report.files) > 2

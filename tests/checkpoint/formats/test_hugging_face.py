@@ -227,6 +227,47 @@ def test_what_lies_beside_the_weights_is_told(
     assert ckpt.open(tmp_path / "ours").metadata["passed_over"] == wanted
 
 
+def test_an_index_of_another_program(place: Path) -> None:
+    """With a BOM, of files in folders, and not of all tensors that they have."""
+    (place / "sub").mkdir()
+    save_file({"a": torch.ones(2), "b": torch.zeros(3)}, place / "sub/x.safetensors")
+    index = json.dumps({"weight_map": {"a": "sub/x.safetensors"}})
+    (place / "model.safetensors.index.json").write_text(index, encoding="utf-8-sig")
+    with ckpt.open(place) as opened:
+        assert list(opened) == ["a"]
+        assert opened["a"][...].equal(torch.ones(2))
+        told = "a tensor of sub/x.safetensors that the index does not name"
+        assert opened.metadata["left_out"] == {"b": told}
+    for name in ("../x.safetensors", "/x.safetensors", "sub//x.safetensors"):
+        rewrite(place, {"weight_map": {"a": name}})
+        with pytest.raises(Corrupt, match="no name of a file beside the index"):
+            ckpt.open(place)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "names"),
+    [
+        ({"format": "pt", "b": "a"}, ["a", "b"]),
+        ({"format": "pt", "note": "mine", "lm.head": "a"}, ["a", "lm.head"]),
+        ({"format": "pt", "note": "mine", "architecture": "a"}, ["a"]),
+        ({"title": "a"}, ["a"]),
+        ({"format": "mlx", "b.c": "a"}, ["a"]),
+    ],
+)
+def test_metadata_that_happens_to_name_a_tensor_ties_none(
+    place: Path, metadata: dict[str, str], names: list[str]
+) -> None:
+    save_file({"a": torch.ones(2)}, place / "model.safetensors", metadata)
+    assert list(ckpt.open(place)) == names
+
+
+def test_a_file_of_an_epoch_is_none_of_a_rank(place: Path) -> None:
+    torch.save({"w": torch.ones(2)}, place / "epoch_0.pt")
+    with pytest.raises(NotCommitted, match=r"files of tensors \(epoch_0\.pt\)\. Give the path"):
+        ckpt.open(place)
+    assert ckpt.open(place / "epoch_0.pt")["w"][...].equal(torch.ones(2))
+
+
 def test_modules_are_filled_by_another_name(place: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 2))
     save_file(model.state_dict(), place / "model.safetensors")
@@ -389,7 +430,7 @@ BROKEN: dict[Callable[[Path], Any], str] = {
     with_no_json: r"index\.json: malformed JSON",
     cut_short: r"the file has \d+ bytes, its header describes \d+; it is truncated",
     with_more_behind: r"the file has \d+ bytes, its header describes \d+",
-    of_no_tensors: r"bytes 0 to 8 state a header of \d+ bytes in a file of",
+    of_no_tensors: r"model\.safetensors is a file of torch\.save or another zip archive",
     nearly_empty: r"6 bytes are no safetensors file",
     with_a_hole: r"'b' of 2 bytes lies at 3 to 5, expected it at 2",
     overlapping: r"'b' of 2 bytes lies at 1 to 3, expected it at 2",

@@ -9,11 +9,11 @@ from dtckpt.errors import Corrupt
 
 from ....dtensor.geometry.box import row_major_strides
 from ...files.manifest import Place
-from ..archives.archive import Archive, Span
-from ..archives.archived_files import AS_IT_IS
 from ..files import reach_bytes
 from ..pickles.unpickling import Storage, TensorNote
 from ..safetensors import Header
+from .archive import Archive, Span
+from .archived_files import AS_IT_IS
 
 
 class Memory(Protocol):
