@@ -30,7 +30,8 @@ from ..state.tree import ABSENT
 from ..state.values import Node
 from ..tensors.dtypes import BY_TORCH_NAME, DType
 from .archives.archive import Archive, Span, open_archives
-from .archives.archived_files import IN_SAFETENSORS, ZSTD, open_compressed
+from .archives.archived_files import open_compressed
+from .archives.forms import IN_SAFETENSORS, ZSTD
 from .archives.value_tensors import ValueTensors
 from .beside import beside, with_notes
 from .file_layouts import FileLayouts, unflattened

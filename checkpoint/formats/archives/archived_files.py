@@ -24,16 +24,9 @@ from .. import safetensors
 from ..files import data_file, reach_bytes, where_of
 from ..pickles.unpickling import TensorNote, load_pickle
 from .archive import Archive, Memory, Span, local_headers, open_archives
+from .forms import AS_IT_IS, IN_SAFETENSORS, INLINE, ZSTD
+from .legacy import check_fingerprint
 from .unpacked import UnpackedFile, unpack, unpack_head
-
-ZSTD = "zstd"
-"""An archive that is compressed as a whole."""
-IN_SAFETENSORS = "safetensors"
-"""A safetensors file, in which the chunk has the name of the record."""
-INLINE = "inline"
-"""No place at all, but the elements themselves: the record, in base64."""
-AS_IT_IS = "as it is"
-"""No archive, but the bytes from the first element on."""
 
 _HEAD_BYTES = 64 << 10
 """Of a compressed archive: its pickle, and the headers before the elements of a tensor."""
@@ -45,8 +38,6 @@ def open_file(store: Store, manifest: Manifest, record: FileRecord) -> DataFile:
     seen = check_size(store, name, record.size)
     file = UnpackedFile(store, name, record.size)
     if record.table_digest.startswith("legacy:"):
-        from .legacy import check_fingerprint  # which needs the forms of this module
-
         check_fingerprint(store, name, record.table_digest)
     elif record.table_digest:  # of a file that is one archive: that of its pickle
         (archive,) = open_archives(store, name, [Span(0, record.size)])

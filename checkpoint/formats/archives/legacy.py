@@ -23,7 +23,7 @@ from ..files import reach_bytes, where_of
 from ..pickles.memo import end_of_pickle
 from ..pickles.unpickling import Known, StorageNote, TensorNote, load_pickle
 from .archive import Span
-from .archived_files import AS_IT_IS
+from .forms import AS_IT_IS
 
 _VERSION = 1001
 _LIKELY_BYTES = 64 << 10

@@ -13,7 +13,7 @@ from ..files import reach_bytes
 from ..pickles.unpickling import Storage, TensorNote
 from ..safetensors import Header
 from .archive import Archive, Span
-from .archived_files import AS_IT_IS
+from .forms import AS_IT_IS
 
 
 class Memory(Protocol):

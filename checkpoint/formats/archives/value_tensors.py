@@ -15,7 +15,7 @@ from ...tensors.dtypes import BY_TORCH_NAME
 from ..file_layouts import FileLayouts
 from ..pickles.arrays import Array, NotHeld, UnfinishedArray
 from ..pickles.unpickling import TensorNote
-from .archived_files import INLINE
+from .forms import INLINE
 from .memories import Memory
 
 _MOST_SHOWN = 80
