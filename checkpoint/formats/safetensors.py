@@ -205,6 +205,8 @@ def read_header(
     text = data[8 : 8 + length]
     try:
         told = object_of(parse_json(text, where), "the header")
+        if told.get("__metadata__", {}) is None:
+            del told["__metadata__"]  # as safetensors takes it
         metadata = {
             key: text_of(value, key)
             for key, value in object_of(told.pop("__metadata__", {}), "__metadata__").items()

@@ -257,6 +257,14 @@ def test_damaged_checkpoints_are_not_passed_over(tmp_path: Path) -> None:
         ckpt.open(tmp_path / "dcp")
 
 
+def test_metadata_may_be_null(tmp_path: Path) -> None:
+    entry = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
+    head = json.dumps({"__metadata__": None, "w": entry}).encode()
+    file = tmp_path / "w.safetensors"
+    file.write_bytes(len(head).to_bytes(8, "little") + head + WEIGHT.numpy().tobytes())
+    assert ckpt.open(file)["w"][...].equal(WEIGHT)
+
+
 @pytest.mark.parametrize("shape", [[2**40, 2**40, 0], [1] * 70 + [6], [2**62, 2, 0]])
 def test_shapes_that_no_tensor_can_have(tmp_path: Path, shape: list[int]) -> None:
     size = 0 if 0 in shape else 24
