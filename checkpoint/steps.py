@@ -15,14 +15,13 @@ from dtckpt.errors import (
     Corrupt,
     LayoutMismatch,
     NotCommitted,
-    StorageError,
 )
 from dtckpt.logs import logger_of
 
 from ..storage.base import Level, Store
 from ..storage.open import open_store
 from .files.committing import missing_files
-from .files.foreign import tell_of_others
+from .files.foreign import check_first_start, listed_only
 from .files.manifest import Manifest, read_manifest_bytes
 from .files.places import MANIFEST, record_path
 from .formats.opening import read_manifest
@@ -57,21 +56,13 @@ def committed_steps(
     level, whatever the checkpoints hold, and a request for each that has no record beside it
     (``step-1000.json``, which ``CheckpointManager`` leaves once a checkpoint is committed).
 
-    Where there is none, but something else, a warning names it; NotCommitted is raised if that is a
-    checkpoint itself or those of ``torch.distributed.checkpoint``. StorageError where ``root``
-    cannot be looked at.
+    Where there is none, but something that looks like a checkpoint (of another name, further down,
+    ``root`` itself, of other programs), NotCommitted names it; other things are warned of.
+    StorageError where ``root`` cannot be looked at.
     """
     store = open_store(root, **dict(storage_options or {}))
     level = store.level()
-    committed = _committed_in(store, level)
-    if not committed and (level.objects or level.folders):
-        names = [info.name for info in store.list()]
-        # Manifests that are listed and not found: not to be taken for a run that holds nothing.
-        committed = {
-            n for n in level.folders if STEP_NAME.fullmatch(n) and f"{n}/{MANIFEST}" in names
-        }
-        if names and not committed:
-            tell_of_others(store.url, names)
+    committed = _committed_in(store, level) or check_first_start(store)
     return _steps(store, committed)
 
 
@@ -219,10 +210,7 @@ def newest_whole(store: Store) -> Step | None:
             f"{store.url}: none of the checkpoints here is whole; the newest: {damaged[0]}"
         )
     if steps:
-        raise StorageError(
-            f"{store.url}: {steps[-1].name} is listed, but its manifest is not there; the listing "
-            "lags behind, or checkpoints are being deleted. Try again"
-        )
+        raise listed_only(store.url, steps[-1].name)
     return None
 
 

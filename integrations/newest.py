@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ from dtckpt.errors import Corrupt, NotCommitted
 from dtckpt.logs import logger_of
 
 from ..checkpoint import verify
+from ..checkpoint.files.foreign import check_first_start, listed_only, newer_of_other_names
 from ..checkpoint.files.manifest import Manifest, read_manifest_bytes
 from ..checkpoint.files.places import MANIFEST
 from ..checkpoint.manager.deciding import Tick, decided
@@ -31,8 +33,9 @@ def newest(
 
     Newest is the highest ``by`` of its metadata, then what was made last. Damaged ones are passed
     over with a warning; ``read=False`` looks at manifests and sizes only and reads no data. None
-    where nothing is there, and Corrupt where something is, and nothing of it intact: a training is
-    never begun anew for that.
+    where nothing is there, Corrupt where something is, and nothing of it intact, and NotCommitted
+    where there is none, but something that looks like a checkpoint (further down, ``root`` itself,
+    of other programs): a training is never begun anew for that.
 
     Within a process group all ranks call this, the first one looks, and all get its answer.
     """
@@ -48,7 +51,8 @@ def newest(
 def _newest(store: Store, by: str, read: bool, tick: Tick) -> str:
     found: list[tuple[float, str, str]] = []
     faults: list[str] = []
-    for name in store.level().folders:
+    folders = set(store.level().folders)
+    for name in folders:
         place = store.substore(name)
         try:
             manifest = Manifest.from_bytes(read_manifest_bytes(place), f"{place.url}/{MANIFEST}")
@@ -73,10 +77,27 @@ def _newest(store: Store, by: str, read: bool, tick: Tick) -> str:
             logger.warning("passing over %s: %s", place.url, error)
             faults.append(str(error))
         else:
+            _warn_of_newer(store, folders - {name for *_, name in found}, name)
             return name
     if faults:
         raise Corrupt(f"{store.url}: none of the checkpoints here is intact: {faults[0]}")
+    if listed := check_first_start(store, any_name=True):
+        raise listed_only(store.url, min(listed))
     return ""
+
+
+def _warn_of_newer(store: Store, others: set[str], name: str) -> None:
+    """Warn of what other programs have saved with a higher number than the one that is taken."""
+    number = re.search(r"\d+$", name)
+    newer = newer_of_other_names(store, others, int(number[0])) if number else []
+    newer = [other for other in newer if not store.exists(f"{other}/{MANIFEST}")]  # damaged: told
+    if newer:
+        logger.warning(
+            "%s: going on from %s, though %s is here as well, which is of another program",
+            store.url,
+            name,
+            newer[0],
+        )
 
 
 def _verify(place: Store, tick: Tick) -> None:

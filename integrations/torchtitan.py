@@ -195,6 +195,8 @@ class DtckptManager(BaseCheckpointManager):
                 return True
         if damaged is not None:
             raise Corrupt(f"{self.folder}: none of the checkpoints here loads: {damaged}")
+        if not steps:
+            self._manager.latest()  # raises where there is anything that other names would take
         return self._load_initial()
 
     def _load_step(self, step: int) -> None:

@@ -61,43 +61,123 @@ _MOST_NAMES = 1000
 _ENDS_IN_NUMBER = re.compile(r"\d+$")
 _OF_OTHERS = (".metadata", "model.safetensors", "model.safetensors.index.json")
 """What a checkpoint of another program often has, to find a run of such."""
-_KINDS = {
-    "saves that have not ended, or were killed": re.compile(
-        r"[^/]+/data/[0-9a-f]{16}/\d+\.(?:safetensors|compressed)"
-    ),
-    "checkpoints in directories whose names do not end in a number": re.compile(
-        rf"[^/]+/{MANIFEST}"
-    ),
-    "checkpoints further down": re.compile(rf".+/{MANIFEST}"),
-    "weights of Hugging Face or torch.save": re.compile(
-        r".*\.(?:safetensors|safetensors\.index\.json|bin|pt|pth|ckpt)"
-    ),
-    "other files": re.compile(r".*", re.DOTALL),
-}
-"""What it may be, by name; the first that fits."""
+_OWN_DATA = re.compile(r"(?:.*/)?data/[0-9a-f]{16}/\d+\.(?:safetensors|compressed)")
+_WEIGHTS = re.compile(
+    r"(?:[^/]+/){0,2}(?:[^/]*\.(?:safetensors|safetensors\.index\.json|pt|pth|ckpt)"
+    r"|[^/]*(?:model|weights|checkpoint)[^/]*\.bin)",
+    re.IGNORECASE,
+)
+"""Files of tensors, two folders down at most: what lies deeper is of something else."""
+_NUMBERED = re.compile(r"(.*?)(?:0|[1-9]\d*)")
+"""A name that ends in a number, and what precedes that: "step-00" in "step-0010"."""
 
 
-def tell_of_others(url: str, names: Sequence[str]) -> None:
-    """Warn of what is under ``url`` in place of checkpoints, so that nobody starts anew unawares.
+def check_first_start(
+    store: Store, prefix: str | None = None, *, any_name: bool = False
+) -> frozenset[str]:
+    """Return for a run that found no checkpoint of its own: nothing here looks like one.
 
-    Raises NotCommitted where a run could only go on with what is there.
+    Raises NotCommitted where something does, with what finds it: a run that began anew would pass
+    over what it was to go on from. The names of the run are ``{prefix}{step}``, without a prefix
+    anything that ends in a number, with ``any_name`` all. What saves that died have left, and other
+    files, are warned of.
+
+    Returns the names of the run's own checkpoints that are listed by now; else nothing.
     """
-    if MANIFEST in names:
+    level = store.level()
+    if not level.objects and not level.folders:
+        return frozenset()
+    names = [info.name for info in store.list()]
+    told = _itself(store, names)
+    if not told:
+        folders = [n.removesuffix(f"/{MANIFEST}") for n in names if n.endswith(f"/{MANIFEST}")]
+        direct = [name for name in folders if "/" not in name]
+        if own := frozenset(n for n in direct if any_name or _takes(prefix, n)):
+            return own
+        told = _of_other_names(store.url, folders, prefix) or _of_others(store.url, names)
+    if told:
         raise NotCommitted(
-            f"{url} is a checkpoint itself, not a directory of checkpoints: load it, or give the "
-            "directory above it"
+            f"{told}. Nothing is begun anew beside it: a new run takes a directory of its own"
         )
+    kinds: dict[str, list[str]] = {}
+    for name in names:
+        is_dead = _OWN_DATA.fullmatch(name)
+        kind = "saves that have not ended, or were killed" if is_dead else "other files"
+        kinds.setdefault(kind, []).append(name)
+    parts = [f"{kind} ({len(found)}, such as {found[0]})" for kind, found in sorted(kinds.items())]
+    if parts:
+        logger.warning("%s: no committed checkpoint here, but %s", store.url, "; ".join(parts))
+    return frozenset()
+
+
+def listed_only(url: str, name: str) -> StorageError:
+    """Return the error for a checkpoint that a listing has, but not its manifest."""
+    return StorageError(
+        f"{url}: {name} is listed, but its manifest is not there; the listing lags behind, or "
+        "checkpoints are being saved or deleted. Try again"
+    )
+
+
+def newer_of_other_names(store: Store, names: Iterable[str], step: int) -> list[str]:
+    """Return which directories of checkpoints have a higher number than ``step``, the last first.
+
+    ``names`` are directories in ``store`` that the names of the run do not take.
+    """
+    ends = ((_ENDS_IN_NUMBER.search(name), name) for name in names)
+    newer = _newest_first(name for match, name in ends if match and int(match[0]) > step)
+    marks = (MANIFEST, *_OF_OTHERS)
+    return [n for n in _some(newer) if any(store.exists(f"{n}/{mark}") for mark in marks)]
+
+
+def _itself(store: Store, names: Sequence[str]) -> str:
+    """Return that the root of a run is a checkpoint, if it is one."""
+    if MANIFEST not in names:
+        return ""
+    return (
+        f"{store.url} is a checkpoint itself, not a directory of checkpoints: load it, or give the "
+        "directory above it"
+    )
+
+
+def _of_other_names(url: str, folders: Sequence[str], prefix: str | None) -> str:
+    """Return which checkpoints of ours the names of a run do not take, and what does."""
+    found = _newest_first(folders)
+    direct = [name for name in found if "/" not in name]
+    if not found:
+        return ""
+    if not direct:
+        above = found[0].rpartition("/")[0]
+        steps = [name for name in found if name.startswith(f"{above}/")]
+        return f"{url} has its checkpoints further down ({_first(steps)}): give {url}/{above}"
+    names = "that end in a number" if prefix is None else f"like {prefix}10"
+    told = f"{url} holds {_first(direct)}, and checkpoints are looked for by names {names}"
+    if prefix is not None and (match := _NUMBERED.fullmatch(direct[0])) is not None:
+        return f"{told}: prefix={match[1]!r} takes {direct[0]}"
+    return f"{told}: load one by its path"
+
+
+def _takes(prefix: str | None, name: str) -> bool:
+    """Whether a run has checkpoints of this name."""
+    if prefix is None:
+        return _ENDS_IN_NUMBER.search(name) is not None
+    match = _ENDS_IN_NUMBER.search(name.removeprefix(prefix))
+    return match is not None and name == f"{prefix}{int(match[0])}"
+
+
+def _of_others(url: str, names: Sequence[str]) -> str:
+    """Return which files here are of checkpoints of other programs, if any are."""
     if (found := next(filter(_DCP.fullmatch, names), None)) is not None:
-        raise NotCommitted(
+        return (
             f"{url} holds checkpoints of torch.distributed.checkpoint ({found}), of which no steps "
             "are counted: load one by its path, or choose another directory"
         )
-    seen: dict[str, list[str]] = {}
-    for name in names:
-        kind = next(kind for kind, pattern in _KINDS.items() if pattern.fullmatch(name))
-        seen.setdefault(kind, []).append(name)
-    told = [f"{kind} ({len(found)}, such as {found[0]})" for kind, found in sorted(seen.items())]
-    logger.warning("%s: no committed checkpoint here, but %s", url, "; ".join(told))
+    found = next((n for n in names if _WEIGHTS.fullmatch(n) and not _OWN_DATA.fullmatch(n)), None)
+    if found is None:
+        return ""
+    return (
+        f"{url} holds weights of Hugging Face or torch.save ({found}), of which no steps are "
+        "counted: load them by their path, or choose another directory"
+    )
 
 
 def what_is_there(store: Store) -> str:

@@ -71,10 +71,17 @@ class Line:
 def begin(places: Places, restored: int | None, step: int, tick: Tick) -> list[str]:
     """Begin to save to a run with ``step``; return the names that have to make way before a save.
 
-    AlreadyCommitted if the run holds this step or a later one and none was restored.
+    AlreadyCommitted if the run holds this step or a later one and none was restored, or a root is a
+    checkpoint itself, in which another one would lie.
     """
     places.wait(tick)
     found = list(listings(places.runs))
+    for number, listing in found:
+        if listing.is_checkpoint:
+            raise AlreadyCommitted(
+                f"{places.all[number].url} is a checkpoint itself, not a directory of checkpoints. "
+                "Give the directory above it, or another root"
+            )
     line = sorted({seen.number for _, listing in found for seen in listing.line})
     if restored is None and line and line[-1] >= step:
         raise AlreadyCommitted(

@@ -18,7 +18,7 @@ from ..compression.choosing import Compress
 from ..loading.report import LoadReport
 from ..ranks.together import DEFAULT_TIMEOUT
 from ..runs.keep import EVERYTHING, Best, Keep
-from ..runs.places import Places, Sighted, Tier
+from ..runs.places import Places, Sighted, Tier, known_everywhere
 from ..runs.run import PIN, Run, RunStep
 from ..saving.finishing import SaveReport
 from ..saving.handle import SaveHandle
@@ -271,7 +271,7 @@ class CheckpointManager:
         by = best
 
         def choose(line: Mapping[int, Sequence[Sighted]]) -> int | None:
-            found = by.of(run.known(step) for (run, step), *_ in line.values())
+            found = by.of(known_everywhere(sighted) for sighted in line.values())
             return found[0].number if found else None
 
         return json.loads(self._ask(choose))

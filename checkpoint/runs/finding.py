@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 from dtckpt.errors import Corrupt, NotCommitted, StorageError
 from dtckpt.logs import logger_of
 
+from ..files.foreign import check_first_start, listed_only, newer_of_other_names
+from ..ranks.text import some_names
 from .run import Run, RunListing
 
 logger = logger_of("checkpoint")
@@ -57,15 +59,21 @@ def find_newest(
     ``step`` asks for one of this number only. Of several places with the same step the first
     counts, but where the run has gone back from it: one that was away may still hold what another
     one has in its stead. Those ``without`` are not looked at. StorageError where the last place
-    cannot be looked at; others are then passed over.
+    cannot be looked at; others are then passed over. NotCommitted where no place has anything that
+    a run could go on from, but one has what looks like a checkpoint.
     """
     passed_over: dict[str, str] = {}
     sightings: list[Sighting] = []
     left: set[Sighting] = set()
+    seen: list[tuple[int, RunListing]] = []
     for place, listing in listings(runs, passed_over):
+        seen.append((place, listing))
         steps = listing.line if step is None else listing.steps
         sightings += [Sighting(s.number, place) for s in steps if step in (None, s.number)]
         left.update(Sighting(s.number, place) for s in listing.steps if s.is_abandoned)
+    if not any(listing.line for _, listing in seen) and (step is None or not sightings):
+        for place, listing in seen:
+            _check_first_start(runs[place], listing)
     found = None
     for sighting in sorted(sightings, key=lambda seen: (-seen.step, seen in left, seen.place)):
         run = runs[sighting.place]
@@ -81,9 +89,46 @@ def find_newest(
             passed_over[url] = str(error)
         else:
             found = sighting
+            _warn_of_newer(run, dict(seen)[sighting.place], sighting.step)
             break
     steps = tuple(sorted({sighting.step for sighting in sightings}))
     return Finding(found=found, passed_over=passed_over, steps=steps)
+
+
+def _check_first_start(run: Run, listing: RunListing) -> None:
+    """Return where a run begins for the first time; NotCommitted or StorageError elsewhere.
+
+    ``listing`` is what the run holds: nothing that it goes on from.
+    """
+    url = run.store.url
+    if listing.steps:
+        names = some_names([step.name for step in reversed(listing.steps)])
+        raise NotCommitted(
+            f"{url}: the run has gone back from all checkpoints that are here ({names}), and the "
+            "one that it has gone back to is gone. Restore one of them by its step"
+        )
+    listed = check_first_start(run.store, run.prefix)
+    records = [name for name in listing.stray if name.endswith(".json") and run.is_ours(name)]
+    if listed or (records and run.look().steps):  # the first save has ended meanwhile, say
+        raise listed_only(url, min(listed or records))
+    if records:
+        raise NotCommitted(
+            f"{url}: {some_names(records)} tells of a checkpoint that was committed here and is "
+            "gone. Put it back; delete the record to begin anew"
+        )
+
+
+def _warn_of_newer(run: Run, listing: RunListing, step: int) -> None:
+    """Warn of checkpoints with higher numbers whose names are none of the run's."""
+    newer = newer_of_other_names(run.store, listing.others, step)
+    if newer:
+        logger.warning(
+            "%s: going on from step %d, though %s is here as well, whose name is not one of %s*",
+            run.store.url,
+            step,
+            newer[0],
+            run.prefix,
+        )
 
 
 def listings(

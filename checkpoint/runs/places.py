@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +14,7 @@ from ...storage.base import Store
 from ...storage.open import open_store, split_target
 from ..saving.exiting import forget
 from .finding import listings
-from .keep import Keep
+from .keep import Keep, KnownStep
 from .run import PIN, Run, RunStep
 from .upkeep import Upkeep, Worker
 
@@ -161,7 +161,7 @@ class Places:
         with self._lock:
             record = source.run.record_of(step)
             if record is not None:
-                target.run.write_record(record)
+                target.run.add_record(record)
             if source.run.store.exists(name + PIN):
                 target.run.mark(name, PIN)
 
@@ -182,3 +182,13 @@ class Places:
             place.worker.close(None if limit is None else max(limit - time.monotonic(), 0.0))
             if limit is not None:
                 forget(place.run)  # the end of the process does not wait for it either
+
+
+def known_everywhere(sighted: Sequence[Sighted]) -> KnownStep:
+    """Return what there is to know of a checkpoint, with the metrics that any place has now.
+
+    Those of the last place count where they differ: other processes know that one alone.
+    """
+    found = [run.known(step, is_fresh=True) for run, step in sighted]
+    metrics = {name: value for known in found for name, value in known.metrics.items()}
+    return replace(found[0], metrics=metrics)

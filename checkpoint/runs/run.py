@@ -59,6 +59,10 @@ class RunListing:
     """Directories of checkpoints that are not committed: saves under way, or dead ones."""
     stray: tuple[str, ...]
     """Records and marks of checkpoints that are not there any more."""
+    others: tuple[str, ...] = ()
+    """Directories with other names."""
+    is_checkpoint: bool = False
+    """Whether the root is a checkpoint itself."""
 
     @property
     def line(self) -> tuple[RunStep, ...]:
@@ -117,6 +121,8 @@ class Run:
             steps=tuple(sorted(steps, key=lambda step: step.number)),
             dead=tuple(sorted(numbers.keys() - committed)),
             stray=tuple(sorted(name for name in beside if self._is_stray(name, committed))),
+            others=tuple(sorted(set(level.folders) - numbers.keys())),
+            is_checkpoint=MANIFEST in beside,
         )
 
     def _number_of(self, name: str) -> int | None:
@@ -161,6 +167,14 @@ class Run:
         checkpoint = self.name_of(step)
         if (noted := self._unwritten.get(checkpoint)) is not None:
             return noted
+        return self._stored_record(checkpoint)
+
+    def _record_now(self, checkpoint: str) -> StepRecord | None:
+        """Return the record as it is now of what is called so; None for what is not of this run."""
+        number = self._number_of(checkpoint)
+        return None if number is None else self.record_of(number)
+
+    def _stored_record(self, checkpoint: str) -> StepRecord | None:
         name = record_path(checkpoint)
         try:
             found = StepRecord.from_bytes(self.store.read(name), f"{self.store.url}/{name}")
@@ -172,12 +186,15 @@ class Run:
         self._records[checkpoint] = found
         return found
 
-    def known(self, step: RunStep, *, may_write: bool = True) -> KnownStep:
+    def known(self, step: RunStep, *, may_write: bool = True, is_fresh: bool = False) -> KnownStep:
         """Return what there is to know of a checkpoint.
 
-        That of its manifest where it has no record, which is written then if that is allowed.
+        That of its manifest where it has no record, which is written then if that is allowed. Its
+        metrics are those that were seen last; with ``is_fresh`` also what another process, such as
+        an evaluation, has set since.
         """
-        record = self._records.get(step.name) or self.record(step)
+        seen = None if is_fresh else self._records.get(step.name)
+        record = seen or self.record(step)
         if record is None:
             record = self.make_record(step) if may_write else self._record_of_manifest(step)
         return KnownStep(
@@ -228,7 +245,7 @@ class Run:
     def write_noted(self) -> None:
         """Write the records of what was noted."""
         for name, record in tuple(self._unwritten.items()):
-            self.write_record(record)
+            self.add_record(record)
             self._unwritten.pop(name, None)
         if not self._unwritten:
             forget(self)
@@ -247,9 +264,21 @@ class Run:
         self.store.publish(record_path(name), record.to_bytes(), overwrite=True)
         self._records[name] = record
 
+    def add_record(self, record: StepRecord) -> None:
+        """Write the record of a step; metrics that another process has given it stay."""
+        name = self.name_of(record.step)
+        try:
+            self.store.publish(record_path(name), record.to_bytes(), overwrite=False)
+            self._records[name] = record
+        except ObjectExists:
+            there = self._stored_record(name)
+            if there is not None and there.save_id == record.save_id:
+                record = replace(record, metrics={**there.metrics, **record.metrics})
+            self.write_record(record)
+
     def detached(self, name: str, save_id: str) -> None:
         """Note that a checkpoint was written anew and refers to no other one any more."""
-        record = self._records.get(name)
+        record = self._record_now(name)
         if record is not None:
             self.write_record(replace(record, save_id=save_id, bases=()))
 
@@ -283,7 +312,7 @@ class Run:
         InUse or Corrupt, and nothing is changed, where others refer to its files or it cannot be
         told to whose files it refers.
         """
-        record = self._records.get(name)
+        record = self._record_now(name)
         self.forget(name)  # else it would tell of a checkpoint half deleted
         try:
             delete(self.store.substore(name))

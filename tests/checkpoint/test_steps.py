@@ -54,13 +54,33 @@ def test_a_checkpoint_is_not_a_directory_of_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("final/manifest.json", r"do not end in a number \(1, such as final/manifest.json\)"),
-        ("demo/step-1/manifest.json", r"checkpoints further down \(1, such as demo/step-1/"),
-        ("model-00001-of-00002.safetensors", r"Hugging Face or torch.save \(1"),
-        ("model.safetensors.index.json", r"Hugging Face or torch.save \(1"),
-        ("step-3/weights.pt", r"Hugging Face or torch.save \(1, such as step-3/weights.pt"),
+        ("final/manifest.json", r"holds final, .*names that end in a number: load one by its path"),
+        ("demo/step-1/manifest.json", r"further down \(demo/step-1\): give .*/demo\."),
+        ("a/b/c/d/step-1/manifest.json", r"further down .*: give .*/a/b/c/d\."),
+        ("model-00001-of-00002.safetensors", r"weights .*\(model-00001-of-00002\.safetensors\)"),
+        ("model.safetensors.index.json", r"weights .*\(model\.safetensors\.index\.json\)"),
+        ("step-3/weights.pt", r"weights .*\(step-3/weights\.pt\)"),
+        ("epoch=1-step=10.ckpt", r"weights .*\(epoch=1-step=10\.ckpt\)"),
+        ("checkpoint-3/pytorch_model.bin", r"weights .*\(checkpoint-3/pytorch_model\.bin\)"),
+        ("step-3/__0_0.distcp", r"torch\.distributed\.checkpoint \(step-3/__0_0\.distcp\)"),
+    ],
+)
+def test_what_looks_like_a_checkpoint_is_not_passed_over(name: str, told: str) -> None:
+    store = MemoryStore()
+    store.publish(name, b"x", overwrite=False)
+    for call in (dcp.latest, dcp.committed_steps):
+        with pytest.raises(NotCommitted, match=f"{told}.*begun anew"):
+            call(store)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
         ("step-3/data/0123456789abcdef/00000.safetensors", r"not ended, or were killed \(1"),
+        ("run/step-3/data/0123456789abcdef/00000.safetensors", r"not ended, or were killed \(1"),
         ("events.out\n", r"other files \(1"),
+        ("data/tokens.bin", r"other files \(1"),
+        ("third_party/project/assets/x.pt", r"other files \(1"),
     ],
 )
 def test_whatever_else_is_there_is_told(

@@ -323,10 +323,10 @@ def refuse_if_going""",
         tests=_STEPS,
     ),
     Mutant(
-        name="latest is silent about whatever else is there",
+        name="latest takes whatever else is there for nothing",
         file="checkpoint/steps.py",
-        old="        if names and not committed:",
-        new="        if False:",
+        old=" or check_first_start(store)",
+        new="",
         tests=_STEPS,
     ),
     Mutant(

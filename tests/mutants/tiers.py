@@ -80,7 +80,7 @@ MUTANTS = (
     Mutant(
         name="tiers: records are not passed on",
         file="checkpoint/runs/places.py",
-        old="            if record is not None:\n                target.run.write_record(record)\n",
+        old="            if record is not None:\n                target.run.add_record(record)\n",
         new="",
         tests=_TIERS,
     ),
