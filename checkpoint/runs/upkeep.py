@@ -48,6 +48,8 @@ class Upkeep:
         if self.keep.is_all:
             return
         choice = self.choose()
+        if choice is not None and self.keep.best is not None and (choice.free or choice.cut):
+            choice = self.choose(is_fresh=True)
         if choice is None:
             return
         for name in choice.free:
@@ -59,10 +61,11 @@ class Upkeep:
                 self.cut(base, choice.lent[base])
                 self.run.write_noted()
 
-    def choose(self, *, may_write: bool = True) -> Surplus | None:
+    def choose(self, *, may_write: bool = True, is_fresh: bool = False) -> Surplus | None:
         """Return what need not stay; None while no checkpoint is known to be whole.
 
-        Records that are missing are written, if that is allowed.
+        Records that are missing are written, if that is allowed. ``is_fresh`` reads all records
+        again: another process may have set metrics, and what is deleted is lost for good.
         """
         listing = self.run.look()
         newest = self.newest_whole(listing)
@@ -72,7 +75,7 @@ class Upkeep:
             found
             for step in listing.steps
             if step.is_abandoned or step.number <= newest.number
-            if (found := self.known(step, may_write=may_write)) is not None
+            if (found := self.known(step, may_write=may_write, is_fresh=is_fresh)) is not None
         ]
         return surplus(known, self.keep, now=time.time())
 
@@ -100,10 +103,12 @@ class Upkeep:
                 return step
         return None
 
-    def known(self, step: RunStep, *, may_write: bool = True) -> KnownStep | None:
+    def known(
+        self, step: RunStep, *, may_write: bool = True, is_fresh: bool = False
+    ) -> KnownStep | None:
         """Return what there is to know of a checkpoint; None if it is damaged, and left alone."""
         try:
-            return self.run.known(step, may_write=may_write)
+            return self.run.known(step, may_write=may_write, is_fresh=is_fresh)
         except (Corrupt, NotCommitted) as error:
             logger.warning("%s", error)
             return None

@@ -16,9 +16,10 @@ import torch
 import dtckpt.checkpoint as ckpt
 from dtckpt.checkpoint import Best, CheckpointManager, Keep
 from dtckpt.checkpoint.runs.finding import Sighting, find_newest
+from dtckpt.checkpoint.runs.record import StepRecord
 from dtckpt.checkpoint.runs.run import ABANDONED, Run
 from dtckpt.checkpoint.runs.upkeep import Upkeep
-from dtckpt.errors import CheckpointError
+from dtckpt.errors import CheckpointError, InUse, NotCommitted
 from dtckpt.storage import LocalStore, MemoryStore
 
 
@@ -108,7 +109,10 @@ def test_a_step_is_the_one_of_the_line_wherever_it_is() -> None:
     runs[0].mark("step-5", ABANDONED)  # and was away when it was to make way for the other one
     assert find_newest(runs).found == find_newest(runs, step=5).found == Sighting(5, 1)
     runs[1].delete("step-5")
-    assert find_newest(runs).found is None
+    with pytest.raises(
+        NotCommitted, match=r"gone back from all checkpoints that are here \(step-5"
+    ):
+        find_newest(runs)
     assert find_newest(runs, step=5).found == Sighting(5, 0)
 
 
@@ -124,3 +128,57 @@ manager.save(1, {{"w": torch.ones(64)}}, metrics={{"loss": 0.5}})
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
     assert json.loads((tmp_path / "step-1.json").read_text())["metrics"] == {"loss": 0.5}
+
+
+def test_metrics_of_another_process_decide_what_is_deleted(tmp_path: Path) -> None:
+    best = Best(metric="eval", mode="max")
+    with CheckpointManager(tmp_path, keep=Keep(last=2, best=best)) as manager:
+        for step in range(6):
+            manager.save(step, state(step))
+            manager.wait()
+            if step in (1, 2):  # which the manager has read or written itself before
+                CheckpointManager(tmp_path).set_metrics(step, {"eval": 9.0 - step})
+        assert manager.best() == 1
+        CheckpointManager(tmp_path).set_metrics(5, {"eval": 20.0})
+        assert manager.best() == 5
+        manager.wait()
+        assert manager.all_steps() == (1, 4, 5)
+
+
+def test_a_record_is_written_beside_metrics_of_another_process() -> None:
+    store = MemoryStore()
+    ckpt.save(state(1), store.substore("step-1"))
+    (seen,) = Run(store).look().steps
+    save_id = Run(store).make_record(seen).save_id
+    Run(store).set_metrics(seen, {"eval": 2.0, "loss": 7.0})
+    ours = Run(store)
+    ours.note(StepRecord(step=1, save_id=save_id, saved_at=5.0, metrics={"loss": 1.0}))
+    ours.write_noted()
+    found = Run(store).record_of(1)
+    assert found is not None
+    assert found.metrics == {"eval": 2.0, "loss": 1.0}
+    ours.note(StepRecord(step=1, save_id="another", saved_at=6.0, metrics={"loss": 3.0}))
+    ours.write_noted()
+    found = Run(store).record_of(1)
+    assert found is not None
+    assert found.metrics == {"loss": 3.0}
+
+
+def test_what_is_written_anew_keeps_metrics_of_another_process() -> None:
+    store = MemoryStore()
+    ckpt.save(state(1), store.substore("step-1"))
+    ours = Run(store)
+    (seen,) = ours.look().steps
+    ours.make_record(seen)
+    Run(store).set_metrics(seen, {"eval": 2.0})
+    ours.detached("step-1", "another")
+    found = Run(store).record_of(1)
+    assert found is not None
+    assert (found.save_id, found.metrics) == ("another", {"eval": 2.0})
+    ckpt.save({**state(1), "n": 1}, store.substore("step-2"), base=store.substore("step-1"))
+    Run(store).set_metrics(seen, {"eval": 3.0})
+    with pytest.raises(InUse):
+        ours.delete("step-1")
+    found = Run(store).record_of(1)
+    assert found is not None
+    assert found.metrics == {"eval": 3.0}
