@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import threading
@@ -11,7 +12,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from dtckpt.errors import AccessDenied, CheckpointError, PlacementError
+from dtckpt.errors import (
+    AccessDenied,
+    CheckpointError,
+    Corrupt,
+    NotCommitted,
+    ObjectNotFound,
+    PlacementError,
+    StorageError,
+)
 from dtckpt.logs import logger_of
 
 from ..dtensor.geometry.box import Box
@@ -76,9 +85,10 @@ def verify(
     """Read a checkpoint completely and report every fault.
 
     Files are read by several threads, in bounded memory. ``on_progress(done, total)`` is called
-    with bytes, from any thread but never from two at once. Faults of data files, storage errors
-    included, are collected; raises NotCommitted or Corrupt only where the manifest itself cannot
-    be used.
+    with bytes, from any thread but never from two at once. Faults of data files are collected, and
+    what could not be read beside them. Raises NotCommitted or Corrupt only where the manifest
+    itself cannot be used, and StorageError, or what else a file was refused with, where that is all
+    that was found: nothing is known to be damaged then, and not all was read.
     """
     store = open_place(checkpoint_id, **dict(storage_options or {}))
     return Verifier().verify(store, on_progress)
@@ -147,20 +157,25 @@ class _Verification:
         self.lookups = _MOST_LOOKUPS
         self.whole = whole
         self.longer = longer
-        self.found: list[_Reading | Problem] = []
-        """By files, in the order of the manifest."""
+        self.found: list[_Reading | tuple[Problem, CheckpointError | None]] = []
+        """By files, in the order of the manifest; problems with what they were refused with."""
+        self.is_damaged = False
+        self.failed: CheckpointError | None = None
+        """Why something could not be read that may be intact."""
         self.unusable: set[int] = set()
         self.lock = threading.Lock()
 
     def run(self) -> VerifyReport:
         self.read_all()
         for found in self.found:
-            if isinstance(found, Problem):
-                self.report(found)
-            else:
+            if isinstance(found, _Reading):
                 self.report_reading(found)
+            else:
+                self.report(found[0], error=found[1])
         self.check_chunks(self.unusable)
         self.check_sizes()
+        if self.failed is not None and not self.is_damaged:
+            raise self.failed
         return VerifyReport(
             url=self.store.url,
             num_files=len(self.manifest.files),
@@ -199,7 +214,7 @@ class _Verification:
                 file = self.data.file(record.rank, "all")
             except CheckpointError as error:
                 self.unusable.add(record.rank)
-                self.found.append(self.unusable_file(record, error))
+                self.found.append((self.unusable_file(record, error), error))
                 continue
             self.progress(record.size - record.region_bytes)
             entries = file.layout.entries.values()
@@ -244,11 +259,12 @@ class _Verification:
         if reading.record is None:
             self.report(*map(self.damaged, damaged))
             if reading.error is not None:
-                self.report(Problem(message=str(reading.error)))
+                self.report(Problem(message=str(reading.error)), error=reading.error)
         elif reading.error is not None:
             self.unusable.add(reading.record.rank)
             self.report(*map(self.damaged, damaged))
-            self.report(self.unusable_file(reading.record, reading.error))
+            problem = self.unusable_file(reading.record, reading.error)
+            self.report(problem, error=reading.error)
         else:
             self.whole[reading.where] = tuple(damaged)
             self.report(*map(self.damaged, damaged))
@@ -261,8 +277,15 @@ class _Verification:
             self.data.open_ahead([record.rank for record in some], "all")
             yield from some
 
-    def report(self, *problems: Problem) -> None:
-        """Add to the list, which a file of nothing but damage does not make as long as itself."""
+    def report(self, *problems: Problem, error: CheckpointError | None = None) -> None:
+        """Add to the list, which a file of nothing but damage does not make as long as itself.
+
+        ``error`` is what was raised in place of bytes, if that is the problem.
+        """
+        if error is not None and not _tells_damage(error):
+            self.failed = self.failed or error
+        elif problems:
+            self.is_damaged = True
         room = _MOST_PROBLEMS - len(self.problems)
         self.problems += problems[: max(room, 0)]
         if 0 <= room < len(problems):
@@ -320,7 +343,7 @@ class _Verification:
                 lender = self.data.borrowed(file_id, keys[0])
             except CheckpointError as error:
                 names = tuple(dict.fromkeys(map(self.name_of, keys)))
-                self.found.append(Problem(message=str(error), tensors=names))
+                self.found.append((Problem(message=str(error), tensors=names), error))
                 for key in keys:
                     self.held[key.partition("[")[0]] = _LOST
                 continue
@@ -329,7 +352,7 @@ class _Verification:
             self.count(rank, found)
             wanted = set(keys)
             if (known := self.whole.get(lender.where)) is not None:
-                self.found += [self.damaged(damage) for damage in known if damage.key in wanted]
+                self.found += [(self.damaged(d), None) for d in known if d.key in wanted]
                 continue
             self.total += sum(entry.num_bytes for entry in found)
             entries = sorted(found, key=lambda entry: entry.start)
@@ -357,6 +380,7 @@ class _Verification:
             held = self.held[tensor.stored_name]
             if math.prod(tensor.shape) in (held, 0) or held >= _LOST:
                 continue
+            failed: CheckpointError | None = None
             try:
                 for rank, chunk, _ in tensor.chunks_meeting(Box.whole(tensor.shape)):
                     self.lookups -= 1
@@ -369,8 +393,8 @@ class _Verification:
                 message = f"only {held} of the {math.prod(tensor.shape)} elements of tensor "
                 message = f"{self.store.url}: {message}{tensor.name!r} are in the data files"
             except CheckpointError as error:
-                message = str(error)
-            self.report(Problem(message=message, tensors=(tensor.name,)))
+                message, failed = str(error), error
+            self.report(Problem(message=message, tensors=(tensor.name,)), error=failed)
 
     def check_sizes(self) -> None:
         """Name the files that are longer than they were saved; nobody reads what is behind."""
@@ -385,7 +409,7 @@ class _Verification:
         except AccessDenied as error:  # who may read but not list can verify all that is read
             logger.warning("%s: not looked for what is behind files: %s", self.store.url, error)
         except CheckpointError as error:
-            self.report(Problem(message=str(error)))
+            self.report(Problem(message=str(error)), error=error)
 
     def longer_files(
         self, place: Store, save_id: str, files: Sequence[FileRecord]
@@ -408,3 +432,9 @@ class _Verification:
             self.checked += num_bytes
             if self.on_progress is not None:
                 self.on_progress(self.checked, self.total)
+
+
+def _tells_damage(error: CheckpointError) -> bool:
+    """Whether an error is about bytes that are wrong, missing, or that a disk cannot read."""
+    is_bad_disk = isinstance(error, StorageError) and error.errno == errno.EIO
+    return is_bad_disk or isinstance(error, Corrupt | NotCommitted | ObjectNotFound)
