@@ -7,11 +7,13 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dtckpt.errors import CheckpointError, Corrupt, ObjectNotFound
+
 from ..dtensor.geometry.box import Box
 from ..dtensor.geometry.irregular import IrregularLayout
 from ..dtensor.geometry.layout import Layout
 from ..storage.base import Store
-from .files.manifest import Manifest
+from .files.manifest import Manifest, read_own_manifest
 from .files.stored_data import StoredData
 from .files.stored_tensor import StoredTensor
 from .formats.beside import not_there
@@ -102,6 +104,24 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
         return f"<Checkpoint {self.url!r} of {len(self)} tensors>"
 
 
+def check_not_replaced(data: StoredData, error: CheckpointError) -> None:
+    """Raise ObjectNotFound, saying so, where another save has replaced the checkpoint.
+
+    Tensors of the new one are not given in place of the old ones: some may have been read before.
+    """
+    if not data.manifest.is_ours:
+        return
+    try:
+        now = read_own_manifest(data.store)
+    except CheckpointError:
+        return  # what the read failed with says more
+    if now.save_id != data.manifest.save_id:
+        raise ObjectNotFound(
+            f"{data.store.url}: another save has replaced the checkpoint since it was opened. Open "
+            "it again"
+        ) from error
+
+
 class LazyTensor:
     """A stored tensor. Indexing reads the bytes that the index needs, verifies and returns them.
 
@@ -181,7 +201,11 @@ class LazyTensor:
     def _read(self, boxes: Sequence[Box]) -> list[torch.Tensor]:
         from .reading.to_tensors import read_boxes  # which imports torch
 
-        return read_boxes(self._data, self._stored, boxes, self._cache)
+        try:
+            return read_boxes(self._data, self._stored, boxes, self._cache)
+        except (Corrupt, ObjectNotFound) as error:
+            check_not_replaced(self._data, error)
+            raise
 
     def __repr__(self) -> str:
         return f"<LazyTensor {self.name!r} {self._stored.dtype.torch_name}{list(self.shape)}>"

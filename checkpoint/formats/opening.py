@@ -168,6 +168,11 @@ def manifest_text(store: Store) -> ManifestText:
     return ManifestText(_MADE + made.to_bytes(), made.files)
 
 
+def is_replaced(store: Store, seen: ManifestText) -> bool:
+    """Whether a save has replaced a checkpoint of ours since its manifest was read."""
+    return seen.text[:1] == _ON_DISK and _ON_DISK + read_manifest_bytes(store) != seen.text
+
+
 def parse_manifest(text: bytes, url: str, seen: tuple[FileRecord, ...] = ()) -> Manifest:
     """Return the manifest of a text that ``manifest_text`` returned, on this rank or another.
 

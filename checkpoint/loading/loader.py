@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dtckpt.errors import LayoutMismatch, NotCommitted
+from dtckpt.errors import CheckpointError, Corrupt, LayoutMismatch, NotCommitted, ObjectNotFound
 from dtckpt.logs import logger_of
 
 from ...storage.base import Store
@@ -21,6 +21,7 @@ from ..files.blocks import digest
 from ..files.manifest import Manifest
 from ..formats.opening import (
     ManifestText,
+    is_replaced,
     manifest_text,
     open_place,
     parse_manifest,
@@ -131,7 +132,8 @@ def load(
     Raises the same error on every rank: NotCommitted, Corrupt, LayoutMismatch, StorageError,
     RankFailed. All that manifest, headers and sizes can tell is checked before any destination
     changes. A damaged block is found as it is read; the Corrupt error then lists what was already
-    overwritten.
+    overwritten. Where another save has replaced the checkpoint meanwhile, its manifest is read once
+    more, and all is loaded from that.
     """
     options = LoadOptions(
         strict=strict,
@@ -147,11 +149,26 @@ def load(
     )
     ranks = ranks_of(process_group, no_dist=no_dist, timeout=timeout, purpose="load")
     with closing(ranks):
-        running = _Load(ranks, process_group or _world(), options)
+        group = process_group or _world()
+        running = _Load(ranks, group, options)
         try:
             return running.run(state_dict, checkpoint_id)
+        except (Corrupt, ObjectNotFound) as error:
+            first = error
+            if not running.is_replaced():
+                raise
         finally:
             running.close()
+        logger.info(
+            "the checkpoint was replaced while it was loaded, and is loaded anew: %s", first
+        )
+        running = _Load(ranks, group, options)
+        try:
+            report = running.run(state_dict, checkpoint_id)
+            running.check_covers(first, report)
+        finally:
+            running.close()
+    return report
 
 
 def _world() -> Any:
@@ -175,6 +192,7 @@ class _Load:
         self.group = group
         self.options = options
         self.made = ManifestText()
+        self.has_manifest = False
         self.num_local = 1
         """Ranks on this host, or on the one that has most of them."""
         self.memory: HostMemory | None = None
@@ -191,6 +209,7 @@ class _Load:
         """
         ranks = self.ranks
         told = together(ranks, "load: read manifest", lambda: self.open(target), self.give_manifest)
+        self.has_manifest = True
         head, _, manifest = told.partition(b"\n")
         url, alone, mapping, num_local, place = json.loads(head)
         self.num_local = num_local
@@ -211,6 +230,35 @@ class _Load:
         report = self.report()
         self.log(report)
         return report
+
+    def is_replaced(self) -> bool:
+        """Whether another save has replaced what was loaded since; asked by all after a failure."""
+        if not self.has_manifest:  # on any rank: the first round has failed
+            return False
+
+        def look(_: Answers) -> bytes:
+            try:
+                return b"1" if is_replaced(self.store, self.made) else b""
+            except CheckpointError:
+                return b""  # what the load failed with says more
+
+        return bool(together(self.ranks, "load: look again", bytes, look))
+
+    def check_covers(self, first: CheckpointError, report: LoadReport) -> None:
+        """Raise the error of the first attempt if it overwrote what this one has filled nowhere."""
+        if not first.overwritten:  # the same on all ranks
+            return
+
+        def tell_left() -> bytes:
+            left = set(first.overwritten).difference(report.loaded, report.tied)
+            return json.dumps(sorted(left)).encode()
+
+        def decide(answers: Answers) -> bytes:
+            if set.intersection(*(set(json.loads(left)) for left in answers.values())):
+                raise first
+            return b""
+
+        together(self.ranks, "load: compare with before", tell_left, decide)
 
     def close(self) -> None:
         """Let go of memory that the ranks have shared."""
