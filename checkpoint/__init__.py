@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from .runs.places import Tier
     from .saving.background import async_save
     from .saving.finishing import SaveReport
+    from .saving.first_rank_buffers import buffers_of_first_rank
     from .saving.handle import SaveHandle, SaveProgress
     from .saving.saver import save
     from .state.coordinates import Dealing, PerCoordinate
@@ -161,6 +162,7 @@ __all__ = [
     "VerifyReport",
     "advise",
     "async_save",
+    "buffers_of_first_rank",
     "capabilities",
     "clean",
     "committed_steps",
@@ -237,6 +239,7 @@ if not TYPE_CHECKING:  # else any name would be one of the module's
             ".runs.keep": "Best Keep",
             ".runs.places": "Tier",
             ".saving.background": "async_save",
+            ".saving.first_rank_buffers": "buffers_of_first_rank",
             ".saving.handle": "SaveHandle SaveProgress",
             ".saving.finishing": "SaveReport",
             ".saving.saver": "save",

@@ -17,6 +17,7 @@ from ..checkpoint import (
     SaveHandle,
     SaveReport,
     async_save,
+    buffers_of_first_rank,
     load,
     save,
 )
@@ -49,6 +50,9 @@ def save_accelerator(
     ``dtckpt.checkpoint.save``; ValueError for DeepSpeed, Megatron-LM and FSDP1.
     """
     _refuse_others(accelerator)
+    if _has_ddp(accelerator):
+        for model in accelerator._models:  # which it notes before it wraps them
+            buffers_of_first_rank(accelerator.unwrap_model(model))
     begin = async_save if in_background else save
     return begin(
         _state(accelerator),
@@ -125,6 +129,13 @@ def _data(loader: Any) -> Any:
         return PerCoordinate(loader)
     sampler = loader.get_sampler() if hasattr(loader, "get_sampler") else None
     return _Sampler(sampler) if isinstance(sampler, SeedableRandomSampler) else None
+
+
+def _has_ddp(accelerator: Any) -> bool:
+    """Whether models are wrapped by DDP that makes the first rank's buffers those of all."""
+    handler = accelerator.ddp_handler
+    is_ddp = str(getattr(accelerator.distributed_type, "value", "")).startswith("MULTI_")
+    return is_ddp and (handler is None or handler.broadcast_buffers)
 
 
 def _refuse_others(accelerator: Any) -> None:

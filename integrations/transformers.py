@@ -18,12 +18,15 @@ from typing import Any
 import torch
 
 from dtckpt.errors import NotCommitted
+from dtckpt.logs import logger_of
 
 from ..checkpoint import RandomNumbers, load
+from ..checkpoint import open as open_checkpoint
 from ..checkpoint.files.places import MANIFEST
 from ..checkpoint.manager.deciding import decided
 from ..checkpoint.ranks.base import DEFAULT_TIMEOUT
 from ..checkpoint.runs.run import Run
+from ..checkpoint.saving.first_rank_buffers import declare_buffers_of_ddp
 from ..storage.open import open_store
 from .frameworks import framework
 from .newest import newest
@@ -35,6 +38,8 @@ _trainer = framework("transformers", "transformers.trainer")
 _callbacks = framework("transformers", "transformers.trainer_callback")
 Trainer: Any = _trainer.Trainer
 TrainerState: Any = _callbacks.TrainerState
+
+logger = logger_of("checkpoint")
 
 _PREFIX = "checkpoint-"
 _STATE = "trainer_state.json"
@@ -137,6 +142,7 @@ class DtckptTrainerMixin:
         best = folder / f"{_PREFIX}{self.state.best_global_step}"
         if self.state.best_global_step and (best == path or best.is_dir()):
             self.state.best_model_checkpoint = str(best)
+        declare_buffers_of_ddp(trainer.model_wrapped)
         state: dict[str, Any] = {"model": self._bare_model()}
         if not self.args.save_only_model:
             state |= self._training_state() | {"rng": _random_numbers()}
@@ -210,6 +216,8 @@ class DtckptTrainerMixin:
         if checkpoint is None or not _is_ours(checkpoint):
             super()._load_optimizer_and_scheduler(checkpoint)  # pyright: ignore
             return
+        if not _has_training_state(checkpoint):
+            return  # save_only_model: as the Trainer, which warns when it finds no such files
         state = self._training_state()
         groups = state["optimizer"].param_groups
         saved = read_part(checkpoint, "optimizer", "param_groups")
@@ -228,6 +236,8 @@ class DtckptTrainerMixin:
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is None or not _is_ours(checkpoint):
             super()._load_rng_state(checkpoint)  # pyright: ignore
+            return
+        if not _has_training_state(checkpoint):
             return
         self._load({"rng": _random_numbers()}, checkpoint, select=["rng"])
 
@@ -272,6 +282,19 @@ def _without_its_refusal(model: Any, args: Any) -> Generator[None]:
 
 def _random_numbers() -> RandomNumbers:
     return RandomNumbers(resize="repeat", numpy=True, python=True)
+
+
+def _has_training_state(path: str | os.PathLike[str]) -> bool:
+    """Whether a checkpoint has more than the model; tells by a warning if not."""
+    with open_checkpoint(path) as checkpoint:
+        saved = checkpoint.state_dict()
+    if "optimizer" in saved:
+        return True
+    logger.warning(
+        "%s was saved with save_only_model: optimizer, scheduler and random numbers begin anew",
+        path,
+    )
+    return False
 
 
 def _is_ours(path: str | os.PathLike[str]) -> bool:

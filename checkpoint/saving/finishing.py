@@ -52,6 +52,9 @@ class SaveReport:
     """Names of the checkpoints beside this one to whose files it refers, on whatever rank."""
     disagreements: tuple[str, ...] = ()
     """Parts of replicated tensors whose copies differ, where ``check_replicas="warn"``."""
+    first_rank_buffers: tuple[str, ...] = ()
+    """Buffers of this rank's state that were taken from the first rank of their group, as DDP takes
+    them (see ``buffers_of_first_rank``)."""
     stood_in_for: tuple[int, ...] = ()
     """Ranks that died or fell silent during the save, and whose parts others have written."""
     costs: Costs = field(repr=False, compare=False)

@@ -52,6 +52,7 @@ from .finishing import (
     replace_ranks,
     write_part,
 )
+from .first_rank_buffers import with_first_rank_buffers
 from .flattening import flatten
 from .writers import stood_in_for
 
@@ -94,6 +95,7 @@ class SaveJob:
         self.options = options
         self.cancelled = threading.Event()
         self.disagreements: tuple[str, ...] = ()
+        self.first_rank_buffers: tuple[str, ...] = ()
         self.lender: Lender | None = None
         self.parts: dict[int, Part] = {}
         """What this rank writes, and by rank what it may have to write for others."""
@@ -185,6 +187,10 @@ class SaveJob:
             )
             self.objects = flat.objects
             self.tensors = {n: local_tensor(n, value) for n, value in flat.tensors.items()}
+            if len(self.ranks.all) > 1:
+                self.tensors, self.first_rank_buffers = with_first_rank_buffers(
+                    self.tensors, flat.objects, rank, self.ranks.all
+                )
             for tensor in self.tensors.values():
                 tensor.check_rank(rank)
             ties = find_ties(self.tensors)
@@ -437,6 +443,7 @@ class SaveJob:
             borrowed_bytes=sum(file.borrowed.num_bytes for file in written),
             bases=bases,
             disagreements=self.disagreements,
+            first_rank_buffers=self.first_rank_buffers,
             stood_in_for=tuple(sorted(self.lost)),
             costs=self.recorder.costs(self.store.url),
             **totals,

@@ -65,7 +65,9 @@ def merge_values(reports: Sequence[ValueReport]) -> Node:
                     f"plain tensor {name!r} has different values on {ranks_text(first)} and "
                     f"{ranks_text(ranks)}. Plain tensors count as replicated: make them equal, "
                     "shard them as DTensors, say by with_layouts what they are parts of, or wrap a "
-                    "value of one rank in PerRank"
+                    "value of one rank in PerRank, and one of a place on a mesh in PerCoordinate. "
+                    "Buffers that count as the first rank has them, as under DDP, are declared by "
+                    "buffers_of_first_rank(module)"
                 )
     groups = frozenset(name for _, values in reports for name in values.groups)
     return _merge_nodes([(ranks, values.tree) for ranks, values in reports], (), groups)

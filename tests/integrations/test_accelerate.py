@@ -24,3 +24,7 @@ def test_trainings_go_on_under_ddp_fsdp2_and_alone(tmp_path: Path) -> None:
 
 def test_the_page_runs(tmp_path: Path) -> None:
     run_page("accelerate", tmp_path)
+
+
+def test_buffers_of_ddp_are_those_of_the_first_rank(tmp_path: Path) -> None:
+    run_processes("tests.integrations.accelerate_buffers_ranks", 2, str(tmp_path))

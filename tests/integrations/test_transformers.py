@@ -108,3 +108,7 @@ def test_weights_are_exported_for_from_pretrained(done: dict[str, Any], folder: 
 
 def test_the_page_runs(tmp_path: Path) -> None:
     run_page("transformers", tmp_path)
+
+
+def test_a_checkpoint_of_the_model_alone_is_resumed_with_its_weights(tmp_path: Path) -> None:
+    run_processes("tests.integrations.save_only_model_ranks", 1, str(tmp_path))

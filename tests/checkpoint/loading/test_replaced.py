@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import dtckpt.checkpoint as ckpt
+from dtckpt.checkpoint.formats import opening
 from dtckpt.checkpoint.loading import loader
 from dtckpt.errors import Corrupt, ObjectNotFound
 from dtckpt.storage import Fault, FaultyStore, LocalStore, Rule
@@ -85,7 +86,7 @@ def test_what_only_the_first_attempt_filled_is_an_error(
     text[-200_000] ^= 1  # so that it fails once something has been overwritten
     data.write_bytes(text)
     got = {name: torch.zeros_like(value) for name, value in big.items()}
-    looks = loader.is_replaced
+    looks = opening.is_replaced
 
     def replace_and_look(*args: Any) -> bool:
         ckpt.save({"c": torch.ones(3)}, place, overwrite=True)
