@@ -7,7 +7,10 @@ from collections.abc import Iterable
 
 from ..agreement.agreement import Agreement
 from ..agreement.gate import Agreed
-from .when import When, look_at_the_clock, rules_of
+from .when import EverySteps, When, look_at_the_clock, rules_of
+
+_MOST_PASSED = 10_000
+"""Of more steps between two calls only the last ones are asked for, of rules of users."""
 
 
 class Due:
@@ -19,6 +22,8 @@ class Due:
         self._agreement = agreement
         self._last = time.monotonic()
         self._asked = False
+        self._step: int | None = None
+        """Of the call before, or what was restored."""
 
     def is_due(self, step: int, *, is_durable: bool, is_first: bool) -> str | Agreed | None:
         """Return why this call is to save, None if it is not; the same on every rank.
@@ -27,11 +32,12 @@ class Due:
         is under way on it.
         """
         reason: str | Agreed | None = None
+        before, self._step = self._step, step
         if self._agreement is not None:
             asked, self._asked = self._asked, False  # an error is an answer, too
             reason = self._agreement.at_call()
             self._asked = asked and reason is None
-        if reason is None and any(rule.is_step(step) for rule in self._rules):
+        if reason is None and any(_has_step(rule, before, step) for rule in self._rules):
             reason = f"step {step}"
         if self._agreement is None or not (is_first and self._asks) or self._asked or reason:
             return reason
@@ -41,6 +47,22 @@ class Due:
             self._agreement.ask("the time has come")
         return None
 
+    def restored(self, step: int) -> None:
+        """Note which step the run goes on from."""
+        self._step = step
+
     def begun(self) -> None:
         """Note that a save begins: from now on it is counted to the next one."""
         self._last, self._asked = time.monotonic(), False
+
+
+def _has_step(rule: When, before: int | None, step: int) -> bool:
+    """Whether a rule asks for a step after ``before``, up to this one.
+
+    Loops that do not call at every step, as those that accumulate gradients, pass over some.
+    """
+    if before is None or before >= step:
+        return rule.is_step(step)
+    if isinstance(rule, EverySteps):
+        return step // rule.steps > before // rule.steps
+    return any(map(rule.is_step, range(max(before, step - _MOST_PASSED) + 1, step + 1)))

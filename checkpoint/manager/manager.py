@@ -40,7 +40,8 @@ class CheckpointManager:
 
     Every rank of ``process_group`` (default: the default group; without one, or with ``no_dist``,
     this process alone) makes one with the same arguments and calls the same methods in the same
-    order. Each checkpoint is an ordinary one, at ``root/step-N``.
+    order. Each checkpoint is an ordinary one, at ``root/step-N``, or ``root/{prefix}N``: ``prefix``
+    also says which checkpoints of a run that others have begun are its own.
 
     ``when`` says at which calls of ``save`` something is saved: a rule or several, of which one is
     enough. ``keep`` says what stays; the newest checkpoint always does, and so does one to whose
@@ -352,6 +353,7 @@ class CheckpointManager:
         if restored is None:
             return None
         self._saves.go_on_from(restored.step, restored.report.url)
+        self._due.restored(restored.step)
         tell_cost(self._on_cost, restored.report.costs, Occasion("restore", restored.step))
         return restored.report
 

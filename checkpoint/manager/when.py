@@ -28,6 +28,8 @@ class When(Protocol):
 class EverySteps:
     """Save where the number of a step is a multiple of ``steps``.
 
+    Where ``save`` is not called at every step, at the first call at or after each multiple.
+
     >>> [step for step in range(1, 10) if EverySteps(4).is_step(step)]
     [4, 8]
     """

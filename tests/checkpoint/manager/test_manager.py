@@ -578,3 +578,22 @@ def test_steps_and_metrics_that_are_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(dcp.CheckpointError, match="closed"):
         manager.save(2, state(2))
     manager.wait()
+
+
+def test_steps_that_are_passed_over_are_saved_at_the_next_call(tmp_path: Path) -> None:
+    class At5:
+        def is_step(self, step: int) -> bool:
+            return step == 5
+
+        def is_time(self, since_last: float, *, is_durable: bool) -> bool:
+            return False
+
+    calls = (2, 4, 5, 7, 10, 11, 12, 100_000)
+    with CheckpointManager(tmp_path / "a", when=EverySteps(3)) as manager:
+        assert [n for n in calls if manager.save(n, state(n))] == [4, 7, 10, 12, 100_000]
+    with CheckpointManager(tmp_path / "b", when=At5()) as manager:
+        assert [n for n in (2, 4, 7, 9, 100_000) if manager.save(n, state(n))] == [7]
+    with CheckpointManager(tmp_path / "a", when=EverySteps(3)) as manager:
+        manager.restore(state(0), step=4)
+        assert not manager.save(5, state(5))
+        assert manager.save(7, state(7))
