@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import traceback
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -12,6 +11,8 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from dtckpt.errors import CheckpointError
+
+from ...dtensor.comm.caches import remembered
 
 __all__ = ["CheckpointException"]
 
@@ -32,7 +33,7 @@ def failed_as_torch(error: BaseException) -> None:
         error.__class__ = _both(type(error))
 
 
-@functools.cache
+@remembered(64)
 def _both(kind: type[CheckpointError]) -> type[Any]:
     """Return the class of an error that is one of torch's, too; it is called as ours."""
     own = {

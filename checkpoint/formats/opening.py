@@ -11,12 +11,12 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 from dtckpt.errors import CheckpointError, Corrupt, NotCommitted
 from dtckpt.logs import logger_of
 
+from ...dtensor.comm.caches import remembered
 from ...storage.base import Store
 from ...storage.one_file import OneFile
 from ...storage.open import open_store, split_target
@@ -247,7 +247,7 @@ def _found(store: Store) -> Manifest | None:
     return None
 
 
-@lru_cache(1024)  # once each: a command looks at a checkpoint several times
+@remembered(1024)  # once each: a command looks at a checkpoint several times
 def _warn(text: str) -> None:
     logger.warning("%s", text)
 

@@ -9,9 +9,11 @@ their parameters and buffers are is decided by their code. Only their extra stat
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import MutableMapping
+from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +21,7 @@ import torch
 from ...dtensor.geometry.layout import Layout
 from ..files.stored_tensor import StoredTensor
 from ..optimizers.state_form import empty_on_mesh
+from ..ranks.together import Ranks
 from ..state.coordinates import PerCoordinate
 from ..state.tree import (
     CONTAINERS,
@@ -36,43 +39,120 @@ from ..state.tree import (
 from ..tensors.dtensors import is_dtensor, layout_of
 from ..tensors.local_tensor import tensor_tag
 from ..tensors.materialising import is_meta, memory_key
-from .match import Rebuild
-
-if TYPE_CHECKING:
-    from .walk import Walk
+from .lookup import Lookup
+from .match import Match, Rebuild
 
 
-def takes_saved_form(walk: Walk, value: Any, at: str) -> bool:
-    """Whether what was saved decides all about a part of the state of an object.
+@dataclass(kw_only=True)
+class SavedForms(Lookup, ABC):
+    """The part of a walk that matches the state of objects, whatever its form is now."""
 
-    Not where a part of it alone is selected, where nothing was saved, and of what has rules of its
-    own: objects, and values of ranks.
-    """
-    if isinstance(value, PerRank | PerCoordinate) or is_stateful(value) or is_meta(value):
-        return False
-    if at not in walk.index.nodes:
-        return False
-    names = list(walk.index.leaves_of(at))
-    return all(map(walk.is_selected, names)) and not any(
-        part.startswith("@") for name in names for part in name[len(at) :].split("/")
-    )
+    ranks: Ranks
+    found: Match = field(init=False)
+    filled_memory: dict[Any, str] = field(init=False, default_factory=dict[Any, str])
+    """Memory of the first ``num_filled`` destinations, with the names of what is stored for it."""
+    num_filled: int = field(init=False, default=0)
 
+    @abstractmethod
+    def node_at(self, value: Any, name: str, place: str) -> Rebuild | None:
+        """Match a part of the state that stands at a given place in the checkpoint."""
 
-def match_saved_form(walk: Walk, value: Any, name: str) -> Rebuild | None:
-    """Match a part of the state of an object with what was saved, whatever its form is now."""
-    at = walk.at(name)
-    node = walk.index.nodes[at]
-    tag = tag_of(node)
-    if tag in TENSORS:
-        return _tensor(walk, value, name, at)
-    leaves = walk.index.leaves_of(at)
-    if not any(tag_of(walk.index.nodes[leaf]) in TENSORS for leaf in leaves) and not _has_objects(
-        value
-    ):
-        return walk.value(value, name, at)
-    if tag not in CONTAINERS:
-        return walk.value(value, name, at)
-    return _container(walk, value, name, at, node)
+    @abstractmethod
+    def tensor(self, value: Any, name: str) -> Rebuild | None:
+        """Match a tensor that is filled in place."""
+
+    @abstractmethod
+    def value(self, value: Any, name: str, at: str) -> Rebuild | None:
+        """Take the value that was saved at a place, in which there are no tensors."""
+
+    def takes_saved_form(self, value: Any, at: str) -> bool:
+        """Whether what was saved decides all about a part of the state of an object.
+
+        Not where a part of it alone is selected, where nothing was saved, and of what has rules of
+        its own: objects, and values of ranks.
+        """
+        if isinstance(value, PerRank | PerCoordinate) or is_stateful(value) or is_meta(value):
+            return False
+        if at not in self.index.nodes:
+            return False
+        names = list(self.index.leaves_of(at))
+        return all(map(self.is_selected, names)) and not any(
+            part.startswith("@") for name in names for part in name[len(at) :].split("/")
+        )
+
+    def saved_form(self, value: Any, name: str) -> Rebuild | None:
+        """Match a part of the state of an object with what was saved, whatever its form is now."""
+        at = self.at(name)
+        node = self.index.nodes[at]
+        tag = tag_of(node)
+        if tag in TENSORS:
+            return self._saved_tensor(value, name, at)
+        leaves = [self.index.nodes[leaf] for leaf in self.index.leaves_of(at)]
+        has_parts = any(tag_of(leaf) in TENSORS for leaf in leaves) or _has_objects(value)
+        if tag in CONTAINERS and has_parts:
+            return self._saved_container(value, name, at, node)
+        return self.value(value, name, at)
+
+    def _saved_container(self, value: Any, name: str, at: str, node: Node) -> Rebuild:
+        tag = tag_of(node)
+        is_sequence = tag in ("list", "tuple")
+        rebuilds: dict[Any, Rebuild] = {}
+        held: dict[Any, Any] = {}
+        for key, component, _ in children(node):
+            item = _item(value, key)
+            rebuild = self.node_at(item, below(name, component), below(at, component))
+            held[key] = item
+            if rebuild is not None:
+                rebuilds[key] = rebuild
+        self.taken.add(at)  # an empty one is a leaf
+        into: Any = {}
+        if tag in DICT_TAGS and isinstance(value, MutableMapping) and dict_tag(value) is not None:
+            into = copy.copy(value)  # of its class
+            into.clear()
+        elif tag in PAIRS:
+            into = PAIRS[tag]()
+
+        def rebuilt() -> Any:
+            items = {key: rebuilds[key]() if key in rebuilds else old for key, old in held.items()}
+            if is_sequence:
+                return list(items.values()) if tag == "list" else tuple(items.values())
+            into.update(items)
+            return into
+
+        return rebuilt
+
+    def _saved_tensor(self, value: Any, name: str, at: str) -> Rebuild | None:
+        node = self.index.nodes[at]
+        tag = str(tag_of(node))
+        saved = self.stored[node[tag]]
+        fits = tensor_tag(value) == tag and _fits(value, saved)
+        if fits and not self._is_filled_otherwise(value, saved):
+            return self.tensor(value, name)
+        if (
+            saved.is_plain is False
+            and not isinstance(value, torch.Tensor)
+            and len(self.ranks.all) > 1
+        ):
+            self.found.problems.append(
+                f"{at}: it was a distributed tensor, and the object has none yet that tells how it "
+                "is to lie now; give the object its state first, say by a step of training"
+            )
+            return None
+        made = new_tensor(saved, value, tag)
+        self.tensor(made, name)
+        destinations = self.found.destinations
+        return lambda: destinations[saved.name]
+
+    def _is_filled_otherwise(self, value: Any, saved: StoredTensor) -> bool:
+        """Whether the memory of a tensor is a destination of other saved values already."""
+        if not isinstance(value, torch.Tensor) or value.numel() == 0:
+            return False
+        known, found = self.filled_memory, self.found.destinations
+        for name, tensor in islice(found.items(), self.num_filled, None):
+            if isinstance(tensor, torch.Tensor):
+                known.setdefault(memory_key(tensor), self.stored[name].stored_name)
+        self.num_filled = len(found)
+        return known.get(memory_key(value), saved.stored_name) != saved.stored_name
 
 
 def _has_objects(value: Any) -> bool:
@@ -84,60 +164,12 @@ def _has_objects(value: Any) -> bool:
     return isinstance(value, PerRank | PerCoordinate) or is_stateful(value)
 
 
-def _container(walk: Walk, value: Any, name: str, at: str, node: Node) -> Rebuild:
-    tag = tag_of(node)
-    is_sequence = tag in ("list", "tuple")
-    rebuilds: dict[Any, Rebuild] = {}
-    held: dict[Any, Any] = {}
-    for key, component, _ in children(node):
-        item = _item(value, key)
-        rebuild = walk.node_at(item, below(name, component), below(at, component))
-        held[key] = item
-        if rebuild is not None:
-            rebuilds[key] = rebuild
-    walk.taken.add(at)  # an empty one is a leaf
-    into: Any = {}
-    if tag in DICT_TAGS and isinstance(value, MutableMapping) and dict_tag(value) is not None:
-        into = copy.copy(value)  # of its class
-        into.clear()
-    elif tag in PAIRS:
-        into = PAIRS[tag]()
-
-    def rebuilt() -> Any:
-        items = {key: rebuilds[key]() if key in rebuilds else old for key, old in held.items()}
-        if is_sequence:
-            return list(items.values()) if tag == "list" else tuple(items.values())
-        into.update(items)
-        return into
-
-    return rebuilt
-
-
 def _item(container: Any, key: Any) -> Any:
     """Return an item of a container; None where it has none."""
     try:
         return container[key]
     except (LookupError, TypeError):
         return None
-
-
-def _tensor(walk: Walk, value: Any, name: str, at: str) -> Rebuild | None:
-    node = walk.index.nodes[at]
-    tag = str(tag_of(node))
-    saved = walk.stored[node[tag]]
-    fits = tensor_tag(value) == tag and _fits(value, saved)
-    if fits and not is_filled_otherwise(walk, value, saved):
-        return walk.tensor(value, name)
-    if saved.is_plain is False and not isinstance(value, torch.Tensor) and len(walk.ranks.all) > 1:
-        walk.found.problems.append(
-            f"{at}: it was a distributed tensor, and the object has none yet that tells how it is "
-            "to lie now; give the object its state before the load, say by a step of training"
-        )
-        return None
-    made = new_tensor(saved, value, tag)
-    walk.tensor(made, name)
-    destinations = walk.found.destinations
-    return lambda: destinations[saved.name]
 
 
 def _fits(value: Any, saved: StoredTensor) -> bool:
@@ -155,18 +187,6 @@ def _torch_name(array: Any) -> str:
         return str(torch.from_numpy(np.empty(0, array.dtype)).dtype).removeprefix("torch.")
     except TypeError:
         return ""
-
-
-def is_filled_otherwise(walk: Walk, value: Any, saved: StoredTensor) -> bool:
-    """Whether the memory of a tensor is a destination of other saved values already."""
-    if not isinstance(value, torch.Tensor) or value.numel() == 0:
-        return False
-    known, found = walk.filled_memory, walk.found.destinations
-    for name, tensor in islice(found.items(), walk.num_filled, None):
-        if isinstance(tensor, torch.Tensor):
-            known.setdefault(memory_key(tensor), walk.stored[name].stored_name)
-    walk.num_filled = len(found)
-    return known.get(memory_key(value), saved.stored_name) != saved.stored_name
 
 
 def new_tensor(saved: StoredTensor, value: Any, tag: str) -> Any:

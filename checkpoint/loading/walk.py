@@ -23,7 +23,6 @@ from ..optimizers.pairing import Tables
 from ..optimizers.param_names import ParamNames, plain_name
 from ..optimizers.spread import state_dict_of
 from ..optimizers.unwrapping import wrapped_again
-from ..ranks.together import Ranks
 from ..state.coordinates import PerCoordinate
 from ..state.names import index_component, key_component, rank_component
 from ..state.tree import (
@@ -45,9 +44,8 @@ from ..state.tree import (
 from ..tensors.local_tensor import tensor_tag
 from ..tensors.materialising import adopt, foreign_tensors, has_meta_tensors, is_meta
 from ..tensors.visiting import comes_last, is_whole, visit
-from .lookup import Lookup
 from .match import Finisher, Match, Rebuild
-from .object_state import match_saved_form, takes_saved_form
+from .object_state import SavedForms
 
 _EXTRA_STATE = "_extra_state"
 """Ends the keys of what modules give beside parameters and buffers (``get_extra_state``)."""
@@ -59,20 +57,15 @@ CoordinateMatcher = Callable[["Walk", PerCoordinate, str], Rebuild | None]
 
 
 @dataclass(kw_only=True)
-class Walk(Lookup):
+class Walk(SavedForms):
     """The template beside the tree, place by place; what is found is noted in ``found``."""
 
-    ranks: Ranks
     match_optimizer: OptimizerMatcher
     match_coordinate: CoordinateMatcher
-    found: Match = field(init=False)
     within_per_rank: bool = field(init=False, default=False)
     within_object: bool = field(init=False, default=False)
     takes_form: bool = field(init=False, default=False)
     """Whether what was saved decides about the form of the state: that of objects but modules."""
-    filled_memory: dict[Any, str] = field(init=False, default_factory=dict[Any, str])
-    """Memory of the first ``num_filled`` destinations, with the names of what is stored for it."""
-    num_filled: int = field(init=False, default=0)
     at_end: list[Callable[[], None]] = field(init=False, default_factory=list[Callable[[], None]])
     """Checks for which it has to be known what of the checkpoint the state takes."""
     filled: dict[int, tuple[Any, str]] = field(
@@ -133,8 +126,8 @@ class Walk(Lookup):
 
     def node(self, value: Any, name: str) -> Rebuild | None:
         takes_form = self.takes_form or (name and not self.takes_more and _is_nothing(value))
-        if takes_form and takes_saved_form(self, value, self.at(name)):
-            return match_saved_form(self, value, name)
+        if takes_form and self.takes_saved_form(value, self.at(name)):
+            return self.saved_form(value, name)
         if tensor_tag(value) is not None:
             return self.tensor(value, name)
         if self.cannot_reach(name):

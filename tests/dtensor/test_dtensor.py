@@ -50,7 +50,7 @@ def test_from_local_sums_the_sizes_of_uneven_parts() -> None:
     ("rows", "kwargs", "message"),
     [
         ((1, 2, 3), {}, "Ragged"),
-        ((2, 2, 2), {"placements": [Shard(0), Shard(0)]}, "as many placements"),
+        ((2, 2, 2), {"placements": [Shard(0), Shard(0)]}, "must have the same length"),
         ((2, 2, 2), {"placements": [Shard(1, 1)]}, "orders 0 to 0"),
         ((2, 2, 2), {"shape": (7, 2)}, "local shapes do not fit"),
         ((2, 2, 1), {"placements": [Replicate()], "run_check": True}, "local shapes do not fit"),
@@ -161,7 +161,7 @@ def test_distribute_tensor_refuses() -> None:
             distribute_tensor(leaf, mesh, src_data_rank=2)
         tensor = distribute_tensor(leaf, mesh, [Shard(0)])
         assert distribute_tensor(tensor, mesh, [Shard(0)]) is tensor
-        with pytest.raises(PlacementError, match="use redistribute"):
+        with pytest.raises(PlacementError, match="which redistribute does"):
             distribute_tensor(tensor, mesh, [Replicate()])
         with mesh:
             assert distribute_tensor(torch.ones(2)).device_mesh is mesh

@@ -74,8 +74,8 @@ def is_bounded(data: bytes) -> bool:
 def end_of_pickle(data: bytes, start: int) -> int | None:
     """Return where the pickle ends that begins at ``start``; None if that is not in the data.
 
-    >>> two = pickle.dumps([1]) + pickle.dumps("a")
-    >>> end_of_pickle(two, 0) == len(pickle.dumps([1])), end_of_pickle(two[:-1], 16)
+    >>> one, other = pickle.dumps([1]), pickle.dumps("a")
+    >>> end_of_pickle(one + other, 0) == len(one), end_of_pickle(one + other[:-1], len(one))
     (True, None)
     """
     end = _end(data, start)

@@ -14,7 +14,6 @@ import pickle
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable
 from datetime import date, datetime, timedelta, timezone
-from functools import lru_cache
 from pathlib import PurePosixPath
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -22,6 +21,7 @@ import torch
 
 from dtckpt.errors import CheckpointError, Corrupt
 
+from ....dtensor.comm.caches import remembered
 from ...state.limits import MAX_DIMS, check_metadata_bytes, shown, size_of, text_of
 from ...tensors.dtypes import BY_TORCH_NAME, DType
 from .arrays import ArrayDtype, NotHeld, UnfinishedArray, array_of, scalar
@@ -165,7 +165,7 @@ class Unheld:
         return NotHeld(cls.reason, cls.name)
 
 
-@lru_cache(4096)
+@remembered(4096)
 def unheld(name: str, reason: str = "") -> type[Unheld]:
     """Return the class of objects of a name; ``reason`` says why they are not held."""
     fields = {"__slots__": (), "name": name, "reason": reason or not_known(name)}

@@ -89,7 +89,7 @@ def test_states_without_leaves(tmp_path: Path, state: dict[str, Any]) -> None:
     assert report.tensors == ()
     assert ckpt.open(tmp_path / "dcp").state_dict() == state
     assert ckpt.verify(tmp_path / "dcp").problems == ()
-    into = {name: None for name in state}
+    into = dict.fromkeys(state)
     torch_dcp.load(into, checkpoint_id=tmp_path / "dcp", no_dist=True)
     assert into == state
 

@@ -169,10 +169,9 @@ def test_files_of_another_save_of_the_same_state() -> None:
 
 
 def test_a_foreign_manifest() -> None:
-    with pytest.raises(Corrupt, match="digest"):
-        load({}, MemoryStore({"manifest.json": b'{"hello": "world"}'}))
-    with pytest.raises(Corrupt, match="digest"):
-        load({}, MemoryStore({"manifest.json": b""}))
+    for text in (b'{"hello": "world"}', b""):
+        with pytest.raises(Corrupt, match=r"no manifest of a checkpoint|does not have the digest"):
+            load({}, MemoryStore({"manifest.json": text}))
 
 
 @pytest.mark.parametrize("nth", [1, 2], ids=["header and table", "data"])

@@ -373,7 +373,8 @@ def test_what_is_being_handled_around_a_call_is_none_of_it(
             else:
                 getattr(dcp, call)(into, tmp_path / call, process_group=group)
 
-    dcp.save({"x": torch.ones(2)}, tmp_path / "load")
+    if call == "load":
+        dcp.save({"x": torch.ones(2)}, tmp_path / "load")
     monkeypatch.setattr(GroupRanks, "close", note)
     run_ranks(2, body)
     assert told == [None, None]
