@@ -66,7 +66,11 @@ class Destinations:
         self._check_fit(found.problems)
         if options.device is not None and any(map(is_meta, self.held.values())):
             torch.empty(0, device=options.device)  # raises where there is no such device
-        self._tied = self._find_tied()
+        self._tied: dict[int, int] = {}
+        """Parts that are the very memory of an earlier one, with its number, over all tensors."""
+        self._overlapping: set[int] = set()
+        """Parts that share some elements with others, such as a slice of a cache beside it."""
+        self._find_shared_memory()
 
     def _check_fit(self, problems: Iterable[str]) -> None:
         """Raise LayoutMismatch unless shapes, dtypes and kinds of all leaves agree."""
@@ -82,22 +86,16 @@ class Destinations:
                 + "\n  ".join(problems[:20])
             )
 
-    def _find_tied(self) -> dict[int, int]:
-        """Return which of all parts are the very memory of an earlier one.
+    def _find_shared_memory(self) -> None:
+        """Find the parts whose memory is that of others, or shares elements with it.
 
-        LayoutMismatch where two share a part of their memory.
+        Both are filled, and then compared with what was saved for them: state that was saved of
+        such memory fits it.
         """
-        parts = [
-            (name, tensor) for name, local in self.tensors.items() for _, tensor in local.parts
-        ]
-        sharing = find_sharing([tensor for _, tensor in parts])
-        if sharing.overlapping:
-            told = [f"{parts[a][0]} and {parts[b][0]}" for a, b in sharing.overlapping[:10]]
-            raise LayoutMismatch(
-                f"{self._where}: these destinations overlap in memory and nothing was loaded: "
-                f"{'; '.join(told)}. Load into separate tensors"
-            )
-        return sharing.tied
+        parts = [tensor for local in self.tensors.values() for _, tensor in local.parts]
+        sharing = find_sharing(parts)
+        self._tied = sharing.tied
+        self._overlapping = {number for pair in sharing.overlapping for number in pair}
 
     def check_rank(self, rank: int) -> None:
         """Raise LayoutMismatch for tensors with layouts beside them that are of another rank."""
@@ -121,6 +119,9 @@ class Destinations:
                     if name not in elsewhere:
                         sink = self._sink(name, number)
                         filled.append(Want(tensor=self._stored[name], box=box, sink=sink))
+                    if len(names) - 1 in self._overlapping:
+                        sink = self._sink(name, number, is_filled=True)
+                        compared.append(Want(tensor=self._stored[name], box=box, sink=sink))
                 elif self._is_stored_apart(names[first], name):
                     sink = self._sink(name, number, is_filled=True)
                     compared.append(Want(tensor=self._stored[name], box=box, sink=sink))
@@ -173,9 +174,10 @@ class Destinations:
         self._sinks_to_come.clear()
 
     def tied_names(self) -> set[str]:
-        """Return the names of destinations that are the memory of others."""
+        """Return the names of destinations that share memory with others."""
         names = [name for name, local in self.tensors.items() for _ in local.parts]
-        return {names[index] for pair in self._tied.items() for index in pair}
+        tied = {index for pair in self._tied.items() for index in pair}
+        return {names[index] for index in tied | self._overlapping}
 
     def seen(self, names: Iterable[str]) -> list[str]:
         """Return those of some names whose tensors the caller can see: not memory that is new."""
