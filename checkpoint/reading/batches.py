@@ -96,6 +96,9 @@ class BatchedReader:
                 arrays = following.result()
                 if number < len(batches):
                     following = pool.submit(self._read, batches[number])
+                else:
+                    pool.shutdown()  # now: the generator may be let go of before its end, and an
+                    # interrupt that came while that waits would be lost
                 self._on_read(sum(array.nbytes for array in arrays))
                 while arrays:
                     yield arrays.pop(0)
