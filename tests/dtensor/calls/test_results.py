@@ -340,14 +340,14 @@ _REFUSED: dict[str, Any] = {
 @pytest.mark.parametrize("name", _REFUSED)
 def test_ranks_without_elements_raise_what_the_others_raise(name: str) -> None:
     whole = torch.ones(1, dtype=torch.int8), torch.ones(1)
-    with pytest.raises(RuntimeError) as expected:
+    with pytest.raises((RuntimeError, TypeError)) as expected:  # by the release of torch
         _REFUSED[name](*whole)
     text = str(expected.value).split("\n")[0]
 
     def body(mesh: DeviceMesh) -> None:
         for _ in range(2):
             given = [scattered(t, mesh, [Shard(0)]) for t in whole]
-            with pytest.raises(RuntimeError) as raised:
+            with pytest.raises(expected.type) as raised:
                 _REFUSED[name](*given)
             assert str(raised.value).split("\n")[0] == text
             assert_holds(given[1], whole[1])
