@@ -206,7 +206,10 @@ class FreshState:
         tag = tag_of(node)
         if tag == "tensor" and node["tensor"] in self.stored:
             saved = self.stored[node["tensor"]]
-            made = form.empty(saved, tuple(form.param.shape) if has_shape else saved.shape)
+            shape = tuple(form.param.shape) if has_shape else saved.shape
+            if form.is_plain(held, saved, shape):
+                return held  # nearly all, without memory for another one
+            made = form.empty(saved, shape)
             if are_of_one_form(held, made):
                 return held
             self._made[id(made)] = name, made

@@ -41,6 +41,16 @@ class StateForm:
             told = False  # beside plain parameters there is no distributed state
         return cls(param, saved, told)
 
+    def is_plain(self, held: Any, saved: StoredTensor, shape: tuple[int, ...]) -> bool:
+        """Whether state beside a plain parameter is there already, as it is to be filled."""
+        return (
+            isinstance(held, torch.Tensor)
+            and held.dtype == getattr(torch, saved.dtype.torch_name)
+            and tuple(held.shape) == shape
+            and not is_dtensor(self.param)
+            and not is_dtensor(held)
+        )
+
     def empty(self, saved: StoredTensor, shape: tuple[int, ...]) -> torch.Tensor:
         """Return a tensor to load saved state into; ``shape`` is what the state must have."""
         dtype = getattr(torch, saved.dtype.torch_name)
