@@ -34,6 +34,7 @@ from ..state.tree import (
     children,
     dict_tag,
     is_stateful,
+    item_of,
     tag_of,
 )
 from ..tensors.dtensors import is_dtensor, layout_of
@@ -99,7 +100,7 @@ class SavedForms(Lookup, ABC):
         rebuilds: dict[Any, Rebuild] = {}
         held: dict[Any, Any] = {}
         for key, component, _ in children(node):
-            item = _item(value, key)
+            item = item_of(value, key)
             rebuild = self.node_at(item, below(name, component), below(at, component))
             held[key] = item
             if rebuild is not None:
@@ -162,14 +163,6 @@ def _has_objects(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(map(_has_objects, value))  # pyright: ignore[reportUnknownArgumentType]
     return isinstance(value, PerRank | PerCoordinate) or is_stateful(value)
-
-
-def _item(container: Any, key: Any) -> Any:
-    """Return an item of a container; None where it has none."""
-    try:
-        return container[key]
-    except (LookupError, TypeError):
-        return None
 
 
 def _fits(value: Any, saved: StoredTensor) -> bool:

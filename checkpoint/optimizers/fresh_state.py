@@ -15,7 +15,7 @@ import torch
 
 from ..files.stored_tensor import StoredTensor
 from ..state.names import key_component
-from ..state.tree import ABSENT, Node, TreeIndex, below, children, tag_of
+from ..state.tree import ABSENT, Node, TreeIndex, below, children, item_of, tag_of
 from ..tensors.materialising import Replaced
 from .param_names import params_of
 from .spread import load_owned, owned_part
@@ -215,7 +215,7 @@ class FreshState:
             self._made[id(made)] = name, made
             return made
         items = {
-            key: self._build(child, below(name, component), form, _item(held, key))
+            key: self._build(child, below(name, component), form, item_of(held, key))
             for key, component, child in children(node)
         }
         if tag in ("list", "tuple"):
@@ -225,11 +225,3 @@ class FreshState:
 
 def _component(key: Any) -> str:
     return key_component(key) if type(key) in (str, int) else str(key)
-
-
-def _item(container: Any, key: Any) -> Any:
-    """Return an item of a container; None where it has none."""
-    try:
-        return container[key]
-    except (LookupError, TypeError):
-        return None

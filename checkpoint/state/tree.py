@@ -78,6 +78,14 @@ def is_stateful(value: object) -> bool:
     )
 
 
+def item_of(container: Any, key: Any) -> Any:
+    """Return an item of a container; None where it has none."""
+    try:
+        return container[key]
+    except (LookupError, TypeError):
+        return None
+
+
 def dict_tag(value: object) -> str | None:
     """Return the tag of a dict or another mapping, and None for other values.
 
