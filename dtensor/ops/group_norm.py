@@ -100,7 +100,7 @@ def _local_forward(local: LocalCall) -> Callable[..., Any]:
     empties = zeros(local)
 
     def run(values: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any) -> Any:
-        if values.numel() == 0:
+        if 0 in values.shape[:2]:  # channels without elements have a mean, and gradients
             return empties(values)
         sizes = _sizes(values, unit)
         return aten.native_group_norm.default(values.contiguous(), weight, bias, *sizes, rest[-1])
@@ -116,7 +116,7 @@ def _local_backward(local: LocalCall) -> Callable[..., Any]:
     def run(
         grad: Tensor, values: Tensor, mean: Tensor, scale: Tensor, weight: Tensor | None, *rest: Any
     ) -> Any:
-        if values.numel() == 0:
+        if 0 in values.shape[:2]:  # channels without elements have a mean, and gradients
             return empties(values)
         sizes = _sizes(values, unit)
         return aten.native_group_norm_backward.default(

@@ -130,12 +130,22 @@ decomposition(aten.cumsum.default)(
         lambda scanned, ends, dtype: scanned + ends.sum(0, dtype=dtype),
     )
 )
-decomposition(aten.cumprod.default)(
-    _sums(
-        lambda part, dim, dtype: torch.cumprod(part, dim, dtype=dtype),
-        lambda scanned, ends, dtype: scanned * ends.prod(0, dtype=dtype),
-    )
+_cumprod = _sums(
+    lambda part, dim, dtype: torch.cumprod(part, dim, dtype=dtype),
+    lambda scanned, ends, dtype: scanned * ends.prod(0, dtype=dtype),
 )
+
+
+@decomposition(aten.cumprod.default)
+def cumprod(tensor: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
+    """Return products of what comes before.
+
+    Complex ones take the dim whole: (a b) c and a (b c) differ in where infinity becomes
+    not-a-number.
+    """
+    is_complex = (dtype or tensor.dtype).is_complex
+    return NotImplemented if is_complex else _cumprod(tensor, dim, dtype=dtype)
+
 
 _logcumsumexp = _sums(
     lambda part, dim, _: torch.logcumsumexp(part, dim),

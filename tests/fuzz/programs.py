@@ -334,6 +334,19 @@ _EMPTY: dict[str, Program] = {
         "y = 2 / x",
         "g = gradients([y], [a])",
     ),
+    "gradient of the weights of a group norm of nothing": _of(
+        {"a": _in((1, 3, 0), "R", grad=True), "b": _in((3,), "R", grad=True)},
+        "x = F.group_norm(a, 3, b, b)",
+        "g = gradients([x], [a, b])",
+    ),
+}
+
+_SPECIAL: dict[str, Program] = {
+    "complex products of infinite elements": _of(
+        {"a": _in((3, 6, 3), "Ragged(1:4,2)", "bfloat16", values="special")},
+        "x = torch.cumprod(a, 1, dtype=torch.complex64)",
+        "y = torch.cumprod(x, 1, dtype=torch.float16)",
+    ),
 }
 
 _ATTENTION: dict[str, Program] = {
@@ -384,6 +397,7 @@ FOUND: dict[str, Program] = {
     **_VIEWS,
     **_DTYPES,
     **_EMPTY,
+    **_SPECIAL,
     **_ATTENTION,
     **_COMPILED,
 }
