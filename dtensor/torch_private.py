@@ -12,6 +12,7 @@ fallback, and a message at INFO tells which are missing.
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
 import inspect
 import sys
@@ -643,6 +644,26 @@ def compiled_modules() -> tuple[type[Any], ...]:
         return ()
     kind = found("_dynamo.eval_frame.OptimizedModule")
     return () if kind is None else (kind,)
+
+
+def record_redistribute(kind: type[Tensor]) -> None:
+    """Let Dynamo record ``redistribute`` of a class of tensors as any other method.
+
+    Dynamo of torch 2.11 has a way of its own for methods of this name, which takes placements for
+    constants and fails at those that are none to it. Later releases have no such way.
+    """
+    module = sys.modules.get("torch._dynamo.variables.tensor")
+    variable: Any = getattr(module, "TensorVariable", None)
+    own: Any = getattr(variable, "method_redistribute", None)
+    if own is None or hasattr(own, "__wrapped__"):
+        return
+
+    @functools.wraps(own)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # Dynamo records the call itself where a way of its own returns None.
+        return None if issubclass(self.class_type, kind) else own(self, *args, **kwargs)
+
+    variable.method_redistribute = method
 
 
 # Modules and values

@@ -15,7 +15,7 @@ from ..ops.engine.table import DECOMPOSITIONS, RULES
 from ..tensor.schemas import Op, is_foreach
 from ..tensor.views.copied_view import refresh
 from ..tensor.wrapper import Wrapper, construct, new_wrapper, refuse_part
-from ..torch_private import are_proxied, has_modes, outside_modes
+from ..torch_private import are_proxied, has_modes, is_traced, outside_modes
 from .binding import Bound, bind
 from .call import Call
 from .fallback import run_without_rule
@@ -77,13 +77,22 @@ def dispatch(
             return quick.finish(cls, first, local, result)
     result = run_quick(cls, op, args, kwargs)
     if result is NOT_QUICK:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or _is_recorded(cls, args):
             args, kwargs = with_numbers(op, args), with_numbers(op, kwargs or {})
         result = _run(Call(cls, op, args, kwargs or {}))
     if result is None and is_foreach(op):
         # On one device these go through operators that count; copied views and autograd rely on it.
         increment_version(args[0])
     return result
+
+
+def _is_recorded(cls: type[Wrapper], args: tuple[Any, ...]) -> bool:
+    """Whether the first tensor stands for those of a graph.
+
+    So it does where torch makes the views among a graph's inputs anew, with symbols for sizes;
+    torch 2.11 does not say then that it compiles.
+    """
+    return bool(args) and type(first := args[0]) is cls and is_traced(first.local)
 
 
 def _run(call: Call) -> Any:

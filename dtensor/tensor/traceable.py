@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from torch import Tensor
 
 from ..mesh.spec import DTensorSpec
-from ..torch_private import can_record, is_traced
+from ..torch_private import can_record, is_traced, record_redistribute
 from .wrapper import Wrapper, make_publicly, new_wrapper
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ class Traceable(Wrapper):
     """Answers compilers; a mixin of ``DTensor``."""
 
     def __tensor_flatten__(self) -> tuple[list[str], DTensorSpec]:
+        record_redistribute(Traceable)  # compilers come here before they follow any method
         return ["local"], self.spec
 
     @classmethod

@@ -550,3 +550,26 @@ def test_sharded_modules_train_where_torch_tells_nothing_of_backward_passes(
             torch.testing.assert_close(made.full_tensor(), wanted.data)
 
     run_on_mesh((2,), body)
+
+
+def test_record_redistribute_leaves_calls_of_our_class_to_the_graph(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Ours(torch.Tensor):
+        pass
+
+    class TensorVariable:  # Dynamo's of torch 2.11, as far as it is read
+        def __init__(self, kind: type) -> None:
+            self.class_type = kind
+
+        def method_redistribute(self, tx: str, mesh: int) -> tuple[str, int]:
+            return tx, mesh
+
+    module = SimpleNamespace(TensorVariable=TensorVariable)
+    monkeypatch.setitem(sys.modules, "torch._dynamo.variables.tensor", module)
+    for _ in range(2):  # the second call finds what the first has made
+        private.record_redistribute(Ours)
+    assert TensorVariable(Ours).method_redistribute("tx", mesh=1) is None
+    assert TensorVariable(torch.Tensor).method_redistribute("tx", mesh=1) == ("tx", 1)
+    monkeypatch.setitem(sys.modules, "torch._dynamo.variables.tensor", SimpleNamespace())
+    private.record_redistribute(Ours)
