@@ -124,10 +124,21 @@ def _sums(
     return run
 
 
+def _plus(scanned: Tensor, ends: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a scan with the sums of the parts before it.
+
+    Complex numbers are added part by part: torch's addition multiplies by a complex 1, which turns
+    the imaginary part of an infinite number into not-a-number. Its scan does not.
+    """
+    if not dtype.is_complex:
+        return scanned + ends.sum(0, dtype=dtype)
+    return torch.view_as_complex(torch.view_as_real(scanned) + torch.view_as_real(ends).sum(0))
+
+
 decomposition(aten.cumsum.default)(
     _sums(
         lambda part, dim, dtype: torch.cumsum(part, dim, dtype=dtype),
-        lambda scanned, ends, dtype: scanned + ends.sum(0, dtype=dtype),
+        lambda scanned, ends, dtype: _plus(scanned, ends, dtype),
     )
 )
 _cumprod = _sums(

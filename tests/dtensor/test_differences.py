@@ -49,6 +49,11 @@ def test_errors_are_of_the_kinds_that_torch_raises_and_say_more() -> None:
     with pytest.raises(MeshDimError) as failure:
         mesh.get_group("pp")
     assert str(failure.value).startswith("Invalid mesh_dim_name 'pp'"), "as it is, not quoted"
+    alone = DeviceMesh("cpu", Mesh((1,)), rank=0)
+    double, single = torch.ones(1, 1, 1, dtype=torch.float64), torch.ones(1, 1, 0)
+    assert torch.baddbmm(double, double, single).shape == (1, 1, 0)
+    with pytest.raises(RuntimeError, match="dtypes must be the same"):
+        torch.baddbmm(*[DTensor.from_local(t, alone) for t in (double, double, single)])
 
 
 def test_parts_of_a_mesh_are_taken_in_any_order() -> None:

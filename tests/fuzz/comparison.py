@@ -119,6 +119,12 @@ def _is_saved(error: Exception | None) -> bool:
     return "has been modified by an inplace operation" in str(error)
 
 
+def _refuses_dtypes_of_nothing(program: Program, error: Exception | None) -> bool:
+    """Whether dtypes are refused, of which kernels of one device that find no element pass some."""
+    is_of_dtypes = "Input dtypes must be the same" in str(error)
+    return is_of_dtypes and any(0 in given.shape for given in program.inputs.values())
+
+
 def _may_pass(error: Exception) -> bool:
     return any(text in str(error) for text in _MAY_PASS)
 
@@ -148,7 +154,12 @@ def _errors_compared(
     line = program.lines[first] if first < len(program.lines) else ""
     if any(_blames_a_rule(error) for error in errors):
         return Finding("rule", first, told, run), None
-    if all(isinstance(error, REFUSALS) or _is_saved(error) for error in errors):
+    if all(
+        isinstance(error, REFUSALS)
+        or _is_saved(error)
+        or _refuses_dtypes_of_nothing(program, error)
+        for error in errors
+    ):
         return None, Refusal(operator_of(line) if line else "", _told(errors[0]), first)
     return Finding("raises", first, told, run), None
 

@@ -347,6 +347,10 @@ _SPECIAL: dict[str, Program] = {
         "x = torch.cumprod(a, 1, dtype=torch.complex64)",
         "y = torch.cumprod(x, 1, dtype=torch.float16)",
     ),
+    "complex sums of infinite elements": _of(
+        {"a": _in((3,), "S(0)", values="special", seed=37)},
+        "x = torch.cumsum(a, -1, dtype=torch.complex64)",
+    ),
 }
 
 _ATTENTION: dict[str, Program] = {
