@@ -40,6 +40,7 @@ def capabilities(
         no_dist=no_dist,
         timeout=DEFAULT_TIMEOUT if timeout is None else timeout,
         purpose="capabilities",
+        target=root,
     )
 
     def url() -> bytes:

@@ -148,6 +148,7 @@ def latest(
         no_dist=no_dist,
         timeout=DEFAULT_TIMEOUT if timeout is None else timeout,
         purpose="latest",
+        target=root,
     )
     opened: list[Store] = []
 

@@ -104,6 +104,7 @@ def export(
         no_dist=process_group is None,
         timeout=timeout,
         purpose="export",
+        target=target,
         wrong=_wrong(format, max_file_bytes),
     )
     with closing(ranks):

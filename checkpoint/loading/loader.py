@@ -147,7 +147,9 @@ def load(
         storage=storage_options or {},
         on_progress=on_progress,
     )
-    ranks = ranks_of(process_group, no_dist=no_dist, timeout=timeout, purpose="load")
+    ranks = ranks_of(
+        process_group, no_dist=no_dist, timeout=timeout, purpose="load", target=checkpoint_id
+    )
     with closing(ranks):
         group = process_group or _world()
         running = _Load(ranks, group, options)

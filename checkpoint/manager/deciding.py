@@ -25,6 +25,6 @@ def decided(
         check_same_root(roots)
         return decide(ranks.tell_alive)
 
-    ranks = ranks_of(**group, purpose=phase)
+    ranks = ranks_of(**group, purpose=phase, target=root)
     with closing(ranks):
         return together(ranks, phase, root.encode, compare_and_decide)

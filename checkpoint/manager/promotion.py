@@ -135,7 +135,7 @@ class Promotions:
         """Do what ``bring`` does in a thread and by a call of its own."""
         if ticket is None:
             return
-        ranks = ranks_of(**self.group, purpose="promote")
+        ranks = ranks_of(**self.group, purpose="promote", target=url)
 
         def promote() -> None:
             with closing(ranks):

@@ -204,8 +204,9 @@ class Saves:
             watch(f"saving {self._places.first.run.name_of(save.step)}", handle.standing)
 
     def _save_now(self, wanted: Wanted) -> SaveReport:
-        ranks = ranks_of(**self._manner.group, purpose="save")
-        return save_now(ranks, wanted.state, self._target(wanted), self._options(wanted))
+        target = self._target(wanted)
+        ranks = ranks_of(**self._manner.group, purpose="save", target=target)
+        return save_now(ranks, wanted.state, target, self._options(wanted))
 
     def _target(self, wanted: Wanted) -> Store:
         return self._places.first.run.place_of(wanted.step)
@@ -244,8 +245,9 @@ class Saves:
         )
         options = self._options(wanted)
         group: dict[str, Any] = {**self._manner.group, "timeout": options.timeout}
-        ranks = ranks_of(**group, purpose="async_save")
-        handle = begin_save(ranks, wanted.state, self._target(wanted), options, way)
+        target = self._target(wanted)
+        ranks = ranks_of(**group, purpose="async_save", target=target)
+        handle = begin_save(ranks, wanted.state, target, options, way)
         handle.add_done_callback(withdraw_if_failed)
         return handle
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -10,6 +11,20 @@ from .link import Link
 
 Refuse = Callable[[str], bytes]
 """Makes the answer that counts for a rank which calls something else."""
+
+
+def target_number(purpose: str, target: str) -> int:
+    """Return a number for what a call is made for, 0 where no target is named.
+
+    Two calls with the same number have the same purpose and target.
+
+    >>> target_number("save", "run/step_7") == target_number("load", "run/step_7")
+    False
+    """
+    if not target:
+        return 0
+    digest = hashlib.blake2b(f"{purpose}\0{target}".encode(), digest_size=8)
+    return int.from_bytes(digest.digest(), "big") or 1
 
 
 class CallNumbers:
@@ -46,9 +61,14 @@ class Signs:
 class Call:
     """What has been heard of one save or load."""
 
+    number: int
     purpose: str
     signs: Signs
     refuse: Refuse = lambda _: b""
+    target: int = 0
+    """What it is made for, by `target_number`."""
+    next_call: int = 0
+    """The number of the call after it, where some rank has numbered this one otherwise."""
     begun: float = 0.0
     sign_at: float = 0.0
     awaited: set[int] = field(default_factory=set[int])

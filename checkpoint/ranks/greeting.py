@@ -21,8 +21,9 @@ from typing import Any
 
 PURPOSE_BYTES = 48
 """As long as the name of a purpose may be."""
-_MAGIC = b"dtckpt-3"
-_HELLO = struct.Struct(f"!8s16sQQ{PURPOSE_BYTES}sQ")  # magic, token, rank, instance, purpose, call
+_MAGIC = b"dtckpt-4"
+# magic, token, rank, instance, purpose, call, target
+_HELLO = struct.Struct(f"!8s16sQQ{PURPOSE_BYTES}sQQ")
 _PROBE = "?"
 _SECRET_BYTES = 16
 _GREETING_SECONDS = 5.0
@@ -44,6 +45,8 @@ class Hello:
     """What it calls."""
     call: int = 0
     """The number of the call."""
+    target: int = 0
+    """What it calls for, by `call.target_number`."""
 
     @property
     def is_probe(self) -> bool:
@@ -97,11 +100,11 @@ class Greeting:
         self._data += part
         if len(self._data) < _HELLO.size:
             return None
-        magic, token, rank, instance, purpose, call = _HELLO.unpack(self._data)
+        magic, token, rank, instance, purpose, call, target = _HELLO.unpack(self._data)
         if magic != _MAGIC or not hmac.compare_digest(token, self._token):
             raise ConnectionError("a stranger")
         name = purpose.rstrip(b"\0").decode(errors="replace")
-        return Hello(rank=rank, instance=instance, purpose=name, call=call)
+        return Hello(rank=rank, instance=instance, purpose=name, call=call, target=target)
 
     def welcome(self) -> None:
         """Answer a hello; OSError if nobody is there any more."""
@@ -203,7 +206,7 @@ def say_hello(
     try:
         prepare(connection)
         purpose, token = hello.purpose.encode(), bytes.fromhex(invitation.token)
-        said = (hello.rank, hello.instance, purpose, hello.call)
+        said = (hello.rank, hello.instance, purpose, hello.call, hello.target)
         connection.sendall(_HELLO.pack(_MAGIC, token, *said))
     except BaseException:
         connection.close()

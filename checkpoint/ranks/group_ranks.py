@@ -49,6 +49,7 @@ class GroupRanks(Ranks):
         timeout: timedelta = DEFAULT_TIMEOUT,
         purpose: str = "",
         wrong: str = "",
+        target: int = 0,
     ) -> None:
         super().__init__(members.rank, members.all, members.memory, wrong, call)
         self._wire = members.wire
@@ -67,9 +68,10 @@ class GroupRanks(Ranks):
         self._watched_at = 0.0
         signs = Signs(min(self._timeout / 5, PULSE_SECONDS), _sign_of(self))
         if self.is_coordinator:
-            self._wire.begin_call(call, purpose, signs, partial(_refusal, self.rank, purpose))
+            refuse = partial(_refusal, self.rank, purpose)
+            self._wire.begin_call(call, purpose, signs, refuse, target)
         else:
-            link = self._route.connect(call, purpose, self._patience)
+            link = self._route.connect(call, purpose, self._patience, target)
             host = str(link.connection.getsockname()[0])
             self._wire.join_call(call, purpose, signs, link)
             if self._relay and (invitation := self._relay.begin(call, host)):
@@ -153,9 +155,10 @@ class GroupRanks(Ranks):
             if first in self._wire.gone(self.call):
                 raise ConnectionError("the coordinator is gone")
 
-        hello = hello_of(self.rank, self.call, number)
+        invitation = Invitation.from_bytes(word)
+        hello = hello_of(self.rank, invitation.generation, number)
         try:
-            decision = fetch(Invitation.from_bytes(word), hello, self._timeout / 2, check)
+            decision = fetch(invitation, hello, self._timeout / 2, check)
         except OSError as error:
             logger.info("rank %d asks the coordinator again: %s", self.rank, error)
             self._wire.send((first,), self.call, number + 1, _ASKS)

@@ -27,6 +27,7 @@ class Link:
         *,
         call: int = 0,
         purpose: str = "",
+        target: int = 0,
         welcome: bytes = b"",
     ) -> None:
         connection.setblocking(False)
@@ -37,6 +38,8 @@ class Link:
         """The number of the call that the other end is at."""
         self.purpose = purpose
         """What it calls."""
+        self.target = target
+        """What it calls for."""
         self.part_of: Any = None
         """The call that the frames are for; until it is known they are kept in ``early``."""
         self.early: list[Frame] = []

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 from dtckpt.addresses import listen_beside
 from dtckpt.errors import CheckpointError
@@ -65,6 +66,9 @@ class Relay(Owner):
     def begin(self, call: int, host: str) -> Invitation | None:
         """Begin a call; return how others reach this rank, None if they cannot.
 
+        The generation of the invitation is the number that this rank gives to the call: who comes
+        says this one, since its own may differ.
+
         ``host`` is the address of this host at which the other ranks reach it.
         """
         with self._lock:
@@ -77,7 +81,7 @@ class Relay(Owner):
                     self._invitation = listener.invitation([host], 0)
                     self._loop = Loop(listener)
                     self._loop.start(self)
-            return self._invitation
+            return self._invitation and replace(self._invitation, generation=call)
 
     def hand_on(self, call: int, number: int, frame: bytes) -> None:
         """Give the decision of a round to those who wait for it, and to those who come yet."""

@@ -50,13 +50,17 @@ class Route:
         self._known: tuple[Invitation, tuple[str, int]] | None = None
         """What has worked before."""
 
-    def connect(self, call: int, purpose: str, seconds: float) -> Link:
+    def connect(self, call: int, purpose: str, seconds: float, target: int = 0) -> Link:
         """Connect to the coordinator for one call; it need not have come to it.
+
+        ``target`` is what the call is made for, by `call.target_number`.
 
         Raises RankFailed, naming the coordinator and what was tried.
         """
         limit = time.monotonic() + seconds
-        hello = Hello(rank=self._rank, instance=self._instance, purpose=purpose, call=call)
+        hello = Hello(
+            rank=self._rank, instance=self._instance, purpose=purpose, call=call, target=target
+        )
         while True:
             if self._known is None:
                 self._known = self._find(hello, seconds, limit)

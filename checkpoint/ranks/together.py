@@ -18,6 +18,7 @@ import torch
 from dtckpt.errors import CheckpointError, RankFailed
 
 from .base import DEFAULT_TIMEOUT, Answers, Ranks, Round, Solo
+from .call import target_number
 from .failing import CALLED_OFF, FAILED, OK, as_text, failure, joint_error, told
 from .frames import check_size
 from .greeting import PURPOSE_BYTES
@@ -37,10 +38,13 @@ def ranks_of(
     timeout: timedelta = DEFAULT_TIMEOUT,
     purpose: str = "",
     wrong: str = "",
+    target: object = "",
 ) -> Ranks:
     """Return the ranks of a group, of the default group if there is one, or this one alone.
 
-    All ranks of the group call this in the same order and for the same ``purpose``. ``wrong`` says
+    All ranks of the group call this in the same order and for the same ``purpose``. ``target`` is
+    the path or the store that the call is about: by it ranks find each other where one of them has
+    made a call less than the others. ``wrong`` says
     what is wrong with the arguments of this rank's call: the first phase fails with it, on all
     ranks; so it does for a ``timeout`` or a group that is none.
     """
@@ -68,7 +72,8 @@ def ranks_of(
         process_group = distributed.group.WORLD
     call = numbers_of(process_group).enter()
     members = members_of(process_group, timeout.total_seconds())
-    return GroupRanks(members, call, timeout, purpose, wrong)
+    about = target_number(purpose, str(getattr(target, "url", target)))
+    return GroupRanks(members, call, timeout, purpose, wrong, about)
 
 
 @contextmanager

@@ -33,6 +33,10 @@ _AHEAD_SECONDS = 2.0
 """How long a member that is a call ahead may take to come to it, once this rank has come to its."""
 _MAX_FAILURES = 16
 """Of so many calls it is remembered how they failed."""
+_UNPLACED_SECONDS = 10.0
+"""How long a member is kept whose call was made for something else here, until the next call."""
+_MAX_TARGETS = 64
+"""Of so many calls it is remembered what they were made for."""
 PULSE_SECONDS = 5.0
 """Signs of life come at least so often."""
 
@@ -65,6 +69,13 @@ class Wire(Owner):
         """The last call that a member had left, for good or for another one, when it failed."""
         self._instances: dict[int, int] = {}
         """Which instance of a member has come first."""
+        self._targets: dict[int, int] = {}
+        """What the last calls here were made for."""
+        self._came_for: dict[int, dict[int, int]] = {}
+        """By member, what the last calls were made for that it has come to."""
+        self._unplaced: dict[int, tuple[Link, float]] = {}
+        """By member, the connection for a call that had another target here, and until when it is
+        kept for the next one."""
         self._failures: dict[int, bytes] = {}
         """By call, the decision for members that come to it when it has failed."""
         self._failure = ""
@@ -75,17 +86,36 @@ class Wire(Owner):
         self._loop.start(self)
 
     def begin_call(
-        self, call: int, purpose: str, signs: Signs, refuse: Refuse = lambda _: b""
+        self,
+        call: int,
+        purpose: str,
+        signs: Signs,
+        refuse: Refuse = lambda _: b"",
+        target: int = 0,
     ) -> None:
         """Begin a call as the coordinator.
 
         The answer of a member that is at another call is what ``refuse`` makes of its purpose.
+        ``target`` is what the call is made for, by `call.target_number`; 0 where that is unknown.
         """
         with self._changed:
-            held = self._add(call, Call(purpose, signs, refuse, awaited=set(self._members)))
+            made = Call(call, purpose, signs, refuse, target, awaited=set(self._members))
+            held = self._add(call, made)
             self._next_call = max(self._next_call, call + 1)
+            self._remember(self._targets, call, target)
             for link in self._early.pop(call, {}).values():
-                self._admit(held, link)
+                self._place(held, link)
+            for number in sorted(self._early):  # the nearest one first
+                for link in [*self._early[number].values()]:
+                    if self._is_for(held, link):
+                        del self._early[number][link.rank]
+                        self._admit(held, link)
+            for link, _ in [*self._unplaced.values()]:
+                if self._is_for(held, link):
+                    del self._unplaced[link.rank]
+                    self._admit(held, link)
+                elif link.call < call:
+                    self._give_up(link)
             for rank in [r for r in held.awaited if self._came_to.get(r, -1) >= call]:
                 self._miss(held, rank, call, self._came_to[rank])
             self._dismiss_early()
@@ -94,7 +124,8 @@ class Wire(Owner):
     def join_call(self, call: int, purpose: str, signs: Signs, link: Link) -> None:
         """Begin a call as a member that has connected to the coordinator."""
         with self._changed:
-            link.part_of = self._add(call, Call(purpose, signs, links={link.rank: link}))
+            held = Call(call, purpose, signs, links={link.rank: link})
+            link.part_of = self._add(call, held)
         self._loop.look_at(link)
 
     def _add(self, call: int, held: Call) -> Call:
@@ -115,23 +146,102 @@ class Wire(Owner):
 
     def meet(self, hello: Hello, connection: socket.socket) -> None:
         rank, call = hello.rank, hello.call
-        link = Link(rank, connection, call=call, purpose=hello.purpose)
+        link = Link(rank, connection, call=call, purpose=hello.purpose, target=hello.target)
         with self._changed:
             self._loop.look_at(link)
-            self._came_to[rank] = max(call, self._came_to.get(rank, call))
-            for number, held in self._calls.items():
-                if number < call and rank in held.awaited:
-                    self._miss(held, rank, number, call)
+            self._remember(self._came_for.setdefault(rank, {}), call, hello.target)
             held = self._calls.get(call)
+            if held is None or rank not in held.awaited or self._is_of_another(link):
+                others = sorted(self._calls.items())
+                held = next((h for _, h in others if self._is_for(h, link)), held)
+            at = call if held is None else held.number
+            self._came_to[rank] = max(at, self._came_to.get(rank, at))
+            for number, other in self._calls.items():
+                if number < at and rank in other.awaited:
+                    self._miss(other, rank, number, at)
             if held is not None and rank in held.awaited:
-                self._admit(held, link)
+                self._place(held, link)
             elif call >= self._next_call:
                 self._keep_early(link)
+            elif self._is_of_another(link):
+                self._keep_unplaced(link)
             else:
-                is_behind = self._late_at.get(rank) == call - 1
-                self._late_at[rank] = call
-                self._dismiss(link, self._skip_with(rank) if is_behind else 0)
+                self._dismiss_late(link)
             self._changed.notify_all()
+
+    @staticmethod
+    def _remember(targets: dict[int, int], call: int, target: int) -> None:
+        targets[call] = target
+        if len(targets) > _MAX_TARGETS:
+            del targets[min(targets)]
+
+    def _is_of_another(self, link: Link) -> bool:
+        """Whether no call here from the member's number on was made for what the member is.
+
+        So it is where a member has made a call less than this rank: its number is of another call.
+        """
+        begun = [number for number in self._targets if number >= link.call]
+        return (
+            link.target != 0
+            and link.call >= min(self._targets, default=0)
+            and all(self._targets[number] != link.target for number in begun)
+        )
+
+    def _is_for(self, held: Call, link: Link) -> bool:
+        """Whether a member that gives another number to a call means this one nevertheless.
+
+        The targets are the same, and no call between the two numbers had this target: else the
+        member might be late for that one, with another state, or this rank might.
+        """
+        if held.number == link.call or held.target != link.target or held.target == 0:
+            return False
+        if link.rank not in held.awaited or _has_left(link):
+            return False
+        is_behind = link.call < held.number
+        targets = self._targets if is_behind else self._came_for[link.rank]
+        between = range(*sorted((link.call, held.number)))
+        if between[0] < min(targets, default=0):
+            return False
+        # This rank has begun no call of a number that is missing; a member may have.
+        missing = 0 if is_behind else held.target
+        return all(targets.get(number, missing) != held.target for number in between)
+
+    def _place(self, held: Call, link: Link) -> None:
+        """Let a member take part in the call of its number, if it has not mistaken the number.
+
+        It has if it comes now to what this rank alone has called for before, or if it alone has
+        come before to what this rank calls for now.
+        """
+        differs = link.target != held.target and link.call == held.number
+        has_left = _has_left(link) or self._came_to[link.rank] > held.number
+        ours = {target for call, target in self._targets.items() if call != held.number}
+        theirs = {t for call, t in self._came_for[link.rank].items() if call != held.number}
+        if not differs or 0 in (link.target, held.target):
+            self._admit(held, link)
+        elif has_left or link.target in ours - theirs:
+            self._came_to[link.rank] = held.number - 1  # it comes to this one by its next number
+            self._dismiss(link, 0)
+        elif held.target in theirs - ours:
+            self._miss(held, link.rank, held.number, link.call + 1)
+            self._keep_unplaced(link)
+        else:
+            self._admit(held, link)
+
+    def _keep_unplaced(self, link: Link) -> None:
+        if link.rank in self._unplaced:
+            self._finish(self._unplaced[link.rank][0])
+        self._unplaced[link.rank] = link, time.monotonic() + _UNPLACED_SECONDS
+
+    def _give_up(self, link: Link) -> None:
+        """Tell a member that this rank does not come to its call."""
+        del self._unplaced[link.rank]
+        self._dismiss_late(link)
+
+    def _dismiss_late(self, link: Link) -> None:
+        rank, call = link.rank, link.call
+        is_behind = self._late_at.get(rank) == call - 1
+        self._late_at[rank] = call
+        self._dismiss(link, self._skip_with(rank) if is_behind else 0)
 
     def _keep_early(self, link: Link) -> None:
         before = self._early.setdefault(link.call, {}).pop(link.rank, None)
@@ -178,6 +288,8 @@ class Wire(Owner):
     def _admit(self, held: Call, link: Link) -> None:
         """Let a member take part in a call."""
         rank = link.rank
+        if link.call != held.number:
+            self._agree_on_next(held, link.call)
         held.awaited.discard(rank)
         held.links[rank] = link
         held.heard[rank] = held.seen[rank] = time.monotonic()
@@ -191,6 +303,19 @@ class Wire(Owner):
         if rank in held.gone:
             held.strayed.add(rank)
         self._send_to(link, sign(0.0))  # it may have waited for long
+        if held.next_call > link.call + 1:
+            self._send_to(link, sign(0.0, next_call=held.next_call))
+
+    def _agree_on_next(self, held: Call, call: int) -> None:
+        """Have all ranks go on with one number, of which one has numbered a call otherwise."""
+        next_call = max(held.number, call) + 1
+        if next_call <= held.next_call:
+            return
+        held.next_call = next_call
+        self._next_call = max(self._next_call, next_call)
+        self._numbers.skip_to(next_call)
+        for link in held.links.values():
+            self._send_to(link, sign(0.0, next_call=next_call))
 
     def fail_call(self, call: int, decision: bytes) -> None:
         """Note that the first round has failed: who comes to it from now on is told so.
@@ -261,7 +386,12 @@ class Wire(Owner):
             due = [held for held in self._calls.values() if held.sign_at <= now]
             for held in due:
                 held.sign_at = now + held.signs.seconds
-            pause = min((held.sign_at - now for held in self._calls.values()), default=None)
+            for link, limit in [*self._unplaced.values()]:
+                if limit <= now:
+                    self._give_up(link)
+            times = [held.sign_at for held in self._calls.values()]
+            times += [limit for _, limit in self._unplaced.values()]
+            pause = max(min(times) - now, 0.0) if times else None
         for held in due:
             told = held.signs.ask()
             if told is None:
@@ -382,3 +512,8 @@ class Wire(Owner):
 
     def __del__(self) -> None:
         self.close()
+
+
+def _has_left(link: Link) -> bool:
+    """Whether a member has given up its call, or is gone."""
+    return bool(link.lost) or any(frame.kind == END for frame in link.early)

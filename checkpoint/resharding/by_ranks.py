@@ -28,7 +28,12 @@ def reshard_together(
     on_progress: Callable[[int, int], None] | None,
 ) -> Manifest:
     """Do what ``reshard`` says on all ranks of a group; all get the manifest."""
-    ranks = ranks_of(process_group, timeout=timeout or DEFAULT_TIMEOUT, purpose="reshard")
+    ranks = ranks_of(
+        process_group,
+        timeout=timeout or DEFAULT_TIMEOUT,
+        purpose="reshard",
+        target=order.target,
+    )
     with closing(ranks):
         job = _Reshard(ranks, order, processes or 1, memory_bytes, on_progress)
         told = together(ranks, "reshard: open", job.open, lambda _: job.tell())

@@ -100,7 +100,9 @@ def async_save(
         timeout=timeout,
         staged_copies=staged_copies,
     )
-    ranks = ranks_of(process_group, no_dist=no_dist, timeout=timeout, purpose="async_save")
+    ranks = ranks_of(
+        process_group, no_dist=no_dist, timeout=timeout, purpose="async_save", target=checkpoint_id
+    )
     way = Background(if_busy=if_busy, at_exit=at_exit, spread=spread)
     return begin_save(ranks, lambda: state_dict, checkpoint_id, options, way)
 

@@ -94,7 +94,9 @@ def save(
         compress=compress,
         timeout=timeout,
     )
-    ranks = ranks_of(process_group, no_dist=no_dist, timeout=timeout, purpose="save")
+    ranks = ranks_of(
+        process_group, no_dist=no_dist, timeout=timeout, purpose="save", target=checkpoint_id
+    )
     return save_now(ranks, lambda: state_dict, checkpoint_id, options)
 
 

@@ -29,9 +29,9 @@ from dtckpt.checkpoint.ranks.wire import Wire
 
 from ...waiting import Clock, wait_for
 
-HELLO = struct.Struct("!8s16sQQ48sQ")
+HELLO = struct.Struct("!8s16sQQ48sQQ")
 TOKEN, WELCOME = b"t" * 16, b"w" * 16
-SAID = HELLO.pack(b"dtckpt-3", TOKEN, 3, 9, b"load", 70)
+SAID = HELLO.pack(b"dtckpt-4", TOKEN, 3, 9, b"load", 70, 5)
 MOST_SECONDS = 25.0
 
 
@@ -136,8 +136,8 @@ def is_over(connection: socket.socket) -> bool:
     [
         b"GET / HTTP/1.0\r\n\r\n" + bytes(100),
         b"\x16\x03\x01\x02\x00\x01\x00\x01" + bytes(100),
-        HELLO.pack(b"dtckpt-3", b"wrong", 1, 0, b"save", 0),
-        HELLO.pack(b"dtckpt-0", b"wrong", 1, 0, b"save", 0),
+        HELLO.pack(b"dtckpt-4", b"wrong", 1, 0, b"save", 0, 0),
+        HELLO.pack(b"dtckpt-0", b"wrong", 1, 0, b"save", 0, 0),
         b"",
     ],
 )
@@ -221,7 +221,7 @@ def test_a_hello_may_come_in_pieces(ends: tuple[socket.socket, socket.socket]) -
         other.send(SAID[at : at + 1])
         assert waiting.read() is None
     other.send(SAID[-1:])
-    assert waiting.read() == Hello(rank=3, instance=9, purpose="load", call=70)
+    assert waiting.read() == Hello(rank=3, instance=9, purpose="load", call=70, target=5)
 
 
 @pytest.mark.parametrize(

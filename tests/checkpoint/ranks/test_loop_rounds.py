@@ -353,7 +353,7 @@ def test_who_is_not_met_is_let_go_of(
         monkeypatch.setattr(Greeting, "welcome", leave)
     if case == "stranger":
         connection = socket.create_connection(invitation.addresses[0], SECONDS)
-        connection.sendall(bytes(100))
+        connection.sendall(bytes(200))  # more than a hello has
     else:
         hello = Hello(rank=1, purpose="?" if case == "probe" else "save")
         connection = say_hello(invitation.addresses[0], invitation, hello, SECONDS)

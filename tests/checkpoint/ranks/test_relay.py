@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -111,6 +112,36 @@ def test_calls_follow_each_other_and_rounds_too() -> None:
 
     expected = [LONG + bytes([call, number]) for call in range(4) for number in range(3)]
     assert list(run(SIZE, body).values()) == [expected] * SIZE
+
+
+def test_decisions_are_handed_on_among_ranks_that_number_the_call_differently(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One rank has left out a call, and hands on in the next one and has it handed on."""
+    asked: list[int] = []
+    fetched: Any = vars(group_ranks)["fetch"]
+
+    def fetch(invitation: Any, hello: Any, *rest: Any) -> bytes:
+        asked.append(hello.call)
+        return fetched(invitation, hello, *rest)
+
+    monkeypatch.setattr(group_ranks, "fetch", fetch)
+    gate = threading.Barrier(SIZE)
+
+    def body(rank: int, group: Any) -> bytes:
+        if rank != 2:  # it hands on to the ranks 5 and 6
+            with pytest.raises(RankFailed):
+                decide(group, timedelta(seconds=1), "step_0")
+        gate.wait(60)
+        return decide(group, MINUTE, "step_1")
+
+    def decide(group: Any, timeout: timedelta, target: str) -> bytes:
+        ranks = ranks_of(group, timeout=timeout, purpose="load", target=target)
+        with closing(ranks):
+            return together(ranks, "load: plan", lambda: b"", lambda _: DECISION)
+
+    assert set(run(SIZE, body).values()) == {DECISION}
+    assert sorted(asked) == [0, 0, *[1] * (len(asked) - 2)], "by the number of who hands on"
 
 
 def test_the_last_decision_of_a_call_may_be_a_long_one() -> None:
@@ -263,7 +294,7 @@ def test_what_is_handed_on_waits_for_who_comes_late_and_the_other_way_round() ->
     own.end(3)
     with pytest.raises(ConnectionError, match="closed"):
         fetch(invitation, hello_of(5, 3, 0), 20)
-    assert own.begin(4, "127.0.0.1") == invitation
+    assert own.begin(4, "127.0.0.1") == replace(invitation, generation=4)
     with pytest.raises(TimeoutError, match=r"nothing for 0\.1 s"):
         fetch(invitation, hello_of(5, 4, 0), 0.1)
     own.close()

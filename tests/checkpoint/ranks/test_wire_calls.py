@@ -244,3 +244,138 @@ def test_nobody_is_waited_for_when_a_call_fails_for_the_first_time(
     ends.come(wire, 1, 1)
     wire.fail_call(0, b"failed")
     assert waits == []
+
+
+# Ranks that number a call differently know it by its target.
+
+
+def begin(wire: Wire, call: int, target: int) -> None:
+    wire.begin_call(call, "save", QUIET, target=target)
+
+
+def fail(wire: Wire, call: int) -> None:
+    wire.fail_call(call, b"failed")
+    wire.end_call(call, "")
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_member_that_left_out_a_call_joins_the_next_call_with_its_target(
+    ends: Ends, is_first: bool
+) -> None:
+    wire = ends.wire(1)
+    begin(wire, 0, target=10)
+    fail(wire, 0)
+    if not is_first:
+        begin(wire, 1, target=11)
+    member = ends.come(wire, 1, 0, message(0, b"together"), target=11)
+    if is_first:
+        begin(wire, 1, target=11)
+    assert wire.collect(1, 0, [1], 60.0) == ({1: b"together"}, {})
+    wire.end_call(1, "")
+    assert [frame.number for frame in member.all(END, MESSAGE)] == [0, 2], "its next call is call 2"
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_coordinator_that_left_out_a_call_meets_members_at_their_next_one(
+    ends: Ends, is_first: bool
+) -> None:
+    numbers = CallNumbers()
+    wire = ends.wire(1, 2, numbers=numbers)
+    for rank in (1, 2):
+        assert ends.come(wire, rank, 0, end("impatient"), target=10).all() == []
+    if not is_first:
+        begin(wire, numbers.enter(), target=11)
+    members = [ends.come(wire, r, 1, message(0, b"together"), target=11) for r in (1, 2)]
+    if is_first:
+        begin(wire, numbers.enter(), target=11)
+    assert wire.collect(0, 0, [1, 2], 60.0) == (dict.fromkeys((1, 2), b"together"), {})
+    wire.end_call(0, "")
+    assert [frame.number for member in members for frame in member.all(END, MESSAGE)][-1] in (0, 2)
+    assert numbers.enter() == 2
+
+
+def test_member_late_for_a_call_does_not_join_another_one_with_the_same_target(
+    ends: Ends,
+) -> None:
+    """It would bring the state that it had then."""
+    wire = ends.wire(1)
+    for call, target in enumerate((10, 11, 10, 11)):
+        begin(wire, call, target)
+        fail(wire, call)
+    begin(wire, 4, target=10)
+    assert [frame.payload for frame in ends.come(wire, 1, 0, target=10).all(END)] == [b"failed"]
+    assert ends.come(wire, 1, 1, target=10).all()[-1].kind == END, "call 2 was for it"
+    begin(wire, 5, target=12)
+    ends.come(wire, 1, 2, message(0, b"together"), target=12)
+    assert wire.collect(5, 0, [1], 60.0) == ({1: b"together"}, {})
+
+
+def test_coordinator_late_for_a_call_meets_nobody_at_another_one_with_the_same_target(
+    ends: Ends,
+) -> None:
+    wire = ends.wire(1, 2)
+    ends.come(wire, 1, 0, end("impatient"), target=10)
+    ends.come(wire, 1, 1, message(0, b"again"), target=10)
+    ends.come(wire, 2, 1, message(0, b"again"), target=10)  # of its call 0 nothing is known
+    begin(wire, 0, target=10)
+    answers, lost = wire.collect(0, 0, [1, 2], 60.0)
+    assert answers == {}
+    assert lost.keys() == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("before", "number"), [("member", 0), ("coordinator", 2)], ids=["member", "coordinator"]
+)
+def test_ranks_that_mistook_a_call_for_another_are_together_at_the_next_one(
+    ends: Ends, before: str, number: int
+) -> None:
+    """They have made the calls 10, 11, 12, but one of them has left out the first."""
+    wire = ends.wire(1)
+    ahead = before == "member"
+    begin(wire, 0, target=10 if ahead else 11)
+    ends.come(wire, 1, 0, message(0, b"other target"), target=11 if ahead else 10)
+    assert wire.collect(0, 0, [1], 60.0) == ({1: b"other target"}, {}), "told by who compares"
+    fail(wire, 0)
+    begin(wire, 1, target=11 if ahead else 12)
+    member = ends.come(wire, 1, 1, message(0, b"together"), target=12 if ahead else 11)
+    if ahead:
+        assert wire.collect(1, 0, [1], 60.0)[1].keys() == {1}
+        fail(wire, 1)
+        begin(wire, 2, target=12)
+        assert wire.collect(2, 0, [1], 60.0) == ({1: b"together"}, {})
+    else:
+        assert member.all()[-1].kind == END
+        ends.come(wire, 1, 2, message(0, b"together"), target=12)
+        assert wire.collect(1, 0, [1], 60.0) == ({1: b"together"}, {})
+
+
+def test_member_with_another_target_that_both_have_had_is_told_so(ends: Ends) -> None:
+    """It has not mistaken the call: its arguments are wrong."""
+    wire = ends.wire(1)
+    for call, target in enumerate((10, 11)):
+        begin(wire, call, target)
+        ends.come(wire, 1, call, target=target)
+        fail(wire, call)
+    begin(wire, 2, target=10)
+    ends.come(wire, 1, 2, message(0, b"other target"), target=11)
+    assert wire.collect(2, 0, [1], 60.0) == ({1: b"other target"}, {})
+
+
+def test_member_whose_call_nobody_makes_learns_so_after_some_seconds(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wire = ends.wire(1, 2)
+    begin(wire, 0, target=10)
+    fail(wire, 0)
+    member = ends.come(wire, 1, 0, target=11)
+    other = ends.come(wire, 2, 0, target=11)
+    begin(wire, 1, target=12)
+    assert member.all()[-1].kind == other.all()[-1].kind == END, "the next call is another one"
+    fail(wire, 1)
+    clock = Clock(monkeypatch)
+    member = ends.come(wire, 1, 1, target=13)
+    clock.now += 9.9
+    assert wire.beat() == pytest.approx(0.1)
+    clock.now += 0.1
+    assert wire.beat() is None
+    assert [frame.payload for frame in member.all(END)] == [b"failed"]

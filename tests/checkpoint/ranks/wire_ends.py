@@ -79,11 +79,19 @@ class Ends:
         self._made += [one, other]
         return one, End(other)
 
-    def come(self, wire: Wire, rank: int, call: int, *frames: bytes, purpose: str = "save") -> End:
+    def come(
+        self,
+        wire: Wire,
+        rank: int,
+        call: int,
+        *frames: bytes,
+        purpose: str = "save",
+        target: int = 0,
+    ) -> End:
         """Have a member come to a call, with what it sends at once."""
         one, member = self.pair()
         member.send(*frames)
-        wire.meet(Hello(rank=rank, purpose=purpose, call=call), one)
+        wire.meet(Hello(rank=rank, purpose=purpose, call=call, target=target), one)
         return member
 
     def join(self, signs: Signs = QUIET, numbers: CallNumbers | None = None) -> tuple[Wire, End]:
