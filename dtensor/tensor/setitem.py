@@ -87,7 +87,10 @@ def set_item(tensor: Wrapper, index: Any, value: Any) -> bool:
         given = value.clone() if _shares_memory(value, tensor) else value
         view.copy_(_shaped(given, place, view))
     else:
-        tensor.copy_(_replaced(tensor, place, box, 0, value))
+        replaced = _replaced(tensor, place, box, 0, value)
+        ranges = [range(size)[part] for size, part in zip(tensor.shape, box, strict=True)]
+        if follows or all(ranges):  # an expanded tensor takes no write, but one of no element
+            tensor.copy_(replaced)
     return True
 
 

@@ -104,6 +104,7 @@ _MAY_PASS = (
     "Output 0 of",
     "may alias",
     "element 0 of tensors does not require grad",
+    "isDifferentiableType(grad.scalar_type())",
 )
 """Errors of one device that come of its memory or its kernels, and need be none of the ranks."""
 

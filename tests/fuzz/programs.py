@@ -341,6 +341,26 @@ _EMPTY: dict[str, Program] = {
     ),
 }
 
+_WRITES: dict[str, Program] = {
+    "standard deviation of nothing with a negative correction": _of(
+        {"a": _in((0,), "S(0)")}, "x = torch.std(a, correction=s0)", runs=({"s0": -1.5},)
+    ),
+    "a write to a view before its tensor gets other data": _of(
+        {"a": _in((2, 3), "S(1)")},
+        "x = a[1::2, 2]",
+        "x.data.copy_(s0)",
+        "a.data = a.clone()",
+        runs=({"s0": 2},),
+    ),
+    "a write to no element of an expanded tensor": _of(
+        {"a": _in((1,), "S(0)@1, S(0)@0")},
+        "x = a.expand(3, -1)",
+        "x[3:3:2, 0] = s0",
+        runs=({"s0": 2},),
+        mesh=(2, 2),
+    ),
+}
+
 _SPECIAL: dict[str, Program] = {
     "complex products of infinite elements": _of(
         {"a": _in((3, 6, 3), "Ragged(1:4,2)", "bfloat16", values="special")},
@@ -401,6 +421,7 @@ FOUND: dict[str, Program] = {
     **_VIEWS,
     **_DTYPES,
     **_EMPTY,
+    **_WRITES,
     **_SPECIAL,
     **_ATTENTION,
     **_COMPILED,

@@ -43,6 +43,10 @@ class _Counters:
         if self._counters.pop(id(counter), None) is not None:
             self._num_past += num_writes(counter)
 
+    def exceed(self, count: int) -> None:
+        """Have the total be higher than a count."""
+        self._num_past += max(count + 1 - self.total(), 0)
+
     def total(self) -> int:
         return self._num_past + sum([num_writes(c) for c in self._counters.values()])
 
@@ -94,12 +98,18 @@ def counted_data(tensor: Wrapper, get_data: Callable[[Tensor], Any]) -> Any:
 
 
 def join_counts(tensor: Wrapper, other: Wrapper) -> None:
-    """Count the writes to two tensors together: the first has got the memory of the other."""
+    """Count the writes to two tensors together: the first has got the memory of the other.
+
+    Views of what it had before ask for the count of this tensor, too. It must not be lower than
+    they know, or a write that they have not read yet would be lost.
+    """
+    before = total_writes(tensor)
     vars(tensor).pop("_counters", None)
     if torch.is_inference(tensor) or torch.is_inference(other) or is_traced(other.local):
         return
     counters = _counters_of(_root(other))
     counters.add(_counter_of(tensor))
+    counters.exceed(before or 0)
     vars(tensor)["_counters"] = counters
 
 
