@@ -9,6 +9,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from dtckpt.errors import CheckpointError, ObjectExists, ObjectNotFound, StorageError
+from dtckpt.interrupts import raised_by_signal_handler
 
 
 def storage_error(action: str, where: str, cause: Exception) -> StorageError:
@@ -49,12 +50,17 @@ def _remedy(number: int | None, where: str) -> str:
 
 @contextmanager
 def translated(action: str, where: str) -> Generator[None]:
-    """Turn every exception of the block but the library's own into ``storage_error``."""
+    """Turn every exception of the block but the library's own into ``storage_error``.
+
+    Not one that a signal handler of the program raises.
+    """
     try:
         yield
     except StorageError:
         raise
     except Exception as error:
+        if raised_by_signal_handler(error):
+            raise
         raise storage_error(action, where, error) from error
 
 

@@ -19,6 +19,7 @@ from dtckpt.errors import (
     ObjectNotFound,
     StorageError,
 )
+from dtckpt.interrupts import raised_by_signal_handler
 from dtckpt.logs import logger_of
 
 from ...storage.base import Store
@@ -227,6 +228,8 @@ def _put_back(store: Store, there: bytes | None) -> None:
             store.replace(MANIFEST, there, expected=found)
             logger.warning("%s: the checkpoint that was there before was put back", store.url)
     except Exception as error:
+        if raised_by_signal_handler(error):
+            raise
         logger.warning("%s: a damaged manifest may have been left here: %s", store.url, error)
 
 
@@ -242,6 +245,8 @@ def _sweep(store: Store, replaced: bytes, save_id: str) -> None:
             refuse_if_needed(store, "replaced", manifest.save_id)
             store.delete([manifest.path_of(record) for record in manifest.files])
     except Exception as error:
+        if raised_by_signal_handler(error):
+            raise
         logger.warning("%s: files of the replaced checkpoint are left over: %s", store.url, error)
 
 
@@ -279,4 +284,6 @@ def discard(store: Store, save_id: str, rank: int) -> None:
     try:
         store.delete([data_path(save_id, rank, is_compressed=is_it) for is_it in (False, True)])
     except Exception as error:
+        if raised_by_signal_handler(error):
+            raise
         logger.warning("%s: a file of a failed save is left over: %s", store.url, error)

@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 
 from dtckpt.errors import CheckpointError, RankFailed
+from dtckpt.interrupts import raised_by_signal_handler
 
 from .base import DEFAULT_TIMEOUT, Answers, Ranks, Round, Solo
 from .call import target_number
@@ -118,7 +119,8 @@ def together(
     result is what every rank gets. ``phase`` is what messages call this part of the work, for
     instance "save: write". The error is of the type that the failing rank raised if that is one of
     ours, RankFailed if a rank is lost, else CheckpointError. An exception that is not an
-    ``Exception`` (Ctrl-C) is told to the others and raised as it is.
+    ``Exception`` (Ctrl-C), or that a signal handler raises, is told to the others and raised as
+    it is.
 
     ``on_failure`` is called with the error once it is certain that the coordinator has decided so;
     not where the coordinator was lost, since it may have decided otherwise. ``touched`` names what
@@ -173,7 +175,7 @@ def together(
         _add_overwritten(error, names)
     if on_failure is not None:
         on_failure(error)
-    if own is not None and not isinstance(own, Exception):
+    if own is not None and (not isinstance(own, Exception) or raised_by_signal_handler(own)):
         raise own
     raise error from own
 

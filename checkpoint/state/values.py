@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from dtckpt.errors import CheckpointError, Corrupt, Unsavable
+from dtckpt.interrupts import raised_by_signal_handler
 
 from .limits import shown
 
@@ -78,6 +79,8 @@ def decode_value(node: Node, name: str, *, allow_pickle: bool) -> Any:
     except CheckpointError:
         raise
     except Exception as error:
+        if raised_by_signal_handler(error):
+            raise
         raise Corrupt(
             f"{name}: malformed {tag} value {shown(fields[tag])} ({shown(error)})"
         ) from error

@@ -376,7 +376,7 @@ class _LocalStream(WriteStream):
             os.close(fd)
 
     def __del__(self) -> None:
-        if self._state in ("open", "failed"):
+        if getattr(self, "_state", "") in ("open", "failed"):  # none where making it failed
             with suppress(StorageError):
                 self.abort()
 

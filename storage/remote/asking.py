@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from dtckpt.errors import StorageTimeout
+from dtckpt.interrupts import raised_by_signal_handler
 
 from .limit import Limit
 from .trouble import PASSING, Kind, Trouble, remote_error, told, without_secrets
@@ -102,6 +103,8 @@ class Connection:
                 with attempt(), attempts.slots(1):
                     result = run(self.fs, call, attempts.left())
             except Exception as error:
+                if raised_by_signal_handler(error):
+                    raise
                 attempts.failed(error)
             else:
                 attempts.succeeded()
@@ -114,6 +117,8 @@ class Connection:
             with attempts.slots(1):
                 return wait_for(self.fs, call, attempts.left())
         except Exception as error:
+            if raised_by_signal_handler(error):
+                raise
             attempts.pause(error, again=False)
 
     @contextmanager

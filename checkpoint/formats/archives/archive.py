@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dtckpt.errors import CheckpointError, Corrupt
+from dtckpt.interrupts import raised_by_signal_handler
 
 from ....storage.base import ReadRequest, Store
 from ...files.blocks import digest
@@ -67,6 +68,8 @@ class Archive:
         except CheckpointError:
             raise
         except Exception as error:  # a directory that lies makes zipfile raise anything
+            if raised_by_signal_handler(error):
+                raise
             raise Corrupt(
                 f"{where}: no archive of torch.save, or cut short: {shown(error)}"
             ) from error

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 
 from dtckpt.errors import CheckpointError, Corrupt
+from dtckpt.interrupts import raised_by_signal_handler
 
 from ....dtensor.comm.caches import remembered
 from ...state.limits import MAX_DIMS, check_metadata_bytes, shown, size_of, text_of
@@ -241,6 +242,8 @@ def load_pickle(
     except NotHeld as error:
         raise CheckpointError(f"{where}: {error}") from error
     except Exception as error:  # an unpickler raises anything for bytes that are none
+        if raised_by_signal_handler(error):
+            raise
         raise Corrupt(f"{where}: malformed pickle of {len(data)} bytes: {shown(error)}") from error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from dtckpt.errors import StorageError
+from dtckpt.interrupts import raised_by_signal_handler
 
 from ...names import check_component, check_name, check_prefix, join
 from ..asking import Connection
@@ -70,6 +71,8 @@ class Place:
         try:
             return self.driver.get()
         except Exception as error:
+            if raised_by_signal_handler(error):
+                raise
             if isinstance(error, ModuleNotFoundError):
                 raise StorageError(
                     f"cannot connect to {self.url}: its driver needs the module {error.name}, "

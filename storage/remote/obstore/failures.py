@@ -10,6 +10,8 @@ import re
 from collections.abc import Generator
 from contextlib import contextmanager
 
+from dtckpt.interrupts import raised_by_signal_handler
+
 from ..trouble import Kind, Told, Trouble, meaning, scrubbed
 
 _STATUS = re.compile(r"status code: (\d{3})")
@@ -43,6 +45,8 @@ def explained() -> Generator[None]:
     except Told:
         raise
     except Exception as error:
+        if raised_by_signal_handler(error):
+            raise
         text = str(error)
         shown = error if scrubbed(text) == text else type(error)(scrubbed(text))
         raise Told(_described(text), _trouble(error)) from shown
