@@ -44,6 +44,8 @@ logger = logger_of("checkpoint")
 OnFailure = Literal["raise", "warn"]
 Failures = list[tuple[int, CheckpointError]]
 
+_DELETION_SECONDS = 20.0
+"""How long a save waits for the deletion of checkpoints that need not stay."""
 _HOPELESS = (Unsavable, LayoutMismatch)
 """Errors of saves that the next one will have as well."""
 
@@ -162,6 +164,10 @@ class Saves:
                 # What is brought meanwhile would not be seen; what was restored is in nobody's way.
                 self._promotions.wait(after=-1 if self.last is None else self.last)
             self._line.clear(step)
+            if wanted.ending is None:
+                # Saves in a row would otherwise need more space than one checkpoint beside those
+                # that stay.
+                self._places.first.worker.wait(within=_DELETION_SECONDS)
         except AlreadyCommitted:
             raise
         except CheckpointError as error:

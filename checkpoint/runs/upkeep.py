@@ -7,6 +7,7 @@ process has not come to is done by the next one.
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -181,15 +182,22 @@ class Worker:
             except Exception:
                 logger.exception("upkeep of a run failed")
 
-    def wait(self, tick: Callable[[], None] = lambda: None) -> None:
-        """Wait until all that was asked so far is done; ``tick`` is called now and then."""
+    def wait(self, tick: Callable[[], None] = lambda: None, within: float = math.inf) -> bool:
+        """Wait until all that was asked so far is done; ``tick`` is called now and then.
+
+        Returns whether it is done; after ``within`` seconds it is not waited for any longer.
+        """
         with self._lock:
             if self._thread is None:
-                return
+                return True
             done = threading.Event()
             self._queue.put(done.set)
-        while not done.wait(_TICK_SECONDS):
+        limit = time.monotonic() + within
+        while not done.wait(min(_TICK_SECONDS, max(limit - time.monotonic(), 0.0))):
+            if time.monotonic() >= limit:
+                return False
             tick()
+        return True
 
     def close(self, within: float | None = None) -> None:
         """Do what was asked so far and end; after some seconds no longer wait for that."""

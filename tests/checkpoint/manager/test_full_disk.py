@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 import dtckpt.checkpoint as ckpt
+from dtckpt.checkpoint.runs.run import Run
 from dtckpt.dtensor import DeviceMesh, DTensor, Mesh, Shard
 from dtckpt.errors import StorageError
 
@@ -88,3 +90,31 @@ def test_a_full_disk_is_left_for_another_place(tmp_path: Path) -> None:
         assert run_ranks(2, body) == [((1, 2, 3), True)] * 2
     with ckpt.open(elsewhere / "step-3") as checkpoint:
         assert torch.equal(checkpoint["w"][:], torch.full((ROWS,), 3.0))
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_saves_in_a_row_need_space_for_one_more_than_stay(
+    tmp_path: Path, in_background: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However slow the deletion of those that need not stay is."""
+    delete = Run.delete
+
+    def delete_slowly(run: Run, name: str) -> None:
+        time.sleep(0.2)
+        delete(run, name)
+
+    monkeypatch.setattr(Run, "delete", delete_slowly)
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    state = {"w": torch.zeros(ROWS)}
+    with (
+        small_disk_at(disk),
+        ckpt.CheckpointManager(
+            disk / "run", keep=ckpt.Keep(last=1), on_failure="warn", in_background=in_background
+        ) as manager,
+    ):
+        for step in range(5):
+            manager.save(step, state)
+        manager.wait()
+        assert not manager.failures
+        assert manager.latest() == 4

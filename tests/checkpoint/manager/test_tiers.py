@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -431,10 +432,12 @@ def test_who_waits_for_the_upkeep_of_a_place_tells_the_other_ranks(
     told: list[bool] = []
     wait = Worker.wait
 
-    def noted(worker: Worker, tick: Callable[[], None] = lambda: None) -> None:
+    def noted(
+        worker: Worker, tick: Callable[[], None] = lambda: None, within: float = math.inf
+    ) -> bool:
         if threading.current_thread() is not threading.main_thread():
             told.append(tick.__name__ == "tell_alive")
-        wait(worker, tick)
+        return wait(worker, tick, within)
 
     monkeypatch.setattr(Worker, "wait", noted)
     with CheckpointManager(tmp_path / "root", tiers=[Tier(tmp_path / "fast")]) as manager:
