@@ -28,11 +28,11 @@ from ..storage.base import Store
 from .files.committing import data_places, wrong_files
 from .files.datafile import Entry
 from .files.manifest import FileRecord, Manifest
-from .files.stored_data import NUM_OPENING, Damage, DataFile
+from .files.stored_data import NUM_OPENING, Damage, DataFile, SummedRecord
 from .formats.beside import notes_of
 from .formats.opening import open_place, read_manifest, stored_data
 from .reading import limits
-from .reading.whole_files import Batch, Checker, batches
+from .reading.whole_files import Batch, Checker, batches, damage_of
 
 logger = logger_of("checkpoint")
 
@@ -69,7 +69,10 @@ class VerifyReport:
     bytes_checked: int
     """Bytes that were read, and compared with a checksum if the format has them."""
     has_checksums: bool
-    """Whether it has. Of checkpoints of others only names, shapes and lengths can be compared."""
+    """Whether all bytes of tensors have some: blocks of ours, or records of archives of torch.
+
+    Of other formats only names, shapes and lengths can be compared.
+    """
     problems: tuple[Problem, ...]
     """Every fault, up to ten thousand; empty if the checkpoint is intact."""
     notes: tuple[str, ...] = ()
@@ -131,7 +134,7 @@ class _Reading:
     error: CheckpointError | None = None
 
 
-_Job = tuple[_Reading, DataFile, Batch]
+_Job = tuple[_Reading, DataFile, Batch | SummedRecord]
 
 
 class _Verification:
@@ -160,6 +163,8 @@ class _Verification:
         self.found: list[_Reading | tuple[Problem, CheckpointError | None]] = []
         """By files, in the order of the manifest; problems with what they were refused with."""
         self.is_damaged = False
+        self.has_checksums = True
+        """Whether all that was read so far has some."""
         self.failed: CheckpointError | None = None
         """Why something could not be read that may be intact."""
         self.unusable: set[int] = set()
@@ -181,7 +186,7 @@ class _Verification:
             num_files=len(self.manifest.files),
             num_tensors=len(self.manifest.tensors),
             bytes_checked=self.checked,
-            has_checksums=self.manifest.is_ours,
+            has_checksums=self.has_checksums,
             problems=tuple(self.problems),
             notes=tuple(notes_of(self.manifest)),
         )
@@ -229,15 +234,24 @@ class _Verification:
         """Yield the batches of a file until one of them cannot be read."""
         reading = _Reading(file.where, record, file if file.seen is not None else None)
         self.found.append(reading)
-        for batch in batches(file, entries):
+        in_records = {key for record in file.summed for key in record.keys}
+        others = [entry for entry in entries if entry.key not in in_records]
+        self.has_checksums &= file.seen is None or not others
+        for batch in (*file.summed, *batches(file, others)):
             if reading.error is not None:
                 return
             yield reading, file, batch
 
-    def check(self, checker: Checker, reading: _Reading, file: DataFile, batch: Batch) -> None:
-        """Read a batch and keep what is damaged of it."""
+    def check(
+        self, checker: Checker, reading: _Reading, file: DataFile, batch: Batch | SummedRecord
+    ) -> None:
+        """Read a batch, or a record of an archive, and keep what is damaged of it."""
         try:
-            damaged = checker.damaged(file, batch)
+            if isinstance(batch, SummedRecord):
+                damaged, num_bytes = damage_of(file, batch), batch.num_bytes
+            else:
+                damaged = checker.damaged(file, batch)
+                num_bytes = sum(span.end - span.start for span in batch)
         except CheckpointError as error:
             reading.error = error
             return
@@ -246,7 +260,7 @@ class _Verification:
                 _MOST_PROBLEMS + 1 - len(reading.damaged)
             )  # of which one tells that there are more
             reading.damaged += damaged[:room]
-        self.progress(sum(span.end - span.start for span in batch))
+        self.progress(num_bytes)
 
     def report_reading(self, reading: _Reading) -> None:
         """Add what was found in a file to the list."""

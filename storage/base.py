@@ -64,6 +64,11 @@ class ObjectInfo:
     It is as exact as the store is: to a tick of the clock on a local disk, to a second in many
     object stores. What a listing tells of a local file is when it was put here, if that is later.
     """
+    identity: str = field(default="", compare=False)
+    """What tells the object from one of the same name that replaces it: the inode of a local file.
+
+    Empty where the store does not tell.
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,17 @@ _HELD_BYTES = 64 << 20
 """Most bytes of small files that stay in memory as they were read to be opened."""
 
 
+@dataclass(frozen=True, slots=True)
+class SummedRecord:
+    """Bytes of a file that have a CRC-32, which whoever reads all of them can compare."""
+
+    start: int
+    num_bytes: int
+    crc: int
+    keys: tuple[str, ...]
+    """The chunks that have their elements there."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class DataFile:
     """An intact header and checksum table, with the blocks still to be verified."""
@@ -52,6 +63,8 @@ class DataFile:
     """Of a file without checksums: what the store told of it before any of it was read."""
     blocks: StoredBlocks | None = None
     """How a compressed file is stored."""
+    summed: Sequence[SummedRecord] = ()
+    """Of a file without checksum table: the records of archives in it that have a CRC-32."""
 
     def read_each(self, requests: Sequence[ReadRequest]) -> Iterator[ReadRequest]:
         """Do what ``Store.read_each`` does for the file as if it was not compressed.
@@ -324,12 +337,13 @@ class StoredData:
 
 
 def check_same(where: str, seen: ObjectInfo, now: ObjectInfo) -> None:
-    """Raise Corrupt if length or time tell that a file was written to since it was seen.
+    """Raise Corrupt if length, time or identity tell that a file was written to since it was seen.
 
-    Stores need not tell the time.
+    Stores need not tell the time, nor the identity.
     """
     is_timed = seen.modified is not None and now.modified is not None
-    if seen.size != now.size or (is_timed and seen.modified != now.modified):
+    is_replaced = "" not in (seen.identity, now.identity) and seen.identity != now.identity
+    if seen.size != now.size or is_replaced or (is_timed and seen.modified != now.modified):
         raise Corrupt(
             f"{where}: the file was written to while it was read, and has no checksums that would "
             f"tell what is of which version: it had {seen.size} bytes{_written(seen)}, and has "

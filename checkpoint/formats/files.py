@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
 from dtckpt.errors import Corrupt, ObjectNotFound
@@ -13,7 +13,7 @@ from ...storage.base import ObjectInfo, Store
 from ...storage.one_file import OneFile
 from ..files.datafile import Entry, FileLayout
 from ..files.manifest import FileRecord, Place
-from ..files.stored_data import DataFile, check_same
+from ..files.stored_data import DataFile, SummedRecord, check_same
 
 _MOST_ENTRIES = 10_000
 
@@ -85,9 +85,13 @@ def record_of(
 
 
 def data_file(
-    store: Store, seen: ObjectInfo, record: FileRecord, entries: Mapping[str, Entry]
+    store: Store,
+    seen: ObjectInfo,
+    record: FileRecord,
+    entries: Mapping[str, Entry],
+    summed: Sequence[SummedRecord] = (),
 ) -> DataFile:
-    """Return a file of a known record and entries: blocks of one byte, and nothing to verify by.
+    """Return a file of a known record and entries: blocks of one byte, without a checksum table.
 
     ``seen`` is what was told of it before it was opened. Raises Corrupt where that is not what was
     told when the record was made.
@@ -103,4 +107,5 @@ def data_file(
         num_blocks=0,
         entries=dict(entries),
     )
-    return DataFile(store, name, where_of(store, name), layout, b"", record, seen=seen)
+    where = where_of(store, name)
+    return DataFile(store, name, where, layout, b"", record, seen=seen, summed=summed)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...storage.base import ReadRequest
 from ..files.datafile import Entry
-from ..files.stored_data import Damage, DataFile
+from ..files.stored_data import Damage, DataFile, SummedRecord
 from . import limits
 
 
@@ -81,6 +82,20 @@ class Checker:
         for request, (entry, low) in checks.items():  # whatever a store tells, all is verified
             found += file.damaged(entry, low, request.view)
         return found
+
+
+def damage_of(file: DataFile, record: SummedRecord) -> list[Damage]:
+    """Read a record of an archive, and return one damage per chunk if it has not its CRC-32."""
+    step, crc = limits.piece_bytes(file.store), 0
+    buffer = memoryview(bytearray(min(step, record.num_bytes)))
+    end = record.start + record.num_bytes
+    for start in range(record.start, end, step):
+        piece = buffer[: min(step, end - start)]
+        file.store.read_into(file.name, [ReadRequest(start, piece)])
+        crc = zlib.crc32(piece, crc)
+    if crc == record.crc:
+        return []
+    return [Damage(file=file, start=record.start, end=end, key=key) for key in record.keys]
 
 
 class Span(NamedTuple):

@@ -81,7 +81,8 @@ class LocalStore(Store):
             status = os.stat(path)
             if not stat.S_ISREG(status.st_mode):
                 raise not_found(path, _NO_FILE)
-        return ObjectInfo(name, status.st_size, status.st_mtime)
+        inode = f"{status.st_dev}:{status.st_ino}"
+        return ObjectInfo(name, status.st_size, status.st_mtime, inode)
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
         check_range(start, stop)

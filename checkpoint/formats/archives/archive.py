@@ -157,7 +157,9 @@ class Archive:
             raise Corrupt(f"{self.where}: the archive has no record {name!r}")
         if info.compress_type != zipfile.ZIP_STORED:
             raise Corrupt(
-                f"{self.where}: the record {name!r} is compressed, as torch never does it"
+                f"{self.where}: the record {name!r} is compressed, as torch never does it, so that "
+                "no part of it can be read alone. Unpack the archive and zip it again without "
+                "compression (zip -0), or load it by torch.load and save it anew"
             )
         return info
 

@@ -17,7 +17,7 @@ from ....dtensor.geometry.box import Box
 from ....storage.base import Store
 from ...files.datafile import Entry
 from ...files.manifest import FileRecord, Manifest, Place
-from ...files.stored_data import DataFile, check_size
+from ...files.stored_data import DataFile, SummedRecord, check_size
 from ...state.limits import shown
 from ...tensors.dtypes import DType
 from .. import safetensors
@@ -48,11 +48,19 @@ def open_file(store: Store, manifest: Manifest, record: FileRecord) -> DataFile:
     for place in record.places:
         by_form[place.form].append(_chunk(manifest, place, where_of(store, name)))
     entries: dict[str, Entry] = {}
+    records: dict[_Record, list[str]] = defaultdict(list)
     for form, chunks in by_form.items():
-        found = _FINDERS[form](file, chunks)
-        entries |= {c.place.key: c.entry(at) for c, at in zip(chunks, found, strict=True)}
+        for chunk, at in zip(chunks, _FINDERS[form](file, chunks), strict=True):
+            entries[chunk.place.key] = chunk.entry(at)
+            if at.record is not None:
+                records[at.record].append(chunk.place.key)
     ordered = dict(sorted(entries.items(), key=lambda item: item[1].start))
-    return data_file(file if file.has_pieces else store, seen, record, ordered)
+    summed = [SummedRecord(*found, tuple(keys)) for found, keys in sorted(records.items())]
+    return data_file(file if file.has_pieces else store, seen, record, ordered, summed)
+
+
+_Record = tuple[int, int, int]
+"""Where a record of an archive begins in the file, its length, and its CRC-32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +72,8 @@ class _Found:
     strides: tuple[int, ...] | None
     room: int
     """Bytes from there on that may be elements."""
+    record: _Record | None = None
+    """The record of an archive that they are in, if it has a checksum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +145,8 @@ def _in_archives(file: UnpackedFile, chunks: Sequence[_Chunk]) -> list[_Found]:
     found: dict[str, _Found] = {}
     for span, some in by_span.items():
         for chunk, at in zip(some, _in_archive(archives[span], some), strict=True):
-            found[chunk.place.key] = _Found(span.start + at.start, at.strides, at.room)
+            record = at.record and (span.start + at.record[0], *at.record[1:])
+            found[chunk.place.key] = _Found(span.start + at.start, at.strides, at.room, record)
     return [found[chunk.place.key] for chunk in chunks]
 
 
@@ -145,10 +156,13 @@ def _in_archive(archive: Archive, chunks: Sequence[_Chunk]) -> list[_Found]:
     pickled = b"" if all(chunk.place.record for chunk in chunks) else archive.read("data.pkl")
     places = [chunk.place_in(pickled, archive.where) for chunk in chunks]
     spans = archive.spans([place.record for place in places])
-    return [
-        _Found(span.start + place.skip, place.strides, span.size - place.skip)
-        for place, span in zip(places, spans, strict=True)
-    ]
+    found: list[_Found] = []
+    for place, span in zip(places, spans, strict=True):
+        crc = archive.crc_of(place.record)
+        record = (span.start, span.size, crc) if crc else None
+        at = _Found(span.start + place.skip, place.strides, span.size - place.skip, record)
+        found.append(at)
+    return found
 
 
 def _in_compressed(file: UnpackedFile, chunks: Sequence[_Chunk]) -> list[_Found]:
