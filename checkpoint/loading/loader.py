@@ -103,7 +103,8 @@ def load(
     ``rename`` gives, for names in the state, the names in the checkpoint: a mapping of names or
     beginnings of names, ``{"model": "ema"}`` to load ``model/w`` from ``ema/w``, in which ``""``
     stands for the whole, or a function that is given every name. Patterns and report are about
-    names in the checkpoint.
+    names in the checkpoint. Names with patterns (``{x}``, ``{rest*}``), as the command takes them,
+    are rules of ``mapping``: ``[Move("ema/{rest*}", "model/{rest*}")]``.
 
     ``mapping`` is a table of rules, or a list of them, through which the checkpoint is seen: its
     tensors are split, merged, permuted, stacked and moved as they say before anything is matched,
