@@ -211,12 +211,19 @@ def _is_taken_for_finite(
         return False
     shown = [one for one in ranks[0].env.values() if isinstance(one, Shown)]
     layouts = [one.layout for one in shown if one.layout is not None]
-    if not isinstance(expected, Tensor) or not any(layout.is_partial for layout in layouts):
+    if not any(layout.is_partial for layout in layouts):
         return False
-    if any(not isinstance(one, Shown) or not isinstance(one.value, Tensor) for one in seen):
-        return False
-    alike = [replace(one, value=_as_not_a_number(one.value)) for one in seen]
-    return compare(alike, _as_not_a_number(expected), tolerance) is None
+    alike = [_without_infinity(one) for one in seen]
+    return compare(alike, _without_infinity(expected), tolerance) is None
+
+
+def _without_infinity(value: Any) -> Any:
+    """Return a value, or a list of them, with not-a-number for all elements that are infinite."""
+    if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
+        return [_without_infinity(item) for item in cast(Sequence[Any], value)]
+    if isinstance(value, Shown):
+        return replace(value, value=_without_infinity(value.value))
+    return _as_not_a_number(value) if isinstance(value, Tensor) else value
 
 
 _DIVISIONS = frozenset({"/", "/=", "div", "div_", "true_divide", "addcdiv", "addcdiv_"})

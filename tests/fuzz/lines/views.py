@@ -134,7 +134,8 @@ def redistribute(d: Draw) -> str:
     value = d.values[x]
     target = d.placements(tuple(value.shape), dtype_name(value) if d.chance(0.2) else None)
     if d.chance(0.6):
-        return f"{d.name()} = redistribute({x}, {target!r}).clone()"
+        copy = "clone(memory_format=torch.contiguous_format)"  # the ranks have no other order
+        return f"{d.name()} = redistribute({x}, {target!r}).{copy}"
     return f"{d.name()} = redistribute({x}, {target!r})"
 
 
