@@ -786,6 +786,31 @@ def local_of_torch(tensor: Any) -> Any:
     return tensor.to_local().detach() if local is None else local
 
 
+def gathered_by_torch_fsdp() -> Iterator[tuple[Tensor, list[Tensor]]]:
+    """Yield the sharded tensor and the gathered ones of parameters that torch's FSDP2 has gathered.
+
+    Parameters of modules that ``torch.distributed.fsdp.fully_shard`` sharded, and that are not
+    sharded now or are being gathered. What is written to a gathered tensor is lost at the next
+    reshard; what is written to a sharded one is not seen before. Nothing where torch does not show
+    its states.
+    """
+    if "torch.distributed.fsdp._fully_shard._fsdp_state" not in sys.modules:
+        return  # nobody has called fully_shard: spares the import
+    states = found("distributed._composable_state._module_state_mapping") or {}
+    for state in {id(s): s for s in (made() for made in list(states.values()))}.values():
+        groups = getattr(state, "_fsdp_param_groups", None)
+        if groups is None:  # torch before 2.12 has one group
+            groups = [getattr(state, "_fsdp_param_group", None)]
+        for group in groups:
+            is_coming = getattr(group, "_all_gather_result", None) is not None
+            for one in getattr(group, "fsdp_params", ()):
+                if not is_coming and getattr(one.sharded_state, "name", "SHARDED") == "SHARDED":
+                    continue
+                names = ("_unsharded_param", "_sharded_post_forward_param")
+                gathered = (getattr(one, name, None) for name in names)
+                yield one.sharded_param, [tensor for tensor in gathered if tensor is not None]
+
+
 _FORGET_GROUP = found("distributed.distributed_c10d._cleanup_process_group_global_state")
 
 

@@ -17,6 +17,7 @@ from ..files.stored_tensor import StoredTensor
 from ..reading.wants import Fill, Want, stored_wants
 from ..sharing.exchanging import Destination
 from ..sharing.striping import Striped
+from ..tensors.gathered import refuse_to_fill_gathered
 from ..tensors.local_shard import LocalShard
 from ..tensors.local_tensor import LocalTensor, is_shared, local_tensor
 from ..tensors.materialising import (
@@ -57,6 +58,7 @@ class Destinations:
         self.tensors: dict[str, LocalTensor] = {
             name: local(name, value) for name, value in self.held.items()
         }
+        refuse_to_fill_gathered(self.tensors, where)
         if found.absent:
             absent: dict[str, LocalTensor] = {}
             for name, value in found.absent.items():

@@ -32,6 +32,7 @@ from ..staging.witness import witnesses
 from ..state.collector import paused_collector
 from ..state.limits import json_copy
 from ..state.tree import GiveState
+from ..tensors.gathered import refuse_to_save_gathered
 from ..tensors.local_tensor import LocalTensor, local_tensor
 from ..tensors.sampling import Sampling
 from ..tensors.spec import PerRankPart, Values, fingerprint, split_per_rank
@@ -187,6 +188,7 @@ class SaveJob:
             )
             self.objects = flat.objects
             self.tensors = {n: local_tensor(n, value) for n, value in flat.tensors.items()}
+            refuse_to_save_gathered(self.tensors)
             if len(self.ranks.all) > 1:
                 self.tensors, self.first_rank_buffers = with_first_rank_buffers(
                     self.tensors, flat.objects, rank, self.ranks.all

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator, Sequence
 from functools import partial, update_wrapper
 from typing import Any
-from weakref import ref
+from weakref import WeakSet, ref
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,8 @@ from .state_dicts import StateDictHook
 from .unit import Unit
 
 _ATTRIBUTE = "_dtckpt_fsdp_state"
+_STATES: WeakSet[State] = WeakSet()
+"""All that live in this process: a checkpoint is given parameters without their modules."""
 
 
 @opaque
@@ -65,6 +67,7 @@ class State:
         root only."""
         self.awaits_finalization = False
         """Whether one has begun since that was called; of the root only."""
+        _STATES.add(self)
         self.finalization: object = None
         """Stands for a finalization that is to be waited for; of the root only."""
         for module in modules:
@@ -374,6 +377,7 @@ class State:
         for name in ("prefetched_in_forward", "prefetched_in_backward"):
             setattr(made, name, copy.deepcopy(getattr(self, name), memo))
         made.post_optim_event = None
+        _STATES.add(made)
         return made
 
 
@@ -444,3 +448,13 @@ def states_below(module: nn.Module) -> Iterator[State]:
         if found is not None and id(found) not in seen:
             seen.add(id(found))
             yield found
+
+
+def gathered_tensors() -> Iterator[Tensor]:
+    """Yield what stands in modules of this process in the place of sharded parameters.
+
+    What is written to it is lost at the next reshard.
+    """
+    for state in list(_STATES):
+        if state.unit.stands:
+            yield from state.unit.shown
