@@ -683,6 +683,14 @@ def parameters_of(module: torch.nn.Module) -> dict[str, Any]:
 # Process groups
 
 
+def non_persistent_buffers(module: torch.nn.Module) -> set[str]:
+    """Return the names of a module's own buffers that its state dict leaves out.
+
+    Empty where torch does not show them.
+    """
+    return getattr(module, "_non_persistent_buffers_set", set())
+
+
 def gather_into(group: Any, received: Tensor, sent: Tensor) -> Any:
     """Start to gather a flat tensor of every rank into one; returns the work."""
     if hasattr(group, "_allgather_base"):

@@ -164,6 +164,15 @@ class Destinations:
         """Whether two names have elements of their own in the checkpoint."""
         return self._stored[one].stored_name != self._stored[other].stored_name
 
+    def stored_names(self) -> dict[str, str]:
+        """Return for every destination which stored tensor it is: the same for what was tied.
+
+        Nothing where a mapping makes several tensors of one.
+        """
+        if self._options.mapping is not None:
+            return {name: name for name in self.tensors}
+        return {name: self._stored[name].stored_name for name in self.tensors}
+
     def materialise(self) -> None:
         """Give memory to destinations that have none."""
         for name, value in self.held.items():

@@ -28,6 +28,7 @@ from ..formats.opening import (
     stored_data,
 )
 from ..mapping.table import TensorMapping, mapped_manifest, table_of
+from ..optimizers.fresh_state import adopt_parameters
 from ..ranks.together import DEFAULT_TIMEOUT, Answers, Ranks, closing, ranks_of, together
 from ..reading import limits
 from ..sharing.host_memory import HostMemory
@@ -47,6 +48,7 @@ from .match import Match
 from .matching import match
 from .options import LoadOptions, Strict
 from .report import LoadReport
+from .valueless import find_valueless
 
 logger = logger_of("checkpoint")
 
@@ -86,9 +88,11 @@ def load(
     replaced in their containers, parameters and buffers in their modules, by real ones on
     ``device`` (by default that of the mesh of a DTensor, else the CPU), which get their memory
     once the load is certain to fit. Tied ones stay tied, and an optimizer over such parameters
-    follows if it is loaded in the same call. Buffers that are not in the module's state dict are
-    left to the caller, and an object that wraps a module has to pass them on itself
-    (``load_state_dict(..., assign=True)``).
+    follows if it is in the same state. An object that wraps a module has to pass them on itself
+    (``load_state_dict(..., assign=True)``). Tensors that no state dict has, such as buffers that
+    are not persistent, have no values then: a warning and the report (``without_values``) name
+    them. So do they name parameters that were tied at the save and are not tied now (``untied``),
+    as after ``to_empty()``, which leaves such buffers with any content.
 
     Every rank of ``process_group`` calls this; without a group this process alone does. ``strict``
     requires that the checkpoint has every leaf of the state and that some rank asks for every leaf
@@ -426,12 +430,19 @@ class _Load:
             for finish in self.found.in_order():
                 finish(self.destinations.replaced)
                 self.ranks.tell_alive()
+            for value in self.found.objects.values():
+                # Those that are not loaded would go on with parameters that nobody has any more.
+                if isinstance(value, torch.optim.Optimizer):
+                    adopt_parameters(value, self.destinations.replaced)
         return b""
 
     def report(self) -> LoadReport:
         """Return what was done, as this rank saw it."""
         destinations, found, decision = self.destinations, self.found, self.decision
         tensors = destinations.tensors
+        valueless = find_valueless(found, tensors, destinations.stored_names())
+        if text := valueless.warning():
+            logger.warning("%s: %s", self.store.url, text)
         return LoadReport(
             url=self.store.url,
             loaded=(*tensors, *found.values),
@@ -443,6 +454,8 @@ class _Load:
             dealt=tuple(found.dealt),
             cleared=tuple(found.cleared),
             by_position=tuple(found.by_position),
+            without_values=valueless.tensors,
+            untied=valueless.untied,
             resharded=tuple(destinations.resharded(self.ranks.rank)),
             cast=destinations.casts(),
             bytes_needed=destinations.num_bytes,

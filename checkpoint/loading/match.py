@@ -61,6 +61,10 @@ class Match:
     """All leaves of the checkpoint, in the order that all ranks know."""
     idle: list[str] = field(default_factory=list[str])
     """Keys of ``rename`` that are no name in the template."""
+    objects: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Objects that stand for their state dicts, by their names in the state."""
+    names_of_objects: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """Destinations in each of them but optimizers, by names in the checkpoint."""
     fills_foreign: bool = False
     """Whether items are put into mappings of classes that are none of Python's."""
     rebuild: Rebuild = _nothing

@@ -40,6 +40,13 @@ class LoadReport:
     by_position: tuple[str, ...]
     """State of optimizers that was given to the parameter of the same number, because nothing tells
     a name: not at the save, or not now. Only shapes vouch for it."""
+    without_values: tuple[str, ...]
+    """Tensors of modules in this rank's state that are on the meta device after the load, by names
+    in the state: what was not loaded, and what no state dict has, such as buffers that are not
+    persistent, of which a warning tells, too."""
+    untied: Mapping[str, str]
+    """Parameters and buffers of a module that were one tensor at the save with the one that is
+    named, and are not now: they have the same values, and training changes them apart."""
     resharded: tuple[str, ...]
     """Loaded tensors of which this rank holds another part than at the save."""
     cast: Mapping[str, tuple[str, str]]
@@ -78,6 +85,8 @@ class LoadReport:
             "made by a rule for another mesh": self.dealt,
             "cleared, since the checkpoint has no such state": self.cleared,
             "state of optimizers given by position": self.by_position,
+            "without values, on the meta device": self.without_values,
+            "tied at the save, and not now": tuple(self.untied),
         }
         told = [f"  {what}: {some_names(names)}" for what, names in named.items() if names]
         told += [f"  passed over {url}: {why}" for url, why in self.passed_over.items()]

@@ -93,6 +93,7 @@ class Walk(SavedForms):
             tell_alive=tell_alive,
             asks_all=False,
         )
+        self.found.objects = self.visited.objects
         self.names = ParamNames(template, self.visited, rank)
         return self.node(template, "")
 
@@ -242,6 +243,7 @@ class Walk(SavedForms):
             return None
         rebuild = self.node(state, name) or (lambda: state)
         self.within_object, self.takes_form = outside
+        found.names_of_objects[name] = tuple(islice(found.destinations, before[0], None))
         is_empty = (len(found.destinations), len(found.values), len(found.dealt)) == before
         if is_empty and not (self.takes_more and self.is_selected(self.at(name))):
             return None  # nothing to hand over, and nothing may change

@@ -46,14 +46,23 @@ def load_optimizer(
     owned = owned_part(optimizer)
     if owned is not None:
         optimizer, filled = owned, load_owned(optimizer, owned, filled)
-    if replaced.parameters:
-        for group in optimizer.param_groups:
-            group["params"] = [replaced.parameters.get(id(p), p) for p in group["params"]]
+    adopt_parameters(optimizer, replaced)
     optimizer.load_state_dict(filled)
     for index, param in enumerate(params_of(optimizer)):
         given = filled["state"].get(index)
         if given and param in optimizer.state:
             optimizer.state[param] = _in_saved_dtypes(optimizer.state[param], given)
+
+
+def adopt_parameters(optimizer: torch.optim.Optimizer, replaced: Replaced) -> None:
+    """Give an optimizer the parameters that took the place of those without memory."""
+    new = replaced.parameters
+    if not any(id(param) in new for param in params_of(optimizer)):
+        return
+    for group in optimizer.param_groups:
+        group["params"] = [new.get(id(param), param) for param in group["params"]]
+    for param in [param for param in optimizer.state if id(param) in new]:
+        optimizer.state[new[id(param)]] = optimizer.state.pop(param)
 
 
 def _in_saved_dtypes(loaded: Any, given: Any) -> Any:

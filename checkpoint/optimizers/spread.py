@@ -77,7 +77,8 @@ def unknown_parts(optimizer: torch.optim.Optimizer, modules: Iterable[nn.Module]
     if owned_part(optimizer) is not None and any(map(is_meta, params_of(optimizer))):
         return (
             "its parameters are on the meta device, and what takes their place would have no "
-            "owners; give them memory before the optimizer is made, by module.to_empty(device=...)"
+            "owners; load the module by itself first, or make it on its device, and only then make "
+            "the optimizer"
         )
     fsdp = sys.modules.get("torch.distributed.fsdp")
     params = {id(param): param for param in params_of(optimizer) if type(param) is nn.Parameter}

@@ -285,8 +285,8 @@ def _check(name: str, tensor: torch.Tensor) -> DType:
         )
     if tensor.device.type == "meta":
         raise Unsavable(
-            f"tensor {name!r} is on the meta device and has no memory; materialise it first, for "
-            "instance with module.to_empty(device=...)"
+            f"tensor {name!r} is on the meta device, so it has no values to save. Load a "
+            "checkpoint into its module first, or make the module on its device"
         )
     return dtype_of(name, tensor.dtype)
 

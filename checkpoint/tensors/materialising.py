@@ -57,7 +57,7 @@ def stand_in(value: Any, replaced: Replaced) -> Any:
     if announces(_local_of(value)):
         raise LayoutMismatch(
             "a tensor on the meta device announces which boxes it holds, and what takes its place "
-            "would not; give it memory before the load, for instance by module.to_empty(device=...)"
+            "would not; make the module on its device before the load, which then fills it in place"
         )
 
     def on_one_element(local: torch.Tensor) -> torch.Tensor:
@@ -114,8 +114,8 @@ def foreign_tensors(module: nn.Module, state: Mapping[str, Any]) -> list[str]:
     own = {memory_key(p) for p in (*module.parameters(), *module.buffers()) if is_meta(p)}
     return [
         f"{name}: the state_dict() of {type(module).__name__} gives a tensor on the meta device "
-        "that is none of its parameters and buffers; materialise the module first, for instance "
-        "with module.to_empty(device=...)"
+        "that is none of its parameters and buffers; make the module on its device before the "
+        "load, which then fills it in place"
         for name, value in state.items()
         if is_meta(value) and memory_key(value) not in own
     ]
