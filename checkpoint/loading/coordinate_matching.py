@@ -75,7 +75,7 @@ class _Matching:
         if walk.index.find(below(self.at, MESH)) is ABSENT or tag_of(values or None) != "per_rank":
             found.problems.append(
                 f"{self.at}: a value by coordinates of a mesh is wanted (PerCoordinate), "
-                f"{_told(node)} was saved"
+                f"{_told(node)} was saved; give it as it was saved"
             )
             return None
         try:
@@ -107,7 +107,7 @@ class _Matching:
             found.problems.append(
                 f"{self.at}: saved for coordinates {dealing.saved}, and there are "
                 f"{dealing.wanted} now. Give PerCoordinate a resize= that says what each of these "
-                "gets, or leave it out of the load"
+                "gets: a function is given all saved values"
             )
             return None
         if has_moved and callable(rule):

@@ -255,5 +255,8 @@ def _dtype_hint(stored: StoredTensor, local: LocalTensor, policy: DTypePolicy) -
     if policy == "error" and is_lossless(saved.torch_name, wanted.torch_name):
         return '; pass dtype_policy="widen" to convert it without loss'
     if policy != "cast" and may_convert("cast", saved, wanted):
-        return '; pass dtype_policy="cast" to convert it with loss'
+        return (
+            f"; give a destination of {saved.torch_name}, or, to convert it with loss, pass "
+            'dtype_policy="cast"'
+        )
     return "; there is no such conversion" if policy == "cast" else ""

@@ -33,31 +33,44 @@ def refuse_differences(found: Match, unexpected: Sequence[str], rank: int, where
     missing = [
         at if at == name else f"{at} ({name} in the state)" for at, name in found.missing.items()
     ]
-    new_rank = (
-        "A rank that is new has nothing to load into its PerRank: PerRank(value, "
-        'new_rank="keep") lets it keep its own value. '
-        if any(at.rpartition("/")[2] == own for at in found.missing)
-        else ""
-    )
+    remedies = _remedies(found, unexpected)
+    if any(at.rpartition("/")[2] == own for at in found.missing):
+        remedies.insert(
+            0,
+            "A rank that is new has nothing to load into its PerRank: PerRank(value, "
+            'new_rank="keep") lets it keep its own value, and a value that is the same on all '
+            "ranks is better saved as PerCoordinate(value, axes=()), which every rank gets back",
+        )
     raise LayoutMismatch(
         f"{where}: state and checkpoint differ and nothing was loaded. Missing in the "
         f"checkpoint: {some_names(missing)}. In the checkpoint but not asked for: "
-        f"{some_names(unexpected)}. {new_rank}{_remedy(found, unexpected)}"
+        f"{some_names(unexpected)}. {'. '.join(remedies)}"
     )
 
 
-def _remedy(found: Match, unexpected: Sequence[str]) -> str:
-    """Return what a user may want who has other leaves than the checkpoint."""
-    if not found.missing:
-        part = covering([*found.destinations, *found.values], unexpected)
-        more = ", ..." if len(part) > _MOST_PATTERNS else ""
-        patterns = f"[{', '.join(map(repr, part[:_MOST_PATTERNS]))}{more}]"
-        return (
-            f"To load a part of the checkpoint name it, select={patterns}: all of that part is "
-            "then loaded, or nothing"
-        )
-    return (
-        "If they are there under other names, rename= says so. To load a part of the "
-        "checkpoint name it by select=; strict=False loads what both have, and leaves all "
-        "else in the state as it was"
-    )
+def _remedies(found: Match, unexpected: Sequence[str]) -> list[str]:
+    """Return what a user may want who has other leaves than the checkpoint.
+
+    What is not loaded is lost to a program that goes on: it is said of each remedy.
+    """
+    if found.missing and unexpected:
+        return [
+            "If they are there under other names, rename= says so",
+            "If not, give a state that has what was saved, too: select= and strict=False load a "
+            "part, and go on without the rest",
+        ]
+    if found.missing:
+        return [
+            "If they are there under other names, rename= says so",
+            "If they are new since the save, strict=False loads all that was saved, leaves them "
+            "as they are, and lists them in the report as missing; parameters that were tied at "
+            "the save have to be tied before the optimizer is made",
+        ]
+    part = covering([*found.destinations, *found.values], unexpected)
+    more = ", ..." if len(part) > _MOST_PATTERNS else ""
+    patterns = f"[{', '.join(map(repr, part[:_MOST_PATTERNS]))}{more}]"
+    return [
+        "To go on from all that was saved, have it in the state, too",
+        f"To load all but that, name the part, select={patterns}: all of that part is then "
+        "loaded, or nothing",
+    ]

@@ -295,7 +295,7 @@ class _OptimizerMatch:
                     f"{at}: group {number} of {self.name} has parameters of groups that were saved "
                     f"with other {', '.join(differing)}: {of_first.name or of_first.at} is of "
                     f"{saved.group_at(first)}, {of_other.name or of_other.at} of {at}. Group the "
-                    "parameters as they were, or leave the groups out by select="
+                    "parameters as they were; settings may be changed after the load"
                 )
             walk.taken.update(walk.index.leaves_of(at) if other != first else ())
         return first

@@ -193,7 +193,9 @@ class Walk(SavedForms):
         node = self.index.find(at)
         if node is not ABSENT and tag_of(node) != "per_rank":
             if self.selects_below(at):
-                self.found.problems.append(f"{at}: PerRank is wanted, a shared value was saved")
+                self.found.problems.append(
+                    f"{at}: PerRank is wanted, a shared value was saved; give the value itself"
+                )
             return None
         for rank, component, _ in [] if node is ABSENT else children(node):
             if rank == self.ranks.rank:

@@ -67,7 +67,9 @@ def differ(name: str, one: NodeOfRanks, other: NodeOfRanks) -> LayoutMismatch:
     return LayoutMismatch(
         f"value {name!r} differs between ranks: {_shorten(one[1])} on {ranks_text(one[0])}, "
         f"{_shorten(other[1])} on {ranks_text(other[0])}. Values count as replicated: "
-        "make them equal or wrap them in PerRank"
+        "make them equal, or wrap them in PerRank, which gives each rank its own back; on other "
+        "ranks or in other numbers PerCoordinate(value, mesh, axes=...) goes by places on a mesh, "
+        "and PerCoordinate(value, axes=()) by what all share"
     )
 
 
