@@ -349,5 +349,5 @@ def test_boxes_of_a_tensor_without_memory_are_refused() -> None:
     store = MemoryStore()
     dcp.save({"w": WHOLE}, store)
     told = hooked(torch.empty(8, 3, device="meta"), [chunk(0, 8)], "chunks")
-    with pytest.raises(LayoutMismatch, match="give it memory before the load"):
+    with pytest.raises(LayoutMismatch, match="make the module on its device before the load"):
         dcp.load({"w": told}, store)
