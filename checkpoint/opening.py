@@ -59,6 +59,7 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
         self.manifest = manifest
         self._data = stored_data(store, manifest)
         self._cache = ReadCache()
+        self._packed = manifest.packed_names
 
     @property
     def url(self) -> str:
@@ -71,23 +72,29 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
         return self.manifest.metadata
 
     def __getitem__(self, name: str) -> LazyTensor:
-        if name not in self.manifest.tensors:
+        if name not in self.manifest.tensors or name in self._packed:
             near = [other for other in self.manifest.tensors if other.endswith(name)][:3]
             hint = f"; did you mean {', '.join(near)}?" if near else ""
             hint += not_there(self.manifest, name)
             raise KeyError(f"{self.url} has no tensor {name!r}{hint}")
+        return self._lazy(name)
+
+    def _lazy(self, name: str) -> LazyTensor:
         return LazyTensor(self._data, self.manifest.tensors[name], self._cache)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.manifest.tensors)
+        return (name for name in self.manifest.tensors if name not in self._packed)
 
     def __len__(self) -> int:
-        return len(self.manifest.tensors)
+        return len(self.manifest.tensors) - len(self._packed)
 
     def state_dict(self, *, allow_pickle: bool = False) -> Any:
-        """Return the saved structure with all values; tensors stay lazy until they are indexed."""
+        """Return the saved structure with all values; tensors stay lazy until they are indexed.
+
+        Long lists and other packed values are read from the data files now.
+        """
         return unflatten(
-            self.manifest.tree, lambda name, _tag: self[name], allow_pickle=allow_pickle
+            self.manifest.tree, lambda name, _tag: self._lazy(name), allow_pickle=allow_pickle
         )
 
     def close(self) -> None:

@@ -39,6 +39,7 @@ from ..loading.casting import (
     torch_dtype,
 )
 from ..reading.execution import execute
+from ..reading.packed_values import holds_dicts, with_plain_values
 from ..reading.read_plan import plan_reads
 from ..reading.wants import Sink, Want
 from ..tensors.local_tensor import local_tensor
@@ -157,7 +158,7 @@ class _Found:
 
     def __init__(self, manifest: Manifest, data: StoredData, rank: int) -> None:
         remedy = "load it by dtckpt's load, which tells them apart"
-        self.manifest = manifest
+        self.manifest = manifest = with_plain_values(manifest, data, holds_dicts)
         self.data = data
         self.rank = rank
         self.leaves = flat_leaves(manifest.tree, data.store.url, remedy, rank=rank)

@@ -26,6 +26,7 @@ from ..mapping.table import MappingTable
 from ..reading import limits
 from ..reading.batches import counted
 from ..reading.execution import execute
+from ..reading.packed_values import with_plain_values
 from ..reading.read_plan import plan_reads
 from ..reading.wants import ArraySink, Want
 from ..state.limits import shown
@@ -130,15 +131,19 @@ def compare(
         first = MappingTable([Move(old, new) for old, new in rename.items()]).applied_to(
             first, stores[0].url
         )
-    sides = _Side(stores[0], first), _Side(stores[1], second)
+    # What others have saved has a node for each value. Of two of ours digests tell.
+    expands = not (first.is_ours and second.is_ours)
+    sides = _Side(stores[0], first, expands=expands), _Side(stores[1], second, expands=expands)
     return _compare(sides, selection_of(select), rtol, atol, on_progress)
 
 
 class _Side:
-    def __init__(self, store: Store, manifest: Manifest) -> None:
+    def __init__(self, store: Store, manifest: Manifest, *, expands: bool) -> None:
         self.url = store.url
-        self.manifest = manifest
         self.data: StoredData = stored_data(store, manifest)
+        if expands:
+            manifest = with_plain_values(manifest, self.data)
+        self.manifest = manifest
         self.leaves = _with_tensors_of_values(
             flat_leaves(manifest.tree, store.url, "rename one of them"), store.url
         )

@@ -92,7 +92,7 @@ def statistics_of(
     on_progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, TensorStatistics]:
     """Return what ``statistics`` does of a checkpoint whose manifest has been read."""
-    chosen, selection = manifest.tensors, selection_of(select)
+    chosen, selection = manifest.tensors_of_state, selection_of(select)
     if selection is not None:
         selection.check(list(chosen), store.url)
         chosen = {name: tensor for name, tensor in chosen.items() if name in selection}

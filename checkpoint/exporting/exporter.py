@@ -29,6 +29,7 @@ from ..mapping.table import TensorMapping, mapped_manifest, table_of
 from ..ranks.failing import CalledOff
 from ..ranks.together import DEFAULT_TIMEOUT, Answers, Ranks, closing, ranks_of, together
 from ..reading.batches import counted
+from ..reading.packed_values import holds_dicts, with_plain_values
 from ..state.selecting import near_names
 from ..state.tree import ABSENT, index_tree
 from .format import Format
@@ -212,7 +213,9 @@ class _Export:
         if self.format == "dcp":
             from .dcp_files import DcpFiles  # which imports all of torch.distributed.checkpoint
 
-            return DcpFiles(manifest, self.part, self.old.url)
+            data = stored_data(self.old, manifest)
+            plain = with_plain_values(manifest, data, holds_dicts)
+            return DcpFiles(plain, self.part, self.old.url)
         return SafetensorsFiles(
             manifest,
             self.part,

@@ -31,7 +31,7 @@ from ..state.limits import (
     size_of,
     text_of,
 )
-from ..state.tree import Node, tensor_names
+from ..state.tree import Node, needs_version_3, packed_name, packed_nodes, tensor_names
 from ..tensors.spec import FORMAT_VERSION
 from .blocks import DIGEST_BYTES, LENGTH_BYTES, digest
 from .foreign import nothing_there
@@ -43,7 +43,9 @@ OURS = "dtckpt"
 """The format of checkpoints that have a manifest on disk."""
 COMPRESSED_VERSION = 2
 """Version of the format from which on files may be compressed."""
-_KNOWN_VERSIONS = (FORMAT_VERSION, COMPRESSED_VERSION)
+VALUES_VERSION = 3
+"""Version of the format from which on there are packed values, and more types of values."""
+_KNOWN_VERSIONS = (FORMAT_VERSION, COMPRESSED_VERSION, VALUES_VERSION)
 _KNOWN_FEATURES = {"borrowed", "compressed", "renamed"}
 _PREFIX = b'{"digest": "'
 _DIGEST_END = len(_PREFIX) + 32
@@ -232,8 +234,23 @@ class Manifest:
         return any(r.is_compressed for r in (*self.files, *(f.record for f in self.borrowed)))
 
     @property
+    def packed_names(self) -> frozenset[str]:
+        """Names in ``tensors`` of the bytes of packed values, which are no tensors of the state."""
+        return frozenset(map(packed_name, packed_nodes(self.tree)))
+
+    @property
+    def tensors_of_state(self) -> dict[str, StoredTensor]:
+        """The tensors and arrays of the state: all of ``tensors`` but bytes of packed values."""
+        packed = self.packed_names
+        if not packed:
+            return self.tensors
+        return {name: tensor for name, tensor in self.tensors.items() if name not in packed}
+
+    @property
     def version(self) -> int:
         """The version of the format: the oldest that has all that is needed to read it."""
+        if needs_version_3(self.tree):
+            return VALUES_VERSION
         return COMPRESSED_VERSION if self.is_compressed else FORMAT_VERSION
 
     def path_of(self, record: FileRecord) -> str:
@@ -305,6 +322,10 @@ class Manifest:
         if sorted(named) != sorted(self.tensors):
             odd = sorted(set(named) ^ set(self.tensors)) or ["a name used twice"]
             raise ValueError(f"tree and tensors do not name the same tensors: {odd[:5]}")
+        for node in packed_nodes(self.tree):
+            tensor = self.tensors[packed_name(node)]
+            if tensor.dtype.code != "U8" or len(tensor.shape) != 1:
+                raise ValueError(f"packed value {tensor.name!r} is no vector of bytes")
         for tensor in self.tensors.values():
             if isinstance(tensor.layout, Layout) and tensor.layout.is_partial:
                 raise ValueError(f"tensor {tensor.name!r} cannot be laid out as {tensor.layout}")
@@ -400,14 +421,14 @@ def _check_version(value: dict[str, Any], where: str, formats: Collection[str]) 
         raise CheckpointError(
             f"{where}: written in format version {shown(version)} with the required features "
             f"{shown(requires)}; this dtckpt reads versions {FORMAT_VERSION} to "
-            f"{COMPRESSED_VERSION} with {sorted(_KNOWN_FEATURES)}. Upgrade dtckpt"
+            f"{VALUES_VERSION} with {sorted(_KNOWN_FEATURES)}. Upgrade dtckpt"
         )
 
 
 def _check_needed(manifest: Manifest, version: int) -> None:
     """Raise ValueError if a manifest states an older version than its files are of."""
     if version < manifest.version:
-        raise ValueError(f"compressed files in version {version}")
+        raise ValueError(f"version {version} has not all that the manifest needs")
 
 
 def _dump_list(items: Iterable[Any]) -> str:

@@ -27,9 +27,12 @@ from ..state.names import rank_component
 from ..state.tree import (
     ABSENT,
     TENSORS,
+    Node,
     below,
     children,
     is_stateful,
+    packed_name,
+    packed_nodes,
     tag_of,
     tensor_names,
     unflatten,
@@ -165,7 +168,7 @@ class _Matching:
             return rule.value(dealing, {at: whole() for at, whole in wholes.items()})
 
         nodes = (self.walk.index.nodes[self.place(at)] for at in wholes)
-        if any(True for node in nodes for _ in tensor_names(node)):
+        if any(map(_tensors_of, nodes)):
             return self.hand_over(made)
         value = made()  # now, as it may refuse
         return self.hand_over(lambda: value)
@@ -175,7 +178,7 @@ class _Matching:
         node = self.walk.index.find(place)
         if node is ABSENT:
             return None
-        return unflatten(node, _nothing, allow_pickle=False, path=(place,))
+        return self.walk.value_of(node, _nothing, place)
 
     def whole(self, place: str) -> Rebuild:
         """Have a value read as it was saved, its tensors into memory of the CPU that is new."""
@@ -184,7 +187,9 @@ class _Matching:
         if node is ABSENT:
             found.missing[place] = self.own_name
             return lambda: None
-        for tensor in tensor_names(node):
+        for packed in packed_nodes(node):
+            walk.bytes_of(packed_name(packed))  # now, as nothing has changed yet
+        for tensor in _tensors_of(node):
             stored = walk.stored[tensor]
             empty = torch.empty(
                 stored.shape, dtype=getattr(torch, stored.dtype.torch_name), device="cpu"
@@ -201,8 +206,7 @@ class _Matching:
             value = found.destinations[tensor]
             return cast(np.ndarray[Any, Any], value.numpy()) if tag == "ndarray" else value
 
-        allow_pickle = walk.options.allow_pickle
-        return lambda: unflatten(node, read, allow_pickle=allow_pickle, path=(place,))
+        return lambda: walk.value_of(node, read, place)
 
     def hand_over(self, rebuild: Rebuild) -> Rebuild | None:
         """Give a value to the object that wants it, or put it where the state has it."""
@@ -242,6 +246,12 @@ def _told(node: object) -> str:
     if tag == "per_rank":
         return f"one by ranks (PerRank, of {len(children(node))} ranks)"
     return f"a {tag}" if tag else "a value"
+
+
+def _tensors_of(node: Node) -> list[str]:
+    """Return the names of tensors in a value, without those of packed values."""
+    packed = set(map(packed_name, packed_nodes(node)))
+    return [name for name in tensor_names(node) if name not in packed]
 
 
 def _nothing(_name: str, _tag: str) -> None:

@@ -9,6 +9,7 @@ import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from ..mapping.table import TensorMapping, mapped_manifest, table_of
 from ..optimizers.fresh_state import adopt_parameters
 from ..ranks.together import DEFAULT_TIMEOUT, Answers, Ranks, closing, ranks_of, together
 from ..reading import limits
+from ..reading.to_tensors import read_whole
 from ..sharing.host_memory import HostMemory
 from ..sharing.read_once import Offer, may_share_memory, why_alone
 from ..state.collector import paused_collector
@@ -363,17 +365,18 @@ class _Load:
         with paused_collector(), self.recorder.phase("match"):
             stored = parse_manifest(manifest, self.store.url, self.made.seen)
             self.manifest = mapped_manifest(stored, self.options.mapping, self.store.url)
+            data = stored_data(self.store, self.manifest)
             self.found = found = match(
                 state,
                 self.manifest,
                 options=self.options,
                 ranks=self.ranks,
                 where=self.store.url,
+                read=partial(read_whole, data),
             )
             self.destinations = Destinations(found, self.manifest, self.options, self.store.url)
             if len(self.ranks.all) > 1:
                 self.destinations.check_rank(self.ranks.rank)
-            data = stored_data(self.store, self.manifest)
             if place and self.memory is None:
                 self.memory = HostMemory.open(place)
             self.filling = Filling(

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..files.manifest import Manifest
 from ..files.stored_tensor import StoredTensor
+from ..state.packing import as_bytes, unpack
 from ..state.renaming import Renaming
 from ..state.selecting import Selection, selection_of
-from ..state.tree import TreeIndex, index_tree
+from ..state.tree import (
+    PACKED,
+    Node,
+    TreeIndex,
+    index_tree,
+    packed_name,
+    plain_node,
+    tag_of,
+    unflatten,
+)
 from .options import LoadOptions
 
 
@@ -19,6 +30,8 @@ class Lookup:
 
     manifest: Manifest
     options: LoadOptions
+    read: Callable[[StoredTensor], Any]
+    """Reads a stored tensor whole, of which the bytes of packed values are told."""
     index: TreeIndex = field(init=False)
     stored: Mapping[str, StoredTensor] = field(init=False)
     selection: Selection | None = field(init=False)
@@ -27,6 +40,12 @@ class Lookup:
     """A name in the state, and where in the checkpoint this and all below it is found."""
     taken: set[str] = field(init=False, default_factory=set[str])
     """Leaves of the checkpoint that the state has a place for."""
+    packed: dict[str, Node] = field(init=False)
+    """Leaves that are packed values and have not been expanded, by name."""
+    expanded: set[str] = field(init=False, default_factory=set[str])
+    """Leaves of the checkpoint in whose place the index has the nodes of each value."""
+    bytes_read: dict[str, Any] = field(init=False, default_factory=dict[str, Any])
+    """Bytes of packed values that have been read, by the name under which they are stored."""
 
     def __post_init__(self) -> None:
         rename = self.options.rename
@@ -34,6 +53,54 @@ class Lookup:
         self.stored = self.manifest.tensors
         self.selection = selection_of(self.options.select)
         self.renaming = None if rename is None else Renaming(rename)
+        nodes = self.index.nodes
+        self.packed = {leaf: nodes[leaf] for leaf in self.index.leaves if _is_packed(nodes[leaf])}
+        if self.selection is not None:
+            for leaf in [*self.packed]:
+                if self.selection.selects_within(leaf):
+                    self.expand(leaf)
+
+    def packed_value(self, node: Node) -> Any:
+        """Return a new value of a packed node."""
+        name = packed_name(node)
+        return unpack(self.bytes_of(name), name)
+
+    def bytes_of(self, name: str) -> bytes | memoryview:
+        """Return the bytes of a packed value, which are read now, before anything changes.
+
+        Raises Corrupt and StorageError as any read does.
+        """
+        if name not in self.bytes_read:
+            self.bytes_read[name] = as_bytes(self.read(self.stored[name]))
+        return self.bytes_read[name]
+
+    def expand(self, at: str) -> None:
+        """Put the nodes of each value in the place of a packed one."""
+        value = self.packed_value(self.packed.pop(at))
+        self.expanded.add(at)
+        self.index.expand(at, plain_node(value, at))
+
+    def leaf_names(self) -> Iterator[str]:
+        """Yield the names of all leaves, of which some are expanded."""
+        for leaf in self.index.leaves:
+            if leaf in self.expanded:
+                yield from self.index.leaves_of(leaf)
+            else:
+                yield leaf
+
+    def is_unexpected(self, leaf: str) -> bool:
+        """Whether a leaf, or a part of it, is selected and the state has no place for it."""
+        parts = self.index.leaves_of(leaf) if leaf in self.expanded else (leaf,)
+        return any(name not in self.taken and self.is_selected(name) for name in parts)
+
+    def value_of(self, node: Node, tensor: Callable[[str, str], Any], name: str) -> Any:
+        """Return the value of a node; ``tensor`` supplies its tensors, but not packed values."""
+
+        def supply(stored: str, tag: str) -> Any:
+            return self.bytes_of(stored) if tag == PACKED else tensor(stored, tag)
+
+        allow_pickle = self.options.allow_pickle
+        return unflatten(node, supply, allow_pickle=allow_pickle, path=(name,))
 
     def at(self, name: str) -> str:
         """Return the name in the checkpoint of a name in the state."""
@@ -64,3 +131,7 @@ class Lookup:
     def takes_below(self, at: str) -> bool:
         """Whether the state has had a place so far for some leaf at or below a node."""
         return any(leaf in self.taken for leaf in self.index.leaves_of(at))
+
+
+def _is_packed(node: Node) -> bool:
+    return isinstance(node, dict) and tag_of(node) == PACKED

@@ -7,12 +7,13 @@ function that rebuilds the state once every byte has arrived.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 from dtckpt.errors import LayoutMismatch
 
 from ..files.manifest import Manifest
+from ..files.stored_tensor import StoredTensor
 from ..ranks.together import Ranks
 from ..state.tree import Stateful, dict_tag, is_stateful
 from .coordinate_matching import match_coordinate
@@ -29,11 +30,12 @@ def match(
     options: LoadOptions,
     ranks: Ranks,
     where: str,
+    read: Callable[[StoredTensor], Any],
 ) -> Match:
     """Walk ``template`` beside the tree of a checkpoint and return what was found.
 
-    ``where`` is the checkpoint's URL. Raises LayoutMismatch for what can be no template, and where
-    ``select`` or ``rename`` cannot be meant.
+    ``where`` is the checkpoint's URL. ``read`` gives the bytes of packed values. Raises
+    LayoutMismatch for what can be no template, and where ``select`` or ``rename`` cannot be meant.
     """
     if dict_tag(template) is None and not is_stateful(template):
         raise LayoutMismatch(
@@ -45,11 +47,12 @@ def match(
         manifest=manifest,
         options=options,
         ranks=ranks,
+        read=read,
         match_optimizer=match_optimizer,
         match_coordinate=match_coordinate,
     )
     if walk.selection is not None:
-        walk.selection.check(walk.index.leaves, where)
+        walk.selection.check(list(walk.leaf_names()), where)
     rebuild = walk.run(template)
     if rebuild is not None and not isinstance(template, MutableMapping):
         raise LayoutMismatch(

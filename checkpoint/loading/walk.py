@@ -39,13 +39,13 @@ from ..state.tree import (
     is_stateful,
     same_values,
     tag_of,
-    unflatten,
 )
 from ..tensors.local_tensor import tensor_tag
 from ..tensors.materialising import adopt, foreign_tensors, has_meta_tensors, is_meta
 from ..tensors.visiting import comes_last, is_whole, visit
 from .match import Finisher, Match, Rebuild
 from .object_state import SavedForms
+from .packed_values import filled, is_alike
 
 _EXTRA_STATE = "_extra_state"
 """Ends the keys of what modules give beside parameters and buffers (``get_extra_state``)."""
@@ -119,9 +119,7 @@ class Walk(SavedForms):
     def finish(self) -> Match:
         for check in self.at_end:
             check()
-        self.found.unexpected = [
-            name for name in self.index.leaves if name not in self.taken and self.is_selected(name)
-        ]
+        self.found.unexpected = [name for name in self.index.leaves if self.is_unexpected(name)]
         self.found.idle = [] if self.renaming is None else self.renaming.idle()
         return self.found
 
@@ -258,7 +256,37 @@ class Walk(SavedForms):
             found.finishers[name] = lambda _: load_state_dict(wrapped_again(rebuild()))
         return None
 
+    def packed_container(self, value: Any, name: str) -> Rebuild | None:
+        """Take a packed value for a container of the same structure; else expand it."""
+        at = self.at(name)
+        if at not in self.packed:
+            return None
+        if not self.is_selected(at):
+            return None  # what is selected within such a value is expanded
+        saved = self.packed_value(self.packed[at])
+        if not is_alike(value, saved):
+            self.expand(at)
+            return None
+        if not self.take(at, name):
+            return lambda: value
+        self.found.values.append(at)
+
+        in_place, within_object = self.may_fill(value, name), self.within_object
+
+        def may_fill(container: Any) -> bool:
+            if container is value or within_object or isinstance(container, tuple):
+                return container is value and in_place
+            if id(container) in self.filled:  # it stands at another place, too
+                return False
+            self.filled[id(container)] = container, f"{at}/[{id(container)}]"
+            return True
+
+        return lambda: filled(value, saved, may_fill)
+
     def dict(self, value: Mapping[Any, Any], name: str) -> Rebuild | None:
+        packed = self.packed_container(value, name) if self.packed else None
+        if packed is not None:
+            return packed
         if not self.is_kind(DICT_TAGS, value, name):
             return None
         if "param_groups" in value and self.selects_below(self.at(name)):
@@ -295,6 +323,9 @@ class Walk(SavedForms):
         return self.options.strict == "state"
 
     def sequence(self, value: list[Any] | tuple[Any, ...], name: str) -> Rebuild | None:
+        packed = self.packed_container(value, name) if self.packed else None
+        if packed is not None:
+            return packed
         if not self.is_kind(("list", "tuple"), value, name):
             return None
         if self.takes_more and isinstance(value, tuple):
@@ -400,7 +431,7 @@ class Walk(SavedForms):
         def no_tensor(name: str, _tag: str) -> Any:
             raise LayoutMismatch(f"unexpected tensor {name!r}")
 
-        loaded = unflatten(node, no_tensor, allow_pickle=self.options.allow_pickle, path=(at,))
+        loaded = self.value_of(node, no_tensor, at)
         if isinstance(value, io.BytesIO) and isinstance(loaded, bytes):
             return lambda: io.BytesIO(loaded)
         return lambda: loaded

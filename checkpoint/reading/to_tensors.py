@@ -35,3 +35,9 @@ def read_boxes(
     ]
     execute(plan_reads(data, wants), cache=cache, check_files=check_files)
     return found
+
+
+def read_whole(data: StoredData, tensor: StoredTensor) -> torch.Tensor:
+    """Return all elements of a stored tensor."""
+    (found,) = read_boxes(data, tensor, [Box.whole(tensor.shape)], check_files=False)
+    return found

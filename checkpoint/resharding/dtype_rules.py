@@ -60,16 +60,17 @@ def new_dtypes(manifest: Manifest, rules: Sequence[DTypeRule]) -> dict[str, DTyp
 
     LayoutMismatch for rules that fit none, and where a conversion does not exist.
     """
-    tensors = manifest.tensors.values()
+    tensors = list(manifest.tensors_of_state.values())
     for rule in rules:
         if not any(map(rule.fits, tensors)):
             what = repr(rule.pattern) if rule.pattern else "floating point"
-            hint = near_names(rule.pattern, list(manifest.tensors)) if rule.pattern else ""
+            hint = near_names(rule.pattern, list(manifest.tensors_of_state)) if rule.pattern else ""
             raise LayoutMismatch(
                 f"no tensor is {what}, to become {rule.dtype.torch_name}{hint}. Mend the rule, or "
                 "leave it out"
             )
-    found = {
+    unchanged = {name: manifest.tensors[name].dtype for name in manifest.packed_names}
+    found = unchanged | {
         tensor.name: next((r.dtype for r in rules if r.fits(tensor)), tensor.dtype)
         for tensor in tensors
     }

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from dtckpt.errors import LayoutMismatch
@@ -23,7 +23,7 @@ from ...dtensor.geometry.box import Box
 from ..files.stored_tensor import StoredTensor
 from ..ranks.text import ranks_text
 from ..ranks.together import Answers, Ranks, together
-from ..state.tree import Node, per_rank_nodes
+from ..state.tree import Node, packed_name, packed_nodes, per_rank_nodes
 from ..tensors.spec import GlobalTensor, PerRankPart, TensorSpecs, Values, fingerprint
 from .merging import (
     SpecReport,
@@ -31,6 +31,7 @@ from .merging import (
     check_copies,
     merge_tensors,
     merge_values,
+    packed_conflicts,
     per_rank_tensors,
     with_per_rank_parts,
 )
@@ -53,6 +54,19 @@ class Description:
     own: PerRankPart
     terms: Mapping[str, str]
     """Arguments that all ranks must have given alike, where they save to among them."""
+    expand: Callable[[Node, Sequence[str]], Node]
+    """Returns a tree in which the packed values of some names are nodes for each value."""
+
+    def expanded(self, names: Sequence[str]) -> Description:
+        """Return the same without the packed values of some names, which ranks have to merge."""
+        gone = {packed_name(n) for n in packed_nodes(self.values.tree)}.intersection(names)
+        values = replace(
+            self.values,
+            tree=self.expand(self.values.tree, names),
+            digests={name: told for name, told in self.values.digests.items() if name not in gone},
+        )
+        specs = {name: spec for name, spec in self.specs.items() if name not in gone}
+        return replace(self, specs=specs, values=values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,14 +137,9 @@ class _Agreeing:
 
     def run(self, describe: Callable[[], Description]) -> Agreement:
         def token() -> bytes:
-            said = self.said = describe()
-            self.outline = Outline.of(said.specs)
-            self.prints = self.outline.prints()
-            self.specs = print_of(self.prints)
-            self.values = fingerprint(said.values.to_bytes())
-            self.known = self.memory.get(self.specs)
+            self.say(describe())
             shared = self.known.agreement if self.known else self.specs
-            return fingerprint(shared, self.values, json.dumps(said.terms).encode())
+            return fingerprint(shared, self.values, json.dumps(self.said.terms).encode())
 
         def compare(answers: Answers) -> bytes:
             verdict = {
@@ -157,6 +166,15 @@ class _Agreeing:
             tree=self.tree,
         )
 
+    def say(self, said: Description) -> None:
+        """Take what this rank says of its part of the state, and hash it."""
+        self.said = said
+        self.outline = Outline.of(said.specs)
+        self.prints = self.outline.prints()
+        self.specs = print_of(self.prints)
+        self.values = fingerprint(said.values.to_bytes())
+        self.known = self.memory.get(self.specs)
+
     def plan_of(self, tensors: tuple[GlobalTensor, ...], agreement: bytes) -> SharedPlan:
         stored = assign_writers(tensors)
         return SharedPlan(
@@ -168,7 +186,18 @@ class _Agreeing:
         return tuple((tensor, box) for tensor in stored for box in tensor.chunks_of(rank))
 
     def settle(self) -> tuple[SharedPlan, bool]:
-        """Find out what differs and merge it; return the plan and whether ranks keep anything."""
+        """Find out what differs and merge it; return the plan and whether ranks keep anything.
+
+        Packed values that differ are told anew as nodes first.
+        """
+        while True:
+            found = self.merged()
+            if not isinstance(found, list):
+                return found
+            self.say(self.said.expanded(found))
+
+    def merged(self) -> tuple[SharedPlan, bool] | list[str]:
+        """Merge what ranks say; or return the packed values that cannot be merged as they are."""
         chosen: dict[str, Any] = json.loads(
             together(self.ranks, "save: compare", self.record, self.choose_speakers)
         )
@@ -187,14 +216,19 @@ class _Agreeing:
             values: list[ValueReport] = [
                 (group, Values.from_bytes(told[r][1].encode())) for r, group in value_groups.items()
             ]
+            conflicts = packed_conflicts(values)
+            if conflicts:
+                return json.dumps({"expand": conflicts}).encode()
             whole = Told.joined(Told.from_json(own) for own, _ in told.values())
             tensors.append(merge_tensors(speakers.reports(whole)))
             self.tree = merge_values(values)
             has_per_rank = any(True for _ in per_rank_nodes(self.tree))
             return json.dumps([whole.to_json(), has_per_rank]).encode()
 
-        merged = together(self.ranks, "save: agree", speak, merge)
-        whole, has_per_rank = json.loads(merged)
+        merged = json.loads(together(self.ranks, "save: agree", speak, merge))
+        if isinstance(merged, dict):
+            return cast(dict[str, list[str]], merged)["expand"]
+        whole, has_per_rank = merged
         if not speakers.groups:
             return cast(SharedPlan, self.known), has_per_rank
         if not tensors:

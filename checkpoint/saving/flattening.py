@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, cast
 
 import torch
+import xxhash
 
 from dtckpt.errors import PlacementError, Unsavable
 
@@ -17,8 +20,10 @@ from ..optimizers.spread import state_dict_of, unknown_parts
 from ..state.coordinates import MESH, VALUES, PerCoordinate
 from ..state.limits import MAX_NESTING
 from ..state.names import Path, index_component, is_encodable, join, key_component, rank_component
+from ..state.packing import MIN_PACKED, pack, unpack
 from ..state.tree import (
     DICTS,
+    PACKED,
     SEQUENCES,
     TENSORS,
     PerRank,
@@ -26,12 +31,19 @@ from ..state.tree import (
     container_node,
     dict_tag,
     is_stateful,
+    packed_name,
+    plain_node,
     tag_of,
+    tag_of_keys,
+    with_replaced,
 )
 from ..state.values import Node, encode_value
 from ..tensors.local_tensor import local_tensor, tensor_tag
 from ..tensors.spec import fingerprint
 from ..tensors.visiting import Visited, visit
+
+_MOST_NODES = 4 * MIN_PACKED
+"""A dict of few keys stays a node, by whose keys parts are selected, unless more lies below it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +52,8 @@ class Flattened:
 
     tree: Node
     tensors: dict[str, Any]
-    """Every tensor and numpy array by name, in order of appearance."""
+    """Every tensor and numpy array by name, and the bytes of packed values, in order of
+    appearance."""
     has_per_rank: bool
     """Whether something is kept for this rank alone, or for its coordinate on a mesh."""
     copies: dict[str, tuple[int, str]]
@@ -76,6 +89,28 @@ def flatten(
     return _Flattening(visited, names, rank, tuple(everyone), allow_pickle).run(state)
 
 
+def with_plain_nodes(tree: Node, names: Sequence[str], tensors: Mapping[str, Any]) -> Node:
+    """Return a tree in which the packed values of some names are nodes for each value."""
+
+    def plain(node: Node) -> Node | None:
+        if tag_of(node) != PACKED or packed_name(node) not in names:
+            return None
+        name = packed_name(node)
+        return plain_node(unpack(memoryview(tensors[name].numpy()), name), name)
+
+    return with_replaced(tree, plain)
+
+
+def _is_leaf(value: object) -> bool:
+    """Whether a value of no class of Python's own is no container, no tensor and no object."""
+    return not (
+        tensor_tag(value) is not None
+        or isinstance(value, PerRank | PerCoordinate)
+        or is_stateful(value)
+        or dict_tag(value) is not None
+    )
+
+
 def _hash_of(node: Node, tensors: Mapping[str, Any]) -> str:
     """Return what tells values of ranks apart, whatever numbers these have."""
 
@@ -85,6 +120,8 @@ def _hash_of(node: Node, tensors: Mapping[str, Any]) -> str:
             local = local_tensor(node[tag], tensors[node[tag]])
             parts = [[str(box), digest] for box, digest in local.digests()]
             return [tag, local.dtype.code, list(local.shape), parts]
+        if tag == PACKED:
+            return [tag, *node[tag][1:]]
         inner = children(node)
         return [tag, [[key, told(child)] for key, _, child in inner]] if inner else node
 
@@ -108,6 +145,10 @@ class _Flattening:
     has_per_rank: bool = False
     copies: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
     groups: list[str] = field(default_factory=list[str])
+    keeps_nodes: bool = False
+    """Whether nothing is packed here: what reads optimizers and meshes looks into the tree."""
+    num_leaves: int = 0
+    """Values that have become nodes of their own."""
 
     def run(self, state: Any) -> Flattened:
         node, objects = self.node(state, ()), tuple(self.visited.objects.values())
@@ -139,9 +180,35 @@ class _Flattening:
             return self.dict_node(value, path)
         if type(value) in SEQUENCES:
             _check_depth(path)
+            packed = self.packed(value, path)
+            if packed is not None:
+                return packed
             items = [self.node(v, (*path, index_component(i))) for i, v in enumerate(value)]
             return {SEQUENCES[type(value)]: items}
+        self.num_leaves += 1
         return encode_value(value, join(path), allow_pickle=self.allow_pickle)
+
+    def packed(self, value: Any, path: Path) -> Node | None:
+        """Return the node of a container of many plain values; None for any other.
+
+        Its bytes are written as a tensor. The digest in the node is that of all of them: ranks
+        compare values whole, and tensors by samples.
+        """
+        name = join(path)
+        if self.keeps_nodes or not path or not is_encodable(name):
+            return None
+        data = pack(value, may_hold=_is_leaf, depth=len(path))
+        if data is None:
+            return None
+        self.tensors[name] = torch.frombuffer(data, dtype=torch.uint8)
+        kind = SEQUENCES.get(type(value)) or DICTS[type(value)]
+        return {PACKED: [name, xxhash.xxh3_128_hexdigest(data), kind, len(value)]}
+
+    @contextmanager
+    def keeping_nodes(self, keeps: bool) -> Generator[None]:
+        outside, self.keeps_nodes = self.keeps_nodes, self.keeps_nodes or keeps
+        yield
+        self.keeps_nodes = outside
 
     def per_coordinate(self, value: PerCoordinate, path: Path) -> Node:
         """Return the node of a value that the first rank at each coordinate keeps for all."""
@@ -159,7 +226,8 @@ class _Flattening:
         if owner == self.rank:
             self.tensors |= here
         nodes = {str(self.rank): child} if owner == self.rank else {}
-        mesh = self.node(places.to_json(), (*path, key_component(MESH)))
+        with self.keeping_nodes(True):
+            mesh = self.node(places.to_json(), (*path, key_component(MESH)))
         return {"dict": {MESH: mesh, VALUES: {"per_rank": nodes}}}
 
     def stateful(self, value: Any, path: Path) -> Node:
@@ -173,18 +241,34 @@ class _Flattening:
             if named is not None and any(label.text is not None for label in labels):
                 self.groups.append(join((*path, "param_groups")))
                 state = named
-        return self.node(state, path)
+        with self.keeping_nodes(isinstance(value, torch.optim.Optimizer)):
+            return self.node(state, path)
 
     def dict_node(self, value: Mapping[Any, Any], path: Path) -> Node:
         _check_depth(path)
-        for key in value:
+        for key in () if set(map(type, value)) <= {str, int} else value:
             if type(key) not in (str, int):
                 raise Unsavable(
                     f"{join(path)}: the dict key {key!r} is of type {type(key).__name__}; "
                     "only str and int keys can be written"
                 )
-        nodes = [(key, self.node(v, (*path, key_component(key)))) for key, v in value.items()]
-        tag = cast(str, dict_tag(value))
-        if tag == "items" and all(type(key) is str for key in value):
-            tag = "dict"
-        return container_node(tag, nodes)
+        may_pack = type(value) in DICTS and "param_groups" not in value
+        if may_pack and len(value) >= MIN_PACKED:
+            packed = self.packed(value, path)
+            if packed is not None:
+                return packed
+        num_leaves, num_tensors = self.num_leaves, len(self.tensors)
+        with self.keeping_nodes("param_groups" in value):
+            nodes = [(key, self.node(v, (*path, key_component(key)))) for key, v in value.items()]
+        if may_pack and self.num_leaves - num_leaves >= _MOST_NODES:
+            # Many short lists, or many small dicts: nothing in them was packed by itself.
+            packed = self.packed(value, path)
+            if packed is not None:
+                # What was packed of its parts is in it.
+                own = packed_name(packed)
+                for name in [*islice(self.tensors, num_tensors, None)]:
+                    if name != own:
+                        del self.tensors[name]
+                self.num_leaves = num_leaves
+                return packed
+        return container_node(tag_of_keys(cast(str, dict_tag(value)), value), nodes)

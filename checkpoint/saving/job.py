@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, Literal, cast
 
 from dtckpt.errors import Cancelled, CheckpointError, RankFailed, StorageError
@@ -54,7 +55,7 @@ from .finishing import (
     write_part,
 )
 from .first_rank_buffers import with_first_rank_buffers
-from .flattening import flatten
+from .flattening import flatten, with_plain_nodes
 from .writers import stood_in_for
 
 logger = logger_of("checkpoint")
@@ -212,7 +213,13 @@ class SaveJob:
             "staged_copies": str(self.options.staged_copies),
             "compress": str(self.options.compress),
         }
-        return Description(specs=shared, values=values, own=own, terms=terms)
+        return Description(
+            specs=shared,
+            values=values,
+            own=own,
+            terms=terms,
+            expand=partial(with_plain_nodes, tensors=flat.tensors),
+        )
 
     def sampling(self) -> Sampling | None:
         """Return which bytes of large tensors are compared, other ones at every save; None: all."""

@@ -7,7 +7,7 @@ error.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,16 @@ from ...dtensor.geometry.mesh import Mesh
 from ...dtensor.geometry.placement import Replicate
 from ..ranks.text import ranks_text
 from ..state.names import Path, index_component, join, key_component
-from ..state.tree import DICT_TAGS, Node, children, container_node, per_rank_nodes, tag_of
+from ..state.tree import (
+    DICT_TAGS,
+    PACKED,
+    Node,
+    children,
+    container_node,
+    packed_name,
+    per_rank_nodes,
+    tag_of,
+)
 from ..tensors.spec import GlobalTensor, PerRankPart, TensorSpec, TensorSpecs, Values
 from .merging_groups import NodeOfRanks, differ, merge_groups
 from .merging_meshes import Holders, RanksOfMeshes, Side, are_siblings
@@ -71,6 +80,30 @@ def merge_values(reports: Sequence[ValueReport]) -> Node:
                 )
     groups = frozenset(name for _, values in reports for name in values.groups)
     return _merge_nodes([(ranks, values.tree) for ranks, values in reports], (), groups)
+
+
+def packed_conflicts(reports: Sequence[ValueReport]) -> list[str]:
+    """Return the names of packed values that are not the same on all ranks that have them.
+
+    Values are merged, and differences are named, by their nodes: so these have to be nodes first.
+    """
+    return sorted(set(_packed_conflicts([values.tree for _, values in reports])))
+
+
+def _packed_conflicts(nodes: Sequence[Node]) -> Iterator[str]:
+    first = nodes[0]
+    if all(node == first for node in nodes[1:]):
+        return
+    tags = {tag_of(node) for node in nodes}
+    if PACKED in tags:
+        yield from (packed_name(node) for node in nodes if tag_of(node) == PACKED)
+    elif tags <= {*DICT_TAGS} or (len(tags) == 1 and tags <= {"list", "tuple"}):
+        by_key: dict[Any, list[Node]] = {}
+        for node in nodes:
+            for key, _, child in children(node):
+                by_key.setdefault(key, []).append(child)
+        for found in by_key.values():
+            yield from _packed_conflicts(found)
 
 
 _Found = list[tuple[int, TensorSpec]]

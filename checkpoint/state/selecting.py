@@ -40,6 +40,10 @@ class Selection:
         below = f"{name}/" if name else ""
         return any(below.startswith(start) or start.startswith(below) for start in self._starts)
 
+    def selects_within(self, leaf: str) -> bool:
+        """Whether some pattern may select parts of a leaf, and not all of it."""
+        return leaf not in self and self.may_reach(leaf)
+
     def check(self, names: Sequence[str], where: str) -> None:
         """Raise LayoutMismatch for patterns that select none of ``names``, which are all leaves."""
         idle = [

@@ -3,7 +3,9 @@
 Containers are ``{"dict": {...}}`` (str keys), ``{"items": [[key, node], ...]}`` (any int key), the
 same list under ``"ordered"`` (OrderedDict) or ``"counter"`` (Counter), ``{"list": [...]}``,
 ``{"tuple": [...]}`` and ``{"per_rank": {"0": node, ...}}``. Tensors are ``{"tensor": name}``, numpy
-arrays ``{"ndarray": name}``. All other nodes are leaves of ``values``.
+arrays ``{"ndarray": name}``. ``{"packed": [name, digest, kind, length]}`` is a container of many
+plain values, whose bytes (``packing``) are stored as a tensor of that name. All other nodes are
+leaves of ``values``.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from dtckpt.errors import Corrupt
 
 from .limits import shown
 from .names import Path, index_component, join, key_component, rank_component
-from .values import VALUE_TAGS, Node, decode_value
+from .packing import as_bytes, unpack
+from .values import VALUE_TAGS, Node, decode_value, encode_value
 
 DICTS: dict[type, str] = {
     dict: "items",
@@ -32,6 +35,8 @@ PAIRS: dict[str, type] = {"items": dict, "ordered": OrderedDict, "counter": Coun
 DICT_TAGS = ("dict", *PAIRS)
 CONTAINERS = (*DICT_TAGS, "list", "tuple", "per_rank")
 TENSORS = ("tensor", "ndarray")
+PACKED = "packed"
+_TAGS_OF_VERSION_3 = frozenset({PACKED})
 
 
 @dataclass(slots=True)
@@ -126,11 +131,54 @@ def children(node: Node) -> list[tuple[str | int, str, Node]]:
             return [(int(r), rank_component(int(r)), child) for r, child in node[tag].items()]
     except (AttributeError, TypeError, ValueError) as error:
         raise Corrupt(f"malformed {tag} node: {shown(error)}") from error
-    if tag not in TENSORS and tag is not None and tag not in VALUE_TAGS:
-        raise Corrupt(
-            f"unknown tree node {shown(tag)}; expected one of {CONTAINERS + TENSORS + VALUE_TAGS}"
-        )
+    if tag not in TENSORS and tag is not None and tag not in VALUE_TAGS and tag != PACKED:
+        expected = (*CONTAINERS, *TENSORS, PACKED, *VALUE_TAGS)
+        raise Corrupt(f"unknown tree node {shown(tag)}; expected one of {expected}")
     return []
+
+
+def packed_name(node: Node) -> str:
+    """Return the name under which the bytes of a packed node are stored; Corrupt if malformed."""
+    told = node[PACKED]
+    if type(told) is list:
+        fields = cast(list[Any], told)
+        if list(map(type, fields)) == [str, str, str, int]:
+            return fields[0]
+    raise Corrupt(f"malformed packed node: {shown(told)}")
+
+
+def packed_nodes(node: Node) -> Iterator[Node]:
+    """Yield the packed nodes of a tree."""
+    if tag_of(node) == PACKED:
+        yield node
+        return
+    for _, _, child in children(node):
+        yield from packed_nodes(child)
+
+
+def needs_version_3(tree: Node) -> bool:
+    """Whether a tree has nodes that the versions 1 and 2 of the format do not have."""
+    return any(tag_of(node) in _TAGS_OF_VERSION_3 for node in _all_nodes(tree))
+
+
+def _all_nodes(node: Node) -> Iterator[Node]:
+    if isinstance(node, dict):
+        yield node
+        for _, _, child in children(node):
+            if isinstance(child, dict):
+                yield from _all_nodes(child)
+
+
+def with_replaced(node: Node, replace: Callable[[Node], Node | None]) -> Node:
+    """Return a tree in which nodes are what ``replace`` gives for them; None keeps a node."""
+    made = replace(node)
+    if made is not None:
+        return made
+    inner = children(node)
+    if not inner:
+        return node
+    items = [(key, with_replaced(child, replace)) for key, _, child in inner]
+    return container_node(tag_of(node), items)
 
 
 def _key(key: object) -> str | int:
@@ -145,6 +193,8 @@ def same_values(one: Node, other: Node) -> bool:
         return False
     if tag_of(one) in TENSORS:
         return True
+    if tag_of(one) == PACKED:  # the digest tells, whatever name the bytes have
+        return one[PACKED][1:] == other[PACKED][1:]
     mine, others = children(one), children(other)
     if not mine or not others:
         return json.dumps(one) == json.dumps(other)  # tells 1 from True, which == does not
@@ -163,6 +213,23 @@ def container_node(tag: str | None, items: Sequence[tuple[str | int, Node]]) -> 
     return {tag: {str(key): node for key, node in items}}
 
 
+def plain_node(value: Any, name: str) -> Node:
+    """Return the node of a value without tensors, with a node for each value in it."""
+    if type(value) in SEQUENCES:
+        items = [plain_node(v, f"{name}/{i}") for i, v in enumerate(value)]
+        return {SEQUENCES[type(value)]: items}
+    tag = DICTS.get(type(value))
+    if tag is not None:
+        nodes = [(key, plain_node(v, f"{name}/{key_component(key)}")) for key, v in value.items()]
+        return container_node(tag_of_keys(tag, value), nodes)
+    return encode_value(value, name, allow_pickle=False)
+
+
+def tag_of_keys(tag: str, value: Mapping[Any, Any]) -> str:
+    """Return the tag of a dict: keys that are all str have a form of their own."""
+    return "dict" if tag == "items" and all(type(key) is str for key in value) else tag
+
+
 def per_rank_nodes(node: Node, path: Path = ()) -> Iterator[tuple[str, Node]]:
     """Yield (name, node) of every ``per_rank`` node."""
     if tag_of(node) == "per_rank":
@@ -173,12 +240,18 @@ def per_rank_nodes(node: Node, path: Path = ()) -> Iterator[tuple[str, Node]]:
 
 
 def tensor_names(node: Node) -> Iterator[str]:
-    """Yield the names that the tensor leaves of a tree give; Corrupt where one is no name."""
+    """Yield the names of what a tree has in data files; Corrupt where one is no name.
+
+    These are its tensors, and the bytes of its packed nodes.
+    """
     tag = tag_of(node)
     if tag in TENSORS:
         if not isinstance(node[tag], str):
             raise Corrupt(f"malformed {tag} node: {shown(node[tag])} is not a name")
         yield node[tag]
+        return
+    if tag == PACKED:
+        yield packed_name(node)
         return
     for _, _, child in children(node):
         yield from tensor_names(child)
@@ -187,10 +260,16 @@ def tensor_names(node: Node) -> Iterator[str]:
 def unflatten(
     node: Node, tensor: Callable[[str, str], Any], *, allow_pickle: bool, path: Path = ()
 ) -> Any:
-    """Return the value of a tree; ``tensor(name, tag)`` supplies its tensors."""
+    """Return the value of a tree; ``tensor(name, tag)`` supplies its tensors.
+
+    With the tag ``"packed"`` it supplies the bytes of a packed node, as bytes or a uint8 tensor.
+    """
     tag = tag_of(node)
     if tag in TENSORS:
         return tensor(node[tag], cast(str, tag))
+    if tag == PACKED:
+        name = packed_name(node)
+        return unpack(as_bytes(tensor(name, PACKED)), name)
     if tag not in CONTAINERS:
         return decode_value(node, join(path), allow_pickle=allow_pickle)
     built = {
@@ -218,6 +297,15 @@ class TreeIndex:
     def find(self, name: str) -> Node:
         """Return a node, or ABSENT."""
         return self.nodes.get(name, ABSENT)
+
+    def expand(self, name: str, node: Node) -> None:
+        """Put the nodes of a container in the place of a packed node; ``leaves`` stay.
+
+        All ranks know the same leaves, and each expands what its own state needs.
+        """
+        added = TreeIndex()
+        _add(added, name, node)
+        self.nodes |= added.nodes
 
     def leaves_of(self, name: str) -> Iterator[str]:
         """Yield the names of the leaves at or below a node that is there."""

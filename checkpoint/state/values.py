@@ -25,7 +25,7 @@ Node = Any
 
 EnumT = TypeVar("EnumT", bound=enum.Enum)
 
-_MAX_INT_BITS = 14_000
+MAX_INT_BITS = 14_000
 """Python reads no longer decimals (4,300 digits) by default."""
 
 _NUMPY_SCALAR = re.compile(r"[<>|=]?[biufcmMSU][0-9]{1,9}(\[[0-9a-zA-Z]{1,20}\])?")
@@ -44,7 +44,7 @@ def register_enum(cls: type[EnumT]) -> type[EnumT]:
 
 def encode_value(value: object, name: str, *, allow_pickle: bool) -> Node:
     """Return the node of a leaf; Unsavable, with its name, where the format has no form for it."""
-    if type(value) is int and value.bit_length() > _MAX_INT_BITS:
+    if type(value) is int and value.bit_length() > MAX_INT_BITS:
         raise Unsavable(f"{name}: an int of {value.bit_length()} bits is too long to be written")
     if value is None or type(value) in (bool, int, str):
         return value

@@ -181,9 +181,13 @@ class _Search:
             raise Unsavable(f"{name}: the container holds itself")
         if len(self.above) == MAX_NESTING:
             raise Unsavable(f"{name}: lies in more than {MAX_NESTING} containers")
+        passed = self.passed
+        if kind in SEQUENCES or kind in DICTS:  # of atoms alone, of which there may be millions
+            inner: Any = value
+            if passed.issuperset(map(type, inner if kind in SEQUENCES else inner.values())):
+                return
         self.above.add(id(value))
         start = f"{name}/" if name else ""
-        passed = self.passed
         for key, item in items:
             if type(item) in passed:
                 continue

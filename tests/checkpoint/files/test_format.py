@@ -169,7 +169,7 @@ def test_newer_versions_and_required_features_are_refused() -> None:
     dcp.save({"x": 1}, store)
     text = store.read("manifest.json").decode()
     assert dcp.open(rewritten(text)).state_dict() == {"x": 1}
-    for old, new in [('"version": 1', '"version": 3'), ('"requires": []', '"requires": ["zip"]')]:
+    for old, new in [('"version": 1', '"version": 4'), ('"requires": []', '"requires": ["zip"]')]:
         with pytest.raises(CheckpointError, match="Upgrade dtckpt"):
             dcp.open(rewritten(text.replace(old, new)))
     optional = text.replace('"requires": []', '"requires": [], "novelty": [1]')

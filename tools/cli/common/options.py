@@ -78,7 +78,7 @@ class _Name(click.types.StringParamType):
             manifest = read_manifest(store_at(place, {}))
         except Exception:  # there is nobody to tell, on the line that is being typed
             return []
-        names = chain(manifest.tensors, (name for name, _ in plain_values(manifest.tree)))
+        names = chain(manifest.tensors_of_state, (name for name, _ in plain_values(manifest.tree)))
         fit = (CompletionItem(name) for name in names if name.startswith(incomplete))
         return list(islice(fit, _MAX_NAMES))
 

@@ -75,5 +75,6 @@ _FORMS: dict[str, Callable[[Any], str]] = {
     "device": lambda text: f"device {text!r}",
     "size": lambda sizes: f"torch.Size({sizes})",
     "enum": _enum,
+    "packed": lambda told: f"{told[2]} of {told[3]:,}, packed",
     "pickle": lambda text: f"pickled, {_num_bytes(text)}",
 }

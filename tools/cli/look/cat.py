@@ -58,7 +58,7 @@ def cat(
         manifest = read_manifest(store)
         if mapping is not None:
             manifest = mapping.applied_to(manifest, store.url)
-        parts = [name for name in names if name.partition("[")[0] in manifest.tensors]
+        parts = [name for name in names if name.partition("[")[0] in manifest.tensors_of_state]
         others = [name for name in names if name not in parts]
         values = {} if parts and not others else _values(store, manifest, others)
         if as_json:
@@ -85,9 +85,9 @@ def _values(store: Store, manifest: Manifest, names: Sequence[str]) -> dict[str,
 
     found = dict(plain_values(manifest.tree))
     if not names:
-        return found
+        return _expanded(store, manifest, found)
     selection = Selection(names)
-    leaves = [*found, *manifest.tensors]
+    leaves = [*found, *manifest.tensors_of_state]
     selection.check(leaves, store.url)
     chosen = {name: node for name, node in found.items() if name in selection}
     if not chosen:
@@ -95,7 +95,21 @@ def _values(store: Store, manifest: Manifest, names: Sequence[str]) -> dict[str,
             f"{store.url}: there are only tensors and no values below "
             f"{', '.join(map(repr, names))}; name a tensor"
         )
-    return chosen
+    return _expanded(store, manifest, chosen)
+
+
+def _expanded(store: Store, manifest: Manifest, values: dict[str, Node]) -> dict[str, Node]:
+    """Return values as nodes; those that are packed are read from the data files."""
+    if not manifest.packed_names:
+        return values
+    from ....checkpoint.formats.opening import stored_data
+    from ....checkpoint.reading.packed_values import with_plain_nodes
+
+    data = stored_data(store, manifest)
+    return {
+        name: with_plain_nodes(node, manifest, data, lambda _: True)
+        for name, node in values.items()
+    }
 
 
 def _text(node: Node) -> str:

@@ -25,7 +25,7 @@ def checkpoint_document(
     """
     wanted = matcher(names)
     meshes: dict[Mesh, int] = {}
-    tensors = {name: _tensor(tensor, meshes) for name, tensor in manifest.tensors.items()}
+    tensors = {name: _tensor(tensor, meshes) for name, tensor in manifest.tensors_of_state.items()}
     document: dict[str, Any] = {
         "url": url,
         "format": manifest.format,
@@ -34,7 +34,7 @@ def checkpoint_document(
         "created": manifest.created,
         "metadata": manifest.metadata,
         "num_tensors": len(tensors),
-        "tensor_bytes": sum(tensor.stored_bytes for tensor in manifest.tensors.values()),
+        "tensor_bytes": sum(tensor.stored_bytes for tensor in manifest.tensors_of_state.values()),
         "num_files": len(manifest.files),
         "file_bytes": sum(record.size for record in manifest.files),
         "balance": {

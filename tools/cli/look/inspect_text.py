@@ -67,7 +67,7 @@ def show_checkpoint(url: str, manifest: Manifest, names: tuple[str, ...], *, val
 
 
 def _header(url: str, manifest: Manifest) -> Grid:
-    tensor_bytes = sum(tensor.stored_bytes for tensor in manifest.tensors.values())
+    tensor_bytes = sum(tensor.stored_bytes for tensor in manifest.tensors_of_state.values())
     file_bytes = sum(record.size for record in manifest.files)
     ours = [
         ("save id", manifest.save_id),
@@ -77,7 +77,7 @@ def _header(url: str, manifest: Manifest) -> Grid:
     facts = [
         ("checkpoint", url),
         *(ours if manifest.is_ours else [("format", manifest.format)]),
-        ("tensors", f"{len(manifest.tensors):,}, {iec(tensor_bytes)}"),
+        ("tensors", f"{len(manifest.tensors_of_state):,}, {iec(tensor_bytes)}"),
         ("files", f"{len(manifest.files):,}, {iec(file_bytes)}{_decoded(manifest)}"),
         *(("" if i else "refers to", text) for i, text in enumerate(_lenders(manifest))),
         *(("" if i else "mesh", text) for i, text in enumerate(_meshes(manifest))),
@@ -118,7 +118,7 @@ def _meshes(manifest: Manifest) -> list[str]:
     """Return every mesh once, in the order of the tensors; files of others have none."""
     if not manifest.is_ours:
         return []
-    layouts = (tensor.layout for tensor in manifest.tensors.values())
+    layouts = (tensor.layout for tensor in manifest.tensors_of_state.values())
     meshes = {layout.mesh: None for layout in layouts if not isinstance(layout, IrregularLayout)}
     return [f"{mesh_text(mesh)}: {count(mesh.size, 'rank')}" for mesh in meshes]
 
@@ -180,9 +180,10 @@ def _facts(branch: Branch, told: Told) -> Iterator[tuple[str, str]]:
 
 def _selection(manifest: Manifest, names: tuple[str, ...]) -> str:
     wanted = matcher(names)
-    shown = [tensor for name, tensor in manifest.tensors.items() if wanted(name)]
+    shown = [tensor for name, tensor in manifest.tensors_of_state.items() if wanted(name)]
     num_bytes = sum(tensor.num_bytes for tensor in shown)
-    return f"{len(shown):,} of {count(len(manifest.tensors), 'tensor')} match, {iec(num_bytes)}"
+    num_all = len(manifest.tensors_of_state)
+    return f"{len(shown):,} of {count(num_all, 'tensor')} match, {iec(num_bytes)}"
 
 
 def _files(manifest: Manifest) -> Grid:

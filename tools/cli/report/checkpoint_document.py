@@ -26,7 +26,7 @@ def checkpoint_document(url: str, manifest: Manifest) -> dict[str, Any]:
     ``dtype`` are indices into ``layouts`` and ``dtypes``.
     """
     layouts = Layouts()
-    tensors = list(manifest.tensors.values())
+    tensors = list(manifest.tensors_of_state.values())
     dtypes = {tensor.dtype.torch_name: None for tensor in tensors}
     number = {name: i for i, name in enumerate(dtypes)}
     values = [[printable(name), value_text(node)] for name, node in plain_values(manifest.tree)]
@@ -76,12 +76,12 @@ def statistics_document(found: Mapping[str, TensorStatistics]) -> dict[str, Any]
 
 
 def _facts(manifest: Manifest) -> list[tuple[str, str]]:
-    tensor_bytes = sum(tensor.stored_bytes for tensor in manifest.tensors.values())
+    tensor_bytes = sum(tensor.stored_bytes for tensor in manifest.tensors_of_state.values())
     file_bytes = sum(record.size for record in manifest.files)
-    layouts = [tensor.layout for tensor in manifest.tensors.values()]
+    layouts = [tensor.layout for tensor in manifest.tensors_of_state.values()]
     meshes = {lay.mesh: None for lay in layouts if not isinstance(lay, IrregularLayout)}
     facts = [
-        ("Tensors", f"{len(manifest.tensors):,}, {iec(tensor_bytes)}"),
+        ("Tensors", f"{len(manifest.tensors_of_state):,}, {iec(tensor_bytes)}"),
         ("Files", f"{len(manifest.files):,}, {iec(file_bytes)}"),
         ("Format", f"dtckpt {manifest.version}" if manifest.is_ours else manifest.format),
     ]
