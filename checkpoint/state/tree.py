@@ -21,6 +21,7 @@ from dtckpt.errors import Corrupt
 from .limits import shown
 from .names import Path, index_component, join, key_component, rank_component
 from .packing import as_bytes, unpack
+from .standard_types import STANDARD_TAGS
 from .values import VALUE_TAGS, Node, decode_value, encode_value
 
 DICTS: dict[type, str] = {
@@ -36,7 +37,7 @@ DICT_TAGS = ("dict", *PAIRS)
 CONTAINERS = (*DICT_TAGS, "list", "tuple", "per_rank")
 TENSORS = ("tensor", "ndarray")
 PACKED = "packed"
-_TAGS_OF_VERSION_3 = frozenset({PACKED})
+_TAGS_OF_VERSION_3 = frozenset({PACKED, *STANDARD_TAGS})
 
 
 @dataclass(slots=True)

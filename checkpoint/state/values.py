@@ -7,6 +7,7 @@ that names its type. Nothing is pickled unless the caller insists, at save and a
 from __future__ import annotations
 
 import base64
+import dataclasses
 import enum
 import io
 import math
@@ -19,6 +20,7 @@ from dtckpt.errors import CheckpointError, Corrupt, Unsavable
 from dtckpt.interrupts import raised_by_signal_handler
 
 from .limits import shown
+from .standard_types import STANDARD_TAGS, standard_node, standard_value
 
 Node = Any
 """A JSON value of this codec."""
@@ -51,14 +53,38 @@ def encode_value(value: object, name: str, *, allow_pickle: bool) -> Node:
     encoder = _ENCODERS.get(type(value)) or _foreign_encoder(value)
     if encoder is not None:
         return encoder(value)
+    try:
+        node = standard_node(value, lambda item: encode_value(item, name, allow_pickle=False))
+    except (ValueError, Unsavable) as error:
+        if not allow_pickle:
+            told = "" if isinstance(error, Unsavable) else f"{name}: "
+            raise Unsavable(f"{told}{error}") from error
+        node = None
+    if node is not None:
+        return node
     if allow_pickle:
         return {"pickle": _to_base64(pickle.dumps(value))}
     raise Unsavable(
         f"{name}: a value of type {_qualified_name(type(value))} cannot be written. The format "
         "holds tensors, numpy arrays and scalars, None, bool, int, float, complex, str, bytes, "
-        "BytesIO, list, tuple, dict and other mappings, torch dtypes, devices and sizes, and enums "
-        "given to register_enum. Convert the value, or pass allow_pickle=True at save and at load"
+        "BytesIO, list, tuple, dict and other mappings, set, frozenset, deque, dates and times, "
+        "paths, torch dtypes, devices and sizes, and enums given to register_enum. "
+        f"{_remedy(value)}, or pass allow_pickle=True at save and at load"
     )
+
+
+def _remedy(value: object) -> str:
+    """Return how a value of a class of the user is saved without its class."""
+    if isinstance(value, enum.Enum):
+        return "Decorate the class with register_enum"
+    if isinstance(value, tuple):  # a class of its own, which a checkpoint does not import
+        return "Save tuple(value), or value._asdict() of a namedtuple, and make it again at load"
+    if dataclasses.is_dataclass(value):
+        return (
+            "Save dataclasses.asdict(value) and make it again at load, or give the class "
+            "state_dict() and load_state_dict()"
+        )
+    return "Convert the value"
 
 
 def decode_value(node: Node, name: str, *, allow_pickle: bool) -> Any:
@@ -189,6 +215,15 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
     "enum": _decode_enum,
     "pickle": lambda text: pickle.loads(_from_base64(text)),
 }
+
+
+def _standard_decoder(tag: str) -> Callable[[Any], Any]:
+    return lambda told: standard_value(
+        tag, told, lambda node: decode_value(node, "", allow_pickle=False)
+    )
+
+
+_DECODERS.update((tag, _standard_decoder(tag)) for tag in STANDARD_TAGS)
 
 VALUE_TAGS = tuple(_DECODERS)
 """Tags of value nodes."""
