@@ -42,7 +42,7 @@ from ..tensors.local_tensor import local_tensor, tensor_tag
 from ..tensors.spec import fingerprint
 from ..tensors.visiting import Visited, visit
 
-_MOST_NODES = 4 * MIN_PACKED
+_MOST_NODES = MIN_PACKED
 """A dict of few keys stays a node, by whose keys parts are selected, unless more lies below it."""
 
 

@@ -22,8 +22,9 @@ from dtckpt.errors import Corrupt, Unsavable
 from .limits import MAX_NESTING, list_of, object_of, shown, size_of, text_of
 from .values import MAX_INT_BITS, decode_value, encode_value
 
-MIN_PACKED = 256
-"""Fewer values stay nodes of the manifest, which every version reads."""
+MIN_PACKED = 1024
+"""Fewer values stay nodes of the manifest, which every version reads: the state of Python's random
+generator has 625."""
 
 _KINDS: dict[type, str] = {
     type(None): "none",

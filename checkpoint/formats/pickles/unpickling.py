@@ -506,6 +506,8 @@ _KNOWN: dict[str, Any] = {
     "collections.deque": Inert(_list),
     "builtins.list": Inert(_list),
     "builtins.dict": Inert(dict),
+    "builtins.set": Inert(set),
+    "builtins.frozenset": Inert(frozenset),
     "builtins.int": Inert(int),
     "builtins.float": Inert(float),
     "builtins.complex": Inert(complex),
