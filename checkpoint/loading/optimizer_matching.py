@@ -23,12 +23,13 @@ from ..optimizers.named_state import (
     read_saved,
     settings_of,
 )
+from ..optimizers.own_entries import boxes_of, is_own_entry, local_of, new_part, saved_parts
 from ..optimizers.pairing import LiveParam, Pairing, pair
 from ..optimizers.param_names import ParamLabel, params_of, plain_name
 from ..optimizers.spread import owned_part, unknown_parts
 from ..optimizers.wrappers import inner_name
 from ..state.names import key_component
-from ..state.tree import ABSENT, below, children
+from ..state.tree import ABSENT, TENSORS, below, children, tag_of, unflatten
 from ..tensors.materialising import memory_key
 from .match import Rebuild
 from .scheduler_matching import check_schedulers
@@ -203,6 +204,14 @@ class _OptimizerMatch:
             if walk.cannot_reach(partner.at) or (own is not None and id(param) not in own):
                 continue
             existing = held.get(position) or {}
+            if is_own_entry(walk.index, partner.at):
+                entries.pop(position, None)
+                made = self.own_entry(param, partner.at, own_name)
+                if made is not None:
+                    rebuilds[position] = made
+                elif existing:
+                    walk.found.cleared.append(own_name)
+                continue
             entry = self.fresh.entry(existing, partner.at, param, self.beside[position])
             if existing and not entry:
                 walk.found.cleared.append(own_name)
@@ -226,6 +235,42 @@ class _OptimizerMatch:
             return entries | {key: rebuild() for key, rebuild in rebuilds.items()}
 
         return filled
+
+    def own_entry(self, param: torch.Tensor, at: str, name: str) -> Rebuild | None:
+        """Match state that was stored apart for each part of its parameter; None for no state."""
+        walk, found = self.walk, self.walk.found
+        parts = saved_parts(walk.index, at)
+        walk.taken.update(walk.index.leaves_of(at))
+        local = local_of(param)
+        boxes, shape = boxes_of(local), local.shape
+        own = next((p for p in parts if (p.shape, [*p.boxes]) == (shape, boxes)), None)
+        if own is None:
+            if any(not part.is_absent and part.overlaps(boxes) for part in parts):
+                told = ", ".join(" and ".join(part.boxes) for part in parts)
+                found.problems.append(
+                    f"{at}: ranks had other state of this parameter, or none (an expert without "
+                    f"tokens), so it was saved for each of the parts {told} and goes back to "
+                    f"these; here is {' and '.join(boxes)}. Load it with the parts of the save, "
+                    "whatever the numbers of the ranks are, and save it there after a step in "
+                    "which all of it had gradients as often"
+                )
+            return None
+        if own.is_absent:
+            return None
+        entry: dict[Any, Callable[[], Any]] = {}
+        for key, component, node in children(walk.index.nodes[own.at]):
+            leaf = below(own.at, component)
+            if tag_of(node) not in TENSORS:
+                value = unflatten(node, lambda n, _: n, allow_pickle=walk.options.allow_pickle)
+                found.values += walk.index.leaves_of(leaf)
+                entry[key] = lambda value=value: value
+                continue
+            stored = walk.stored[node[tag_of(node)]]
+            made, target = new_part(param, stored, is_sharded=key in own.sharded)
+            found.destinations[stored.name] = target
+            found.own.add(stored.name)
+            entry[key] = lambda made=made: made
+        return lambda: {key: value() for key, value in entry.items()}
 
     def loaded_among(self, params: Mapping[int, torch.Tensor]) -> list[int]:
         """Return the positions of parameters that this load fills."""

@@ -59,7 +59,7 @@ def named_state(state: Any, labels: Sequence[ParamLabel]) -> dict[Any, Any] | No
         if text is None:
             entries[number] = entry
         else:
-            _put(entries, [key_of(component) for component in text.split("/")], entry)
+            put_entry(entries, [key_of(component) for component in text.split("/")], entry)
     groups = [
         settings_of(group)
         | {"params": [n if texts[n] is None else texts[n] for n in group["params"]]}
@@ -68,7 +68,8 @@ def named_state(state: Any, labels: Sequence[ParamLabel]) -> dict[Any, Any] | No
     return {**state, "state": entries, "param_groups": groups}
 
 
-def _put(entries: dict[Any, Any], path: Sequence[str | int], entry: Any) -> None:
+def put_entry(entries: dict[Any, Any], path: Sequence[str | int], entry: Any) -> None:
+    """Put state into nested dicts at the keys of a name."""
     for key in path[:-1]:
         entries = entries.setdefault(key, {})
     entries[path[-1]] = entry

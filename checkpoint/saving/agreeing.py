@@ -39,6 +39,8 @@ from .outlines import Outline, Speakers, Told, print_of
 from .writers import assign_writers
 
 SAVE_ID_BYTES = 8
+MERGE_PHASE = "save: agree"
+"""The phase in which the states of ranks are merged; errors of it begin so."""
 _MAX_PLANS = 16
 """Of which the eight used last are always there."""
 _UNKNOWN = bytes(16)
@@ -225,7 +227,7 @@ class _Agreeing:
             has_per_rank = any(True for _ in per_rank_nodes(self.tree))
             return json.dumps([whole.to_json(), has_per_rank]).encode()
 
-        merged = json.loads(together(self.ranks, "save: agree", speak, merge))
+        merged = json.loads(together(self.ranks, MERGE_PHASE, speak, merge))
         if isinstance(merged, dict):
             return cast(dict[str, list[str]], merged)["expand"]
         whole, has_per_rank = merged

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -14,12 +14,21 @@ import xxhash
 
 from dtckpt.errors import PlacementError, Unsavable
 
-from ..optimizers.named_state import named_state
-from ..optimizers.param_names import ParamNames
+from ..optimizers.named_state import named_state, put_entry
+from ..optimizers.own_entries import STATE, OwnEntry
+from ..optimizers.param_names import ParamLabel, ParamNames, params_of
 from ..optimizers.spread import state_dict_of, unknown_parts
 from ..state.coordinates import MESH, VALUES, PerCoordinate
 from ..state.limits import MAX_NESTING
-from ..state.names import Path, index_component, is_encodable, join, key_component, rank_component
+from ..state.names import (
+    Path,
+    index_component,
+    is_encodable,
+    join,
+    key_component,
+    key_of,
+    rank_component,
+)
 from ..state.packing import MIN_PACKED, pack, unpack
 from ..state.tree import (
     DICTS,
@@ -38,6 +47,7 @@ from ..state.tree import (
     with_replaced,
 )
 from ..state.values import Node, encode_value
+from ..tensors.dtensors import is_dtensor
 from ..tensors.local_tensor import local_tensor, tensor_tag
 from ..tensors.spec import fingerprint
 from ..tensors.visiting import Visited, visit
@@ -60,6 +70,8 @@ class Flattened:
     """Of every value of a coordinate the rank that keeps it and a hash of what is here, by name."""
     groups: tuple[str, ...]
     """Lists of groups of optimizers whose parameters have names, which ranks bring together."""
+    entries: Mapping[str, tuple[Any, Mapping[Any, Any] | None]]
+    """Distributed parameters of optimizers with their state, if they have any, by its name."""
     objects: tuple[Any, ...]
     """Those that stand for their state dicts."""
 
@@ -71,13 +83,15 @@ def flatten(
     everyone: Sequence[int],
     allow_pickle: bool,
     tell_alive: Callable[[], None] = lambda: None,
+    own_entries: Collection[str] = (),
 ) -> Flattened:
     """Take a state dict, or an object that has one, apart into its structure and its tensors.
 
     Objects with ``state_dict()`` and ``load_state_dict()`` stand for their state dict; that of an
     optimizer goes by the names of its parameters. ``everyone`` are the ranks that take part.
-    ``tell_alive`` is called after each object was asked. Raises Unsavable, with the name of the
-    leaf, for what cannot be written.
+    ``tell_alive`` is called after each object was asked. ``own_entries`` are names of state of
+    distributed parameters that is stored apart for each of their parts. Raises Unsavable, with the
+    name of the leaf, for what cannot be written.
     """
     if dict_tag(state) is None and not is_stateful(state):
         raise Unsavable(
@@ -86,7 +100,8 @@ def flatten(
         )
     visited = visit(state, rank, ask=state_dict_of, tell_alive=tell_alive)
     names = ParamNames(state, visited, rank)
-    return _Flattening(visited, names, rank, tuple(everyone), allow_pickle).run(state)
+    flattening = _Flattening(visited, names, rank, tuple(everyone), allow_pickle, own_entries)
+    return flattening.run(state)
 
 
 def with_plain_nodes(tree: Node, names: Sequence[str], tensors: Mapping[str, Any]) -> Node:
@@ -141,10 +156,14 @@ class _Flattening:
     rank: int
     everyone: tuple[int, ...]
     allow_pickle: bool
+    own_entries: Collection[str]
     tensors: dict[str, Any] = field(default_factory=dict[str, Any])
     has_per_rank: bool = False
     copies: dict[str, tuple[int, str]] = field(default_factory=dict[str, tuple[int, str]])
     groups: list[str] = field(default_factory=list[str])
+    entries: dict[str, tuple[Any, Mapping[Any, Any] | None]] = field(
+        default_factory=dict[str, tuple[Any, "Mapping[Any, Any] | None"]]
+    )
     keeps_nodes: bool = False
     """Whether nothing is packed here: what reads optimizers and meshes looks into the tree."""
     num_leaves: int = 0
@@ -153,7 +172,9 @@ class _Flattening:
     def run(self, state: Any) -> Flattened:
         node, objects = self.node(state, ()), tuple(self.visited.objects.values())
         groups = tuple(self.groups)
-        return Flattened(node, self.tensors, self.has_per_rank, self.copies, groups, objects)
+        return Flattened(
+            node, self.tensors, self.has_per_rank, self.copies, groups, self.entries, objects
+        )
 
     def node(self, value: Any, path: Path) -> Node:
         if type(value) in DICTS:  # nothing else, and there may be very many
@@ -174,6 +195,8 @@ class _Flattening:
             return {"per_rank": {str(self.rank): child}}
         if isinstance(value, PerCoordinate):
             return self.per_coordinate(value, path)
+        if isinstance(value, OwnEntry):
+            return self.own_entry(value, path)
         if is_stateful(value):
             return self.stateful(value, path)
         if dict_tag(value) is not None:
@@ -217,18 +240,25 @@ class _Flattening:
             places, own = value.place(self.rank, self.everyone)
         except PlacementError as error:
             raise Unsavable(f"{join(path)}: {error}") from error
-        at = (*path, key_component(VALUES))
-        before, self.tensors = self.tensors, {}
-        child = self.node(value.value, (*at, rank_component(self.rank)))
-        here, self.tensors = self.tensors, before
-        owner = places.rank(own)
-        self.copies[join(at)] = owner, _hash_of(child, here)
-        if owner == self.rank:
-            self.tensors |= here
-        nodes = {str(self.rank): child} if owner == self.rank else {}
+        values = self.kept_by(places.rank(own), value.value, (*path, key_component(VALUES)))
         with self.keeping_nodes(True):
             mesh = self.node(places.to_json(), (*path, key_component(MESH)))
-        return {"dict": {MESH: mesh, VALUES: {"per_rank": nodes}}}
+        return {"dict": {MESH: mesh, VALUES: values}}
+
+    def kept_by(self, owner: int, value: Any, path: Path) -> Node:
+        """Return the node of a value that one rank keeps for others, too, who have the same."""
+        before, self.tensors = self.tensors, {}
+        child = self.node(value, (*path, rank_component(self.rank)))
+        here, self.tensors = self.tensors, before
+        self.copies[join(path)] = owner, _hash_of(child, here)
+        if owner == self.rank:
+            self.tensors |= here
+        return {"per_rank": {str(self.rank): child} if owner == self.rank else {}}
+
+    def own_entry(self, value: OwnEntry, path: Path) -> Node:
+        """Return the node of state that is stored apart for each part of its parameter."""
+        self.has_per_rank = True
+        return self.kept_by(value.owner(self.rank), value.to_state(), path)
 
     def stateful(self, value: Any, path: Path) -> Node:
         state = self.visited.states[join(path)]
@@ -241,8 +271,30 @@ class _Flattening:
             if named is not None and any(label.text is not None for label in labels):
                 self.groups.append(join((*path, "param_groups")))
                 state = named
+                self.note_entries(value, labels, named["state"], (*path, STATE))
         with self.keeping_nodes(isinstance(value, torch.optim.Optimizer)):
             return self.node(state, path)
+
+    def note_entries(
+        self,
+        optimizer: torch.optim.Optimizer,
+        labels: Sequence[ParamLabel],
+        entries: dict[Any, Any],
+        path: Path,
+    ) -> None:
+        """Note the state of distributed parameters, and have some of it stored by its parts."""
+        for label, param in zip(labels, params_of(optimizer), strict=True):
+            if label.text is None or not is_dtensor(param):
+                continue
+            keys = [key_of(component) for component in label.text.split("/")]
+            held = entries
+            for key in keys[:-1]:
+                held = held.get(key, {})
+            entry = held.get(keys[-1])
+            name = f"{join(path)}/{label.text}"
+            self.entries[name] = param, entry
+            if name in self.own_entries:
+                put_entry(entries, keys, OwnEntry(param, entry or {}))
 
     def dict_node(self, value: Mapping[Any, Any], path: Path) -> Node:
         _check_depth(path)

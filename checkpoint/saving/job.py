@@ -12,7 +12,13 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, Literal, cast
 
-from dtckpt.errors import Cancelled, CheckpointError, RankFailed, StorageError
+from dtckpt.errors import (
+    Cancelled,
+    CheckpointError,
+    LayoutMismatch,
+    RankFailed,
+    StorageError,
+)
 from dtckpt.logs import logger_of
 
 from ...dtensor.geometry.box import Box
@@ -24,6 +30,7 @@ from ..files.committing import check_free, discard
 from ..files.manifest import MANIFEST, Manifest, read_manifest_bytes
 from ..files.stored_tensor import StoredTensor
 from ..files.writing import Chunk, in_file_order
+from ..optimizers.own_entries import entries_that_differ
 from ..ranks.failing import CalledOff
 from ..ranks.together import DEFAULT_TIMEOUT, Answers, Ranks, Solo, together
 from ..staging.area import StagingArea, copy_all
@@ -40,7 +47,7 @@ from ..tensors.spec import PerRankPart, Values, fingerprint, split_per_rank
 from ..tensors.ties import find_ties
 from ..tensors.transfer import TensorSource
 from ..timing.recorder import Recorder
-from .agreeing import Agreement, Description, PlanMemory, agree
+from .agreeing import MERGE_PHASE, Agreement, Description, PlanMemory, agree
 from .copies import compare_copies, digests_of_plain
 from .finishing import (
     Commit,
@@ -122,6 +129,10 @@ class SaveJob:
         """Copies that are made while the training goes on."""
         self.recorder = Recorder("save", ranks)
         self.has_copied = False
+        self.entries: Mapping[str, tuple[Any, Mapping[Any, Any] | None]] = {}
+        """Distributed parameters of optimizers with their state, by its name, until all agree."""
+        self.own_entries: set[str] = set()
+        """Names of those that ranks have otherwise, and that are stored for each part."""
         self.metadata: Any = None
         """What the user gave, as it was at the call; on the coordinator."""
 
@@ -150,7 +161,19 @@ class SaveJob:
             return self.describe(state, target)
 
         memory = self.ranks.memory.setdefault("plans", PlanMemory())
-        self.agreed = agree(self.ranks, memory, "save: plan", describe)
+        try:
+            self.agreed = agree(self.ranks, memory, "save: plan", describe)
+        except LayoutMismatch as error:
+            # All ranks have the same error, of the same phase. What failed before the states were
+            # merged, such as other arguments, is no difference of states.
+            if not str(error).startswith(MERGE_PHASE):
+                raise
+            self.own_entries = entries_that_differ(self.ranks, self.entries)
+            if not self.own_entries:
+                raise
+            again = partial(self.describe, state, target)
+            self.agreed = agree(self.ranks, memory, "save: plan", again)
+        self.entries = {}
         self.compare_copies()
         self.read_base()
         with paused_collector():
@@ -186,8 +209,9 @@ class SaveJob:
                 everyone=self.ranks.all,
                 allow_pickle=self.options.allow_pickle,
                 tell_alive=self.ranks.tell_alive,
+                own_entries=self.own_entries,
             )
-            self.objects = flat.objects
+            self.objects, self.entries = flat.objects, flat.entries
             self.tensors = {n: local_tensor(n, value) for n, value in flat.tensors.items()}
             refuse_to_save_gathered(self.tensors)
             if len(self.ranks.all) > 1:
