@@ -36,7 +36,9 @@ VALUES: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("value", VALUES, ids=repr)
+@pytest.mark.parametrize(
+    "value", VALUES, ids=[f"{type(v).__name__} {n}" for n, v in enumerate(VALUES)]
+)
 def test_a_value_comes_back_equal_and_of_the_same_type(value: Any) -> None:
     store = MemoryStore()
     ckpt.save({"value": value, "many": [value] * 3000}, store)
@@ -91,7 +93,7 @@ class Number(enum.IntEnum):
         ({Point(1, 2)}, "_asdict"),
         (deque([object()]), "Convert"),
     ],
-    ids=repr,
+    ids=["namedtuple", "dataclass", "enum", "int enum", "zone", "set", "deque"],
 )
 def test_what_needs_code_of_the_user_is_refused_with_a_remedy(value: Any, remedy: str) -> None:
     store = MemoryStore()

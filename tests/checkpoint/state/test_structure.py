@@ -222,7 +222,6 @@ class Pair(NamedTuple):
     [
         Thing(),
         Unknown.X,
-        {1, 2},
         object,
         Pair(1, 2),
         torch.zeros(2, device="meta"),
@@ -235,7 +234,6 @@ class Pair(NamedTuple):
     ids=[
         "object",
         "enum",
-        "set",
         "class",
         "namedtuple",
         "meta",

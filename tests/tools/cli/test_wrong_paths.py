@@ -99,7 +99,7 @@ def test_a_run_of_other_programs(run: Run, tmp_path: Path) -> None:
         ckpt.export(tmp_path / "ours", tmp_path / f"run/step-{step}", format="dcp")
         ckpt.delete(tmp_path / "ours")
     assert "step-2" in run("inspect", tmp_path / "run").stdout
-    assert run("verify", tmp_path / "run").stdout.count("complete, but without checksums") == 2
+    assert run("verify", tmp_path / "run").stdout.count(": intact (") == 2
     pruned = run("prune", tmp_path / "run", "--keep-last", 1)
     assert pruned.exit_code == 3
     assert "of other programs, of which dtckpt deletes nothing" in pruned.stderr
