@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from dtckpt.errors import PlacementError
@@ -16,9 +17,13 @@ from ..mesh.plain_tensors import may_be_plain
 from ..mesh.spec import DTensorSpec, replicated_spec, spec_of
 from ..tensor.schemas import Op, is_foreach
 from ..tensor.wrapper import Wrapper
+from ..torch_private import schema_of
 from .call import Call
 from .keys import Key, key_of
 from .numbers import mesh_of, number_for, scales_plain
+
+_COPY = torch.ops.aten.copy_.default
+"""Writes all of its first tensor."""
 
 
 @dataclass(frozen=True)
@@ -58,9 +63,27 @@ def bind(call: Call) -> Bound:
             for leaf in leaves
         ]
     else:
-        leaves = [number_for(mesh, leaf, op) for leaf in leaves]
-        specs = [spec_on(mesh, leaf, index, op, leaves) for index, leaf in enumerate(leaves)]
+        outs = _plain_outs(call)
+        leaves = [leaf if id(leaf) in outs else number_for(mesh, leaf, op) for leaf in leaves]
+        specs = [
+            replicated_spec(mesh, leaf)
+            if id(leaf) in outs
+            else spec_on(mesh, leaf, index, op, leaves)
+            for index, leaf in enumerate(leaves)
+        ]
     return Bound(call, mesh, leaves, specs)
+
+
+def _plain_outs(call: Call) -> set[int]:
+    """Return the identities of plain tensors that the call only writes to.
+
+    What is in them is not read, and mostly uninitialised: it need not be the same on all ranks.
+    """
+    outs = [call.args[0]] if call.op is _COPY else []
+    if call.kwargs:
+        names = [arg.name for arg in schema_of(call.op).arguments if arg.is_out]
+        outs += [call.kwargs[name] for name in names if name in call.kwargs]
+    return {id(out) for out in outs if isinstance(out, Tensor) and not isinstance(out, Wrapper)}
 
 
 def _common_mesh(leaves: Sequence[Tensor]) -> DeviceMesh | None:

@@ -11,7 +11,10 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from typing import Any
+from contextlib import nullcontext
+from functools import cached_property
+from importlib import import_module
+from typing import Any, cast
 
 import torch
 
@@ -117,6 +120,22 @@ class _Worker:
         self._pipe.close()
 
 
+def _unlock_cached_properties() -> None:
+    """Take away the locks of cached properties in torch that are computed by collectives.
+
+    Before Python 3.12 one lock is held for all instances: ranks that are threads of one process
+    would wait for it, and the one that has it for them.
+    """
+    try:
+        module = import_module("torch.nn.modules.linear_cross_entropy")
+    except ModuleNotFoundError:  # before torch 2.13
+        return
+    for cls in [each for each in vars(module).values() if isinstance(each, type)]:
+        for value in vars(cls).values():
+            if isinstance(value, cached_property) and hasattr(value, "lock"):
+                cast(Any, value).lock = nullcontext()
+
+
 def _lost(task: Task, kind: str, text: str) -> OpResult:
     sizes, name = task
     example = Example(case="the whole operator", text=text)
@@ -127,6 +146,7 @@ def _work(pipe: Any, setting: Setting, find: Find) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    _unlock_cached_properties()
     gc.freeze()  # the collector need not walk all of torch and its database again and again
     teams = {shape: Team(shape, setting.seconds) for shape in setting.meshes}
     pipe.send("ready")

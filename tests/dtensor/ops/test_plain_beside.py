@@ -71,3 +71,23 @@ def test_a_plain_tensor_in_any_place_counts_as_the_same_on_all_ranks(name: str) 
                     torch.testing.assert_close(whole, other)
 
     run_on_mesh((2,), body)
+
+
+def test_plain_tensors_that_are_only_written_may_differ_between_ranks() -> None:
+    """As buffers do that were never filled: what is in them is not read."""
+
+    def body(mesh: DeviceMesh) -> None:
+        rank = float(mesh.get_local_rank())
+        for at in (0, 1):
+            values = scattered(WEIGHT, mesh, [Shard(at)])
+            out, best = torch.full((6, 6), rank), torch.full((6,), rank)
+            places = torch.full((6,), int(rank))
+            torch.mm(values, values.t(), out=out)
+            torch.max(values, 1, out=(best, places))
+            assert torch.allclose(out, WEIGHT @ WEIGHT.t())
+            assert [best.tolist(), places.tolist()] == [t.tolist() for t in WEIGHT.max(1)]
+            copied = torch.full((6, 4), rank)
+            copied.copy_(values)
+            assert torch.equal(copied, WEIGHT)
+
+    run_on_mesh((2,), body)
