@@ -49,6 +49,7 @@ EXCEPTIONS = {
     "aten.linalg_eig.default": _ORDER,
     "aten.linalg_solve_triangular.default": _ORDER,
     "aten.max_unpool2d.default": _ORDER,
+    "aten.nonzero_static.default": _ORDER,
     "aten.mul.Tensor": "of expanded tensors of one element the kernel chooses the other's order",
     "aten._embedding_bag.default": _BAGS,
     "aten._embedding_bag_forward_only.default": _BAGS,
