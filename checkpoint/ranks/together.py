@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import PurePath
 from typing import Any, cast
 
 import torch
@@ -73,8 +74,16 @@ def ranks_of(
         process_group = distributed.group.WORLD
     call = numbers_of(process_group).enter()
     members = members_of(process_group, timeout.total_seconds())
-    about = target_number(purpose, str(getattr(target, "url", target)))
+    about = target_number(purpose, _text_of(target))
     return GroupRanks(members, call, timeout, purpose, wrong, about)
+
+
+def _text_of(target: object) -> str:
+    """Return the path or URL of a target; "" where it is none, and of objects with code to run."""
+    if isinstance(target, str | PurePath):
+        return str(target)
+    url = getattr(target, "url", "")
+    return url if isinstance(url, str) else ""
 
 
 @contextmanager

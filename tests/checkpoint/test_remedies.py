@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -170,7 +171,7 @@ def narrower() -> Case:
 
 
 def pickled() -> Case:
-    state = {"s": frozenset({1, 2})}
+    state = {"s": Fraction(1, 2)}
 
     def follow() -> None:
         got: dict[str, Any] = {"s": None}

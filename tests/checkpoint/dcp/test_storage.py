@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import itertools
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -310,7 +311,7 @@ def test_what_has_no_form_is_refused_by_name(tmp_path: Path, value: Any, match: 
 
 
 def test_pickles_only_if_both_sides_insist(tmp_path: Path) -> None:
-    given = {"odd": {1, 2}}
+    given = {"odd": Fraction(1, 2)}
     save(given, storage_writer=CheckpointWriter(tmp_path, allow_pickle=True), no_dist=True)
     raises_in_torch(
         CheckpointError,

@@ -174,7 +174,7 @@ def test_the_next_save_is_whole_after_one_that_a_rank_left_out() -> None:
         def body(rank: int, group: Any) -> list[str]:
             found = [call(group, "first", target="step_0")]
             if rank != skipper:
-                failed = call(group, "second", SHORT, target="step_1")
+                failed = call(group, "second", timedelta(seconds=4), target="step_1")
                 assert failed.startswith("RankFailed"), failed
             for number in range(2, 5):
                 gate.wait(90)  # a step of the training
