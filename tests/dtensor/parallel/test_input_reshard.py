@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from typing import Any
 
 import pytest
@@ -52,29 +53,30 @@ def test_gradients_are_those_without_it(ranks: int) -> None:
     run_on_mesh((ranks,), body)
 
 
-def test_ranks_keep_their_parts_only() -> None:
+def test_ranks_keep_their_parts_only(monkeypatch: pytest.MonkeyPatch) -> None:
     given = torch.randn(8, 4, dtype=torch.float64)
+    packed: dict[int, list[int]] = {}
+    real = torch.autograd.graph.saved_tensors_hooks
+
+    class Noting(real):
+        def __init__(self, pack: Any, unpack: Any) -> None:
+            def noting(tensor: Tensor) -> Any:
+                kept = pack(tensor)
+                if not isinstance(kept, Tensor):
+                    own = packed.setdefault(threading.get_ident(), [])
+                    own.append(kept.tensor.to_local().numel())
+                return kept
+
+            super().__init__(noting, unpack)
+
+    # Once for all ranks, which are threads of this process.
+    monkeypatch.setattr("dtckpt.dtensor.parallel.input_reshard.saved_tensors_hooks", Noting)
 
     def body(mesh: DeviceMesh) -> None:
-        packed: list[int] = []
-        real = torch.autograd.graph.saved_tensors_hooks
-
-        class Noting(real):
-            def __init__(self, pack: Any, unpack: Any) -> None:
-                def noting(tensor: Tensor) -> Any:
-                    kept = pack(tensor)
-                    if not isinstance(kept, Tensor):
-                        packed.append(kept.tensor.to_local().numel())
-                    return kept
-
-                super().__init__(noting, unpack)
-
         module = input_reshard(nn.Sequential(nn.Tanh(), nn.Tanh()), mesh, 0)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("dtckpt.dtensor.parallel.input_reshard.saved_tensors_hooks", Noting)
-            x = given.clone().requires_grad_()
-            module(x).sum().backward()
-        assert packed == [16, 16]  # of 32 each
+        x = given.clone().requires_grad_()
+        module(x).sum().backward()
+        assert packed[threading.get_ident()] == [16, 16]  # of 32 each
 
     run_on_mesh((2,), body)
 
