@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as torch_dcp
+import torch.distributed.checkpoint
 
 import dtckpt.checkpoint as ckpt
 from dtckpt.errors import Corrupt
 
 _serialization: Any = torch.serialization
+_torch_dcp: Any = torch.distributed.checkpoint
 
 
 def of_torch_save(place: Path) -> Path:
@@ -24,7 +25,7 @@ def of_torch_save(place: Path) -> Path:
 
 def of_dcp(place: Path) -> Path:
     state = {"w": torch.arange(100_000, dtype=torch.float32), "b": torch.ones(3)}
-    torch_dcp.save(state, checkpoint_id=place / "dcp")
+    _torch_dcp.save(state, checkpoint_id=place / "dcp")
     return place / "dcp"
 
 
@@ -76,7 +77,10 @@ def test_verify_tells_that_archives_without_checksums_have_none(tmp_path: Path) 
 
 
 def test_large_records_are_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dtckpt.checkpoint.reading.limits.piece_bytes", lambda _: 4096)
+    def piece_bytes(_: object) -> int:
+        return 4096
+
+    monkeypatch.setattr("dtckpt.checkpoint.reading.limits.piece_bytes", piece_bytes)
     place = of_torch_save(tmp_path)
     assert not ckpt.verify(place).problems
     flip_byte_of(place, SOUGHT)
