@@ -337,11 +337,18 @@ class _Verification:
 
     def tensors_of(self, rank: int) -> Iterator[str]:
         """Yield the names of tensors of which a rank wrote something, unless it takes too long."""
+        has_chunks: dict[tuple[int, tuple[int, ...], int], bool] = {}
         for tensor in self.manifest.tensors.values():
             self.lookups -= len(tensor.writers)
             if self.lookups < 0:
                 return
-            if any(tensor.chunks_of(rank)):
+            if tensor.same_as is not None:
+                continue
+            # Very many tensors have the same few layouts, which are one object each.
+            key = id(tensor.layout), tensor.writers, tensor.cut
+            if key not in has_chunks:
+                has_chunks[key] = any(tensor.chunks_of(rank))
+            if has_chunks[key]:
                 yield tensor.name
 
     def borrowed_jobs(self, rank: int, file: DataFile) -> Iterator[_Job]:
@@ -396,7 +403,8 @@ class _Verification:
                 continue
             failed: CheckpointError | None = None
             try:
-                for rank, chunk, _ in tensor.chunks_meeting(Box.whole(tensor.shape)):
+                whole = Box.whole(tensor.shape)
+                for rank, chunk, _ in tensor.chunks_meeting(whole) if self.lookups >= 0 else ():
                     self.lookups -= 1
                     if self.lookups < 0:
                         break

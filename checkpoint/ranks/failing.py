@@ -99,7 +99,7 @@ def joint_error(phase: str, decision: dict[str, Any], *, alone: bool) -> Checkpo
     error = cls(message) if failed else RankFailed(message)
     if isinstance(error, RankFailed) and not failed and not decision["left"]:
         error.lost = tuple(sorted(map(int, lost)))
-    error.is_certain = decision["is_certain"]
+    error.phase, error.is_certain = phase, decision["is_certain"]
     numbers = {cause["errno"] for cause in failed.values()}
     if isinstance(error, OSError) and len(numbers) == 1:
         error.errno = numbers.pop()

@@ -36,7 +36,9 @@ _MAX_FAILURES = 16
 _UNPLACED_SECONDS = 10.0
 """How long a member is kept whose call was made for something else here, until the next call."""
 _MAX_TARGETS = 64
-"""Of so many calls it is remembered what they were made for."""
+"""Of so many calls here it is remembered what they were made for."""
+_MAX_CAME_FOR = 8
+"""Of so many calls of each member; there may be ten thousands of members."""
 PULSE_SECONDS = 5.0
 """Signs of life come at least so often."""
 
@@ -102,7 +104,7 @@ class Wire(Owner):
             made = Call(call, purpose, signs, refuse, target, awaited=set(self._members))
             held = self._add(call, made)
             self._next_call = max(self._next_call, call + 1)
-            self._remember(self._targets, call, target)
+            _remember(self._targets, call, target, _MAX_TARGETS)
             for link in self._early.pop(call, {}).values():
                 self._place(held, link)
             for number in sorted(self._early):  # the nearest one first
@@ -149,9 +151,10 @@ class Wire(Owner):
         link = Link(rank, connection, call=call, purpose=hello.purpose, target=hello.target)
         with self._changed:
             self._loop.look_at(link)
-            self._remember(self._came_for.setdefault(rank, {}), call, hello.target)
+            _remember(self._came_for.setdefault(rank, {}), call, hello.target, _MAX_CAME_FOR)
             held = self._calls.get(call)
-            if held is None or rank not in held.awaited or self._is_of_another(link):
+            is_usual = held is not None and rank in held.awaited and held.target == link.target
+            if not is_usual:
                 others = sorted(self._calls.items())
                 held = next((h for _, h in others if self._is_for(h, link)), held)
             at = call if held is None else held.number
@@ -168,12 +171,6 @@ class Wire(Owner):
             else:
                 self._dismiss_late(link)
             self._changed.notify_all()
-
-    @staticmethod
-    def _remember(targets: dict[int, int], call: int, target: int) -> None:
-        targets[call] = target
-        if len(targets) > _MAX_TARGETS:
-            del targets[min(targets)]
 
     def _is_of_another(self, link: Link) -> bool:
         """Whether no call here from the member's number on was made for what the member is.
@@ -212,13 +209,13 @@ class Wire(Owner):
         It has if it comes now to what this rank alone has called for before, or if it alone has
         come before to what this rank calls for now.
         """
-        differs = link.target != held.target and link.call == held.number
+        if link.target == held.target or 0 in (link.target, held.target):
+            self._admit(held, link)
+            return
         has_left = _has_left(link) or self._came_to[link.rank] > held.number
         ours = {target for call, target in self._targets.items() if call != held.number}
         theirs = {t for call, t in self._came_for[link.rank].items() if call != held.number}
-        if not differs or 0 in (link.target, held.target):
-            self._admit(held, link)
-        elif has_left or link.target in ours - theirs:
+        if has_left or link.target in ours - theirs:
             self._came_to[link.rank] = held.number - 1  # it comes to this one by its next number
             self._dismiss(link, 0)
         elif held.target in theirs - ours:
@@ -512,6 +509,13 @@ class Wire(Owner):
 
     def __del__(self) -> None:
         self.close()
+
+
+def _remember(targets: dict[int, int], call: int, target: int, most: int) -> None:
+    """Note what a call is made for, and forget the call with the lowest number."""
+    targets[call] = target
+    if len(targets) > most:
+        del targets[min(targets)]
 
 
 def _has_left(link: Link) -> bool:

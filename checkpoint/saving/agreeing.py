@@ -40,7 +40,7 @@ from .writers import assign_writers
 
 SAVE_ID_BYTES = 8
 MERGE_PHASE = "save: agree"
-"""The phase in which the states of ranks are merged; errors of it begin so."""
+"""The phase in which the states of ranks are merged."""
 _MAX_PLANS = 16
 """Of which the eight used last are always there."""
 _UNKNOWN = bytes(16)

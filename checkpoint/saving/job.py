@@ -166,7 +166,7 @@ class SaveJob:
         except LayoutMismatch as error:
             # All ranks have the same error, of the same phase. What failed before the states were
             # merged, such as other arguments, is no difference of states.
-            if not str(error).startswith(MERGE_PHASE):
+            if error.phase != MERGE_PHASE:
                 raise
             self.own_entries = entries_that_differ(self.ranks, self.entries)
             if not self.own_entries:

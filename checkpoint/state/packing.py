@@ -173,12 +173,13 @@ class _Packer:
             self.buffers.append(text)
             return "decimal"
         low, high = (int(array.min()), int(array.max())) if values else (0, 0)
-        for code, dtype in _INT_DTYPES.items():
-            info = np.iinfo(dtype)
-            if info.min <= low and high <= info.max:
-                self.buffers.append(array.astype(dtype).tobytes())
-                return code
-        raise AssertionError
+        code, dtype = next(  # the last one holds all
+            (code, dtype)
+            for code, dtype in _INT_DTYPES.items()
+            if np.iinfo(dtype).min <= low and high <= np.iinfo(dtype).max
+        )
+        self.buffers.append(array.astype(dtype).tobytes())
+        return code
 
     def texts(self, values: list[bytes]) -> str:
         code = self.ints(list(map(len, values)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -77,13 +78,18 @@ def bind(call: Call) -> Bound:
 def _plain_outs(call: Call) -> set[int]:
     """Return the identities of plain tensors that the call only writes to.
 
-    What is in them is not read, and mostly uninitialised: it need not be the same on all ranks.
+    What is in them is not read, and mostly uninitialised: it need not be the same on all ranks. One
+    that is an argument, too, is read.
     """
     outs = [call.args[0]] if call.op is _COPY else []
     if call.kwargs:
         names = [arg.name for arg in schema_of(call.op).arguments if arg.is_out]
         outs += [call.kwargs[name] for name in names if name in call.kwargs]
-    return {id(out) for out in outs if isinstance(out, Tensor) and not isinstance(out, Wrapper)}
+    if not outs:
+        return set()
+    times = Counter(map(id, call.tensors))
+    plain = [out for out in outs if isinstance(out, Tensor) and not isinstance(out, Wrapper)]
+    return {id(out) for out in plain if times[id(out)] == 1}
 
 
 def _common_mesh(leaves: Sequence[Tensor]) -> DeviceMesh | None:

@@ -92,6 +92,8 @@ class CheckpointError(DtckptError):
     is_certain: bool = False
     """After a failed save, or ``publish`` of a store: whether it is known that nothing came of it,
     nor will, as after a refusal. Else the last request may have been carried out, or still be."""
+    phase: str = ""
+    """The phase of the call in which some rank failed, as messages name it; "" outside of one."""
     overwritten: tuple[str, ...] = ()
     """After a failed load: names of tensors of which some elements had been loaded, on any rank."""
 

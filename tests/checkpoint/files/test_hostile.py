@@ -25,7 +25,7 @@ from dtckpt.storage import MemoryStore, open_store
 
 from .forging import Objects, header_of, manifest_of, objects_of, sealed, with_file, with_manifest
 
-MAX_SECONDS = 10.0
+MAX_SECONDS = 5.0
 MAX_BYTES = 256 << 20
 GIB = 1 << 30
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dtckpt.dtensor import DeviceMesh, DTensor, Shard
+from dtckpt.errors import PlacementError
 
 from ..rank_meshes import run_on_mesh, scattered
 
@@ -86,6 +87,10 @@ def test_plain_tensors_that_are_only_written_may_differ_between_ranks() -> None:
             torch.max(values, 1, out=(best, places))
             assert torch.allclose(out, WEIGHT @ WEIGHT.t())
             assert [best.tolist(), places.tolist()] == [t.tolist() for t in WEIGHT.max(1)]
+            read = torch.full((6, 4), rank)
+            with pytest.raises(PlacementError, match="differs between ranks"):
+                torch.add(read, values, out=read)
+            assert read.eq(rank).all()
             copied = torch.full((6, 4), rank)
             copied.copy_(values)
             assert torch.equal(copied, WEIGHT)
