@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -23,9 +23,11 @@ from ..files.stored_tensor import StoredTensor
 from ..optimizers.state_form import empty_on_mesh
 from ..ranks.together import Ranks
 from ..state.coordinates import PerCoordinate
+from ..state.names import index_component, key_component
 from ..state.tree import (
     CONTAINERS,
     DICT_TAGS,
+    PACKED,
     PAIRS,
     TENSORS,
     Node,
@@ -66,20 +68,55 @@ class SavedForms(Lookup, ABC):
     def value(self, value: Any, name: str, at: str) -> Rebuild | None:
         """Take the value that was saved at a place, in which there are no tensors."""
 
-    def takes_saved_form(self, value: Any, at: str) -> bool:
+    def takes_saved_form(self, value: Any, name: str, at: str) -> bool:
         """Whether what was saved decides all about a part of the state of an object.
 
-        Not where a part of it alone is selected, where nothing was saved, and of what has rules of
-        its own: objects, and values of ranks.
+        Not where a part of it alone is selected, where nothing was saved, where parts of it are
+        renamed, and of what has rules of its own: objects, and values of ranks.
         """
         if isinstance(value, PerRank | PerCoordinate) or is_stateful(value) or is_meta(value):
             return False
         if at not in self.index.nodes:
             return False
+        if self.renaming is not None and name and not (at and self._keeps_names(value, name, at)):
+            return False
         names = list(self.index.leaves_of(at))
         return all(map(self.is_selected, names)) and not any(
             part.startswith("@") for name in names for part in name[len(at) :].split("/")
         )
+
+    def _keeps_names(self, value: Any, name: str, at: str) -> bool:
+        """Whether all that lies in a container is found below the place of the container."""
+        if dict_tag(value) is not None:
+            items = [(key_component(k), v) for k, v in value.items() if type(k) in (str, int)]
+        elif isinstance(value, list | tuple):
+            parts = cast("list[Any]", value)
+            items = [(index_component(i), item) for i, item in enumerate(parts)]
+        else:
+            return True
+        return all(
+            self.at(below(name, component)) == below(at, component)
+            and self._keeps_names(item, below(name, component), below(at, component))
+            for component, item in items
+        )
+
+    def lacking(self, state: Any, at: str) -> dict[str, Any]:
+        """Return what an object's state has at the top and the checkpoint has not.
+
+        Within its values the checkpoint says what there is: a history is shorter at an earlier
+        step. Names at the top are what ``load_state_dict`` looks up, and some pass in silence over
+        what is not there, such as the place of a rank in its data.
+        """
+        node = self.index.nodes[at]
+        if tag_of(node) == PACKED:
+            saved: Any = self.packed_value(node)
+            is_dict = dict_tag(saved) is not None
+        else:
+            saved = {key for key, _, _ in children(node)}
+            is_dict = tag_of(node) in DICT_TAGS
+        if not is_dict or dict_tag(state) is None:
+            return {}
+        return {k: item for k, item in state.items() if isinstance(k, str) and k not in saved}
 
     def saved_form(self, value: Any, name: str) -> Rebuild | None:
         """Match a part of the state of an object with what was saved, whatever its form is now."""

@@ -15,6 +15,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from dtckpt.errors import LayoutMismatch
 
@@ -125,7 +126,7 @@ class Walk(SavedForms):
 
     def node(self, value: Any, name: str) -> Rebuild | None:
         takes_form = self.takes_form or (name and not self.takes_more and _is_nothing(value))
-        if takes_form and self.takes_saved_form(value, self.at(name)):
+        if takes_form and self.takes_saved_form(value, name, self.at(name)):
             return self.saved_form(value, name)
         if tensor_tag(value) is not None:
             return self.tensor(value, name)
@@ -241,7 +242,7 @@ class Walk(SavedForms):
             if finisher is not None:
                 found.finishers[name] = finisher
             return None
-        rebuild = self.node(state, name) or (lambda: state)
+        rebuild = self.state_of_object(value, state, name) or (lambda: state)
         self.within_object, self.takes_form = outside
         found.names_of_objects[name] = tuple(islice(found.destinations, before[0], None))
         is_empty = (len(found.destinations), len(found.values), len(found.dealt)) == before
@@ -255,6 +256,19 @@ class Walk(SavedForms):
             load_state_dict: Callable[[Any], object] = value.load_state_dict
             found.finishers[name] = lambda _: load_state_dict(wrapped_again(rebuild()))
         return None
+
+    def state_of_object(self, value: Any, state: Any, name: str) -> Rebuild | None:
+        """Match the state dict of an object that is no optimizer."""
+        at = self.at(name)
+        if not self.takes_form or not self.takes_saved_form(state, name, at):
+            return self.node(state, name)
+        rebuild = self.saved_form(state, name)
+        if isinstance(value, LRScheduler):
+            return rebuild  # torch's update what they have, and other versions have other names
+        lacking = self.lacking(state, at)
+        for key, item in lacking.items():
+            self.node(item, below(name, key_component(key)))
+        return (lambda: {**lacking, **rebuild()}) if lacking and rebuild else rebuild
 
     def packed_container(self, value: Any, name: str) -> Rebuild | None:
         """Take a packed value for a container of the same structure; else expand it."""

@@ -87,6 +87,74 @@ def test_tensors_of_an_object_that_fit_are_filled_in_place() -> None:
     assert live.tolist() == [1.0, 1.0, 1.0]
 
 
+class OfRank:
+    """An object whose state has a name of the rank, and passes over that of others."""
+
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+        return self.state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take a state."""
+        self.state = state
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("fresh", [b"", {"t": torch.zeros(2)}])
+def test_what_an_object_has_and_the_checkpoint_has_not_is_missing(
+    fresh: Any, is_packed: bool
+) -> None:
+    store, history = MemoryStore(), list(range(2000)) if is_packed else [0]
+    dcp.save({"data": OfRank({"rank_0": b"7", "history": history})}, store)
+    loaded = OfRank({"rank_1": fresh, "history": []})
+    with pytest.raises(LayoutMismatch, match="data/rank_1"):
+        dcp.load({"data": loaded}, store)
+    assert loaded.state["rank_1"] is fresh
+    report = dcp.load({"data": loaded}, store, strict=False)
+    assert all(name.startswith("data/rank_1") for name in report.missing)
+    assert report.missing
+    assert loaded.state == {"rank_0": b"7", "rank_1": fresh, "history": history}
+
+
+def test_schedulers_of_other_versions_have_other_names() -> None:
+    def make() -> Any:
+        optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+        return lr_scheduler.StepLR(optimizer, 2)
+
+    store = MemoryStore()
+    dcp.save({"s": make()}, store)
+    later = make()
+    later.of_a_later_version = 3
+    dcp.load({"s": later}, store)
+    assert later.of_a_later_version == 3
+
+
+def test_an_object_that_is_renamed_to_the_root_takes_its_own_names() -> None:
+    """What else lies in the root is of other parts of the state."""
+    store = MemoryStore()
+    dcp.save({"w": torch.ones(2), "optimizer": {"m": torch.full((2,), 2.0), "n": 3}}, store)
+    state: dict[str, Any] = {
+        "model": OfRank({"w": torch.zeros(2)}),
+        "optimizer": OfRank({"m": torch.zeros(2), "n": 0}),
+    }
+    dcp.load(state, store, rename={"model": ""}, strict="state")
+    assert list(state["model"].state) == ["w"]
+    assert state["model"].state["w"].tolist() == [1.0, 1.0]
+    assert state["optimizer"].state["m"].tolist() == [2.0, 2.0]
+    assert state["optimizer"].state["n"] == 3
+
+
+def test_a_part_of_an_object_that_is_renamed() -> None:
+    store = MemoryStore()
+    dcp.save({"o": OfRank({"old": torch.ones(2), "n": 3, "in": {"old": 4}})}, store)
+    loaded = OfRank({"new": torch.zeros(2), "n": 0, "in": {"new": 0}})
+    dcp.load({"o": loaded}, store, rename={"o/new": "o/old", "o/in/new": "o/in/old"})
+    assert _same(loaded.state, {"new": torch.ones(2), "n": 3, "in": {"new": 4}})
+
+
 @pytest.mark.parametrize("fresh", [None, {}])
 def test_best_weights_that_there_are_not_yet(fresh: Any) -> None:
     store = MemoryStore()
