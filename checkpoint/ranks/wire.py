@@ -35,6 +35,9 @@ _MAX_FAILURES = 16
 """Of so many calls it is remembered how they failed."""
 _UNPLACED_SECONDS = 10.0
 """How long a member is kept whose call was made for something else here, until the next call."""
+_UNDECIDED_SECONDS = 0.5
+"""How long it is waited whether a member leaves its call, or comes again, before it takes part in
+one that is for something else: what it has sent may not have been read yet."""
 _MAX_TARGETS = 64
 """Of so many calls here it is remembered what they were made for."""
 _MAX_CAME_FOR = 8
@@ -222,12 +225,27 @@ class Wire(Owner):
             self._miss(held, link.rank, held.number, link.call + 1)
             self._keep_unplaced(link)
         else:
-            self._admit(held, link)
+            self._came_to[link.rank] = held.number - 1  # it may still come to this one
+            self._keep_unplaced(link, _UNDECIDED_SECONDS)
 
-    def _keep_unplaced(self, link: Link) -> None:
+    def _keep_unplaced(self, link: Link, seconds: float = _UNPLACED_SECONDS) -> None:
         if link.rank in self._unplaced:
             self._finish(self._unplaced[link.rank][0])
-        self._unplaced[link.rank] = link, time.monotonic() + _UNPLACED_SECONDS
+        self._unplaced[link.rank] = link, time.monotonic() + seconds
+
+    def _decide(self, link: Link) -> None:
+        """Have a member that has been waited for take part after all, or leave."""
+        held = self._calls.get(link.call)
+        if held is None or link.rank not in held.awaited:
+            self._give_up(link)
+            return
+        del self._unplaced[link.rank]
+        if _has_left(link):
+            self._dismiss(link, 0)
+        else:
+            self._came_to[link.rank] = held.number
+            self._admit(held, link)
+        self._changed.notify_all()
 
     def _give_up(self, link: Link) -> None:
         """Tell a member that this rank does not come to its call."""
@@ -385,7 +403,7 @@ class Wire(Owner):
                 held.sign_at = now + held.signs.seconds
             for link, limit in [*self._unplaced.values()]:
                 if limit <= now:
-                    self._give_up(link)
+                    self._decide(link)
             times = [held.sign_at for held in self._calls.values()]
             times += [limit for _, limit in self._unplaced.values()]
             pause = max(min(times) - now, 0.0) if times else None

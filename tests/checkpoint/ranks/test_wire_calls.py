@@ -379,3 +379,14 @@ def test_member_whose_call_nobody_makes_learns_so_after_some_seconds(
     clock.now += 0.1
     assert wire.beat() is None
     assert [frame.payload for frame in member.all(END)] == [b"failed"]
+
+
+def test_member_whose_departure_is_read_after_the_call_has_begun_comes_again(ends: Ends) -> None:
+    """What it has sent for a call that it has given up is not taken for the one of now."""
+    wire = ends.wire(1)
+    gone = ends.come(wire, 1, 0, message(0, b"given up"), target=10)
+    begin(wire, 0, target=11)
+    gone.send(end("impatient"))
+    assert gone.all(SIGN) == []
+    ends.come(wire, 1, 1, message(0, b"together"), target=11)
+    assert wire.collect(0, 0, [1], 60.0) == ({1: b"together"}, {})
