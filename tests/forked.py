@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .python import run_python
+from .python import LEAKS, run_python
 
 # Of the names that are used here the programs see those that begin with an underscore.
 _LAUNCHER = """
@@ -59,9 +59,8 @@ def run_forked(
         "-W", "ignore", "-c", _LAUNCHER, given, env=os.environ | dict(env or {}), timeout=timeout
     )
     assert launched.returncode == 0, launched.stderr
-    return {
-        name: Ended(
-            code, (folder / f"{name}.out").read_text(), (folder / f"{name}.err").read_text()
-        )
-        for name, code in json.loads(launched.stdout).items()
-    }
+    ended: dict[str, Ended] = {}
+    for name, code in json.loads(launched.stdout).items():
+        errors = LEAKS.sub("", (folder / f"{name}.err").read_text())
+        ended[name] = Ended(code, (folder / f"{name}.out").read_text(), errors)
+    return ended
