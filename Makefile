@@ -7,7 +7,7 @@ CODE := dtensor checkpoint storage integrations tools tests
 # Tests start some hundred processes, which find all modules compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install check format test mutants demo demo-parallel bench bench-scale bench-dispatch bench-redistribute bench-training bench-random bench-look bench-rewrite operators metas fuzz compile-matrix cli-page test-matrix test-adapters test-servers test-faults all-environments gpu-check clean
+.PHONY: help install check format test mutants demo demo-parallel bench bench-scale bench-dispatch bench-redistribute bench-training bench-random bench-look bench-rewrite operators metas fuzz compile-matrix optimizers cli-page test-matrix test-adapters test-servers test-faults all-environments gpu-check clean
 
 help:
 	@echo "make demo    train, kill a rank during a save, resume on another mesh, prove the losses"
@@ -25,6 +25,7 @@ help:
 	@echo "make metas         what planning says of results against what kernels return"
 	@echo "make cli-page      docs/cli.md, of what the commands say of themselves"
 	@echo "make compile-matrix   models and functions under torch.compile (COMPILING=--help), hours"
+	@echo "make optimizers   25 optimizers, saved and resumed in each parallelism (OPTIMIZERS=--help)"
 	@echo "make test    the whole test suite"
 	@echo "make test-matrix   the quick part of it on other Pythons and another torch"
 	@echo "make test-adapters   adapters in environments with the frameworks' releases (ADAPTERS=names)"
@@ -141,6 +142,9 @@ fuzz: install
 
 compile-matrix: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.compiling $(COMPILING)
+
+optimizers: install
+	$(BIN)/python -m tests.optimizers $(OPTIMIZERS)
 
 metas: install
 	$(BIN)/python -m tests.operators.metas $(METAS)

@@ -62,6 +62,8 @@ class StoredTensor(NamedTuple):
     is_plain: bool | None = None
     """Whether it was a tensor of every rank and no distributed one; None where that was not noted.
     New optimizer state gets this form again."""
+    order: tuple[int, ...] | None = None
+    """Order of its dims in memory, where that was not row-major: new state has it again."""
 
     @property
     def num_bytes(self) -> int:

@@ -55,6 +55,8 @@ class TensorLines:
         writer = f'"writer": {tensor.writers[0]}'
         if len(tensor.writers) > 1:
             writer = f'"writers": {list(tensor.writers)}, "cut": {tensor.cut}'
+        if tensor.order is not None:
+            writer += f', "order": {list(tensor.order)}'
         return f"{start}{self._place(tensor.layout, tensor.is_plain)}, {writer}}}"
 
     def _place(self, layout: Layout, is_plain: bool | None) -> str:
@@ -146,6 +148,7 @@ class _TensorReader:
             *writers,
             value.get("cut", 0),
             value.get("plain"),
+            *value.get("order", ()),
         )
         like = self._known.get(key)
         if like is None:
@@ -193,6 +196,7 @@ class _TensorReader:
             writers=writers,
             cut=cut,
             is_plain=_plain_from_json(name, value.get("plain"), layout),
+            order=_order_from_json(name, value.get("order"), shape),
         )
 
 
@@ -201,6 +205,16 @@ def _plain_from_json(name: str, value: object, layout: Layout) -> bool | None:
     if value is not None and not isinstance(value, bool):
         raise ValueError(f"plain of {shown(name)} is {shown(value)}, expected true or false")
     return value if all(p.is_replicate() for p in layout.placements) else False
+
+
+def _order_from_json(name: str, value: object, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the order of the dims in memory; None for row-major."""
+    if value is None:
+        return None
+    order = tuple(size_of(dim, "a dim of an order") for dim in list_of(value, "order"))
+    if sorted(order) != [*range(len(shape))]:
+        raise ValueError(f"order of {shown(name)} is {shown(order)}, expected all of its dims")
+    return order
 
 
 def _check_name(name: str) -> None:

@@ -42,6 +42,7 @@ from ..state.tree import (
 from ..tensors.dtensors import is_dtensor, layout_of
 from ..tensors.local_tensor import tensor_tag
 from ..tensors.materialising import is_meta, memory_key
+from ..tensors.memory_order import empty_in_order
 from .lookup import Lookup
 from .match import Match, Rebuild
 
@@ -225,7 +226,8 @@ def new_tensor(saved: StoredTensor, value: Any, tag: str) -> Any:
     if is_dtensor(value) and saved.is_plain is not True:
         live = layout_of("", value)
         if live is not None and value.ndim == len(saved.shape):
-            return empty_on_mesh(value, Layout(live.mesh, live.placements, saved.shape), dtype)
+            layout = Layout(live.mesh, live.placements, saved.shape)
+            return empty_on_mesh(value, layout, dtype, saved.order)
     device = value.device if isinstance(value, torch.Tensor) and not is_dtensor(value) else "cpu"
-    made = torch.empty(saved.shape, dtype=dtype, device=device)
+    made = empty_in_order(saved.shape, saved.order, dtype, device)
     return made.numpy() if tag == "ndarray" else made

@@ -217,6 +217,8 @@ class _OptimizerMatch:
                 walk.found.cleared.append(own_name)
             if not entry:
                 entries.pop(position, None)
+                if walk.is_selected(partner.at) and walk.index.find(partner.at) is not ABSENT:
+                    entries[position] = {}  # as it was: optimizers look up what they never fill
                 continue
             entries[position] = entry
             rebuild = walk.node_at(entry, own_name, partner.at)
@@ -297,12 +299,9 @@ class _OptimizerMatch:
             if source is None:
                 filled.append(lambda settings=settings: settings)
             elif source in made:  # a group that has been split
-                self.note_unsaved(settings, number, source)
                 filled.append(self.copied(settings, source, made[source]))
             else:
-                name = below(self.name, f"param_groups/{number}")
-                rebuild = walk.node_at(settings, name, self.saved.group_at(source))
-                made[source] = rebuild or (lambda settings=settings: settings)
+                made[source] = self.settings(settings, number, source)
                 filled.append(made[source])
         are_own = [p.group for p in self.partners if p is not None] == [
             param.group for param in self.saved.params
@@ -345,13 +344,26 @@ class _OptimizerMatch:
             walk.taken.update(walk.index.leaves_of(at) if other != first else ())
         return first
 
-    def note_unsaved(self, settings: dict[str, Any], number: int, source: int) -> None:
-        """Note settings of a part of a split group that the saved group has not."""
-        for key in settings.keys() - self.saved.groups[source].keys():
-            at = below(self.saved.group_at(source), key_component(key))
-            if self.walk.is_selected(at):
-                name = below(self.name, f"param_groups/{number}")
-                self.walk.found.missing[at] = below(name, key_component(key))
+    def settings(
+        self, settings: dict[str, Any], number: int, source: int
+    ) -> Callable[[], dict[str, Any]]:
+        """Match the settings of a group: those that were saved, and where there are none its own.
+
+        A fresh optimizer has not yet what steps put into its groups, such as their number, and a
+        later release has settings that an earlier one had not.
+        """
+        walk, name = self.walk, below(self.name, f"param_groups/{number}")
+        rebuilds: dict[str, Rebuild] = {}
+        outside, walk.takes_form = walk.takes_form, True
+        for key in self.saved.groups[source]:
+            component = key_component(key)
+            at = below(self.saved.group_at(source), component)
+            if walk.selects_below(at):
+                rebuild = walk.node_at(settings.get(key), below(name, component), at)
+                if rebuild is not None:
+                    rebuilds[key] = rebuild
+        walk.takes_form = outside
+        return lambda: settings | {key: rebuild() for key, rebuild in rebuilds.items()}
 
     def copied(
         self, settings: dict[str, Any], source: int, first: Callable[[], dict[str, Any]]
@@ -366,7 +378,7 @@ class _OptimizerMatch:
 
         def copy_settings() -> dict[str, Any]:
             given = first()
-            taken = {k: given[k] for k in selected if k in given and k in settings}
+            taken = {key: given[key] for key in selected if key in given}
             return settings | copy.deepcopy(taken)
 
         return copy_settings

@@ -51,7 +51,7 @@ def load_optimizer(
     for index, param in enumerate(params_of(optimizer)):
         given = filled["state"].get(index)
         if given and param in optimizer.state:
-            optimizer.state[param] = _in_saved_dtypes(optimizer.state[param], given)
+            optimizer.state[param] = _as_saved(optimizer.state[param], given)
 
 
 def adopt_parameters(optimizer: torch.optim.Optimizer, replaced: Replaced) -> None:
@@ -65,20 +65,25 @@ def adopt_parameters(optimizer: torch.optim.Optimizer, replaced: Replaced) -> No
         optimizer.state[new[id(param)]] = optimizer.state.pop(param)
 
 
-def _in_saved_dtypes(loaded: Any, given: Any) -> Any:
-    """Return loaded state with the tensors that were given for those of another dtype."""
+def _as_saved(loaded: Any, given: Any) -> Any:
+    """Return loaded state with the tensors that were given for those of another dtype.
+
+    And with values as they were given, unless the optimizer has made something else of them.
+    """
     if isinstance(given, torch.Tensor):
         differs = isinstance(loaded, torch.Tensor) and loaded.dtype != given.dtype
         return given.detach().to(loaded.device) if differs else loaded
     if isinstance(given, Mapping) and isinstance(loaded, MutableMapping):
         for key, value in cast("Mapping[Any, Any]", given).items():
             if key in loaded:
-                loaded[key] = _in_saved_dtypes(loaded[key], value)
+                loaded[key] = _as_saved(loaded[key], value)
         return cast(Any, loaded)
-    if not isinstance(given, list | tuple) or type(loaded) is not type(cast(Any, given)):
-        return loaded
+    if type(loaded) is not type(given):
+        return loaded  # a setting that the optimizer has made a tensor of
+    if not isinstance(given, list | tuple):
+        return given  # of strings load_state_dict makes others
     pairs = zip(cast("list[Any]", loaded), cast("list[Any]", given), strict=False)
-    items = [_in_saved_dtypes(one, other) for one, other in pairs]
+    items = [_as_saved(one, other) for one, other in pairs]
     if isinstance(loaded, list):
         loaded[: len(items)] = items
         return cast(Any, loaded)

@@ -24,6 +24,7 @@ from ..state.tree import TreeIndex, below, children, tag_of, unflatten
 from ..tensors.dtensors import is_dtensor, layout_of
 from ..tensors.local_tensor import LocalTensor, local_tensor, tensor_tag
 from ..tensors.materialising import Replaced, is_meta, stand_in
+from ..tensors.memory_order import empty_in_order
 from .state_form import empty_on_mesh
 
 PART, STATE = "part", "state"
@@ -39,9 +40,12 @@ class OwnEntry:
     """Empty where this rank has none."""
 
     def owner(self, rank: int) -> int:
-        """Return the first of the ranks that hold the part of this one."""
+        """Return the first of the ranks that hold the part of this one.
+
+        What ranks without elements have is their own: an empty box says nothing of where they are.
+        """
         layout, parts = local_of(self.param).layout, local_of(self.param).parts
-        if layout is None or not parts:
+        if layout is None or not parts or parts[0][0].is_empty:
             return rank
         return layout.replica_ranks(parts[0][0])[0]
 
@@ -167,9 +171,9 @@ def new_part(param: Any, stored: StoredTensor, *, is_sharded: bool) -> tuple[Any
     dtype = getattr(torch, stored.dtype.torch_name)
     layout = layout_of("", param)
     if is_sharded and layout is not None:
-        made = empty_on_mesh(param, layout, dtype)
+        made = empty_on_mesh(param, layout, dtype, stored.order)
         return made, local_tensor("", made).parts[0][1]
     # Counts of steps stay on the host; load_state_dict moves them where the optimizer wants them.
     device = param.device_mesh.device_type if stored.shape and is_dtensor(param) else "cpu"
-    made = torch.empty(stored.shape, dtype=dtype, device=device)
+    made = empty_in_order(stored.shape, stored.order, dtype, device)
     return made, made

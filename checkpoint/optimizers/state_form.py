@@ -7,7 +7,7 @@ is plain again. Nothing is told from shapes where the checkpoint knows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,10 @@ import torch
 from dtckpt.errors import PlacementError
 
 from ...dtensor.geometry.layout import Layout
-from ...dtensor.geometry.placement import Placement, Replicate, SplitPlacement
+from ...dtensor.geometry.placement import Placement, Ragged, Replicate, Shard, SplitPlacement
 from ..files.stored_tensor import StoredTensor
 from ..tensors.dtensors import is_dtensor, layout_of
+from ..tensors.memory_order import empty_in_order, strides_in_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +55,18 @@ class StateForm:
     def empty(self, saved: StoredTensor, shape: tuple[int, ...]) -> torch.Tensor:
         """Return a tensor to load saved state into; ``shape`` is what the state must have."""
         dtype = getattr(torch, saved.dtype.torch_name)
+        order = saved.order if len(saved.shape) == len(shape) else None
         param = self.param
         if not is_dtensor(param):
-            if shape == tuple(param.shape):
+            if shape == tuple(param.shape) and order is None:
                 return torch.empty_like(param, dtype=dtype, requires_grad=False)
-            return torch.empty(shape, dtype=dtype, device="cpu")
+            device = param.device if shape == tuple(param.shape) else "cpu"
+            return empty_in_order(shape, order, dtype, device)
         if saved.is_plain and self.was_plain is False:
             local: Any = param
             device = local.to_local().device if shape else "cpu"
-            return torch.empty(shape, dtype=dtype, device=device)
-        if shape == tuple(param.shape) and self._lay_alike(saved):
+            return empty_in_order(shape, order, dtype, device)
+        if shape == tuple(param.shape) and order is None and self._lay_alike(saved):
             return torch.empty_like(param, dtype=dtype, requires_grad=False)
         if not shape and saved.is_plain is not False:
             return torch.empty(shape, dtype=dtype, device="cpu")  # a step counter
@@ -83,43 +86,67 @@ class StateForm:
         live = layout_of("", param)
         if live is None:  # of placements that have no name here: whole on every rank
             return param.new_empty(shape, dtype=dtype)
-        layout = Layout(live.mesh, _placements(saved, live, len(shape)), shape)
-        return empty_on_mesh(param, layout, dtype)
+        if shape == tuple(param.shape) and self._lay_alike(saved):
+            placements = live.placements
+        else:
+            placements = self._placements(saved, live, len(shape))
+        order = saved.order if len(saved.shape) == len(shape) else None
+        return empty_on_mesh(param, Layout(live.mesh, placements, shape), dtype, order)
+
+    def _placements(self, saved: StoredTensor, live: Layout, ndim: int) -> tuple[Placement, ...]:
+        """Return how state that lay otherwise than its parameter lies on the mesh of that.
+
+        As it lay where the mesh has the same shape, or as many axes, by which the parameter lies as
+        it did. Else the axes that cut the parameter now cut the same dims of the state, if those
+        were cut.
+        """
+        was = saved.layout
+        if not isinstance(was, Layout):
+            return (Replicate(),) * live.mesh.ndim
+        beside = None if self.saved is None else self.saved.layout
+        moved = isinstance(beside, Layout) and beside.placements == live.placements
+        if was.mesh.shape == live.mesh.shape or (moved and was.mesh.ndim == live.mesh.ndim):
+            return tuple(
+                placement if count == before else _for_any_count(placement)
+                for placement, before, count in zip(
+                    was.placements, was.mesh.shape, live.mesh.shape, strict=True
+                )
+            )
+        cut = {p.dim for p in was.placements if isinstance(p, SplitPlacement)}
+        return tuple(
+            placement
+            if isinstance(placement, SplitPlacement)
+            and placement.dim in cut
+            and placement.dim < ndim
+            else Replicate()
+            for placement in live.placements
+        )
 
 
-def _placements(saved: StoredTensor, live: Layout, ndim: int) -> tuple[Placement, ...]:
-    """Return how state that lay otherwise than its parameter lies on the mesh of that.
+def _for_any_count(placement: Placement) -> Placement:
+    """Return a placement on an axis of another size: one without the sizes of all parts."""
+    return Shard(placement.dim) if isinstance(placement, Ragged) else placement
 
-    As it lay where the mesh has the same shape. Else the axes that cut the parameter now cut the
-    same dims of the state, if those were cut.
+
+def empty_on_mesh(
+    param: Any, layout: Layout, dtype: torch.dtype, order: Sequence[int] | None = None
+) -> torch.Tensor:
+    """Return a distributed tensor of the class of ``param``, on its mesh; nobody is asked.
+
+    ``order`` is that of its dims in memory, if it is not row-major.
     """
-    was = saved.layout
-    if not isinstance(was, Layout):
-        return (Replicate(),) * live.mesh.ndim
-    if was.mesh.shape == live.mesh.shape:
-        return was.placements
-    cut = {placement.dim for placement in was.placements if isinstance(placement, SplitPlacement)}
-    return tuple(
-        placement
-        if isinstance(placement, SplitPlacement) and placement.dim in cut and placement.dim < ndim
-        else Replicate()
-        for placement in live.placements
-    )
-
-
-def empty_on_mesh(param: Any, layout: Layout, dtype: torch.dtype) -> torch.Tensor:
-    """Return a distributed tensor of the class of ``param``, on its mesh; nobody is asked."""
     from ...dtensor import dtensor as ours  # loads all of torch.distributed.tensor
 
+    mesh: Any = param.device_mesh
+    here = mesh.get_coordinate()
+    sizes = (0,) * len(layout.shape) if here is None else layout.box(tuple(here)).sizes
+    whole: dict[str, Any] = {
+        "shape": torch.Size(layout.shape),
+        "stride": strides_in_order(layout.shape, order),
+    }
+    local = empty_in_order(sizes, order, dtype, mesh.device_type)
     if isinstance(param, ours.DTensor):
-        from ...dtensor.factories import empty
-
-        return empty(
-            *layout.shape,
-            dtype=dtype,
-            device_mesh=param.device_mesh,
-            placements=layout.placements,
-        )
+        return ours.DTensor.from_local(local, mesh, layout.placements, run_check=False, **whole)
     from torch.distributed.tensor import DTensor
 
     from ...dtensor.mesh.torch_layouts import placements_to_torch
@@ -128,18 +155,7 @@ def empty_on_mesh(param: Any, layout: Layout, dtype: torch.dtype) -> torch.Tenso
         placements = placements_to_torch(layout)
     except PlacementError:  # torch has none of the kind
         return param.new_empty(layout.shape, dtype=dtype)
-    mesh = param.device_mesh
-    here = mesh.get_coordinate()
-    sizes = (0,) if here is None else layout.box(tuple(here)).sizes
-    local = torch.empty(sizes, dtype=dtype, device=mesh.device_type)
-    return DTensor.from_local(
-        local,
-        mesh,
-        placements,
-        run_check=False,
-        shape=torch.Size(layout.shape),
-        stride=torch.empty(layout.shape, device="meta").stride(),
-    )
+    return DTensor.from_local(local, mesh, placements, run_check=False, **whole)
 
 
 def are_of_one_form(held: Any, made: torch.Tensor) -> bool:

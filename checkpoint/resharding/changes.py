@@ -71,6 +71,7 @@ class Changes:
                 layout=p.layout,
                 is_plain=p.tensor.is_plain,
                 same_as=ties.get(p.tensor.name),
+                order=p.tensor.order,
             )
             for p in placed
         )

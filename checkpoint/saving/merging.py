@@ -18,6 +18,7 @@ from ...dtensor.geometry.layout import Layout
 from ...dtensor.geometry.mesh import Mesh
 from ...dtensor.geometry.placement import Replicate
 from ..ranks.text import ranks_text
+from ..state.coordinates import VALUES
 from ..state.names import Path, index_component, join, key_component
 from ..state.tree import (
     DICT_TAGS,
@@ -106,6 +107,7 @@ def _packed_conflicts(nodes: Sequence[Node]) -> Iterator[str]:
             yield from _packed_conflicts(found)
 
 
+_VALUES = f"/{key_component(VALUES)}"
 _Found = list[tuple[int, TensorSpec]]
 """What reports, by their numbers, say of a tensor."""
 
@@ -141,6 +143,7 @@ class _Merge:
             is_plain=first.is_plain,
             is_joined=layout != first.layout if first.layout else _have_copies(found, layout),
             same_as=first.same_as if len({spec.same_as for _, spec in found}) == 1 else None,
+            order=first.order,
         )
 
     def holders_of(self, found: _Found) -> Holders:
@@ -255,6 +258,7 @@ def per_rank_tensors(rank: int, part: PerRankPart) -> list[GlobalTensor]:
             shape=t.shape,
             layout=Layout.replicated(mesh, t.shape),
             is_plain=True,
+            order=t.order,
         )
         for name, t in part.tensors.items()
     ]
@@ -268,7 +272,7 @@ def check_copies(parts: Mapping[int, PerRankPart]) -> None:
             first, expected = seen.setdefault((name, owner), (rank, told))
             if told != expected:
                 raise LayoutMismatch(
-                    f"value {name.rpartition('/')[0]!r} belongs to a coordinate that "
+                    f"value {name.removesuffix(_VALUES)!r} belongs to a coordinate that "
                     f"{ranks_text([first, rank])} have, and differs between them. Make it "
                     "equal, or name the axes along which it differs, too"
                 )

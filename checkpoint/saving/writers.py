@@ -56,6 +56,7 @@ def assign_writers(tensors: Iterable[GlobalTensor]) -> tuple[StoredTensor, ...]:
                 cut=cut,
                 same_as=t.same_as,
                 is_plain=t.is_plain,
+                order=t.order,
             )
         )
     return tuple(stored)

@@ -36,6 +36,7 @@ MAX_BLOCK_BYTES = 16 << 20
 _MOST_SHOWN = 300
 _KNOWN_KEYS = (
     *(b'"dtype":', b'"shape":', b'"mesh":', b'"placements":', b'"writer":', b'"plain":'),
+    b'"order":',
     *(b'"tensor":', b'"data_offsets":'),
 )
 

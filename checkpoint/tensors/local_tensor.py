@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,7 @@ from .announced import (
 from .dtensors import is_dtensor, layout_of, require_elements, require_storable_layout
 from .dtypes import BY_TORCH_NAME, DType
 from .local_shard import LocalShard
+from .memory_order import memory_order
 from .sampling import Sampling
 from .source import PIECE_BYTES
 from .spec import TensorSpec
@@ -58,6 +59,8 @@ class LocalTensor:
     """Whether every rank that has the name holds the whole tensor."""
     parts: tuple[tuple[Box, torch.Tensor], ...]
     """Boxes that this rank holds, with tensors of their sizes."""
+    order: tuple[int, ...] | None = None
+    """Order of the dims of the global tensor in memory, where it is known not to be row-major."""
 
     def spec(self, same_as: str | None = None) -> TensorSpec:
         """Return what this rank tells the others, and which tensor has the same memory."""
@@ -65,7 +68,12 @@ class LocalTensor:
         if self.layout is None and not self.is_plain:
             boxes = tuple(box for box, _ in self.parts)
         return TensorSpec(
-            dtype=self.dtype, shape=self.shape, layout=self.layout, boxes=boxes, same_as=same_as
+            dtype=self.dtype,
+            shape=self.shape,
+            layout=self.layout,
+            boxes=boxes,
+            same_as=same_as,
+            order=self.order,
         )
 
     def digests(self, sampling: Sampling | None = None) -> Iterator[tuple[Box, str]]:
@@ -161,6 +169,7 @@ def _plain(name: str, tensor: torch.Tensor) -> LocalTensor:
         layout=None,
         is_plain=True,
         parts=((Box.whole(shape), tensor),),
+        order=memory_order(tensor),
     )
 
 
@@ -172,7 +181,9 @@ def _is_flat(parameter: torch.nn.Parameter) -> bool:
 def _distributed(name: str, value: Any, layout: Layout) -> LocalTensor:
     shard = getattr(value, "_local_tensor", None)  # private in torch
     local = _own_memory(name, value.to_local().detach() if shard is None else shard)
-    return _laid_out(name, local, layout, value.device_mesh.get_coordinate())
+    laid_out = _laid_out(name, local, layout, value.device_mesh.get_coordinate())
+    order = memory_order(value)  # that of its parts may be any where they have few elements
+    return laid_out if order is None else replace(laid_out, order=order)
 
 
 # A state has few layouts for very many tensors, and each save asks again.

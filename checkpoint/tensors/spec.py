@@ -40,6 +40,8 @@ class TensorSpec:
     """What this rank holds, for tensors that only tell their chunks."""
     same_as: str | None = None
     """Name of another tensor that is the very same memory."""
+    order: tuple[int, ...] | None = None
+    """Order of the dims in memory, where it is not row-major."""
 
     @property
     def is_plain(self) -> bool:
@@ -114,7 +116,8 @@ def specs_to_json(specs: TensorSpecs) -> dict[str, Any]:
             where = places.setdefault((spec.layout.mesh, spec.layout.placements), len(places))
         elif spec.boxes is not None:
             where = [str(box) for box in spec.boxes]
-        tensors[name] = (spec.dtype.code, spec.shape, where, spec.same_as)
+        order = () if spec.order is None else (spec.order,)
+        tensors[name] = (spec.dtype.code, spec.shape, where, spec.same_as, *order)
     told = [[meshes.setdefault(mesh, len(meshes)), list(map(str, ps))] for mesh, ps in places]
     return {"meshes": [mesh.to_json() for mesh in meshes], "places": told, "tensors": tensors}
 
@@ -125,7 +128,7 @@ def specs_from_json(value: Mapping[str, Any], meshes: Sequence[Mesh] | None = No
         meshes = [Mesh.from_json(mesh) for mesh in value["meshes"]]
     places = [(meshes[mesh], tuple(map(parse_placement, ps))) for mesh, ps in value["places"]]
     specs: TensorSpecs = {}
-    for name, (code, sizes, where, same_as) in value["tensors"].items():
+    for name, (code, sizes, where, same_as, *orders) in value["tensors"].items():
         shape = tuple(sizes)
         is_placed = isinstance(where, int)
         specs[name] = TensorSpec(
@@ -134,6 +137,7 @@ def specs_from_json(value: Mapping[str, Any], meshes: Sequence[Mesh] | None = No
             layout=Layout(*places[where], shape) if is_placed else None,
             boxes=None if is_placed or where is None else tuple(map(Box.parse, where)),
             same_as=same_as,
+            order=tuple(orders[0]) if orders else None,
         )
     return specs
 
@@ -157,6 +161,8 @@ class GlobalTensor:
     """Whether ranks hold copies only if their bytes agree, which is still to be seen."""
     same_as: str | None = None
     """Name of another tensor that is the very same memory on every rank."""
+    order: tuple[int, ...] | None = None
+    """Order of the dims in memory, where it is not row-major."""
 
     @property
     def has_replicas(self) -> bool:
