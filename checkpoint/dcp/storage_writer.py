@@ -28,6 +28,7 @@ from ..state.limits import json_copy
 from ..state.values import Node
 from ..tensors.local_tensor import local_tensor
 from ..tensors.transfer import TensorSource
+from .checked_stager import staged
 from .chunk_layouts import ChunkLayouts
 from .item_values import node_of_value, value_of_item
 from .place import AtPlace, Target
@@ -78,6 +79,21 @@ class CheckpointWriter(AtPlace, StorageWriter):
         AtPlace.reset(self, checkpoint_id)
         self._plan = None
         self.save_id = None
+
+    # Torch takes a writer with these for the stager, unless it is given one.
+
+    should_synchronize_after_execute = False
+    _synchronize_after_execute = False
+
+    def stage(self, state_dict: Any) -> Any:
+        """Return a copy of a state dict; Unsavable where torch would copy memory of nothing."""
+        return staged(state_dict)
+
+    def synchronize_staging(self) -> None:
+        """Do nothing: ``stage`` has copied all."""
+
+    def close(self) -> None:
+        """Do nothing: ``stage`` keeps nothing."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Learn who this rank is; CheckpointError where ranks are to save without one another."""

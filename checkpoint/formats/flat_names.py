@@ -14,7 +14,11 @@ from dtckpt.errors import LayoutMismatch
 
 from ..state.limits import shown
 from ..state.names import rank_component
+from ..state.subclass_node import SUBCLASS
 from ..state.tree import DICT_TAGS, Node, below, children, tag_of
+
+_WITH_KEYS = (*DICT_TAGS, "per_rank", SUBCLASS)
+"""Tags of containers whose children have keys."""
 
 
 class FlatLeaf(NamedTuple):
@@ -72,7 +76,7 @@ def _leaves(
             yield from _leaves(node[tag][str(rank)], path, below(name, rank_component(rank)), rank)
         return
     inner = children(node)
-    if inner and tag in (*DICT_TAGS, "per_rank"):
+    if inner and tag in _WITH_KEYS:
         texts = {key for key, _, _ in inner if isinstance(key, str)}
         for key, component, child in inner:
             if isinstance(key, int) and str(key) in texts:
@@ -89,7 +93,7 @@ def _has_parts(node: Node) -> bool:
     """Whether a list holds tensors or dicts that hold something, lists in it included."""
     return any(
         tag_of(child) == "tensor"
-        or (tag_of(child) in (*DICT_TAGS, "per_rank") and children(child))
+        or (tag_of(child) in _WITH_KEYS and children(child))
         or (tag_of(child) == "list" and _has_parts(child))
         for _, _, child in children(node)
     )

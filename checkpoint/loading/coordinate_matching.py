@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from dtckpt.errors import LayoutMismatch, PlacementError
+from dtckpt.errors import CheckpointError, LayoutMismatch, PlacementError
 
 from ...dtensor.geometry.mesh import Mesh
 from ..state.coordinates import (
@@ -24,6 +24,7 @@ from ..state.coordinates import (
     mesh_of_node,
 )
 from ..state.names import rank_component
+from ..state.subclass_node import SUBCLASS
 from ..state.tree import (
     ABSENT,
     TENSORS,
@@ -178,7 +179,7 @@ class _Matching:
         node = self.walk.index.find(place)
         if node is ABSENT:
             return None
-        return self.walk.value_of(node, _nothing, place)
+        return self.walk.value_of(node, _nothing, place, make=_no_subclass)
 
     def whole(self, place: str) -> Rebuild:
         """Have a value read as it was saved, its tensors into memory of the CPU that is new."""
@@ -206,7 +207,17 @@ class _Matching:
             value = found.destinations[tensor]
             return cast(np.ndarray[Any, Any], value.numpy()) if tag == "ndarray" else value
 
+        if any(tag_of(walk.index.nodes[name]) == SUBCLASS for name in self.names_below(place)):
+            try:
+                walk.value_of(node, read, place)  # whether its classes can make it
+            except CheckpointError as error:
+                found.problems.append(str(error))
         return lambda: walk.value_of(node, read, place)
+
+    def names_below(self, place: str) -> list[str]:
+        """Return the names of all nodes at and below a place."""
+        start = f"{place}/"
+        return [name for name in self.walk.index.nodes if name == place or name.startswith(start)]
 
     def hand_over(self, rebuild: Rebuild) -> Rebuild | None:
         """Give a value to the object that wants it, or put it where the state has it."""
@@ -255,6 +266,10 @@ def _tensors_of(node: Node) -> list[str]:
 
 
 def _nothing(_name: str, _tag: str) -> None:
+    return None
+
+
+def _no_subclass(_node: Node, _tensors: dict[str, Any], _name: str) -> None:
     return None
 
 

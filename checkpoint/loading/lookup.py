@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ..files.manifest import Manifest
@@ -13,6 +14,7 @@ from ..state.renaming import Renaming
 from ..state.selecting import Selection, selection_of
 from ..state.tree import (
     PACKED,
+    MakeSubclass,
     Node,
     TreeIndex,
     index_tree,
@@ -21,6 +23,7 @@ from ..state.tree import (
     tag_of,
     unflatten,
 )
+from ..tensors.new_subclasses import made_of
 from .options import LoadOptions
 
 
@@ -93,14 +96,24 @@ class Lookup:
         parts = self.index.leaves_of(leaf) if leaf in self.expanded else (leaf,)
         return any(name not in self.taken and self.is_selected(name) for name in parts)
 
-    def value_of(self, node: Node, tensor: Callable[[str, str], Any], name: str) -> Any:
-        """Return the value of a node; ``tensor`` supplies its tensors, but not packed values."""
+    def value_of(
+        self,
+        node: Node,
+        tensor: Callable[[str, str], Any],
+        name: str,
+        make: MakeSubclass | None = None,
+    ) -> Any:
+        """Return the value of a node; ``tensor`` supplies its tensors, but not packed values.
+
+        ``make`` makes tensor subclasses, by default of the classes that they were.
+        """
 
         def supply(stored: str, tag: str) -> Any:
             return self.bytes_of(stored) if tag == PACKED else tensor(stored, tag)
 
         allow_pickle = self.options.allow_pickle
-        return unflatten(node, supply, allow_pickle=allow_pickle, path=(name,))
+        make = make or partial(made_of, allow_pickle=allow_pickle)
+        return unflatten(node, supply, allow_pickle=allow_pickle, path=(name,), make=make)
 
     def at(self, name: str) -> str:
         """Return the name in the checkpoint of a name in the state."""

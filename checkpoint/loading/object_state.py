@@ -18,12 +18,15 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from dtckpt.errors import CheckpointError
+
 from ...dtensor.geometry.layout import Layout
 from ..files.stored_tensor import StoredTensor
 from ..optimizers.state_form import empty_on_mesh
 from ..ranks.together import Ranks
 from ..state.coordinates import PerCoordinate
 from ..state.names import index_component, key_component
+from ..state.subclass_node import SUBCLASS
 from ..state.tree import (
     CONTAINERS,
     DICT_TAGS,
@@ -38,11 +41,14 @@ from ..state.tree import (
     is_stateful,
     item_of,
     tag_of,
+    tensor_names,
 )
 from ..tensors.dtensors import is_dtensor, layout_of
 from ..tensors.local_tensor import tensor_tag
 from ..tensors.materialising import is_meta, memory_key
 from ..tensors.memory_order import empty_in_order
+from ..tensors.new_subclasses import NewSubclass, new_subclass
+from ..tensors.subclasses import fits
 from .lookup import Lookup
 from .match import Match, Rebuild
 
@@ -64,6 +70,14 @@ class SavedForms(Lookup, ABC):
     @abstractmethod
     def tensor(self, value: Any, name: str) -> Rebuild | None:
         """Match a tensor that is filled in place."""
+
+    @abstractmethod
+    def subclass(self, value: Any, name: str) -> Rebuild | None:
+        """Match a tensor that consists of others, which are filled in place."""
+
+    @abstractmethod
+    def new_subclass(self, value: NewSubclass, name: str) -> Rebuild:
+        """Match the tensors of which a subclass is made once they are filled."""
 
     @abstractmethod
     def value(self, value: Any, name: str, at: str) -> Rebuild | None:
@@ -126,6 +140,8 @@ class SavedForms(Lookup, ABC):
         tag = tag_of(node)
         if tag in TENSORS:
             return self._saved_tensor(value, name, at)
+        if tag == SUBCLASS:
+            return self._saved_subclass(value, name, at)
         leaves = [self.index.nodes[leaf] for leaf in self.index.leaves_of(at)]
         has_parts = any(tag_of(leaf) in TENSORS for leaf in leaves) or _has_objects(value)
         if tag in CONTAINERS and has_parts:
@@ -181,6 +197,31 @@ class SavedForms(Lookup, ABC):
         self.tensor(made, name)
         destinations = self.found.destinations
         return lambda: destinations[saved.name]
+
+    def _saved_subclass(self, value: Any, name: str, at: str) -> Rebuild | None:
+        """Fill a tensor that consists of others if it is as it was saved, else make a new one."""
+        node = self.index.nodes[at]
+        if fits(node, value, lambda stored, tensor: _fits(tensor, self.stored[stored])):
+            return self.subclass(value, name)
+        distributed = [n for n in tensor_names(node) if self.stored[n].is_plain is False]
+        if distributed and len(self.ranks.all) > 1:
+            self.found.problems.append(
+                f"{at}: {distributed[0]} was a distributed tensor, and the object has none yet "
+                "that tells how it is to lie now; give the object its state first, say by a step "
+                "of training"
+            )
+            return None
+        try:
+            made = new_subclass(
+                node,
+                at,
+                lambda stored: new_tensor(self.stored[stored], value, "tensor"),
+                allow_pickle=self.options.allow_pickle,
+            )
+        except CheckpointError as error:
+            self.found.problems.append(str(error))
+            return None
+        return self.new_subclass(made, name)
 
     def _is_filled_otherwise(self, value: Any, saved: StoredTensor) -> bool:
         """Whether the memory of a tensor is a destination of other saved values already."""

@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from dtckpt.errors import CheckpointError
+
 from ..files.stored_tensor import StoredTensor
 from ..optimizers.fresh_state import FreshState, flat_state, load_optimizer, wrong_shapes
 from ..optimizers.named_state import (
@@ -23,12 +25,20 @@ from ..optimizers.named_state import (
     read_saved,
     settings_of,
 )
-from ..optimizers.own_entries import boxes_of, is_own_entry, local_of, new_part, saved_parts
+from ..optimizers.own_entries import (
+    boxes_of,
+    is_own_entry,
+    local_of,
+    new_part,
+    new_subclass_part,
+    saved_parts,
+)
 from ..optimizers.pairing import LiveParam, Pairing, pair
 from ..optimizers.param_names import ParamLabel, params_of, plain_name
 from ..optimizers.spread import owned_part, unknown_parts
 from ..optimizers.wrappers import inner_name
 from ..state.names import key_component
+from ..state.subclass_node import SUBCLASS
 from ..state.tree import ABSENT, TENSORS, below, children, tag_of, unflatten
 from ..tensors.materialising import memory_key
 from .match import Rebuild
@@ -84,7 +94,8 @@ class _OptimizerMatch:
     def __post_init__(self) -> None:
         walk = self.walk
         self.labels = walk.names.labels(self.optimizer)
-        self.fresh = FreshState(walk.index, walk.stored, walk.is_selected)
+        allow_pickle = walk.options.allow_pickle
+        self.fresh = FreshState(walk.index, walk.stored, walk.is_selected, allow_pickle)
 
     def run(self) -> Callable[[], dict[Any, Any]]:
         """Return what makes the state dict to be loaded, by the optimizer's own numbers."""
@@ -262,6 +273,9 @@ class _OptimizerMatch:
         entry: dict[Any, Callable[[], Any]] = {}
         for key, component, node in children(walk.index.nodes[own.at]):
             leaf = below(own.at, component)
+            if tag_of(node) == SUBCLASS:
+                self.own_subclass(param, node, leaf, entry, key, is_sharded=key in own.sharded)
+                continue
             if tag_of(node) not in TENSORS:
                 value = unflatten(node, lambda n, _: n, allow_pickle=walk.options.allow_pickle)
                 found.values += walk.index.leaves_of(leaf)
@@ -273,6 +287,35 @@ class _OptimizerMatch:
             found.own.add(stored.name)
             entry[key] = lambda made=made: made
         return lambda: {key: value() for key, value in entry.items()}
+
+    def own_subclass(
+        self,
+        param: torch.Tensor,
+        node: Any,
+        leaf: str,
+        entry: dict[Any, Callable[[], Any]],
+        key: Any,
+        *,
+        is_sharded: bool,
+    ) -> None:
+        """Make room for a tensor of the state of a part that consists of others."""
+        walk, found = self.walk, self.walk.found
+        try:
+            made = new_subclass_part(
+                param,
+                node,
+                leaf,
+                walk.stored,
+                is_sharded=is_sharded,
+                allow_pickle=walk.options.allow_pickle,
+            )
+        except CheckpointError as error:
+            found.problems.append(str(error))
+            return
+        for stored, tensor in made.plain():
+            found.destinations[stored] = tensor
+            found.own.add(stored)
+        entry[key] = made.make
 
     def loaded_among(self, params: Mapping[int, torch.Tensor]) -> list[int]:
         """Return the positions of parameters that this load fills."""

@@ -26,6 +26,7 @@ from ..optimizers.spread import state_dict_of
 from ..optimizers.unwrapping import wrapped_again
 from ..state.coordinates import PerCoordinate
 from ..state.names import index_component, key_component, rank_component
+from ..state.subclass_node import SUBCLASS
 from ..state.tree import (
     ABSENT,
     CONTAINERS,
@@ -43,6 +44,8 @@ from ..state.tree import (
 )
 from ..tensors.local_tensor import tensor_tag
 from ..tensors.materialising import adopt, foreign_tensors, has_meta_tensors, is_meta
+from ..tensors.new_subclasses import NewSubclass
+from ..tensors.subclasses import described, difference, is_subclass, take_apart
 from ..tensors.visiting import comes_last, is_whole, visit
 from .match import Finisher, Match, Rebuild
 from .object_state import SavedForms
@@ -128,6 +131,10 @@ class Walk(SavedForms):
         takes_form = self.takes_form or (name and not self.takes_more and _is_nothing(value))
         if takes_form and self.takes_saved_form(value, name, self.at(name)):
             return self.saved_form(value, name)
+        if isinstance(value, NewSubclass):
+            return self.new_subclass(value, name)
+        if is_subclass(value):
+            return self.subclass(value, name)
         if tensor_tag(value) is not None:
             return self.tensor(value, name)
         if self.cannot_reach(name):
@@ -158,7 +165,8 @@ class Walk(SavedForms):
             return (lambda: found.filled_in_place_of(at)) if is_meta(value) else None
         tag = tag_of(node)
         if tag not in TENSORS:
-            self.found.problems.append(f"{at}: a tensor is wanted, a value was saved")
+            saved = described(node) if tag == SUBCLASS else "a value"
+            self.found.problems.append(f"{at}: a tensor is wanted, {saved} was saved")
             return None
         if not self.take(at, name):
             return None
@@ -168,6 +176,41 @@ class Walk(SavedForms):
         if self.within_per_rank:
             self.found.own.add(stored)
         return (lambda: destinations[stored]) if is_meta(value) else None
+
+    def subclass(self, value: Any, name: str) -> None:
+        """Match a tensor that consists of others: these are filled in place, one by one.
+
+        Unless all of them are, its elements would be neither those of before nor those saved.
+        """
+        at = self.at(name)
+        node = self.index.find(at)
+        names = [at] if node is ABSENT else list(self.index.leaves_of(at))
+        selected = sum(map(self.is_selected, names))
+        if not selected:
+            return
+        if node is ABSENT:
+            self.found.missing[at] = name
+            return
+        problem = difference(node, value, name)
+        if not problem and selected < len(names):
+            problem = "only a part of it is selected, but it is one tensor; select all of it"
+        if problem:
+            self.found.problems.append(f"{at}: {problem}")
+            return
+        parts = take_apart(name, value, allow_pickle=True)
+        self.inner_tensors([(key_component(k), t) for k, t in parts.tensors.items()], name, at)
+
+    def new_subclass(self, value: NewSubclass, name: str) -> Rebuild:
+        """Match the tensors of which a subclass is made once they are filled."""
+        self.inner_tensors(value.items, name, self.at(name))
+        return value.make
+
+    def inner_tensors(self, items: list[tuple[str, Any]], name: str, at: str) -> None:
+        """Match the tensors of which a subclass consists: these very ones are filled."""
+        outside, self.takes_form = self.takes_form, False
+        for component, inner in items:
+            self.node_at(inner, below(name, component), below(at, component))
+        self.takes_form = outside
 
     def wrapped(self, at: str) -> str:
         """Return what a tensor was saved as in a wrapper, or outside of one; else the same name.
@@ -411,7 +454,8 @@ class Walk(SavedForms):
             if self.is_selected(at):
                 self.found.missing[at] = name
             return None
-        names = list(self.index.leaves_of(at)) if tag_of(node) in CONTAINERS else [at]
+        has_parts = tag_of(node) in CONTAINERS or tag_of(node) == SUBCLASS
+        names = list(self.index.leaves_of(at)) if has_parts else [at]
         selected = [leaf for leaf in names if self.is_selected(leaf)]
         if not selected:
             return None

@@ -7,7 +7,17 @@ from collections.abc import Container, Iterable
 from dtckpt.errors import LayoutMismatch
 
 from ..state.names import key_component, key_of
-from ..state.tree import ABSENT, DICT_TAGS, Node, below, children, container_node, tag_of
+from ..state.subclass_node import SUBCLASS
+from ..state.tree import (
+    ABSENT,
+    DICT_TAGS,
+    Node,
+    below,
+    children,
+    container_node,
+    tag_of,
+    with_children,
+)
 
 
 def edited(tree: Node, removed: Container[str], added: Iterable[str]) -> Node:
@@ -46,6 +56,10 @@ def _edited(node: Node, name: str, removed: Container[str], added: _Added) -> No
         if made is not ABSENT:
             items.append((key, made))
     tag = tag_of(node)
+    if tag == SUBCLASS:
+        if not by_component and len(items) == len(inner):
+            return with_children(node, items)
+        tag = "dict"  # its class could not make it of these
     if tag in ("list", "tuple") and (by_component or len(items) < len(inner)):
         items = [(str(key), child) for key, child in items]
         tag = "dict"

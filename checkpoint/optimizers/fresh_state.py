@@ -9,17 +9,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import torch
 
+from dtckpt.errors import CheckpointError
+
 from ..files.stored_tensor import StoredTensor
 from ..state.names import key_component
+from ..state.subclass_node import SUBCLASS, note_of
 from ..state.tree import ABSENT, Node, TreeIndex, below, children, item_of, tag_of
+from ..tensors.dtensors import is_dtensor
 from ..tensors.materialising import Replaced
+from ..tensors.new_subclasses import new_subclass
+from ..tensors.subclasses import fits, has_subclass_shard, is_subclass
 from .param_names import params_of
 from .spread import load_owned, owned_part
-from .state_form import StateForm, are_of_one_form
+from .state_form import StateForm, are_of_one_form, is_whole, local_device, wrapped_as
 
 _PARAM_SHAPED_NAMES = (
     "acc_delta ax exp_avg exp_avg_sq exp_inf grad_avg max_exp_avg_sq momentum_buffer prev "
@@ -72,6 +79,8 @@ def _as_saved(loaded: Any, given: Any) -> Any:
     """
     if isinstance(given, torch.Tensor):
         differs = isinstance(loaded, torch.Tensor) and loaded.dtype != given.dtype
+        if is_subclass(given) or has_subclass_shard(given):
+            return given  # a dtype that it only shows, and copies may be of another one
         return given.detach().to(loaded.device) if differs else loaded
     if isinstance(given, Mapping) and isinstance(loaded, MutableMapping):
         for key, value in cast("Mapping[Any, Any]", given).items():
@@ -148,6 +157,7 @@ class FreshState:
     index: TreeIndex
     stored: Mapping[str, StoredTensor]
     is_selected: Callable[[str], bool]
+    allow_pickle: bool
     problems: list[str] = field(default_factory=list[str])
     """Parameters of which only a part of the state would be there after the load."""
     _made: dict[int, tuple[str, torch.Tensor]] = field(
@@ -228,6 +238,8 @@ class FreshState:
                 return held
             self._made[id(made)] = name, made
             return made
+        if tag == SUBCLASS:
+            return self._subclass(node, name, form, held, has_shape=has_shape)
         items = {
             key: self._build(child, below(name, component), form, item_of(held, key))
             for key, component, child in children(node)
@@ -235,6 +247,51 @@ class FreshState:
         if tag in ("list", "tuple"):
             return list(items.values()) if tag == "list" else tuple(items.values())
         return items or None
+
+    def _subclass(
+        self, node: Node, name: str, form: StateForm, held: Any, *, has_shape: bool
+    ) -> Any:
+        """Return a tensor that consists of others, or what is there where that is alike."""
+        param, note = form.param, note_of(node)
+        if has_shape and note.size != tuple(param.shape):
+            self.problems.append(
+                f"{name}: saved as {list(note.size)}, but the parameter has the shape "
+                f"{list(param.shape)}"
+            )
+            return None
+        wrap: Callable[[torch.Tensor], torch.Tensor] = lambda made: made  # noqa: E731
+        if is_dtensor(param) and form.was_plain is not False:
+            if not is_whole(param):
+                self.problems.append(
+                    f"{name}: a {note.text} of the whole parameter was saved, and this parameter "
+                    "is sharded. Nothing can cut it: load it where each rank has the whole "
+                    "parameter, or leave it out by select= and let the optimizer begin anew"
+                )
+                return None
+            wrap = partial(wrapped_as, param)
+        elif fits(node, held, self._is_alike):
+            return held
+
+        def empty(stored: str) -> torch.Tensor:
+            saved = self.stored[stored]
+            dtype = getattr(torch, saved.dtype.torch_name)
+            return torch.empty(saved.shape, dtype=dtype, device=local_device(param))
+
+        try:
+            made = new_subclass(node, name, empty, allow_pickle=self.allow_pickle, wrap=wrap)
+        except CheckpointError as error:
+            self.problems.append(str(error))
+            return None
+        self._made |= {id(tensor): (stored, tensor) for stored, tensor in made.plain()}
+        return made
+
+    def _is_alike(self, stored: str, tensor: torch.Tensor) -> bool:
+        saved = self.stored.get(stored)
+        return (
+            saved is not None
+            and tuple(tensor.shape) == saved.shape
+            and tensor.dtype == getattr(torch, saved.dtype.torch_name)
+        )
 
 
 def _component(key: Any) -> str:

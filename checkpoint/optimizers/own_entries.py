@@ -9,8 +9,9 @@ part, with the local tensors of what is sharded. It goes back to whoever holds t
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,11 +22,14 @@ from ...dtensor.geometry.box import Box
 from ..files.stored_tensor import StoredTensor
 from ..ranks.together import Answers, Ranks, together
 from ..state.tree import TreeIndex, below, children, tag_of, unflatten
+from ..state.values import Node
 from ..tensors.dtensors import is_dtensor, layout_of
 from ..tensors.local_tensor import LocalTensor, local_tensor, tensor_tag
 from ..tensors.materialising import Replaced, is_meta, stand_in
 from ..tensors.memory_order import empty_in_order
-from .state_form import empty_on_mesh
+from ..tensors.new_subclasses import NewSubclass, new_subclass
+from ..tensors.subclasses import class_text, has_subclass_shard, is_subclass, take_apart
+from .state_form import empty_on_mesh, local_device, wrapped_as
 
 PART, STATE = "part", "state"
 """Keys of what a rank stores of such an entry."""
@@ -68,6 +72,8 @@ def boxes_of(local: LocalTensor) -> list[str]:
 
 
 def _local_value(value: Any) -> Any:
+    if has_subclass_shard(value):
+        return value._local_tensor
     parts = local_tensor("", value).parts if is_dtensor(value) else ()
     return parts[0][1] if len(parts) == 1 else value
 
@@ -114,12 +120,22 @@ def _digest(entry: Mapping[Any, Any] | None) -> str:
         text = "sharded"
         if tensor_tag(value) is None:
             text = repr(value)
+        elif has_subclass_shard(value):
+            text = f"sharded {class_text(type(value._local_tensor))}"
         elif not is_dtensor(value):
-            local = local_tensor("", value)
-            digests = [digest for _, digest in local.digests()]
-            text = f"{local.dtype.torch_name}{list(local.shape)}{digests}"
+            text = _digest_of_plain(value)
         told.append((repr(key), text))
     return json.dumps(told)
+
+
+def _digest_of_plain(value: Any) -> str:
+    if is_subclass(value):
+        parts = take_apart("", value, allow_pickle=True)
+        inner = {key: _digest_of_plain(tensor) for key, tensor in parts.tensors.items()}
+        return json.dumps([parts.note.to_text(), inner])
+    local = local_tensor("", value)
+    digests = [digest for _, digest in local.digests()]
+    return f"{local.dtype.torch_name}{list(local.shape)}{digests}"
 
 
 def is_own_entry(index: TreeIndex, at: str) -> bool:
@@ -166,10 +182,35 @@ def saved_parts(index: TreeIndex, at: str) -> list[SavedPart]:
     return found
 
 
+def new_subclass_part(
+    param: Any,
+    node: Node,
+    name: str,
+    stored: Mapping[str, StoredTensor],
+    *,
+    is_sharded: bool,
+    allow_pickle: bool,
+) -> NewSubclass:
+    """Return a tensor of the state of a parameter that consists of others, which are filled.
+
+    Raises CheckpointError where its class cannot make it.
+    """
+    wrap: Callable[[torch.Tensor], torch.Tensor] = lambda made: made  # noqa: E731
+    if is_sharded and is_dtensor(param):
+        wrap = partial(wrapped_as, param)
+
+    def empty(inner: str) -> torch.Tensor:
+        saved = stored[inner]
+        dtype = getattr(torch, saved.dtype.torch_name)
+        return torch.empty(saved.shape, dtype=dtype, device=local_device(param))
+
+    return new_subclass(node, name, empty, allow_pickle=allow_pickle, wrap=wrap)
+
+
 def new_part(param: Any, stored: StoredTensor, *, is_sharded: bool) -> tuple[Any, torch.Tensor]:
     """Return a tensor of the state of a parameter, and its local one, which is filled."""
     dtype = getattr(torch, stored.dtype.torch_name)
-    layout = layout_of("", param)
+    layout = layout_of("", param) if is_dtensor(param) else None
     if is_sharded and layout is not None:
         made = empty_on_mesh(param, layout, dtype, stored.order)
         return made, local_tensor("", made).parts[0][1]

@@ -20,6 +20,7 @@ from ...dtensor.geometry.placement import Placement, Ragged, Replicate, Shard, S
 from ..files.stored_tensor import StoredTensor
 from ..tensors.dtensors import is_dtensor, layout_of
 from ..tensors.memory_order import empty_in_order, strides_in_order
+from ..tensors.subclasses import has_subclass_shard, is_subclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class StateForm:
             and tuple(held.shape) == shape
             and not is_dtensor(self.param)
             and not is_dtensor(held)
+            and not is_subclass(held)
         )
 
     def empty(self, saved: StoredTensor, shape: tuple[int, ...]) -> torch.Tensor:
@@ -57,6 +59,8 @@ class StateForm:
         dtype = getattr(torch, saved.dtype.torch_name)
         order = saved.order if len(saved.shape) == len(shape) else None
         param = self.param
+        if is_subclass(param):  # what it makes of empty_like is up to the class
+            return empty_in_order(shape, order, dtype, param.device if shape else "cpu")
         if not is_dtensor(param):
             if shape == tuple(param.shape) and order is None:
                 return torch.empty_like(param, dtype=dtype, requires_grad=False)
@@ -158,8 +162,44 @@ def empty_on_mesh(
     return DTensor.from_local(local, mesh, placements, run_check=False, **whole)
 
 
+def wrapped_as(param: Any, local: torch.Tensor) -> torch.Tensor:
+    """Return a distributed tensor that lies as ``param``, of which ``local`` is this rank's part.
+
+    Nobody is asked.
+    """
+    from ...dtensor import dtensor as ours  # loads all of torch.distributed.tensor
+
+    kind: Any = ours.DTensor
+    arguments: dict[str, Any] = {"shape": param.shape, "stride": param.stride()}
+    if not isinstance(param, kind):
+        from torch.distributed.tensor import DTensor
+
+        kind, arguments = DTensor, {**arguments, "run_check": False}
+    made = kind.from_local(local, param.device_mesh, param.placements, **arguments)
+    # Torch makes a view of it, of which classes may note less than they know.
+    made._local_tensor = local
+    return made
+
+
+def local_device(param: Any) -> torch.device:
+    """Return where the elements of a parameter lie that this rank has."""
+    return param.to_local().device if is_dtensor(param) else param.device
+
+
+def is_whole(param: Any) -> bool:
+    """Whether this rank, as all others, holds all of a distributed parameter."""
+    layout = layout_of("", param)
+    return layout is not None and all(p == Replicate() or n == 1 for p, n in _along(layout))
+
+
+def _along(layout: Layout) -> Iterable[tuple[Placement, int]]:
+    return zip(layout.placements, layout.mesh.shape, strict=True)
+
+
 def are_of_one_form(held: Any, made: torch.Tensor) -> bool:
     """Whether a tensor that is there can be filled in the place of a new one."""
+    if is_subclass(held) or has_subclass_shard(held):
+        return False
     if not isinstance(held, torch.Tensor) or (held.dtype, held.shape) != (made.dtype, made.shape):
         return False
     if not is_dtensor(made):

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..tensors.local_tensor import LocalTensor
 from ..tensors.materialising import Key, memory_key
+from ..tensors.subclasses import plain_tensors
 
 _declared: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
 """The first rank of the group over which each module is replicated."""
@@ -54,7 +55,12 @@ def with_first_rank_buffers(
     there = set(everyone)
     for module, first in (*_of_ddp(objects), *_declared.items()):
         if first in there:
-            firsts.update((memory_key(b), first) for b in module.buffers() if b.numel())
+            firsts.update(
+                (memory_key(part), first)
+                for buffer in module.buffers()
+                if buffer.numel()
+                for part in plain_tensors(buffer)
+            )
     if not firsts:
         return dict(tensors), ()
     found = dict(tensors)

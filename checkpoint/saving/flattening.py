@@ -30,6 +30,7 @@ from ..state.names import (
     rank_component,
 )
 from ..state.packing import MIN_PACKED, pack, unpack
+from ..state.subclass_node import SUBCLASS, note_of
 from ..state.tree import (
     DICTS,
     PACKED,
@@ -50,6 +51,7 @@ from ..state.values import Node, encode_value
 from ..tensors.dtensors import is_dtensor
 from ..tensors.local_tensor import local_tensor, tensor_tag
 from ..tensors.spec import fingerprint
+from ..tensors.subclasses import has_subclass_shard, is_subclass, take_apart
 from ..tensors.visiting import Visited, visit
 
 _MOST_NODES = MIN_PACKED
@@ -138,7 +140,8 @@ def _hash_of(node: Node, tensors: Mapping[str, Any]) -> str:
         if tag == PACKED:
             return [tag, *node[tag][1:]]
         inner = children(node)
-        return [tag, [[key, told(child)] for key, _, child in inner]] if inner else node
+        note = note_of(node).to_text() if tag == SUBCLASS else ""
+        return [tag, note, [[key, told(child)] for key, _, child in inner]] if inner else node
 
     return fingerprint(json.dumps(told(node)).encode()).hex()
 
@@ -181,6 +184,8 @@ class _Flattening:
             return self.dict_node(value, path)
         tag = tensor_tag(value)
         if tag is not None:
+            if is_subclass(value):
+                return self.subclass(value, path)
             name = join(path)
             if not is_encodable(name):
                 raise Unsavable(
@@ -210,6 +215,14 @@ class _Flattening:
             return {SEQUENCES[type(value)]: items}
         self.num_leaves += 1
         return encode_value(value, join(path), allow_pickle=self.allow_pickle)
+
+    def subclass(self, value: Any, path: Path) -> Node:
+        """Return the node of a tensor that has no memory of its own, but consists of others."""
+        _check_depth(path)
+        parts = take_apart(join(path), value, allow_pickle=self.allow_pickle)
+        return parts.note.to_node(
+            {key: self.node(t, (*path, key_component(key))) for key, t in parts.tensors.items()}
+        )
 
     def packed(self, value: Any, path: Path) -> Node | None:
         """Return the node of a container of many plain values; None for any other.
@@ -293,7 +306,8 @@ class _Flattening:
             entry = held.get(keys[-1])
             name = f"{join(path)}/{label.text}"
             self.entries[name] = param, entry
-            if name in self.own_entries:
+            # Shards of a subclass have no boxes of their own in a tensor that others can cut anew.
+            if name in self.own_entries or any(map(has_subclass_shard, (entry or {}).values())):
                 put_entry(entries, keys, OwnEntry(param, entry or {}))
 
     def dict_node(self, value: Mapping[Any, Any], path: Path) -> Node:

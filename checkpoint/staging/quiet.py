@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from ...dtensor.torch_private import storage_id
 from ..optimizers.spread import owned_part
+from ..tensors.subclasses import is_subclass
 
 Spreading = bool | Literal["checked"] | Sequence[torch.nn.Module | Optimizer]
 """Whether copies are spread over the training, and of what, if not of what is in the state."""
@@ -72,6 +73,8 @@ class Quiet:
     def add(self, tensor: torch.Tensor) -> None:
         """Count a tensor, or DTensor, among those that lie in quiet memory."""
         local = local_of(tensor)
+        if is_subclass(local):  # without memory; what it consists of is copied at once
+            return
         if tensor.is_inference() or local.layout is not torch.strided or local.is_meta:
             return
         found = self.holders.setdefault(storage_id(local), [])
@@ -125,7 +128,7 @@ def storages_of(optimizer: Optimizer) -> Iterator[int]:
     """Yield the ids of the storages in which parameters and state of an optimizer lie."""
     for tensor in (*_params_of(optimizer), *_state_of(optimizer)):
         local = local_of(tensor)
-        if local.layout is torch.strided:
+        if local.layout is torch.strided and not is_subclass(local):
             yield storage_id(local)
 
 

@@ -4,7 +4,8 @@ Containers are ``{"dict": {...}}`` (str keys), ``{"items": [[key, node], ...]}``
 same list under ``"ordered"`` (OrderedDict) or ``"counter"`` (Counter), ``{"list": [...]}``,
 ``{"tuple": [...]}`` and ``{"per_rank": {"0": node, ...}}``. Tensors are ``{"tensor": name}``, numpy
 arrays ``{"ndarray": name}``. ``{"packed": [name, digest, kind, length]}`` is a container of many
-plain values, whose bytes (``packing``) are stored as a tensor of that name. All other nodes are
+plain values, whose bytes (``packing``) are stored as a tensor of that name. A tensor that is made
+of others is ``{"subclass": {...}}`` (``subclass_node``), a container of these. All other nodes are
 leaves of ``values``.
 """
 
@@ -22,6 +23,7 @@ from .limits import shown
 from .names import Path, index_component, join, key_component, rank_component
 from .packing import as_bytes, unpack
 from .standard_types import STANDARD_TAGS
+from .subclass_node import SUBCLASS, inner_nodes, note_of
 from .values import VALUE_TAGS, Node, decode_value, encode_value
 
 DICTS: dict[type, str] = {
@@ -37,7 +39,7 @@ DICT_TAGS = ("dict", *PAIRS)
 CONTAINERS = (*DICT_TAGS, "list", "tuple", "per_rank")
 TENSORS = ("tensor", "ndarray")
 PACKED = "packed"
-_TAGS_OF_VERSION_3 = frozenset({PACKED, *STANDARD_TAGS})
+_TAGS_OF_VERSION_3 = frozenset({PACKED, SUBCLASS, *STANDARD_TAGS})
 
 
 @dataclass(slots=True)
@@ -130,10 +132,12 @@ def children(node: Node) -> list[tuple[str | int, str, Node]]:
             return [(i, index_component(i), child) for i, child in enumerate(node[tag])]
         if tag == "per_rank":
             return [(int(r), rank_component(int(r)), child) for r, child in node[tag].items()]
+        if tag == SUBCLASS:
+            return [(key, key_component(key), child) for key, child in inner_nodes(node).items()]
     except (AttributeError, TypeError, ValueError) as error:
         raise Corrupt(f"malformed {tag} node: {shown(error)}") from error
     if tag not in TENSORS and tag is not None and tag not in VALUE_TAGS and tag != PACKED:
-        expected = (*CONTAINERS, *TENSORS, PACKED, *VALUE_TAGS)
+        expected = (*CONTAINERS, SUBCLASS, *TENSORS, PACKED, *VALUE_TAGS)
         raise Corrupt(f"unknown tree node {shown(tag)}; expected one of {expected}")
     return []
 
@@ -178,8 +182,7 @@ def with_replaced(node: Node, replace: Callable[[Node], Node | None]) -> Node:
     inner = children(node)
     if not inner:
         return node
-    items = [(key, with_replaced(child, replace)) for key, _, child in inner]
-    return container_node(tag_of(node), items)
+    return with_children(node, [(key, with_replaced(child, replace)) for key, _, child in inner])
 
 
 def _key(key: object) -> str | int:
@@ -197,6 +200,8 @@ def same_values(one: Node, other: Node) -> bool:
     if tag_of(one) == PACKED:  # the digest tells, whatever name the bytes have
         return one[PACKED][1:] == other[PACKED][1:]
     mine, others = children(one), children(other)
+    if tag_of(one) == SUBCLASS and note_of(one).to_text() != note_of(other).to_text():
+        return False
     if not mine or not others:
         return json.dumps(one) == json.dumps(other)  # tells 1 from True, which == does not
     return len(mine) == len(others) and all(
@@ -214,16 +219,28 @@ def container_node(tag: str | None, items: Sequence[tuple[str | int, Node]]) -> 
     return {tag: {str(key): node for key, node in items}}
 
 
-def plain_node(value: Any, name: str) -> Node:
+def with_children(node: Node, items: Sequence[tuple[str | int, Node]]) -> Node:
+    """Return a container node with other children under the same keys."""
+    if tag_of(node) == SUBCLASS:
+        return note_of(node).to_node({str(key): child for key, child in items})
+    return container_node(tag_of(node), items)
+
+
+def plain_node(value: Any, name: str, *, allow_pickle: bool = False) -> Node:
     """Return the node of a value without tensors, with a node for each value in it."""
     if type(value) in SEQUENCES:
-        items = [plain_node(v, f"{name}/{i}") for i, v in enumerate(value)]
+        items = [
+            plain_node(v, f"{name}/{i}", allow_pickle=allow_pickle) for i, v in enumerate(value)
+        ]
         return {SEQUENCES[type(value)]: items}
     tag = DICTS.get(type(value))
     if tag is not None:
-        nodes = [(key, plain_node(v, f"{name}/{key_component(key)}")) for key, v in value.items()]
+        nodes = [
+            (key, plain_node(v, f"{name}/{key_component(key)}", allow_pickle=allow_pickle))
+            for key, v in value.items()
+        ]
         return container_node(tag_of_keys(tag, value), nodes)
-    return encode_value(value, name, allow_pickle=False)
+    return encode_value(value, name, allow_pickle=allow_pickle)
 
 
 def tag_of_keys(tag: str, value: Mapping[Any, Any]) -> str:
@@ -258,12 +275,22 @@ def tensor_names(node: Node) -> Iterator[str]:
         yield from tensor_names(child)
 
 
+MakeSubclass = Callable[[Node, dict[str, Any], str], Any]
+"""Makes a tensor subclass of its node and its inner tensors; given its name for messages."""
+
+
 def unflatten(
-    node: Node, tensor: Callable[[str, str], Any], *, allow_pickle: bool, path: Path = ()
+    node: Node,
+    tensor: Callable[[str, str], Any],
+    *,
+    allow_pickle: bool,
+    path: Path = (),
+    make: MakeSubclass | None = None,
 ) -> Any:
     """Return the value of a tree; ``tensor(name, tag)`` supplies its tensors.
 
     With the tag ``"packed"`` it supplies the bytes of a packed node, as bytes or a uint8 tensor.
+    ``make`` makes tensor subclasses; without it a dict of their inner tensors stands for each.
     """
     tag = tag_of(node)
     if tag in TENSORS:
@@ -271,12 +298,14 @@ def unflatten(
     if tag == PACKED:
         name = packed_name(node)
         return unpack(as_bytes(tensor(name, PACKED)), name)
-    if tag not in CONTAINERS:
+    if tag not in CONTAINERS and tag != SUBCLASS:
         return decode_value(node, join(path), allow_pickle=allow_pickle)
     built = {
-        key: unflatten(child, tensor, allow_pickle=allow_pickle, path=(*path, component))
+        key: unflatten(child, tensor, allow_pickle=allow_pickle, path=(*path, component), make=make)
         for key, component, child in children(node)
     }
+    if tag == SUBCLASS and make is not None:
+        return make(node, cast(dict[str, Any], built), join(path))
     if tag in ("list", "tuple"):
         return list(built.values()) if tag == "list" else tuple(built.values())
     return PAIRS[tag](built) if tag in PAIRS else built

@@ -36,6 +36,7 @@ from .memory_order import memory_order
 from .sampling import Sampling
 from .source import PIECE_BYTES
 from .spec import TensorSpec
+from .subclasses import is_subclass, refusal
 from .transfer import TensorSource
 
 Array = np.ndarray[Any, Any]
@@ -138,7 +139,7 @@ def local_tensor(name: str, value: Any) -> LocalTensor:
         return _plain(name, _tensor_of_array(name, value))
     if isinstance(value, LocalShard):
         require_storable_layout(name, value.layout)
-        local = _own_memory(name, value.tensor)
+        local = _own_memory(name, value.tensor, is_shard=True)
         return _laid_out(name, local, value.layout, value.coordinate)
     if is_dtensor(value):
         local = getattr(value, "_local_tensor", None)  # private in torch
@@ -180,7 +181,8 @@ def _is_flat(parameter: torch.nn.Parameter) -> bool:
 
 def _distributed(name: str, value: Any, layout: Layout) -> LocalTensor:
     shard = getattr(value, "_local_tensor", None)  # private in torch
-    local = _own_memory(name, value.to_local().detach() if shard is None else shard)
+    shard = value.to_local().detach() if shard is None else shard
+    local = _own_memory(name, shard, is_shard=True)
     laid_out = _laid_out(name, local, layout, value.device_mesh.get_coordinate())
     order = memory_order(value)  # that of its parts may be any where they have few elements
     return laid_out if order is None else replace(laid_out, order=order)
@@ -231,7 +233,9 @@ def _laid_out(
 def _announced(name: str, teller: Any, value: Any, local: Any) -> LocalTensor:
     """Return a tensor whose boxes ``teller`` announces: the value itself or its local tensor."""
     found = announced_parts(name, teller, value, local)
-    parts = tuple((box, _own_memory(name, shard, is_part=True)) for box, shard in found)
+    parts = tuple(
+        (box, _own_memory(name, shard, is_part=True, is_shard=True)) for box, shard in found
+    )
     dtype = dtype_of(name, value.dtype)
     shape = tuple(value.shape) if teller is not value else announced_shape(value)
     outside = [box for box, _ in parts if not Box.whole(shape).contains(box)]
@@ -254,7 +258,9 @@ def _speaks_protocol(value: object) -> bool:
     return hasattr(value, "__create_chunk_list__") and hasattr(value, "__get_tensor_shard__")
 
 
-def _own_memory(name: str, tensor: Any, *, is_part: bool = False) -> torch.Tensor:
+def _own_memory(
+    name: str, tensor: Any, *, is_part: bool = False, is_shard: bool = False
+) -> torch.Tensor:
     """Return a tensor whose elements are its own memory; Unsavable for wrappers of others.
 
     So, too, for those that may be a part of something, unless it is known of what. The result of a
@@ -270,13 +276,8 @@ def _own_memory(name: str, tensor: Any, *, is_part: bool = False) -> torch.Tenso
     cls = type(tensor)
     if cls in _TENSORS:
         return tensor
-    own = getattr(cls, "__torch_dispatch__", None)
-    if own is not getattr(torch.Tensor, "__torch_dispatch__", None):
-        raise Unsavable(
-            f"tensor {name!r} is (or has as its shard) a {cls.__module__}.{cls.__qualname__}, "
-            "which computes its elements from other tensors, and neither is a DTensor nor offers "
-            "__create_chunk_list__; save the tensors that it consists of"
-        )
+    if is_subclass(tensor):
+        raise refusal(name, tensor, is_shard=is_shard)
     hint = "" if is_part else hint_of_parts(tensor)
     if hint:
         raise Unsavable(
@@ -288,6 +289,8 @@ def _own_memory(name: str, tensor: Any, *, is_part: bool = False) -> torch.Tenso
 
 
 def _check(name: str, tensor: torch.Tensor) -> DType:
+    if tensor.is_nested:
+        raise refusal(name, tensor)
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise Unsavable(
             f"tensor {name!r} has the layout {tensor.layout}"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ....checkpoint.state.names import Path, join
 from ....checkpoint.state.selecting import Selection
+from ....checkpoint.state.subclass_node import SUBCLASS, note_of
 from ....checkpoint.state.tree import TENSORS, children, tag_of
 from ....checkpoint.state.values import Node
 from .console import printable
@@ -68,6 +69,8 @@ class _Walk:
         found = [self.branch(child, (*path, component)) for _, component, child in inner]
         shown = tuple(branch for branch in found if branch is not None)
         text = _KINDS[tag](len(inner)) if tag in _KINDS else ""
+        if tag == SUBCLASS:
+            text = printable(note_of(node).text)
         return Branch(label=label, text=text, children=shown) if shown else None
 
     def tensor(self, name: str, label: str) -> Branch:

@@ -1,0 +1,445 @@
+"""Tensor subclasses that are made of others: saved as these, and made again of these."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter as TorchWriter
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.checkpoint.state_dict_saver import async_save as torch_async_save
+
+import dtckpt.checkpoint as ckpt
+from dtckpt.checkpoint import dcp
+from dtckpt.dtensor import DeviceMesh, DTensor, Mesh, Replicate
+from dtckpt.errors import CheckpointError, Corrupt, LayoutMismatch, Unsavable
+from dtckpt.storage import MemoryStore
+
+from ...ranks import RanksFailed, run_ranks
+from .subclass_stand_ins import (
+    Float8,
+    LowBit,
+    Made,
+    Mxfp8,
+    Scaled,
+    State4bit,
+    State8bit,
+    StateFp8,
+    same,
+)
+
+KINDS: list[Any] = [State8bit, State4bit, StateFp8]
+SHAPE = (8, 32)
+
+
+def of(kind: Any, seed: int) -> Any:
+    """A tensor of random values."""
+    values = torch.randn(SHAPE, generator=torch.Generator().manual_seed(seed))
+    if kind is Float8:
+        return Float8.of(values)
+    made = kind.zeros(SHAPE)
+    made.fill(values)
+    return made
+
+
+def saved(state: Any, **options: Any) -> MemoryStore:
+    """A checkpoint of a state."""
+    store = MemoryStore()
+    ckpt.save(state, store, **options)
+    return store
+
+
+@pytest.mark.parametrize("kind", [*KINDS, Float8])
+def test_a_subclass_is_saved_as_what_it_consists_of_and_filled_in_place(kind: Any) -> None:
+    want, into = of(kind, 1), of(kind, 2)
+    store = saved({"a": {"w": want}, "list": [of(kind, 3), 5]})
+    inner = {key: getattr(into, key) for key in into.__tensor_flatten__()[0]}
+    state: dict[str, Any] = {"a": {"w": into}, "list": [of(kind, 2), 0]}
+    ckpt.load(state, store)
+    assert state["a"]["w"] is into
+    assert all(getattr(into, key) is tensor for key, tensor in inner.items())
+    assert same(into, want)
+    assert same(state["list"][0], of(kind, 3))
+    assert state["list"][1] == 5
+
+
+def test_subclasses_of_subclasses() -> None:
+    def make(seed: int) -> Any:
+        return Scaled({"codes": of(State8bit, seed), "factor": torch.tensor(seed)}, [], SHAPE)
+
+    store, into = saved({"w": make(3)}), make(4)
+    assert {*ckpt.open(store)} == {"w/codes/codes", "w/codes/scale", "w/codes/qmap", "w/factor"}
+    ckpt.load({"w": into}, store)
+    assert same(into, make(3))
+    holder = Holder(None)
+    ckpt.load({"h": holder}, saved({"h": Holder(make(5))}))
+    assert same(holder.value, make(5))
+
+
+def test_readers_without_the_class_have_the_inner_tensors_by_name() -> None:
+    want = of(State8bit, 1)
+    found = ckpt.open(saved({"w": want, "x": 1}))
+    assert list(found) == ["w/codes", "w/scale", "w/qmap"]
+    assert torch.equal(found["w/codes"][...], want.codes)
+    assert found.manifest.version == 3
+    assert found.state_dict()["w"].keys() == {"codes", "scale", "qmap"}
+    into = {"w": {key: torch.zeros_like(getattr(want, key)) for key in State8bit.names}, "x": 0}
+    with pytest.raises(LayoutMismatch, match="w: a dict is wanted, but subclass was saved"):
+        ckpt.load(into, saved({"w": want, "x": 1}))
+
+
+@pytest.mark.parametrize("save", ["save", "async", "spread", "checked", "dcp", "dcp async"])
+def test_every_form_of_save_writes_the_inner_tensors(save: str, tmp_path: Path) -> None:
+    net, optimizer, train = training(State8bit)
+    train(2)
+    state = {"m": net, "o": optimizer, "w": of(State8bit, 1)}
+    place = str(tmp_path / "c")
+    if save == "save":
+        ckpt.save(state, place)
+    elif save == "dcp":
+        dcp.save(state, checkpoint_id=place)
+    elif save == "dcp async":
+        dcp.async_save(state, checkpoint_id=place).result()  # pyright: ignore
+    else:
+        spread: Any = {"async": False, "spread": True, "checked": "checked"}[save]
+        handle = ckpt.async_save(state, place, spread=spread)
+        before = {key: value["momentum"].clone() for key, value in optimizer.state.items()}
+        train(2)  # what has been staged is of before
+        handle.result()
+        optimizer.state.update({k: {"momentum": v, "step": 0} for k, v in before.items()})
+    got = ckpt.open(place)
+    for name, param in net.named_parameters():
+        momentum = optimizer.state[param]["momentum"]
+        for key in State8bit.names if isinstance(momentum, Made) else ():
+            stored = got[f"o/state/m/{name}/momentum/{key}"][...]
+            assert torch.equal(stored, getattr(momentum, key)), (name, key)
+    assert ckpt.verify(place).problems == ()
+
+
+STAGERS: dict[str, dict[str, Any]] = {
+    "planner": {"planner": DefaultSavePlanner()},
+    "stager": {"async_stager": BlockingAsyncStager()},
+    "torch's writer": {},
+    "torch's call": {},
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+@pytest.mark.parametrize("how", STAGERS)
+@pytest.mark.parametrize("is_shard", [False, True])
+def test_stagers_of_torch_are_not_given_what_has_no_memory(
+    how: str, is_shard: bool, tmp_path: Path
+) -> None:
+    want: Any = of(State8bit, 1)
+    if is_shard:
+        mesh = DeviceMesh("cpu", Mesh((1,)), rank=0)
+        want = DTensor.from_local(want, mesh, [Replicate()], shape=SHAPE)
+    mine = torch_async_save if how == "torch's call" else dcp.async_save
+    kind = TorchWriter if how == "torch's writer" else dcp.FileSystemWriter
+    writer: Any = kind(str(tmp_path / "c"))
+    with pytest.raises(Unsavable, match=r"'m/w' is .*State8bit.*stagers copy memory"):
+        mine({"m": {"w": want}}, storage_writer=writer, no_dist=True, **STAGERS[how])
+    assert not (tmp_path / "c" / "manifest.json").exists()
+    plain = {"m": {"w": torch.ones(3), "x": 2}}
+    mine(plain, storage_writer=writer, no_dist=True, **STAGERS[how]).result()  # pyright: ignore
+    assert ckpt.open(tmp_path / "c")["m/w"][...].sum() == 3
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+def test_a_planner_of_torch_is_refused_such_tensors(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointException, match=r"(?s)State8bit.*without a planner"):
+        dcp.save(
+            {"w": of(State8bit, 1)},
+            checkpoint_id=tmp_path / "c",
+            planner=DefaultSavePlanner(),
+            no_dist=True,
+        )
+    assert not (tmp_path / "c" / "manifest.json").exists()
+
+
+def training(kind: Any) -> tuple[nn.Module, LowBit, Callable[[int], list[float]]]:
+    """A model, its optimizer, and what trains it for some steps."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 32, bias=False), nn.Linear(32, 3))
+    optimizer = LowBit(net.parameters(), kind)
+
+    def train(steps: int) -> list[float]:
+        losses: list[float] = []
+        for number in range(steps):
+            torch.manual_seed(number)
+            optimizer.zero_grad()
+            loss = net(torch.randn(4, 32)).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+    return net, optimizer, train
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("steps", [0, 3])
+def test_an_optimizer_goes_on_bit_for_bit(kind: Any, steps: int) -> None:
+    net, optimizer, train = training(kind)
+    train(3)
+    store = saved({"m": net, "o": optimizer})
+    want = train(3)
+    other, its, go_on = training(kind)
+    go_on(steps)
+    ckpt.load({"m": other, "o": its}, store)
+    assert go_on(3) == want
+    for mine, theirs in zip(net.parameters(), other.parameters(), strict=True):
+        assert same(optimizer.state[mine]["momentum"], its.state[theirs]["momentum"])
+
+
+def test_state_of_another_class_takes_the_saved_form() -> None:
+    net, optimizer, train = training(State8bit)
+    train(1)
+    store = saved({"m": net, "o": optimizer})
+    other, its, go_on = training(StateFp8)
+    go_on(1)
+    ckpt.load({"m": other, "o": its}, store)
+    assert type(its.state[next(other.parameters())]["momentum"]) is State8bit
+    plain, of_plain, go_on = training(State8bit)
+    of_plain.fewest = 1 << 30
+    go_on(1)
+    store = saved({"m": plain, "o": of_plain})
+    ckpt.load({"m": net, "o": optimizer}, store)
+    for mine, theirs in zip(net.parameters(), plain.parameters(), strict=True):
+        assert same(optimizer.state[mine]["momentum"], of_plain.state[theirs]["momentum"])
+
+
+class Holder:
+    """An object with a tensor, or none yet."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value, "list": [self.value]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert state["list"] is not None
+        self.value = state["value"]
+
+
+@pytest.mark.parametrize("held", [None, State8bit, State4bit, torch.zeros])
+def test_objects_are_given_what_was_saved(held: Any) -> None:
+    store = saved({"h": Holder(of(State8bit, 1))})
+    value = held and (held(3) if held is torch.zeros else of(held, 2))
+    holder = Holder(value)
+    ckpt.load({"h": holder}, store)
+    assert same(holder.value, of(State8bit, 1))
+    assert (holder.value is value) == (held is State8bit)
+
+
+def test_values_of_ranks_and_of_coordinates() -> None:
+    store = MemoryStore()
+
+    def save(rank: int, group: Any) -> None:
+        ckpt.save({"w": ckpt.PerRank(of(State8bit, rank))}, store, process_group=group)
+
+    def load(rank: int, group: Any) -> None:
+        state = {"w": ckpt.PerRank(of(State8bit, 9))}
+        ckpt.load(state, store, process_group=group)
+        assert same(state["w"].value, of(State8bit, rank))
+
+    run_ranks(2, save)
+    assert "w/@1/codes" in ckpt.open(store)
+    run_ranks(2, load)
+    for value in (of(State8bit, 1), Holder(of(State8bit, 1))):
+        store = saved({"w": ckpt.PerCoordinate(value, axes=())})
+        into: Any = of(State8bit, 2) if isinstance(value, Made) else Holder(None)
+        state = {"w": ckpt.PerCoordinate(into, axes=())}
+        ckpt.load(state, store)
+        assert same(getattr(into, "value", into), of(State8bit, 1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delitem(sys.modules, State8bit.__module__)
+        with pytest.raises(LayoutMismatch, match="State8bit, which is not imported here"):
+            ckpt.load({"w": ckpt.PerCoordinate(Holder(None), axes=())}, store)
+
+
+def test_ranks_compare_inner_tensors_and_context() -> None:
+    def save(make: Callable[[int], Any]) -> Any:
+        store = MemoryStore()
+
+        def body(rank: int, group: Any) -> None:
+            ckpt.save({"w": make(rank)}, store, process_group=group)
+
+        run_ranks(2, body)
+        return store
+
+    assert "w/codes" in ckpt.open(save(lambda _: of(State8bit, 1)))
+    with pytest.raises(RanksFailed, match="w/codes' has different values"):
+        save(lambda rank: of(State8bit, rank))
+
+    def unlike(rank: int) -> Any:
+        made = of(State8bit, 1)
+        made.signed = rank == 1
+        return made
+
+    with pytest.raises(RanksFailed, match="w"):
+        save(unlike)
+
+
+def test_what_differs_is_named_before_anything_changes() -> None:
+    want = of(State8bit, 1)
+    store = saved({"w": want, "x": torch.ones(2)})
+
+    def refused(into: Any, match: str, **options: Any) -> None:
+        beside = torch.zeros(2)
+        before = [t.clone() for t in inner(into)]
+        with pytest.raises(CheckpointError, match=match):
+            ckpt.load({"w": into, "x": beside}, store, **options)
+        assert beside.tolist() == [0, 0]
+        assert all(map(torch.equal, inner(into), before))
+
+    def inner(value: Any) -> list[torch.Tensor]:
+        if not isinstance(value, Made):
+            return []
+        return [getattr(value, key).view(torch.uint8) for key in value.__tensor_flatten__()[0]]
+
+    refused(of(State4bit, 2), r"w: a .*State4bit is wanted, a .*State8bit was saved")
+    refused(Mxfp8(1), r"w: a .*Mxfp8 is wanted, a .*State8bit was saved|cannot be loaded")
+    refused(torch.zeros(SHAPE), r"w: a tensor is wanted, a .*State8bit was saved")
+    unlike = of(State8bit, 2)
+    unlike.signed = False
+    refused(unlike, r"has the context \{'list': \[False.* here, and had \{'list': \[True")
+    refused(State8bit.zeros((8, 64)), r"has the shape \[8, 64\] here, and had \[8, 32\]")
+    cached = of(State8bit, 2)
+    cached.computed = torch.zeros(3)
+    refused(cached, "has computed beside the tensors that it consists of")
+    refused(of(State8bit, 2), "only a part of it is selected", select=["w/codes", "x"])
+    plain = saved({"w": torch.zeros(SHAPE)})
+    with pytest.raises(LayoutMismatch, match=r"w: a .*State8bit is wanted, a tensor was saved"):
+        ckpt.load({"w": want}, plain)
+    ckpt.load({"w": of(State8bit, 2), "x": torch.zeros(2)}, store, select=["x"])
+
+
+def test_names_of_inner_tensors_are_compared() -> None:
+    values = torch.randn(4, 4)
+    store = saved({"w": Float8.of(values, transposed=True)})
+    assert "w/_transpose" in ckpt.open(store)
+    with pytest.raises(LayoutMismatch, match="consists of _data, _scale_inv here, and of _data"):
+        ckpt.load({"w": Float8.of(values)}, store)
+    into = Float8.of(torch.zeros(4, 4), transposed=True)
+    ckpt.load({"w": into}, store)
+    assert same(into, Float8.of(values, transposed=True))
+
+
+def nested(layout: Any) -> Any:
+    return torch.nested.nested_tensor([torch.zeros(2, 3), torch.zeros(4, 3)], layout=layout)
+
+
+class Odd(Made):
+    """A subclass whose context is more than plain values."""
+
+    names = ("codes",)
+    facts = ("thing",)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested")
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: Mxfp8(2), r"Mxfp8.*tells by __tensor_flatten__.*_rowwise_data, _rowwise_scale"),
+        (lambda: nested(torch.jagged), r"'w' is a nested tensor.*offsets\(\)"),
+        (lambda: nested(torch.strided), r"'w' is a nested tensor.*offsets\(\)"),
+        (lambda: Odd({"codes": torch.zeros(2)}, [object()], (2,)), r"Odd.*type builtins.object"),
+        (lambda: Odd({"codes": torch.zeros(2)}, [{0.5: 1}], (2,)), r"Odd.*does not hold"),
+    ],
+    ids=["no flatten", "jagged", "strided", "object", "keys"],
+)
+@pytest.mark.parametrize("save", ["save", "async"])
+def test_what_cannot_be_taken_apart_is_refused_by_name(make: Any, match: str, save: str) -> None:
+    store = MemoryStore()
+    state = {"a": torch.zeros(2), "w": make()}
+
+    def call() -> None:
+        if save == "save":
+            ckpt.save(state, store)
+        else:
+            ckpt.async_save(state, store).result()
+
+    with pytest.raises(Unsavable, match=f"(?s){match}"):
+        call()
+    with pytest.raises(CheckpointError):
+        ckpt.open(store)
+
+
+def test_a_class_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = saved({"h": Holder(of(State8bit, 1)), "x": torch.ones(1)})
+    module = sys.modules[State8bit.__module__]
+    beside = torch.zeros(1)
+    with monkeypatch.context() as patch:
+        patch.delitem(sys.modules, State8bit.__module__)
+        with pytest.raises(LayoutMismatch, match=r"State8bit, which is not imported here.*import"):
+            ckpt.load({"h": Holder(None), "x": beside}, store)
+        assert State8bit.__module__ not in sys.modules
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "State8bit", dict)
+        with pytest.raises(LayoutMismatch, match="which is no subclass of"):
+            ckpt.load({"h": Holder(None), "x": beside}, store)
+    with monkeypatch.context() as patch:
+        patch.setattr(State8bit, "facts", ("signed",))
+        with pytest.raises(LayoutMismatch, match=r"__tensor_unflatten__ does not take what was"):
+            ckpt.load({"h": Holder(None), "x": beside}, store)
+    assert beside.item() == 0
+
+
+def test_a_module_with_such_parameters() -> None:
+    def make(seed: int) -> nn.Linear:
+        net = nn.Linear(32, 8)
+        net.weight = nn.Parameter(of(State8bit, seed), requires_grad=False)
+        return net
+
+    net = make(1)
+    store, other = saved({"m": net}), make(2)
+    assert "m/weight/codes" in ckpt.open(store)
+    ckpt.load({"m": other}, store)
+    assert same(other.weight, of(State8bit, 1))
+    assert torch.equal(other.bias, net.bias)
+
+
+def test_malformed_nodes_are_corrupt() -> None:
+    from dtckpt.checkpoint.state.tree import children
+
+    good = ckpt.open(saved({"w": of(State8bit, 1)})).manifest.tree["dict"]["w"]["subclass"]
+    assert len(children({"subclass": good})) == 3
+    for change in (
+        {"class": 1},
+        {"size": [-1, 2]},
+        {"size": [True, 2]},
+        {"stride": [1]},
+        {"dtype": None},
+        {"tensors": {}},
+        {"tensors": []},
+        {"more": 1},
+    ):
+        with pytest.raises(Corrupt, match="malformed subclass node"):
+            children({"subclass": {**good, **change}})
+    with pytest.raises(Corrupt):
+        children({"subclass": 1})
+
+
+def test_rewritten_checkpoints_keep_the_class(tmp_path: Path) -> None:
+    want = of(State8bit, 1)
+    ckpt.save({"w": want, "x": torch.ones(4)}, tmp_path / "a")
+    ckpt.reshard(
+        tmp_path / "a", tmp_path / "b", Mesh.parse("a=2"), ckpt.parse_rules("w/codes=S(0)")
+    )
+    ckpt.copy(tmp_path / "b", tmp_path / "c")
+    into = of(State8bit, 2)
+    ckpt.load({"w": into, "x": torch.zeros(4)}, tmp_path / "c")
+    assert same(into, want)
+    ckpt.export(tmp_path / "a", tmp_path / "s.safetensors")
+    from safetensors.torch import load_file
+
+    assert torch.equal(load_file(tmp_path / "s.safetensors")["w.codes"], want.codes)
