@@ -26,7 +26,7 @@ from ..optimizers.spread import state_dict_of
 from ..optimizers.unwrapping import wrapped_again
 from ..state.coordinates import PerCoordinate
 from ..state.names import index_component, key_component, rank_component
-from ..state.subclass_node import SUBCLASS
+from ..state.subclass_node import SUBCLASS, inner_nodes
 from ..state.tree import (
     ABSENT,
     CONTAINERS,
@@ -194,11 +194,22 @@ class Walk(SavedForms):
         problem = difference(node, value, name)
         if not problem and selected < len(names):
             problem = "only a part of it is selected, but it is one tensor; select all of it"
+        if not problem:
+            problem = self.other_dtype(node, value, name)
         if problem:
             self.found.problems.append(f"{at}: {problem}")
             return
         parts = take_apart(name, value, allow_pickle=True)
         self.inner_tensors([(key_component(k), t) for k, t in parts.tensors.items()], name, at)
+
+    def other_dtype(self, node: Any, value: Any, name: str) -> str:
+        """Say which inner tensor has another dtype than was saved: codes are not converted."""
+        for key, inner in take_apart(name, value, allow_pickle=True).tensors.items():
+            stored = inner_nodes(node)[key].get("tensor")
+            saved = self.stored.get(stored) if isinstance(stored, str) else None
+            if saved is not None and str(inner.dtype) != f"torch.{saved.dtype.torch_name}":
+                return f"{key} of it was saved as {saved.dtype.torch_name}, and is {inner.dtype}"
+        return ""
 
     def new_subclass(self, value: NewSubclass, name: str) -> Rebuild:
         """Match the tensors of which a subclass is made once they are filled."""

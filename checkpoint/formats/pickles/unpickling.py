@@ -40,8 +40,9 @@ _SIZED = frozenset({str, bytes, bytearray, tuple, list, dict, OrderedDict, Count
 _CALLS_BETWEEN = 1 << 12
 _MOST_CLASSES = 1000
 """That are unknown, of one pickle: each is a kilobyte."""
-_OF_SEVERAL = frozenset({"torch._utils._rebuild_wrapper_subclass"})
-"""Functions of tensors that are parts of others, which files of ranks have."""
+_WRAPPER = "torch._utils._rebuild_wrapper_subclass"
+"""Makes tensors that consist of others: parts of distributed ones, which files of ranks have, and
+quantized ones and the like."""
 _FREE = 64
 """Arguments up to this length do not count, so that many may share a short one."""
 
@@ -202,8 +203,11 @@ _OF_RANKS = "open the folder that has the files of all ranks"
 
 def not_known(name: str) -> str:
     """Return why a name is refused, for an error message."""
-    if name == "torch._utils._rebuild_wrapper_subclass":
-        return f"the pickle has a tensor that is made of others, as DTensors are; {_OF_RANKS}"
+    if name == _WRAPPER:
+        return (
+            f"the pickle has a tensor that is made of others. If it is a DTensor, {_OF_RANKS}. "
+            "Others, such as quantized ones, are loaded with torch and saved anew by dtckpt"
+        )
     return (
         f"the pickle asks for {name}, which is not among the names that dtckpt knows to be "
         "harmless; nothing of it was run. If you trust who wrote it, load it with torch and save "
@@ -266,7 +270,7 @@ class _Unpickler(pickle.Unpickler):
         name = f"{module}.{global_name}"
         found = self._known.get(name) or _KNOWN.get(name)
         if found is None:
-            if not self.with_unheld or name in _OF_SEVERAL:
+            if not self.with_unheld:
                 raise CheckpointError(f"{self._where}: {not_known(name)}")
             if name not in self._unheld:
                 if len(self._unheld) == _MOST_CLASSES:
@@ -425,6 +429,14 @@ def _of_type(function: Any, cls: Any, args: Any, state: Any, *_: Any) -> Any:
     if cls is not _TENSOR:
         name = getattr(cls, "name", None)
         told = name if isinstance(name, str) else shown(cls)
+        if getattr(function, "name", None) == _WRAPPER:
+            if told.startswith("torch.distributed."):
+                raise NotHeld(not_known(_WRAPPER))
+            why = (
+                f"a tensor of a class that makes it of other tensors ({told}). Load it with torch "
+                "and save it anew by dtckpt"
+            )
+            return unheld(f"a tensor of class {told}", why)()
         return unheld(f"a tensor of class {told}", f"a tensor of a class of its own ({told})")()
     if set(PROTOCOL) <= attributes_of(state).keys():
         raise NotHeld(f"a tensor that has {PROTOCOL[0]} and is a part of another; {_OF_RANKS}")

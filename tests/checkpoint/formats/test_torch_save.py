@@ -23,6 +23,7 @@ from dtckpt.dtensor import Mesh, Shard, distribute_tensor
 from dtckpt.errors import CheckpointError, Corrupt, NotCommitted, StorageError
 
 from ...dtensor.rank_meshes import run_on_mesh
+from ..tensors.subclass_stand_ins import State8bit
 from .test_dcp import Poison, bits, same, stepped, whole
 
 FULL = torch.arange(48.0).view(6, 8)
@@ -287,6 +288,10 @@ UNKNOWN: dict[str, tuple[Callable[[], Any], str]] = {
     "a view that computes": (
         lambda: torch.tensor([1j]).conj(),
         "a tensor that is a view which computes",
+    ),
+    "made of others": (
+        lambda: State8bit.zeros((2, 64)),
+        "a tensor of class tests.checkpoint.tensors.subclass_stand_ins.State8bit",
     ),
     "half of a complex": (
         lambda: torch.ones(2, dtype=torch.complex32),

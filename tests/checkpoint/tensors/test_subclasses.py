@@ -313,6 +313,9 @@ def test_what_differs_is_named_before_anything_changes() -> None:
     unlike.signed = False
     refused(unlike, r"has the context \{'list': \[False.* here, and had \{'list': \[True")
     refused(State8bit.zeros((8, 64)), r"has the shape \[8, 64\] here, and had \[8, 32\]")
+    wider = of(State8bit, 2)
+    wider.scale = wider.scale.double()
+    refused(wider, "scale of it was saved as float32, and is torch.float64", dtype_policy="widen")
     cached = of(State8bit, 2)
     cached.computed = torch.zeros(3)
     refused(cached, "has computed beside the tensors that it consists of")
@@ -406,6 +409,20 @@ def test_a_module_with_such_parameters() -> None:
     ckpt.load({"m": other}, store)
     assert same(other.weight, of(State8bit, 1))
     assert torch.equal(other.bias, net.bias)
+
+
+def test_a_module_on_the_meta_device_is_refused() -> None:
+    net = nn.Linear(32, 8)
+    net.weight = nn.Parameter(of(State8bit, 1), requires_grad=False)
+    store = saved({"m": net})
+    with torch.device("meta"):
+        other = nn.Linear(32, 8)
+    tensors = {key: getattr(of(State8bit, 1), key).to("meta") for key in State8bit.names}
+    other.weight = nn.Parameter(
+        State8bit(tensors, [True, torch.float32], SHAPE), requires_grad=False
+    )
+    with pytest.raises(LayoutMismatch, match=r"m/weight: a .*State8bit on the meta device"):
+        ckpt.load({"m": other}, store)
 
 
 def test_malformed_nodes_are_corrupt() -> None:
