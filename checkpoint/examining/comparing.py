@@ -31,7 +31,8 @@ from ..reading.read_plan import plan_reads
 from ..reading.wants import ArraySink, Want
 from ..state.limits import shown
 from ..state.selecting import Selection, selection_of
-from ..state.tree import TENSORS, below, children, same_values, tag_of
+from ..state.subclass_node import SUBCLASS, note_of
+from ..state.tree import TENSORS, below, children, index_tree, same_values, tag_of
 from ..tensors.sink import Array
 from .drift import Drift, drift_of
 
@@ -217,6 +218,7 @@ def _compare(
             only_values[mine].append(sides[mine].leaves[name].name)
         elif nodes and not same_values(nodes[0], nodes[1]):
             values[sides[0].leaves[name].name] = nodes[0], nodes[1]
+    values |= _other_subclasses(sides, selection)
     drifts = _drifts(sides, pairs, rtol, atol, on_progress)
     return Comparison(
         urls=(sides[0].url, sides[1].url),
@@ -227,6 +229,31 @@ def _compare(
         },
         values=values,
     )
+
+
+def _other_subclasses(sides: _Sides, selection: Selection | None) -> dict[str, tuple[str, str]]:
+    """Return what two checkpoints say otherwise of a tensor subclass beside its tensors."""
+    found: list[dict[str, tuple[str, str]]] = []
+    for side in sides:
+        index = index_tree(side.manifest.tree)
+        subclasses = [name for name, node in index.nodes.items() if _is_subclass(node)]
+        found.append(
+            {
+                name.replace("/", "."): (name, note_of(index.nodes[name]).to_text())
+                for name in subclasses
+                if selection is None or any(leaf in selection for leaf in index.leaves_of(name))
+            }
+        )
+    one, other = found
+    return {
+        name: (text, other[flat][1])
+        for flat, (name, text) in one.items()
+        if flat in other and other[flat][1] != text
+    }
+
+
+def _is_subclass(node: Any) -> bool:
+    return isinstance(node, dict) and tag_of(node) == SUBCLASS
 
 
 def _chosen(side: _Side, selection: Selection | None) -> dict[str, None]:

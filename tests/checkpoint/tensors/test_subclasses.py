@@ -446,6 +446,16 @@ def test_malformed_nodes_are_corrupt() -> None:
         children({"subclass": 1})
 
 
+def test_a_comparison_tells_of_other_contexts() -> None:
+    first, unlike = of(State8bit, 1), of(State8bit, 1)
+    unlike.signed = False
+    one, other = saved({"a": {"w": first}}), saved({"a": {"w": unlike}})
+    assert list(ckpt.compare(one, other).values) == ["a/w"]
+    assert ckpt.compare(one, other, "a/w/codes").values.keys() == {"a/w"}
+    assert not ckpt.compare(one, one).values
+    assert not ckpt.compare(one, saved({"a": {"w": {"codes": first.codes}}})).values
+
+
 def test_rewritten_checkpoints_keep_the_class(tmp_path: Path) -> None:
     want = of(State8bit, 1)
     ckpt.save({"w": want, "x": torch.ones(4)}, tmp_path / "a")
