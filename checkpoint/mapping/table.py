@@ -20,7 +20,7 @@ from ..state.tree import TENSORS, below, index_tree, tag_of
 from .changes import MappingRule
 from .dequantize import Dequantize
 from .rule_json import rule_of_json, rule_to_json
-from .trees import edited
+from .trees import edited, with_moved_subclasses
 
 _VERSION = 1
 
@@ -81,6 +81,14 @@ class MappingTable:
         made = {
             name: mapped_tensor(name, mapped, manifest.tensors) for name, mapped in named.items()
         }
+
+        def moved(name: str) -> str | None:
+            tensor = made.get(name)
+            return None if tensor is None or tensor.recipe else tensor.stored_name
+
+        tree = with_moved_subclasses(
+            manifest.tree, tree, lambda name: manifest.tensors[name].stored_name, moved
+        )
         return replace(manifest, tree=tree, tensors=kept | made, stored=stored)
 
     def to_json(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 
 from dtckpt.errors import LayoutMismatch
 
@@ -17,6 +17,7 @@ from ..state.tree import (
     container_node,
     tag_of,
     with_children,
+    with_replaced,
 )
 
 
@@ -28,6 +29,58 @@ def edited(tree: Node, removed: Container[str], added: Iterable[str]) -> Node:
     """
     kept = _edited(tree, "", removed, [(name, name.split("/")) for name in added])
     return container_node("dict", []) if kept is ABSENT else kept
+
+
+def with_moved_subclasses(
+    old: Node, new: Node, stored: Callable[[str], object], moved: Callable[[str], object]
+) -> Node:
+    """Return a new tree in which tensor subclasses that were moved as a whole are such again.
+
+    Their inner tensors stand in a dict there, under the same attributes. ``stored`` tells of a
+    tensor of the old tree what it is, ``moved`` the same of one that a rule has put into the new
+    one, or None where it is none or has other elements.
+    """
+    known: dict[object, Node] = {}
+    for node in _subclasses(old):
+        known.setdefault(_identity(node, stored), node)
+    if not known:
+        return new
+
+    def replaced(node: Node) -> Node | None:
+        if tag_of(node) != "dict" or not node["dict"]:
+            return None
+        was = known.get(_identity(node, moved))
+        return None if was is None else _renamed(was, node)
+
+    return with_replaced(new, replaced)
+
+
+def _subclasses(node: Node) -> Iterator[Node]:
+    if tag_of(node) == SUBCLASS:
+        yield node
+    for _, _, child in children(node):
+        yield from _subclasses(child)
+
+
+def _identity(node: Node, told: Callable[[str], object]) -> object:
+    """Return what a tensor is, or a container by its keys; of others what equals nothing."""
+    tag = tag_of(node)
+    if tag == "tensor":
+        found = told(node[tag])
+        return object() if found is None else found
+    if tag not in ("dict", SUBCLASS):
+        return object()
+    return tuple((key, _identity(child, told)) for key, _, child in children(node))
+
+
+def _renamed(was: Node, node: Node) -> Node:
+    """Return a subclass with the tensors of a dict of the same structure."""
+    if tag_of(was) != SUBCLASS:
+        return node
+    pairs = zip(children(was), children(node), strict=True)
+    return with_children(
+        was, [(key, _renamed(one, other)) for (key, _, one), (_, _, other) in pairs]
+    )
 
 
 _Added = list[tuple[str, list[str]]]

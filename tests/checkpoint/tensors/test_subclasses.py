@@ -446,6 +446,26 @@ def test_malformed_nodes_are_corrupt() -> None:
         children({"subclass": 1})
 
 
+def test_what_is_renamed_as_a_whole_is_still_of_its_class(tmp_path: Path) -> None:
+    def make(seed: int) -> Any:
+        return Scaled({"codes": of(State8bit, seed), "factor": torch.tensor(seed)}, [], SHAPE)
+
+    state = {"a": {"w": of(State8bit, 1), "n": make(2)}, "x": torch.ones(1)}
+    ckpt.save(state, tmp_path / "c")
+    rename = {"a/w/{rest*}": "b/v/{rest*}", "a/n/{rest*}": "n/{rest*}"}
+    ckpt.edit(tmp_path / "c", rename=rename)
+    into = {"b": {"v": of(State8bit, 3)}, "n": make(3), "x": torch.zeros(1)}
+    ckpt.load(into, tmp_path / "c")
+    assert same(into["b"]["v"], of(State8bit, 1))
+    assert same(into["n"], make(2))
+    ckpt.edit(tmp_path / "c", rename={"b/v/codes": "b/v/bytes"})
+    with pytest.raises(LayoutMismatch, match="State8bit is wanted, a dict was saved"):
+        ckpt.load({"b": {"v": of(State8bit, 3)}}, tmp_path / "c", select=["b"])
+    named = {"v": of(State8bit, 3)}
+    ckpt.load(named, saved({"w": of(State8bit, 1)}), rename={"v": "w"})
+    assert same(named["v"], of(State8bit, 1))
+
+
 def test_a_comparison_tells_of_other_contexts() -> None:
     first, unlike = of(State8bit, 1), of(State8bit, 1)
     unlike.signed = False
