@@ -12,6 +12,7 @@ import torch
 from dtckpt.errors import LayoutMismatch
 
 from ..state.coordinates import Coordinate, Dealing, DealRule
+from ..tensors.subclasses import is_subclass, plain_tensors
 
 
 def deal_samples(*counts: str) -> DealRule:
@@ -111,6 +112,8 @@ def _difference(one: Any, other: Any, where: str) -> str | None:
 
 def _bits(value: Any) -> Any:
     """Return what is equal for values that are the same, bit for bit: NaN equals no number."""
+    if is_subclass(value):
+        return type(value), [_bits(tensor) for tensor in plain_tensors(value)]
     if isinstance(value, torch.Tensor):
         flat = value.detach().cpu().contiguous().view(-1).view(torch.uint8)
         return value.dtype, value.shape, flat.numpy().tobytes()

@@ -117,9 +117,13 @@ def wrong_shapes(
     node = index.find(at)
     shape = tuple(param.shape)
     tensors = [
-        (key, below(at, component), stored[child["tensor"]].shape)
+        (
+            key,
+            below(at, component),
+            note_of(child).size if tag_of(child) == SUBCLASS else stored[child["tensor"]].shape,
+        )
         for key, component, child in ([] if node is ABSENT else children(node))
-        if tag_of(child) == "tensor" and child["tensor"] in stored
+        if tag_of(child) == SUBCLASS or (tag_of(child) == "tensor" and child["tensor"] in stored)
     ]
     if any(saved == shape for _, _, saved in tensors):
         return []

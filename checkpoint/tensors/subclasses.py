@@ -92,7 +92,9 @@ def take_apart(name: str, value: Any, *, allow_pickle: bool = False) -> Subclass
             stride=tuple(map(int, stride)),
             dtype=str(value.dtype).removeprefix("torch."),
         )
-    except (Unsavable, TypeError, ValueError, RecursionError) as error:
+    except Exception as error:  # of code of the context, too, where it is pickled
+        if raised_by_signal_handler(error):
+            raise
         raise Unsavable(
             f"{_told(name, value)}, whose {_FLATTEN} tells of something that a checkpoint does not "
             f"hold ({error}). {_remedy(value)}"

@@ -64,9 +64,16 @@ def main(path: str) -> None:
                 for place, (mine, theirs) in enumerate(pairs):
                     one, two = optimizer.state[mine], its.state[theirs]
                     assert one["step"] == two["step"]
-                    assert same(one["momentum"], two["momentum"]), (rank, name, kind, place)
+                    assert same(one["momentum_buffer"], two["momentum_buffer"]), (
+                        rank,
+                        name,
+                        kind,
+                        place,
+                    )
             weights = list(net.parameters())
-            kinds = [type(optimizer.state[w]["momentum"]._local_tensor) for w in weights[:3:2]]
+            kinds = [
+                type(optimizer.state[w]["momentum_buffer"]._local_tensor) for w in weights[:3:2]
+            ]
             # Rank 1 has fewer rows of the second one: too few elements for such state.
             assert kinds == [kind, kind if rank == 0 else torch.Tensor], kinds
 

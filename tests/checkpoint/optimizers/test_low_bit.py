@@ -74,7 +74,7 @@ def saved(layout: Any, kind: Any = State8bit) -> tuple[MemoryStore, list[Any]]:
     def save(mesh: Any, group: Any) -> Any:
         net, optimizer = made(mesh, layout, kind, 2, 1)
         ckpt.save({"m": net, "o": optimizer}, store, process_group=group)
-        return optimizer.state[net.weight]["momentum"]
+        return optimizer.state[net.weight]["momentum_buffer"]
 
     return store, on_ranks(layout, save)
 
@@ -91,7 +91,7 @@ def loaded(store: MemoryStore, layout: Any, steps: int, kind: Any = State8bit) -
             now = optimizer.state.get(net.weight, {}).values()
             assert all(map(same, now, before))
             return str(error)
-        return optimizer.state[net.weight]["momentum"]
+        return optimizer.state[net.weight]["momentum_buffer"]
 
     return on_ranks(layout, load)
 
@@ -110,7 +110,7 @@ def test_ranks_with_the_same_parts_get_their_state(kind: Any, steps: int, layout
         assert got.placements == want.placements
         assert got.shape == (ROWS, COLUMNS)
         assert same(local(got), local(want))
-    assert "o/state/m/weight/@0/state/momentum/codes" in ckpt.open(store)
+    assert "o/state/m/weight/@0/state/momentum_buffer/codes" in ckpt.open(store)
     assert ckpt.verify(store).problems == ()
 
 
@@ -173,6 +173,6 @@ def test_with_fsdp_of_torch_and_with_ours(tmp_path: Path) -> None:
     outputs = run_processes("tests.checkpoint.optimizers.low_bit_ranks", 2, str(tmp_path))
     assert all(output.endswith("ok\n") for output in outputs)
     found = ckpt.open(tmp_path / "torch-State8bit")
-    assert "o/state/m/0.weight/@1/state/momentum/qmap" in found
-    assert "o/state/m/1.weight/@0/state/momentum/codes" in found
-    assert "o/state/m/1.weight/@1/state/momentum" in found
+    assert "o/state/m/0.weight/@1/state/momentum_buffer/qmap" in found
+    assert "o/state/m/1.weight/@0/state/momentum_buffer/codes" in found
+    assert "o/state/m/1.weight/@1/state/momentum_buffer" in found

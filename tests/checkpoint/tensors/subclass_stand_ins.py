@@ -21,6 +21,7 @@ class Made(torch.Tensor):
     factor: Any
     signed: Any
     computed: Any
+    thing: Any
     _data: Any
     _scale_inv: Any
     _fp8_dtype: Any
@@ -216,9 +217,9 @@ class LowBit(torch.optim.Optimizer):
             state = self.state[param]
             local, grad = (getattr(t, "_local_tensor", t) for t in (param, param.grad))
             if not state:
-                state.update(step=torch.tensor(0.0), momentum=self.zeros_like(param, local))
+                state.update(step=torch.tensor(0.0), momentum_buffer=self.zeros_like(param, local))
             state["step"] += 1
-            momentum = getattr(state["momentum"], "_local_tensor", state["momentum"])
+            momentum = getattr(state["momentum_buffer"], "_local_tensor", state["momentum_buffer"])
             if isinstance(momentum, Made):
                 now = momentum.dequantize() * 0.9 + grad
                 momentum.fill(now)  # pyright: ignore

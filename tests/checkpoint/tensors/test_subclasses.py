@@ -83,6 +83,26 @@ def test_subclasses_of_subclasses() -> None:
     assert same(holder.value, make(5))
 
 
+def test_a_context_of_other_objects_may_be_pickled() -> None:
+    def make(thing: Any) -> Any:
+        return Odd({"codes": torch.ones(2)}, [thing], (2,))
+
+    store, into = saved({"w": make(1j), "x": make(slice(2))}, allow_pickle=True), make(slice(2))
+    into.codes.zero_()
+    ckpt.load({"w": make(1j), "x": into}, store, allow_pickle=True)
+    assert into.codes.sum() == 2
+    with pytest.raises(LayoutMismatch, match=r"x: the .*Odd has the context"):
+        ckpt.load({"w": make(1j), "x": make(slice(3))}, store, allow_pickle=True)
+    with pytest.raises(Unsavable, match=r"Odd.*tells of something that a checkpoint does not hold"):
+        saved({"x": make(lambda: 1)}, allow_pickle=True)
+    store = saved({"h": Holder(make(slice(2)))}, allow_pickle=True)
+    with pytest.raises(CheckpointError, match="pass allow_pickle=True"):
+        ckpt.load({"h": Holder(None)}, store)
+    holder = Holder(None)
+    ckpt.load({"h": holder}, store, allow_pickle=True)
+    assert holder.value.thing == slice(2)
+
+
 def test_readers_without_the_class_have_the_inner_tensors_by_name() -> None:
     want = of(State8bit, 1)
     found = ckpt.open(saved({"w": want, "x": 1}))
@@ -110,15 +130,15 @@ def test_every_form_of_save_writes_the_inner_tensors(save: str, tmp_path: Path) 
     else:
         spread: Any = {"async": False, "spread": True, "checked": "checked"}[save]
         handle = ckpt.async_save(state, place, spread=spread)
-        before = {key: value["momentum"].clone() for key, value in optimizer.state.items()}
+        before = {key: value["momentum_buffer"].clone() for key, value in optimizer.state.items()}
         train(2)  # what has been staged is of before
         handle.result()
-        optimizer.state.update({k: {"momentum": v, "step": 0} for k, v in before.items()})
+        optimizer.state.update({k: {"momentum_buffer": v, "step": 0} for k, v in before.items()})
     got = ckpt.open(place)
     for name, param in net.named_parameters():
-        momentum = optimizer.state[param]["momentum"]
+        momentum = optimizer.state[param]["momentum_buffer"]
         for key in State8bit.names if isinstance(momentum, Made) else ():
-            stored = got[f"o/state/m/{name}/momentum/{key}"][...]
+            stored = got[f"o/state/m/{name}/momentum_buffer/{key}"][...]
             assert torch.equal(stored, getattr(momentum, key)), (name, key)
     assert ckpt.verify(place).problems == ()
 
@@ -196,7 +216,7 @@ def test_an_optimizer_goes_on_bit_for_bit(kind: Any, steps: int) -> None:
     ckpt.load({"m": other, "o": its}, store)
     assert go_on(3) == want
     for mine, theirs in zip(net.parameters(), other.parameters(), strict=True):
-        assert same(optimizer.state[mine]["momentum"], its.state[theirs]["momentum"])
+        assert same(optimizer.state[mine]["momentum_buffer"], its.state[theirs]["momentum_buffer"])
 
 
 def test_state_of_another_class_takes_the_saved_form() -> None:
@@ -206,14 +226,38 @@ def test_state_of_another_class_takes_the_saved_form() -> None:
     other, its, go_on = training(StateFp8)
     go_on(1)
     ckpt.load({"m": other, "o": its}, store)
-    assert type(its.state[next(other.parameters())]["momentum"]) is State8bit
+    assert type(its.state[next(other.parameters())]["momentum_buffer"]) is State8bit
     plain, of_plain, go_on = training(State8bit)
     of_plain.fewest = 1 << 30
     go_on(1)
     store = saved({"m": plain, "o": of_plain})
     ckpt.load({"m": net, "o": optimizer}, store)
     for mine, theirs in zip(net.parameters(), plain.parameters(), strict=True):
-        assert same(optimizer.state[mine]["momentum"], of_plain.state[theirs]["momentum"])
+        assert same(
+            optimizer.state[mine]["momentum_buffer"], of_plain.state[theirs]["momentum_buffer"]
+        )
+
+
+def test_state_of_a_parameter_of_another_shape_is_refused() -> None:
+    def make(rows: int) -> tuple[nn.Module, LowBit]:
+        net = nn.Linear(64, rows, bias=False)
+        optimizer = LowBit(net.parameters(), State8bit)
+        net.weight.grad = torch.ones(rows, 64)
+        optimizer.step()
+        return net, optimizer
+
+    _, optimizer = make(4)
+    net, other = make(8)
+    before = other.state[next(net.parameters())]["momentum_buffer"].clone()
+    store = saved({"o": optimizer})
+    match = r"o/state/#0/momentum_buffer: saved as \[4, 64\].*\[8, 64\]"
+    with pytest.raises(LayoutMismatch, match=match):
+        ckpt.load({"o": other}, store)
+    assert same(other.state[next(net.parameters())]["momentum_buffer"], before)
+    again = make(4)[1]
+    ckpt.load({"o": again}, store)
+    (one,), (two,) = again.state.values(), optimizer.state.values()
+    assert same(one["momentum_buffer"], two["momentum_buffer"])
 
 
 class Holder:
@@ -342,10 +386,17 @@ def nested(layout: Any) -> Any:
 
 
 class Odd(Made):
-    """A subclass whose context is more than plain values."""
+    """A subclass whose context may be more than plain values."""
 
     names = ("codes",)
     facts = ("thing",)
+
+    @staticmethod
+    def __new__(cls: Any, *parts: Any) -> Any:
+        make: Any = torch.Tensor
+        made = make._make_wrapper_subclass(cls, parts[2], dtype=torch.float32)
+        made.codes, made.thing = parts[0].get("codes"), parts[1][0]
+        return made
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested")
@@ -357,8 +408,10 @@ class Odd(Made):
         (lambda: nested(torch.strided), r"'w' is a nested tensor.*offsets\(\)"),
         (lambda: Odd({"codes": torch.zeros(2)}, [object()], (2,)), r"Odd.*type builtins.object"),
         (lambda: Odd({"codes": torch.zeros(2)}, [{0.5: 1}], (2,)), r"Odd.*does not hold"),
+        (lambda: Odd({"codes": 1.0}, [1], (2,)), r"Odd.*consists of \['codes'\].*not of tensors"),
+        (lambda: Odd({}, [1], (2,)), r"Odd.*consists of nothing"),
     ],
-    ids=["no flatten", "jagged", "strided", "object", "keys"],
+    ids=["no flatten", "jagged", "strided", "object", "keys", "no tensor", "nothing"],
 )
 @pytest.mark.parametrize("save", ["save", "async"])
 def test_what_cannot_be_taken_apart_is_refused_by_name(make: Any, match: str, save: str) -> None:
@@ -454,7 +507,7 @@ def test_what_is_renamed_as_a_whole_is_still_of_its_class(tmp_path: Path) -> Non
     ckpt.save(state, tmp_path / "c")
     rename = {"a/w/{rest*}": "b/v/{rest*}", "a/n/{rest*}": "n/{rest*}"}
     ckpt.edit(tmp_path / "c", rename=rename)
-    into = {"b": {"v": of(State8bit, 3)}, "n": make(3), "x": torch.zeros(1)}
+    into: dict[str, Any] = {"b": {"v": of(State8bit, 3)}, "n": make(3), "x": torch.zeros(1)}
     ckpt.load(into, tmp_path / "c")
     assert same(into["b"]["v"], of(State8bit, 1))
     assert same(into["n"], make(2))
