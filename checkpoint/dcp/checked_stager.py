@@ -57,10 +57,15 @@ class CheckedStager(AsyncStager):
         self._stager.close()
 
 
+def default_stager() -> AsyncStager:
+    """Return the stager that torch takes where it is given none."""
+    return DefaultStager(StagingOptions(False, False, False, False))
+
+
 def staged(state_dict: Any) -> Any:
     """Return a copy of a state dict on the CPU, as torch makes it by default."""
     refuse_subclasses(state_dict)
-    stager = DefaultStager(StagingOptions(False, False, False, False))
+    stager = default_stager()
     try:
         return stager.stage(state_dict)
     finally:

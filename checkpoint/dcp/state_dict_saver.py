@@ -18,7 +18,7 @@ from ..saving import background, saver
 from ..saving.background import SaveHandle
 from ..saving.finishing import SaveReport
 from .api import failed_as_torch, failing_as_torch
-from .checked_stager import CheckedStager, refuse_subclasses
+from .checked_stager import CheckedStager, default_stager
 from .filesystem import FileSystemWriter
 from .storage_writer import CheckpointWriter, refuse_alone
 
@@ -97,10 +97,9 @@ def async_save(
                 state_dict, process_group=process_group, no_dist=no_dist, **_arguments(writer)
             )
         return SaveFuture(handle, writer)
-    if async_stager is not None:
-        async_stager = CheckedStager(async_stager)
-    elif not isinstance(writer, CheckpointWriter):  # ours stages by itself, and looks
-        refuse_subclasses(state_dict)
+    if async_stager is None and isinstance(writer, AsyncStager):
+        async_stager = writer  # as torch would; ours is one
+    async_stager = CheckedStager(async_stager or default_stager())
     return torch_saver.async_save(
         state_dict,
         checkpoint_id=checkpoint_id,

@@ -14,6 +14,8 @@ from typing import Any
 from dtckpt.errors import LayoutMismatch
 
 from ..ranks.text import ranks_text
+from ..state.limits import shown
+from ..state.subclass_node import SUBCLASS, note_of
 from ..state.tree import DICT_TAGS, Node, children, tag_of, tensor_names
 
 NodeOfRanks = tuple[tuple[int, ...], Node]
@@ -105,5 +107,8 @@ def _differing(one: _Group, other: _Group) -> str:
 
 
 def _shorten(node: Node) -> str:
+    if isinstance(node, dict) and tag_of(node) == SUBCLASS:
+        note = note_of(node)
+        return f"a {note.text} {note.dtype}{list(note.size)} with {shown(note.context)}"
     text = json.dumps(node)
     return text if len(text) <= 80 else text[:77] + "..."

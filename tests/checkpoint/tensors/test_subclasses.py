@@ -115,7 +115,9 @@ def test_readers_without_the_class_have_the_inner_tensors_by_name() -> None:
         ckpt.load(into, saved({"w": want, "x": 1}))
 
 
-@pytest.mark.parametrize("save", ["save", "async", "spread", "checked", "dcp", "dcp async"])
+@pytest.mark.parametrize(
+    "save", ["save", "async", "spread", "checked", "manager", "dcp", "dcp async"]
+)
 def test_every_form_of_save_writes_the_inner_tensors(save: str, tmp_path: Path) -> None:
     net, optimizer, train = training(State8bit)
     train(2)
@@ -123,6 +125,10 @@ def test_every_form_of_save_writes_the_inner_tensors(save: str, tmp_path: Path) 
     place = str(tmp_path / "c")
     if save == "save":
         ckpt.save(state, place)
+    elif save == "manager":
+        with ckpt.CheckpointManager(place) as manager:
+            manager.save(1, state)
+        place = f"{place}/step-1"
     elif save == "dcp":
         dcp.save(state, checkpoint_id=place)
     elif save == "dcp async":
@@ -167,6 +173,10 @@ def test_stagers_of_torch_are_not_given_what_has_no_memory(
     with pytest.raises(Unsavable, match=r"'m/w' is .*State8bit.*stagers copy memory"):
         mine({"m": {"w": want}}, storage_writer=writer, no_dist=True, **STAGERS[how])
     assert not (tmp_path / "c" / "manifest.json").exists()
+    net = nn.Linear(1, 1)
+    net.weight = nn.Parameter(of(State8bit, 1), requires_grad=False)
+    with pytest.raises(Unsavable, match=r"'m.weight' is .*State8bit.*stagers copy memory"):
+        mine({"m": net}, storage_writer=writer, no_dist=True, **STAGERS[how])
     plain = {"m": {"w": torch.ones(3), "x": 2}}
     mine(plain, storage_writer=writer, no_dist=True, **STAGERS[how]).result()  # pyright: ignore
     assert ckpt.open(tmp_path / "c")["m/w"][...].sum() == 3
@@ -329,7 +339,7 @@ def test_ranks_compare_inner_tensors_and_context() -> None:
         made.signed = rank == 1
         return made
 
-    with pytest.raises(RanksFailed, match="w"):
+    with pytest.raises(RanksFailed, match=r"State8bit float32\[8, 32\] with .*\[False.*\[True"):
         save(unlike)
 
 
