@@ -74,13 +74,6 @@ LEFT_OUT = (
         reason="the keys of its state dict are tuples, which are refused at save",
     ),
     LeftOut(
-        optimizers=("AdamW8bit",),
-        parallelisms=PARALLELISMS,
-        stage="save",
-        error="computes its elements from other tensors",
-        reason="its state is of a tensor subclass, which is refused at save",
-    ),
-    LeftOut(
         optimizers=("Adafactor", "Rprop", "Shampoo", "AdaFactor", "Prodigy", "SparseAdam"),
         parallelisms=_TORCH,
         stage="steps",
@@ -132,6 +125,22 @@ LEFT_OUT = (
         stage="steps",
         error="mixed torch.Tensor and DTensor|Attempting to broadcast",
         reason="state beside plain parameters does not tell that it is plain beside spread ones",
+    ),
+    LeftOut(
+        optimizers=("AdamW8bit",),
+        parallelisms=("single",),
+        meshes=(OTHER,),
+        stage="load",
+        error="Nothing can cut it",
+        reason="blocks of a whole parameter cannot be cut, and a load onto parts is refused",
+    ),
+    LeftOut(
+        optimizers=("AdamW8bit",),
+        parallelisms=_TORCH,
+        meshes=(OTHER,),
+        stage="load",
+        error="goes back to these",
+        reason="it keeps blocks of the parts of each rank, and a load onto other parts is refused",
     ),
     LeftOut(
         optimizers=("LocalBlocks",),

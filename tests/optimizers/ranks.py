@@ -118,6 +118,17 @@ class Whole:
     """How it lay; None for a plain one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """A tensor subclass, taken apart."""
+
+    kind: Any
+    inner: dict[str, torch.Tensor]
+    context: Any
+    size: torch.Size
+    stride: tuple[int, ...]
+
+
 def gathered(training: Training) -> Any:
     """Return parameters and state of a training as whole tensors. Collective among its ranks."""
     names = {param: plain_name(name) for name, param in training.model.named_parameters()}
@@ -159,6 +170,10 @@ def _gathered(value: Any) -> Any:
     any_value = value
     if isinstance(value, torch.Tensor):
         value = any_value
+        if not hasattr(value, "placements") and hasattr(value, "__tensor_flatten__"):
+            names, context = value.__tensor_flatten__()
+            inner = {name: getattr(value, name).detach().clone() for name in names}
+            return Apart(type(value), inner, context, value.shape, value.stride())
         if not hasattr(value, "placements"):
             return Whole(value.detach().clone(), None)
         return Whole(value.full_tensor().detach().clone(), tuple(value.placements))
@@ -179,6 +194,9 @@ def _distributed(value: Any, was: Whole | None, param: Any) -> Any:
         if value.value.shape == was.value.shape and was.value.ndim:
             return like(value.value, param)
         return like(value.value, param, [Replicate()]) if value.value.ndim else value.value.clone()
+    if isinstance(value, Apart):
+        make = value.kind.__tensor_unflatten__
+        return make(dict(value.inner), value.context, value.size, value.stride)
     if isinstance(value, dict):
         return {key: _distributed(item, was, param) for key, item in value.items()}
     if isinstance(value, list | tuple):
