@@ -20,6 +20,7 @@ from .values import Node
 
 SUBCLASS = "subclass"
 """Tag of the node."""
+_MOST_SHOWN = 300
 _FIELDS = frozenset({"class", "context", "size", "stride", "dtype", "tensors"})
 
 
@@ -38,7 +39,7 @@ class SubclassNote:
     @property
     def text(self) -> str:
         """The class as it is named in messages."""
-        return self.cls.replace(":", ".")
+        return self.cls.replace(":", ".")[:_MOST_SHOWN]
 
     def to_text(self) -> str:
         """Return all of it as JSON, which tells 1 from True; ``==`` does not."""

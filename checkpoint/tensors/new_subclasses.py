@@ -23,7 +23,7 @@ from ..state.names import key_component
 from ..state.subclass_node import SUBCLASS, inner_nodes, note_of
 from ..state.tree import below, tag_of, unflatten
 from ..state.values import Node
-from .subclasses import class_text, described, take_apart
+from .subclasses import class_text, described, is_subclass, take_apart
 
 _UNFLATTEN = "__tensor_unflatten__"
 _IMPORT = "import the module of the class before the load, or read the inner tensors by their names"
@@ -110,7 +110,7 @@ def made_of(node: Node, tensors: dict[str, Any], name: str, *, allow_pickle: boo
         raise LayoutMismatch(
             f"{name}: {note.text}.{_UNFLATTEN} does not take what was saved: {error!r}"
         ) from error
-    if type(made) is not cls:
+    if type(made) is not cls or not is_subclass(made):
         raise LayoutMismatch(f"{name}: {note.text}.{_UNFLATTEN} gives a {class_text(type(made))}")
     try:
         told = take_apart(name, made, allow_pickle=True)
@@ -152,7 +152,7 @@ def class_named(text: str, name: str) -> Any:
     found: Any = sys.modules.get(module_name)
     for part in qualname.split("."):
         found = None if found is None else vars(found).get(part) if _has_vars(found) else None
-    told = text.replace(":", ".")
+    told = shown(text.replace(":", "."))
     if found is None:
         raise LayoutMismatch(
             f"{name}: it was a {told}, which is not imported here. A load does not import code: "

@@ -23,7 +23,7 @@ from ..tensors.subclass_stand_ins import LowBit, State4bit, State8bit, StateFp8,
 def made(shard: Any, kind: Any) -> tuple[nn.Module, LowBit]:
     """A model of which rows are split evenly and unevenly, and its optimizer."""
     torch.manual_seed(0)
-    layers = [nn.Linear(32, 64), nn.Linear(64, 31, bias=False), nn.Linear(31, 7)]
+    layers = [nn.Linear(32, 64), nn.Linear(64, 31, bias=False), nn.Linear(31, 7), nn.Linear(7, 1)]
     net = nn.Sequential(*layers)
     shard(net)
     return net, LowBit(net.parameters(), kind, fewest=1000)

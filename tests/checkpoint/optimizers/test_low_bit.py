@@ -139,6 +139,42 @@ def test_state_of_whole_parameters_goes_wherever_they_are_whole(steps: int) -> N
         assert "State8bit of the whole parameter was saved, and this parameter is sharded" in error
 
 
+@pytest.mark.parametrize("rows", [ROWS, 1])
+def test_parts_without_state_or_without_elements(rows: int) -> None:
+    """The second rank has had no gradient, or nothing of the parameter."""
+
+    def net_of(mesh: Any, rank: int, seed: int) -> tuple[nn.Module, LowBit]:
+        whole = torch.randn(rows, COLUMNS, generator=torch.Generator().manual_seed(seed))
+        own = whole.split(max(rows // 2, 1))
+        part = own[rank] if rank < len(own) else whole[:0]
+        net = nn.Module()
+        net.weight = nn.Parameter(
+            DTensor.from_local(part.clone(), mesh, [Shard(0)], shape=(rows, COLUMNS))
+        )
+        return net, LowBit(net.parameters(), State8bit)
+
+    store = MemoryStore()
+
+    def run(mesh: Any, group: Any) -> None:
+        net, optimizer = net_of(mesh, group.rank(), 1)
+        if rows == 1 or group.rank() == 0:
+            net.weight.grad = net.weight.detach() * 2  # pyright: ignore
+        optimizer.step()
+        ckpt.save({"m": net, "o": optimizer}, store, process_group=group)
+        for steps in (0, 1):
+            other, its = net_of(mesh, group.rank(), 2)
+            for _ in range(steps):
+                other.weight.grad = other.weight.detach() * 3  # pyright: ignore
+                its.step()
+            ckpt.load({"m": other, "o": its}, store, process_group=group)
+            want, got = optimizer.state.get(net.weight, {}), its.state.get(other.weight, {})
+            assert want.keys() == got.keys()
+            for key, value in want.items():
+                assert same(local(value), local(got[key])), key
+
+    on_ranks(HALVES, run)
+
+
 def test_a_parameter_or_tensor_with_such_shards_is_refused_by_name() -> None:
     def save(state: Callable[[Any], Any]) -> None:
         def body(mesh: Any, group: Any) -> None:

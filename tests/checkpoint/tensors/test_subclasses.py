@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save as torch_as
 
 import dtckpt.checkpoint as ckpt
 from dtckpt.checkpoint import dcp
+from dtckpt.checkpoint.tensors.new_subclasses import new_subclass
 from dtckpt.dtensor import DeviceMesh, DTensor, Mesh, Replicate
 from dtckpt.errors import CheckpointError, Corrupt, LayoutMismatch, Unsavable
 from dtckpt.storage import MemoryStore
@@ -316,7 +318,7 @@ def test_values_of_ranks_and_of_coordinates() -> None:
         assert same(getattr(into, "value", into), of(State8bit, 1))
     with pytest.MonkeyPatch.context() as patch:
         patch.delitem(sys.modules, State8bit.__module__)
-        with pytest.raises(LayoutMismatch, match="State8bit, which is not imported here"):
+        with pytest.raises(LayoutMismatch, match="State8bit', which is not imported here"):
             ckpt.load({"w": ckpt.PerCoordinate(Holder(None), axes=())}, store)
 
 
@@ -446,7 +448,7 @@ def test_a_class_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     beside = torch.zeros(1)
     with monkeypatch.context() as patch:
         patch.delitem(sys.modules, State8bit.__module__)
-        with pytest.raises(LayoutMismatch, match=r"State8bit, which is not imported here.*import"):
+        with pytest.raises(LayoutMismatch, match=r"State8bit', which is not imported here.*import"):
             ckpt.load({"h": Holder(None), "x": beside}, store)
         assert State8bit.__module__ not in sys.modules
     with monkeypatch.context() as patch:
@@ -458,6 +460,34 @@ def test_a_class_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         with pytest.raises(LayoutMismatch, match=r"__tensor_unflatten__ does not take what was"):
             ckpt.load({"h": Holder(None), "x": beside}, store)
     assert beside.item() == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("not_there:Class", "is not imported here"),
+        ("lazy_one:Class", "is not imported here"),
+        ("lazy_one:Outer.Class", "is not imported here"),
+        ("builtins:dict", "which is no subclass of"),
+        ("torch:Tensor", "which is no subclass of"),
+        ("nonsense", "is not imported here"),
+        ("dtckpt.dtensor.dtensor:DTensor", "DTensor"),
+    ],
+)
+def test_nothing_is_imported_for_the_name_of_a_class(
+    text: str, match: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def imports(name: str) -> Any:
+        raise AssertionError(f"{name} would be imported")
+
+    module = ModuleType("lazy_one")
+    module.__getattr__ = imports  # pyright: ignore
+    module.Outer = type("Outer", (), {})  # pyright: ignore
+    monkeypatch.setitem(sys.modules, "lazy_one", module)
+    node = ckpt.open(saved({"w": of(State8bit, 1)})).manifest.tree["dict"]["w"]
+    node["subclass"]["class"] = text
+    with pytest.raises(LayoutMismatch, match=match):
+        new_subclass(node, "w", lambda _: torch.zeros(SHAPE), allow_pickle=False)
 
 
 def test_a_module_with_such_parameters() -> None:
