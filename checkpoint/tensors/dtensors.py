@@ -21,6 +21,11 @@ def is_dtensor(value: Any) -> bool:
     return any(isinstance(value, cls) for cls in _classes())
 
 
+def is_dtensor_class(cls: type) -> bool:
+    """Whether a class is that of DTensors, ours or torch's, or derived from one."""
+    return any(issubclass(cls, found) for found in _classes())
+
+
 def layout_of(name: str, value: Any) -> Layout | None:
     """Return mesh and placements of a DTensor; None where its chunk list has to tell the boxes.
 

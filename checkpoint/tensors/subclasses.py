@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from ..state.subclass_node import SUBCLASS, SubclassNote, inner_nodes, note_of
 from ..state.tree import plain_node, tag_of
 from ..state.values import Node
 from .announced import announces, hint_of_parts
-from .dtensors import is_dtensor
+from .dtensors import is_dtensor, is_dtensor_class
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _FLATTEN = "__tensor_flatten__"
@@ -34,12 +35,18 @@ def is_subclass(value: Any) -> bool:
     Not for distributed tensors, nor for those that announce their boxes or wait for a collective.
     """
     cls = type(value)
-    if cls in _PLAIN or not issubclass(cls, torch.Tensor):
+    if cls in _PLAIN or not _has_own_operators(cls):
+        return False
+    return not (announces(value) or hasattr(value, "trigger_wait"))
+
+
+@lru_cache(maxsize=256)  # asked of every tensor of a state, of which there are a few classes
+def _has_own_operators(cls: type) -> bool:
+    """Whether a class of tensors takes operators itself, and is none of distributed tensors."""
+    if not issubclass(cls, torch.Tensor) or is_dtensor_class(cls):
         return False
     own = getattr(cls, "__torch_dispatch__", None)
-    if own is getattr(torch.Tensor, "__torch_dispatch__", None):
-        return False
-    return not (is_dtensor(value) or announces(value) or hasattr(value, "trigger_wait"))
+    return own is not getattr(torch.Tensor, "__torch_dispatch__", None)
 
 
 def has_subclass_shard(value: Any) -> bool:
