@@ -309,9 +309,10 @@ def dtype_of(name: str, dtype: torch.dtype | None) -> DType:
     """Return the element type of a tensor; Unsavable, with its name, where files have none."""
     found = BY_TORCH_NAME.get(str(dtype).removeprefix("torch."))
     if found is None:
+        remedy = ". Save its real and imaginary parts, as torch.view_as_real(tensor) has them"
         raise Unsavable(
             f"tensor {name!r} has the dtype {dtype}, which safetensors does not hold; expected "
-            f"one of {', '.join(BY_TORCH_NAME)}"
+            f"one of {', '.join(BY_TORCH_NAME)}{remedy if dtype and dtype.is_complex else ''}"
         )
     return found
 
