@@ -7,6 +7,9 @@ directory of a released version is never written again.
 from __future__ import annotations
 
 import sys
+from collections import deque
+from datetime import UTC, date, datetime, timedelta
+from pathlib import PurePosixPath
 from typing import Any
 
 import torch
@@ -15,6 +18,7 @@ import dtckpt.checkpoint as dcp
 from dtckpt.dtensor import DeviceMesh, DTensor, Layout, Mesh, Placement, Ragged, Replicate, Shard
 
 from ..ranks import run_ranks
+from .tensors.subclass_stand_ins import State8bit
 
 MESH = Mesh((2, 2), ("dp", "tp"))
 LAYOUTS: dict[str, tuple[tuple[Placement, ...], tuple[int, ...], torch.dtype]] = {
@@ -46,6 +50,32 @@ VALUES: dict[Any, Any] = {
     "size": torch.Size((2, 3)),
     "ints": {3: "three", -1: "minus one", "3": "text"},
 }
+
+
+LONG = [(number, -number / 3, f"line {number}") for number in range(2000)]
+"""A packed value of version 3."""
+STANDARD: dict[str, Any] = {
+    "date": date(2026, 11, 28),
+    "time": datetime(2026, 11, 28, 12, 30, tzinfo=UTC),
+    "span": timedelta(days=2, microseconds=3),
+    "path": PurePosixPath("a/b"),
+    "set": {1, 2, 3},
+    "queue": deque([1, 2], maxlen=4),
+}
+"""Values of types that version 3 has."""
+
+
+def turned() -> torch.Tensor:
+    """A tensor whose dims have another order in memory."""
+    return torch.arange(6.0).reshape(2, 3).t()
+
+
+def low_bit(*, is_filled: bool = True) -> State8bit:
+    """A tensor subclass that is made of others."""
+    made: State8bit = State8bit.zeros((2, 64))
+    if is_filled:
+        made.fill(torch.arange(128.0).reshape(2, 64) / 128)
+    return made
 
 
 def whole(name: str) -> torch.Tensor:
@@ -86,7 +116,11 @@ def tensor(name: str, rank: int) -> DTensor:
 
 def state(rank: int, version: int) -> dict[str, Any]:
     """The state of one rank."""
-    more = {"large": {name: large_part(name, rank) for name in LARGE}} if version > 1 else {}
+    more: dict[str, Any] = {}
+    if version > 1:
+        more["large"] = {name: large_part(name, rank) for name in LARGE}
+    if version > 2:
+        more |= {"long": LONG, "standard": STANDARD, "turned": turned(), "low_bit": low_bit()}
     return more | {
         "model": {name: tensor(name, rank) for name in LAYOUTS},
         "plain": torch.arange(4.0),

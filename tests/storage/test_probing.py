@@ -109,6 +109,20 @@ def test_servers_that_ignore_conditions(server: FakeS3, engine: str) -> None:
     assert not server.keys
 
 
+@pytest.mark.parametrize("engine", ["fsspec", "obstore"])
+@pytest.mark.parametrize(("status", "code"), [(501, "NotImplemented"), (403, "AccessDenied")])
+def test_servers_that_do_not_list_uploads(
+    server: FakeS3, engine: str, status: int, code: str
+) -> None:
+    server.faults[:] = [Fault(status=status, code=code, kinds=["list-uploads"])]
+    options: dict[str, Any] = {**server.storage_options, "engine": engine, "deadline": 2}
+    found = told(capabilities(f"s3://{BUCKET}/run", **options))
+    expected = {"conditional_remove": engine == "fsspec", "tells_unfinished": None}
+    assert found == ALL | expected
+    assert not server.keys
+    assert not server.uploads
+
+
 def test_stores_that_are_only_read(server: FakeS3) -> None:
     kinds: list[Kind] = ["put", "delete", "delete-many", "begin-upload"]
     server.faults[:] = [Fault(status=403, code="AccessDenied", kinds=kinds)]

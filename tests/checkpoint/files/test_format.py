@@ -27,6 +27,7 @@ from dtckpt.errors import CheckpointError, Corrupt, LayoutMismatch
 from dtckpt.storage import MemoryStore
 
 from .. import golden
+from ..tensors.subclass_stand_ins import same
 from ..simulate import Given, items, save_all
 
 DATA = Path(__file__).parents[2] / "data"
@@ -223,7 +224,14 @@ def test_checkpoints_of_every_released_version_load(version: str) -> None:
     }
     if version != "v1":
         into["large"] = {name: torch.zeros_like(golden.large(name)) for name in golden.LARGE}
+    if version == "v3":
+        into |= {"long": [], "standard": None, "turned": torch.zeros(3, 2)}
+        into["low_bit"] = golden.low_bit(is_filled=False)
     dcp.load(into, path)
+    if version == "v3":
+        assert (into["long"], into["standard"]) == (golden.LONG, golden.STANDARD)
+        assert torch.equal(into["turned"], golden.turned())
+        assert same(into["low_bit"], golden.low_bit())
     for name, found in into.get("large", {}).items():
         assert torch.equal(found, golden.large(name))
     assert torch.equal(into["model"]["ordered"], golden.whole("ordered"))
