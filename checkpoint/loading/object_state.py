@@ -47,37 +47,24 @@ from ..tensors.dtensors import is_dtensor, layout_of
 from ..tensors.local_tensor import tensor_tag
 from ..tensors.materialising import is_meta, memory_key
 from ..tensors.memory_order import empty_in_order
-from ..tensors.new_subclasses import NewSubclass, new_subclass
+from ..tensors.new_subclasses import new_subclass
 from ..tensors.subclasses import fits
-from .lookup import Lookup
-from .match import Match, Rebuild
+from .match import Rebuild
+from .subclass_matching import Subclasses
 
 
 @dataclass(kw_only=True)
-class SavedForms(Lookup, ABC):
+class SavedForms(Subclasses, ABC):
     """The part of a walk that matches the state of objects, whatever its form is now."""
 
     ranks: Ranks
-    found: Match = field(init=False)
     filled_memory: dict[Any, str] = field(init=False, default_factory=dict[Any, str])
     """Memory of the first ``num_filled`` destinations, with the names of what is stored for it."""
     num_filled: int = field(init=False, default=0)
 
     @abstractmethod
-    def node_at(self, value: Any, name: str, place: str) -> Rebuild | None:
-        """Match a part of the state that stands at a given place in the checkpoint."""
-
-    @abstractmethod
     def tensor(self, value: Any, name: str) -> Rebuild | None:
         """Match a tensor that is filled in place."""
-
-    @abstractmethod
-    def subclass(self, value: Any, name: str) -> Rebuild | None:
-        """Match a tensor that consists of others, which are filled in place."""
-
-    @abstractmethod
-    def new_subclass(self, value: NewSubclass, name: str) -> Rebuild:
-        """Match the tensors of which a subclass is made once they are filled."""
 
     @abstractmethod
     def value(self, value: Any, name: str, at: str) -> Rebuild | None:

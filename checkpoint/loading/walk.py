@@ -26,7 +26,7 @@ from ..optimizers.spread import state_dict_of
 from ..optimizers.unwrapping import wrapped_again
 from ..state.coordinates import PerCoordinate
 from ..state.names import index_component, key_component, rank_component
-from ..state.subclass_node import SUBCLASS, inner_nodes
+from ..state.subclass_node import SUBCLASS
 from ..state.tree import (
     ABSENT,
     CONTAINERS,
@@ -45,7 +45,7 @@ from ..state.tree import (
 from ..tensors.local_tensor import tensor_tag
 from ..tensors.materialising import adopt, foreign_tensors, has_meta_tensors, is_meta
 from ..tensors.new_subclasses import NewSubclass
-from ..tensors.subclasses import described, difference, is_subclass, take_apart
+from ..tensors.subclasses import described, is_subclass
 from ..tensors.visiting import comes_last, is_whole, visit
 from .match import Finisher, Match, Rebuild
 from .object_state import SavedForms
@@ -68,8 +68,6 @@ class Walk(SavedForms):
     match_coordinate: CoordinateMatcher
     within_per_rank: bool = field(init=False, default=False)
     within_object: bool = field(init=False, default=False)
-    takes_form: bool = field(init=False, default=False)
-    """Whether what was saved decides about the form of the state: that of objects but modules."""
     at_end: list[Callable[[], None]] = field(init=False, default_factory=list[Callable[[], None]])
     """Checks for which it has to be known what of the checkpoint the state takes."""
     filled: dict[int, tuple[Any, str]] = field(
@@ -176,52 +174,6 @@ class Walk(SavedForms):
         if self.within_per_rank:
             self.found.own.add(stored)
         return (lambda: destinations[stored]) if is_meta(value) else None
-
-    def subclass(self, value: Any, name: str) -> None:
-        """Match a tensor that consists of others: these are filled in place, one by one.
-
-        Unless all of them are, its elements would be neither those of before nor those saved.
-        """
-        at = self.at(name)
-        node = self.index.find(at)
-        names = [at] if node is ABSENT else list(self.index.leaves_of(at))
-        selected = sum(map(self.is_selected, names))
-        if not selected:
-            return
-        if node is ABSENT:
-            self.found.missing[at] = name
-            return
-        problem = difference(node, value, name)
-        if not problem and selected < len(names):
-            problem = "only a part of it is selected, but it is one tensor; select all of it"
-        if not problem:
-            problem = self.other_dtype(node, value, name)
-        if problem:
-            self.found.problems.append(f"{at}: {problem}")
-            return
-        parts = take_apart(name, value, allow_pickle=True)
-        self.inner_tensors([(key_component(k), t) for k, t in parts.tensors.items()], name, at)
-
-    def other_dtype(self, node: Any, value: Any, name: str) -> str:
-        """Say which inner tensor has another dtype than was saved: codes are not converted."""
-        for key, inner in take_apart(name, value, allow_pickle=True).tensors.items():
-            stored = inner_nodes(node)[key].get("tensor")
-            saved = self.stored.get(stored) if isinstance(stored, str) else None
-            if saved is not None and str(inner.dtype) != f"torch.{saved.dtype.torch_name}":
-                return f"{key} of it was saved as {saved.dtype.torch_name}, and is {inner.dtype}"
-        return ""
-
-    def new_subclass(self, value: NewSubclass, name: str) -> Rebuild:
-        """Match the tensors of which a subclass is made once they are filled."""
-        self.inner_tensors(value.items, name, self.at(name))
-        return value.make
-
-    def inner_tensors(self, items: list[tuple[str, Any]], name: str, at: str) -> None:
-        """Match the tensors of which a subclass consists: these very ones are filled."""
-        outside, self.takes_form = self.takes_form, False
-        for component, inner in items:
-            self.node_at(inner, below(name, component), below(at, component))
-        self.takes_form = outside
 
     def wrapped(self, at: str) -> str:
         """Return what a tensor was saved as in a wrapper, or outside of one; else the same name.

@@ -7,7 +7,11 @@ from typing import Any, ClassVar
 
 import torch
 
+import dtckpt.checkpoint as ckpt
+from dtckpt.storage import MemoryStore
+
 BLOCK = 64
+SHAPE = (8, 32)
 
 
 class Made(torch.Tensor):
@@ -251,3 +255,48 @@ def same(one: Any, other: Any) -> bool:
     return (one.dtype, one.shape) == (other.dtype, other.shape) and bool(
         torch.equal(one.view(-1).view(torch.uint8), other.view(-1).view(torch.uint8))
     )
+
+
+def of(kind: Any, seed: int) -> Any:
+    """A tensor of random values."""
+    values = torch.randn(SHAPE, generator=torch.Generator().manual_seed(seed))
+    if kind is Float8:
+        return Float8.of(values)
+    made = kind.zeros(SHAPE)
+    made.fill(values)
+    return made
+
+
+def saved(state: Any, **options: Any) -> MemoryStore:
+    """A checkpoint of a state."""
+    store = MemoryStore()
+    ckpt.save(state, store, **options)
+    return store
+
+
+class Holder:
+    """An object with a tensor, or none yet."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value, "list": [self.value]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert state["list"] is not None
+        self.value = state["value"]
+
+
+class Odd(Made):
+    """A subclass whose context may be more than plain values."""
+
+    names = ("codes",)
+    facts = ("thing",)
+
+    @staticmethod
+    def __new__(cls: Any, *parts: Any) -> Any:
+        make: Any = torch.Tensor
+        made = make._make_wrapper_subclass(cls, parts[2], dtype=torch.float32)
+        made.codes, made.thing = parts[0].get("codes"), parts[1][0]
+        return made
