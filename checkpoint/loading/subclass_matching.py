@@ -10,6 +10,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
+from dtckpt.errors import Unsavable
+
 from ..state.names import key_component
 from ..state.subclass_node import inner_nodes
 from ..state.tree import ABSENT, Node, below
@@ -28,6 +30,10 @@ class Subclasses(Lookup, ABC):
     """Whether what was saved decides about the form of the state: that of objects but modules."""
 
     @abstractmethod
+    def wrapped(self, at: str, inner: str = "") -> str:
+        """Return what a tensor was saved as in a wrapper, or outside of one."""
+
+    @abstractmethod
     def node_at(self, value: Any, name: str, place: str) -> Rebuild | None:
         """Match a part of the state that stands at a given place in the checkpoint."""
 
@@ -37,6 +43,8 @@ class Subclasses(Lookup, ABC):
         Unless all of them are, its elements would be neither those of before nor those saved.
         """
         at = self.at(name)
+        if self.index.find(at) is ABSENT:
+            at = self.wrapped_subclass(value, name, at)
         node = self.index.find(at)
         names = [at] if node is ABSENT else list(self.index.leaves_of(at))
         selected = sum(map(self.is_selected, names))
@@ -55,6 +63,14 @@ class Subclasses(Lookup, ABC):
             return
         parts = take_apart(name, value, allow_pickle=True)
         self.inner_tensors([(key_component(k), t) for k, t in parts.tensors.items()], name, at)
+
+    def wrapped_subclass(self, value: Any, name: str, at: str) -> str:
+        """Return what it was saved as in a wrapper, by the name of its first tensor."""
+        try:
+            first = key_component(next(iter(take_apart(name, value, allow_pickle=True).tensors)))
+        except Unsavable:
+            return at  # which is told where it is looked for
+        return self.wrapped(at, first)
 
     def other_dtype(self, node: Node, value: Any, name: str) -> str:
         """Say which inner tensor has another dtype than was saved: codes are not converted."""

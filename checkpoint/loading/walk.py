@@ -175,12 +175,15 @@ class Walk(SavedForms):
             self.found.own.add(stored)
         return (lambda: destinations[stored]) if is_meta(value) else None
 
-    def wrapped(self, at: str) -> str:
+    def wrapped(self, at: str, inner: str = "") -> str:
         """Return what a tensor was saved as in a wrapper, or outside of one; else the same name.
 
-        Not where more than one may be meant, or where that is another tensor of the state.
+        Not where more than one may be meant, or where that is another tensor of the state. One that
+        consists of others is found by the component of the name of an ``inner`` one.
         """
-        found = self.tables.stored_names.find(at)
+        found = self.tables.stored_names.find(below(at, inner) if inner else at)
+        if found is not None and inner:
+            found = found.removesuffix(f"/{inner}")
         if found is None or found in self.tables.renamed.tensors:
             return at
         return found

@@ -234,6 +234,14 @@ def test_a_module_with_such_parameters() -> None:
     assert torch.equal(other.bias, net.bias)
 
 
+def test_names_that_wrappers_add_are_left_out() -> None:
+    into = {"m": {"0.weight": of(State8bit, 2), "0.bias": torch.zeros(1)}}
+    wrapped = {"_orig_mod.0.weight": of(State8bit, 1), "_orig_mod.0.bias": torch.ones(1)}
+    ckpt.load(into, saved({"m": wrapped}))
+    assert same(into["m"]["0.weight"], of(State8bit, 1))
+    assert into["m"]["0.bias"].item() == 1
+
+
 def test_what_is_renamed_as_a_whole_is_still_of_its_class(tmp_path: Path) -> None:
     def make(seed: int) -> Any:
         return Scaled({"codes": of(State8bit, seed), "factor": torch.tensor(seed)}, [], SHAPE)
