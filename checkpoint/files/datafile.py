@@ -236,7 +236,7 @@ def entries_of(
         shape = tuple(value["shape"])
         if not all(type(size) is int and 0 <= size < MAX_SIZE for size in shape):
             raise ValueError(f"entry {shown(key)} has the shape {shown(shape)}")
-        check_shape(shape, f"entry {shown(key)}")
+        check_shape(shape, "entry", key)
         num_bytes = math.prod(shape) // dtype.packed * dtype.itemsize
         is_odd = aligned and start % dtype.itemsize != 0
         if (start, end) != (position, position + num_bytes) or is_odd:

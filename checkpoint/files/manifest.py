@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -31,7 +32,15 @@ from ..state.limits import (
     size_of,
     text_of,
 )
-from ..state.tree import Node, needs_version_3, packed_name, packed_nodes, tensor_names
+from ..state.tree import (
+    PACKED,
+    TAGS_OF_VERSION_3,
+    Node,
+    packed_name,
+    packed_nodes,
+    tags_in,
+    tensor_names,
+)
 from ..tensors.spec import FORMAT_VERSION
 from .blocks import DIGEST_BYTES, LENGTH_BYTES, digest
 from .foreign import nothing_there
@@ -249,7 +258,11 @@ class Manifest:
     @property
     def version(self) -> int:
         """The version of the format: the oldest that has all that is needed to read it."""
-        if needs_version_3(self.tree):
+        return self._version_with(tags_in(self.tree))
+
+    def _version_with(self, tags: AbstractSet[str]) -> int:
+        """Return the version with the tags of the tree."""
+        if not TAGS_OF_VERSION_3.isdisjoint(tags):
             return VALUES_VERSION
         return COMPRESSED_VERSION if self.is_compressed else FORMAT_VERSION
 
@@ -303,16 +316,18 @@ class Manifest:
         try:
             _check_version(value, where, formats)
             manifest = cls._from_json(value)
-            manifest.validate()
-            _check_needed(manifest, value["version"])
+            manifest.validate(value["version"])
         except CheckpointError:
             raise
         except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise Corrupt(f"{where}: malformed manifest: {shown(error)}") from error
         return manifest
 
-    def validate(self) -> None:
-        """Raise ValueError where fields are well-formed but do not fit together."""
+    def validate(self, version: int | None = None) -> None:
+        """Raise ValueError where fields are well-formed but do not fit together.
+
+        So, too, where its files or values are of a later ``version`` than it states.
+        """
         for save_id in (self.save_id, *(file.save_id for file in self.borrowed)):
             if not _SAVE_ID.fullmatch(save_id):
                 raise ValueError(f"the save id {shown(save_id)} is not hexadecimal")
@@ -322,7 +337,10 @@ class Manifest:
         if sorted(named) != sorted(self.tensors):
             odd = sorted(set(named) ^ set(self.tensors)) or ["a name used twice"]
             raise ValueError(f"tree and tensors do not name the same tensors: {odd[:5]}")
-        for node in packed_nodes(self.tree):
+        tags = tags_in(self.tree)
+        if version is not None and version < self._version_with(tags):
+            raise ValueError(f"version {version} has not all that the manifest needs")
+        for node in packed_nodes(self.tree) if PACKED in tags else ():
             tensor = self.tensors[packed_name(node)]
             if tensor.dtype.code != "U8" or len(tensor.shape) != 1:
                 raise ValueError(f"packed value {tensor.name!r} is no vector of bytes")
@@ -423,12 +441,6 @@ def _check_version(value: dict[str, Any], where: str, formats: Collection[str]) 
             f"{shown(requires)}; this dtckpt reads versions {FORMAT_VERSION} to "
             f"{VALUES_VERSION} with {sorted(_KNOWN_FEATURES)}. Upgrade dtckpt"
         )
-
-
-def _check_needed(manifest: Manifest, version: int) -> None:
-    """Raise ValueError if a manifest states an older version than its files are of."""
-    if version < manifest.version:
-        raise ValueError(f"version {version} has not all that the manifest needs")
 
 
 def _dump_list(items: Iterable[Any]) -> str:

@@ -20,7 +20,6 @@ from ..state.tree import (
     index_tree,
     packed_name,
     plain_node,
-    tag_of,
     unflatten,
 )
 from ..tensors.new_subclasses import made_of
@@ -93,7 +92,9 @@ class Lookup:
 
     def is_unexpected(self, leaf: str) -> bool:
         """Whether a leaf, or a part of it, is selected and the state has no place for it."""
-        parts = self.index.leaves_of(leaf) if leaf in self.expanded else (leaf,)
+        if leaf not in self.expanded:
+            return leaf not in self.taken and self.is_selected(leaf)
+        parts = self.index.leaves_of(leaf)
         return any(name not in self.taken and self.is_selected(name) for name in parts)
 
     def value_of(
@@ -147,4 +148,4 @@ class Lookup:
 
 
 def _is_packed(node: Node) -> bool:
-    return isinstance(node, dict) and tag_of(node) == PACKED
+    return type(node) is dict and PACKED in node

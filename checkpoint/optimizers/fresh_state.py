@@ -7,7 +7,7 @@ optimizer that has not begun needs no dummy step, and one that has gone on loses
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -79,7 +79,7 @@ def _as_saved(loaded: Any, given: Any) -> Any:
     """
     if isinstance(given, torch.Tensor):
         differs = isinstance(loaded, torch.Tensor) and loaded.dtype != given.dtype
-        if is_subclass(given) or has_subclass_shard(given):
+        if type(given) is not torch.Tensor and (is_subclass(given) or has_subclass_shard(given)):
             return given  # a dtype that it only shows, and copies may be of another one
         return given.detach().to(loaded.device) if differs else loaded
     if isinstance(given, Mapping) and isinstance(loaded, MutableMapping):
@@ -187,7 +187,9 @@ class FreshState:
         left_out: list[str] = []
         for key, component, child in children(node):
             name, held = below(at, component), existing.get(key)
-            if any(map(self.is_selected, self.index.leaves_of(name))):
+            is_leaf = tag_of(child) == "tensor"
+            leaves = (name,) if is_leaf else self.index.leaves_of(name)
+            if any(map(self.is_selected, leaves)):
                 has_shape = key in _OF_PARAM_SHAPE
                 built[key] = self._build(child, name, form, held, has_shape=has_shape)
             elif key in existing:
@@ -218,11 +220,12 @@ class FreshState:
             if key not in filled
         ]
 
-    def _tensors(self, at: str) -> list[StoredTensor]:
-        """Return all tensors of the saved state of a parameter."""
-        names = (self.index.nodes[leaf] for leaf in self.index.leaves_of(at))
-        told = [node["tensor"] for node in names if tag_of(node) == "tensor"]
-        return [self.stored[name] for name in told if name in self.stored]
+    def _tensors(self, at: str) -> Iterator[StoredTensor]:
+        """Yield all tensors of the saved state of a parameter."""
+        for leaf in self.index.leaves_of(at):
+            node = self.index.nodes[leaf]
+            if tag_of(node) == "tensor" and node["tensor"] in self.stored:
+                yield self.stored[node["tensor"]]
 
     def _build(
         self, node: Node, name: str, form: StateForm, held: Any, *, has_shape: bool = False

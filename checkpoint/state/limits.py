@@ -130,11 +130,13 @@ def json_copy(metadata: Any) -> Any:
         ) from error
 
 
-def check_shape(shape: Sequence[int], what: str) -> None:
+def check_shape(shape: Sequence[int], what: str, name: str = "") -> None:
     """Raise ValueError for a shape that no tensor can have, though it may have no elements."""
-    if len(shape) > MAX_DIMS:
-        raise ValueError(f"{what} has {len(shape)} dims, at most {MAX_DIMS} are possible")
-    if math.prod(size or 1 for size in shape) >= MAX_SIZE:
+    too_many = len(shape) > MAX_DIMS
+    if too_many or math.prod(size or 1 for size in shape) >= MAX_SIZE:
+        what += f" {shown(name)}" if name else ""
+        if too_many:
+            raise ValueError(f"{what} has {len(shape)} dims, at most {MAX_DIMS} are possible")
         raise ValueError(f"{what} has the shape {shown(tuple(shape))}: its strides are too large")
 
 

@@ -39,7 +39,7 @@ DICT_TAGS = ("dict", *PAIRS)
 CONTAINERS = (*DICT_TAGS, "list", "tuple", "per_rank")
 TENSORS = ("tensor", "ndarray")
 PACKED = "packed"
-_TAGS_OF_VERSION_3 = frozenset({PACKED, SUBCLASS, *STANDARD_TAGS})
+TAGS_OF_VERSION_3 = frozenset({PACKED, SUBCLASS, *STANDARD_TAGS})
 
 
 @dataclass(slots=True)
@@ -154,24 +154,43 @@ def packed_name(node: Node) -> str:
 
 def packed_nodes(node: Node) -> Iterator[Node]:
     """Yield the packed nodes of a tree."""
+    return _packed_nodes(node) if PACKED in tags_in(node) else iter(())
+
+
+def _packed_nodes(node: Node) -> Iterator[Node]:
     if tag_of(node) == PACKED:
         yield node
         return
     for _, _, child in children(node):
-        yield from packed_nodes(child)
+        yield from _packed_nodes(child)
 
 
-def needs_version_3(tree: Node) -> bool:
-    """Whether a tree has nodes that the versions 1 and 2 of the format do not have."""
-    return any(tag_of(node) in _TAGS_OF_VERSION_3 for node in _all_nodes(tree))
+def tags_in(tree: Node) -> set[str]:
+    """Return the tags of all nodes of a tree; Corrupt where it is malformed.
 
-
-def _all_nodes(node: Node) -> Iterator[Node]:
-    if isinstance(node, dict):
-        yield node
-        for _, _, child in children(node):
-            if isinstance(child, dict):
-                yield from _all_nodes(child)
+    Asked of every manifest, most of which have neither packed values nor others of version 3, but
+    ten thousands of nodes: so names of places are not made.
+    """
+    found: set[str] = set()
+    waiting: list[Any] = [tree]
+    try:
+        while waiting:
+            node = waiting.pop()
+            if type(node) is not dict:
+                continue
+            for tag, inner in cast("dict[str, Any]", node).items():
+                found.add(tag)
+                if tag in ("dict", "per_rank"):
+                    waiting += inner.values()
+                elif tag in PAIRS:
+                    waiting += [child for _, child in inner]
+                elif tag in ("list", "tuple"):
+                    waiting += inner
+                elif tag == SUBCLASS:
+                    waiting += inner_nodes(node).values()
+    except (AttributeError, TypeError, ValueError) as error:
+        raise Corrupt(f"malformed tree: {shown(error)}") from error
+    return found
 
 
 def with_replaced(node: Node, replace: Callable[[Node], Node | None]) -> Node:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from dtckpt.errors import PlacementError, Unsavable
@@ -18,9 +19,10 @@ _ORDER_OF_MESH = "_shard_order"
 
 def is_dtensor(value: Any) -> bool:
     """Whether a value is a DTensor, ours or torch's."""
-    return any(isinstance(value, cls) for cls in _classes())
+    return is_dtensor_class(type(value))
 
 
+@lru_cache(maxsize=256)  # of a class that there is it does not change; there are very many tensors
 def is_dtensor_class(cls: type) -> bool:
     """Whether a class is that of DTensors, ours or torch's, or derived from one."""
     return any(issubclass(cls, found) for found in _classes())

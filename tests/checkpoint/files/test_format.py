@@ -27,8 +27,8 @@ from dtckpt.errors import CheckpointError, Corrupt, LayoutMismatch
 from dtckpt.storage import MemoryStore
 
 from .. import golden
-from ..tensors.subclass_stand_ins import same
 from ..simulate import Given, items, save_all
+from ..tensors.subclass_stand_ins import same
 
 DATA = Path(__file__).parents[2] / "data"
 
