@@ -27,7 +27,7 @@ def rrelu_with_noise(tensor: Tensor, noise: Tensor, *args: Any, **kwargs: Any) -
     """Return negative elements times a slope, others as they are; ``noise`` becomes the slopes."""
     result, slopes = rrelu_with_noise_functional(tensor, noise, *args, **kwargs)
     noise.copy_(slopes)
-    return result
+    return result.contiguous()  # as kernels lay them, whatever the order of the input
 
 
 @decomposition(aten.rrelu_with_noise_.default)

@@ -212,8 +212,9 @@ def take(tensor: Tensor, index: Tensor) -> Tensor:
 def put(tensor: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
     """Return a tensor with other elements at places in the flat tensor."""
     flat = tensor.reshape(-1)
-    made = flat.index_put([index.reshape(-1)], source.reshape(-1), accumulate)
-    return made.reshape(tensor.shape)
+    made = flat.index_put([index.reshape(-1)], source.reshape(-1), accumulate).reshape(tensor.shape)
+    # The values lie in memory in the order of those of the tensor.
+    return made if tensor.is_contiguous() else torch.empty_like(tensor).copy_(made)
 
 
 def _is_mask(index: Tensor | DTensorSpec | None) -> bool:

@@ -150,7 +150,8 @@ def _kept_by_kernel(tensor: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, 
 @decomposition(aten.bernoulli.default)
 def bernoulli(p: Tensor, *, generator: Any = None) -> Tensor:
     """Return 1 with the probability that each element names."""
-    return bernoulli_as(p, p, generator=generator)
+    # Kernels lay values in rows, whatever the order of the input.
+    return bernoulli_as(p, p, generator=generator).contiguous()
 
 
 @decomposition(aten.bernoulli.Tensor)

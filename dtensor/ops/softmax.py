@@ -25,6 +25,8 @@ rule(*operators(aten, "_softmax _softmax_backward_data _log_softmax _log_softmax
 )
 
 meta(aten._log_softmax.default)(aten._softmax.default)
+# Kernels lay it in rows; without data torch lays it as the gradient that comes.
+meta(aten._log_softmax_backward_data.default)(aten._softmax_backward_data.default)
 
 
 @rule(aten._masked_softmax.default, aten._masked_softmax_backward.default)
@@ -85,7 +87,8 @@ def softmax(tensor: Tensor, dim: int, half_to_float: bool, *, is_log: bool) -> A
     shifted = values - _maximum(values, dims)
     powers, total = _exponentials(shifted, dims)
     made = shifted - total.log() if is_log else powers / total
-    return made.to(torch.float32 if half_to_float else tensor.dtype)
+    # Kernels lay values in rows, whatever the order of the input.
+    return made.to(torch.float32 if half_to_float else tensor.dtype).contiguous()
 
 
 decomposition(aten._softmax.default)(partial(softmax, is_log=False))
@@ -111,7 +114,8 @@ def softmax_backward(
     output, grad = output.to(wide), grad.to(wide)
     terms = reduced(grad) if is_log else grad * output
     total = replicated(terms.sum(dims, keepdim=True), cut_axes(terms, dims))
-    return (terms - (output.exp() if is_log else output) * total).to(input_dtype)
+    made = terms - (output.exp() if is_log else output) * total
+    return made.to(input_dtype).contiguous()
 
 
 decomposition(aten._softmax_backward_data.default)(partial(softmax_backward, is_log=False))

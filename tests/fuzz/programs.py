@@ -181,6 +181,28 @@ _STRIDED: dict[str, Program] = {
         for norm in ("batch_norm(a.mT, None, None, training=True)", "layer_norm(a.mT, (4,))")
         for placements in ("R", "S(1)", "P(sum)")
     },
+    **{
+        f"{line} of transposed values lies in rows, {placements}": _of(
+            {"a": _in((2, 4), placements, grad=True)},
+            "m = a.sigmoid().t()",
+            f"x = F.{line}",
+            "y = x.view(-1)",
+            *(["g = gradients([y], [m])", "z = g[0].view(-1)"] if "softmax" in line else []),
+        )
+        for line in ("softmax(m, 0)", "log_softmax(m, 0)", "rrelu(m, 0.5, 0.5, training=True)")
+        for placements in ("R", "Packed(1:4)")
+    },
+    "flattened softmax of transposed values is written": _of(
+        {"a": _in((2, 4), "Packed(1:4)", strides="transposed")},
+        "x = F.softmax(a, 1)",
+        "y = x.flatten(); y.ge_(s0)",
+        runs=({"s0": 2},),
+    ),
+    "elements put into transposed values lie as those": _of(
+        {"a": _in((2, 4), "S(0)")},
+        "x = a.t().put(torch.tensor([1]), torch.tensor([2.0]))",
+        "y = x.t().view(-1)",
+    ),
     "contiguous() of a part with strides is a copy": _of(
         {"a": _in((4, 6), "S(0)", strides="stepped")}, "b = a.contiguous()", "b.add_(1)"
     ),
