@@ -1,6 +1,6 @@
 """Losses: sums over samples leave Partial results, means divide by the samples of all ranks.
 
-In half precision the losses of parts are reduced in single precision.
+In half precision the losses of parts meet in single precision.
 """
 
 from __future__ import annotations
@@ -194,17 +194,23 @@ def single_if_low(tensor: Any) -> Any:
 
 
 def _in_single(op: Op) -> Decomposition:
-    """Return the loss of low precision values, reduced in single precision."""
+    """Return the loss of low precision values, whose terms meet in single precision.
+
+    The terms themselves are those of the kernel: what overflows there does here, too.
+    """
+    terms_of = with_argument(op, "reduction", NONE)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         values, target = args[:2]
-        if argument_of(op, args, kwargs, "reduction") == NONE or _is_whole(values, target):
+        reduction = argument_of(op, args, kwargs, "reduction")
+        if reduction == NONE or _is_whole(values, target):
             return NotImplemented
         dtypes = kernel_dtypes(op, args, kwargs, values.device.type)
         result = dtypes[0] if dtypes else None
         if result is None or not is_low(result):
             return NotImplemented
-        return op(*[single_if_low(arg) for arg in args], **kwargs).to(result)
+        terms = terms_of(*args, **kwargs)
+        return terms.mean() if reduction == MEAN else terms.sum()
 
     return run
 

@@ -338,6 +338,13 @@ _DTYPES: dict[str, Program] = {
             ("binary_cross_entropy_with_logits", "float16", "S(0)", ""),
         )
     },
+    **{
+        f"terms of a loss of float16 and {dtype} that are infinite": _of(
+            {"a": _in((3, 6, 4), "R", "float16"), "t": _in((3, 6, 4), "S(0)", dtype, seed=61)},
+            "x = F.soft_margin_loss(a, t, reduction='sum')",
+        )
+        for dtype in ("float16", "float32")
+    },
     "gradient of the squared error of float32 and float64": _of(
         {"a": _in((1,), "R", grad=True), "t": _in((1,), "R", "float64")},
         "x = F.mse_loss(a, t, reduction='none')",
