@@ -33,6 +33,7 @@ from .keys import NUMBERS, Key, blank
 from .list_elements import elements, shared_moves
 from .local_plan import LocalPlan
 from .metas import Metas, output_metas
+from .overlaps import refuse_moved_overlap, refuse_overlap
 from .symbols import with_stand_ins
 from .user_rules import require_local_shapes
 
@@ -88,8 +89,8 @@ def _make_plan(bound: Bound) -> LocalPlan | None:
         return None
     if changes_shape(op) or _has_out(op):
         return None
-    if is_in_place(op) and not is_foreach(op) and rule_maker(functional) is pointwise_rule:
-        _refuse_overlap(bound)
+    if is_in_place(op):
+        refuse_overlap(bound)
     metas = output_metas(bound)
     if metas is None:
         return None
@@ -106,6 +107,8 @@ def _make_plan(bound: Bound) -> LocalPlan | None:
         return None
     if functional in RULES.by_users:
         require_local_shapes(bound.call, choice)
+    written_back = _moves(choice.inputs[:1], call.specs[:1]) if in_place else ()
+    refuse_moved_overlap(op, call.specs[0], written_back)
     return LocalPlan(
         op=op,
         run_local=scaling(
@@ -114,7 +117,7 @@ def _make_plan(bound: Bound) -> LocalPlan | None:
         moves=_moves(bound.specs, choice.inputs),
         outputs=choice.outputs,
         written=(0,) if in_place else (),
-        written_back=_moves(choice.inputs[:1], call.specs[:1]) if in_place else (),
+        written_back=written_back,
         view_call=ViewCall(op, bound.call.args[1:], bound.call.kwargs) if op.is_view else None,
         copies=op.is_view and _makes_terms(choice),
     )
@@ -195,21 +198,6 @@ def _with_one_element(op: Op) -> Callable[..., Any]:
     return run
 
 
-def _refuse_overlap(bound: Bound) -> None:
-    """Raise as torch does where an operator writes to elements that share memory.
-
-    By the strides of the whole: on a rank with one element, or none, no kernel would see it.
-    """
-    written = bound.specs[0]
-    pairs = zip(written.shape, written.stride, strict=True)
-    if 0 in written.shape or not any(size > 1 and not stride for size, stride in pairs):
-        return
-    values = torch.zeros((), dtype=written.dtype).expand(2)
-    ones = [values, *(torch.ones((), dtype=spec.dtype) for spec in bound.specs[1:])]
-    args, kwargs = bound.call.replaced(ones)
-    bound.call.op(*args, **kwargs)
-
-
 def _nothing(choice: Choice) -> Callable[..., Any]:
     """Return what runs on a rank outside of the mesh: it makes empty tensors."""
 
@@ -237,6 +225,7 @@ def _foreach_plan(bound: Bound, functional: Op, metas: Metas) -> LocalPlan | Non
         if in_place:
             first = element.members[0]
             moved = _moves(choice.inputs[:1], element.call.specs[:1])
+            refuse_moved_overlap(op, element.call.specs[0], moved)
             written_back.extend((first, computed, lies) for _, computed, lies in moved)
         for member, lies, wanted in element.inputs(choice):
             sources[member], targets[member] = lies, wanted

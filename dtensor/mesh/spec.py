@@ -76,6 +76,14 @@ class DTensorSpec:
         return self.tensor_meta.stride
 
     @property
+    def expanded_dims(self) -> tuple[int, ...]:
+        """Dims along which several elements share one place in memory."""
+        if 0 in self.shape:
+            return ()
+        pairs = enumerate(zip(self.shape, self.stride, strict=True))
+        return tuple(dim for dim, (size, stride) in pairs if size > 1 and not stride)
+
+    @property
     def ndim(self) -> int:
         """Number of tensor dims."""
         return len(self.tensor_meta.shape)

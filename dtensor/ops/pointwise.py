@@ -69,6 +69,11 @@ _COPIES_NAMES = (
 _COPIES = frozenset(_COPIES_NAMES.split())
 """They keep every kind of Partial that the dtype of the result allows."""
 
+_ZEROS = frozenset({"zero", "_foreach_zero", "zeros_like"})
+"""Terms that are all 0 are those of 0, however they are reduced."""
+
+_ALL_OPS = ("sum", "avg", "product", "max", "min")
+
 _UNTAGGED = (
     "_add_relu.Scalar _add_relu.Tensor _conj.default _conj_copy.default _masked_scale.default"
     " _neg_view.default _neg_view_copy.default _prelu_kernel.default"
@@ -162,10 +167,13 @@ def _ordered_sets(call: OpCall) -> tuple[tuple[frozenset[int], str, str], ...]:
 
 
 def _linear_ops(call: OpCall) -> tuple[str, ...]:
-    if base_name(call.op) not in _COPIES:
+    name = base_name(call.op)
+    if name in _ZEROS:
+        return _ALL_OPS
+    if name not in _COPIES:
         return LINEAR_OPS
     if _widens(call):
-        return ("sum", "avg", "product", "max", "min")
+        return _ALL_OPS
     return ("max", "min") if _is_inexact(call) else ()
 
 

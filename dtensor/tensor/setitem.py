@@ -77,21 +77,35 @@ def set_item(tensor: Wrapper, index: Any, value: Any) -> bool:
         given = value if isinstance(value, Tensor) else part.new_full((), value)
         set_item(tensor, basic, aten.index_put(part, indices, given.to(part.dtype)))
         return True
-    box = place.box(tensor.shape)
+    tensor, box = _without_repeats(tensor, place.box(tensor.shape))
     layout = tensor.spec.layout
     is_view = all(len(cuts) <= 1 for cuts in layout.splits) and not layout.is_dealt
-    if is_view and not follows:
+    ranges = [range(size)[part] for size, part in zip(tensor.shape, box, strict=True)]
+    # After x[i] += y it is the very place. Kernels refuse that for some strides, which may be those
+    # of one rank alone.
+    given = value.clone() if _shares_memory(value, tensor) else value
+    # An expanded tensor takes no write, but one of no element, after which autograd follows it.
+    if (is_view and not follows) or (follows and not all(ranges)):
         view = tensor[tuple(box)]
-        # After x[i] += y it is the very place. Kernels refuse that for some strides, which may be
-        # those of one rank alone.
-        given = value.clone() if _shares_memory(value, tensor) else value
         view.copy_(_shaped(given, place, view))
     else:
-        replaced = _replaced(tensor, place, box, 0, value)
-        ranges = [range(size)[part] for size, part in zip(tensor.shape, box, strict=True)]
-        if follows or all(ranges):  # an expanded tensor takes no write, but one of no element
+        replaced = _replaced(tensor, place, box, 0, given)
+        if all(ranges):
             tensor.copy_(replaced)
     return True
+
+
+def _without_repeats(tensor: Wrapper, box: list[slice]) -> tuple[Wrapper, list[slice]]:
+    """Return what has memory of its own in an expanded tensor, and the box in that.
+
+    A box of two elements in one place of memory stays, and is refused when it is written.
+    """
+    for dim in tensor.spec.expanded_dims:
+        here = range(tensor.shape[dim])[box[dim]]
+        if len(here) == 1 and not tensor.spec.layout.splits[dim]:
+            tensor = aten.slice(tensor, dim, here[0], here[0] + 1)
+            box[dim] = slice(0, 1, 1)
+    return tensor, box
 
 
 def _shares_memory(value: Any, tensor: Wrapper) -> bool:

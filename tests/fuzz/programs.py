@@ -388,6 +388,33 @@ _WRITES: dict[str, Program] = {
         runs=({"s0": 2},),
         mesh=(2, 2),
     ),
+    "a write with a gradient to no element of an expanded tensor": _of(
+        {"a": _in((1, 1), "R"), "b": _in((), "R", grad=True)},
+        "x = a.expand(3, -1, -1)",
+        "x[1, -1, 1:7] = b",
+        "y = x * 2",
+        "g = gradients([y], [b])",
+    ),
+    "one place of an expanded tensor whose rows two axes cut": _of(
+        {"a": _in((4, 2), "S(0)@1, S(0)@0")},
+        "x = a.expand(3, -1, -1)",
+        "x[0] = a * 2",
+        "x[1:2] = s0",
+        runs=({"s0": 2},),
+        mesh=(2, 2),
+    ),
+    **{
+        f"an expanded tensor, {placements}: {line}": _of(
+            {"a": _in(shape, placements)}, f"x = a.expand(3, {expanded})", line
+        )
+        for placements, shape, expanded, line in (
+            ("P(min)", (1, 1), "-1, -1", "torch._foreach_zero_([x])"),
+            ("P(product)", (2,), "-1", "x.zero_()"),
+            ("S(0)", (1,), "-1", "torch._foreach_add_([x], 1)"),
+            ("S(0)", (1,), "-1", "x.cumsum_(0)"),
+            ("S(0)", (1,), "-1", "x.index_add_(0, torch.tensor([1]), x[:1])"),
+        )
+    },
 }
 
 _SPECIAL: dict[str, Program] = {

@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from dtckpt.errors import PlacementError
+from dtckpt.errors import PlacementError, UnsupportedOp
 
 from ...mesh.spec import DTensorSpec
 from ...redistribute import redistribute_local
@@ -154,6 +154,13 @@ class Origin:
     def write(self, values: Tensor) -> None:
         """Write the values of the view to the viewed tensor."""
         viewed, op, args = self.viewed, self.call.op, self.call.args
+        expanded = set(viewed.spec.expanded_dims)
+        if expanded - ({args[0] % viewed.ndim} if op is aten.select.int else set()):
+            raise UnsupportedOp(
+                f"a write to a view of {viewed.spec}, of which several elements share memory, and "
+                "which had to be redistributed or copied to be viewed; redistribute the tensor "
+                "before it is expanded, or write to a clone()"
+            )
         if op in _RESHAPES:
             viewed.copy_(aten.reshape.default(values, list(viewed.shape)))
         elif op is aten.select.int:
