@@ -15,7 +15,7 @@ from dtckpt.dtensor.geometry.layout import Layout
 from dtckpt.errors import PlacementError, UnsupportedOp
 
 from .executors import Executor, Noise, Shown, Trace, run_plain
-from .program import Program, names_in, operator_of
+from .program import Program, assigned_in, names_in, operator_of
 from .ranks import RanksDiverged
 from .values import SENTINEL, indices_of, plain_input
 
@@ -179,7 +179,7 @@ def _values_compared(
         problem = compare(seen, expected, tolerance)
         if problem is not None:
             kind, text = problem
-            if _is_taken_for_finite(program, plain, ranks, seen, expected, tolerance):
+            if _is_taken_for_finite(program, plain, ranks, name, tolerance):
                 break  # what follows from it differs, too
             return Finding(kind, last, f"{name}: {text}", run, name)
     for name in program.inputs:
@@ -195,8 +195,7 @@ def _is_taken_for_finite(
     program: Program,
     plain: Trace,
     ranks: list[Trace],
-    seen: Sequence[Any],
-    expected: Any,
+    name: str,
     tolerance: float,
 ) -> bool:
     """Whether only infinite numbers are others that are not finite, as docs/dtensor.md says.
@@ -213,17 +212,27 @@ def _is_taken_for_finite(
     layouts = [one.layout for one in shown if one.layout is not None]
     if not any(layout.is_partial for layout in layouts):
         return False
-    alike = [_without_infinity(one) for one in seen]
-    return compare(alike, _without_infinity(expected), tolerance) is None
+    seen, expected = [trace.env.get(name) for trace in ranks], plain.env[name]
+    # Formulas of gradients divide by such products (atan2), which an infinite one makes 0.
+    inverses = any(name in assigned_in(line) for line in program.lines if _has_gradients(line))
+    alike = [_without_infinity(one, inverses) for one in seen]
+    return compare(alike, _without_infinity(expected, inverses), tolerance) is None
 
 
-def _without_infinity(value: Any) -> Any:
-    """Return a value, or a list of them, with not-a-number for all elements that are infinite."""
+def _has_gradients(line: str) -> bool:
+    return operator_of(line) in ("gradients", "accumulated")
+
+
+def _without_infinity(value: Any, inverses: bool) -> Any:
+    """Return a value, or a list of them, with not-a-number for all elements that are infinite.
+
+    With ``inverses`` for zeros, too.
+    """
     if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
-        return [_without_infinity(item) for item in cast(Sequence[Any], value)]
+        return [_without_infinity(item, inverses) for item in cast(Sequence[Any], value)]
     if isinstance(value, Shown):
-        return replace(value, value=_without_infinity(value.value))
-    return _as_not_a_number(value) if isinstance(value, Tensor) else value
+        return replace(value, value=_without_infinity(value.value, inverses))
+    return _as_not_a_number(value, inverses) if isinstance(value, Tensor) else value
 
 
 _DIVISIONS = frozenset({"/", "/=", "div", "div_", "true_divide", "addcdiv", "addcdiv_"})
@@ -236,11 +245,12 @@ def _divides_by_zeros(program: Program, plain: Trace) -> bool:
     return any(isinstance(v, Tensor) and v.numel() > 1 and bool((v == 0).any()) for v in values)
 
 
-def _as_not_a_number(values: Tensor) -> Tensor:
-    """Return values with not-a-number for all that are infinite."""
+def _as_not_a_number(values: Tensor, inverses: bool) -> Tensor:
+    """Return values with not-a-number for all that are infinite, and, with ``inverses``, 0."""
     if not (values.dtype.is_floating_point or values.dtype.is_complex):
         return values
-    return torch.where(values.isinf(), torch.nan, values)
+    is_left_out = values.isinf() | (values == 0) if inverses else values.isinf()
+    return torch.where(is_left_out, torch.nan, values)
 
 
 def compare(seen: Sequence[Any], expected: Any, tolerance: float) -> tuple[str, str] | None:

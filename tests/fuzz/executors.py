@@ -72,8 +72,11 @@ class Helpers:
         return x.clone()
 
     def rewrap(self, x: Tensor) -> Any:
-        """Take the local part of a tensor, and make one of it again."""
-        return x.view_as(x)
+        """Take the local part of a tensor, and make one of it again.
+
+        They share memory. Autograd knows of that only where it follows the first one.
+        """
+        return x.view_as(x) if x.requires_grad else x.detach()
 
     def gradients(self, outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Any]:
         """Return gradients of leaves, for cotangents that depend on the shapes alone."""

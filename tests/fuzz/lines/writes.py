@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from ..drawing import Draw, Refused, dtype_name, has_dims, is_any
@@ -29,19 +30,45 @@ def written(d: Draw, name: str, text: str) -> str:
     return text
 
 
+def apart(d: Draw, name: str, other: str) -> str:
+    """Return what a line may read while it writes to a tensor: another tensor, or a copy of that.
+
+    One device leaves undefined what it reads of the memory that it is writing, but for the very
+    elements; a rank may read a copy that it got from others.
+    """
+    return f"{other}.clone()" if _are_mixed(d.values[name], d.values[other]) else other
+
+
+def _are_mixed(value: Tensor, other: Tensor) -> bool:
+    if value.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
+        return False
+    if value.dtype != other.dtype:
+        return True
+    lies, others = [(t.shape, t.stride(), t.storage_offset()) for t in (value, other)]
+    return lies != others and not _places(value).isdisjoint(_places(other))
+
+
+def _places(value: Tensor) -> set[int]:
+    """Return which elements of its memory a tensor has."""
+    count = value.untyped_storage().nbytes() // value.element_size()
+    all_places = torch.arange(count)
+    seen = all_places.as_strided(value.shape, value.stride(), value.storage_offset())
+    return set(seen.flatten().tolist())
+
+
 @producer("writes", 4)
 def write_pointwise(d: Draw) -> str:
     x = writable(d)
     if d.chance(0.3):
         return written(d, x, f"{x}.{d.one(IN_PLACE_UNARY)}()")
-    y = d.number() if d.chance(0.5) else d.beside(x)
+    y = d.number() if d.chance(0.5) else apart(d, x, d.beside(x))
     return written(d, x, f"{x}.{d.one(IN_PLACE)}({y})")
 
 
 @producer("writes", 2)
 def write_more(d: Draw) -> str:
     x = writable(d)
-    y = d.beside(x)
+    y = apart(d, x, d.beside(x))
     text = d.one(
         [
             "{x}.addcmul_({y}, {y}, value={s})",
@@ -93,7 +120,7 @@ def write_data(d: Draw) -> str:
             raise Refused
         y = d.input(tuple(value.shape), dtype_name(value), grad=False, strides="rows")
         return f"{x}.data = {y}.clone()"
-    y = d.number() if kind == "number" else d.beside(x)
+    y = d.number() if kind == "number" else apart(d, x, d.beside(x))
     return f"{x}.data.{d.one(['add_', 'mul_', 'copy_', 'sub_'])}({y})"
 
 
