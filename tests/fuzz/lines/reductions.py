@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
 from ..drawing import DTYPES, Draw, Refused, dtype_name, has_dims, is_any
 from .producers import producer, words
 from .writes import writable, written
@@ -38,7 +41,22 @@ def reduction(d: Draw) -> str:
         return f"{d.name()} = torch.linalg.vector_norm({x}, {d.number('if')}{along}{keep})"
     if kind == "logsumexp" and not dims:
         raise Refused
+    if kind == "prod" and "(" not in dims and _overflows_between(d.values[x], dims, keep):
+        raise Refused
     return f"{d.name()} = torch.{kind}({x}{dims}{keep})"
+
+
+def _overflows_between(value: Tensor, dims: str, keep: str) -> bool:
+    """Whether a product of half precision is infinite on the way and not in the end.
+
+    By the order in which one device multiplies; parts meet in single precision.
+    """
+    found = eval(f"torch.prod(x{dims}{keep})", {"torch": torch, "x": value})
+    if not found.dtype.is_floating_point or found.dtype.itemsize > 2:
+        return False
+    exact = eval(f"torch.prod(x.double(){dims})", {"x": value, "torch": torch}).view(found.shape)
+    ends_finite = exact.abs() <= torch.finfo(found.dtype).max
+    return bool((ends_finite & ~found.isfinite()).any())
 
 
 @producer("reductions", 1)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..drawing import Draw, Refused, dtype_name, has_dims, is_any
+from ..drawing import Draw, Refused, dtype_name, has_dims, is_any, is_integer
 from .pointwise import IN_PLACE, IN_PLACE_UNARY
 from .producers import producer
 from .views import index_text, indexed
@@ -100,7 +100,10 @@ def write_index(d: Draw) -> str:
     if d.chance(0.5):
         return written(d, x, f"{x}[{index}] = {d.number()}")
     dtype = dtype_name(d.values[x]) if d.chance(0.8) else None
-    y = d.input(tuple(region.shape), dtype) if d.chance(0.6) else d.input((), dtype)
+    # One device follows integers, too, once a part of them has been set to what has a gradient.
+    grad = False if is_integer(d.values[x]) or d.values[x].dtype == torch.bool else None
+    shape = tuple(region.shape) if d.chance(0.6) else ()
+    y = d.input(shape, dtype, grad=grad)
     return written(d, x, f"{x}[{index}] = {y}")
 
 
