@@ -19,10 +19,13 @@ from torch import Tensor
 from ..comm.caches import Cache
 from ..geometry.box import row_major_strides
 from ..mesh.spec import DTensorSpec, TensorMeta
+from ..ops import rule_maker
 from ..ops.engine.kernel_dtypes import kernel_dtypes, refuse_dtypes
+from ..ops.engine.kernel_strides import kernel_strides
 from ..ops.engine.table import METAS
+from ..ops.pointwise import pointwise_rule
 from ..tensor.arguments import collect_tensors, substituted
-from ..tensor.schemas import Op, is_in_place, is_pointwise
+from ..tensor.schemas import Op, is_foreach, is_in_place, is_pointwise, is_random
 from ..torch_private import schema_of
 from .binding import Bound
 
@@ -80,12 +83,14 @@ def metas_of(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: s
     refuse_dtypes(op, args, kwargs, device)
     listed = list(result) if isinstance(result, list | tuple) else [result]
     dtypes = kernel_dtypes(op, args, kwargs, device) or (None,) * len(listed)
+    pointwise = rule_maker(op) is pointwise_rule and not is_foreach(op) and not is_random(op)
+    strides = kernel_strides(op, args, kwargs, listed, device, is_pointwise=pointwise)
     return tuple(
         [
-            TensorMeta(out.shape, out.stride(), dtype or out.dtype)
+            TensorMeta(out.shape, stride or out.stride(), dtype or out.dtype)
             if isinstance(out, Tensor)
             else None
-            for out, dtype in zip(listed, dtypes, strict=True)
+            for out, dtype, stride in zip(listed, dtypes, strides, strict=True)
         ]
     )
 

@@ -20,6 +20,7 @@ from .engine.factors import FIRST, Dims, Factors
 from .engine.forms import operators
 from .engine.gathered import on_gathered
 from .engine.kernel_dtypes import dtypes_by_kernel, kernel_dtypes
+from .engine.kernel_strides import strides_by_kernel
 from .engine.local_kernels import with_argument
 from .engine.primitives import cut_axes, has_terms
 from .engine.table import (
@@ -63,6 +64,7 @@ _OF_ELEMENTS_BACKWARD = operators(
 
 # Predictions and targets of unlike dtypes are promoted by some, and refused by others.
 dtypes_by_kernel(*_OF_ELEMENTS, *_OF_ELEMENTS_BACKWARD)
+strides_by_kernel(*_OF_ELEMENTS, *_OF_ELEMENTS_BACKWARD)
 
 
 @meta(*_OF_ELEMENTS_BACKWARD)

@@ -192,6 +192,26 @@ _STRIDED: dict[str, Program] = {
         for line in ("softmax(m, 0)", "log_softmax(m, 0)", "rrelu(m, 0.5, 0.5, training=True)")
         for placements in ("R", "Packed(1:4)")
     },
+    **{
+        f"{line} of transposed values is viewed as on one device": _of(
+            {"a": _in((2, 4), "S(0)", grad=True)},
+            "m = a.sigmoid().t()",
+            f"x = {line}",
+            f"y = x{view}.view(-1)" if view is not None else "g = gradients([x], [m])",
+            *(["z = g[0].view(-1)"] if view is None else []),
+        )
+        for line, view in (
+            ("m.masked_fill(m > 0.5, 2)", ""),
+            ("F.logsigmoid(m)", ""),
+            ("torch.xlogy(m.contiguous(), m)", ""),
+            ("F.binary_cross_entropy(m, m.detach().contiguous(), reduction='none')", ".t()"),
+            ("F.elu(m)", None),
+            ("F.hardtanh(m)", None),
+            ("F.softplus(m)", None),
+            ("F.mse_loss(m, m.detach() * 2)", None),
+            ("F.huber_loss(m, m.detach() * 2)", None),
+        )
+    },
     "flattened softmax of transposed values is written": _of(
         {"a": _in((2, 4), "Packed(1:4)", strides="transposed")},
         "x = F.softmax(a, 1)",
