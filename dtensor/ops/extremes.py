@@ -132,7 +132,7 @@ def _of_part(
 def _with_place(reduce_op: str) -> Decomposition:
     def run(tensor: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
         dims = dims_of(tensor, dim)
-        if not is_cut(tensor, dims):
+        if not is_cut(tensor, dims) or 0 in tensor.shape:
             return NotImplemented
         return _best(tensor, dims, reduce_op, keepdim=keepdim)
 

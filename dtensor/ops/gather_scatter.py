@@ -106,7 +106,7 @@ def _local_scatter(local: LocalCall) -> Callable[..., Any] | None:
     def run(tensor: Tensor, _: int, index: Tensor, *rest: Any, **kwargs: Any) -> Tensor:
         located, inside = span.find(index)
         # What belongs to others goes to one more place at the end, which is dropped.
-        located = torch.where(inside | (located == span.size), located, span.count)
+        located = torch.where(inside | (located == span.nowhere), located, span.count)
         more = tensor.new_zeros([1 if d == span.dim else n for d, n in enumerate(tensor.shape)])
         extended = op(torch.cat([tensor, more], span.dim), span.dim, located, *rest, **kwargs)
         made = extended.narrow(span.dim, 0, span.count)

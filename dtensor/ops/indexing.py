@@ -154,7 +154,7 @@ def _local_index_put(local: LocalCall) -> Callable[..., Any] | None:
     def run(tensor: Tensor, indices: Sequence[Tensor | None], values: Tensor, *rest: Any) -> Tensor:
         located, kept = _located(indices, spans)
         for span in spans:  # what lies in no part is left to the operator to refuse
-            kept = kept | (located[span.dim] == span.size)
+            kept = kept | (located[span.dim] == span.nowhere)
         kept, *given = torch.broadcast_tensors(kept, *(i for i in located if i is not None))
         own = iter([index[kept] for index in given])
         shape = [n for dim, n in enumerate(tensor.shape) if dim not in picked]

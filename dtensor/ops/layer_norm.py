@@ -16,7 +16,7 @@ from .engine.dims import leading
 from .engine.dtypes import accumulator
 from .engine.factors import Factors
 from .engine.kernel_dtypes import dtypes_by_kernel, kernel_dtypes
-from .engine.primitives import cut_axes, reduced, reduced_sum
+from .engine.primitives import cut_axes, reduced, reduced_sum, with_replicas
 from .engine.table import OpCall, Rule, decomposition, rule
 from .variance import moments
 
@@ -80,6 +80,7 @@ def layer_norm(
 
 
 @decomposition(aten.native_layer_norm_backward.default)
+@with_replicas
 def layer_norm_backward(
     grad: Tensor,
     tensor: Tensor,
@@ -129,6 +130,7 @@ def rms_norm(tensor: Tensor, shape: Sequence[int], weight: Tensor | None, eps: f
 
 
 @decomposition(aten._fused_rms_norm_backward.default)
+@with_replicas
 def rms_norm_backward(
     grad: Tensor,
     tensor: Tensor,

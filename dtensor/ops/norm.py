@@ -15,7 +15,14 @@ from .engine.dtypes import accumulator, is_inexact
 from .engine.factors import FIRST
 from .engine.forms import operators
 from .engine.local_kernels import zeros_if_some_empty
-from .engine.primitives import cut_axes, on_locals, reduced, reduced_spec, reduced_sum
+from .engine.primitives import (
+    cut_axes,
+    on_locals,
+    reduced,
+    reduced_spec,
+    reduced_sum,
+    with_replicas,
+)
 from .engine.rules import alike, over_whole_dims
 from .engine.table import OpCall, Rule, decomposition, meta, rule
 
@@ -151,6 +158,7 @@ def weight_norm(values: Tensor, sizes: Tensor, dim: int = 0) -> Any:
 
 
 @decomposition(aten._weight_norm_interface_backward.default)
+@with_replicas
 def weight_norm_backward(
     grad: Tensor, values: Tensor, sizes: Tensor, norms: Tensor, dim: int
 ) -> Any:

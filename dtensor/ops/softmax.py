@@ -13,7 +13,7 @@ from .engine.dims import dims_of, without
 from .engine.dtypes import accumulator, is_inexact
 from .engine.factors import Factors
 from .engine.forms import operators
-from .engine.primitives import cut_axes, is_cut, reduced, replicated
+from .engine.primitives import cut_axes, is_cut, reduced, replicated, with_replicas
 from .engine.rules import along_whole_dims, over_whole_dims
 from .engine.table import OpCall, Rule, decomposition, meta, rule
 
@@ -103,6 +103,7 @@ def safe_softmax(tensor: Tensor, dim: int, dtype: torch.dtype | None = None) -> 
     return values.softmax(dim).masked_fill(nothing, 0)
 
 
+@with_replicas
 def softmax_backward(
     grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype, *, is_log: bool
 ) -> Any:

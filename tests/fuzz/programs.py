@@ -383,6 +383,21 @@ _EMPTY: dict[str, Program] = {
         "y = 2 / x",
         "g = gradients([y], [a])",
     ),
+    **{
+        f"of nothing, along a dim of nothing, {placements}: {line}": _of(
+            {"a": _in((0, 0), placements)}, f"x = torch.{line}"
+        )
+        for line, placements in (
+            ("mode(a, 1)", "R"),
+            ("median(a, 1)", "S(1)"),
+            ("max(a, 0)", "S(0)"),
+            ("index_select(a, 0, torch.tensor([0]))", "S(0)"),
+        )
+    },
+    "rows of a table without any": _of(
+        {"a": _in((0, 2), "S(0)"), "i": _in((1,), "R", "int64", values="zeros")},
+        "x = F.embedding(i, a)",
+    ),
     "gradient of the weights of a group norm of nothing": _of(
         {"a": _in((1, 3, 0), "R", grad=True), "b": _in((3,), "R", grad=True)},
         "x = F.group_norm(a, 3, b, b)",
@@ -449,6 +464,19 @@ _SPECIAL: dict[str, Program] = {
     ),
 }
 
+_CONSTANT_GRADIENTS: dict[str, Program] = {
+    f"a gradient that is plain zeros comes to {line}": _of(
+        {"a": _in((2, 4), "S(1)", grad=True), "b": _in((4,), "S(0)", grad=True)},
+        f"x = {line}",
+        "y = torch.copysign(a, x)",
+        f"g = gradients([y], {leaves})",
+    )
+    for line, leaves in (
+        ("F.layer_norm(a, (4,), b, b)", "[a, b]"),
+        ("F.log_softmax(a, 1)", "[a]"),
+    )
+}
+
 _ATTENTION: dict[str, Program] = {
     "no gradient comes to attention, of which a part is empty": _of(
         {"a": _in((1, 1, 1, 1), "R", grad=True), "m": _in((1, 1), "S(0)")},
@@ -499,6 +527,7 @@ FOUND: dict[str, Program] = {
     **_EMPTY,
     **_WRITES,
     **_SPECIAL,
+    **_CONSTANT_GRADIENTS,
     **_ATTENTION,
     **_COMPILED,
 }

@@ -20,6 +20,11 @@ class Span:
     size: int
     """Size of the whole dim."""
 
+    @property
+    def nowhere(self) -> int:
+        """A local index that is out of range, also of the one element that stands for none."""
+        return max(self.size, 1)
+
     def find(self, index: Tensor, *, wraps: bool = False) -> tuple[Tensor, Tensor]:
         """Return local indices and a mask of those that lie here.
 
@@ -31,12 +36,14 @@ class Span:
             index = torch.where(index < 0, index + self.size, index)
         inside = (index >= self.start) & (index < self.start + self.count)
         elsewhere = ~inside & (index >= 0) & (index < self.size)
-        return torch.where(elsewhere, 0, torch.where(inside, index - self.start, self.size)), inside
+        return torch.where(
+            elsewhere, 0, torch.where(inside, index - self.start, self.nowhere)
+        ), inside
 
     def keep(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Return the places of the indices that lie here or nowhere, and their local indices."""
         located, inside = self.find(index)
-        places = (inside | (located == self.size)).nonzero().flatten()
+        places = (inside | (located == self.nowhere)).nonzero().flatten()
         return places, located[places]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import wraps
 from typing import Any, cast
 
 import torch
@@ -15,6 +16,7 @@ from ...redistribute import redistribute_locals
 from ...tensor.autograd import placed
 from ...tensor.views.irregular import regular_local
 from ...tensor.wrapper import Wrapper, require_part
+from .table import Decomposition
 
 Move = tuple[int, DTensorSpec, DTensorSpec]
 """Which tensor of a list is redistributed, how it lies, and how it is to lie."""
@@ -75,6 +77,19 @@ def all_distributed(*args: Any) -> list[Any]:
         else arg
         for arg in args
     ]
+
+
+def with_replicas(run: Decomposition) -> Decomposition:
+    """Return a decomposition that gets plain tensors as replicas.
+
+    That of a gradient needs it: torch's formulas make plain those that are constant (``copysign``).
+    """
+
+    @wraps(run)
+    def distributed(*args: Any, **kwargs: Any) -> Any:
+        return run(*all_distributed(*args), **kwargs)
+
+    return distributed
 
 
 def reduced(tensor: Tensor) -> Wrapper:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ...geometry.placement import REDUCE_OPS
 from ...mesh.spec import DTensorSpec
+from ...tensor.schemas import base_name
 from .dims import all_dims, dims_of, without
 from .factors import FIRST, LINEAR_OPS, Dims, Factors
 from .local_kernels import zeros_if_some_empty
@@ -85,12 +86,23 @@ def named_dims(call: OpCall) -> tuple[int, ...]:
     return dims_of(call.specs[0], call.arg("dim", "dims"))
 
 
+_OF_SOME = frozenset({"max", "min", "median", "mode", "nanmedian"})
+"""Reductions that return an element, which kernels refuse to look for in a dim without any."""
+
+
 def over_whole_dims(call: OpCall) -> Rule:
     """Return the rule of a reduction whose dims must be whole.
 
     Most have a decomposition beside it for dims that are not.
     """
-    kept, left = without(call.specs[0].ndim, *named_dims(call))
+    source, dims = call.specs[0], named_dims(call)
+    is_of_some = base_name(call.op) in _OF_SOME and call.arg("dim") is not None
+    if is_of_some and 0 in [source.shape[dim] for dim in dims if source.ndim]:
+        raise IndexError(
+            f"{call.op}({source}): Expected reduction dim {dims[0]} to have non-zero size; check "
+            "numel() before"
+        )
+    kept, left = without(source.ndim, *dims)
     outputs = tuple(kept if m and len(m.shape) == len(kept) else left for m in call.outputs)
     return Factors(call, (kept,), outputs, local=zeros_if_some_empty)
 
