@@ -44,6 +44,8 @@ class Draw:
         """Tensors that lines may use, by name; written when they change."""
         self.sealed: set[int] = set()
         """Memory that ranks may share with the result of a redistribute, or not: not written."""
+        self.untold: set[int] = set()
+        """Memory of which ranks have told each other no strides: ``contiguous()`` copies it."""
         self.kept: list[Tensor] = []
         """What has that memory: no other tensor may get it."""
         self.plain_names: set[str] = set()
@@ -136,6 +138,8 @@ class Draw:
         # Elements of one memory on one device may be of several on ranks, and contiguous() a copy.
         if strides == "expanded" or made.made_by == UNTOLD:
             self.seal(name)
+        if made.made_by == BY_PARTS and set(made.placements) <= set("R, "):
+            self.note_untold(name)  # a replica needs no exchange
         return name
 
     def _made_by(self, strides: str, written: bool) -> str:
@@ -280,6 +284,16 @@ class Draw:
         """Let no line write to a tensor, or to what shares its memory."""
         self.sealed.add(self.values[name].untyped_storage().data_ptr())
         self.kept.append(self.values[name])
+
+    def note_untold(self, name: str) -> None:
+        """Note that ranks tell each other no strides of a tensor."""
+        self.untold.add(self.values[name].untyped_storage().data_ptr())
+        self.kept.append(self.values[name])
+
+    def seal_if_untold(self, name: str) -> None:
+        """Let no line write to what ``contiguous()`` of a tensor may share memory with, or not."""
+        if self.values[name].untyped_storage().data_ptr() in self.untold:
+            self.seal(name)
 
     def name(self) -> str:
         """Return a new name."""

@@ -80,6 +80,8 @@ def view_other(d: Draw) -> str:
     text = d.one(options)
     if text.startswith("unfold"):  # its elements share memory: no order of writes is told
         d.seal(x)
+    if text == "contiguous()":
+        d.seal_if_untold(x)
     if text == "view_as_real()":
         return f"{d.name()} = torch.view_as_real({x})"
     return f"{d.name()} = {x}.{text}"
@@ -120,7 +122,10 @@ def memory(d: Draw) -> str:
             "double()",
         ]
     )
+    if kind == "contiguous()":
+        d.seal_if_untold(x)
     if kind == "rewrap":
+        d.note_untold(x)
         return f"{d.name()} = rewrap({x})"
     text = kind.format(s=", ".join(map(str, d.values[x].shape)) or "()", t=f"torch.{d.one(DTYPES)}")
     return f"{d.name()} = {x}.{text}"
