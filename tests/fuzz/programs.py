@@ -204,6 +204,7 @@ _STRIDED: dict[str, Program] = {
             ("m.masked_fill(m > 0.5, 2)", ""),
             ("F.logsigmoid(m)", ""),
             ("torch.xlogy(m.contiguous(), m)", ""),
+            ("2.0**m", ""),
             ("F.binary_cross_entropy(m, m.detach().contiguous(), reduction='none')", ".t()"),
             ("F.elu(m)", None),
             ("F.hardtanh(m)", None),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..drawing import Draw, is_any
 from .pointwise import BINARY, IN_PLACE, SYMBOLS
 from .producers import producer
-from .writes import writable, written
+from .writes import apart, writable, written
 
 _ALONE = ["sqrt", "abs", "neg", "exp", "sign"]
 
@@ -51,7 +51,7 @@ def plain_operand(d: Draw) -> str:
     p = d.input(shape, plain=True, grad=d.chance(0.2))
     if d.chance(0.25):
         target = writable(d)
-        return written(d, target, f"{target}.{d.one(IN_PLACE)}({p})")
+        return written(d, target, f"{target}.{d.one(IN_PLACE)}({apart(d, target, p)})")
     left, right = (x, p) if d.chance(0.5) else (p, x)
     if d.chance(0.5):
         return f"{d.name()} = {left} {d.one(SYMBOLS)} {right}"

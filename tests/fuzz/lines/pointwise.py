@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..drawing import Draw, is_any, is_float
+from ..drawing import Draw, Refused, is_any, is_float
 from .producers import producer, words
 
 UNARY = words(
@@ -41,7 +41,10 @@ def unary(d: Draw) -> str:
 @producer("pointwise", 1)
 def activation(d: Draw) -> str:
     x = d.tensor(is_float)
-    return f"{d.name()} = F.{d.one(ACTIVATIONS)}({x})"
+    kind = d.one(ACTIVATIONS)
+    if kind == "gelu" and bool(d.values[x].isinf().any()):
+        raise Refused  # a number or none, by how the elements lie in memory
+    return f"{d.name()} = F.{kind}({x})"
 
 
 @producer("pointwise", 4)

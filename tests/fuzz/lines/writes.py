@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..drawing import Draw, Refused, dtype_name, has_dims, is_any, is_integer
+from ..drawing import Draw, Refused, dtype_name, has_dims, is_any
 from .pointwise import IN_PLACE, IN_PLACE_UNARY
 from .producers import producer
 from .views import index_text, indexed
@@ -34,9 +34,19 @@ def apart(d: Draw, name: str, other: str) -> str:
     """Return what a line may read while it writes to a tensor: another tensor, or a copy of that.
 
     One device leaves undefined what it reads of the memory that it is writing, but for the very
-    elements; a rank may read a copy that it got from others.
+    elements; a rank may read a copy that it got from others. Nor is anything told of autograd that
+    follows integers, which torch has or refuses by kinds of tensors.
     """
-    return f"{other}.clone()" if _are_mixed(d.values[name], d.values[other]) else other
+    if not has_gradient_dtype(d.values[name]) and d.values[other].requires_grad:
+        other = f"{other}.detach()"
+    elif _are_mixed(d.values[name], d.values[other]):
+        other = f"{other}.clone()"
+    return other
+
+
+def has_gradient_dtype(value: Tensor) -> bool:
+    """Whether a tensor is of a dtype that gradients have."""
+    return value.dtype.is_floating_point or value.dtype.is_complex
 
 
 def _are_mixed(value: Tensor, other: Tensor) -> bool:
@@ -101,7 +111,7 @@ def write_index(d: Draw) -> str:
         return written(d, x, f"{x}[{index}] = {d.number()}")
     dtype = dtype_name(d.values[x]) if d.chance(0.8) else None
     # One device follows integers, too, once a part of them has been set to what has a gradient.
-    grad = False if is_integer(d.values[x]) or d.values[x].dtype == torch.bool else None
+    grad = None if has_gradient_dtype(d.values[x]) else False
     shape = tuple(region.shape) if d.chance(0.6) else ()
     y = d.input(shape, dtype, grad=grad)
     return written(d, x, f"{x}[{index}] = {y}")
