@@ -22,7 +22,7 @@ from ..geometry.placement import Replicate
 from ..mesh.modes import implicit_replication, is_strict
 from ..mesh.spec import DTensorSpec, replicated_spec, spec_of
 from ..redistribute import redistribute_local, redistribute_locals
-from ..tensor.arguments import map_tensors
+from ..tensor.arguments import collect_tensors, map_tensors
 from ..tensor.inplace_views import change_shape, changes_shape, resize
 from ..tensor.schemas import Op, base_name, functional_of, is_random, is_written
 from ..tensor.views.copied_view import (
@@ -184,7 +184,9 @@ def _via_functional(call: Call, functional: Op) -> Any:
     ]
     if outs and isinstance(result, Tensor) and result.dtype != targets[0].dtype:
         result = _in_dtype_of(targets[0], result, call, functional, given)
-    _copy_into(op, targets, [result] if len(targets) == 1 else result)
+    read: list[Tensor] = []
+    collect_tensors([*args, *given.values()], read)
+    _copy_into(op, targets, [result] if len(targets) == 1 else result, set(map(id, read)))
     if not schema_of(op).returns:
         return None
     return targets[0] if len(targets) == 1 else tuple(targets)
@@ -262,12 +264,13 @@ def _refusal(out: Tensor, dtype: torch.dtype, call: Call) -> RuntimeError | None
     return None
 
 
-def _copy_into(op: Op, targets: Any, values: Any) -> None:
+def _copy_into(op: Op, targets: Any, values: Any, read: set[int]) -> None:
+    """Write results; of a tensor that is ``read``, too, the shape stays, as torch has it."""
     for target, value in zip(targets, values, strict=True):
         if not isinstance(target, Tensor):
-            _copy_into(op, target, value)
+            _copy_into(op, target, value, read)
             continue
-        if isinstance(target, Wrapper) and target.shape != value.shape:
+        if isinstance(target, Wrapper) and target.shape != value.shape and id(target) not in read:
             resize(target, value)
         if target.shape == value.shape:
             target.copy_(value)

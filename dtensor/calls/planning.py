@@ -33,7 +33,7 @@ from .keys import NUMBERS, Key, blank
 from .list_elements import elements, shared_moves
 from .local_plan import LocalPlan
 from .metas import Metas, output_metas
-from .overlaps import refuse_moved_overlap, refuse_overlap
+from .refused_writes import refuse_moved_overlap, refuse_other_shape, refuse_overlap
 from .symbols import with_stand_ins
 from .user_rules import require_local_shapes
 
@@ -94,6 +94,8 @@ def _make_plan(bound: Bound) -> LocalPlan | None:
     metas = output_metas(bound)
     if metas is None:
         return None
+    if is_in_place(op) and not is_foreach(op):
+        refuse_other_shape(op, bound.specs, metas[0])
     if is_foreach(op):
         return _foreach_plan(bound, functional, metas)
     args, kwargs = bound.call.replaced(bound.specs)
@@ -223,6 +225,7 @@ def _foreach_plan(bound: Bound, functional: Op, metas: Metas) -> LocalPlan | Non
         if choice is None:
             return None
         if in_place:
+            refuse_other_shape(op, element.call.specs, None)
             first = element.members[0]
             moved = _moves(choice.inputs[:1], element.call.specs[:1])
             refuse_moved_overlap(op, element.call.specs[0], moved)

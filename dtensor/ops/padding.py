@@ -60,7 +60,9 @@ def _local_pad(local: LocalCall) -> Callable[..., Any] | None:
     shape, is_empty = local.output_shape, 0 in source.box.sizes
 
     def run(tensor: Tensor, _: Any, value: Any = 0) -> Tensor:
-        if is_empty or 0 in shape:
+        if 0 in shape:  # no value is written, which need not be one of the dtype
+            return tensor.new_empty(shape)
+        if is_empty:
             return tensor.new_full(shape, value)
         return aten.constant_pad_nd.default(tensor, pads, value)
 

@@ -166,6 +166,12 @@ def bernoulli_as(tensor: Tensor, p: Tensor, *, generator: Any = None) -> Tensor:
     return (chance < p).to(tensor.dtype)
 
 
+@decomposition(aten.bernoulli_.Tensor)
+def bernoulli_in_place(tensor: Tensor, p: Tensor, *, generator: Any = None) -> Tensor:
+    """Write 1 with probability ``p``."""
+    return tensor.copy_(bernoulli_as(tensor, p.expand(tensor.shape), generator=generator))
+
+
 def _local(tensor: Tensor) -> Tensor:
     return tensor.local if isinstance(tensor, Wrapper) else tensor
 

@@ -46,6 +46,9 @@ _NUMBERS: dict[str, Program] = {
     "not-a-number pads integers, on a rank that pads": _of(
         {"a": _in((1, 2), "S(1)", "int64")}, "x = F.pad(a, (0, 2), value=s0)", runs=({"s0": nan},)
     ),
+    "a value that unsigned bytes lack pads nothing, on a rank without any": _of(
+        {"a": _in((2,), "S(0)", "uint8")}, "x = F.pad(a, (-1, 0), value=s0)", runs=({"s0": -2},)
+    ),
     "integers divided by zero where a part is empty": _of(
         {"a": _in((1,), "S(0)", "int64")},
         "x = torch.div(a, s0, rounding_mode='floor')",
@@ -449,6 +452,19 @@ _WRITES: dict[str, Program] = {
             ("S(0)", (1,), "-1", "torch._foreach_add_([x], 1)"),
             ("S(0)", (1,), "-1", "x.cumsum_(0)"),
             ("S(0)", (1,), "-1", "x.index_add_(0, torch.tensor([1]), x[:1])"),
+        )
+    },
+    **{
+        f"the result has a dim more, {placements}: {line}": _of(
+            {"a": _in((1,), placements), "b": _in((1, 1), "R")}, line
+        )
+        for placements, line in (
+            ("R", "a.xlogy_(b)"),
+            ("S(0)", "a.remainder_(b)"),
+            ("P(sum)", "a.eq_(b)"),
+            ("R", "torch._foreach_pow_([a], [b])"),
+            ("R", "torch.add(a, b, out=a)"),
+            ("R", "a.bernoulli_(b.sigmoid())"),
         )
     },
 }

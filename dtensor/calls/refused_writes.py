@@ -1,7 +1,7 @@
-"""Writes to tensors of which several elements share one place in memory, as those of ``expand``.
+"""Writes that torch refuses: to elements that share one place in memory, and of other shapes.
 
-All is decided by the strides of the whole, so that ranks agree: a kernel sees nothing of it where a
-part has one element, or none.
+All is decided by shape and strides of the whole, so that ranks agree: a kernel sees nothing of it
+where a part has one element, or none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dtckpt.errors import UnsupportedOp
 
-from ..mesh.spec import DTensorSpec
+from ..mesh.spec import DTensorSpec, TensorMeta
 from ..ops import rule_maker
 from ..ops.pointwise import pointwise_rule
 from ..tensor.schemas import Op, base_name, functional_of, is_foreach
@@ -55,6 +55,23 @@ def _stand_ins(bound: Bound) -> list[Tensor]:
         one = torch.ones((), dtype=spec.dtype)
         made[id(leaf)] = one.expand(2) if spec.expanded_dims else one
     return [made[id(leaf)] for leaf in bound.leaves]
+
+
+def refuse_other_shape(op: Op, specs: Sequence[DTensorSpec], made: TensorMeta | None) -> None:
+    """Raise RuntimeError as torch does where the result of an operator in place has another shape.
+
+    Torch's functions for tensors without data pass some that have more dims of one index.
+    """
+    written, functional = specs[0], functional_of(op)
+    shape = written.shape if made is None else made.shape
+    if functional is not None and rule_maker(functional) is pointwise_rule:
+        shape = torch.broadcast_shapes(*[spec.shape for spec in specs])
+    if shape != written.shape:
+        raise RuntimeError(
+            f"{op}: output with shape {list(written.shape)} doesn't match the broadcast shape "
+            f"{list(shape)}; reshape what it is computed with, or use the operator that returns a "
+            "new tensor"
+        )
 
 
 def refuse_moved_overlap(op: Op, source: DTensorSpec, written_back: Sequence[object]) -> None:
