@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -405,13 +406,20 @@ def _tolerance(program: Program, plain: Trace) -> float:
     return max([1e-7, *named, *(_TOLERANCES.get(dtype, 1e-7) for dtype in dtypes)])
 
 
+_EQUALITIES = frozenset({"==", "!=", "eq", "ne", "eq_", "ne_"})
+"""Operators that ask for one number, which noise does not find."""
+
+
 def _is_ill_conditioned(program: Program, run: int, plain: Trace, finding: Finding) -> bool:
     """Whether rounding alone changes the value by what differs: no finding then."""
     if finding.kind != "value":
         return False
     expected = plain.env.get(finding.name)
-    for seed in range(6):
-        noise = Noise(seed, of_zeros=seed == 2, of_largest=seed >= 4)
+    noises = [Noise(seed, of_zeros=seed == 2, of_largest=seed >= 4) for seed in range(6)]
+    if any(operator_of(line) in _EQUALITIES for line in program.lines):
+        numbers = [n for n in program.runs[run].values() if math.isfinite(n)]
+        noises.append(Noise(0, onto=[0, *numbers]))
+    for noise in noises:
         try:
             noisy = run_plain(program, program.runs[run], noise)
         except Exception:

@@ -211,8 +211,17 @@ def run_plain(program: Program, numbers: dict[str, Any], noise: Noise | None = N
 class Noise:
     """Changes floats by as much as rounding may; shows what a program makes of that."""
 
-    def __init__(self, seed: int, *, of_zeros: bool = False, of_largest: bool = False) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        of_zeros: bool = False,
+        of_largest: bool = False,
+        onto: Sequence[float] = (),
+    ) -> None:
+        """``onto`` are numbers that values become which are as close to them as rounding comes."""
         self._generator = torch.Generator().manual_seed(seed)
+        self._onto = onto
         self._of_zeros, self._of_largest = of_zeros, of_largest
         self._changes_all = seed % 2 == 0
         self._num_eps = 1 + seed // 2
@@ -231,7 +240,12 @@ class Noise:
             signs = signs * 2 - 1 if self._changes_all else signs
             with suppress(RuntimeError):  # of values that share one element of memory
                 # By way of data: autograd counts no write.
-                if self._of_largest:  # terms of a small sum may be as large as any other one
+                if self._onto:
+                    finite = value.data[value.data.isfinite()].abs()
+                    reach = torch.finfo(value.dtype).eps * float(finite.max() if len(finite) else 0)
+                    for number in self._onto:
+                        value.data[(value.data - number).abs() <= reach] = number
+                elif self._of_largest:  # terms of a small sum may be as large as any other one
                     largest = value.data[value.data.isfinite()].abs().max() if value.numel() else 0
                     if self._changes_all:
                         value.data.add_(size * largest * signs.to(value.dtype))
