@@ -71,7 +71,8 @@ def _variance(*, takes_root: bool, with_mean: bool) -> Decomposition:
         if not cut_axes(tensor, dims):
             return NotImplemented
         mean, total, count = moments(tensor, dims, keepdim=keepdim)
-        free = max(count - (1 if correction is None else correction), 0) if count else 0
+        # In this order 0 is left of not-a-number, as kernels have it.
+        free = max(0, count - (1 if correction is None else correction)) if count else 0
         # Nothing over nothing is not a number, and must not be a term of one.
         found = (total if free else reduced(total)) / float(free)
         found = (found.sqrt() if takes_root else found).to(tensor.dtype.to_real())

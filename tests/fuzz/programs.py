@@ -104,6 +104,9 @@ _NUMBERS: dict[str, Program] = {
     "integers divided in place by a minimum that is zero": _of(
         {"a": _in((5,), "P(min)", "int64")}, "a.remainder_(a)"
     ),
+    "variance with a correction that is not a number": _of(
+        {"a": _in((2,), "S(0)")}, "x = torch.var(a, 0, correction=s0)", runs=({"s0": nan},)
+    ),
     "variance of integers where a part is empty": _of(
         {"a": _in((1, 2), "S(0)", "int64")}, "x = a.var(1)"
     ),

@@ -54,7 +54,7 @@ def refuse_dtypes(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], devi
 
     Not where some are empty: a kernel without elements refuses nothing.
     """
-    if functional_of(op) not in _REFUSE_DTYPES or device == "meta":
+    if functional_of(op) not in _REFUSE_DTYPES or not has_device(device):
         return
     given: list[Tensor] = []
     collect_tensors([*args, *kwargs.values()], given)
@@ -66,6 +66,16 @@ def refuse_dtypes(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], devi
         op(*small_args, **small_kwargs)
 
 
+@remembered(16)
+def has_device(device: str) -> bool:
+    """Whether kernels of a device can be asked; for others calls are planned without data."""
+    try:
+        torch.empty((), device=device)
+    except (RuntimeError, AssertionError):
+        return False
+    return device != "meta"
+
+
 def kernel_dtypes(
     op: Op, args: Sequence[Any], kwargs: Mapping[str, Any], device: str
 ) -> Dtypes | None:
@@ -73,7 +83,7 @@ def kernel_dtypes(
 
     None for an operator that is not registered, and where the device has no kernel of it.
     """
-    if op not in _OPS:
+    if op not in _OPS or not has_device(device):
         return None
     names = [argument.name for argument in schema_of(op).arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}

@@ -19,6 +19,7 @@ from ...geometry.box import row_major_strides
 from ...tensor.arguments import collect_tensors, substituted
 from ...tensor.schemas import Op
 from ...torch_private import has_modes, outside_modes, schema_of
+from .kernel_dtypes import has_device
 
 _OPS: set[Op] = set()
 
@@ -46,11 +47,9 @@ def kernel_strides(
         return nothing
     given: list[Tensor] = []
     collect_tensors([*args, *kwargs.values()], given)
-    if (
-        device == "meta"
-        or all(t.is_contiguous() for t in given)
-        or any(0 in t.shape for t in given)
-    ):
+    if all(t.is_contiguous() for t in given) or any(0 in t.shape for t in given):
+        return nothing
+    if not has_device(device):
         return nothing
     with outside_modes() if has_modes() else nullcontext():
         ones = [_stand_in(tensor, device) for tensor in given]

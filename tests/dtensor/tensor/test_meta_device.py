@@ -85,3 +85,12 @@ def test_what_was_planned_runs_with_values() -> None:
             assert total.is_meta or torch.equal(total, torch.full((4, 4), 2.0))
 
     run_on_mesh((2,), body)
+
+
+def test_kernels_of_a_device_that_is_not_here_are_not_asked() -> None:
+    mesh = DeviceMesh("cuda", range(8), rank=0)
+    part = torch.empty(3, 2, device="meta").t()
+    given = DTensor.from_local(part, mesh, [Shard(0)], shape=(16, 3), stride=(1, 16))
+    assert given.masked_fill(given > 0, 1).stride() == (1, 16)
+    assert F.mse_loss(given, given, reduction="none").stride() == (1, 16)
+    assert F.layer_norm(given, (3,)).shape == (16, 3)
