@@ -22,6 +22,8 @@ from .call import Call
 from .fastest import fastest
 
 _DIVISIONS = frozenset({"div", "div_", "_foreach_div", "_foreach_div_"})
+_PRODUCTS = frozenset({"addbmm", "addmm", "addmv", "addr", "baddbmm"})
+"""Operators that scale a product, and an addend that is zeros on all ranks but one."""
 
 
 def scaling(
@@ -32,10 +34,9 @@ def scaling(
 ) -> Callable[..., Any]:
     """Return ``run``, or where it scales terms by numbers, what looks at these first."""
     op = call.op
-    divides = base_name(op) in _DIVISIONS
-    if not (is_pointwise(op) or is_foreach(op)) or not _has_number(
-        [call.args, call.kwargs], with_bools=divides
-    ):
+    divides, is_product = base_name(op) in _DIVISIONS, base_name(op).removesuffix("_") in _PRODUCTS
+    scales = is_pointwise(op) or is_foreach(op) or is_product
+    if not scales or not _has_number([call.args, call.kwargs], with_bools=divides):
         return run
     if not any(spec is not None and spec.layout.is_partial for spec in outputs):
         return run
@@ -96,13 +97,16 @@ def _reduced_first(
     """Return terms of what the operator makes of the sums: one rank has it, the others zeros."""
     given: list[Tensor] = []
     collect_tensors([*args, *kwargs.values()], given)
+    # Of matrices that are cut where they are multiplied parts have terms, too.
+    is_product = base_name(op).removesuffix("_") in _PRODUCTS
+    wanted = DTensorSpec.replicated if is_product else DTensorSpec.reduced
     pairs = zip(given, inputs, strict=True)
-    wholes = [redistribute_local(local, spec, spec.reduced()) for local, spec in pairs]
+    wholes = [redistribute_local(local, spec, wanted(spec)) for local, spec in pairs]
     whole_args, whole_kwargs = substituted(args, kwargs, wholes)
     results = (functional_of(op) or op)(*whole_args, **whole_kwargs)
     listed: list[Tensor] = [results] if isinstance(results, Tensor) else list(results)
     terms = [
-        made if spec is None else redistribute_local(made, spec.reduced(), spec)
+        made if spec is None else redistribute_local(made, wanted(spec), spec)
         for made, spec in zip(listed, outputs, strict=True)
     ]
     if not is_in_place(op):

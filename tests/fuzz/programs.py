@@ -43,6 +43,22 @@ _NUMBERS: dict[str, Program] = {
     "partial sum divided by zero": _of(
         {"a": _in((2,), "P(sum)")}, "b = torch._foreach_div([a, a], s0)", runs=({"s0": 0},)
     ),
+    **{
+        f"infinite scale of a product that is cut: {line}": _of(
+            {
+                "a": _in((4, 4), "S(1)", values="positive"),
+                "b": _in((4, 4), "S(0)", values="positive"),
+                "c": _in((4, 4), placements),
+            },
+            line,
+            runs=({"s0": inf},),
+        )
+        for placements, line in (
+            ("R", "x = torch.addmv(c[0], a, b[0], beta=s0)"),
+            ("P(sum)", "x = torch.addr(c, a[0], b[0], alpha=s0)"),
+            ("P(sum)", "c.addmm_(a, b, alpha=s0)"),
+        )
+    },
     "not-a-number pads integers, on a rank that pads": _of(
         {"a": _in((1, 2), "S(1)", "int64")}, "x = F.pad(a, (0, 2), value=s0)", runs=({"s0": nan},)
     ),

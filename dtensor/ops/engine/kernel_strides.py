@@ -43,7 +43,9 @@ def kernel_strides(
     None for one that torch lays right, or that is no tensor.
     """
     nothing: list[tuple[int, ...] | None] = [None] * len(results)
-    if not (is_pointwise or op in _OPS) or op.is_view or schema_of(op).is_mutable:
+    # An operator of a user is not run for this.
+    is_asked = op in _OPS or (is_pointwise and op.namespace == "aten")
+    if not is_asked or op.is_view or schema_of(op).is_mutable:
         return nothing
     given: list[Tensor] = []
     collect_tensors([*args, *kwargs.values()], given)
