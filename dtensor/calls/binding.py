@@ -76,7 +76,14 @@ def bind(call: Call) -> Bound:
 
 
 def _plain_outs(call: Call) -> set[int]:
-    """Return the identities of plain tensors that the call only writes to.
+    """Return the identities of plain tensors that the call only writes to."""
+    written = only_written(call)
+    plain = [leaf for leaf in call.tensors if not isinstance(leaf, Wrapper)]
+    return {id(leaf) for leaf in plain if id(leaf) in written}
+
+
+def only_written(call: Call) -> set[int]:
+    """Return the identities of tensors that the call only writes to.
 
     What is in them is not read, and mostly uninitialised: it need not be the same on all ranks. One
     that is an argument, too, is read.
@@ -88,8 +95,7 @@ def _plain_outs(call: Call) -> set[int]:
     if not outs:
         return set()
     times = Counter(map(id, call.tensors))
-    plain = [out for out in outs if isinstance(out, Tensor) and not isinstance(out, Wrapper)]
-    return {id(out) for out in plain if times[id(out)] == 1}
+    return {id(out) for out in outs if isinstance(out, Tensor) and times[id(out)] == 1}
 
 
 def _common_mesh(leaves: Sequence[Tensor]) -> DeviceMesh | None:

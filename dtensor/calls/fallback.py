@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from functools import partial
 from logging import DEBUG, INFO
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ from ..tensor.views.copied_view import (
 from ..tensor.views.irregular import Irregular, regular_local, store
 from ..tensor.wrapper import Wrapper
 from ..torch_private import decompositions, has_modes, is_composite, outside_modes, schema_of
-from .binding import Bound
+from .binding import Bound, only_written
 from .call import Call
 from .keys import Key
 from .metas import output_metas
@@ -184,12 +184,29 @@ def _via_functional(call: Call, functional: Op) -> Any:
     ]
     if outs and isinstance(result, Tensor) and result.dtype != targets[0].dtype:
         result = _in_dtype_of(targets[0], result, call, functional, given)
+    if outs and isinstance(result, tuple) and base_name(functional) in _WITH_PLACES:
+        _require_dtypes(op, targets, cast("tuple[Tensor, ...]", result))
     read: list[Tensor] = []
     collect_tensors([*args, *given.values()], read)
     _copy_into(op, targets, [result] if len(targets) == 1 else result, set(map(id, read)))
     if not schema_of(op).returns:
         return None
     return targets[0] if len(targets) == 1 else tuple(targets)
+
+
+_WITH_PLACES = frozenset(
+    ["cummax", "cummin", "kthvalue", "max", "median", "min", "mode", "nanmedian", "sort", "topk"]
+)
+"""Functions that write elements and their places, and cast neither."""
+
+
+def _require_dtypes(op: Op, outs: list[Tensor], results: tuple[Tensor, ...]) -> None:
+    for out, result in zip(outs, results, strict=True):
+        if out.dtype != result.dtype:
+            raise RuntimeError(
+                f"{op}: Expected out tensor to have dtype {result.dtype}, but got {out.dtype} "
+                "instead; pass one of that dtype"
+            )
 
 
 _IN_DTYPE_OF_OUT = frozenset({"sum", "nansum", "prod", "mean", "cumsum", "cumprod"})
@@ -292,15 +309,18 @@ def _run_whole(bound: Bound) -> Any:
         for leaf in bound.leaves:
             refuse_lost_writes(op, leaf)
     _warn_once(bound, whole_specs)
-    locals_ = [regular_local(leaf) for leaf in bound.leaves]
-    moves = list(zip(bound.specs, whole_specs, strict=True))
+    outs = only_written(bound.call)
     wholes = [
-        redistribute_locals([local], [move])[0] for local, move in zip(locals_, moves, strict=True)
+        # The operator gives it the shape of the result, which the local part need not have.
+        torch.empty(0, dtype=spec.dtype, device=leaf.device)
+        if id(leaf) in outs and isinstance(leaf, Wrapper)
+        else redistribute_locals([regular_local(leaf)], [(spec, whole_spec)])[0]
+        for leaf, spec, whole_spec in zip(bound.leaves, bound.specs, whole_specs, strict=True)
     ]
     whole_args, whole_kwargs = bound.call.replaced(wholes)
     result = op(*whole_args, **whole_kwargs)
     if schema_of(op).is_mutable:
-        _write_back(bound, whole_specs, wholes)
+        _write_back(bound, whole_specs, wholes, outs)
     # A view of what was gathered shares no memory with the tensor that it should be a view of.
     lost = op.is_view and any(
         isinstance(leaf, CopiedView | Irregular)
@@ -343,11 +363,17 @@ def _run_outside(bound: Bound) -> Any:
     return made[0] if isinstance(returns[0].type, torch.TensorType) else made
 
 
-def _write_back(bound: Bound, whole_specs: list[DTensorSpec], wholes: list[Tensor]) -> None:
+def _write_back(
+    bound: Bound, whole_specs: list[DTensorSpec], wholes: list[Tensor], outs: set[int]
+) -> None:
     for leaf, spec, whole_spec, whole in zip(
         bound.leaves, bound.specs, whole_specs, wholes, strict=True
     ):
-        if isinstance(leaf, Wrapper) and (whole is not leaf.local or isinstance(leaf, Irregular)):
+        if not isinstance(leaf, Wrapper):
+            continue
+        if id(leaf) in outs:
+            _copy_into(bound.call.op, [leaf], [_wrapped(bound, whole)], set())
+        elif whole is not leaf.local or isinstance(leaf, Irregular):
             store(leaf, redistribute_local(whole, whole_spec, spec))
 
 

@@ -15,14 +15,25 @@ from .engine.dtypes import accumulator, is_inexact
 from .engine.forms import operators
 from .engine.primitives import cut_axes, on_locals, reduced, reduced_spec, replicated
 from .engine.rules import over_whole_dims
-from .engine.table import Decomposition, decomposition, rule
+from .engine.table import Decomposition, OpCall, Rule, decomposition, rule
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
-rule(
+
+@rule(
     *operators(aten, "std.correction std_mean.correction var.correction var_mean.correction"),
     *operators(prims, "var"),
-)(over_whole_dims)
+)
+def variance_rule(call: OpCall) -> Rule:
+    """Variances over dims that must be whole, of what has fractions."""
+    _require_fractions(call.specs[0].dtype)
+    return over_whole_dims(call)
+
+
+def _require_fractions(dtype: torch.dtype) -> None:
+    """Raise what kernels raise for integers, on ranks without elements, too."""
+    if not is_inexact(dtype):
+        torch.var(torch.ones(1, dtype=dtype), correction=0)
 
 
 def moments(tensor: Tensor, dims: Sequence[int], *, keepdim: bool) -> tuple[Tensor, Tensor, int]:
@@ -66,8 +77,7 @@ def _variance(*, takes_root: bool, with_mean: bool) -> Decomposition:
         keepdim: bool = False,
     ) -> Any:
         dims = dims_of(tensor, dim)
-        if not is_inexact(tensor.dtype):  # refused on ranks without elements, too
-            torch.var(torch.ones(1, dtype=tensor.dtype), correction=0)
+        _require_fractions(tensor.dtype)
         if not cut_axes(tensor, dims):
             return NotImplemented
         mean, total, count = moments(tensor, dims, keepdim=keepdim)

@@ -69,6 +69,8 @@ def set_item(tensor: Wrapper, index: Any, value: Any) -> bool:
     if place is None:
         return False
     follows = is_followed(tensor) or (isinstance(value, Tensor) and is_followed(value))
+    if follows:
+        _ = tensor.grad_fn  # a view whose tensor was written since is a leaf until somebody asks
     if place.has_tensors:
         basic, indices = place.without_tensors()
         if all(entry == slice(None) for entry in basic):

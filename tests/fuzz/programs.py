@@ -350,6 +350,21 @@ _DTYPES: dict[str, Program] = {
     "all into uint8": _of(
         {"a": _in((2,), "R"), "o": _in((), "R", "uint8")}, "torch.all(a + 0.25, 0, out=o)"
     ),
+    "elements and their places into other dtypes": _of(
+        {
+            "a": _in((2, 3), "S(0)"),
+            "o": _in((2,), "R", "float64"),
+            "i": _in((2,), "R", "int64"),
+        },
+        "torch.max(a, 1, out=(o, i))",
+    ),
+    **{
+        f"{line} gives its shape to what takes it, {placements}": _of(
+            {"o": _in((0,), placements)}, line
+        )
+        for placements in ("R", "S(0)")
+        for line in ("torch.full((2,), 3, out=o)", "torch.linspace(0, 1, 3, out=o)")
+    },
     "all into a float": _of({"a": _in((2,), "R"), "o": _in((), "R")}, "torch.all(a, 0, out=o)"),
     "argmax into a float": _of(
         {"a": _in((2,), "R"), "o": _in((), "R")}, "torch.argmax(a, 0, out=o)"
@@ -417,6 +432,16 @@ _EMPTY: dict[str, Program] = {
             ("index_select(a, 0, torch.tensor([0]))", "S(0)"),
         )
     },
+    **{
+        f"dtypes that nothing has either, {placements}: {line}": _of(
+            {"a": _in((0, 3), placements, dtype)}, f"x = {line}"
+        )
+        for line, placements, dtype in (
+            ("a.argmax(1)", "S(0)", "bool"),
+            ("a.max(1)", "R", "complex64"),
+            ("a.var(1)", "R", "int64"),
+        )
+    },
     "rows of a table without any": _of(
         {"a": _in((0, 2), "S(0)"), "i": _in((1,), "R", "int64", values="zeros")},
         "x = F.embedding(i, a)",
@@ -452,6 +477,13 @@ _WRITES: dict[str, Program] = {
         "x[1, -1, 1:7] = b",
         "y = x * 2",
         "g = gradients([y], [b])",
+    ),
+    "one place of a view whose tensor has got a gradient": _of(
+        {"a": _in((1, 1), "R"), "b": _in((), "R", grad=True)},
+        "x = a.squeeze(0)",
+        "a.sub_(b, alpha=s0)",
+        "x[0] = s0",
+        runs=({"s0": 2},),
     ),
     "one place of an expanded tensor whose rows two axes cut": _of(
         {"a": _in((4, 2), "S(0)@1, S(0)@0")},

@@ -31,8 +31,8 @@ _OPS: set[Op] = set()
 _REFUSE_DTYPES = frozenset(
     operators(
         torch.ops.aten,
-        "_cdist_forward _euclidean_dist _log_softmax _softmax addbmm addmm addmv amax amin argmax"
-        " argmin baddbmm bmm cummax cummin cumprod cumsum dot"
+        "_cdist_forward _euclidean_dist _log_softmax _softmax addbmm addmm addmv amax amin aminmax"
+        " argmax argmin baddbmm bmm cummax cummin cumprod cumsum dot"
         " max.dim median.dim min.dim mm mode mv nanmedian.dim nansum vdot",
     )
 )
@@ -40,6 +40,9 @@ _REFUSE_DTYPES = frozenset(
 
 All of them take tensors of one element.
 """
+
+_REFUSE_ALWAYS = frozenset(operators(torch.ops.aten, "argmax argmin max.dim min.dim"))
+"""Those of them that look at dtypes without elements, too."""
 
 _Argument = tuple[str, Any]
 
@@ -52,13 +55,14 @@ def dtypes_by_kernel(*ops: Op) -> None:
 def refuse_dtypes(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], device: str) -> None:
     """Raise what the kernel of a device raises for the dtypes of tensors like these.
 
-    Not where some are empty: a kernel without elements refuses nothing.
+    Not where some are empty: most kernels without elements refuse nothing.
     """
-    if functional_of(op) not in _REFUSE_DTYPES or not has_device(device):
+    functional = functional_of(op)
+    if functional not in _REFUSE_DTYPES or not has_device(device):
         return
     given: list[Tensor] = []
     collect_tensors([*args, *kwargs.values()], given)
-    if any(0 in t.shape for t in given):
+    if functional not in _REFUSE_ALWAYS and any(0 in t.shape for t in given):
         return
     with outside_modes() if has_modes() else nullcontext():
         ones = [torch.ones((1,) * t.ndim, dtype=t.dtype, device=device) for t in given]
