@@ -26,7 +26,8 @@ def whole_values(given: Input) -> Tensor:
     is_expanded = given.strides == "expanded"
     found = _whole(given.shape, given.dtype, given.values, given.seed, is_expanded)
     # Terms of a zero have no sign that their sum could keep.
-    return found + 0 if "P(" in given.placements and found.dtype.is_floating_point else found
+    has_signs = found.dtype.is_floating_point or found.dtype.is_complex
+    return found + 0 if "P(" in given.placements and has_signs else found
 
 
 def _is_told_by_parts(layout: Layout) -> bool:

@@ -58,6 +58,11 @@ def plain_operand(d: Draw) -> str:
     return f"{d.name()} = torch.{d.one(BINARY)}({left}, {right})"
 
 
+def order(number: str) -> str:
+    """Return the order of a norm: for not-a-number kernels return one element as it is."""
+    return f"{number} if {number} == {number} else 2"
+
+
 @producer("foreach", 2)
 def foreach(d: Draw) -> str:
     x = d.tensor(is_any)
@@ -71,7 +76,7 @@ def foreach(d: Draw) -> str:
             f"{d.name()} = torch._foreach_div([{x}, {y}], {s})",
             f"{d.name()} = torch._foreach_pow([{x}, {y}], {s})",
             f"{d.name()} = torch._foreach_sub([{x}], [{y}], alpha={s})",
-            f"{d.name()} = torch._foreach_norm([{x}, {y}], {s})",
+            f"{d.name()} = torch._foreach_norm([{x}, {y}], {order(s)})",
             f"{d.name()} = torch._foreach_{d.one(_ALONE)}([{x}, {y}])",
             f"{d.name()} = torch._foreach_max([{x}, {y}])",
             f"{d.name()} = torch._foreach_maximum([{x}, {y}], {s})",

@@ -75,7 +75,8 @@ def autocast(d: Draw) -> str:
             f"F.softmax({x}, 1)",
             f"F.mse_loss({x} @ {w}.t(), torch.zeros_like({x} @ {w}.t()))",
             f"F.cross_entropy({x} @ {w}.t(), ({x} @ {w}.t()).argmax(1))",
-            f"({x} @ {w}.t()).sum() + {x}.pow({d.number()}).mean()",
+            # Without terms that cancel: noise does not come to what is rounded within a line.
+            f"({x} @ {w}.t()).abs().sum() + {x}.pow({d.number()}).mean()",
         ]
     )
     # Its cache holds a lock of the process while it casts, which may wait for other ranks here.

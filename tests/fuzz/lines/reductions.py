@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..drawing import DTYPES, Draw, Refused, dtype_name, has_dims, is_any
+from .plain import order
 from .producers import producer, words
 from .writes import writable, written
 
@@ -38,7 +39,7 @@ def reduction(d: Draw) -> str:
         keep += f", correction={d.number('if')}"
     if kind == "norm":
         along = dims.replace(",", ", dim=", 1)
-        return f"{d.name()} = torch.linalg.vector_norm({x}, {d.number('if')}{along}{keep})"
+        return f"{d.name()} = torch.linalg.vector_norm({x}, {order(d.number('if'))}{along}{keep})"
     if kind == "logsumexp" and not dims:
         raise Refused
     if kind == "prod" and "(" not in dims and _overflows_between(d.values[x], dims, keep):
