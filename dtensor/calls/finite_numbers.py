@@ -15,9 +15,11 @@ from typing import Any, cast
 from torch import Tensor
 
 from ..mesh.spec import DTensorSpec
+from ..ops import rule_maker
+from ..ops.pointwise import pointwise_rule
 from ..redistribute import redistribute_local
 from ..tensor.arguments import collect_tensors, substituted
-from ..tensor.schemas import Op, base_name, functional_of, is_foreach, is_in_place, is_pointwise
+from ..tensor.schemas import Op, base_name, functional_of, is_foreach, is_in_place
 from .call import Call
 from .fastest import fastest
 
@@ -35,7 +37,9 @@ def scaling(
     """Return ``run``, or where it scales terms by numbers, what looks at these first."""
     op = call.op
     divides, is_product = base_name(op) in _DIVISIONS, base_name(op).removesuffix("_") in _PRODUCTS
-    scales = is_pointwise(op) or is_foreach(op) or is_product
+    # By its rule: torch has no tag for all that are pointwise (rsub).
+    by_elements = rule_maker(functional_of(op) or op) is pointwise_rule
+    scales = by_elements or is_foreach(op) or is_product
     if not scales or not _has_number([call.args, call.kwargs], with_bools=divides):
         return run
     if not any(spec is not None and spec.layout.is_partial for spec in outputs):

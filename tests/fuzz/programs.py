@@ -40,6 +40,11 @@ _NUMBERS: dict[str, Program] = {
     "partial sum times infinity": _of(
         {"a": _in((2,), "P(sum)")}, "b = torch.add(a, a, alpha=s0)", runs=({"s0": inf},)
     ),
+    "partial sum times infinity, subtracted from": _of(
+        {"a": _in((2,), "R"), "b": _in((), "P(sum)")},
+        "x = torch.rsub(a, b, alpha=s0)",
+        runs=({"s0": inf},),
+    ),
     "partial sum divided by zero": _of(
         {"a": _in((2,), "P(sum)")}, "b = torch._foreach_div([a, a], s0)", runs=({"s0": 0},)
     ),
