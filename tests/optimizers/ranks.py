@@ -246,8 +246,8 @@ class Runs:
         told: list[Any] = [problem, whole]
         dist.broadcast_object_list(told, src=0)
         if told[0][0]:
-            failed: Any = told[0]
-            return dict.fromkeys(cells, failed)
+            failed: tuple[str, str] = tuple(told[0])
+            return {cell: failed for cell in cells}  # noqa: C420 - which pyright would widen
         expected = {SAME: same, OTHER: self.expected(told[1])}
         found: dict[Cell, tuple[str, str]] = {}
         for cell in cells:
