@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 from dtckpt.errors import PlacementError, Unsavable
 
+from ...dtensor.comm.caches import remembered
 from ...dtensor.geometry.layout import Layout
 from .announced import overrides
 from .stored_placements import require_storable
@@ -19,10 +19,10 @@ _ORDER_OF_MESH = "_shard_order"
 
 def is_dtensor(value: Any) -> bool:
     """Whether a value is a DTensor, ours or torch's."""
-    return is_dtensor_class(type(value))
+    return is_dtensor_class(value.__class__)
 
 
-@lru_cache(maxsize=256)  # of a class that there is it does not change; there are very many tensors
+@remembered(256)  # of a class that there is it does not change; there are very many tensors
 def is_dtensor_class(cls: type) -> bool:
     """Whether a class is that of DTensors, ours or torch's, or derived from one."""
     return any(issubclass(cls, found) for found in _classes())

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ import torch
 from dtckpt.errors import Unsavable
 from dtckpt.interrupts import raised_by_signal_handler
 
+from ...dtensor.comm.caches import remembered
 from ..state.limits import shown
 from ..state.subclass_node import SUBCLASS, SubclassNote, inner_nodes, note_of
 from ..state.tree import plain_node, tag_of
@@ -40,7 +40,7 @@ def is_subclass(value: Any) -> bool:
     return not (announces(value) or hasattr(value, "trigger_wait"))
 
 
-@lru_cache(maxsize=256)  # asked of every tensor of a state, of which there are a few classes
+@remembered(256)  # asked of every tensor of a state, of which there are a few classes
 def _has_own_operators(cls: type) -> bool:
     """Whether a class of tensors takes operators itself, and is none of distributed tensors."""
     if not issubclass(cls, torch.Tensor) or is_dtensor_class(cls):
