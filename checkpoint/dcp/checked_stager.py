@@ -1,18 +1,20 @@
-"""Stagers of torch that are not given tensors without memory of their own.
+"""Stagers of torch that refuse tensors without memory of their own.
 
-Torch's stagers copy what a tensor's storage holds. That of a tensor subclass which is made of
-others is undefined, and where the class makes a plain tensor of ``new_empty`` the copy is one, too:
-nobody could tell later that its elements mean nothing. So they are looked for before the copy.
+Torch's stagers copy the storage of a tensor. The storage of a tensor subclass that consists of
+other tensors is undefined, and the copy may be a plain tensor whose values are noise. So such
+tensors are looked for before the copy.
 """
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 from torch.distributed.checkpoint.staging import AsyncStager, DefaultStager, StagingOptions
 
 from dtckpt.errors import Unsavable
 
+from ..ranks.together import ranks_of, together
 from ..tensors.subclasses import has_subclass_shard, is_subclass
 from ..tensors.visiting import tensors_in
 
@@ -32,28 +34,43 @@ def refuse_subclasses(state_dict: Any) -> None:
 
 
 class CheckedStager(AsyncStager):
-    """A stager that refuses such tensors, and leaves the rest to another one."""
+    """Refuses such tensors on all ranks if one has them, and calls another stager for the rest.
 
-    def __init__(self, stager: AsyncStager) -> None:
+    Alone, a rank that raises would leave the others waiting for it in torch's planning.
+    """
+
+    def __init__(self, stager: AsyncStager, process_group: Any = None, *, no_dist: bool) -> None:
         self._stager = stager
+        self._process_group = process_group
+        self._no_dist = no_dist
 
     @property
     def should_synchronize_after_execute(self) -> bool:
-        """As the other one says."""
+        """Whether the copy is done when ``stage`` returns, by the other stager."""
         return self._stager.should_synchronize_after_execute
 
     def stage(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return what the other one makes of a state dict."""
-        refuse_subclasses(state_dict)
+        """Return the copy of a state dict that the other stager makes. Collective.
+
+        Raises Unsavable where the state dict of some rank has such a tensor.
+        """
+        phase = "async_save: stage"
+
+        def check() -> bytes:
+            refuse_subclasses(state_dict)
+            return b""
+
+        with closing(ranks_of(self._process_group, no_dist=self._no_dist, purpose=phase)) as ranks:
+            together(ranks, phase, check)
         return self._stager.stage(state_dict, *args, **kwargs)
 
     def synchronize_staging(self) -> None:
-        """Wait as the other one does."""
+        """Wait until the other stager has copied all."""
         stager: Any = self._stager  # torch deprecates it, and calls it
         stager.synchronize_staging()
 
     def close(self) -> None:
-        """Let the other one release what it holds."""
+        """Close the other stager."""
         self._stager.close()
 
 

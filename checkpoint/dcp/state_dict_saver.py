@@ -99,7 +99,8 @@ def async_save(
         return SaveFuture(handle, writer)
     if async_stager is None and isinstance(writer, AsyncStager):
         async_stager = writer  # as torch would; ours is one
-    async_stager = CheckedStager(async_stager or default_stager())
+    stager = async_stager or default_stager()
+    async_stager = CheckedStager(stager, process_group, no_dist=no_dist)
     return torch_saver.async_save(
         state_dict,
         checkpoint_id=checkpoint_id,

@@ -32,7 +32,7 @@ from ..reading.wants import ArraySink, Want
 from ..state.limits import shown
 from ..state.selecting import Selection, selection_of
 from ..state.subclass_node import SUBCLASS, note_of
-from ..state.tree import TENSORS, below, children, index_tree, same_values, tag_of
+from ..state.tree import TENSORS, below, children, index_tree, same_values, tag_of, tags_in
 from ..tensors.sink import Array
 from .drift import Drift, drift_of
 
@@ -232,7 +232,9 @@ def _compare(
 
 
 def _other_subclasses(sides: _Sides, selection: Selection | None) -> dict[str, tuple[str, str]]:
-    """Return what two checkpoints say otherwise of a tensor subclass beside its tensors."""
+    """Return the tensor subclasses whose classes or contexts differ between two checkpoints."""
+    if not all(SUBCLASS in tags_in(side.manifest.tree) for side in sides):
+        return {}
     found: list[dict[str, tuple[str, str]]] = []
     for side in sides:
         index = index_tree(side.manifest.tree)

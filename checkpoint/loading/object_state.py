@@ -22,7 +22,7 @@ from dtckpt.errors import CheckpointError
 
 from ...dtensor.geometry.layout import Layout
 from ..files.stored_tensor import StoredTensor
-from ..optimizers.state_form import empty_on_mesh
+from ..optimizers.state_form import empty_as_saved, empty_on_mesh
 from ..ranks.together import Ranks
 from ..state.coordinates import PerCoordinate
 from ..state.names import index_component, key_component
@@ -46,7 +46,6 @@ from ..state.tree import (
 from ..tensors.dtensors import is_dtensor, layout_of
 from ..tensors.local_tensor import tensor_tag
 from ..tensors.materialising import is_meta, memory_key
-from ..tensors.memory_order import empty_in_order
 from ..tensors.new_subclasses import new_subclass
 from ..tensors.subclasses import fits
 from .match import Rebuild
@@ -102,16 +101,17 @@ class SavedForms(Subclasses, ABC):
             for component, item in items
         )
 
-    def lacking(self, state: Any, at: str) -> dict[str, Any]:
-        """Return what an object's state has at the top and the checkpoint has not.
+    def unsaved_items(self, state: Any, at: str, rebuild: Rebuild) -> dict[str, Any]:
+        """Return the items at the top of an object's state that the checkpoint does not have.
 
-        Within its values the checkpoint says what there is: a history is shorter at an earlier
-        step. Names at the top are what ``load_state_dict`` looks up, and some pass in silence over
-        what is not there, such as the place of a rank in its data.
+        Within the items the checkpoint says what there is: a history is shorter at an earlier step.
+        But ``load_state_dict`` looks up names at the top, and some pass over a missing one without
+        an error, such as the position of a rank in its data. ``rebuild`` returns a packed value,
+        which is not unpacked again.
         """
         node = self.index.nodes[at]
         if tag_of(node) == PACKED:
-            saved: Any = self.packed_value(node)
+            saved: Any = rebuild()
             is_dict = dict_tag(saved) is not None
         else:
             saved = {key for key, _, _ in children(node)}
@@ -250,12 +250,12 @@ def _torch_name(array: Any) -> str:
 
 def new_tensor(saved: StoredTensor, value: Any, tag: str) -> Any:
     """Return a new tensor or array for a saved one, distributed as ``value`` is if it is so."""
-    dtype = getattr(torch, saved.dtype.torch_name)
     if is_dtensor(value) and saved.is_plain is not True:
         live = layout_of("", value)
         if live is not None and value.ndim == len(saved.shape):
             layout = Layout(live.mesh, live.placements, saved.shape)
+            dtype = getattr(torch, saved.dtype.torch_name)
             return empty_on_mesh(value, layout, dtype, saved.order)
     device = value.device if isinstance(value, torch.Tensor) and not is_dtensor(value) else "cpu"
-    made = empty_in_order(saved.shape, saved.order, dtype, device)
+    made = empty_as_saved(saved, device)
     return made.numpy() if tag == "ndarray" else made

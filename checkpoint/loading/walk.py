@@ -272,12 +272,12 @@ class Walk(SavedForms):
         if not self.takes_form or not self.takes_saved_form(state, name, at):
             return self.node(state, name)
         rebuild = self.saved_form(state, name)
-        if isinstance(value, LRScheduler):
-            return rebuild  # torch's update what they have, and other versions have other names
-        lacking = self.lacking(state, at)
-        for key, item in lacking.items():
-            self.node(item, below(name, key_component(key)))
-        return (lambda: {**lacking, **rebuild()}) if lacking and rebuild else rebuild
+        if rebuild is None or isinstance(value, LRScheduler):
+            return rebuild  # torch's schedulers keep attributes that other releases have not saved
+        unsaved = self.unsaved_items(state, at, rebuild)
+        for key, item in unsaved.items():
+            self.node(item, below(name, key_component(key)))  # notes what is missing
+        return (lambda: {**unsaved, **rebuild()}) if unsaved else rebuild
 
     def packed_container(self, value: Any, name: str) -> Rebuild | None:
         """Take a packed value for a container of the same structure; else expand it."""

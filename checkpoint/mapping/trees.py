@@ -16,6 +16,7 @@ from ..state.tree import (
     children,
     container_node,
     tag_of,
+    tags_in,
     with_children,
     with_replaced,
 )
@@ -40,11 +41,11 @@ def with_moved_subclasses(
     tensor of the old tree what it is, ``moved`` the same of one that a rule has put into the new
     one, or None where it is none or has other elements.
     """
+    if SUBCLASS not in tags_in(old):
+        return new
     known: dict[object, Node] = {}
     for node in _subclasses(old):
         known.setdefault(_identity(node, stored), node)
-    if not known:
-        return new
 
     def replaced(node: Node) -> Node | None:
         if tag_of(node) != "dict" or not node["dict"]:

@@ -26,7 +26,14 @@ from ..tensors.new_subclasses import new_subclass
 from ..tensors.subclasses import fits, has_subclass_shard, is_subclass
 from .param_names import params_of
 from .spread import load_owned, owned_part
-from .state_form import StateForm, are_of_one_form, is_whole, local_device, wrapped_as
+from .state_form import (
+    StateForm,
+    are_of_one_form,
+    empty_as_saved,
+    is_whole,
+    local_device,
+    wrapped_as,
+)
 
 _PARAM_SHAPED_NAMES = (
     "acc_delta ax exp_avg exp_avg_sq exp_inf grad_avg max_exp_avg_sq momentum_buffer prev "
@@ -266,7 +273,7 @@ class FreshState:
                 f"{list(param.shape)}"
             )
             return None
-        wrap: Callable[[torch.Tensor], torch.Tensor] = lambda made: made  # noqa: E731
+        wrap = None
         if is_dtensor(param) and form.was_plain is not False:
             if not is_whole(param):
                 self.problems.append(
@@ -279,10 +286,10 @@ class FreshState:
         elif fits(node, held, self._is_alike):
             return held
 
+        device = local_device(param)
+
         def empty(stored: str) -> torch.Tensor:
-            saved = self.stored[stored]
-            dtype = getattr(torch, saved.dtype.torch_name)
-            return torch.empty(saved.shape, dtype=dtype, device=local_device(param))
+            return empty_as_saved(self.stored[stored], device)
 
         try:
             made = new_subclass(node, name, empty, allow_pickle=self.allow_pickle, wrap=wrap)

@@ -9,7 +9,7 @@ part, with the local tensors of what is sharded. It goes back to whoever holds t
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,10 +26,9 @@ from ..state.values import Node
 from ..tensors.dtensors import is_dtensor, layout_of
 from ..tensors.local_tensor import LocalTensor, local_tensor, tensor_tag
 from ..tensors.materialising import Replaced, is_meta, stand_in
-from ..tensors.memory_order import empty_in_order
 from ..tensors.new_subclasses import NewSubclass, new_subclass
 from ..tensors.subclasses import class_text, has_subclass_shard, is_subclass, take_apart
-from .state_form import empty_on_mesh, local_device, wrapped_as
+from .state_form import empty_as_saved, empty_on_mesh, local_device, wrapped_as
 
 PART, STATE = "part", "state"
 """Keys of what a rank stores of such an entry."""
@@ -195,26 +194,23 @@ def new_subclass_part(
 
     Raises CheckpointError where its class cannot make it.
     """
-    wrap: Callable[[torch.Tensor], torch.Tensor] = lambda made: made  # noqa: E731
-    if is_sharded and is_dtensor(param):
-        wrap = partial(wrapped_as, param)
+    wrap = partial(wrapped_as, param) if is_sharded and is_dtensor(param) else None
+    device = local_device(param)
 
     def empty(inner: str) -> torch.Tensor:
-        saved = stored[inner]
-        dtype = getattr(torch, saved.dtype.torch_name)
-        return torch.empty(saved.shape, dtype=dtype, device=local_device(param))
+        return empty_as_saved(stored[inner], device)
 
     return new_subclass(node, name, empty, allow_pickle=allow_pickle, wrap=wrap)
 
 
 def new_part(param: Any, stored: StoredTensor, *, is_sharded: bool) -> tuple[Any, torch.Tensor]:
     """Return a tensor of the state of a parameter, and its local one, which is filled."""
-    dtype = getattr(torch, stored.dtype.torch_name)
     layout = layout_of("", param) if is_dtensor(param) else None
     if is_sharded and layout is not None:
+        dtype = getattr(torch, stored.dtype.torch_name)
         made = empty_on_mesh(param, layout, dtype, stored.order)
         return made, local_tensor("", made).parts[0][1]
     # Counts of steps stay on the host; load_state_dict moves them where the optimizer wants them.
     device = param.device_mesh.device_type if stored.shape and is_dtensor(param) else "cpu"
-    made = empty_in_order(stored.shape, stored.order, dtype, device)
+    made = empty_as_saved(stored, device)
     return made, made

@@ -70,11 +70,16 @@ class StateForm:
             local: Any = param
             device = local.to_local().device if shape else "cpu"
             return empty_in_order(shape, order, dtype, device)
-        if shape == tuple(param.shape) and order is None and self._lay_alike(saved):
+        lies_alike = shape == tuple(param.shape) and self._lay_alike(saved)
+        if lies_alike and order is None:
             return torch.empty_like(param, dtype=dtype, requires_grad=False)
         if not shape and saved.is_plain is not False:
             return torch.empty(shape, dtype=dtype, device="cpu")  # a step counter
-        return self._distributed(saved, shape, dtype)
+        live = layout_of("", param)
+        if live is None:  # of placements that have no name here: whole on every rank
+            return param.new_empty(shape, dtype=dtype)
+        placements = live.placements if lies_alike else self._placements(saved, live, len(shape))
+        return empty_on_mesh(param, Layout(live.mesh, placements, shape), dtype, order)
 
     def _lay_alike(self, saved: StoredTensor) -> bool:
         """Whether state lay as its parameter, as far as that is known."""
@@ -83,26 +88,12 @@ class StateForm:
             return True
         return beside.is_plain == saved.is_plain and beside.layout == saved.layout
 
-    def _distributed(
-        self, saved: StoredTensor, shape: tuple[int, ...], dtype: torch.dtype
-    ) -> torch.Tensor:
-        param: Any = self.param
-        live = layout_of("", param)
-        if live is None:  # of placements that have no name here: whole on every rank
-            return param.new_empty(shape, dtype=dtype)
-        if shape == tuple(param.shape) and self._lay_alike(saved):
-            placements = live.placements
-        else:
-            placements = self._placements(saved, live, len(shape))
-        order = saved.order if len(saved.shape) == len(shape) else None
-        return empty_on_mesh(param, Layout(live.mesh, placements, shape), dtype, order)
-
     def _placements(self, saved: StoredTensor, live: Layout, ndim: int) -> tuple[Placement, ...]:
-        """Return how state that lay otherwise than its parameter lies on the mesh of that.
+        """Return the placements of state whose placements were not those of its parameter.
 
-        As it lay where the mesh has the same shape, or as many axes, by which the parameter lies as
-        it did. Else the axes that cut the parameter now cut the same dims of the state, if those
-        were cut.
+        They are those of the save if the mesh has the same shape, or if it has as many axes and the
+        parameter has its placements of the save. Else the axes that cut the parameter now cut the
+        same dims of the state, if those were cut.
         """
         was = saved.layout
         if not isinstance(was, Layout):
@@ -143,12 +134,15 @@ def empty_on_mesh(
 
     mesh: Any = param.device_mesh
     here = mesh.get_coordinate()
-    sizes = (0,) * len(layout.shape) if here is None else layout.box(tuple(here)).sizes
     whole: dict[str, Any] = {
         "shape": torch.Size(layout.shape),
         "stride": strides_in_order(layout.shape, order),
     }
-    local = empty_in_order(sizes, order, dtype, mesh.device_type)
+    if here is None:
+        local = torch.empty(0, dtype=dtype, device=mesh.device_type)
+    else:
+        sizes = layout.box(tuple(here)).sizes
+        local = empty_in_order(sizes, order, dtype, mesh.device_type)
     if isinstance(param, ours.DTensor):
         return ours.DTensor.from_local(local, mesh, layout.placements, run_check=False, **whole)
     from torch.distributed.tensor import DTensor
@@ -181,6 +175,12 @@ def wrapped_as(param: Any, local: torch.Tensor) -> torch.Tensor:
     return made
 
 
+def empty_as_saved(saved: StoredTensor, device: torch.device | str) -> torch.Tensor:
+    """Return a new plain tensor of the shape, dtype and order in memory of a saved one."""
+    dtype = getattr(torch, saved.dtype.torch_name)
+    return empty_in_order(saved.shape, saved.order, dtype, device)
+
+
 def local_device(param: Any) -> torch.device:
     """Return where the elements of a parameter lie that this rank has."""
     return param.to_local().device if is_dtensor(param) else param.device
@@ -189,11 +189,10 @@ def local_device(param: Any) -> torch.device:
 def is_whole(param: Any) -> bool:
     """Whether this rank, as all others, holds all of a distributed parameter."""
     layout = layout_of("", param)
-    return layout is not None and all(p == Replicate() or n == 1 for p, n in _along(layout))
-
-
-def _along(layout: Layout) -> Iterable[tuple[Placement, int]]:
-    return zip(layout.placements, layout.mesh.shape, strict=True)
+    if layout is None:
+        return False
+    pairs = zip(layout.placements, layout.mesh.shape, strict=True)
+    return all(placement == Replicate() or count == 1 for placement, count in pairs)
 
 
 def are_of_one_form(held: Any, made: torch.Tensor) -> bool:

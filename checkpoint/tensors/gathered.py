@@ -18,7 +18,6 @@ from ...dtensor.torch_private import gathered_by_torch_fsdp, storage_id
 from ..ranks.text import some_names
 from .local_tensor import LocalTensor
 
-_OURS = "dtckpt.dtensor.fsdp.state"
 _REMEDY = (
     "Give the module itself, or its state_dict(), which has the sharded parameters; or call "
     "reshard() of each FSDP module in it first, and then named_parameters()"
@@ -82,8 +81,6 @@ def _freed(tensors: Mapping[str, LocalTensor]) -> list[str]:
 
     Asking a module in the same state for its state dict is such a reshard.
     """
-    if not any(name in sys.modules for name in ("torch.distributed.fsdp", _OURS)):
-        return []
     return [
         name
         for name, local in tensors.items()
@@ -93,7 +90,7 @@ def _freed(tensors: Mapping[str, LocalTensor]) -> list[str]:
 
 
 def _gathered_by_ours() -> Iterator[Any]:
-    ours: Any = sys.modules.get(_OURS)
+    ours: Any = sys.modules.get("dtckpt.dtensor.fsdp.state")
     return iter(()) if ours is None else ours.gathered_tensors()
 
 

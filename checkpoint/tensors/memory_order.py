@@ -15,7 +15,7 @@ import torch
 def memory_order(tensor: Any) -> tuple[int, ...] | None:
     """Return the dims of a dense tensor from the slowest to the fastest; None for row-major ones.
 
-    None as well for tensors with gaps or overlaps, whose form is that of a larger one.
+    None for tensors with gaps or overlaps too, which are views of larger ones.
 
     >>> memory_order(torch.empty(2, 3).t()), memory_order(torch.empty(2, 3))
     ((1, 0), None)

@@ -41,7 +41,8 @@ class NewSubclass:
     tensors: dict[str, Any]
     """The inner tensors by attribute, of which some are new subclasses again."""
     allow_pickle: bool
-    wrap: Callable[[torch.Tensor], torch.Tensor] = lambda made: made
+    wrap: Callable[[torch.Tensor], torch.Tensor] | None = None
+    """Returns the distributed tensor of which the subclass is the local one."""
 
     @property
     def items(self) -> list[tuple[str, Any]]:
@@ -64,7 +65,7 @@ class NewSubclass:
             for key, inner in self.tensors.items()
         }
         made = made_of(self.node, tensors, self.name, allow_pickle=self.allow_pickle)
-        return self.wrap(made)
+        return made if self.wrap is None else self.wrap(made)
 
 
 def new_subclass(
@@ -73,7 +74,7 @@ def new_subclass(
     empty: Callable[[str], torch.Tensor],
     *,
     allow_pickle: bool,
-    wrap: Callable[[torch.Tensor], torch.Tensor] = lambda made: made,
+    wrap: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> NewSubclass:
     """Return a new subclass as it was saved; ``empty`` makes what is stored under a name.
 

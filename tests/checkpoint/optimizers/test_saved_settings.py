@@ -17,6 +17,7 @@ from dtckpt.dtensor.geometry.mesh import Mesh
 from dtckpt.storage import MemoryStore
 
 from ...dtensor.rank_meshes import run_on_mesh
+from ..loading.test_object_state import Holder
 
 
 class Counting(Optimizer):
@@ -112,16 +113,6 @@ def test_state_has_its_order_in_memory_again() -> None:
 
 
 def test_objects_have_tensors_in_their_order_again() -> None:
-    class Holder:
-        def __init__(self, value: Any) -> None:
-            self.value = value
-
-        def state_dict(self) -> dict[str, Any]:
-            return {"value": self.value}
-
-        def load_state_dict(self, state: dict[str, Any]) -> None:
-            self.value = state["value"]
-
     store, loaded = MemoryStore(), Holder(None)
     dcp.save({"o": Holder(torch.arange(6.0).view(2, 3).t())}, store)
     dcp.load({"o": loaded}, store)

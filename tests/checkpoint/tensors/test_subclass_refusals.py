@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save as torch_as
 
 import dtckpt.checkpoint as ckpt
 from dtckpt.checkpoint import dcp
+from dtckpt.checkpoint.dcp.checked_stager import CheckedStager
 from dtckpt.checkpoint.tensors.new_subclasses import new_subclass
 from dtckpt.dtensor import DeviceMesh, DTensor, Mesh, Replicate
 from dtckpt.errors import CheckpointError, Corrupt, LayoutMismatch, Unsavable
@@ -71,6 +72,20 @@ def test_stagers_of_torch_are_not_given_what_has_no_memory(
     plain = {"m": {"w": torch.ones(3), "x": 2}}
     mine(plain, storage_writer=writer, no_dist=True, **STAGERS[how]).result()  # pyright: ignore
     assert ckpt.open(tmp_path / "c")["m/w"][...].sum() == 3
+
+
+def test_all_ranks_refuse_to_stage_what_one_of_them_has() -> None:
+    def body(rank: int, group: Any) -> str:
+        stager = CheckedStager(BlockingAsyncStager(), group, no_dist=False)
+        state = {"w": of(State8bit, 1) if rank else torch.ones(2), "x": torch.ones(2)}
+        try:
+            stager.stage(state)
+        except Unsavable as error:
+            return str(error)
+        return ""
+
+    told = run_ranks(2, body)
+    assert all("failed on rank 1" in told[rank] and "'w'" in told[rank] for rank in range(2))
 
 
 @pytest.mark.filterwarnings("ignore:.*")
