@@ -50,7 +50,7 @@ from .tensor.scattering import agree_on_source, scatter_from
 from .tensor.setitem import set_item
 from .tensor.traceable import Traceable
 from .tensor.views.copied_view import LINKS, CopiedView, forget_viewed, refresh, share_origin
-from .tensor.views.irregular import Irregular, keep_doubt, may_be_irregular, regular_local
+from .tensor.views.irregular import Irregular, doubt, keep_doubt, may_be_irregular, regular_local
 from .tensor.views.write_counts import counted_data, join_counts
 from .tensor.wrapper import Wrapper
 from .torch_private import has_tangent, is_traced, list_by_default, no_torch_function
@@ -157,7 +157,8 @@ class DTensor(PlacedGradients, Checkpointable, Traceable):  # pyright: ignore[re
         Raises PlacementError where placements do not fit, and for a mesh taken by name from a
         larger one where that would be another mesh on other ranks.
         """
-        refresh(self)
+        if isinstance(self, CopiedView):
+            refresh(self)
         mesh = _goal_mesh(self, device_mesh)
         ours = resolve_placements(placements, mesh, self.ndim)
         goal = Goal(mesh, ours, forward_dtype, is_awaited=async_op)
@@ -373,7 +374,7 @@ def _from_local(
         given = local_tensor.detach() if local_tensor.requires_grad else local_tensor
         made = DTensor(given.view_as(given), spec)
     if not is_agreed:
-        made.may_be_irregular = True
+        doubt(made)
     return made
 
 

@@ -13,7 +13,7 @@ from dtckpt.errors import UnsupportedOp
 
 from ..ops.engine.table import DECOMPOSITIONS, RULES
 from ..tensor.schemas import Op, is_foreach
-from ..tensor.views.copied_view import refresh
+from ..tensor.views.copied_view import CopiedView, refresh
 from ..tensor.wrapper import Wrapper, construct, new_wrapper, refuse_part
 from ..torch_private import are_proxied, has_modes, is_traced, outside_modes
 from .binding import Bound, bind
@@ -71,7 +71,7 @@ def dispatch(
             if out is not None:
                 if result.dtype is not quick.dtype or result.shape != quick.shape:
                     refuse_part(op, result, out)
-                if result.storage_offset() or _in_inference():  # as `is_usual` asks
+                if result.storage_offset() or (not quick.is_new and _in_inference()):
                     return new_wrapper(cls, result, out, False)
                 return construct(cls, result, out, False)
             return quick.finish(cls, first, local, result)
@@ -103,7 +103,8 @@ def _run(call: Call) -> Any:
             "take torch.func.jvp for linearize, and torch.compile or torch.export for make_fx"
         )
     for tensor in call.tensors:
-        refresh(tensor)
+        if isinstance(tensor, CopiedView):  # lists may be long
+            refresh(tensor)
     result = run_special(call)
     if result is not NotImplemented:
         return result

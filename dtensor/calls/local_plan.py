@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,13 +29,15 @@ from ..tensor.wrapper import (
     counting_writes,
     new_wrapper,
     refuse_part,
-    require_part,
 )
 from ..torch_private import base_of
 from .binding import Bound
 from .call import Call
 
 aten = torch.ops.aten
+
+_SEVERAL = (list, tuple)
+_in_inference = torch.is_inference_mode_enabled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +102,7 @@ class LocalPlan:
         def run(tensor: Tensor) -> Any:
             return self.run_local(tensor, *call.args, **call.kwargs)
 
-        if torch.is_inference_mode_enabled() and not viewed.is_inference():
+        if _in_inference() and not viewed.is_inference():
             with counting_writes():
                 return views_of(viewed, run, self.outputs)
         return views_of(viewed, run, self.outputs)
@@ -161,12 +163,12 @@ class LocalPlan:
             return self._wrapped(cls, result)
         if _was_copied(result, local) and self._views_parts and not isinstance(first, CopiedView):
             return self._run_on_irregular(first, call)
-        if torch.is_inference_mode_enabled() and not first.is_inference():
+        if _in_inference() and not first.is_inference():
             with counting_writes():
                 wrapped = self._wrapped(cls, result)
         else:
             wrapped = self._wrapped(cls, result)
-        if isinstance(first, CopiedView) or not self._views_parts:
+        if self.moves or self.copies or isinstance(first, CopiedView):
             made: list[Tensor] = []
             collect_tensors([wrapped], made)
             mark_copied(made, first, call, self.moves[0][2].placements if self.moves else None)
@@ -187,21 +189,25 @@ class LocalPlan:
             spec = outputs[0]
             if spec is None:
                 return result
-            require_part(self.op, result, spec)
+            if result.dtype is not spec.dtype or result.shape != spec.local_shape:
+                refuse_part(self.op, result, spec)
             return new_wrapper(cls, result, spec, False)
-        if isinstance(result, list | tuple):
+        if isinstance(result, _SEVERAL):
+            results: Any = result
             made: list[Any] = []
-            counts = not torch.is_inference_mode_enabled()
+            counts = not _in_inference()
             # Without a function call for each, as lists are long.
-            for local, spec in zip(cast("list[Any]", result), outputs, strict=True):
+            for local, spec in zip(results, outputs, strict=True):
                 if spec is None or local is None:
                     made.append(local)
                     continue
                 if local.dtype is not spec.dtype or local.shape != spec.local_shape:
                     refuse_part(self.op, local, spec)
-                make = construct if counts and not local.storage_offset() else new_wrapper
-                made.append(make(cls, local, spec, False))
-            return type(result)(made)
+                if counts and not local.storage_offset():
+                    made.append(construct(cls, local, spec, False))
+                else:
+                    made.append(new_wrapper(cls, local, spec, False))
+            return type(results)(made)
         return result
 
 

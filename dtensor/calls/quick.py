@@ -7,7 +7,6 @@ very class that dispatches are remembered: none is plain, none a copied view.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -16,8 +15,8 @@ from torch import Tensor
 from ..mesh.spec import DTensorSpec
 from ..redistribute import plan_redistribute, run_together
 from ..tensor.schemas import Op, is_foreach
-from ..tensor.views.irregular import keep_doubt
-from ..tensor.wrapper import Wrapper, construct, is_usual, new_wrapper, refuse_part
+from ..tensor.views.irregular import Doubts, keep_doubt
+from ..tensor.wrapper import Wrapper, construct, new_wrapper, refuse_part
 from ..torch_private import schema_of
 from .binding import Bound
 from .call import Call
@@ -25,6 +24,8 @@ from .fastest import fastest
 from .keys import key_of
 from .local_plan import LocalPlan
 from .symbols import has_symbols
+
+_in_inference = torch.is_inference_mode_enabled
 
 _DETACH = torch.ops.aten.detach.default
 
@@ -35,7 +36,7 @@ NOT_QUICK: Any = object()
 class QuickCall:
     """What a call does on this rank, when only values differ from those seen before."""
 
-    __slots__ = ("dtype", "finish", "out", "run", "shape")
+    __slots__ = ("dtype", "finish", "is_new", "out", "run", "shape")
 
     def __init__(self, plan: LocalPlan, call: Call) -> None:
         run = plan.run_local
@@ -49,12 +50,15 @@ class QuickCall:
         self.dtype = None if self.out is None else self.out.dtype
         self.shape = None if self.out is None else torch.Size(self.out.local_shape)
         """What each local result must be: another one would be read as what it is not."""
+        self.is_new = plan.run_local is plan.op and not _may_share(plan)
+        """Whether a local result has memory of its own, and so is an inference tensor in that
+        mode."""
 
         self.finish = plan.finish
         if plan.written == (0,) and not is_foreach(plan.op):
             self.finish = _return_first
         elif self.out is not None and plan.op is _DETACH:
-            self.finish, self.out = partial(_finish_detached, self.out), None
+            self.finish, self.out = _detaching(self.out), None
 
 
 def _moving(plan: LocalPlan, call: Call, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -84,14 +88,29 @@ def _return_first(cls: type[Wrapper], first: Any, local: Any, result: Any) -> An
     return first
 
 
-def _finish_detached(
-    spec: DTensorSpec, cls: type[Wrapper], first: Any, local: Any, result: Any
-) -> Any:
-    """Return a detached tensor, which has no base that could say how parts may lie."""
-    del local
-    made = new_wrapper(cls, result, spec, False)
-    keep_doubt(made, first)
-    return made
+def _detaching(spec: DTensorSpec) -> Callable[..., Any]:
+    """Return what makes detached tensors, which have no base that could say how parts may lie."""
+
+    def finish(cls: type[Wrapper], first: Any, local: Any, result: Any) -> Any:
+        del local
+        if result.storage_offset() or _in_inference():
+            made = new_wrapper(cls, result, spec, False)
+        else:
+            made = construct(cls, result, spec, False)
+        if Doubts.exist:
+            keep_doubt(made, first)
+        return made
+
+    return finish
+
+
+def _is_view(plan: LocalPlan) -> bool:
+    return plan.view_call is not None or plan.op is torch.ops.aten._unsafe_view.default
+
+
+def _may_share(plan: LocalPlan) -> bool:
+    """Whether what an operator returns may be memory of its arguments."""
+    return _is_view(plan) or any(v.alias_info is not None for v in schema_of(plan.op).returns)
 
 
 def _returns_one_new(plan: LocalPlan) -> bool:
@@ -120,7 +139,9 @@ def run_quick(
     if out is not None:
         if result.dtype is not quick.dtype or result.shape != quick.shape:
             refuse_part(op, result, out)
-        return (construct if is_usual(result) else new_wrapper)(cls, result, out, False)
+        if result.storage_offset() or (not quick.is_new and _in_inference()):
+            return new_wrapper(cls, result, out, False)
+        return construct(cls, result, out, False)
     return quick.finish(cls, args[0], locals_[0], result)
 
 
@@ -133,8 +154,7 @@ def _leading(args: tuple[Any, ...]) -> Any:
 def remember(bound: Bound, plan: LocalPlan) -> None:
     """Remember a call and its plan, if its kind can be quick."""
     call = bound.call
-    is_view = plan.view_call is not None or plan.op is torch.ops.aten._unsafe_view.default
-    if plan.written_back or (plan.moves and (is_view or bound.specs[0].box is None)):
+    if plan.written_back or (plan.moves and (_is_view(plan) or bound.specs[0].box is None)):
         return
     if plan.moves and bound.leaves[0].is_meta:  # which needs no group, and may have none
         return

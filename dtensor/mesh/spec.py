@@ -193,4 +193,6 @@ def replicated_spec(mesh: DeviceMesh, tensor: torch.Tensor) -> DTensorSpec:
 
 def contiguous_spec(spec: DTensorSpec) -> DTensorSpec:
     """Return the spec of the same tensor with contiguous strides."""
+    if spec.is_row_major:
+        return spec
     return spec_of(spec.mesh, spec.placements, spec.shape, None, spec.dtype)

@@ -74,7 +74,7 @@ class Draws:
         repeat the numbers, and PlacementError within a part of a step of ``ElasticSteps``.
         """
         refuse_capture(self._device_type)
-        if mesh.size() > 1:
+        if mesh.layout_mesh.size > 1:
             require_no_part()
         with self._lock:
             if self._is_replaying:

@@ -136,9 +136,9 @@ def spec_of_local(
             f"got ({format_placements(placements)})"
         )
     own = tuple(local.shape)
-    sharded = any(p.is_shard() for p in placements)
-    asks_sizes = any(isinstance(p, Ragged) and not p.sizes for p in placements)
-    infers = asks_sizes or (shape is None and sharded)
+    asks_sizes = bool([p for p in placements if isinstance(p, Ragged) and not p.sizes])
+    asks_shape = shape is None and any(p.is_shard() for p in placements)
+    infers = asks_sizes or asks_shape
     if infers and mesh.has_rank and mesh.get_coordinate() is None:
         raise PlacementError(
             f"from_local: rank {mesh.get_rank()} is not in mesh {mesh.layout_mesh}, and does not "
@@ -154,7 +154,7 @@ def spec_of_local(
     if asks_sizes:
         placements = _with_sizes(placements, mesh, reported)
     if shape is None:
-        shape = _summed(placements, reported) if sharded else own
+        shape = _summed(placements, reported) if asks_shape else own
     is_agreed = stride is not None or bool(reported) or mesh.layout_mesh.size == 1
     if stride is None and reported and len({*map(len, reported.values()), len(shape)}) == 1:
         parts = [(reported[c], strides[c]) for c in reported]

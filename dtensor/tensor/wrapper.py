@@ -106,16 +106,13 @@ def make_publicly(
 construct: Callable[[type[Any], Tensor, DTensorSpec, bool], Any] = (
     quick_constructor() or make_publicly
 )
-"""Returns what ``new_wrapper`` does, for a local tensor that ``is_usual``."""
+"""Returns what ``new_wrapper`` does, for a local tensor without an offset, not in inference mode.
+
+It would take over the offset, which differs between ranks, and which operators such as
+fill_diagonal_ would add to that of the local tensor once more.
+"""
 
 _in_inference = torch.is_inference_mode_enabled
-
-
-def is_usual(local: Tensor) -> bool:
-    """Whether ``construct`` makes the wrapper of a local tensor right."""
-    # It would take over the offset of the local tensor, which differs between ranks, and which
-    # operators such as fill_diagonal_ would add to that of the local tensor once more.
-    return not (local.storage_offset() or _in_inference())
 
 
 def new_wrapper(cls: type[Any], local: Tensor, spec: DTensorSpec, requires_grad: bool) -> Any:

@@ -44,11 +44,25 @@ class Irregular(Wrapper):
     _local_tensor = local  # pyright: ignore[reportAssignmentType]
 
 
+class Doubts:
+    """Whether the part of any tensor of this process may ever have been irregular.
+
+    While there was none, nobody asks tensors for their bases, which takes long for ``detach``.
+    """
+
+    exist = False
+
+
+def doubt(tensor: Wrapper) -> None:
+    """Note that the part of some rank may be irregular."""
+    tensor.may_be_irregular = Doubts.exist = True
+
+
 def may_be_irregular(tensor: Wrapper) -> bool:
     """Return whether some rank's part may be irregular, by what all ranks know."""
     if tensor.may_be_irregular or isinstance(tensor, Irregular):
         return True
-    return getattr(base_of(tensor), "may_be_irregular", False)
+    return Doubts.exist and getattr(base_of(tensor), "may_be_irregular", False)
 
 
 def keep_doubt(made: Any, source: Any) -> None:
@@ -57,7 +71,7 @@ def keep_doubt(made: Any, source: Any) -> None:
     Views need no note: their base has it. ``detach`` and ``.data`` give tensors without a base.
     """
     if may_be_irregular(source):
-        made.may_be_irregular = True
+        doubt(made)
 
 
 def part(cls: type[Wrapper], local: Tensor, spec: DTensorSpec) -> Wrapper:
