@@ -54,6 +54,10 @@ from .valueless import find_valueless
 
 logger = logger_of("checkpoint")
 
+ATTEMPTS = 5
+"""Times that a load begins anew where another save has replaced the checkpoint, the first one
+included: a job that overwrites one path all the time is not waited for without end."""
+
 
 def load(
     state_dict: Mapping[Any, Any] | Stateful,
@@ -139,8 +143,8 @@ def load(
     Raises the same error on every rank: NotCommitted, Corrupt, LayoutMismatch, StorageError,
     RankFailed. All that manifest, headers and sizes can tell is checked before any destination
     changes. A damaged block is found as it is read; the Corrupt error then lists what was already
-    overwritten. Where another save has replaced the checkpoint meanwhile, its manifest is read once
-    more, and all is loaded from that.
+    overwritten. Where another save has replaced the checkpoint meanwhile, its manifest is read
+    again, and all is loaded from that; ObjectNotFound where that happens some times in a row.
     """
     options = LoadOptions(
         strict=strict,
@@ -159,25 +163,38 @@ def load(
     )
     with closing(ranks):
         group = process_group or _world()
-        running = _Load(ranks, group, options)
-        try:
-            return running.run(state_dict, checkpoint_id)
-        except (Corrupt, ObjectNotFound) as error:
-            first = error
-            if not running.is_replaced():
-                raise
-        finally:
-            running.close()
-        logger.info(
-            "the checkpoint was replaced while it was loaded, and is loaded anew: %s", first
-        )
-        running = _Load(ranks, group, options)
-        try:
-            report = running.run(state_dict, checkpoint_id)
-            running.check_covers(first, report)
-        finally:
-            running.close()
-    return report
+        failed: list[CheckpointError] = []
+        while True:
+            running = _Load(ranks, group, options)
+            try:
+                report = running.run(state_dict, checkpoint_id)
+            except (Corrupt, ObjectNotFound) as error:
+                if not running.is_replaced():
+                    raise
+                failed.append(error)
+            else:
+                for error in failed:
+                    running.check_covers(error, report)
+                return report
+            finally:
+                running.close()
+            if len(failed) == ATTEMPTS:
+                raise _replaced_again(running.store.url, failed) from failed[-1]
+            logger.info(
+                "the checkpoint was replaced while it was loaded, and is loaded anew: %s",
+                failed[-1],
+            )
+
+
+def _replaced_again(url: str, failed: Sequence[CheckpointError]) -> ObjectNotFound:
+    """Return the error of a load of which each attempt met another save."""
+    error = ObjectNotFound(
+        f"load: {url}: another save has replaced the checkpoint each of the {len(failed)} times "
+        "that it was read. Load it while nobody overwrites it, or have each save take a path of "
+        f"its own. At last: {failed[-1]}"
+    )
+    error.overwritten = tuple({name: None for one in failed for name in one.overwritten})
+    return error
 
 
 def _world() -> Any:

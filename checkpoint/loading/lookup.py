@@ -56,7 +56,8 @@ class Lookup:
         self.selection = selection_of(self.options.select)
         self.renaming = None if rename is None else Renaming(rename)
         nodes = self.index.nodes
-        self.packed = {leaf: nodes[leaf] for leaf in self.index.leaves if _is_packed(nodes[leaf])}
+        found = ((leaf, nodes[leaf]) for leaf in self.index.leaves)
+        self.packed = {leaf: node for leaf, node in found if type(node) is dict and PACKED in node}
         if self.selection is not None:
             for leaf in [*self.packed]:
                 if self.selection.selects_within(leaf):
@@ -145,7 +146,3 @@ class Lookup:
     def takes_below(self, at: str) -> bool:
         """Whether the state has had a place so far for some leaf at or below a node."""
         return any(leaf in self.taken for leaf in self.index.leaves_of(at))
-
-
-def _is_packed(node: Node) -> bool:
-    return type(node) is dict and PACKED in node

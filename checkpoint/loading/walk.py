@@ -52,6 +52,7 @@ from .object_state import SavedForms
 from .packed_values import filled, is_alike
 
 _EXTRA_STATE = "_extra_state"
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
 """Ends the keys of what modules give beside parameters and buffers (``get_extra_state``)."""
 
 OptimizerMatcher = Callable[["Walk", torch.optim.Optimizer, str, Any], Finisher | None]
@@ -121,14 +122,23 @@ class Walk(SavedForms):
     def finish(self) -> Match:
         for check in self.at_end:
             check()
-        self.found.unexpected = [name for name in self.index.leaves if self.is_unexpected(name)]
+        self.found.unexpected = [
+            name
+            for name in self.index.leaves
+            if (name not in self.taken or name in self.expanded) and self.is_unexpected(name)
+        ]
         self.found.idle = [] if self.renaming is None else self.renaming.idle()
         return self.found
 
     def node(self, value: Any, name: str) -> Rebuild | None:
-        takes_form = self.takes_form or (name and not self.takes_more and _is_nothing(value))
+        is_tensor = type(value) in _TENSORS
+        takes_form = self.takes_form or (
+            not is_tensor and name and not self.takes_more and _is_nothing(value)
+        )
         if takes_form and self.takes_saved_form(value, name, self.at(name)):
             return self.saved_form(value, name)
+        if is_tensor:  # as nearly all values are
+            return self.tensor(value, name)
         if isinstance(value, NewSubclass):
             return self.new_subclass(value, name)
         if is_subclass(value):

@@ -45,14 +45,11 @@ class StateForm:
 
     def is_plain(self, held: Any, saved: StoredTensor, shape: tuple[int, ...]) -> bool:
         """Whether state beside a plain parameter is there already, as it is to be filled."""
-        return (
-            isinstance(held, torch.Tensor)
-            and held.dtype == getattr(torch, saved.dtype.torch_name)
-            and tuple(held.shape) == shape
-            and not is_dtensor(self.param)
-            and not is_dtensor(held)
-            and not is_subclass(held)
-        )
+        if not isinstance(held, torch.Tensor) or held.shape != shape:
+            return False
+        if held.dtype != getattr(torch, saved.dtype.torch_name) or is_dtensor(self.param):
+            return False
+        return type(held) is torch.Tensor or not (is_dtensor(held) or is_subclass(held))
 
     def empty(self, saved: StoredTensor, shape: tuple[int, ...]) -> torch.Tensor:
         """Return a tensor to load saved state into; ``shape`` is what the state must have."""

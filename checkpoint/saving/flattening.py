@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, cast
@@ -240,12 +239,6 @@ class _Flattening:
         kind = SEQUENCES.get(type(value)) or DICTS[type(value)]
         return {PACKED: [name, xxhash.xxh3_128_hexdigest(data), kind, len(value)]}
 
-    @contextmanager
-    def keeping_nodes(self, keeps: bool) -> Generator[None]:
-        outside, self.keeps_nodes = self.keeps_nodes, self.keeps_nodes or keeps
-        yield
-        self.keeps_nodes = outside
-
     def per_coordinate(self, value: PerCoordinate, path: Path) -> Node:
         """Return the node of a value that the first rank at each coordinate keeps for all."""
         self.has_per_rank = True
@@ -254,8 +247,9 @@ class _Flattening:
         except PlacementError as error:
             raise Unsavable(f"{join(path)}: {error}") from error
         values = self.kept_by(places.rank(own), value.value, (*path, key_component(VALUES)))
-        with self.keeping_nodes(True):
-            mesh = self.node(places.to_json(), (*path, key_component(MESH)))
+        outside, self.keeps_nodes = self.keeps_nodes, True
+        mesh = self.node(places.to_json(), (*path, key_component(MESH)))
+        self.keeps_nodes = outside
         return {"dict": {MESH: mesh, VALUES: values}}
 
     def kept_by(self, owner: int, value: Any, path: Path) -> Node:
@@ -285,8 +279,11 @@ class _Flattening:
                 self.groups.append(join((*path, "param_groups")))
                 state = named
                 self.note_entries(value, labels, named["state"], (*path, STATE))
-        with self.keeping_nodes(isinstance(value, torch.optim.Optimizer)):
-            return self.node(state, path)
+        outside = self.keeps_nodes
+        self.keeps_nodes = outside or isinstance(value, torch.optim.Optimizer)
+        node = self.node(state, path)
+        self.keeps_nodes = outside
+        return node
 
     def note_entries(
         self,
@@ -324,8 +321,9 @@ class _Flattening:
             if packed is not None:
                 return packed
         num_leaves, num_tensors = self.num_leaves, len(self.tensors)
-        with self.keeping_nodes("param_groups" in value):
-            nodes = [(key, self.node(v, (*path, key_component(key)))) for key, v in value.items()]
+        outside, self.keeps_nodes = self.keeps_nodes, self.keeps_nodes or "param_groups" in value
+        nodes = [(key, self.node(v, (*path, key_component(key)))) for key, v in value.items()]
+        self.keeps_nodes = outside
         if may_pack and self.num_leaves - num_leaves >= _MOST_NODES:
             # Many short lists, or many small dicts: nothing in them was packed by itself.
             packed = self.packed(value, path)

@@ -169,25 +169,27 @@ def tags_in(tree: Node) -> set[str]:
     """Return the tags of all nodes of a tree; Corrupt where it is malformed.
 
     Asked of every manifest, most of which have neither packed values nor others of version 3, but
-    ten thousands of nodes: so names of places are not made.
+    ten thousands of nodes: so names of places are not made, and leaves are looked at together.
     """
     found: set[str] = set()
-    waiting: list[Any] = [tree]
+    level: list[Any] = [tree]
     try:
-        while waiting:
-            node = waiting.pop()
-            if type(node) is not dict:
-                continue
-            for tag, inner in cast("dict[str, Any]", node).items():
-                found.add(tag)
-                if tag in ("dict", "per_rank"):
-                    waiting += inner.values()
-                elif tag in PAIRS:
-                    waiting += [child for _, child in inner]
-                elif tag in ("list", "tuple"):
-                    waiting += inner
-                elif tag == SUBCLASS:
-                    waiting += inner_nodes(node).values()
+        while level:
+            nodes: list[dict[str, Any]] = [node for node in level if type(node) is dict]
+            found.update(*nodes)
+            level = []
+            for node in nodes:
+                if len(node) == 1 and "tensor" in node:
+                    continue
+                for tag, inner in node.items():
+                    if tag in ("dict", "per_rank"):
+                        level += inner.values()
+                    elif tag in PAIRS:
+                        level += [child for _, child in inner]
+                    elif tag in ("list", "tuple"):
+                        level += inner
+                    elif tag == SUBCLASS:
+                        level += inner_nodes(node).values()
     except (AttributeError, TypeError, ValueError) as error:
         raise Corrupt(f"malformed tree: {shown(error)}") from error
     return found

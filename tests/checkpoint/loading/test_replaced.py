@@ -31,10 +31,12 @@ class Replaced(Fault):
         ckpt.save(self.new, self.place, overwrite=True, no_dist=True)
 
 
-def replacing(place: Path, new: dict[str, Any], nth: int = 1) -> FaultyStore:
-    return FaultyStore(
-        LocalStore(place), [Rule(Replaced(place, new), op="read*", name="data/*", nth=nth)]
-    )
+def replacing(place: Path, new: dict[str, Any], nth: int = 1, times: int = 1) -> FaultyStore:
+    rules = [
+        Rule(Replaced(place, new), op="read*", name="data/*", nth=number)
+        for number in range(nth, nth + times)
+    ]
+    return FaultyStore(LocalStore(place), rules)
 
 
 def is_state(got: dict[str, Any], value: int) -> bool:
@@ -43,13 +45,31 @@ def is_state(got: dict[str, Any], value: int) -> bool:
 
 
 @pytest.mark.parametrize("nth", [1, 2])
-def test_a_load_reads_the_manifest_again_once(tmp_path: Path, nth: int) -> None:
+def test_a_load_reads_the_manifest_again(tmp_path: Path, nth: int) -> None:
     place = tmp_path / "p"
     ckpt.save(state(1), place)
     got = state(0)
     report = ckpt.load(got, replacing(place, state(2), nth))
     assert is_state(got, 2) or (nth == 2 and is_state(got, 1))
     assert set(report.loaded) == {"w", "v", "step"}
+
+
+def test_a_load_begins_anew_as_often_as_that(tmp_path: Path) -> None:
+    place = tmp_path / "p"
+    ckpt.save(state(1), place)
+    got = state(0)
+    ckpt.load(got, replacing(place, state(2), times=3))
+    assert is_state(got, 2)
+
+
+def test_one_that_is_replaced_again_and_again_is_an_error_that_says_so(tmp_path: Path) -> None:
+    place = tmp_path / "p"
+    ckpt.save(state(1), place)
+    with pytest.raises(ObjectNotFound, match=r"replaced the checkpoint each of the 5 times"):
+        ckpt.load(state(0), replacing(place, state(2), times=100))
+    got = state(0)
+    ckpt.load(got, place)
+    assert is_state(got, 2)
 
 
 def test_so_do_all_ranks_of_a_load(tmp_path: Path) -> None:
