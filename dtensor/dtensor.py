@@ -68,9 +68,9 @@ class DTensor(PlacedGradients, Checkpointable, Traceable):  # pyright: ignore[re
     code that has both.
 
     A view (``x.view(-1)``, ``x[0]``) shares memory with the tensor where every rank can view its
-    own part. Where the tensor has to be redistributed first the view is a copy. Writes to it reach
-    the tensor if it was made by ``view`` or ``diagonal``, and raise PlacementError otherwise, as
-    does reading it after the tensor was written.
+    own part. Where the tensor has to be redistributed first the view is a copy: writes to it reach
+    the tensor, and it is copied anew, by all ranks, when it is read after the tensor was written.
+    ``to_local`` of such a copy gives memory that no later write reaches.
     """
 
     # Subclass dispatch happens below autograd only. The stubs know another signature.

@@ -142,7 +142,11 @@ class _Index:
         nodes = self._values(values)
         for fqn, leaf in self._leaves.items():
             if hasattr(leaf, "chunks"):
-                nodes[fqn] = self._tensor(fqn, leaf)
+                dtype = _dtype(leaf.properties)
+                if dtype is None:
+                    self._leave_out(fqn, f"a tensor of {shown(_told_dtype(leaf.properties))}")
+                else:
+                    nodes[fqn] = self._tensor(fqn, leaf, dtype)
         if self.why is not None and not nodes:
             raise CheckpointError(f"{self._where}: {self.why}") from self.why
         made = Manifest(
@@ -158,11 +162,27 @@ class _Index:
         made.validate()
         return made
 
-    def _tensor(self, fqn: str, leaf: Any) -> Node:
+    def _leave_out(self, fqn: str, kind: str) -> None:
+        """Note a tensor that the manifest cannot hold."""
+        name = name_of(self._paths[fqn])
+        self.left_out[name] = kind
+        self.why = self.why or NotHeld(f"{fqn!r} is {kind}, which dtckpt does not hold", kind)
+        self._refuse_in_list(fqn)
+
+    def _refuse_in_list(self, fqn: str) -> None:
+        """Raise CheckpointError where what follows would move up without a value."""
+        if any(type(part) is int for part in self._paths[fqn]):
+            why = self.left_out[name_of(self._paths[fqn])]
+            raise CheckpointError(
+                f"{self._where}: {fqn!r} is {why}, in a list. Load it with torch and save it anew "
+                "without that"
+            )
+
+    def _tensor(self, fqn: str, leaf: Any, dtype: DType) -> Node:
         if fqn in self._flattened:
-            return self._flat_tensor(fqn, leaf)
+            return self._flat_tensor(fqn, leaf, dtype)
         name, shape = name_of(self._paths[fqn]), _shape(leaf.size)
-        tensor = StoredTensor(name, _dtype(leaf.properties, fqn), shape, self._layout(fqn, leaf))
+        tensor = StoredTensor(name, dtype, shape, self._layout(fqn, leaf))
         for box in _boxes(leaf):
             if not box.is_empty or box.sizes == shape:
                 at = self._archive(fqn, box.offsets)
@@ -170,7 +190,7 @@ class _Index:
         self._tensors[name] = tensor
         return {"tensor": name}
 
-    def _flat_tensor(self, fqn: str, leaf: Any) -> Node:
+    def _flat_tensor(self, fqn: str, leaf: Any, dtype: DType) -> Node:
         name, shape = name_of(self._paths[fqn]), self._flattened[fqn]
         parts = [
             (box, start, self._archive(fqn, chunk.offsets))
@@ -179,7 +199,7 @@ class _Index:
         ]
         boxes = [(self._numbers[at.file], box) for box, _, at in parts]
         layout = self._layouts.of_parts(fqn, shape, boxes)
-        tensor = StoredTensor(name, _dtype(leaf.properties, fqn), shape, layout)
+        tensor = StoredTensor(name, dtype, shape, layout)
         for box, start, at in parts:
             skip = start * tensor.dtype.itemsize
             place = Place(tensor.key(box), at.span.start, at.span.size, _ELEMENTS, skip)
@@ -222,12 +242,8 @@ class _Index:
                 node = self._value(fqn, archive)
                 if node is not ABSENT:
                     nodes[fqn] = node
-                elif any(type(part) is int for part in self._paths[fqn]):
-                    why = self.left_out[name_of(self._paths[fqn])]
-                    raise CheckpointError(  # without it, what follows would move up
-                        f"{self._where}: {fqn!r} is {why}, in a list. Load it with torch and save "
-                        "it anew without that"
-                    )
+                else:
+                    self._refuse_in_list(fqn)
         return nodes
 
     def _value(self, fqn: str, archive: Archive) -> Node:
@@ -299,10 +315,13 @@ def _boxes(leaf: Any) -> list[Box]:
     return [Box(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in leaf.chunks]
 
 
-def _dtype(properties: Any, fqn: str) -> DType:
+def _told_dtype(properties: Any) -> Any:
     state = getattr(properties, "args", ())
-    dtype = state[0] if state else getattr(properties, "dtype", None)
-    found = BY_TORCH_NAME.get(str(dtype).removeprefix("torch."))
-    if not isinstance(dtype, torch.dtype) or found is None:
-        raise CheckpointError(f"tensor {fqn!r} is of dtype {shown(dtype)}, which dtckpt has not")
-    return found
+    return state[0] if state else getattr(properties, "dtype", None)
+
+
+def _dtype(properties: Any) -> DType | None:
+    """Return the element type of a tensor; None for one that dtckpt does not hold."""
+    dtype = _told_dtype(properties)
+    name = str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else ""
+    return BY_TORCH_NAME.get(name)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from dtckpt.errors import LayoutMismatch
 
+from ..files.manifest import Manifest
+from ..formats.beside import not_there
 from ..ranks.text import covering, some_names
 from ..state.names import rank_component
 from .match import Match
@@ -19,6 +21,21 @@ def refuse_idle(idle: Sequence[str], where: str) -> None:
         raise LayoutMismatch(
             f"{where}: rename= has the keys {some_names(idle)}, which are no names in the state, "
             "or beginnings of names up to a /, on any rank; nothing was loaded"
+        )
+
+
+def refuse_left_out(found: Match, manifest: Manifest, where: str) -> None:
+    """Raise LayoutMismatch if the state has what cannot be read from a file of another program.
+
+    Whatever ``strict`` says: it is there, and the program would go on with another value.
+    """
+    told = {at: why for at in found.missing if (why := not_there(manifest, at))}
+    if told:
+        why = next(iter(told.values())).removeprefix("; ")
+        raise LayoutMismatch(
+            f"{where}: {some_names(list(told))} cannot be loaded, and nothing was loaded ({why}). "
+            "Take it out of the state, or load it with torch and save it anew in a form that "
+            "dtckpt holds"
         )
 
 

@@ -44,7 +44,7 @@ from ..timing.sharing import last_round
 from .casting import DTypePolicy
 from .decision import Decision, Matched
 from .destinations import Destinations
-from .differences import refuse_differences, refuse_idle
+from .differences import refuse_differences, refuse_idle, refuse_left_out
 from .filling import Filling
 from .match import Match
 from .matching import match
@@ -391,6 +391,7 @@ class _Load:
                 where=self.store.url,
                 read=partial(read_whole, data),
             )
+            refuse_left_out(found, self.manifest, self.store.url)
             self.destinations = Destinations(found, self.manifest, self.options, self.store.url)
             if len(self.ranks.all) > 1:
                 self.destinations.check_rank(self.ranks.rank)

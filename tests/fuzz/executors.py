@@ -19,6 +19,8 @@ from dtckpt.dtensor import DeviceMesh, DTensor, Replicate
 from dtckpt.dtensor.debug import clear_caches
 from dtckpt.dtensor.geometry.layout import Layout
 from dtckpt.dtensor.geometry.placement import parse_placements
+from dtckpt.dtensor.tensor.views.copied_view import CopiedView
+from dtckpt.errors import UnsupportedOp
 
 from .compiling import compiled_lines
 from .program import Program, assigned_in, code_of
@@ -156,6 +158,8 @@ class RankHelpers(Helpers):
         return x.full_tensor().clone()
 
     def rewrap(self, x: Any) -> Any:
+        if isinstance(x, CopiedView):
+            raise UnsupportedOp("a view in name only has no memory for others to share")
         return DTensor.from_local(x.to_local(), self.mesh, x.placements, shape=x.shape)
 
     def like(self, x: Any, values: Tensor) -> Any:

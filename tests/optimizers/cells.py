@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from .models import PARALLELISMS
 
 MOMENTS = ("fresh", "used", "rollback")
@@ -57,9 +59,14 @@ class LeftOut:
         return f"{told}: {self.reason}"
 
     def is_right(self, stage: str, error: str) -> bool:
-        """Whether this is what was raised."""
+        """Whether this is what was raised, or a later torch has what that of our tests lacks."""
+        if not stage and self.reason == _BY_ITSELF and _RELEASE > _OF_TESTS:
+            return True
         return stage == self.stage and re.search(self.error, error, re.DOTALL) is not None
 
+
+_RELEASE = tuple(map(int, torch.__version__.split(".")[:2]))
+_OF_TESTS = (2, 13)
 
 _BY_ITSELF = "torch's DTensor has not all of its operators, without any checkpoint"
 _TORCH = ("fsdp2", "tp")
