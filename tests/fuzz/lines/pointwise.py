@@ -35,7 +35,10 @@ IN_PLACE_UNARY = words(
 @producer("pointwise", 3)
 def unary(d: Draw) -> str:
     x = d.tensor(is_any)
-    return f"{d.name()} = torch.{d.one(UNARY)}({x})"
+    kind = d.one(UNARY)
+    if kind == "signbit" and bool(d.values[x].isnan().any()):
+        raise Refused  # nobody says which sign it has
+    return f"{d.name()} = torch.{kind}({x})"
 
 
 @producer("pointwise", 1)
@@ -55,7 +58,10 @@ def binary(d: Draw) -> str:
         x, y = y, x
     if d.chance(0.3):
         return f"{d.name()} = {x} {d.one(SYMBOLS)} {y}"
-    return f"{d.name()} = torch.{d.one(BINARY)}({x}, {y})"
+    kind = d.one(BINARY)
+    if kind == "copysign" and bool(d.values[y].isnan().any()):
+        raise Refused
+    return f"{d.name()} = torch.{kind}({x}, {y})"
 
 
 @producer("pointwise", 2)

@@ -42,8 +42,10 @@ def reduction(d: Draw) -> str:
         return f"{d.name()} = torch.linalg.vector_norm({x}, {order(d.number('if'))}{along}{keep})"
     if kind == "logsumexp" and not dims:
         raise Refused
-    if kind == "prod" and "(" not in dims and _overflows_between(d.values[x], dims, keep):
-        raise Refused
+    if kind == "prod" and "(" not in dims:
+        value = d.values[x]
+        if _overflows_between(value, dims, keep) or _goes_by_order(value):
+            raise Refused
     return f"{d.name()} = torch.{kind}({x}{dims}{keep})"
 
 
@@ -58,6 +60,19 @@ def _overflows_between(value: Tensor, dims: str, keep: str) -> bool:
     exact = eval(f"torch.prod(x.double(){dims})", {"x": value, "torch": torch}).view(found.shape)
     ends_finite = exact.abs() <= torch.finfo(found.dtype).max
     return bool((ends_finite & ~found.isfinite()).any())
+
+
+def _goes_by_order(value: Tensor) -> bool:
+    """Whether a product, or its gradient, is another one for another order of the elements.
+
+    As where some of them overflow before the others bring the product down; and gradients divide
+    the product by what is not finite, or multiply the others.
+    """
+    sizes = value.detach().to(torch.complex128).abs()
+    if not bool(sizes.isfinite().all()):
+        return value.requires_grad
+    most = float(sizes.clamp(min=1).log2().sum())
+    return most > 100 and bool((sizes < 1).any())
 
 
 @producer("reductions", 1)
