@@ -176,15 +176,17 @@ class Wire(Owner):
             self._changed.notify_all()
 
     def _is_of_another(self, link: Link) -> bool:
-        """Whether no call here from the member's number on was made for what the member is.
+        """Whether all calls here from the member's number on were made for something else.
 
         So it is where a member has made a call less than this rank: its number is of another call.
+        Of a call that was made for nothing that has a name it is not known, as of one that was
+        given a wrong argument.
         """
         begun = [number for number in self._targets if number >= link.call]
         return (
             link.target != 0
             and link.call >= min(self._targets, default=0)
-            and all(self._targets[number] != link.target for number in begun)
+            and all(self._targets[number] not in (0, link.target) for number in begun)
         )
 
     def _is_for(self, held: Call, link: Link) -> bool:

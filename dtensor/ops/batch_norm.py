@@ -122,7 +122,8 @@ class _Arguments:
 
     def backward(self, grad: Tensor) -> Any:
         """Return the gradients of the input, of the weight and of the bias."""
-        tensor, weight = self.input, self.weight
+        # Of the terms of a Partial, which may be large, small differences are scaled up twice.
+        tensor, weight = reduced(self.input), self.weight
         wide, dims = accumulator(tensor.dtype), _dims(tensor)
         mean, scale = self.running or (self.save_mean, self.save_invstd)
         if mean is None or scale is None:

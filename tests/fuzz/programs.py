@@ -550,6 +550,18 @@ _CONSTANT_GRADIENTS: dict[str, Program] = {
     )
 }
 
+_TERMS: dict[str, Program] = {
+    "gradient of instance norm, of terms that are larger than the values": _of(
+        {
+            "b": _in((2, 6, 2), "P(sum)", seed=92, grad=True),
+            "c": _in((6,), "R", values="unit", seed=91, grad=True),
+        },
+        "x = F.instance_norm(b, weight=c, bias=c)",
+        "g = accumulated([x], [b, c, c])",
+        mesh=(4,),
+    ),
+}
+
 _ATTENTION: dict[str, Program] = {
     "no gradient comes to attention, of which a part is empty": _of(
         {"a": _in((1, 1, 1, 1), "R", grad=True), "m": _in((1, 1), "S(0)")},
@@ -601,6 +613,7 @@ FOUND: dict[str, Program] = {
     **_WRITES,
     **_SPECIAL,
     **_CONSTANT_GRADIENTS,
+    **_TERMS,
     **_ATTENTION,
     **_COMPILED,
 }

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from ..processes import join_group, leave_group
 from .cells import OTHER, SAME, Cell
 from .every import KINDS, Kind
 from .models import Place, like, plain_name, set_gradients
+
+for _module in ("torch._dynamo", "pytorch_optimizer", "torchao.optim"):
+    import_module(_module)  # once, before the ranks are forked, and not by each of them
 
 STEPS = 3
 

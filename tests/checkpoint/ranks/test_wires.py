@@ -294,7 +294,7 @@ def test_a_failure_is_told_to_ranks_that_come_to_it_later() -> None:
 
     began = time.monotonic()
     errors = failures(body, 2)
-    assert time.monotonic() - began < MOST_SECONDS
+    assert time.monotonic() - began < 9.0  # below what a member waits that has made a call less
     assert {type(error) for error in errors.values()} == {CheckpointError}
     assert str(errors[0]) == str(errors[1])
 

@@ -15,6 +15,7 @@ import torch
 
 import dtckpt.checkpoint as ckpt
 from dtckpt.checkpoint import Best, CheckpointManager, Keep
+from dtckpt.checkpoint.manager import saves
 from dtckpt.checkpoint.runs.finding import Sighting, find_newest
 from dtckpt.checkpoint.runs.record import StepRecord
 from dtckpt.checkpoint.runs.run import ABANDONED, Run
@@ -88,6 +89,7 @@ def test_what_is_saved_while_others_are_deleted_keeps_its_metrics(
         delete(run, name)
 
     monkeypatch.setattr(Run, "delete", slowly)
+    monkeypatch.setattr(saves, "_DELETION_SECONDS", 0.05)  # which saves wait for it
     keep = Keep(last=1, best=Best(metric="loss"))
     with CheckpointManager(tmp_path, keep=keep) as manager:
         for step, loss in enumerate([5, 4, 3, 1, 2], start=1):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from ..drawing import Draw, Refused, is_any, is_float
 from .producers import producer, words
 
@@ -45,9 +47,16 @@ def unary(d: Draw) -> str:
 def activation(d: Draw) -> str:
     x = d.tensor(is_float)
     kind = d.one(ACTIVATIONS)
+    # A number or none, by how the elements lie in memory.
     if kind == "gelu" and bool(d.values[x].isinf().any()):
-        raise Refused  # a number or none, by how the elements lie in memory
+        raise Refused
+    if kind in ("elu", "selu") and _has_nan_gradient(d.values[x]):
+        raise Refused
     return f"{d.name()} = F.{kind}({x})"
+
+
+def _has_nan_gradient(x: Tensor) -> bool:
+    return x.requires_grad and bool(x.isnan().any())
 
 
 @producer("pointwise", 4)
@@ -118,5 +127,7 @@ def scalar_options(d: Draw) -> str:
             "{x}.new_full((2, 3), {s})",
         ]
     )
+    if "F.elu" in line and _has_nan_gradient(d.values[x]):
+        raise Refused
     s, t = d.number(), d.number() if "{t}" in line else ""
     return f"{d.name()} = " + line.format(x=x, y=y, s=s, t=t)
