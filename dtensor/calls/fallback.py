@@ -232,7 +232,7 @@ def _in_dtype_of(
     name, args = base_name(functional), call.args
     if name in _IN_DTYPE_OF_OUT and kwargs.get("dtype") is None:
         return functional(*args, **{**kwargs, "dtype": out.dtype})
-    if name in _CAST_TO_OUT:
+    if name in _CAST_TO_OUT and args[0].numel() != 1:  # of one element it is asked as it is
         return functional(args[0].to(out.dtype), *args[1:], **kwargs)
     if name == "logsumexp" and result.is_complex() and not out.is_complex():
         return result.real + result.imag.cos().log()  # the logarithm of the sum's real part

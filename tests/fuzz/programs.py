@@ -330,6 +330,10 @@ _VIEWS: dict[str, Program] = {
 }
 
 _DTYPES: dict[str, Program] = {
+    "all of one element, with out= of integers": _of(
+        {"a": _in((1, 1), "R", values="positive"), "b": _in((1,), "R", "uint8")},
+        "torch.all(a, 1, out=b)",
+    ),
     "cumsum with a small dtype along the sharded dim": _of(
         {"a": _in((2,), "S(0)")}, "x = torch.cumsum(a, -1, dtype=torch.int16)"
     ),
