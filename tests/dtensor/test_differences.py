@@ -313,6 +313,17 @@ def test_placements_of_torch_are_equal_to_ours_and_no_instances() -> None:
     assert not isinstance(Shard(1), TorchShard)
 
 
+def test_plain_tensors_must_be_the_same_on_all_ranks() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        tensor = distribute_tensor(torch.ones(4), mesh, [Shard(0)])
+        added: Any = tensor + torch.ones(4)
+        assert torch.equal(added.full_tensor(), torch.full((4,), 2.0))
+        with pytest.raises(PlacementError, match="differs between ranks"):
+            torch.add(tensor, torch.full((4,), float(mesh.get_rank())))
+
+    run_on_mesh((2,), body)
+
+
 def test_every_row_of_the_table_names_its_test() -> None:
     table = PAGE.read_text().split("## Differences from torch")[1].split("\n## ")[0]
     rows = [line for line in table.splitlines() if line.startswith("| ") and "`test_" in line]

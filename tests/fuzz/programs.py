@@ -119,6 +119,11 @@ _NUMBERS: dict[str, Program] = {
         "y = x / s0",
         runs=({"s0": False},),
     ),
+    "gradient of a plain number modulo a tensor": _of(
+        {"a": _in((5,), "S(0)", values="positive", grad=True), "p": _in((), values="ones")},
+        "x = p % a",
+        "g = gradients([x], [a])",
+    ),
     "integers divided by a tensor with a zero in one part": _of(
         {"a": _in((5,), "S(0)", "int64")}, "x = a % a"
     ),
@@ -290,6 +295,9 @@ _VIEWS: dict[str, Program] = {
     ),
     "comparison in place of a view of a partial, sharded tensor": _of(
         {"a": _in((4, 6), "P(sum), S(1)")}, "b = a.view(-1)", "b.ge_(1)", mesh=(2, 2)
+    ),
+    "logical_or_ of a view of a partial, sharded tensor": _of(
+        {"a": _in((4, 6), "P(sum), S(1)")}, "b = a.view(-1)", "b.logical_or_(b)", mesh=(2, 2)
     ),
     "number copied": _of({"a": _in((), "R")}, "a.copy_(s0)", runs=({"s0": 2},)),
     "comparison in place of a partial, sharded view": _of(
@@ -567,6 +575,11 @@ _TERMS: dict[str, Program] = {
 }
 
 _ATTENTION: dict[str, Program] = {
+    "multi-head attention of transposed parts, one empty": _of(
+        {"a": _in((1, 4, 4), "S(0)", strides="transposed")},
+        "m = module(nn.MultiheadAttention(4, 2, batch_first=True))",
+        "x = m(a, a, a)[0]",
+    ),
     "no gradient comes to attention, of which a part is empty": _of(
         {"a": _in((1, 1, 1, 1), "R", grad=True), "m": _in((1, 1), "S(0)")},
         "x = F.scaled_dot_product_attention(a, a, a, attn_mask=m)",

@@ -197,3 +197,27 @@ def test_norms_and_images_of_no_elements_equal_one_device() -> None:
                         _assert_close(ours, theirs, f"{number}: {shape} {placement}")
 
     run_on_mesh((2,), body)
+
+
+@pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="torch 2.13 has brought it")
+@pytest.mark.parametrize("placement", [Replicate(), Shard(0)])
+def test_linear_cross_entropy_equals_one_device(placement: Placement) -> None:
+    loss: Any = getattr(F, "linear_cross_entropy", None)
+    inputs, weight = torch.arange(24.0).reshape(6, 4) / 8, torch.arange(20.0).reshape(5, 4) / 16
+    labels = torch.tensor([0, 4, 2, 2, 1, 3])
+    wholes = [inputs.requires_grad_(), weight.requires_grad_()]
+    expected = loss(*wholes, labels)
+    expected.backward()
+
+    def body(mesh: DeviceMesh) -> None:
+        found = [
+            distribute_tensor(inputs.detach(), mesh, [placement]).requires_grad_(),
+            distribute_tensor(weight.detach(), mesh, [Replicate()]).requires_grad_(),
+        ]
+        made = loss(*found, distribute_tensor(labels, mesh, [placement]))
+        _assert_close(made, expected, "loss")
+        made.backward()
+        for one, whole in zip(found, wholes, strict=True):
+            _assert_close(one.grad, whole.grad, "gradient")
+
+    run_on_mesh((2,), body)
