@@ -38,8 +38,8 @@ IN_PLACE_UNARY = words(
 def unary(d: Draw) -> str:
     x = d.tensor(is_any)
     kind = d.one(UNARY)
-    if kind == "signbit" and bool(d.values[x].isnan().any()):
-        raise Refused  # nobody says which sign it has
+    if kind == "signbit" and bool((d.values[x].isnan() | (d.values[x] == 0)).any()):
+        raise Refused  # nobody says which sign these have
     return f"{d.name()} = torch.{kind}({x})"
 
 
