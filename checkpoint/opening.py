@@ -75,7 +75,8 @@ class Checkpoint(Mapping[str, "LazyTensor"]):
         if name not in self.manifest.tensors or name in self._packed:
             near = [other for other in self.manifest.tensors if other.endswith(name)][:3]
             hint = f"; did you mean {', '.join(near)}?" if near else ""
-            hint += not_there(self.manifest, name)
+            if why := not_there(self.manifest, name):
+                hint += f"; {why}"
             raise KeyError(f"{self.url} has no tensor {name!r}{hint}")
         return self._lazy(name)
 

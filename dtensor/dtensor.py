@@ -157,8 +157,7 @@ class DTensor(PlacedGradients, Checkpointable, Traceable):  # pyright: ignore[re
         Raises PlacementError where placements do not fit, and for a mesh taken by name from a
         larger one where that would be another mesh on other ranks.
         """
-        if isinstance(self, CopiedView):
-            refresh(self)
+        refresh(self)
         mesh = _goal_mesh(self, device_mesh)
         ours = resolve_placements(placements, mesh, self.ndim)
         goal = Goal(mesh, ours, forward_dtype, is_awaited=async_op)

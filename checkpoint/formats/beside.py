@@ -114,5 +114,5 @@ def not_there(manifest: Manifest, name: str) -> str:
     left_out = left_out_of(manifest)
     for left, why in left_out.items():
         if name == left or name.startswith(f"{left}/") or left.startswith(f"{name}/"):
-            return f"; {shown(left)} was left out: {why}"
+            return f"{shown(left)} was left out: {why}"
     return ""

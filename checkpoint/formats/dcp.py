@@ -144,7 +144,7 @@ class _Index:
             if hasattr(leaf, "chunks"):
                 dtype = _dtype(leaf.properties)
                 if dtype is None:
-                    self._leave_out(fqn, f"a tensor of {shown(_told_dtype(leaf.properties))}")
+                    self._leave_out(fqn, f"a tensor of {shown(_torch_dtype(leaf.properties))}")
                 else:
                     nodes[fqn] = self._tensor(fqn, leaf, dtype)
         if self.why is not None and not nodes:
@@ -315,13 +315,14 @@ def _boxes(leaf: Any) -> list[Box]:
     return [Box(tuple(chunk.offsets), tuple(chunk.sizes)) for chunk in leaf.chunks]
 
 
-def _told_dtype(properties: Any) -> Any:
+def _torch_dtype(properties: Any) -> Any:
+    """Return the dtype of a tensor, or what stands in its place."""
     state = getattr(properties, "args", ())
     return state[0] if state else getattr(properties, "dtype", None)
 
 
 def _dtype(properties: Any) -> DType | None:
     """Return the element type of a tensor; None for one that dtckpt does not hold."""
-    dtype = _told_dtype(properties)
+    dtype = _torch_dtype(properties)
     name = str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else ""
     return BY_TORCH_NAME.get(name)

@@ -11,7 +11,7 @@ from ..state.limits import MAX_NESTING, check_metadata_bytes, shown, text_of
 from ..state.names import index_component, is_encodable, join, key_component
 from ..state.tree import ABSENT, DICT_TAGS, SEQUENCES, children, container_node, dict_tag, tag_of
 from ..state.values import Node, encode_value
-from .pickles.arrays import ArrayDtype, NotHeld
+from .pickles.arrays import NotHeld
 from .pickles.unpickling import Namespace, Stream, unheld_of
 
 T = TypeVar("T")
@@ -241,8 +241,7 @@ class ValueNodes(Generic[T]):
             plain = bytes(value) if isinstance(value, bytearray) else value
             return encode_value(plain, name[:_MOST_SHOWN], allow_pickle=self._allow_pickle)
         except Unsavable as error:
-            kind = "numpy.dtype" if isinstance(value, ArrayDtype) else type(value).__qualname__
-            raise NotHeld(str(error), f"a value of type {kind}") from error
+            raise NotHeld(str(error), f"a value of type {type(value).__qualname__}") from error
 
     def _count(self, num_bytes: int) -> None:
         self._num_bytes += num_bytes

@@ -31,7 +31,7 @@ def refuse_left_out(found: Match, manifest: Manifest, where: str) -> None:
     """
     told = {at: why for at in found.missing if (why := not_there(manifest, at))}
     if told:
-        why = next(iter(told.values())).removeprefix("; ")
+        why = next(iter(told.values()))
         raise LayoutMismatch(
             f"{where}: {some_names(list(told))} cannot be loaded, and nothing was loaded ({why}). "
             "Take it out of the state, or load it with torch and save it anew in a form that "

@@ -55,8 +55,8 @@ from .valueless import find_valueless
 logger = logger_of("checkpoint")
 
 ATTEMPTS = 5
-"""Times that a load begins anew where another save has replaced the checkpoint, the first one
-included: a job that overwrites one path all the time is not waited for without end."""
+"""How often a load is tried where another save replaces the checkpoint each time: a job that
+overwrites one path all the time is not waited for without end."""
 
 
 def load(
@@ -144,7 +144,7 @@ def load(
     RankFailed. All that manifest, headers and sizes can tell is checked before any destination
     changes. A damaged block is found as it is read; the Corrupt error then lists what was already
     overwritten. Where another save has replaced the checkpoint meanwhile, its manifest is read
-    again, and all is loaded from that; ObjectNotFound where that happens some times in a row.
+    again, and all is loaded from that; ObjectNotFound where that happens five times in a row.
     """
     options = LoadOptions(
         strict=strict,
@@ -179,19 +179,19 @@ def load(
             finally:
                 running.close()
             if len(failed) == ATTEMPTS:
-                raise _replaced_again(running.store.url, failed) from failed[-1]
+                raise _replaced_again(failed) from failed[-1]
             logger.info(
                 "the checkpoint was replaced while it was loaded, and is loaded anew: %s",
                 failed[-1],
             )
 
 
-def _replaced_again(url: str, failed: Sequence[CheckpointError]) -> ObjectNotFound:
-    """Return the error of a load of which each attempt met another save."""
+def _replaced_again(failed: Sequence[CheckpointError]) -> ObjectNotFound:
+    """Return the error of a load of which each attempt met another save; the same on all ranks."""
     error = ObjectNotFound(
-        f"load: {url}: another save has replaced the checkpoint each of the {len(failed)} times "
-        "that it was read. Load it while nobody overwrites it, or have each save take a path of "
-        f"its own. At last: {failed[-1]}"
+        f"load: another save has replaced the checkpoint each of the {len(failed)} times that it "
+        "was read. Load it while nobody overwrites it, or have each save take a path of its own. "
+        f"The last error: {failed[-1]}"
     )
     error.overwritten = tuple({name: None for one in failed for name in one.overwritten})
     return error

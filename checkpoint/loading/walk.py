@@ -42,6 +42,7 @@ from ..state.tree import (
     same_values,
     tag_of,
 )
+from ..tensors.announced import PLAIN_TENSORS
 from ..tensors.local_tensor import tensor_tag
 from ..tensors.materialising import adopt, foreign_tensors, has_meta_tensors, is_meta
 from ..tensors.new_subclasses import NewSubclass
@@ -52,7 +53,6 @@ from .object_state import SavedForms
 from .packed_values import filled, is_alike
 
 _EXTRA_STATE = "_extra_state"
-_TENSORS = (torch.Tensor, torch.nn.Parameter)
 """Ends the keys of what modules give beside parameters and buffers (``get_extra_state``)."""
 
 OptimizerMatcher = Callable[["Walk", torch.optim.Optimizer, str, Any], Finisher | None]
@@ -131,7 +131,7 @@ class Walk(SavedForms):
         return self.found
 
     def node(self, value: Any, name: str) -> Rebuild | None:
-        is_tensor = type(value) in _TENSORS
+        is_tensor = type(value) in PLAIN_TENSORS
         takes_form = self.takes_form or (
             not is_tensor and name and not self.takes_more and _is_nothing(value)
         )

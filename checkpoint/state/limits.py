@@ -133,8 +133,8 @@ def json_copy(metadata: Any) -> Any:
 def check_shape(shape: Sequence[int], what: str, name: str = "") -> None:
     """Raise ValueError for a shape that no tensor can have, though it may have no elements."""
     too_many = len(shape) > MAX_DIMS
-    count = math.prod(shape) or math.prod([size or 1 for size in shape])
-    if too_many or count >= MAX_SIZE:
+    # Where there are zeros, the product of the others; there are ten thousands of shapes to check.
+    if too_many or (math.prod(shape) or math.prod([n or 1 for n in shape])) >= MAX_SIZE:
         what += f" {shown(name)}" if name else ""
         if too_many:
             raise ValueError(f"{what} has {len(shape)} dims, at most {MAX_DIMS} are possible")

@@ -33,7 +33,8 @@ _HINTS = (
     *("global_offset", "local_shape", "placements"),
     *("device_mesh", "_local_tensor", "_local_shard"),
 )
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
+"""Classes of tensors that are their own memory, as nearly all tensors are."""
 
 Parts = list[tuple[Box, torch.Tensor]]
 
@@ -53,7 +54,7 @@ def announces(value: Any) -> bool:
 
     Not for DTensors, whose class always does.
     """
-    if type(value) in _PLAIN and (not vars(value) or _TELLING.isdisjoint(vars(value))):
+    if type(value) in PLAIN_TENSORS and (not vars(value) or _TELLING.isdisjoint(vars(value))):
         return False
     if isinstance(value, BoxedTensor):
         return True

@@ -23,6 +23,7 @@ from ...dtensor.comm.caches import remembered
 from ...dtensor.geometry.box import Box
 from ...dtensor.geometry.layout import Layout
 from .announced import (
+    PLAIN_TENSORS,
     BoxedTensor,
     announced_parts,
     announced_shape,
@@ -41,7 +42,6 @@ from .transfer import TensorSource
 
 Array = np.ndarray[Any, Any]
 
-_TENSORS = (torch.Tensor, torch.nn.Parameter)
 _HELD = (torch.Tensor, LocalShard, BoxedTensor)
 _ARRAYS = (np.ndarray, np.memmap)
 
@@ -133,7 +133,7 @@ def local_tensor(name: str, value: Any) -> LocalTensor:
     dtype outside of the format, and LayoutMismatch where a local shard is not what its layout
     says.
     """
-    if type(value) in _TENSORS and not announces(value):  # nearly all, and there may be very many
+    if type(value) in PLAIN_TENSORS and not announces(value):  # nearly all, of very many
         return _plain(name, value)
     if type(value) in _ARRAYS:
         return _plain(name, _tensor_of_array(name, value))
@@ -274,7 +274,7 @@ def _own_memory(
             f"tensor {name!r} is not initialised yet; run a forward pass of the module first"
         )
     cls = type(tensor)
-    if cls in _TENSORS:
+    if cls in PLAIN_TENSORS:
         return tensor
     if is_subclass(tensor):
         raise refusal(name, tensor, is_shard=is_shard)

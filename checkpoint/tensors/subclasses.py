@@ -22,10 +22,9 @@ from ..state.limits import shown
 from ..state.subclass_node import SUBCLASS, SubclassNote, inner_nodes, note_of
 from ..state.tree import plain_node, tag_of
 from ..state.values import Node
-from .announced import announces, hint_of_parts
+from .announced import PLAIN_TENSORS, announces, hint_of_parts
 from .dtensors import is_dtensor, is_dtensor_class
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _FLATTEN = "__tensor_flatten__"
 
 
@@ -35,7 +34,7 @@ def is_subclass(value: Any) -> bool:
     Not for distributed tensors, nor for those that announce their boxes or wait for a collective.
     """
     cls = type(value)
-    if cls in _PLAIN or not _has_own_operators(cls):
+    if cls in PLAIN_TENSORS or not _has_own_operators(cls):
         return False
     return not (announces(value) or hasattr(value, "trigger_wait"))
 

@@ -19,11 +19,11 @@ from ..state.coordinates import VALUES, PerCoordinate
 from ..state.limits import MAX_NESTING
 from ..state.names import index_component, key_component, rank_component
 from ..state.tree import DICTS, SEQUENCES, PerRank, below, dict_tag, is_stateful
+from .announced import PLAIN_TENSORS
 from .local_shard import LocalShard
 from .local_tensor import tensor_tag
 
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes, torch.Tensor, torch.nn.Parameter})
-_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 @dataclass(slots=True)
@@ -157,7 +157,7 @@ class _Search:
         self.objects = objects
         self.tensors = tensors
         self.given_whole = given_whole
-        self.passed = _ATOMS if tensors is None else _ATOMS.difference(_TENSORS)
+        self.passed = _ATOMS if tensors is None else _ATOMS.difference(PLAIN_TENSORS)
         """What need not be looked at."""
         self.above: set[int] = set()
 
@@ -198,7 +198,7 @@ class _Search:
 
     def is_leaf(self, value: Any, name: str) -> bool:
         """Note what is no container."""
-        if type(value) in _TENSORS or tensor_tag(value) is not None:
+        if type(value) in PLAIN_TENSORS or tensor_tag(value) is not None:
             tensor: Any = value.tensor if isinstance(value, LocalShard) else value
             if self.tensors is not None and isinstance(tensor, torch.Tensor):
                 self.tensors.append((name, tensor))

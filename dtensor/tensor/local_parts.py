@@ -136,7 +136,7 @@ def spec_of_local(
             f"got ({format_placements(placements)})"
         )
     own = tuple(local.shape)
-    asks_sizes = bool([p for p in placements if isinstance(p, Ragged) and not p.sizes])
+    asks_sizes = any(isinstance(p, Ragged) and not p.sizes for p in placements)
     asks_shape = shape is None and any(p.is_shard() for p in placements)
     infers = asks_sizes or asks_shape
     if infers and mesh.has_rank and mesh.get_coordinate() is None:

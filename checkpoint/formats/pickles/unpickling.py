@@ -175,7 +175,9 @@ def unheld(name: str, reason: str = "") -> type[Unheld]:
 
 
 def unheld_of(value: Any) -> NotHeld | None:
-    """Return why a value is not held, if it is an object that is not known, or its class."""
+    """Return why a value is not held: an object that is not known, its class, or a numpy dtype."""
+    if isinstance(value, ArrayDtype):
+        return NotHeld("a dtype of numpy, which dtckpt does not hold", "numpy.dtype")
     if isinstance(value, Unheld):
         return value.error()
     if isinstance(value, type) and issubclass(value, Unheld):
