@@ -13,6 +13,8 @@ UNARY = words(
     "asinh positive sinc deg2rad"
 )
 ACTIVATIONS = words("gelu silu elu leaky_relu softplus hardtanh hardswish mish logsigmoid selu")
+NAN_BY_LANES = words("elu selu hardtanh hardswish logit")
+"""Where x is nan, kernels give these another gradient in vectors than in what is left over."""
 BINARY = words(
     "add sub mul div maximum minimum atan2 fmod remainder pow floor_divide eq ne lt le gt ge "
     "logical_and logical_or logical_xor hypot fmax fmin copysign xlogy bitwise_and bitwise_or "
@@ -40,6 +42,8 @@ def unary(d: Draw) -> str:
     kind = d.one(UNARY)
     if kind == "signbit" and bool((d.values[x].isnan() | (d.values[x] == 0)).any()):
         raise Refused  # nobody says which sign these have
+    if kind == "sgn" and d.values[x].is_complex() and bool(d.values[x].isinf().any()):
+        raise Refused  # what is infinite in one part has a sign in vectors alone
     return f"{d.name()} = torch.{kind}({x})"
 
 
@@ -50,7 +54,7 @@ def activation(d: Draw) -> str:
     # A number or none, by how the elements lie in memory.
     if kind == "gelu" and bool(d.values[x].isinf().any()):
         raise Refused
-    if kind in ("elu", "selu") and _has_nan_gradient(d.values[x]):
+    if kind in NAN_BY_LANES and _has_nan_gradient(d.values[x]):
         raise Refused
     return f"{d.name()} = F.{kind}({x})"
 
@@ -127,7 +131,7 @@ def scalar_options(d: Draw) -> str:
             "{x}.new_full((2, 3), {s})",
         ]
     )
-    if "F.elu" in line and _has_nan_gradient(d.values[x]):
+    if any(f".{name}(" in line for name in NAN_BY_LANES) and _has_nan_gradient(d.values[x]):
         raise Refused
     s, t = d.number(), d.number() if "{t}" in line else ""
     return f"{d.name()} = " + line.format(x=x, y=y, s=s, t=t)
