@@ -384,7 +384,7 @@ class _Verification:
         for entry in entries:
             name, bracket, _ = entry.key.partition("[")
             tensor = self.stored.get(name)
-            if tensor is None or entry.dtype is not tensor.dtype:
+            if tensor is None or entry.dtype is not tensor.dtype.in_file:
                 continue
             try:
                 box = Box.parse(entry.key[len(name) :]) if bracket else Box.whole(tensor.shape)

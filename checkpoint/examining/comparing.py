@@ -351,7 +351,7 @@ def _groups(pairs: Sequence[_Pair], read: Sequence[int]) -> Iterator[list[tuple[
 
 
 def _read(data: StoredData, parts: Sequence[tuple[StoredTensor, Box]]) -> list[Array]:
-    arrays = [np.empty(box.sizes, dtype=f"u{tensor.dtype.itemsize}") for tensor, box in parts]
+    arrays = [np.empty(box.sizes, dtype=tensor.dtype.items) for tensor, box in parts]
     wants = [
         Want(tensor=tensor, box=box, sink=ArraySink(array))
         for (tensor, box), array in zip(parts, arrays, strict=True)

@@ -81,7 +81,7 @@ class Drift:
 def drift_of(
     dtypes: tuple[DType, DType], items: tuple[Array, Array], *, rtol: float, atol: float
 ) -> Drift:
-    """Return what there is to say of pairs of elements, given as unsigned ints as wide as one.
+    """Return what there is to say of pairs of elements, given as ``DType.items``.
 
     Values differ by more than is tolerated where that is above ``atol`` plus ``rtol`` times the
     size of the first.

@@ -56,7 +56,7 @@ def _edges(data: StoredData, part: TensorPart) -> Array:
     """
     dims = [_spans(n if dim in part.kept else 1) for dim, n in enumerate(part.sizes)]
     sizes = [sum(size for _, size in dim) + len(dim) - 1 for dim in dims]
-    items = np.zeros(sizes, dtype=f"u{part.tensor.dtype.itemsize}")
+    items = np.zeros(sizes, dtype=part.tensor.dtype.items)
     for corner in itertools.product(*(enumerate(dim) for dim in dims)):
         box = Box(tuple(at for _, (at, _) in corner), tuple(size for _, (_, size) in corner))
         place = tuple(

@@ -15,7 +15,7 @@ from dtckpt.errors import LayoutMismatch
 
 from ...storage.base import Store
 from ...storage.open import open_store
-from ..exporting.safetensors_files import file_head
+from ..exporting.safetensors_files import check_safetensors, file_head
 from ..files.stored_data import StoredData
 from ..formats.names import SAFETENSORS
 from ..formats.opening import open_place, read_manifest, stored_data
@@ -134,6 +134,8 @@ def _pieces(
 def _head(parts: Sequence[_Written], path: str) -> bytes:
     """Return what a file begins with; LayoutMismatch where it cannot hold the parts."""
     if path.endswith(SAFETENSORS):
+        for part in parts:
+            check_safetensors(part.dtype, part.name, "write a .npy file, which holds one")
         entries = ((p.name, p.dtype.code, p.dtype.file_shape(p.shape), p.num_bytes) for p in parts)
         return file_head(entries, {"format": "pt"})
     if not path.endswith(_NPY):
@@ -166,7 +168,7 @@ class _Written:
         self.name = part.tensor.name
         self._is_converted = dtype is not None
         if dtype is None:
-            self.dtype = BY_TORCH_NAME[f"uint{8 * stored.itemsize}"] if bits else stored
+            self.dtype = _bits(self.name, stored) if bits else stored
         else:
             self.dtype = _converted(self.name, stored, dtype)
         if stored.packed > 1 and part.tensor.shape and len(part.tensor.shape) - 1 not in part.kept:
@@ -183,6 +185,14 @@ class _Written:
             return items
         with np.errstate(invalid="ignore"):  # of signalling NaN
             return numbers(self.part.tensor.dtype, items).astype(numpy_name(self.dtype))
+
+
+def _bits(name: str, stored: DType) -> DType:
+    """Return the unsigned ints that are as wide; LayoutMismatch where there are none."""
+    ints = BY_TORCH_NAME.get(f"uint{8 * stored.itemsize}")
+    if ints is None:
+        raise LayoutMismatch(f"tensor {name!r}: no int is as wide as {stored.torch_name}")
+    return ints
 
 
 def _converted(name: str, stored: DType, dtype: str) -> DType:

@@ -19,7 +19,7 @@ def numpy_name(dtype: DType) -> str | None:
 
 
 def numbers(dtype: DType, items: Array) -> Array:
-    """Return the values of elements, given as unsigned ints as wide as one.
+    """Return the values of elements, given as ``DType.items``.
 
     Types of torch alone become float32, which holds all of their values. A packed type has more
     values in its last dim than there are elements.

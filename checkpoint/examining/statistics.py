@@ -164,7 +164,7 @@ class _MomentsSink:
             return self._found
         codes = np.flatnonzero(self._codes)
         weights = np.repeat(self._codes[codes], self._dtype.packed)
-        return Moments.of(numbers(self._dtype, codes.astype(f"u{self._dtype.itemsize}")), weights)
+        return Moments.of(numbers(self._dtype, codes.astype(self._dtype.items)), weights)
 
 
 def _told(name: str, tensor: StoredTensor, found: Moments) -> TensorStatistics:

@@ -14,13 +14,24 @@ from ...storage.base import Store
 from ..files.manifest import Manifest
 from ..files.stored_data import StoredData
 from ..files.stored_tensor import StoredTensor
+from ..formats.names import SAFETENSORS
 from ..reading.batches import BatchedReader, Part
 from ..state.names import key_of
 from ..state.tree import TENSORS, TreeIndex, index_tree, tag_of
+from ..tensors.dtypes import DType
 from ..tensors.source import PIECE_BYTES
 
 _INDEX = "model.safetensors.index.json"
 _ALIGNMENT = 8
+
+
+def check_safetensors(dtype: DType, name: str, remedy: str) -> None:
+    """Raise LayoutMismatch where safetensors has no such element type."""
+    if dtype.in_file is not dtype:
+        raise LayoutMismatch(
+            f"tensor {name!r}: safetensors, and so a {SAFETENSORS} file, has no "
+            f"{dtype.torch_name}; {remedy}"
+        )
 
 
 def file_head(
@@ -60,6 +71,8 @@ class SafetensorsFiles:
             if kept != name:
                 self.tied[name] = kept
         kept = {name: t for name, t in chosen.items() if name not in self.tied}
+        for name, tensor in kept.items():
+            check_safetensors(tensor.dtype, name, "export a part without it, or as dcp")
         self._files = _dealt(kept, only, max_file_bytes)
         self.names = tuple(kept)
         self.num_bytes = sum(tensor.num_bytes for tensor in kept.values())

@@ -35,7 +35,7 @@ from ..state.limits import (
     shown,
     text_of,
 )
-from ..tensors.dtypes import DTYPES, DType, dtype_of_code
+from ..tensors.dtypes import IN_FILES, DType, dtype_of_code
 from .blocks import DEFAULT_BLOCK_BYTES, DIGEST_BYTES, LENGTH_BYTES, num_blocks
 
 ALIGNMENT = 4096
@@ -131,9 +131,9 @@ def lay_out(
     for key, dtype, sizes in sorted(chunks, key=lambda chunk: -chunk[1].itemsize):
         num_bytes = math.prod(sizes) * dtype.itemsize
         shape = dtype.file_shape(sizes)
-        entries[key] = Entry(key, dtype, shape, start, num_bytes, block)
+        entries[key] = Entry(key, dtype.in_file, shape, start, num_bytes, block)
         header[key] = {
-            "dtype": dtype.code,
+            "dtype": dtype.in_file.code,
             "shape": shape,
             "data_offsets": (start, start + num_bytes),
         }
@@ -232,7 +232,8 @@ def entries_of(
     position = block = 0
     for key, value in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         start, end = value["data_offsets"]
-        dtype = DTYPES.get(value["dtype"]) or dtype_of_code(value["dtype"], f"{where}: {key!r}")
+        code = value["dtype"]
+        dtype = IN_FILES.get(code) or dtype_of_code(code, f"{where}: {key!r}", is_header=True)
         shape = tuple(value["shape"])
         if not all(type(size) is int and 0 <= size < MAX_SIZE for size in shape):
             raise ValueError(f"entry {shown(key)} has the shape {shown(shape)}")

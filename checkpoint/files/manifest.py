@@ -53,7 +53,9 @@ OURS = "dtckpt"
 COMPRESSED_VERSION = 2
 """Version of the format from which on files may be compressed."""
 VALUES_VERSION = 3
-"""Version of the format from which on there are packed values, and more types of values."""
+"""Version of the format from which on there are packed values, and more types of values and of
+elements."""
+_DTYPES_OF_VERSION_3 = {"C128"}
 _KNOWN_VERSIONS = (FORMAT_VERSION, COMPRESSED_VERSION, VALUES_VERSION)
 _KNOWN_FEATURES = {"borrowed", "compressed", "renamed"}
 _PREFIX = b'{"digest": "'
@@ -262,7 +264,8 @@ class Manifest:
 
     def _version_with(self, tags: AbstractSet[str]) -> int:
         """Return the version with the tags of the tree."""
-        if not TAGS_OF_VERSION_3.isdisjoint(tags):
+        dtypes = {tensor.dtype.code for tensor in self.tensors.values()}
+        if not TAGS_OF_VERSION_3.isdisjoint(tags) or not dtypes.isdisjoint(_DTYPES_OF_VERSION_3):
             return VALUES_VERSION
         return COMPRESSED_VERSION if self.is_compressed else FORMAT_VERSION
 

@@ -327,11 +327,11 @@ class StoredData:
         if entry is None and key in file.layout.references:
             file = self.borrowed(file.layout.references[key], tensor.name)
             entry = file.layout.entries.get(key)
-        if entry is None or entry.shape != shape or entry.dtype is not tensor.dtype:
+        if entry is None or entry.shape != shape or entry.dtype is not tensor.dtype.in_file:
             found = "no such entry" if entry is None else f"{entry.dtype.code}{list(entry.shape)}"
             raise Corrupt(
                 f"{file.where}: expected entry {key!r} of "
-                f"{tensor.dtype.code}{list(shape)}, got {found}"
+                f"{tensor.dtype.in_file.code}{list(shape)}, got {found}"
             )
         return file, entry
 

@@ -151,7 +151,7 @@ def _encode(
     with BlockEncoder(layout.block_bytes, output.put) as encoder:
         for chunk in chunks:
             for piece in chunk.source.pieces(PIECE_BYTES):
-                encoder.update(piece, chunk.dtype.itemsize)
+                encoder.update(piece, chunk.dtype.in_file.itemsize)
                 on_progress(len(piece))
             encoder.end_chunk()
         encoder.finish()

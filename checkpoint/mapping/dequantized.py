@@ -164,7 +164,7 @@ class _Work:
         dtype = self.recipe.dtype
         made = values.to(getattr(torch, dtype.torch_name)).contiguous()
         bits = made.view(getattr(torch, f"int{8 * dtype.itemsize}")).numpy()
-        self.sink.put(at.relative_to(self.box), bits.view(f"u{dtype.itemsize}"))
+        self.sink.put(at.relative_to(self.box), bits.view(dtype.items))
 
     def _factors(self, number: int, scale: Scale, at: Box) -> torch.Tensor:
         """Return the factor of every element of a box, in a shape that broadcasts."""

@@ -104,9 +104,9 @@ class BatchedReader:
                     yield arrays.pop(0)
 
     def _read(self, parts: Sequence[Part]) -> list[Array]:
-        """Return the items of some parts, as unsigned ints as wide as an element."""
+        """Return the items of some parts, as ``DType.items``."""
         tensors = self._data.manifest.tensors
-        arrays = [np.empty(b.sizes, dtype=f"u{tensors[name].dtype.itemsize}") for name, b in parts]
+        arrays = [np.empty(b.sizes, dtype=tensors[name].dtype.items) for name, b in parts]
         wants = [
             Want(tensor=tensors[name], box=box, sink=ArraySink(array))
             for (name, box), array in zip(parts, arrays, strict=True)

@@ -254,7 +254,7 @@ def _store(extent: Extent, data: memoryview, data_start: int) -> None:
         return
     items = np.ndarray(
         cut.part.sizes,
-        f"u{entry.dtype.itemsize}",
+        want.tensor.dtype.items,
         buffer=data.toreadonly(),
         offset=offset,
         strides=cut.strides,

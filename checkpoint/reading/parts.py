@@ -61,14 +61,14 @@ class TensorPart:
     def read(self, data: StoredData, of: Box | None = None) -> Array:
         """Return the items of the part, or of a box of what is wanted of it.
 
-        Items are unsigned ints as wide as an element. No dim is left out of a box. Of what lies
+        Items are as wide as an element (``DType.items``). No dim is left out of a box. Of what lies
         between them no more is in memory at once than a few MiB.
         """
         wanted = Box.whole(self.sizes) if of is None else of
         if self.span(wanted).numel <= 2 * wanted.numel:
             items = self._read(data, wanted)
         else:
-            items = np.empty(wanted.sizes, dtype=f"u{self.tensor.dtype.itemsize}")
+            items = np.empty(wanted.sizes, dtype=self.tensor.dtype.items)
             for box in self._boxes(wanted, _SPAN_BYTES // self.tensor.dtype.itemsize):
                 items[box.relative_to(wanted).slices] = self._read(data, box)
         return items.reshape(self.shape) if of is None else items
@@ -90,7 +90,7 @@ class TensorPart:
 
     def _read(self, data: StoredData, wanted: Box) -> Array:
         span = self.span(wanted)
-        items = np.empty(span.sizes, dtype=f"u{self.tensor.dtype.itemsize}")
+        items = np.empty(span.sizes, dtype=self.tensor.dtype.items)
         want = Want(tensor=self.tensor, box=span, sink=ArraySink(items))
         execute(plan_reads(data, [want]), check_files=False)
         return items[tuple(slice(None, None, step) for step in self.steps)]

@@ -9,13 +9,14 @@ import numpy as np
 
 from ...dtensor.geometry.box import Box
 from ..files.stored_tensor import StoredTensor
+from ..tensors.dtypes import items_of
 from ..tensors.sink import Array, Sink
 from ..tensors.source import PIECE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class ArraySink:
-    """Fills a contiguous array of unsigned ints as wide as an element."""
+    """Fills a contiguous array of elements (``DType.items``)."""
 
     array: Array
 
@@ -80,7 +81,7 @@ class Fill:
     def run(self) -> None:
         """Store them, a piece at a time."""
         for part in self.box.parts(PIECE_BYTES // self.itemsize):
-            zero = np.zeros((), dtype=f"u{self.itemsize}")
+            zero = np.zeros((), dtype=items_of(self.itemsize))
             self.sink.put(part, np.broadcast_to(zero, part.sizes))
 
 

@@ -137,7 +137,7 @@ class _Converted:
         widest = max(self.saved.itemsize, self.wanted.itemsize)
         step = max(min(CONVERTED_BYTES, max_bytes) // widest, 1)
         for piece in self.source.pieces(max_bytes):
-            items = np.frombuffer(piece, dtype=f"u{self.saved.itemsize}")
+            items = np.frombuffer(piece, dtype=self.saved.items)
             for start in range(0, len(items), step):
                 made = converted(items[start : start + step], saved, wanted)
                 yield made.view(np.uint8).data

@@ -146,7 +146,7 @@ def _sample(chunks: Sequence[Chunk]) -> Iterator[tuple[memoryview, int]]:
         if passed * _NUM_SAMPLES > taken * total:
             taken = -(-passed * _NUM_SAMPLES // total)
             for piece in islice(chunk.source.pieces(DEFAULT_BLOCK_BYTES), 1):
-                yield piece, chunk.dtype.itemsize
+                yield piece, chunk.dtype.in_file.itemsize
 
 
 def _changed(

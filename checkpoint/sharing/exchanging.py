@@ -30,6 +30,7 @@ from ..ranks.boards import device_of
 from ..reading import limits
 from ..reading.read_plan import Read
 from ..reading.wants import Fill
+from ..tensors.dtypes import torch_items
 from ..tensors.sink import Array, Sink
 from .stripe_memory import arrays_in, open_files, reads_into, room_of
 from .stripes import Stripe, StripedTensor, deal
@@ -189,15 +190,14 @@ class _Received:
         """Return None: a sink may take elements in another way than as memory."""
 
     def put(self, box: Box, items: torch.Tensor) -> None:
-        array: Array = items.cpu().numpy().view(f"u{self.itemsize}")
+        array: Array = items.cpu().numpy().view(self.stored.dtype.items)
         part = box.translate(self.box.offsets)
         self.owner.bytes_received += self.owner.put(self.stored, part, array)
 
 
 def _view(array: Array) -> ViewPart:
     """Return elements of any dtype as torch takes them."""
-    itemsize = array.dtype.itemsize
-    return ViewPart(torch.from_numpy(array if itemsize == 1 else array.view(f"i{itemsize}")))
+    return ViewPart(torch.from_numpy(array.view(torch_items(array.dtype.itemsize))))
 
 
 _Readers = tuple[tuple[int, Box], ...]

@@ -11,10 +11,11 @@ from ..files.stored_data import StoredData
 from ..reading import limits
 from ..reading.read_plan import Read, Run, plan_runs
 from ..reading.wants import Fill
+from ..tensors.dtypes import items_of
 from ..tensors.sink import Array
 from .stripes import Stripe
 
-_ITEMS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
+_ITEMS = {size: np.dtype(items_of(size)) for size in (1, 2, 4, 8, 16)}
 
 
 def room_of(stripe: Stripe) -> int:

@@ -311,8 +311,8 @@ def dtype_of(name: str, dtype: torch.dtype | None) -> DType:
     if found is None:
         remedy = ". Save its real and imaginary parts, as torch.view_as_real(tensor) has them"
         raise Unsavable(
-            f"tensor {name!r} has the dtype {dtype}, which safetensors does not hold; expected "
-            f"one of {', '.join(BY_TORCH_NAME)}{remedy if dtype and dtype.is_complex else ''}"
+            f"tensor {name!r} has the dtype {dtype}, which files do not hold; expected one of "
+            f"{', '.join(BY_TORCH_NAME)}{remedy if dtype and dtype.is_complex else ''}"
         )
     return found
 

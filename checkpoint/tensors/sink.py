@@ -31,7 +31,7 @@ class Sink(Protocol):
         ...
 
     def put(self, part: Box, items: Array) -> None:
-        """Store ``items``, of unsigned ints as wide as an element, at ``part`` of the wanted box.
+        """Store ``items``, as wide as an element (``DType.items``), at ``part`` of the wanted box.
 
         Called from several threads at once, for disjoint parts; ``items`` is valid only during
         the call. May be called for some parts even where there is ``memory``.

@@ -15,11 +15,18 @@ from dtckpt.errors import LayoutMismatch
 
 from ...dtensor.geometry.box import Box
 from ...storage.arena import ARENA_UNIT, prefer_huge_pages
+from .dtypes import items_of
 from .sink import Array
 
 _HUGE_BYTES = 2 * ARENA_UNIT
 """Smaller tensors have few pages of either kind, and often memory that was used before."""
-_INT_OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_ITEMS = {
+    1: torch.uint8,
+    2: torch.int16,
+    4: torch.int32,
+    8: torch.int64,
+    16: torch.complex128,  # torch has no ints as wide; elements are moved, never computed with
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +163,8 @@ def _copy_in_background(target: torch.Tensor, items: Array, stream: torch.cuda.S
 
 
 def _host_copy(items: Array, dtype: torch.dtype, *, pinned: bool) -> torch.Tensor:
-    int_dtype = _INT_OF_SIZE[items.itemsize]
-    host = torch.empty(items.shape, dtype=int_dtype, device="cpu", pin_memory=pinned)
+    moved = _ITEMS[items.itemsize]
+    host = torch.empty(items.shape, dtype=moved, device="cpu", pin_memory=pinned)
     _items_of(host)[...] = items
     return host.view(dtype)
 
@@ -207,6 +214,6 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
 
 
 def _items_of(tensor: torch.Tensor) -> Array:
-    """Return a view of the elements as unsigned ints; strides are kept."""
+    """Return a view of the elements as ``DType.items``; strides are kept."""
     size = tensor.element_size()
-    return tensor.view(_INT_OF_SIZE[size]).numpy().view(f"u{size}")
+    return tensor.view(_ITEMS[size]).numpy().view(items_of(size))

@@ -121,7 +121,7 @@ def load_box(store: Store, name: str, box: Box) -> Array:
     """
     data = StoredData(store, read_manifest(store))
     tensor = data.manifest.tensors[name]
-    array = np.zeros(box.sizes, dtype=f"u{tensor.dtype.itemsize}")
+    array = np.zeros(box.sizes, dtype=tensor.dtype.items)
     count = np.zeros(box.sizes, dtype=int)
     reads = plan_reads(data, [Want(tensor=tensor, box=box, sink=CountingSink(array, count))])
     execute(reads)
@@ -135,8 +135,10 @@ def load_box(store: Store, name: str, box: Box) -> Array:
 
 
 def items(shape: Sequence[int], code: str, seed: int = 0) -> Array:
-    """Return random items of a dtype as unsigned ints."""
+    """Return random items of a dtype as ``DType.items``."""
     size = DTYPES[code].itemsize
+    if size == 16:
+        return items((*shape, 2), "U64", seed).view(DTYPES[code].items)[..., 0]
     high = 2 if code == "BOOL" else 2 ** (8 * size) - 1
     rng = np.random.default_rng(seed)
     return rng.integers(0, high, size=tuple(shape), dtype=f"u{size}")

@@ -115,7 +115,7 @@ class FakeServer(ABC):
         asyncio.set_event_loop(self._loop)
         self._loop.run_until_complete(self._listen())
         self._loop.run_forever()
-        self._loop.run_until_complete(self._runner.cleanup())
+        self._loop.run_until_complete(self._end())
         self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
 
@@ -130,6 +130,16 @@ class FakeServer(ABC):
         await site.start()
         self.endpoint = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
         self._ready.set()
+
+    async def _end(self) -> None:
+        """Close all connections: one that still has something to send would outlive the loop."""
+        assert self._runner.server is not None
+        transports = [each.transport for each in self._runner.server.connections]
+        await self._runner.cleanup()
+        for transport in transports:
+            if isinstance(transport, asyncio.WriteTransport):
+                transport.abort()
+        await asyncio.sleep(0)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         self._busy += 1

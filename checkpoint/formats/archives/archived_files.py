@@ -102,7 +102,7 @@ class _Chunk:
                 f"and end there after {max(at.room, 0)}. Fetch the file again"
             )
         shape = self.dtype.file_shape(self.sizes)
-        return Entry(key, self.dtype, shape, at.start, num_bytes, 0, at.strides)
+        return Entry(key, self.dtype.in_file, shape, at.start, num_bytes, 0, at.strides)
 
     def num_bytes(self, strides: tuple[int, ...] | None) -> int:
         return reach_bytes(self.sizes, strides, self.dtype.itemsize)

@@ -17,7 +17,7 @@ import dtckpt.checkpoint as dcp
 from dtckpt.checkpoint import compare
 from dtckpt.checkpoint.examining import comparing
 from dtckpt.checkpoint.examining.drift import drift_of
-from dtckpt.checkpoint.tensors.dtypes import DTYPES, DType
+from dtckpt.checkpoint.tensors.dtypes import DTYPES, DType, items_of
 from dtckpt.dtensor import Mesh
 from dtckpt.errors import LayoutMismatch
 
@@ -30,7 +30,7 @@ def _dtype(tensor: torch.Tensor) -> DType:
 
 
 def _items(tensor: torch.Tensor) -> Any:
-    return tensor.view(torch.uint8).numpy().view(f"u{tensor.element_size()}")
+    return tensor.view(torch.uint8).numpy().view(items_of(tensor.element_size()))
 
 
 def _state() -> dict[str, Any]:

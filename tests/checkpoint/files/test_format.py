@@ -127,6 +127,8 @@ def test_every_dtype_that_torch_and_safetensors_share(name: str, tmp_path: Path)
     (file,) = tmp_path.glob("data/*/*.safetensors")
     with safe_open(file, "pt") as opened:
         found = opened.get_tensor("x")
+    if name == "complex128":  # which safetensors has not: pairs of float64
+        found = torch.view_as_complex(found)
     assert found.dtype == tensor.dtype
     assert torch.equal(found.view(torch.uint8), tensor.view(torch.uint8))
 

@@ -175,7 +175,7 @@ NOT_HELD: dict[str, tuple[Any, str]] = {
     "objects": (np.array([None, "a"]), r"'x': numpy's dtype 'O8', which dtckpt does not hold"),
     "texts": (np.array(["a"]), r"'x': an array of numpy's str.*, which dtckpt does not hold"),
     "dates": (np.array(["2026-01-01"], "M8[D]"), r"numpy's dtype 'M8', which dtckpt does not"),
-    "wide": (np.ones(2, np.complex128), r"'x': an array of numpy's complex128"),
+    "wide": (np.ones(2, np.longdouble), r"'x': an array of numpy's float128"),
     "fields": (np.zeros(2, [("a", "f4")]), r"'x': numpy's dtype 'V4'"),
     "class": (nn.Linear, r"asks for torch\.nn\.modules\.linear\.Linear, which is not among"),
     "module": (nn.Linear(1, 1), r"asks for torch\.nn\.modules\.linear\.Linear, which is not among"),

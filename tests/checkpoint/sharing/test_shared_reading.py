@@ -21,7 +21,7 @@ from dtckpt.checkpoint.sharing import exchanging
 from dtckpt.checkpoint.sharing.exchanging import StripeExchange
 from dtckpt.checkpoint.sharing.stripe_memory import reads_into
 from dtckpt.checkpoint.sharing.stripes import StripedTensor, deal, times_read
-from dtckpt.checkpoint.tensors.dtypes import DTYPES
+from dtckpt.checkpoint.tensors.dtypes import DTYPES, items_of
 from dtckpt.dtensor import (
     Box,
     DeviceMesh,
@@ -101,10 +101,10 @@ def load_all(
 
 
 def as_items(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """The elements as unsigned ints."""
+    """The elements as ``DType.items``."""
     size = tensor.element_size()
     flat = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return flat.view(f"u{size}").reshape(tuple(tensor.shape))
+    return flat.view(items_of(size)).reshape(tuple(tensor.shape))
 
 
 def flat(num_ranks: int, placement: Placement, shape: tuple[int, ...]) -> Layout:
