@@ -107,7 +107,7 @@ def _pointwise(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tens
     collect_tensors(args, given)
     if op.is_view or (schema_of(op).is_mutable and not is_in_place(op)):
         return None
-    if not given or any(0 in tensor.shape for tensor in given):
+    if not given or (any(0 in tensor.shape for tensor in given) and not is_in_place(op)):
         return None
     try:
         shape = torch.broadcast_shapes(*[tensor.shape for tensor in given])

@@ -427,6 +427,7 @@ def _is_ill_conditioned(program: Program, run: int, plain: Trace, finding: Findi
         return False
     expected = plain.env.get(finding.name)
     noises = [Noise(seed, of_zeros=seed == 2, of_largest=seed >= 4) for seed in range(6)]
+    noises.append(Noise(2, of_zeros=True, sign=-1))  # a number alone has one sign only
     if any(operator_of(line) in _EQUALITIES for line in program.lines):
         numbers = [n for n in program.runs[run].values() if math.isfinite(n)]
         noises.append(Noise(0, onto=[0, *numbers]))

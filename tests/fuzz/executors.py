@@ -222,10 +222,12 @@ class Noise:
         of_zeros: bool = False,
         of_largest: bool = False,
         onto: Sequence[float] = (),
+        sign: int = 1,
     ) -> None:
         """``onto`` are numbers that values become which are as close to them as rounding comes."""
         self._generator = torch.Generator().manual_seed(seed)
         self._onto = onto
+        self._sign = sign
         self._of_zeros, self._of_largest = of_zeros, of_largest
         self._changes_all = seed % 2 == 0
         self._num_eps = 1 + seed // 2
@@ -241,7 +243,7 @@ class Noise:
             # Half of them change all values, so that a number equal to another one is not.
             lowest = 0 if self._changes_all else -1
             signs = torch.randint(lowest, 2, value.shape, generator=self._generator)
-            signs = signs * 2 - 1 if self._changes_all else signs
+            signs = (signs * 2 - 1 if self._changes_all else signs) * self._sign
             with suppress(RuntimeError):  # of values that share one element of memory
                 # By way of data: autograd counts no write.
                 if self._onto:

@@ -338,6 +338,9 @@ _VIEWS: dict[str, Program] = {
 }
 
 _DTYPES: dict[str, Program] = {
+    "power in place of no booleans": _of(
+        {"a": _in((0,), "R", "bool")}, "a.pow_(s0)", runs=({"s0": False},)
+    ),
     "all of one element, with out= of integers": _of(
         {"a": _in((1, 1), "R", values="positive"), "b": _in((1,), "R", "uint8")},
         "torch.all(a, 1, out=b)",
