@@ -15,6 +15,7 @@ from pathlib import Path
 from runpy import run_module
 from typing import NoReturn
 
+import torch
 import torch.distributed as dist
 
 from .python import run_python
@@ -25,8 +26,9 @@ def run_processes(
 ) -> list[str]:
     """Run ``python -m module`` once per rank and return what each printed.
 
-    One process imports the module and what it needs, and all ranks are forked from it. The module
-    calls ``join_group`` first and ``leave_group`` last. ``compiler`` is that of ``run_python``.
+    One process imports the module and what it needs, calls its ``before_fork`` if it has one, and
+    all ranks are forked from it. The module calls ``join_group`` first and ``leave_group`` last.
+    ``compiler`` is that of ``run_python``.
     Raises AssertionError with the output of the ranks that fail.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -52,7 +54,9 @@ def _output(folder: str, rank: int) -> Path:
 
 def _launch(folder: str, size: int, timeout: float, module: str) -> list[int]:
     """Fork all ranks and return the status of each."""
-    import_module(module)  # and all that it imports
+    prepare = getattr(import_module(module), "before_fork", None)  # with all that it imports
+    if prepare is not None:
+        prepare()
     sys.modules.pop(module)
     ranks: dict[int, int] = {}
     for rank in range(size):
@@ -101,6 +105,16 @@ def _wait(running: set[int], timeout: float) -> dict[int, int]:
             deadline = min(deadline, time.monotonic() + 5)
         time.sleep(0.05)
     return codes
+
+
+def import_compiler() -> None:
+    """Import what torch imports when it first compiles: a second or more of each rank."""
+
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    torch.compile(doubled, backend="aot_eager")(torch.ones(2, requires_grad=True))
+    torch.compiler.reset()
 
 
 def join_group(size: int | None = None, name: str = "") -> int:

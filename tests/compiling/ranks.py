@@ -22,7 +22,7 @@ import dtckpt.dtensor as dtensor
 from dtckpt.dtensor import random
 from dtckpt.dtensor.comm.traffic import Collective, Observer, observing
 
-from ..processes import join_group, leave_group
+from ..processes import import_compiler, join_group, leave_group
 from .families import Model, size_of
 from .functions import OF_A_NUMBER, make
 
@@ -172,6 +172,9 @@ def main() -> None:
             sys.exit(1)
         print(json.dumps([case, told, time.process_time() - start]), flush=True)
     leave_group()
+
+
+before_fork = import_compiler
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ..processes import join_group, leave_group
+from ..processes import import_compiler, join_group, leave_group
 from .hidden import dtensor, experimental, fsdp, parallel, traffic
 
 WIDTH, HEADS, TOKENS = 16, 2, 12
@@ -272,6 +272,9 @@ def makers(backend: str) -> None:
 
 def _attended(x: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(x * 2, x, x, is_causal=True) + 1
+
+
+before_fork = import_compiler
 
 
 if __name__ == "__main__":

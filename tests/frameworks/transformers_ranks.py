@@ -9,6 +9,8 @@ import json
 import math
 import os
 import sys
+import tempfile
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,16 @@ from torch.distributed.tensor.debug import CommDebugMode
 import dtckpt.checkpoint as dcp
 
 from ..processes import join_group, leave_group
-from .tiny_models import CONFIGS, pretrained
+from .tiny_models import CONFIGS, pretrained, write_pretrained
+
+
+def before_fork() -> None:
+    """Let transformers import what it needs for these models: two seconds of each rank."""
+    import_module("transformers.distributed")
+    with tempfile.TemporaryDirectory() as folder:
+        write_pretrained(Path(folder))
+        for name in CONFIGS:
+            pretrained(Path(folder), name)
 
 
 def main(folder: Path, runs: list[tuple[dict[str, int], str | None, list[str]]]) -> None:

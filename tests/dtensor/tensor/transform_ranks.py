@@ -30,7 +30,7 @@ from dtckpt.dtensor import (
     redistribute_many,
 )
 from dtckpt.errors import PlacementError, UnsupportedOp
-from tests.processes import join_group, leave_group
+from tests.processes import import_compiler, join_group, leave_group
 
 X, T = torch.arange(12.0).view(4, 3).sin(), torch.arange(12.0).view(4, 3).cos()
 WEIGHT = torch.arange(15.0).view(3, 5).sin()
@@ -157,6 +157,9 @@ def main() -> None:
     check_refusals(mesh)
     check_compiled_autograd(mesh)
     leave_group()
+
+
+before_fork = import_compiler
 
 
 if __name__ == "__main__":
