@@ -24,6 +24,8 @@ class Matched:
     strict: bool
     idle: Sequence[str]
     """Keys of ``rename`` that are no name on it."""
+    compares: bool
+    """Whether it has to compare what was saved for destinations that share memory."""
     offer: Offer
     calls_back: bool
     """Whether code of the user takes part in handing over what was read."""
@@ -74,6 +76,7 @@ class Decision:
             must_check=bool(
                 idle
                 or any(one.offer.has_something or not one.is_complete for one in told)
+                or any(one.compares for one in told)
                 or (unexpected and any(one.strict for one in told))
             ),
             calls_back=any(one.calls_back for one in told),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,10 +29,11 @@ from ..tensors.materialising import (
 from ..tensors.overlaps import find_sharing, overlaps_itself
 from ..tensors.sink import Sink
 from ..tensors.ties import find_ties
-from ..tensors.transfer import SinkToCome, TensorComparison, TensorSink, in_huge_pages
+from ..tensors.transfer import SinkToCome, TensorSink, in_huge_pages
 from .casting import ConvertingSink, DTypePolicy, is_lossless, may_convert
 from .match import Match
 from .options import LoadOptions
+from .shared_memory import Part, SharedMemory
 
 
 class Destinations:
@@ -68,11 +68,9 @@ class Destinations:
         self._check_fit(found.problems)
         if options.device is not None and any(map(is_meta, self.held.values())):
             torch.empty(0, device=options.device)  # raises where there is no such device
-        self._tied: dict[int, int] = {}
-        """Parts that are the very memory of an earlier one, with its number, over all tensors."""
-        self._overlapping: set[int] = set()
-        """Parts that share some elements with others, such as a slice of a cache beside it."""
-        self._find_shared_memory()
+        parts = [tensor for local in self.tensors.values() for _, tensor in local.parts]
+        self._sharing = find_sharing(parts)
+        """Parts, by their numbers over all tensors, that share memory with others."""
 
     def _check_fit(self, problems: Iterable[str]) -> None:
         """Raise LayoutMismatch unless shapes, dtypes and kinds of all leaves agree."""
@@ -88,16 +86,17 @@ class Destinations:
                 + "\n  ".join(problems[:20])
             )
 
-    def _find_shared_memory(self) -> None:
-        """Find the parts whose memory is that of others, or shares elements with it.
-
-        Both are filled, and then compared with what was saved for them: state that was saved of
-        such memory fits it.
-        """
-        parts = [tensor for local in self.tensors.values() for _, tensor in local.parts]
-        sharing = find_sharing(parts)
-        self._tied = sharing.tied
-        self._overlapping = {number for pair in sharing.overlapping for number in pair}
+    def shared_memory(self) -> SharedMemory:
+        """Return what shares memory, and was saved apart: state of such memory fits it."""
+        sharing = self._sharing
+        if not sharing.tied and not sharing.overlapping:
+            return SharedMemory((), sharing)
+        parts = [
+            Part(name=name, stored=self._stored[name], box=box, tensor=tensor, dtype=local.dtype)
+            for name, local in self.tensors.items()
+            for box, tensor in local.parts
+        ]
+        return SharedMemory(parts, sharing)
 
     def check_rank(self, rank: int) -> None:
         """Raise LayoutMismatch for tensors with layouts beside them that are of another rank."""
@@ -105,29 +104,20 @@ class Destinations:
             if isinstance(value, LocalShard):
                 self.tensors[name].check_rank(rank)
 
-    def wants(self, elsewhere: Container[str]) -> tuple[list[Want], list[Want]]:
-        """Return what this rank is to read into destinations, and what to compare tied ones with.
+    def wants(self, elsewhere: Container[str]) -> list[Want]:
+        """Return what this rank is to read into destinations; what is tied is read once.
 
         Tensors that are read ``elsewhere``, by other ranks for this one, are left out.
         """
-        filled: list[Want] = []
-        compared: list[Want] = []
-        names: list[str] = []
+        found: list[Want] = []
+        index = 0
         for name, local in self.tensors.items():
             for number, (box, _) in enumerate(local.parts):
-                names.append(name)
-                first = self._tied.get(len(names) - 1)
-                if first is None:
-                    if name not in elsewhere:
-                        sink = self._sink(name, number)
-                        filled.append(Want(tensor=self._stored[name], box=box, sink=sink))
-                    if len(names) - 1 in self._overlapping:
-                        sink = self._sink(name, number, is_filled=True)
-                        compared.append(Want(tensor=self._stored[name], box=box, sink=sink))
-                elif self._is_stored_apart(names[first], name):
-                    sink = self._sink(name, number, is_filled=True)
-                    compared.append(Want(tensor=self._stored[name], box=box, sink=sink))
-        return filled, compared
+                if index not in self._sharing.tied and name not in elsewhere:
+                    sink = self._sink(name, number)
+                    found.append(Want(tensor=self._stored[name], box=box, sink=sink))
+                index += 1
+        return found
 
     def received(self, striped: Striped) -> tuple[dict[str, list[Destination]], list[Fill]]:
         """Return where stored tensors go that ranks read for each other, and what is filled."""
@@ -145,24 +135,18 @@ class Destinations:
                         found[key].append(Destination(name, made.box, itemsize, made.sink))
         return found, fills
 
-    def _sink(self, name: str, number: int, *, is_filled: bool = False) -> Sink:
-        """Return what takes the saved elements of a part of a tensor, or compares them with it."""
+    def _sink(self, name: str, number: int) -> Sink:
+        """Return what takes the saved elements of a part of a tensor."""
         local, saved = self.tensors[name], self._stored[name].dtype
         value, tensor = self.held[name], local.parts[number][1]
         sink: Sink
-        make = partial(TensorComparison, name) if is_filled else TensorSink
         if is_meta(value):
-            is_memory = not is_filled and will_be_host_memory(value, self._options.device)
-            sink = SinkToCome(make, is_memory=is_memory)
+            sink = SinkToCome(is_memory=will_be_host_memory(value, self._options.device))
             self._sinks_to_come.append((sink, name, number))
         else:
             # Whatever of it has no page yet is filled by the reads.
-            sink = make(in_huge_pages(tensor) if tensor.is_contiguous() else tensor)
+            sink = TensorSink(in_huge_pages(tensor) if tensor.is_contiguous() else tensor)
         return sink if saved is local.dtype else ConvertingSink(sink, saved, local.dtype)
-
-    def _is_stored_apart(self, one: str, other: str) -> bool:
-        """Whether two names have elements of their own in the checkpoint."""
-        return self._stored[one].stored_name != self._stored[other].stored_name
 
     def stored_names(self) -> dict[str, str]:
         """Return for every destination which stored tensor it is: the same for what was tied.
@@ -187,8 +171,8 @@ class Destinations:
     def tied_names(self) -> set[str]:
         """Return the names of destinations that share memory with others."""
         names = [name for name, local in self.tensors.items() for _ in local.parts]
-        tied = {index for pair in self._tied.items() for index in pair}
-        return {names[index] for index in tied | self._overlapping}
+        pairs = [*self._sharing.tied.items(), *self._sharing.overlapping]
+        return {names[index] for pair in pairs for index in pair}
 
     def seen(self, names: Iterable[str]) -> list[str]:
         """Return those of some names whose tensors the caller can see: not memory that is new."""

@@ -38,6 +38,7 @@ from ..timing.bars import OnProgress
 from ..timing.recorder import Recorder
 from ..timing.sharing import last_round
 from .destinations import Destinations
+from .shared_memory import SharedMemory
 
 
 class Filling:
@@ -81,8 +82,6 @@ class Filling:
         self._received: dict[str, list[Destination]] = {}
         """Where tensors go that other ranks read."""
         self._reads: list[Read | Fill] = []
-        self._comparisons: list[Read | Fill] = []
-        """Reads for tied tensors: what is stored for each must be equal."""
         self._touched: dict[str, None] = {}
         self.is_planned = False
         self.bytes_read = 0
@@ -173,10 +172,15 @@ class Filling:
             tensors = self._destinations.tensors
             self._broadcasts = Broadcasts(self._shareable, tensors, self._group)
             elsewhere |= self._broadcasts.read_elsewhere()
-        filled, compared = self._destinations.wants(elsewhere)
-        self._reads = plan_reads(self._data, filled)
-        self._comparisons = plan_reads(self._data, compared)
+        self._reads = plan_reads(self._data, self._destinations.wants(elsewhere))
         self.is_planned = True
+
+    def compare(self, shared: SharedMemory) -> None:
+        """Raise LayoutMismatch where destinations that share memory are to get other values."""
+        with self._recorder.phase("read") as phase:
+            alive = self._ranks.tell_alive
+            phase.num_bytes = shared.check(self._data, lambda _: alive(), self._num_local)
+        self.bytes_read += phase.num_bytes
 
     def run(self, *, is_last: bool) -> None:
         """Fill the destinations. Collective; all ranks raise the same error.
@@ -236,8 +240,7 @@ class Filling:
                 # Now: once all have read, the others are in a collective.
                 self._received, fills = self._destinations.received(self._striped)
                 reads = [*reads, *fills]
-            self.bytes_read = self._execute(reads, self._touched)
-            self.bytes_read += self._execute(self._comparisons)
+            self.bytes_read += self._execute(reads, self._touched)
             if self._sharing is not None:
                 self.bytes_read += self._sharing.run(
                     self._received, self._touched, self._execute, self._ranks.is_broken
@@ -266,7 +269,7 @@ class Filling:
         stripes = self._stripes
         shared = () if stripes is None else map(stripes.reads, range(stripes.num_rounds))
         in_memory = () if self._sharing is None else self._sharing.reads
-        reads = chain(self._reads, self._comparisons, *shared, *in_memory)
+        reads = chain(self._reads, *shared, *in_memory)
         return sum(read.num_bytes for read in reads if isinstance(read, Read))
 
     def _broadcast(self, broadcasts: Broadcasts) -> bytes:

@@ -50,6 +50,7 @@ from .match import Match
 from .matching import match
 from .options import LoadOptions, Strict
 from .report import LoadReport
+from .shared_memory import SharedMemory
 from .valueless import find_valueless
 
 logger = logger_of("checkpoint")
@@ -210,6 +211,7 @@ class _Load:
     manifest: Manifest
     found: Match
     destinations: Destinations
+    shared_memory: SharedMemory
     filling: Filling
     decision: Decision
 
@@ -230,8 +232,9 @@ class _Load:
     ) -> LoadReport:
         """Take this rank through the load: three rounds between ranks, and more where they must.
 
-        Ranks check together before they read only where one of them has something to refuse, or
-        may read for others; and they agree on the end only where code of the user has a part in it.
+        Ranks check together before they read only where one of them has something to refuse or to
+        compare, or may read for others; and they agree on the end only where code of the user has
+        a part in it.
         """
         ranks = self.ranks
         told = together(ranks, "load: read manifest", lambda: self.open(target), self.give_manifest)
@@ -407,6 +410,7 @@ class _Load:
                 self.num_local,
                 self.memory,
             )
+            self.shared_memory = self.destinations.shared_memory()
             offer = self.offer()
             if place or not is_alone:
                 offer = self.filling.offer(offer, found.own, may_exchange=not is_alone)
@@ -418,6 +422,7 @@ class _Load:
             is_complete=not (self.options.strict and found.missing),
             strict=self.options.wants_all,
             idle=found.idle,
+            compares=bool(self.shared_memory),
             offer=offer,
             calls_back=found.calls_back,
         ).to_bytes()
@@ -430,6 +435,7 @@ class _Load:
     def check(self) -> bytes:
         """Raise LayoutMismatch if state and checkpoint differ in what they may not.
 
+        So, too, where destinations that share memory were saved with other values.
         Else plan the reads of a rank that had to know first which ranks read what.
         """
         where, decision = self.store.url, self.decision
@@ -438,6 +444,8 @@ class _Load:
             unexpected = self.found.names_of_mask(decision.unexpected)
             unwanted = unexpected if self.options.wants_all else ()
             refuse_differences(self.found, unwanted, self.ranks.rank, where)
+        if self.shared_memory:
+            self.filling.compare(self.shared_memory)
         if not self.filling.is_planned:
             with paused_collector(), self.recorder.phase("plan"):
                 self.filling.plan(share=decision.read_once, in_memory=decision.in_memory)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -73,7 +73,8 @@ class TensorComparison:
         if not np.array_equal(_items_of(filled), items):
             raise LayoutMismatch(
                 f"tensor {self._name!r} shares its memory with another one in the state that is "
-                "loaded, but the checkpoint holds different values for the two. Untie them"
+                "loaded, but the checkpoint holds different values for the two; nothing was "
+                "loaded. Untie them"
             )
 
 
@@ -119,17 +120,14 @@ class TensorSink:
 class SinkToCome:
     """Stands for the sink of a tensor that gets its memory once the load is certain to fit."""
 
-    _sink: TensorSink | TensorComparison
+    _sink: TensorSink
 
-    def __init__(
-        self, make: Callable[[torch.Tensor], TensorSink | TensorComparison], *, is_memory: bool
-    ) -> None:
-        self._make = make
+    def __init__(self, *, is_memory: bool) -> None:
         self.is_memory = is_memory
 
     def arrive(self, tensor: torch.Tensor) -> None:
         """Make the sink of the tensor that has memory now, before anything is read for it."""
-        self._sink = self._make(tensor)
+        self._sink = TensorSink(tensor)
 
     def memory(self) -> memoryview | None:
         """Return that of the sink which was made."""

@@ -9,10 +9,14 @@ import pytest
 import torch
 
 import dtckpt.checkpoint as dcp
+from dtckpt.checkpoint.loading import shared_memory
+from dtckpt.checkpoint.tensors.local_shard import LocalShard
 from dtckpt.checkpoint.tensors.overlaps import find_sharing, overlaps_itself
-from dtckpt.dtensor import DeviceMesh, DTensor, Mesh, Replicate
+from dtckpt.dtensor import DeviceMesh, DTensor, Layout, Mesh, Replicate, Shard
 from dtckpt.errors import LayoutMismatch, Unsavable
 from dtckpt.storage import MemoryStore
+
+from ..test_together import SIZE, same_error
 
 
 def saved(state: dict[str, Any]) -> MemoryStore:
@@ -31,7 +35,66 @@ def test_tied_tensors_are_loaded_once_and_compared() -> None:
     differing = saved({"embed": tied, "head": tied + 1})
     with pytest.raises(LayoutMismatch, match="different values for the two") as failure:
         dcp.load({"embed": into, "head": into}, differing)
-    assert failure.value.overwritten == ("embed",)
+    assert failure.value.overwritten == ()
+    assert torch.equal(into, tied)
+    apart = saved({"embed": tied, "head": tied.clone()})
+    into.zero_()
+    report = dcp.load({"embed": into, "head": into}, apart)
+    assert torch.equal(into, tied)
+    assert report.bytes_read == 3 * tied.nbytes  # both to compare them, and one to fill it
+
+
+def test_tied_tensors_are_compared_a_piece_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_memory, "_STEP_BYTES", 64)
+    values = {name: torch.randn(17, 5) for name in "abc"}
+    again = {f"{name}2": tensor.clone() for name, tensor in values.items()}
+    into = {name: torch.zeros(17, 5) for name in "abc"}
+    tied = {**into, **{f"{name}2": tensor for name, tensor in into.items()}}
+    dcp.load(tied, saved(values | again))
+    assert all(into[name].equal(values[name]) for name in "abc")
+    again["c2"][16, 4] += 1
+    into["a"].zero_()
+    with pytest.raises(LayoutMismatch, match="tensor 'c2' shares its memory"):
+        dcp.load(tied, saved(values | again))
+    assert not into["a"].any()
+
+
+def test_destinations_that_look_at_shared_memory_in_other_ways() -> None:
+    """As conjugates, as other dtypes, and as rows and columns."""
+    values = torch.randn(3, 4, dtype=torch.complex64)
+    store = saved({"a": values, "b": values.conj(), "c": values.view(torch.int64), "d": values.T})
+    into = torch.zeros_like(values)
+    state = {"a": into, "b": into.conj(), "c": into.view(torch.int64), "d": into.T}
+    dcp.load(state, store)
+    assert into.equal(values)
+    wrong = saved({"a": values, "b": values})
+    into.zero_()
+    with pytest.raises(LayoutMismatch, match="tensor 'b' shares its memory"):
+        dcp.load({"a": into, "b": into.conj()}, wrong)
+    assert not into.any()
+
+
+def test_two_halves_of_a_tensor_are_not_one_memory() -> None:
+    whole, rows = torch.arange(8.0), Layout(Mesh((2,)), (Shard(0),), (8,))
+    half = torch.full((4,), 7.0)
+    state = {name: LocalShard(half, rows, (i,)) for i, name in enumerate(("first", "second"))}
+    with pytest.raises(LayoutMismatch, match="tensor 'second' shares its memory"):
+        dcp.load(state, saved({"first": whole, "second": whole}))
+    assert half.eq(7).all()
+
+
+def test_one_rank_alone_has_other_values_for_what_it_has_tied() -> None:
+    store = saved({"a": torch.ones(4), "b": torch.zeros(4)})
+    into = [torch.full((4,), 7.0) for _ in range(SIZE)]
+
+    def load(rank: int, group: Any) -> None:
+        state = {"a": into[rank], "b": into[rank] if rank == 1 else torch.full((4,), 7.0)}
+        dcp.load(state, store, process_group=group)
+
+    error = same_error(load)
+    assert "rank 1" in str(error)
+    assert "nothing was loaded" in str(error)
+    assert all(tensor.eq(7).all() for tensor in into)
 
 
 def test_tensors_that_overlap_in_part_are_loaded_as_they_were_saved() -> None:
@@ -52,7 +115,8 @@ def test_overlapping_destinations_of_other_values_are_an_error() -> None:
     buffer = torch.full((6,), 7.0)
     with pytest.raises(LayoutMismatch, match="different values for the two") as failure:
         dcp.load({"a": buffer[:4], "b": buffer[2:]}, store)
-    assert failure.value.overwritten == ("a", "b")
+    assert failure.value.overwritten == ()
+    assert buffer.eq(7).all()
 
 
 def test_views_that_interleave_are_fine() -> None:
