@@ -15,6 +15,7 @@ from dtckpt.logs import logger_of
 
 from ..comm.caches import Cache
 from ..geometry.layout import Layout
+from ..geometry.placement import format_placements
 from ..mesh.spec import DTensorSpec
 from ..ops import find_rule, rule_maker
 from ..ops.engine.choice import Choice, choose
@@ -37,11 +38,23 @@ from .refused_writes import refuse_moved_overlap, refuse_other_shape, refuse_ove
 from .symbols import with_stand_ins
 from .user_rules import require_local_shapes
 
+aten = torch.ops.aten
+
 MAX_PLANS = 4096
 """Plans remembered per mesh."""
 
 _REFUSE_ZERO = {"floor_divide", "remainder", "fmod", "div"}
 """Operators that divide; of integers by zero they raise."""
+
+_MIRRORED: dict[Op, Op] = {
+    aten.lt.Tensor: aten.gt.Tensor,
+    aten.gt.Tensor: aten.lt.Tensor,
+    aten.le.Tensor: aten.ge.Tensor,
+    aten.ge.Tensor: aten.le.Tensor,
+    aten.eq.Tensor: aten.eq.Tensor,
+    aten.ne.Tensor: aten.ne.Tensor,
+}
+"""Comparisons, with those that say the same of the operands in the other order."""
 
 _UNKNOWN: Any = object()
 
@@ -57,7 +70,7 @@ def plan_of(bound: Bound) -> LocalPlan | None:
     key = bound.key
     plan = plans.get(key, _UNKNOWN)
     if plan is _UNKNOWN:
-        plan = _make_plan(_without_values(with_stand_ins(bound)))
+        plan = _plan_in_order(_without_values(with_stand_ins(bound)))
         _log(bound, plan)
         plans.put(key, plan)
     return plan
@@ -80,6 +93,43 @@ def _log(bound: Bound, plan: LocalPlan | None) -> None:
         moves = "; ".join(f"{source} -> {target}" for _, source, target in plan.moves)
         outputs = ", ".join(str(spec) for spec in plan.outputs)
         _logger.debug("%s(%s) -> %s, redistributing %s", op, inputs, outputs, moves or "nothing")
+
+
+def _plan_in_order(bound: Bound) -> LocalPlan | None:
+    """Return the plan of a call; of a comparison the same in either order of its operands.
+
+    Of ``a < b`` Python asks ``b > a`` where the class of b derives from that of a. This may be so on
+    some ranks alone: those whose part of b is irregular (``tensor.views.irregular``).
+    """
+    call = bound.call
+    other = _MIRRORED.get(call.op)
+    if other is None or len(bound.specs) != 2 or not _is_before(*reversed(bound.specs)):
+        return _make_plan(bound)
+    mirrored = Bound(
+        replace(call, op=other, args=call.args[::-1]),
+        bound.mesh,
+        bound.leaves[::-1],
+        bound.specs[::-1],
+    )
+    plan = _make_plan(mirrored)
+    if plan is None:
+        return None
+    run_local = plan.run_local
+
+    def run(one: Tensor, two: Tensor) -> Any:
+        return run_local(two, one)
+
+    moves = tuple((1 - index, source, target) for index, source, target in plan.moves)
+    return replace(plan, op=call.op, run_local=run, moves=moves)
+
+
+def _is_before(one: DTensorSpec, other: DTensorSpec) -> bool:
+    """Whether one comes before the other by what is the same on all ranks."""
+
+    def told(spec: DTensorSpec) -> tuple[Any, ...]:
+        return format_placements(spec.placements), spec.shape, spec.stride, str(spec.dtype)
+
+    return told(one) < told(other)
 
 
 def _make_plan(bound: Bound) -> LocalPlan | None:

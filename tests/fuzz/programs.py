@@ -338,6 +338,19 @@ _VIEWS: dict[str, Program] = {
 }
 
 _DTYPES: dict[str, Program] = {
+    "comparison with a part that has strides on one rank": _of(
+        {
+            "a": _in((5, 1), "S(0)"),
+            "b": _in(
+                (5, 1),
+                "Ragged(0:0,5)",
+                strides="stepped_rows",
+                made_by="from_local without strides",
+            ),
+        },
+        *(f"x{n} = a {symbol} b" for n, symbol in enumerate(("<", "<=", ">", ">=", "==", "!="))),
+        *(f"y{n} = b {symbol} a" for n, symbol in enumerate(("<", "<=", ">", ">=", "==", "!="))),
+    ),
     "amax of no complex numbers": _of(
         {"a": _in((0, 1), "Ragged(1:0,1)", "complex64"), "b": _in((0,), "R", "complex64")},
         "torch.amax(a, 1, out=b)",
