@@ -37,6 +37,8 @@ from .call import Call
 aten = torch.ops.aten
 
 _SEVERAL = (list, tuple)
+_LOOK_AT_ELEMENTS = (aten.cumsum_.default, aten.cumprod_.default)
+"""Operators that refuse dtypes when they come to an element, and of no elements take all."""
 _in_inference = torch.is_inference_mode_enabled
 
 
@@ -128,6 +130,8 @@ class LocalPlan:
 
     def _require_cast(self, made: Tensor, target: Tensor) -> None:
         """Raise, as the operator in place does, where its result does not fit the dtype."""
+        if made.numel() == 0 and self.op in _LOOK_AT_ELEMENTS:
+            return
         if not torch.can_cast(made.dtype, target.dtype):
             raise RuntimeError(
                 f"{self.op}: its result is {made.dtype}, and cannot be written to {target.dtype}; "

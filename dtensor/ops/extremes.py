@@ -65,6 +65,8 @@ def _identity(reduce_op: str, dtype: torch.dtype) -> Any:
         return reduce_op == "min"
     if dtype.is_floating_point:
         return float("-inf") if reduce_op == "max" else float("inf")
+    if dtype.is_complex:  # without an order: all results are empty, or refused on all ranks
+        return 0
     info = torch.iinfo(dtype)
     return info.min if reduce_op == "max" else info.max
 

@@ -338,6 +338,13 @@ _VIEWS: dict[str, Program] = {
 }
 
 _DTYPES: dict[str, Program] = {
+    "amax of no complex numbers": _of(
+        {"a": _in((0, 1), "Ragged(1:0,1)", "complex64"), "b": _in((0,), "R", "complex64")},
+        "torch.amax(a, 1, out=b)",
+    ),
+    "cumsum in place of a view of no booleans": _of(
+        {"a": _in((1, 1), "S(0)", "bool")}, "x = a[4:4:2, :3:2]", "x.cumsum_(1)"
+    ),
     "power in place of no booleans": _of(
         {"a": _in((0,), "R", "bool")}, "a.pow_(s0)", runs=({"s0": False},)
     ),
