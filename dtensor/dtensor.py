@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from dtckpt.errors import PlacementError
 
 from .calls.dispatch import dispatch
 from .geometry.layout import Layout
-from .geometry.placement import Placement, Replicate, format_placements
+from .geometry.placement import Placement, Replicate, format_placements, parse_placements
 from .graphs.nodes import CAN_RECORD, NODES
 from .mesh.device_mesh import DeviceMesh
 from .mesh.resolving import AnyMesh, resolve_mesh
@@ -282,11 +282,19 @@ class DTensor(PlacedGradients, Checkpointable, Traceable):  # pyright: ignore[re
         """Return what was set on the tensor, such as the mark of a Parameter."""
         return [(name, value) for name, value in self.__dict__.items() if name not in LINKS]
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise TypeError(
-            "a DTensor is not pickled: it would hold one rank's part and a mesh of this job. Save "
-            "it with dtckpt.checkpoint.save, or pickle its full_tensor()"
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickled are this rank's part and what it is of; loaded elsewhere, that is an error."""
+        spec, mesh = self.spec, self.device_mesh
+        what_it_is_of = (
+            mesh,
+            format_placements(spec.placements),
+            tuple(spec.shape),
+            tuple(spec.stride),
+            mesh.get_coordinate() if mesh.has_rank else None,
         )
+        local = regular_local(self).detach()
+        own = dict(self._own_attributes())
+        return _unpickled, (local, *what_it_is_of, self.requires_grad, own)
 
     def __repr__(self, **_: Any) -> str:
         """Return what this rank holds, as ``str`` does; it never communicates.
@@ -303,6 +311,35 @@ class DTensor(PlacedGradients, Checkpointable, Traceable):  # pyright: ignore[re
         return (
             f"DTensor({local}, shape={list(self.shape)}, placements=({placements}), mesh={mesh!r})"
         )
+
+
+def _unpickled(
+    local: Tensor,
+    mesh: DeviceMesh,
+    placements: str,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    coordinate: tuple[int, ...] | None,
+    requires_grad: bool,
+    attributes: dict[str, Any],
+) -> DTensor:
+    """Return a DTensor that was pickled; PlacementError on a rank that holds another part of it."""
+    here = mesh.get_coordinate() if mesh.has_rank else None
+    if here != coordinate:
+        raise PlacementError(
+            f"a pickled DTensor of shape {list(shape)} holds the part at {coordinate} of {mesh}, "
+            f"and this rank is at {here}. Load on each rank what it has saved itself, with as many "
+            "ranks; or save with dtckpt.checkpoint.save, which loads on any other mesh"
+        )
+    spec = spec_of(mesh, parse_placements(placements), shape, stride, local.dtype)
+    made = DTensor(local, spec, requires_grad=requires_grad)
+    for name, value in attributes.items():
+        setattr(made, name, value)
+    return made
+
+
+# It makes a tensor of a part and of numbers: a file may call it.
+torch.serialization.add_safe_globals([_unpickled])
 
 
 @opaque

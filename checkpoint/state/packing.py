@@ -14,8 +14,8 @@ import struct
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, compress, islice
-from typing import Any, cast
+from itertools import accumulate, chain, compress, islice, repeat
+from typing import Any, TypeVar, cast
 
 from dtckpt.errors import Corrupt, Unsavable
 
@@ -55,7 +55,14 @@ _MOST_WIDTH = 32
 _WIDTHS = {f"I{8 * width}": width for width in range(9, _MOST_WIDTH + 1)}
 _LENGTH = struct.Struct("<I")
 _MOST_KINDS = 256
+_AT_ONCE = 4096
+"""Ints that are made bytes together: few enough to stay in the processor's cache."""
+_MOST_COLUMNS = 64
+"""Items of containers that are made together, a table of them."""
 _MOST_VALUES = 1 << 27
+
+
+_Text = TypeVar("_Text", str, bytes)
 
 
 class _NotPlain(Exception):
@@ -103,12 +110,12 @@ class _Packer:
 
     def column(self, values: list[Any], inner: list[Iterable[Any]]) -> dict[str, Any]:
         """Write the values of a level, and add what lies in its containers to ``inner``."""
-        types = list(map(type, values))
         # In order of appearance, so that equal values give equal bytes on all ranks.
-        kinds = list(dict.fromkeys(_KINDS.get(cls, "node") for cls in dict.fromkeys(types)))
+        kind_of = {cls: _KINDS.get(cls, "node") for cls in dict.fromkeys(map(type, values))}
+        kinds = list(dict.fromkeys(kind_of.values()))
         if kinds == ["node"] or (kinds == ["none"]) or len(kinds) > 1:
-            numbers = {cls: kinds.index(_KINDS.get(cls, "node")) for cls in dict.fromkeys(types)}
-            codes = bytes(map(numbers.__getitem__, types))
+            numbers = {cls: kinds.index(kind) for cls, kind in kind_of.items()}
+            codes = bytes(map(numbers.__getitem__, map(type, values)))
             self.buffers.append(codes)
             parts = [
                 self.part(kind, self.of_kind(values, codes, number), inner)
@@ -134,8 +141,12 @@ class _Packer:
         elif kind == "complex":
             self.buffers.append(np.array(values, dtype="<c16").tobytes())
         elif kind == "str":
-            # Half of a surrogate pair is a character of Python that UTF-8 has no bytes for.
-            told["lengths"] = self.texts([v.encode("utf-8", "surrogatepass") for v in values])
+            whole = "".join(values)
+            if whole.isascii():  # bytes are as many as characters
+                told["lengths"] = self.ints(list(map(len, values)))
+                self.buffers.append(whole.encode())
+            else:  # half of a surrogate pair is a character that UTF-8 has no bytes for
+                told["lengths"] = self.texts([v.encode("utf-8", "surrogatepass") for v in values])
         elif kind == "bytes":
             told["lengths"] = self.texts(values)
         elif kind == "node":
@@ -143,7 +154,9 @@ class _Packer:
         elif kind != "none":
             told["lengths"] = self.ints(list(map(len, values)))
             if kind in _DICTS:
-                keys = list(chain.from_iterable(values))
+                keys, is_same = _keys_of(values)
+                if is_same:
+                    told["same_keys"] = True
                 if not set(map(type, keys)) <= {str, int}:
                     raise _NotPlain
                 # What reads optimizers looks into the tree for their groups.
@@ -159,12 +172,19 @@ class _Packer:
         try:
             array = np.array(values, dtype="<i8")
         except OverflowError:
-            most = max(map(int.bit_length, values))
+            low, high = min(values), max(values)
+            most = max(low.bit_length(), high.bit_length())
+            if most <= 64 and low >= 0:
+                self.buffers.append(np.array(values, dtype="<u8").tobytes())
+                return "U64"
             if most > MAX_INT_BITS:
                 raise _NotPlain from None
             width = most // 8 + 1  # with a bit for the sign
             if width <= _MOST_WIDTH:
-                self.buffers += [value.to_bytes(width, "little", signed=True) for value in values]
+                for start in range(0, len(values), _AT_ONCE):
+                    some = values[start : start + _AT_ONCE]
+                    each = [value.to_bytes(width, "little", signed=True) for value in some]
+                    self.buffers.append(b"".join(each))
                 return f"I{8 * width}"
             text = ",".join(map(str, values)).encode()
             if len(text) >= 1 << 32:
@@ -183,13 +203,21 @@ class _Packer:
 
     def texts(self, values: list[bytes]) -> str:
         code = self.ints(list(map(len, values)))
-        self.buffers += values
+        self.buffers.append(b"".join(values))
         return code
 
     def node(self, value: Any) -> bytes:
         if not self.may_hold(value):
             raise _NotPlain
         return json.dumps(encode_value(value, "", allow_pickle=False)).encode()
+
+
+def _keys_of(dicts: Sequence[dict[Any, Any]]) -> tuple[list[Any], bool]:
+    """Return the keys of all dicts, or of one where all have the same ones, which is told."""
+    first = list(dicts[0])
+    if all(map(first.__eq__, map(list, dicts))):
+        return first, True
+    return list(chain.from_iterable(dicts)), False
 
 
 def unpack(data: bytes | bytearray | memoryview, name: str) -> Any:
@@ -281,22 +309,22 @@ class _Unpacker:
         if lengths and min(lengths) < 0:
             raise ValueError("a length is negative")
         if kind in ("str", "bytes", "node"):
-            return _Part(kind, count, list(map(_FROM_BYTES[kind], self.pieces(lengths))))
+            data = bytes(self.take(sum(lengths)))
+            if kind == "str" and data.isascii():
+                return _Part(kind, count, _pieces(data.decode("ascii"), lengths))
+            made = map(_FROM_BYTES[kind], _pieces(data, lengths))
+            return _Part(kind, count, list(made))
         if kind not in _MAKERS:
             raise ValueError(f"unknown kind {shown(kind)}")
         keys: list[Any] | None = None
         if kind in _DICTS:
             keys = self.column(object_of(told["keys"], "keys"), is_keys=True).build([])
-            if len(keys) != sum(lengths):
+            has_same = told.get("same_keys", False)
+            wanted = set(lengths) if has_same else {sum(lengths)}
+            if wanted != {len(keys)} or len(set(keys)) < len(keys) * bool(has_same):
                 raise ValueError("dicts have other keys than they state")
-        return _Part(kind, count, lengths=lengths, keys=keys)
-
-    def pieces(self, lengths: list[int]) -> Iterator[bytes]:
-        data = bytes(self.take(sum(lengths)))
-        end = 0
-        for length in lengths:
-            start, end = end, end + length
-            yield data[start:end]
+            return _Part(kind, count, lengths=lengths, keys=keys, has_same_keys=bool(has_same))
+        return _Part(kind, count, lengths=lengths)
 
     def array(self, dtype: str, count: int) -> Any:
         np = _numpy()
@@ -309,16 +337,15 @@ class _Unpacker:
             if len(found) != count:
                 raise ValueError(f"{len(found)} numbers, expected {count}")
             return found
+        if code == "U64":
+            return self.array("<u8", count).tolist()
         if code in _INT_DTYPES:
             return self.array(_INT_DTYPES[cast(str, code)], count).tolist()
         width = _WIDTHS.get(code) if isinstance(code, str) else None
         if width is None:
             raise ValueError(f"unknown dtype of ints {shown(code)}")
-        data = bytes(self.take(width * count))
-        return [
-            int.from_bytes(data[start : start + width], "little", signed=True)
-            for start in range(0, len(data), width)
-        ]
+        items = struct.iter_unpack(f"{width}s", self.take(width * count))
+        return [int.from_bytes(item, "little", signed=True) for (item,) in items]
 
 
 @dataclass(slots=True)
@@ -328,12 +355,21 @@ class _Part:
     leaves: list[Any] | None = None
     lengths: list[int] = field(default_factory=list[int])
     keys: list[Any] | None = None
+    has_same_keys: bool = False
+    """Whether ``keys`` are those of each of the dicts."""
 
     def build(self, items: Iterator[Any]) -> list[Any]:
         """Return the values; containers take theirs from ``items``."""
         if self.leaves is not None:
             return self.leaves
         make = _MAKERS[self.kind]
+        first = self.lengths[0] if self.lengths else 0
+        is_table = 0 < first <= _MOST_COLUMNS and self.lengths.count(first) == len(self.lengths)
+        if is_table and (self.keys is None or self.has_same_keys):  # made by loops of C
+            rows = islice(zip(*[items] * first, strict=False), len(self.lengths))
+            if self.keys is not None:
+                return list(map(make, map(zip, repeat(self.keys), rows)))
+            return list(rows) if make is tuple else list(map(make, rows))
         if self.keys is None:
             return [make(islice(items, length)) for length in self.lengths]
         keys = iter(self.keys)
@@ -360,6 +396,11 @@ class _Column:
             return built[0]
         streams = list(map(iter, built))
         return list(map(next, map(streams.__getitem__, self.codes)))
+
+
+def _pieces(data: _Text, lengths: list[int]) -> list[_Text]:
+    ends = list(accumulate(lengths))
+    return [data[end - length : end] for end, length in zip(ends, lengths, strict=True)]
 
 
 def _of_node(text: bytes) -> Any:

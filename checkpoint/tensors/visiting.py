@@ -7,8 +7,9 @@ the order of their names, and those that say so (``comes_last``) after all other
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -182,10 +183,8 @@ class _Search:
         if len(self.above) == MAX_NESTING:
             raise Unsavable(f"{name}: lies in more than {MAX_NESTING} containers")
         passed = self.passed
-        if kind in SEQUENCES or kind in DICTS:  # of atoms alone, of which there may be millions
-            inner: Any = value
-            if passed.issuperset(map(type, inner if kind in SEQUENCES else inner.values())):
-                return
+        if (kind in SEQUENCES or kind in DICTS) and self.holds_atoms(value):
+            return
         self.above.add(id(value))
         start = f"{name}/" if name else ""
         for key, item in items:
@@ -195,6 +194,24 @@ class _Search:
             if component is not None:
                 self.run(item, start + component)
         self.above.discard(id(value))
+
+    def holds_atoms(self, value: Any) -> bool:
+        """Whether there are atoms alone in a container and those within, maybe millions of them.
+
+        They are looked at level by level, in loops of C.
+        """
+        passed = self.passed
+        level: Collection[Any] = value if type(value) in SEQUENCES else value.values()
+        for _ in range(MAX_NESTING - len(self.above)):
+            if passed.issuperset(map(type, level)):
+                return True
+            # Each once: a container may be in many places.
+            inner = {id(item): item for item in level if type(item) not in passed}.values()
+            if not all(type(item) in SEQUENCES or type(item) in DICTS for item in inner):
+                return False
+            within = (item if type(item) in SEQUENCES else item.values() for item in inner)
+            level = list(chain.from_iterable(within))
+        return False
 
     def is_leaf(self, value: Any, name: str) -> bool:
         """Note what is no container."""

@@ -98,8 +98,8 @@ def _log(bound: Bound, plan: LocalPlan | None) -> None:
 def _plan_in_order(bound: Bound) -> LocalPlan | None:
     """Return the plan of a call; of a comparison the same in either order of its operands.
 
-    Of ``a < b`` Python asks ``b > a`` where the class of b derives from that of a. This may be so on
-    some ranks alone: those whose part of b is irregular (``tensor.views.irregular``).
+    Of ``a < b`` Python asks ``b > a`` where the class of b derives from that of a. This may be so
+    on some ranks alone: those whose part of b is irregular (``tensor.views.irregular``).
     """
     call = bound.call
     other = _MIRRORED.get(call.op)

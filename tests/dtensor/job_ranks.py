@@ -366,6 +366,8 @@ def check_parts_of_a_mesh() -> None:
     for other in (split["dp"], split["tp"], both, again, split):
         tensor = distribute_tensor(whole, other, [Shard(0)] + [Shard(1)] * (other.ndim - 1))
         assert torch.equal(tensor.full_tensor(), whole)
+    loaded = pickle.loads(pickle.dumps(tensor))
+    assert torch.equal(loaded.full_tensor(), whole)
     small = init_device_mesh("cpu", (3,), backend_override={0: "gloo"})
     tensor = distribute_tensor(whole, small, [Shard(0)])
     assert torch.equal(tensor.full_tensor(), whole if rank < 3 else torch.empty(0))

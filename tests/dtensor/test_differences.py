@@ -30,6 +30,7 @@ from dtckpt.dtensor import (
 from dtckpt.dtensor.debug import CommDebugMode
 from dtckpt.dtensor.experimental import local_map
 from dtckpt.dtensor.fsdp import MixedPrecisionPolicy, fully_shard
+from dtckpt.dtensor.mesh import device_mesh
 from dtckpt.dtensor.parallel import ColwiseParallel, loss_parallel, parallelize_module
 from dtckpt.errors import MeshDimError, PlacementError, UnsupportedOp
 
@@ -205,11 +206,39 @@ def test_to_local_is_there_when_it_returns() -> None:
     run_on_mesh((2,), body)
 
 
-def test_tensors_are_not_pickled() -> None:
-    made = distribute_tensor(torch.ones(2), DeviceMesh("cpu", [0], rank=0), [Replicate()])
-    for save in (pickle.dumps, lambda value: torch.save(value, io.BytesIO())):
-        with pytest.raises(TypeError, match=r"dtckpt\.checkpoint\.save"):
-            save(made)
+def test_pickles_are_of_the_rank_that_made_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, of_second = torch.arange(10.0).reshape(5, 2), b""
+    for rank in (1, 0):
+        monkeypatch.setattr(device_mesh, "rank_here", lambda rank=rank: rank)
+        mesh = DeviceMesh("cpu", Mesh((2,), ("dp",)), rank=rank)
+        rows = DTensor.from_local(whole[3 * rank :][:3], mesh, [Shard(0)], shape=(5, 2))
+        given = {
+            "parameter": nn.Parameter(rows),
+            "transposed": rows.T,
+            "column": DTensor.from_local(whole, mesh, [Replicate()], shape=(5, 2))[:, 1],
+            "ragged": DTensor.from_local(
+                whole[rank : 1 + 2 * rank], mesh, [Ragged(0, (1, 2))], shape=(3, 2)
+            ),
+            "terms": DTensor.from_local(whole * rank, mesh, [Partial()], shape=(5, 2)),
+        }
+        file = io.BytesIO()
+        torch.save(given, file)
+        for weights_only in (True, False):
+            file.seek(0)
+            found = torch.load(file, weights_only=weights_only)
+            for name, value in given.items():
+                again = found[name]
+                assert isinstance(again, DTensor)
+                assert again.placements == value.placements
+                assert again.device_mesh == value.device_mesh
+                assert (again.shape, again.stride()) == (value.shape, value.stride())
+                assert again.to_local().equal(value.to_local())
+            assert isinstance(found["parameter"], nn.Parameter)
+            assert found["parameter"].requires_grad
+            assert not found["transposed"].requires_grad
+        of_second = of_second or pickle.dumps(rows)
+    with pytest.raises(PlacementError, match=r"part at \(1,\) of .*, and this rank is at \(0,\)"):
+        pickle.loads(of_second)
 
 
 def test_a_partial_is_filled_with_the_value() -> None:
