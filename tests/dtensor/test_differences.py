@@ -212,7 +212,7 @@ def test_pickles_are_of_the_rank_that_made_them(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(device_mesh, "rank_here", lambda rank=rank: rank)
         mesh = DeviceMesh("cpu", Mesh((2,), ("dp",)), rank=rank)
         rows = DTensor.from_local(whole[3 * rank :][:3], mesh, [Shard(0)], shape=(5, 2))
-        given = {
+        given: dict[str, Any] = {
             "parameter": nn.Parameter(rows),
             "transposed": rows.T,
             "column": DTensor.from_local(whole, mesh, [Replicate()], shape=(5, 2))[:, 1],

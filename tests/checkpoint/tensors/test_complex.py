@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-import torch.distributed.checkpoint as torch_dcp
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
 import dtckpt.checkpoint as ckpt
 from dtckpt.dtensor import DeviceMesh, DTensor, Shard, distribute_tensor
@@ -156,7 +156,7 @@ def test_other_programs_files(tmp_path: Path) -> None:
     given = {"c": numbers(6, 5), "t": numbers(4, 3, seed=1).T, "r": torch.ones(2)}
     torch.save(given, tmp_path / "c.pt")
     torch.save(given, tmp_path / "old.pt", _use_new_zipfile_serialization=False)
-    torch_dcp.save(dict(given), checkpoint_id=tmp_path / "dcp", no_dist=True)
+    state_dict_saver.save(dict(given), checkpoint_id=tmp_path / "dcp", no_dist=True)
     for place in ("c.pt", "old.pt", "dcp"):
         with ckpt.open(tmp_path / place) as opened:
             assert same(read(opened.state_dict()), given)
@@ -167,7 +167,7 @@ def test_other_programs_files(tmp_path: Path) -> None:
     ckpt.reshard(tmp_path / "c.pt", tmp_path / "ours")
     ckpt.export(tmp_path / "ours", tmp_path / "back", format="dcp")
     got = {name: torch.zeros(value.shape, dtype=value.dtype) for name, value in given.items()}
-    torch_dcp.load(got, checkpoint_id=tmp_path / "back", no_dist=True)
+    state_dict_loader.load(got, checkpoint_id=tmp_path / "back", no_dist=True)
     assert same(got, given)
     with pytest.raises(LayoutMismatch, match=r"'c': safetensors.* has no complex128"):
         ckpt.export(tmp_path / "ours", tmp_path / "st")
