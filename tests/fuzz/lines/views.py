@@ -126,6 +126,8 @@ def memory(d: Draw) -> str:
         d.seal_if_untold(x)
     if kind == "rewrap":
         d.note_untold(x)
+        if d.values[x].requires_grad:  # autograd knows of no memory that they share
+            d.seal(x)
         return f"{d.name()} = rewrap({x})"
     text = kind.format(s=", ".join(map(str, d.values[x].shape)) or "()", t=f"torch.{d.one(DTYPES)}")
     return f"{d.name()} = {x}.{text}"
