@@ -302,6 +302,15 @@ UNKNOWN: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
+@pytest.mark.parametrize("key", [True, 1.5, None, (1, 2)])
+def test_dicts_with_keys_that_have_no_name_are_left_out(file: Path, key: Any) -> None:
+    torch.save({"odd": {"step": 5, key: torch.ones(1)}, "w": torch.ones(2), "n": {7: 1}}, file)
+    with ckpt.open(file) as opened:
+        assert opened.metadata["left_out"] == {"odd": f"a dict with the key {key!r}"}
+        assert whole(opened.state_dict())["w"].equal(torch.ones(2))
+        assert opened.state_dict()["n"] == {7: 1}
+
+
 @pytest.mark.filterwarnings("ignore")  # of torch's own: quantized tensors
 @pytest.mark.parametrize("name", UNKNOWN)
 @pytest.mark.parametrize("protocol", [2, 4])

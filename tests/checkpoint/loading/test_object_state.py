@@ -87,6 +87,48 @@ def test_tensors_of_an_object_that_fit_are_filled_in_place() -> None:
     assert live.tolist() == [1.0, 1.0, 1.0]
 
 
+class Lookahead:
+    """A wrapper of an optimizer, which has its state and some of its own."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self.slow: list[torch.Tensor] | None = None
+
+    def step(self) -> None:
+        """Step, and keep slow weights from then on."""
+        for parameter in self.optimizer.param_groups[0]["params"]:
+            parameter.grad = torch.ones_like(parameter)
+        self.optimizer.step()
+        self.slow = [p.detach() * 0.5 for p in self.optimizer.param_groups[0]["params"]]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of both."""
+        return {"inner": self.optimizer.state_dict(), "slow": self.slow}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take the state of both."""
+        self.optimizer.load_state_dict(state["inner"])
+        self.slow = state["slow"]
+
+
+def test_wrappers_of_optimizers() -> None:
+    def make() -> Lookahead:
+        torch.manual_seed(0)
+        return Lookahead(torch.optim.AdamW(nn.Linear(2, 3).parameters()))
+
+    store, used, fresh = MemoryStore(), make(), make()
+    used.step()
+    dcp.save({"o": used}, store)
+    dcp.load({"o": fresh}, store)
+    assert fresh.slow is not None
+    assert used.slow is not None
+    assert all(map(torch.equal, fresh.slow, used.slow))
+    found, wanted = (o.optimizer.state_dict()["state"] for o in (fresh, used))
+    assert found.keys() == wanted.keys() == {0, 1}
+    for number, entry in wanted.items():
+        assert all(found[number][name].equal(value) for name, value in entry.items())
+
+
 class OfRank:
     """An object whose state has a name of the rank, and passes over that of others."""
 

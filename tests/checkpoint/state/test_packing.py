@@ -55,6 +55,14 @@ CASES = {
     "bytes": [b"", b"\x00\xff"],
     "nones": [None, None],
     "mixed": [1, True, 1.0, None, "1", b"1", (1,), [1], {"1": 1, 1: "1"}],
+    "above 2^63 alone": [2**64 - 1, 0, 2**63],
+    "tables": [(1, 0.5), (2, 1.5), [1, 2], [3, 4]],
+    "rows of one kind": [(1, 0.5), (2, 1.5), (3, -0.0)],
+    "dicts of the same keys": [{"a": 1, "b": [2]}, {"a": 3, "b": [4]}],
+    "dicts of the same keys in another order": [{"a": 1, "b": 2}, {"b": 3, "a": 4}],
+    "dicts of other keys": [{"a": 1}, {"b": 2, 3: 4}],
+    "empty dicts": [{}, {}],
+    "texts": ["plain", "ascii", ""],
     "nested": [[[]], [[1], [2, [3]]], (), ((),), [{}], {}],
     "ordered": [OrderedDict([("b", 1), ("a", 2)]), Counter({"x": 3, "y": -1}), Counter()],
 }
@@ -129,6 +137,27 @@ def test_damaged_bytes_are_told() -> None:
             bad[position] ^= bit
             with contextlib.suppress(Corrupt):
                 unpack(bad, "seen")
+
+
+def test_keys_that_all_have_are_written_once() -> None:
+    rows = [{"loss": i * 0.5, "step": i} for i in range(10_000)]
+    assert len(packed(rows)) < 13.1 * len(rows)  # 10 bytes of values, and its own length and kinds
+    mixed = [*rows, {"loss": 1.0}]
+    assert unpack(packed(mixed), "x") == mixed
+
+
+@pytest.mark.parametrize("forged", [b'"same_keys":true', b'"same_keys":true   '])
+def test_forged_keys_are_told(forged: bytes) -> None:
+    good = packed([{"a": 1, "b": 2}, {"c": 3, "d": 4}])
+    (length,) = struct.unpack_from("<I", good)
+    head = good[4 : 4 + length].replace(b'"keys":', forged + b',"keys":', 1)
+    with pytest.raises(Corrupt, match="other keys than they state"):
+        unpack(struct.pack("<I", len(head)) + head + good[4 + length :], "x")
+    good = packed([{"a": 1, "b": 2}, {"a": 3, "b": 4}])
+    (length,) = struct.unpack_from("<I", good)
+    for bad in (good.replace(b"ab", b"aa"), good.replace(b'"same_keys":true', b'"same_keys":null')):
+        with pytest.raises(Corrupt, match="other keys than they state"):
+            unpack(bad, "x")
 
 
 def test_a_forged_count_takes_no_memory() -> None:

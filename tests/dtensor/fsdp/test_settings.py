@@ -145,6 +145,23 @@ def test_collectives_of_the_user_beside_tensor_parallelism() -> None:
     run_on_mesh((2, 2), body, ("dp", "tp"))
 
 
+def test_a_group_for_reductions_changes_nothing() -> None:
+    def body(mesh: DeviceMesh) -> None:
+        gradients: list[list[Tensor]] = []
+        for is_set in (False, True):
+            model: Any = fully_shard(net(), mesh=mesh)
+            if is_set:
+                model.set_separate_reduce_scatter_group()
+                model.set_separate_reduce_scatter_group(False, recurse=False)
+            model(X).sum().backward()
+            parts = [p.grad for p in model.parameters() if p.grad is not None]
+            gradients.append([grad.full_tensor() for grad in parts])
+        assert len(gradients[0]) == len(gradients[1]) == 5
+        assert all(map(torch.equal, *gradients))
+
+    run_on_mesh((2,), body)
+
+
 def test_what_is_no_collective_is_refused() -> None:
     def body(mesh: DeviceMesh) -> None:
         model: Any = fully_shard(net(), mesh=mesh)

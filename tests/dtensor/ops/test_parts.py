@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from dtckpt.dtensor import DeviceMesh, Partial, Ragged, Replicate, Shard, strict
+from dtckpt.dtensor import (
+    DeviceMesh,
+    DTensor,
+    Partial,
+    Ragged,
+    Replicate,
+    Shard,
+    distribute_tensor,
+    strict,
+)
 from dtckpt.dtensor.ops.engine.windows import bounds_of_pieces, even_bounds, sizes_between
 from dtckpt.errors import PlacementError
 
+from ...ranks import RanksFailed, run_ranks
 from ..rank_meshes import assert_holds, run_on_mesh, scattered
 
 WHOLE = torch.arange(24.0).view(8, 3)
@@ -192,6 +203,23 @@ def test_indices_out_of_range_are_refused() -> None:
                 pick(tensor, index)
 
     on_four(body)
+
+
+def test_an_index_out_of_range_on_one_rank_ends_the_others_by_the_deadline_of_the_group() -> None:
+    """The rank says which it is; the others are not told, and wait no longer than their group."""
+
+    def body(rank: int, group: Any) -> None:
+        mesh = DeviceMesh.from_group(group, "cpu")
+        table = distribute_tensor(LONG, mesh, [Replicate()])
+        index = DTensor.from_local(torch.tensor([rank * 10_000]), mesh, [Shard(0)], shape=(2,))
+        table[index].full_tensor()
+
+    with pytest.raises(RanksFailed) as failure:
+        run_ranks(2, body, timeout=timedelta(seconds=1))
+    errors = failure.value.errors
+    assert isinstance(errors[1], IndexError)
+    assert "10000 is out of bounds" in str(errors[1])
+    assert isinstance(errors[0], RuntimeError)
 
 
 def test_new_tensors_need_no_values() -> None:

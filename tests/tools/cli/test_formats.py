@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -12,6 +13,34 @@ import dtckpt.checkpoint as ckpt
 from tests.checkpoint.formats.makers import unpacked
 
 from .conftest import Run, document
+
+
+def test_what_lies_beside_weights_is_said_by_every_command(
+    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for command, *more in (["inspect"], ["verify"], ["convert", tmp_path / "o", "--to", "dtckpt"]):
+        place = tmp_path / command  # what was said of a place is not said again
+        place.mkdir()
+        save_file({"w": torch.ones(3)}, place / "model.safetensors")
+        torch.save({"state": {}}, place / "optimizer.pt")
+        caplog.clear()
+        result = run(command, place, *more)
+        assert result.exit_code == 0, result.stderr
+        assert "passed over optimizer.pt, which may be opened" in caplog.text  # shown on stderr
+
+
+@pytest.mark.parametrize("shape", [[1 << 40, 1 << 40, 0], [1] * 71])
+def test_shapes_that_no_tensor_can_have_are_damage(
+    run: Run, tmp_path: Path, shape: list[int]
+) -> None:
+    size = 0 if 0 in shape else 4
+    head = json.dumps({"x": {"dtype": "F32", "shape": shape, "data_offsets": [0, size]}}).encode()
+    file = tmp_path / "w.safetensors"
+    file.write_bytes(len(head).to_bytes(8, "little") + head + bytes(size))
+    for command in ("verify", "inspect"):
+        result = run(command, file)
+        assert result.exit_code == 1, result.stderr
+        assert "'x'" in result.stderr + result.stdout
 
 
 def test_weights_of_hugging_face(run: Run, tmp_path: Path) -> None:

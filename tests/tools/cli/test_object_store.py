@@ -15,6 +15,9 @@ from safetensors.numpy import load_file
 import dtckpt.checkpoint as dcp
 
 from ...conftest import BUCKET, S3
+from ...servers.fake_s3 import BUCKET as FAKE_BUCKET
+from ...servers.fake_s3 import fake_s3
+from ...servers.faults import Fault
 from .conftest import Run, document
 
 W = torch.arange(400_000.0).reshape(400, 1000)
@@ -34,6 +37,30 @@ def state(s3: S3) -> dict[str, Any]:
     state = {"model": {"w": W, "b": torch.ones(9).bfloat16()}, "step": 3}
     dcp.save(state, s3.store.substore("run/step-3"))
     return state
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of botocore
+@pytest.mark.parametrize("status", [403, 500, 503])
+@pytest.mark.parametrize("what", ["data", "manifest.json"])
+def test_verify_says_that_the_storage_fails(
+    run: Run, short_pauses: None, status: int, what: str
+) -> None:
+    with fake_s3() as server:
+        url = f"s3://{FAKE_BUCKET}/step-1"
+        dcp.save({"w": W}, url, storage_options=server.storage_options)
+        options = [
+            part
+            for key, value in {**server.storage_options, "deadline": 1}.items()
+            for part in ("--option", _pair(key, value))
+        ]
+        assert run("verify", url, *options).exit_code == 0
+        code = "AccessDenied" if status == 403 else "InternalError"
+        server.faults = [Fault(kinds=("get",), match=what, status=status, code=code)]
+        result = run("verify", url, *options)
+        assert result.exit_code == 3, (result.stdout, result.stderr)
+        assert "damaged" not in result.stdout + result.stderr
+        server.faults = []
+        assert run("verify", url, *options).exit_code == 0
 
 
 def test_values_elements_and_parts(
