@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -212,7 +212,7 @@ def test_an_index_out_of_range_on_one_rank_ends_the_others_by_the_deadline_of_th
         mesh = DeviceMesh.from_group(group, "cpu")
         table = distribute_tensor(LONG, mesh, [Replicate()])
         index = DTensor.from_local(torch.tensor([rank * 10_000]), mesh, [Shard(0)], shape=(2,))
-        table[index].full_tensor()
+        cast(DTensor, table[index]).full_tensor()
 
     with pytest.raises(RanksFailed) as failure:
         run_ranks(2, body, timeout=timedelta(seconds=1))
