@@ -39,6 +39,7 @@ ROOT = Path(__file__).parent
 BUCKET = "dtckpt-tests"
 
 SLOW = (
+    "optimizers/test_pairwise.py",
     "operators/test_sweep.py",
     "dtensor/test_compile.py",
     "checkpoint/job_state/test_matrix.py",

@@ -22,7 +22,7 @@ SHOWN = 20
 _PROPERTY = "processor_seconds"
 
 
-_LOOK_AFTER = 0.2
+_LOOK_AFTER = 0.5
 """Seconds after which a test looks at other processes again: that takes some milliseconds."""
 
 _TICK = os.sysconf("SC_CLK_TCK")

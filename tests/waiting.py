@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache, wraps
 from typing import Any
 
 
@@ -21,6 +22,32 @@ def beside_each_other(body: Callable[..., object], cases: Iterable[tuple[Any, ..
                 errors.append(error)
     if errors:
         raise BaseExceptionGroup(f"{len(errors)} of {len(listed)} cases failed", errors)
+
+
+_waiting: dict[str, dict[str, Callable[[], None]]] = {}
+"""Tests that run at the same time, by module and name."""
+
+
+@cache
+def _begun(module: str) -> dict[str, Future[None]]:
+    pool = ThreadPoolExecutor(len(_waiting[module]))
+    begun = {name: pool.submit(test) for name, test in _waiting[module].items()}
+    pool.shutdown(wait=False)
+    return begun
+
+
+def waits(test: Callable[[], None]) -> Callable[[], None]:
+    """Mark a test that does little but wait: those of a module begin with the first of them.
+
+    It changes nothing that the others see, and has no fixtures.
+    """
+    _waiting.setdefault(test.__module__, {})[test.__name__] = test
+
+    @wraps(test)
+    def result() -> None:
+        _begun(test.__module__)[test.__name__].result()
+
+    return result
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 20) -> None:

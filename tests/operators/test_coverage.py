@@ -36,7 +36,7 @@ from .trial import Setting, try_operator
 from .workers import try_all
 
 QUICK = Setting(meshes=((4,),), samples=1, seconds=20)
-IMPATIENT = 2.0
+IMPATIENT = 1.0
 """Seconds that a rank waits in tests of ranks that wait in vain."""
 
 

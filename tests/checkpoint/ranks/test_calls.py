@@ -25,7 +25,7 @@ from dtckpt.errors import CheckpointError, LayoutMismatch
 from dtckpt.storage import MemoryStore
 
 from ...ranks import RanksFailed, run_ranks
-from ...waiting import beside_each_other
+from ...waiting import beside_each_other, waits
 from .plain_groups import Group, run
 
 _c10d: Any = dist
@@ -55,6 +55,7 @@ def until_heard(group: Any) -> None:
     probe(invitation.addresses[0], invitation, group.rank(), route["_instance"], 20.0)
 
 
+@waits
 def test_a_rank_that_comes_too_late_is_not_taken_for_one_of_the_next_call() -> None:
     failed, gate = threading.Event(), threading.Barrier(3)
 
@@ -75,6 +76,7 @@ def test_a_rank_that_comes_too_late_is_not_taken_for_one_of_the_next_call() -> N
         assert found[2] == "third third third"
 
 
+@waits
 def test_nor_where_the_others_are_waiting_in_the_next_call() -> None:
     """Its next call is that one."""
     failed = threading.Event()
@@ -93,6 +95,7 @@ def test_nor_where_the_others_are_waiting_in_the_next_call() -> None:
         assert found[1] == "again again again"
 
 
+@waits
 def test_a_rank_that_gave_up_before_the_others_came_is_lost_to_them_at_once() -> None:
     given_up, gate = threading.Event(), threading.Barrier(2)
 
@@ -115,6 +118,7 @@ def test_a_rank_that_gave_up_before_the_others_came_is_lost_to_them_at_once() ->
     assert found[0][2] == found[1][2] == "third third"
 
 
+@waits
 def test_a_rank_that_gave_up_and_tries_again_is_not_taken_for_the_call_that_it_gave_up() -> None:
     given_up = threading.Event()
 
@@ -133,6 +137,58 @@ def test_a_rank_that_gave_up_and_tries_again_is_not_taken_for_the_call_that_it_g
     assert found[0][-1] == found[1][-1] == "again again"
     assert len(found[0]) == 2
     assert len(found[1]) <= 3
+
+
+@waits
+def test_the_next_save_is_whole_after_one_that_a_rank_left_out() -> None:
+    """Its target tells that it is the same call, which the ranks number differently."""
+
+    def check(skipper: int) -> None:
+        gate = threading.Barrier(3)
+
+        def body(rank: int, group: Any) -> list[str]:
+            found = [call(group, "first", target="step_0")]
+            if rank != skipper:
+                failed = call(group, "second", timedelta(seconds=4), target="step_1")
+                assert failed.startswith("RankFailed"), failed
+            for number in range(2, 5):
+                gate.wait(90)  # a step of the training
+                found.append(call(group, str(number), target=f"step_{number}"))
+            return found
+
+        expected = ["first first first", "2 2 2", "3 3 3", "4 4 4"]
+        assert run(3, body) == dict.fromkeys(range(3), expected)
+
+    beside_each_other(check, [(0,), (1,), (2,)])
+
+
+@waits
+def test_a_rank_that_was_started_anew_alone_is_an_error_on_all() -> None:
+    """It has a new process, and so a new group over the same store; the others keep theirs."""
+
+    def check(restarted: int) -> None:
+        store, gate = _c10d.HashStore(), threading.Barrier(2)
+
+        def body(rank: int, group: Any) -> list[str]:
+            found = [call(group, "x")]
+            gate.wait(20)
+            if rank == restarted:
+                members_of(group).wire.close()
+                group = Group(store, rank, 2)
+                members_of(group)
+            gate.wait(20)
+            # Why is learnt from the first rank, as long as it is there.
+            found.append(call(group, "y", SHORT if restarted == 0 else 3 * SHORT))
+            return found
+
+        found = run(2, body, store)
+        for texts in found.values():
+            assert texts[0] == "x x"
+            assert texts[1].startswith("RankFailed")
+        if restarted == 1:
+            assert "know this rank as another process" in found[1][1]
+
+    beside_each_other(check, [(0,), (1,)])
 
 
 def test_ranks_that_made_other_calls_than_all_are_together_again_after_some_failures(
@@ -163,28 +219,6 @@ def test_ranks_that_made_other_calls_than_all_are_together_again_after_some_fail
                 assert text == " ".join([str(number)] * 3) or text.startswith("RankFailed"), found
 
     beside_each_other(check, product((0, 1, 2), (True, False)))
-
-
-def test_the_next_save_is_whole_after_one_that_a_rank_left_out() -> None:
-    """Its target tells that it is the same call, which the ranks number differently."""
-
-    def check(skipper: int) -> None:
-        gate = threading.Barrier(3)
-
-        def body(rank: int, group: Any) -> list[str]:
-            found = [call(group, "first", target="step_0")]
-            if rank != skipper:
-                failed = call(group, "second", timedelta(seconds=4), target="step_1")
-                assert failed.startswith("RankFailed"), failed
-            for number in range(2, 5):
-                gate.wait(90)  # a step of the training
-                found.append(call(group, str(number), target=f"step_{number}"))
-            return found
-
-        expected = ["first first first", "2 2 2", "3 3 3", "4 4 4"]
-        assert run(3, body) == dict.fromkeys(range(3), expected)
-
-    beside_each_other(check, [(0,), (1,), (2,)])
 
 
 def test_different_calls_of_one_number_are_refused_on_both_sides() -> None:
@@ -245,34 +279,6 @@ def test_a_save_in_the_background_and_a_load_in_the_foreground_keep_apart() -> N
             handle.result(60)
 
     run_ranks(3, body)
-
-
-def test_a_rank_that_was_started_anew_alone_is_an_error_on_all() -> None:
-    """It has a new process, and so a new group over the same store; the others keep theirs."""
-
-    def check(restarted: int) -> None:
-        store, gate = _c10d.HashStore(), threading.Barrier(2)
-
-        def body(rank: int, group: Any) -> list[str]:
-            found = [call(group, "x")]
-            gate.wait(20)
-            if rank == restarted:
-                members_of(group).wire.close()
-                group = Group(store, rank, 2)
-                members_of(group)
-            gate.wait(20)
-            # Why is learnt from the first rank, as long as it is there.
-            found.append(call(group, "y", SHORT if restarted == 0 else 3 * SHORT))
-            return found
-
-        found = run(2, body, store)
-        for texts in found.values():
-            assert texts[0] == "x x"
-            assert texts[1].startswith("RankFailed")
-        if restarted == 1:
-            assert "know this rank as another process" in found[1][1]
-
-    beside_each_other(check, [(0,), (1,)])
 
 
 def test_word_of_a_group_before_of_the_same_name_is_not_believed_while_its_listener_lives() -> None:
