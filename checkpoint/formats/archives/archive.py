@@ -54,6 +54,13 @@ class Span:
     size: int
 
 
+@dataclass(frozen=True, slots=True)
+class Deflated:
+    """Bytes of a file that are compressed by deflate (RFC 1951)."""
+
+    span: Span
+
+
 class Archive:
     """The records of an archive that is a part of a file, or all of it."""
 
@@ -89,12 +96,19 @@ class Archive:
         """Return the length of a record, by the directory."""
         return self._info(name).file_size
 
+    def is_deflated(self, name: str) -> bool:
+        """Whether a record is compressed by deflate: torch does not, but programs that zip anew."""
+        return self._info(name).compress_type == zipfile.ZIP_DEFLATED
+
     def crc_of(self, name: str) -> int:
         """Return the CRC-32 of a record; 0 where torch was told to compute none."""
         return self._info(name).CRC
 
     def spans(self, names: Sequence[str]) -> list[Span]:
-        """Return the bytes of records, from the start of the archive. Their headers are read."""
+        """Return the bytes of records, from the start of the archive. Their headers are read.
+
+        Those of a record that is deflated are the compressed ones.
+        """
         infos = [self._info(name) for name in names]
         last = self.size - _LOCAL.size
         for name, info in zip(names, infos, strict=True):
@@ -111,10 +125,25 @@ class Archive:
         check_metadata_bytes(self.size_of(name), f"{self.where}: {name}")
         (span,) = self.spans([name])
         data = self._source.read(span.start, span.start + span.size)
+        if self.is_deflated(name):
+            data = self._inflated(name, data)
         expected = self._info(name).CRC
         if expected and zlib.crc32(data) != expected:  # none where torch was told to write none
-            raise Corrupt(f"{self.where}: the record {name!r} is damaged. Fetch the file again")
+            raise self._damaged(name)
         return data
+
+    def _inflated(self, name: str, data: bytes) -> bytes:
+        size = self.size_of(name)
+        try:
+            found = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, size + 1)
+        except zlib.error as error:
+            raise self._damaged(name) from error
+        if len(found) != size:
+            raise self._damaged(name)
+        return found
+
+    def _damaged(self, name: str) -> Corrupt:
+        return Corrupt(f"{self.where}: the record {name!r} is damaged. Fetch the file again")
 
     def fingerprint(self, name: str) -> str:
         """Return what tells a record from others: checksum and length, or a digest if it has none.
@@ -155,11 +184,10 @@ class Archive:
         info = self._found.get(name)
         if info is None:
             raise Corrupt(f"{self.where}: the archive has no record {name!r}")
-        if info.compress_type != zipfile.ZIP_STORED:
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise Corrupt(
-                f"{self.where}: the record {name!r} is compressed, as torch never does it, so that "
-                "no part of it can be read alone. Unpack the archive and zip it again without "
-                "compression (zip -0), or load it by torch.load and save it anew"
+                f"{self.where}: the record {name!r} is compressed by another method than deflate. "
+                "Unpack the archive and zip it again without compression (zip -0)"
             )
         return info
 
@@ -170,14 +198,14 @@ class Archive:
         is_header = header.startswith(_MARK) and len(header) >= _LOCAL.size
         _, name_bytes, extra_bytes = _LOCAL.unpack_from(header) if is_header else (b"", 0, 0)
         start = info.header_offset + _LOCAL.size + name_bytes + extra_bytes
-        if not is_header or start + info.file_size > self.size:
+        if not is_header or start + info.compress_size > self.size:
             raise self._outside(name)
         if name_bytes != len(_raw_name(info)) or header[_LOCAL.size :] != _raw_name(info):
             raise Corrupt(
                 f"{self.where}: the record {name!r} has another name in its header than in the "
                 "directory. Fetch the file again"
             )
-        return Span(start, info.file_size)
+        return Span(start, info.compress_size)
 
 
 def _raw_name(info: zipfile.ZipInfo) -> bytes:

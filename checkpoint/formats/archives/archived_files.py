@@ -9,7 +9,8 @@ from __future__ import annotations
 import base64
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from dtckpt.errors import Corrupt
 
@@ -23,7 +24,7 @@ from ...tensors.dtypes import DType
 from .. import safetensors
 from ..files import data_file, reach_bytes, where_of
 from ..pickles.unpickling import TensorNote, load_pickle
-from .archive import Archive, Memory, Span, local_headers, open_archives
+from .archive import Archive, Deflated, Memory, Span, local_headers, open_archives
 from .forms import AS_IT_IS, IN_SAFETENSORS, INLINE, ZSTD
 from .legacy import check_fingerprint
 from .unpacked import UnpackedFile, unpack, unpack_head
@@ -74,6 +75,11 @@ class _Found:
     """Bytes from there on that may be elements."""
     record: _Record | None = None
     """The record of an archive that they are in, if it has a checksum."""
+
+    def moved(self, by: int) -> _Found:
+        """Return the same in a file in which what they are in begins later."""
+        record = self.record and (by + self.record[0], *self.record[1:])
+        return replace(self, start=by + self.start, record=record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,24 +150,37 @@ def _in_archives(file: UnpackedFile, chunks: Sequence[_Chunk]) -> list[_Found]:
         by_span[chunk.span].append(chunk)
     found: dict[str, _Found] = {}
     for span, some in by_span.items():
-        for chunk, at in zip(some, _in_archive(archives[span], some), strict=True):
-            record = at.record and (span.start + at.record[0], *at.record[1:])
-            found[chunk.place.key] = _Found(span.start + at.start, at.strides, at.room, record)
+        at = _in_archive(archives[span], some, partial(_inflated, file, span.start, {}))
+        for chunk, place in zip(some, at, strict=True):
+            found[chunk.place.key] = place.moved(span.start)
     return [found[chunk.place.key] for chunk in chunks]
 
 
-def _in_archive(archive: Archive, chunks: Sequence[_Chunk]) -> list[_Found]:
-    """Return where in an archive some chunks are."""
+def _inflated(
+    file: UnpackedFile, start: int, added: dict[Span, int], record: Span, size: int
+) -> int:
+    """Return where a deflated record of an archive that begins at ``start`` is made."""
+    if record not in added:
+        piece = Deflated(Span(start + record.start, record.size))
+        added[record] = file.add(piece, size) - start
+    return added[record]
+
+
+def _in_archive(
+    archive: Archive, chunks: Sequence[_Chunk], inflated: Callable[[Span, int], int]
+) -> list[_Found]:
+    """Return where in an archive some chunks are; ``inflated`` says it of a deflated record."""
     archive.check_byte_order()
     pickled = b"" if all(chunk.place.record for chunk in chunks) else archive.read("data.pkl")
     places = [chunk.place_in(pickled, archive.where) for chunk in chunks]
     spans = archive.spans([place.record for place in places])
     found: list[_Found] = []
     for place, span in zip(places, spans, strict=True):
-        crc = archive.crc_of(place.record)
-        record = (span.start, span.size, crc) if crc else None
-        at = _Found(span.start + place.skip, place.strides, span.size - place.skip, record)
-        found.append(at)
+        crc, size, start = archive.crc_of(place.record), archive.size_of(place.record), span.start
+        if archive.is_deflated(place.record):
+            start = inflated(span, size)
+        record = (start, size, crc) if crc else None
+        found.append(_Found(start + place.skip, place.strides, size - place.skip, record))
     return found
 
 
@@ -176,7 +195,7 @@ def _in_compressed_archive(file: UnpackedFile, chunk: _Chunk) -> _Found:
     """
     if chunk.place.record:
         archive = open_compressed(file, file.name, chunk.span)
-        (at,) = _in_archive(archive, [chunk])
+        (at,) = _in_archive(archive, [chunk], partial(_compressed_twice, archive))
         return _Found(file.add(chunk.span, archive.size) + at.start, at.strides, at.room)
     head = unpack_head(file, file.name, chunk.span, _HEAD_BYTES)
     where = f"{chunk.where} (bytes {chunk.span.start} to {chunk.span.start + chunk.span.size})"
@@ -188,6 +207,13 @@ def _in_compressed_archive(file: UnpackedFile, chunk: _Chunk) -> _Found:
         raise Corrupt(f"{where}: the archive has no record {place.record!r}")
     start, num_bytes = starts[place.record] + place.skip, chunk.num_bytes(place.strides)
     return _Found(file.add(chunk.span, start + num_bytes) + start, place.strides, num_bytes)
+
+
+def _compressed_twice(archive: Archive, record: Span, _size: int) -> int:
+    raise Corrupt(
+        f"{archive.where}: bytes {record.start} to {record.start + record.size} of the archive are "
+        "compressed within what is compressed. Unpack it and save it anew"
+    )
 
 
 def open_compressed(store: Store, name: str, span: Span) -> Archive:

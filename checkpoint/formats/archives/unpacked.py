@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import threading
+import zlib
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +23,7 @@ from ....storage.base import ReadRequest, Store
 from ....storage.one_file import OneFile
 from ...state.limits import check_metadata_bytes, shown
 from ..files import where_of
-from .archive import Span
+from .archive import Deflated, Span
 
 _GAP = 1 << 20
 """Between pieces, so that no read takes one for the neighbour of another."""
@@ -41,7 +42,7 @@ class UnpackedFile(OneFile):
         self.url = where_of(around, name)
         self.size = size
         self._starts: list[int] = []
-        self._pieces: list[Span | bytes] = []
+        self._pieces: list[Span | Deflated | bytes] = []
         self._sizes: list[int] = []
         self._idle: OrderedDict[_Decompressor, None] = OrderedDict()
         self._lock = threading.Lock()
@@ -51,8 +52,11 @@ class UnpackedFile(OneFile):
         """Whether there is anything but the file."""
         return bool(self._pieces)
 
-    def add(self, piece: Span | bytes, size: int) -> int:
-        """Return the address of a piece of ``size`` bytes: some given ones, or a zstd stream."""
+    def add(self, piece: Span | Deflated | bytes, size: int) -> int:
+        """Return the address of a piece of ``size`` bytes.
+
+        Some given ones, or what is compressed in the file: a zstd stream, if nothing else is said.
+        """
         last = self._starts[-1] + self._sizes[-1] if self._starts else self.size
         self._starts.append(last + _GAP)
         self._pieces.append(piece)
@@ -98,7 +102,7 @@ class UnpackedFile(OneFile):
                 into = request.view[low - request.offset : high - request.offset]
                 self._copy(self._pieces[i], low - start, into)
 
-    def _copy(self, piece: Span | bytes, start: int, into: memoryview) -> None:
+    def _copy(self, piece: Span | Deflated | bytes, start: int, into: memoryview) -> None:
         if isinstance(piece, bytes):
             into[:] = piece[start : start + len(into)]
             return
@@ -109,7 +113,7 @@ class UnpackedFile(OneFile):
             while len(self._idle) > _IDLE:
                 self._idle.popitem(last=False)
 
-    def _take(self, piece: Span, start: int) -> _Decompressor:
+    def _take(self, piece: Span | Deflated, start: int) -> _Decompressor:
         """Return the decompressor that has come closest to a byte of a piece, or a new one."""
         with self._lock:
             near = [s for s in self._idle if s.piece == piece and s.position <= start]
@@ -136,17 +140,19 @@ def unpack_head(store: Store, name: str, piece: Span, size: int) -> bytes:
 
 
 class _Decompressor:
-    """What a zstd stream in a file holds, from its start on."""
+    """What is compressed in a file, from its start on."""
 
-    def __init__(self, store: Store, name: str, piece: Span) -> None:
+    def __init__(self, store: Store, name: str, piece: Span | Deflated) -> None:
         self.piece = piece
         self.position = 0
-        self.where = f"{where_of(store, name)} (bytes {piece.start} to {piece.start + piece.size})"
-        source: Any = _Source(lambda start, stop: store.read(name, start, stop), piece)
+        span = piece.span if isinstance(piece, Deflated) else piece
+        self.where = f"{where_of(store, name)} (bytes {span.start} to {span.start + span.size})"
+        source: Any = _Source(lambda start, stop: store.read(name, start, stop), span)
+        if isinstance(piece, Deflated):
+            self._stream: Any = _Inflating(source)
+            return
         made = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES)
-        self._stream: Any = made.stream_reader(
-            source, read_size=_FETCH_BYTES, read_across_frames=True
-        )
+        self._stream = made.stream_reader(source, read_size=_FETCH_BYTES, read_across_frames=True)
 
     def read(self, size: int) -> bytes:
         """Return the next bytes; fewer at the end only."""
@@ -172,10 +178,33 @@ class _Decompressor:
         try:
             while done < len(into) and (count := self._stream.readinto(into[done:])):
                 done += count
-        except zstandard.ZstdError as error:
+        except (zstandard.ZstdError, zlib.error) as error:
             raise Corrupt(f"{self.where}: damaged compressed bytes: {shown(error)}") from error
         self.position += done
         return done
+
+
+class _Inflating:
+    """Decompresses deflate as far as it is asked."""
+
+    def __init__(self, source: _Source) -> None:
+        self._source = source
+        self._inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+        self._waiting = b""
+        """Compressed bytes that were fetched, and are not needed yet."""
+
+    def readinto(self, into: memoryview) -> int:
+        """Fill the start of a buffer, and return how much; 0 at the end."""
+        while not self._inflater.eof:
+            given = self._waiting or self._source.read(_FETCH_BYTES)
+            found = self._inflater.decompress(given, len(into))
+            self._waiting = self._inflater.unconsumed_tail
+            if found:
+                into[: len(found)] = found
+                return len(found)
+            if not given:
+                return 0
+        return 0
 
 
 class _Source(io.RawIOBase):
