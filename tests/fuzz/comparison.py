@@ -417,8 +417,25 @@ def _tolerance(program: Program, plain: Trace) -> float:
     return max([1e-7, *named, *(_TOLERANCES.get(dtype, 1e-7) for dtype in dtypes)])
 
 
-_EQUALITIES = frozenset({"==", "!=", "eq", "ne", "eq_", "ne_"})
-"""Operators that ask for one number, which noise does not find."""
+_LOGICAL = ("logical_not", "logical_and", "logical_or", "logical_xor")
+_EQUALITIES = frozenset(
+    {
+        "==",
+        "!=",
+        "eq",
+        "ne",
+        "eq_",
+        "ne_",
+        "count_nonzero",
+        "any",
+        "all",
+        "sign",
+        "sgn",
+        "heaviside",
+    }
+    | {*_LOGICAL, *(f"{name}_" for name in _LOGICAL)}
+)
+"""Operators that ask for one number, perhaps zero, which noise does not find."""
 
 
 def _is_ill_conditioned(program: Program, run: int, plain: Trace, finding: Finding) -> bool:

@@ -23,7 +23,7 @@ from dtckpt.dtensor.tensor.views.copied_view import CopiedView
 from dtckpt.errors import UnsupportedOp
 
 from .compiling import compiled_lines
-from .program import Program, assigned_in, code_of
+from .program import Program, changed_in, code_of
 from .ranks import Team
 from .values import distributed_input, indices_of, plain_input
 
@@ -207,7 +207,7 @@ def run_plain(program: Program, numbers: dict[str, Any], noise: Noise | None = N
             trace.failed_line, trace.error = number, error
             break
         if noise is not None:
-            noise.add([env[name] for name in assigned_in(line) if name in env])
+            noise.add([env[name] for name in changed_in(line) if name in env])
     trace.env = {k: v for k, v in env.items() if k not in hidden and not k.startswith("__")}
     return trace
 

@@ -117,6 +117,12 @@ def assigned_in(line: str) -> tuple[str, ...]:
     )
 
 
+@lru_cache(4096)
+def changed_in(line: str) -> tuple[str, ...]:
+    """Return the names that a line assigns; of a write in place all that it has."""
+    return assigned_in(line) or tuple(sorted(names_in(line)))
+
+
 _OPERATORS = {
     "Add": "+", "Sub": "-", "Mult": "*", "Div": "/", "FloorDiv": "//", "Mod": "%", "Pow": "**",
     "MatMult": "@", "Lt": "<", "Gt": ">", "LtE": "<=", "GtE": ">=", "Eq": "==", "NotEq": "!=",
