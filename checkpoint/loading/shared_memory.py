@@ -6,6 +6,7 @@ are the very same elements, all of it where they overlap in part, such as a slic
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -119,14 +120,24 @@ class SharedMemory:
 
 def _groups(pairs: Iterable[tuple[int, int]]) -> list[list[int]]:
     """Return the positions that pairs connect with each other."""
-    group_of: dict[int, list[int]] = {}
+    beside: defaultdict[int, list[int]] = defaultdict(list)
     for one, other in pairs:
-        first, second = group_of.get(one, [one]), group_of.get(other, [other])
-        if first is not second:
-            first = first + second
-        for index in first:
-            group_of[index] = first
-    return list({id(group): group for group in group_of.values()}.values())
+        beside[one].append(other)
+        beside[other].append(one)
+    groups: list[list[int]] = []
+    seen: set[int] = set()
+    for start in beside:
+        group: list[int] = []
+        found = [start]
+        while found:
+            index = found.pop()
+            if index not in seen:
+                seen.add(index)
+                group.append(index)
+                found += beside[index]
+        if group:
+            groups.append(group)
+    return groups
 
 
 def _copied(group: Sequence[Part]) -> Iterator[torch.Tensor]:

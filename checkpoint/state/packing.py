@@ -154,11 +154,12 @@ class _Packer:
         elif kind != "none":
             told["lengths"] = self.ints(list(map(len, values)))
             if kind in _DICTS:
+                # Of all: True and 1 are equal.
+                if not set(map(type, chain.from_iterable(values))) <= {str, int}:
+                    raise _NotPlain
                 keys, is_same = _keys_of(values)
                 if is_same:
                     told["same_keys"] = True
-                if not set(map(type, keys)) <= {str, int}:
-                    raise _NotPlain
                 # What reads optimizers looks into the tree for their groups.
                 if "param_groups" in keys:
                     raise _NotPlain

@@ -189,6 +189,8 @@ class Archive:
                 f"{self.where}: the record {name!r} is compressed by another method than deflate. "
                 "Unpack the archive and zip it again without compression (zip -0)"
             )
+        if info.compress_type == zipfile.ZIP_STORED and info.compress_size != info.file_size:
+            raise self._outside(name)
         return info
 
     def _outside(self, name: str) -> Corrupt:

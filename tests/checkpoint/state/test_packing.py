@@ -115,6 +115,7 @@ class Other(int):
         [Other(1)] * N,
         [object()] * N,
         [{(1, 2): 3}] * N,
+        [{1: 3}, {True: 3}] * N,
         [{"param_groups": []}] * N,
         [1] * 5,
         [2**20_000] * N,
