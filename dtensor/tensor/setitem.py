@@ -84,8 +84,9 @@ def set_item(tensor: Wrapper, index: Any, value: Any) -> bool:
     is_view = all(len(cuts) <= 1 for cuts in layout.splits) and not layout.is_dealt
     ranges = [range(size)[part] for size, part in zip(tensor.shape, box, strict=True)]
     # After x[i] += y it is the very place. Kernels refuse that for some strides, which may be those
-    # of one rank alone.
-    given = value.clone() if _shares_memory(value, tensor) else value
+    # of one rank alone. What autograd follows is copied on all ranks: by a node that one rank alone
+    # has it would go through the graph in another order, and to other collectives first.
+    given = value.clone() if _is_followed(value) or _shares_memory(value, tensor) else value
     # An expanded tensor takes no write, but one of no element, after which autograd follows it.
     if (is_view and not follows) or (follows and not all(ranges)):
         view = tensor[tuple(box)]
@@ -108,6 +109,10 @@ def _without_repeats(tensor: Wrapper, box: list[slice]) -> tuple[Wrapper, list[s
             tensor = aten.slice(tensor, dim, here[0], here[0] + 1)
             box[dim] = slice(0, 1, 1)
     return tensor, box
+
+
+def _is_followed(value: Any) -> bool:
+    return isinstance(value, Wrapper) and is_followed(value)
 
 
 def _shares_memory(value: Any, tensor: Wrapper) -> bool:

@@ -338,6 +338,16 @@ _VIEWS: dict[str, Program] = {
 }
 
 _DTYPES: dict[str, Program] = {
+    "gradient of a part that is given where one rank has nothing of either": _of(
+        {
+            "a": _in((5, 4, 7), "R", "float16"),
+            "b": _in((4,), "P(sum)", grad=True),
+            "d": _in((1, 1, 1), "S(1)", grad=True),
+        },
+        "x0 = F.instance_norm(a, weight=b, bias=b)",
+        "x0[2:3, 3:4, 3:4] = d",
+        "g = gradients([x0], [b, d])",
+    ),
     "comparison with a part that has strides on one rank": _of(
         {
             "a": _in((5, 1), "S(0)"),
