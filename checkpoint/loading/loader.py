@@ -113,9 +113,9 @@ def load(
 
     ``rename`` gives, for names in the state, the names in the checkpoint: a mapping of names or
     beginnings of names, ``{"model": "ema"}`` to load ``model/w`` from ``ema/w``, in which ``""``
-    stands for the whole, or a function that is given every name. Patterns and report are about
-    names in the checkpoint. Names with patterns (``{x}``, ``{rest*}``), as the command takes them,
-    are rules of ``mapping``: ``[Move("ema/{rest*}", "model/{rest*}")]``.
+    stands for the whole; of patterns of whole names, as the command takes them,
+    ``{"model/h.{i}.{rest*}": "net/layers.{i}.{rest*}"}``; or a function that is given every name.
+    Patterns of ``select`` and the report are about names in the checkpoint.
 
     ``mapping`` is a table of rules, or a list of them, through which the checkpoint is seen: its
     tensors are split, merged, permuted, stacked and moved as they say before anything is matched,

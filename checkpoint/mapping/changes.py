@@ -11,7 +11,7 @@ from dtckpt.errors import LayoutMismatch
 
 from ...dtensor.geometry.box import Box
 from ..copies.mapped import Mapped
-from .patterns import pattern
+from ..state.patterns import pattern
 
 Tensors = Mapping[str, Mapped]
 """Those that there are when a rule is applied, by name."""

@@ -23,11 +23,11 @@ from ...dtensor.geometry.mesh import Mesh
 from ...dtensor.geometry.placement import Replicate
 from ..files.manifest import Manifest
 from ..files.stored_tensor import StoredTensor
+from ..state.patterns import pattern
 from ..state.tree import below
 from ..tensors.dtypes import BY_TORCH_NAME
 from .changes import Change, MappingRule, Tensors
 from .dequantized import Dequantized, Scale, is_scale_dtype
-from .patterns import pattern
 from .trees import edited
 
 _EIGHT_BITS = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")

@@ -13,6 +13,7 @@ from typing import ClassVar
 from dtckpt.errors import LayoutMismatch
 
 from ..copies.mapped import Mapped, concatenated
+from ..state.patterns import pattern
 from .changes import (
     Change,
     MappingRule,
@@ -24,7 +25,6 @@ from .changes import (
     shape_of,
     slab,
 )
-from .patterns import pattern
 
 
 @dataclass(frozen=True, slots=True)

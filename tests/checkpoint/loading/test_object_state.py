@@ -174,6 +174,30 @@ def test_schedulers_of_other_versions_have_other_names() -> None:
     assert later.of_a_later_version == 3
 
 
+def test_names_are_changed_by_patterns() -> None:
+    store = MemoryStore()
+    saved = {f"layers.{i}.w": torch.full((2,), float(i)) for i in range(3)}
+    dcp.save({"net": saved | {"head": torch.ones(1)}, "ema": saved, "step": 7}, store)
+    state: dict[str, Any] = {
+        "model": {f"h.{i}.w": torch.zeros(2) for i in range(3)} | {"head": torch.zeros(1)},
+        "step": 0,
+    }
+    rename = {"model/h.{i}.{rest*}": "net/layers.{i}.{rest*}", "model": "net"}
+    report = dcp.load(state, store, rename=rename, strict=False)
+    assert not report.missing
+    assert all(state["model"][f"h.{i}.w"].eq(i).all() for i in range(3))
+    assert state["model"]["head"].item() == 1
+    assert state["step"] == 7
+    other = {"model": nn.ParameterDict({f"layers_{i}": torch.zeros(2) for i in range(3)})}
+    rename = {"model/layers_{i}": "ema/layers.{i}.w", "model/{rest*}": "ema/{rest*}"}
+    dcp.load(other, store, rename=rename, strict=False)
+    assert all(other["model"][f"layers_{i}"].eq(i).all() for i in range(3))
+    with pytest.raises(LayoutMismatch, match=r"has no names|are no names in the state"):
+        dcp.load({"step": 0}, store, rename={"modell/{rest*}": "net/{rest*}"}, strict=False)
+    with pytest.raises(LayoutMismatch, match=r"has layer, which the first has not"):
+        dcp.load({"step": 0}, store, rename={"h.{i}": "l.{layer}"}, strict=False)
+
+
 def test_an_object_that_is_renamed_to_the_root_takes_its_own_names() -> None:
     """What else lies in the root is of other parts of the state."""
     store = MemoryStore()

@@ -60,6 +60,11 @@ class Pattern:
         return _CAPTURE.sub(lambda found: captured[found[1]], self.text)
 
 
+def has_places(text: str) -> bool:
+    """Whether a name has places to be filled in."""
+    return _CAPTURE.search(text) is not None
+
+
 @remembered(1024)
 def pattern(text: str) -> Pattern:
     """Return the pattern of a text; LayoutMismatch where it is none."""
