@@ -188,7 +188,7 @@ def _values_compared(
         problem = compare(seen, expected, tolerance)
         if problem is not None:
             kind, text = problem
-            if _is_taken_for_finite(program, plain, ranks, name, tolerance) or (
+            if _is_taken_for_finite(program, run, plain, ranks, name, tolerance) or (
                 _is_gradient(program, name) and _is_by_lanes(program, plain)
             ):
                 break  # what follows from it differs, too
@@ -204,6 +204,7 @@ def _values_compared(
 
 def _is_taken_for_finite(
     program: Program,
+    run: int,
     plain: Trace,
     ranks: list[Trace],
     name: str,
@@ -217,6 +218,9 @@ def _is_taken_for_finite(
     """
     wholes = [plain_input(given)[0] for given in program.inputs.values()]
     has_infinite = any(whole.numel() > 1 and bool(whole.isinf().any()) for whole in wholes)
+    if _is_gradient(program, name):  # of x / 0 it is infinite
+        numbers = program.runs[run].values()
+        has_infinite |= any(number == 0 or not math.isfinite(number) for number in numbers)
     if not has_infinite and not _divides_by_zeros(program, plain):
         return False
     shown = [one for one in ranks[0].env.values() if isinstance(one, Shown)]

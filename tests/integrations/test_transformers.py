@@ -112,3 +112,7 @@ def test_the_page_runs(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_the_model_alone_is_resumed_with_its_weights(tmp_path: Path) -> None:
     run_processes("tests.integrations.save_only_model_ranks", 1, str(tmp_path))
+
+
+def test_buffers_of_ddp_are_those_of_the_first_rank(tmp_path: Path) -> None:
+    run_processes("tests.integrations.trainer_buffers_ranks", 2, str(tmp_path))
