@@ -189,8 +189,10 @@ def _values_compared(
         if problem is not None:
             kind, text = problem
             if _is_taken_for_finite(program, run, plain, ranks, name, tolerance) or (
-                _is_gradient(program, name) and _is_by_lanes(program, plain)
+                _is_gradient(program, name) and _has_nan(program, plain, NAN_BY_LANES)
             ):
+                break  # what follows from it differs, too
+            if _has_nan(program, plain, _SIGNS):
                 break  # what follows from it differs, too
             return Finding(kind, last, f"{name}: {text}", run, name)
     for name in program.inputs:
@@ -238,9 +240,13 @@ def _is_gradient(program: Program, name: str) -> bool:
     return any(name in assigned_in(line) for line in program.lines if _has_gradients(line))
 
 
-def _is_by_lanes(program: Program, plain: Trace) -> bool:
-    """Whether some line has a gradient that kernels give by lanes, and something that is nan."""
-    lines = [line for line in program.lines if operator_of(line) in NAN_BY_LANES]
+_SIGNS = ("copysign", "copysign_", "signbit")
+"""Operators that take the sign of not-a-number, which nobody says."""
+
+
+def _has_nan(program: Program, plain: Trace, operators: Sequence[str]) -> bool:
+    """Whether something in lines with some operators is nan: so it may be by later numbers."""
+    lines = [line for line in program.lines if operator_of(line) in operators]
     values = [plain.env.get(name) for line in lines for name in names_in(line)]
     return any(isinstance(value, Tensor) and bool(value.isnan().any()) for value in values)
 
