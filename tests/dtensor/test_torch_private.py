@@ -42,6 +42,7 @@ from .rank_meshes import run_on_mesh, scattered
 FOLDER = Path(dtckpt.dtensor.__file__).parent
 CHECKPOINT = FOLDER.parent / "checkpoint"
 OF_PYTHON = {
+    "_make",
     "_asdict",
     "_current_frames",
     "_exit",

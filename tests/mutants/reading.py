@@ -127,8 +127,8 @@ MUTANTS = (
     Mutant(
         name="tensors without memory are read through a buffer, however they will lie",
         file="checkpoint/loading/destinations.py",
-        old="is_memory = not is_filled and will_be_host_memory(value, self._options.device)",
-        new="is_memory = False",
+        old="is_memory=will_be_host_memory(value, self._options.device)",
+        new="is_memory=False",
         equivalent="only slower",
     ),
     Mutant(
