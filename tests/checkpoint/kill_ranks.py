@@ -11,12 +11,14 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 import dtckpt.checkpoint as dcp
 from dtckpt.dtensor import Layout, Mesh, Replicate, Shard
@@ -54,10 +56,29 @@ def state(value: float) -> dict[str, object]:
     }
 
 
+@contextmanager
+def ending(case: Path, rank: int) -> Generator[None]:
+    """End a forked rank after the block, whatever it raises: else it would go on as its parent."""
+    try:
+        yield
+    except BaseException as error:
+        (case / f"rank{rank}").write_text(f"{type(error).__name__}: {error}")
+    finally:
+        os._exit(0)
+
+
+def group_of(case: Path, rank: int, size: int) -> dist.ProcessGroup:
+    """Return the group of a case, once all are in it: who is killed early would break it."""
+    store = c10d.FileStore(str(case / "rendezvous"), size)
+    group = gloo_group(store, rank, size, timedelta(seconds=20))
+    group.barrier().wait()
+    return group
+
+
 def run_rank(rank: int, root: Path, case: Path, kill: tuple[int, int, bool], target: str) -> None:
     """Save in a forked rank and leave a note of how it ended."""
     victim, nth, after_effect = kill
-    group = gloo_group(c10d.FileStore(str(case / "rendezvous"), 2), rank, 2, timedelta(seconds=20))
+    group = group_of(case, rank, 2)
     fault: Fault = Kill(after_effect=after_effect)
     store = FaultyStore(LocalStore(root / target), [Rule(fault, nth=nth)] if rank == victim else [])
     note = "ok"
@@ -67,7 +88,6 @@ def run_rank(rank: int, root: Path, case: Path, kill: tuple[int, int, bool], tar
         note = type(error).__name__
     (case / f"rank{rank}").write_text(note)
     (case / f"calls{rank}").write_text(str(len(store.calls)))
-    os._exit(0)
 
 
 def loaded(path: Path) -> str:
@@ -95,7 +115,8 @@ def run_case(victim: int, nth: int, *, after_effect: bool, overwrite: bool) -> O
         for rank in range(2):
             pid = os.fork()
             if pid == 0:
-                run_rank(rank, root, case, (victim, nth, after_effect), target)
+                with ending(case, rank):
+                    run_rank(rank, root, case, (victim, nth, after_effect), target)
             pids.append(pid)
         ends = [os.waitpid(pid, 0)[1] for pid in pids]
         survivor, calls = case / f"rank{1 - victim}", case / f"calls{victim}"
@@ -149,7 +170,7 @@ TEAMS = (
 
 def run_member(team: Team, rank: int, root: Path, case: Path) -> None:
     """Save in a forked rank, change the tensors, and leave a note of how it ended."""
-    group = gloo_group(c10d.FileStore(str(case / "rendezvous"), 4), rank, 4, timedelta(seconds=20))
+    group = group_of(case, rank, 4)
     rules = [Rule(Kill(after_effect=True), op="create")] if rank in team.victims else []
     store = FaultyStore(LocalStore(root), rules)
     at = team.layout.mesh.coordinate(rank) or ()
@@ -170,7 +191,6 @@ def run_member(team: Team, rank: int, root: Path, case: Path) -> None:
     except CheckpointError as error:
         note = f"{type(error).__name__}: {error}"
     (case / f"rank{rank}").write_text(note)
-    os._exit(0)
 
 
 def run_team(team: Team) -> dict[str, object]:
@@ -182,7 +202,8 @@ def run_team(team: Team) -> dict[str, object]:
         for rank in range(4):
             pid = os.fork()
             if pid == 0:
-                run_member(team, rank, root, case)
+                with ending(case, rank):
+                    run_member(team, rank, root, case)
             pids.append(pid)
         killed = [r for r, pid in enumerate(pids) if os.WIFSIGNALED(os.waitpid(pid, 0)[1])]
         notes = {r: (case / f"rank{r}").read_text() for r in range(4) if r not in killed}
