@@ -109,8 +109,9 @@ def _reduced_first(
     whole_args, whole_kwargs = substituted(args, kwargs, wholes)
     results = (functional_of(op) or op)(*whole_args, **whole_kwargs)
     listed: list[Tensor] = [results] if isinstance(results, Tensor) else list(results)
+    # What is written in place is of the dtype of its target, whatever is computed.
     terms = [
-        made if spec is None else redistribute_local(made, wanted(spec), spec)
+        made if spec is None else redistribute_local(made.to(spec.dtype), wanted(spec), spec)
         for made, spec in zip(listed, outputs, strict=True)
     ]
     if not is_in_place(op):

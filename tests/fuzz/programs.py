@@ -338,6 +338,11 @@ _VIEWS: dict[str, Program] = {
 }
 
 _DTYPES: dict[str, Program] = {
+    "infinite scale of a wider quotient, in place": _of(
+        {"a": _in((2, 1), "P(sum)", "float16"), "c": _in((2, 1), "R")},
+        "a.addcdiv_(c, c, value=s1)",
+        runs=({"s1": float("inf")},),
+    ),
     "gradient of a part that is given where one rank has nothing of either": _of(
         {
             "a": _in((5, 4, 7), "R", "float16"),
