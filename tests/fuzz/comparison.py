@@ -219,7 +219,8 @@ def _is_taken_for_finite(
     at them would cost an exchange at each product.
     """
     wholes = [plain_input(given)[0] for given in program.inputs.values()]
-    has_infinite = any(whole.numel() > 1 and bool(whole.isinf().any()) for whole in wholes)
+    wholes += [value for value in plain.env.values() if isinstance(value, Tensor)]
+    has_infinite = any(bool(whole.isinf().any()) for whole in wholes)
     if _is_gradient(program, name):  # of x / 0 it is infinite
         numbers = program.runs[run].values()
         has_infinite |= any(number == 0 or not math.isfinite(number) for number in numbers)
