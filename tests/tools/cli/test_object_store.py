@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import http.server
 import io
 import json
+import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import dtckpt.checkpoint as dcp
 
@@ -106,3 +109,24 @@ def test_edited_compared_and_repaired(
     assert (result.exit_code, result.stderr) == (0, "")
     assert s3.store.read(name, 0, s3.store.stat(name).size) == good
     assert run("cat", place, "model/c[0]", *options).stdout == "1.\n"
+
+
+class Whole(http.server.SimpleHTTPRequestHandler):
+    """Answers with whole files, whatever range is asked for."""
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+def test_verify_says_that_a_server_knows_no_ranges(run: Run, tmp_path: Path) -> None:
+    save_file({"w": np.ones(1000, np.float32)}, tmp_path / "w.safetensors")
+    handler = partial(Whole, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        result = run("verify", f"http://127.0.0.1:{server.server_address[1]}/w.safetensors")
+        server.shutdown()
+        thread.join()
+    assert result.exit_code == 3, (result.stdout, result.stderr)
+    assert "more than asked for" in result.stderr
+    assert "damaged" not in result.stdout + result.stderr
