@@ -51,6 +51,7 @@ class FakeServer(ABC):
         self._kept: list[Asked] = []
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
+        self._stopping = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name=type(self).__name__, daemon=True)
 
     def __enter__(self) -> Self:
@@ -69,8 +70,9 @@ class FakeServer(ABC):
         """Stop listening; what hangs ends. Stopping again does nothing."""
         if not self._thread.is_alive():
             return
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join(30)
+        assert not self._thread.is_alive()
 
     def now(self) -> float:
         """The time on this server."""
@@ -113,11 +115,15 @@ class FakeServer(ABC):
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self._listen())
-        self._loop.run_forever()
-        self._loop.run_until_complete(self._end())
+        self._loop.run_until_complete(self._serve())
         self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
+
+    async def _serve(self) -> None:
+        await self._listen()
+        self._ready.set()
+        await self._stopping.wait()
+        await self._end()
 
     async def _listen(self) -> None:
         app = web.Application(client_max_size=1 << 34)
@@ -129,7 +135,6 @@ class FakeServer(ABC):
         site: Any = web.TCPSite(self._runner, "127.0.0.1", 0, backlog=1024)
         await site.start()
         self.endpoint = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
-        self._ready.set()
 
     async def _end(self) -> None:
         """Close all connections: one that still has something to send would outlive the loop."""
