@@ -20,7 +20,7 @@ def main(only: str | None, parallelism: str | None) -> None:
     names = only.split(",") if only else [kind.name for kind in KINDS]
     right, out, wrong = 0, dict[object, int](), list[str]()
     for each in [parallelism] if parallelism else PARALLELISMS:
-        for result in results(each, all_cells(names, each)):
+        for result in results(all_cells(names, each)):
             why = left_out(result.cell)
             if result.problem():
                 wrong.append(f"{result.cell}: {result.problem()}")

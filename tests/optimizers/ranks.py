@@ -1,4 +1,4 @@
-"""The program of the four ranks: cells of one form of parallelism, by their optimizers."""
+"""The program of the four ranks: cells by their form of parallelism and their optimizers."""
 
 from __future__ import annotations
 
@@ -317,8 +317,8 @@ class Runs:
         return str(staged("steps", lambda: compared(training, *expected)))
 
 
-def main(parallelism: str, folder: str, listed: str) -> None:
-    """Run cells of a form of parallelism; rank 0 prints them with what came of them."""
+def main(folder: str, listed: str) -> None:
+    """Run cells; rank 0 prints them with what came of them."""
     torch.compiler.set_stance("force_eager")  # torchao compiles its steps
     rank = join_group()
     groups: dict[int, Any] = {size: dist.new_group(list(range(size))) for size in (1, 2, 4)}
@@ -326,14 +326,17 @@ def main(parallelism: str, folder: str, listed: str) -> None:
     def place(parallelism: str, size: int) -> Place | None:
         return Place.of(parallelism, size, groups[size]) if rank < size else None
 
-    here = place(parallelism, 1 if parallelism == "single" else 4)
-    other = place("fsdp2" if parallelism == "single" else parallelism, 2)
     found: dict[Cell, tuple[str, str]] = {}
     asked = [Cell(*told) for told in json.loads(listed)]
-    for kind in KINDS:
-        cells = [cell for cell in asked if cell.optimizer == kind.name]
-        if cells:
-            found |= Runs(kind, here, other, Path(folder) / kind.name).run(cells)
+    for parallelism in dict.fromkeys(cell.parallelism for cell in asked):
+        here = place(parallelism, 1 if parallelism == "single" else 4)
+        other = place("fsdp2" if parallelism == "single" else parallelism, 2)
+        for kind in KINDS:
+            wanted = kind.name, parallelism
+            cells = [cell for cell in asked if (cell.optimizer, cell.parallelism) == wanted]
+            if cells:
+                place_of_files = Path(folder) / parallelism / kind.name
+                found |= Runs(kind, here, other, place_of_files).run(cells)
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, found)
     if rank == 0:

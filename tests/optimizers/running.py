@@ -30,14 +30,13 @@ class Result:
         return told if self.stage else ""
 
 
-def results(parallelism: str, cells: Sequence[Cell]) -> list[Result]:
-    """Run cells of one form of parallelism, on four ranks."""
+def results(cells: Sequence[Cell]) -> list[Result]:
+    """Run cells on four ranks, forked from one process that has imported all optimizers."""
     listed = json.dumps(list(map(astuple, cells)))
     with tempfile.TemporaryDirectory() as folder:
         (text, *_) = run_processes(
             "tests.optimizers.ranks",
             4,
-            parallelism,
             folder,
             listed,
             compiler=False,
