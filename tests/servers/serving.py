@@ -143,7 +143,8 @@ class FakeServer(ABC):
         await self._runner.cleanup()
         for transport in transports:
             if isinstance(transport, asyncio.WriteTransport):
-                transport.abort()
+                with suppress(AttributeError):  # of one that has closed, and has no loop any more
+                    transport.abort()
         await asyncio.sleep(0)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
